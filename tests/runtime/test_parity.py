@@ -74,15 +74,18 @@ def test_every_schedule_that_trains_is_in_some_plan() -> None:
 
 @pytest.mark.parametrize("name", parity.PLANS)
 def test_gradients_in_float32_are_those_of_the_plain_model(name: str) -> None:
-    """In every step, each parameter's to 1e-5 of its norm, against the plain model in float32 from the same start; of
-    parts by tp the global norm. Steps start from each other's parameters, which rounding has moved apart by then; with
-    uneven shares a little further (1.1e-5 was seen), as no two ranks add up as many terms."""
+    """In the first step, each parameter's to 1e-5 of its norm, against the plain model in float32 from the same start;
+    of parts by tp the global norm. With uneven shares no two ranks add up as many terms: twice that.
+    Later steps start from parameters that rounding has moved apart, by an amount that depends on the CPU's kernels:
+    AdamW divides each gradient by its own size, so one of 1e-7 of the norm that rounding doubles moves its parameter by
+    a whole learning rate. There the bound is ten times as wide. (In fp64, where the amplified rounding is still far
+    below, every step is held to 1e-9.)"""
     plan = parity.PLANS[name]
-    limit = 2e-5 if plan.stages else 1e-5
     for results in jobs.results(plan.world_size).values():
         for step, (total, grads) in enumerate(plain_gradients()):
+            limit = 1e-4 if step else 2e-5 if plan.stages else 1e-5
             norm, part = results.gradients[name][step]
-            assert norm == pytest.approx(total, rel=1e-5)
+            assert norm == pytest.approx(total, rel=limit)
             for key, (start, values) in part.items() if not divides(plan) else ():
                 far = np.abs(values - grads[key][start : start + len(values)]).max()
                 assert far <= limit * np.linalg.norm(grads[key]), (step, key)

@@ -62,12 +62,12 @@ def _runtime() -> tuple[Callable[..., Any], Callable[..., Any], Callable[[], int
     """What measures, by name: the rest of Gnomon does without torch."""
     try:
         names = ("calibrate", "Budget", "physical_cores", "memory_bytes")
-        found = [load_late(f"gnomon.runtime.calibrate:{name}") for name in names]
+        loaded = [load_late(f"gnomon.runtime.calibrate:{name}") for name in names]
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise InputError("gnomon calibrate runs torch, which is not installed; pip install gnomon[torch]") from None
-    return found[0], found[1], found[2], found[3]
+    return loaded[0], loaded[1], loaded[2], loaded[3]
 
 
 def _check_writable(target: Path) -> None:

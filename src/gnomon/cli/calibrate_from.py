@@ -36,44 +36,42 @@ def run(options: argparse.Namespace) -> int:
     if not runs:
         why = f": {refused[0].id}: {refused[0].reason}" if refused else ""
         raise InputError(f"nothing in {str(source)!r} can be read as a run{why}")
-    found = fit_runs(runs, source.name)
-    target = Path(options.output or f"{found.stack.name}-own.toml")
-    schema.save_file(found.stack, target)
-    left = (*refused, *found.refused)
+    fit = fit_runs(runs, source.name)
+    target = Path(options.output or f"{fit.stack.name}-own.toml")
+    schema.save_file(fit.stack, target)
+    left = (*refused, *fit.refused)
     if options.json:
-        rows = [
-            {"id": r.id, "before": b, "after": a} for r, b, a in zip(found.runs, found.before, found.after, strict=True)
-        ]
+        rows = [{"id": r.id, "before": b, "after": a} for r, b, a in zip(fit.runs, fit.before, fit.after, strict=True)]
         print_json(
             {
                 "schema": "gnomon.own_runs/1",
                 "file": str(target),
-                "stack": found.stack.name,
-                "factors": dict(found.factors),
+                "stack": fit.stack.name,
+                "factors": dict(fit.factors),
                 "runs": rows,
-                "left_out": list(found.left_out),
+                "left_out": list(fit.left_out),
                 "refused": [{"id": r.id, "reason": r.reason} for r in left],
             }
         )
     else:
-        print_lines(_text(found, [f"{r.id}: {r.reason}" for r in left], target))
+        print_lines(_text(fit, [f"{r.id}: {r.reason}" for r in left], target))
     return 0
 
 
-def _text(found: OwnFit, refused: Sequence[str], target: Path) -> Sequence[str]:
+def _text(fit: OwnFit, refused: Sequence[str], target: Path) -> Sequence[str]:
     columns = (Column(name="run", align="left"), *(Column(name=n) for n in ("measured s", "before %", "after %")))
     rows = [
         (run.id, f"{run.step_s:.4g}", percent(before), percent(after))
-        for run, before, after in zip(found.runs, found.before, found.after, strict=True)
+        for run, before, after in zip(fit.runs, fit.before, fit.after, strict=True)
     ]
     lines = [*table(columns, rows[:SHOWN])]
     if len(rows) > SHOWN:
         lines.append(f"… and {len(rows) - SHOWN} more")
-    lines += ["", *wrapped(found.stack.own.error if found.stack.own else "", indent="")]
-    told = ", ".join(f"{what} {factor:.3g}" for what, factor in found.factors)
-    lines += wrapped(f"time of {told} of what is on record for {found.stack.name!r}", indent="")
-    if len(found.runs) < FEW:
-        lines += wrapped(f"{len(found.runs)} runs say little: the numbers stay near those on record", indent="")
+    lines += ["", *wrapped(fit.stack.own.error if fit.stack.own else "", indent="")]
+    told = ", ".join(f"{what} {factor:.3g}" for what, factor in fit.factors)
+    lines += wrapped(f"time of {told} of what is on record for {fit.stack.name!r}", indent="")
+    if len(fit.runs) < FEW:
+        lines += wrapped(f"{len(fit.runs)} runs say little: the numbers stay near those on record", indent="")
     if refused:
         lines += [
             "",

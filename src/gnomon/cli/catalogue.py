@@ -57,7 +57,7 @@ def _names(kind: str) -> Sequence[str]:
         case "schedules":
             return tuple(order.name for order in orders.every())
         case "methods":
-            return tuple(each.name for each in METHODS)
+            return tuple(entry.name for entry in METHODS)
         case _:
             return stacks()
 
@@ -94,16 +94,16 @@ def _cluster(name: str) -> Node:
 
 
 def _method(name: str) -> Mapping[str, Any]:
-    found = method(name)
+    entry = method(name)
     return {
-        "name": found.name,
-        "paper": found.paper,
-        "about": found.about,
-        "switch": found.switch,
-        "exactness": found.exactness,
-        "marks": list(found.marks),
-        "missing": dict(found.missing),
-        "params": [{"name": p.name, "about": p.about, "default": p.default} for p in found.params],
+        "name": entry.name,
+        "paper": entry.paper,
+        "about": entry.about,
+        "switch": entry.switch,
+        "exactness": entry.exactness,
+        "marks": list(entry.marks),
+        "missing": dict(entry.missing),
+        "params": [{"name": p.name, "about": p.about, "default": p.default} for p in entry.params],
     }
 
 
@@ -119,12 +119,12 @@ def _model(name: str) -> Mapping[str, Any]:
 
 
 def _one(kind: str, name: str, *, as_json: bool) -> None:
-    found = _mapping(kind, name)
+    mapping = _mapping(kind, name)
     if as_json:
-        print_json(found)
+        print_json(mapping)
         return
-    width = max(len(key) for key in found)
-    for key, value in found.items():
+    width = max(len(key) for key in mapping)
+    for key, value in mapping.items():
         text = value if isinstance(value, str) else repr(value)
         print_lines(wrapped(text or "-", indent="", bullet=f"{key:<{width}}  "))
 
@@ -190,8 +190,8 @@ def _node(node: Node) -> Sequence[str]:
 def _models() -> Sequence[str]:
     columns = (_left("model"), *(Column(name=n) for n in ("parameters", "for a token", "layers")))
     keys = ("parameters", "active_parameters", "layers")
-    found = [_model(name) for name in _names("models")]
-    rows = [(each["name"], *(f"{each[key]:,}" if each[key] else "-" for key in keys)) for each in found]
+    models = [_model(name) for name in _names("models")]
+    rows = [(model["name"], *(f"{model[key]:,}" if model[key] else "-" for key in keys)) for model in models]
     known = table(columns, rows)
     read = wrapped(
         f"Or a Hugging Face config.json, or its folder, of model_type {', '.join(sorted(READERS))}.", indent=""

@@ -39,19 +39,19 @@ def run(options: argparse.Namespace) -> int:
     graph, _ = read_runnable_model(file.model)
     machines = parse_cluster(file.on)
     device = device_of(file, machines, options.device)
-    found = predict(graph, machines, file.plan, file.workload, stack(STACK))
+    prediction = predict(graph, machines, file.plan, file.workload, stack(STACK))
     folder = str(Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints")))
     reports = load_late("gnomon.runtime.preflight:reports")(file.plan.world_size, folder, device)
     if not is_rank_0():
         return READY
     verdict = load_late("gnomon.runtime.preflight:judge")(
         reports,
-        peak_bytes={rank: each.peak_bytes for each in found.memory for rank in each.ranks},
-        checkpoint_bytes=_checkpoint_bytes(found, graph.num_parameters()),
+        peak_bytes={rank: group.peak_bytes for group in prediction.memory for rank in group.ranks},
+        checkpoint_bytes=_checkpoint_bytes(prediction, graph.num_parameters()),
         folder=folder,
         shared=device == "cpu",
     )
-    links = _links(found, reports)
+    links = _links(prediction, reports)
     took = perf_counter() - began
     if options.json:
         print_json(
@@ -65,21 +65,21 @@ def run(options: argparse.Namespace) -> int:
             }
         )
     else:
-        print_lines(_lines(file.on, found, reports, links, verdict, took))
+        print_lines(_lines(file.on, prediction, reports, links, verdict, took))
     return NOT_READY if verdict.problems else READY
 
 
-def _checkpoint_bytes(found: Prediction, parameters: int) -> int:
-    precision = found.plan.precision
+def _checkpoint_bytes(prediction: Prediction, parameters: int) -> int:
+    precision = prediction.plan.precision
     widths = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "none": 0}
     master = 0 if precision.master == precision.param else widths.get(precision.master, 4)
     return parameters * (widths.get(precision.param, 4) + STATES * widths.get(precision.states, 4) + master)
 
 
-def _links(found: Prediction, reports: Sequence[Any]) -> list[dict[str, Any]]:
+def _links(prediction: Prediction, reports: Sequence[Any]) -> list[dict[str, Any]]:
     """Collectives over all ranks, and messages, measured and predicted."""
     sizes, message = load_late("gnomon.runtime.preflight:sizes")()
-    cluster, ranks = found.pricing.cluster, np.arange(found.plan.world_size)
+    cluster, ranks = prediction.pricing.cluster, np.arange(prediction.plan.world_size)
     if len(ranks) < 2 or len(reports) < 2:
         return []
     every, pair = axis_link(cluster, ranks[None, :]), axis_link(cluster, ranks[None, :2])
@@ -103,11 +103,11 @@ def _links(found: Prediction, reports: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _lines(
-    on: str, found: Prediction, reports: Sequence[Any], links: Sequence[dict[str, Any]], verdict: Any, took: float
+    on: str, prediction: Prediction, reports: Sequence[Any], links: Sequence[dict[str, Any]], verdict: Any, took: float
 ) -> tuple[str, ...]:
     names = ("rank", "host", "needs GiB", "free GiB", "disk GiB", "product ms")
     columns = tuple(Column(name=name, align="left" if name == "host" else "right") for name in names)
-    needs = {rank: each.peak_bytes for each in found.memory for rank in each.ranks}
+    needs = {rank: group.peak_bytes for group in prediction.memory for rank in group.ranks}
     rows = [
         (
             str(one.rank),
@@ -122,7 +122,7 @@ def _lines(
     wide = (Column(name="", align="left"), Column(name="measured ms"), Column(name="predicted ms"))
     timed = [(row["what"], number(1e3 * row["measured_s"]), number(1e3 * row["predicted_s"])) for row in links]
     return (
-        *wrapped(f"{found.model} on {on}: {len(reports)} ranks, {reports[0].software}", indent=""),
+        *wrapped(f"{prediction.model} on {on}: {len(reports)} ranks, {reports[0].software}", indent=""),
         "",
         *table(columns, rows),
         *(("", *table(wide, timed)) if timed else ()),

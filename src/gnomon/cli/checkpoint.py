@@ -86,19 +86,19 @@ def _inspect(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     problems = {path: _problems(path) for path in _found(options.path, all_of_them=True)}
     if options.json:
-        found = [{"path": str(path), "problems": said} for path, said in problems.items()]
-        print_json({"schema": SCHEMA, "checkpoints": found})
+        checkpoints = [{"path": str(path), "problems": damage} for path, damage in problems.items()]
+        print_json({"schema": SCHEMA, "checkpoints": checkpoints})
     else:
-        for path, said in problems.items():
-            print_lines(wrapped(f"{path}: whole, every tensor has its checksum", indent="") if not said else said)
+        for path, damage in problems.items():
+            print_lines(wrapped(f"{path}: whole, every tensor has its checksum", indent="") if not damage else damage)
     return DAMAGED if any(problems.values()) else WHOLE
 
 
 def _problems(path: Path) -> list[str]:
     """What is damaged, or does not fit together."""
-    said: list[str] = load_late("gnomon.runtime.checkpoint.files:problems_of")(path)
-    if said:
-        return said
+    problems: list[str] = load_late("gnomon.runtime.checkpoint.files:problems_of")(path)
+    if problems:
+        return problems
     try:
         record = load_late("gnomon.runtime.checkpoint.record:read_record")(path)
         load_late("gnomon.runtime.checkpoint.files:Reader")(path, record)
@@ -112,7 +112,7 @@ def _convert(options: argparse.Namespace) -> int:
     file = read_plan(options.plan)
     graph, _ = read_runnable_model(file.model)
     cost: Any = load_late("gnomon.runtime.checkpoint.convert:preview")(graph, file.plan)
-    said = {
+    preview = {
         "path": str(path),
         "bytes": cost.nbytes,
         "parts": cost.parts,
@@ -132,7 +132,7 @@ def _convert(options: argparse.Namespace) -> int:
         sys.stdout.flush()
     if options.dry_run:
         if options.json:
-            print_json({"schema": SCHEMA, "preview": said})
+            print_json({"schema": SCHEMA, "preview": preview})
         return WHOLE
     if problems := _problems(path):
         raise InputError(f"{problems[0]}; it is not converted")
@@ -142,7 +142,7 @@ def _convert(options: argparse.Namespace) -> int:
     )
     took = perf_counter() - began
     if options.json:
-        print_json({"schema": SCHEMA, "preview": said, "written": str(done), "took_s": took})
+        print_json({"schema": SCHEMA, "preview": preview, "written": str(done), "took_s": took})
     else:
         print_lines((f"wrote {done} in {number(took)} s",))
     return WHOLE

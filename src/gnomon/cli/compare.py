@@ -16,11 +16,19 @@ from gnomon.report.tables import wrapped
 def run(options: argparse.Namespace) -> int:
     """Read, compare, print."""
     timelines = read_timeline(options.predicted), read_timeline(options.measured)
-    found = compare(*timelines, (options.predicted, options.measured))
+    comparison = compare(*timelines, (options.predicted, options.measured))
     if options.json:
-        print_json(found.to_mapping())
+        print_json(comparison.to_mapping())
     else:
-        print_lines(comparison_text(found))
-        if said := [each for timeline in timelines if timeline.clock == "measured" for each in timeline.assumptions]:
-            print_lines(("", "of what was measured", *(line for each in said for line in wrapped(each, bullet="- "))))
+        print_lines(comparison_text(comparison))
+        if assumptions := [
+            assumption for timeline in timelines if timeline.clock == "measured" for assumption in timeline.assumptions
+        ]:
+            print_lines(
+                (
+                    "",
+                    "of what was measured",
+                    *(line for assumption in assumptions for line in wrapped(assumption, bullet="- ")),
+                )
+            )
     return 0

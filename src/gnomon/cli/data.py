@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     corpus.check(options.seq_len)
     rows = {name: corpus.rows(side, options.seq_len) for side, name in enumerate(("training", "validation"))}
     written = _write(source, Path(options.output).expanduser()) if options.output else ()
-    found = {
+    summary = {
         "schema": "gnomon.data/1",
         "source": corpus.where,
         "packing": corpus.packing,
@@ -38,9 +38,9 @@ def run(options: argparse.Namespace) -> int:
         **{name: _side(getattr(corpus, name), rows[name], options.seq_len) for name in rows},
     }
     if options.json:
-        print_json(found)
+        print_json(summary)
         return 0
-    print_lines((*wrapped(source.describe(), indent=""), *_lines(found), *written))
+    print_lines((*wrapped(source.describe(), indent=""), *_lines(summary), *written))
     return 0
 
 
@@ -57,16 +57,16 @@ def _side(side: Any, rows: Any, seq_len: int) -> dict[str, float]:
     }
 
 
-def _lines(found: dict[str, Any]) -> tuple[str, ...]:
+def _lines(summary: dict[str, Any]) -> tuple[str, ...]:
     out = []
-    for name, said in (("training", "to train on"), ("validation", "held out")):
-        side = found[name]
-        filled = "" if found["packing"] == "stream" else f", {side['filled'] * 100:.1f} % filled"
+    for name, label in (("training", "to train on"), ("validation", "held out")):
+        side = summary[name]
+        filled = "" if summary["packing"] == "stream" else f", {side['filled'] * 100:.1f} % filled"
         out.append(
-            f"{said}: {side['documents']:,} documents of {side['tokens']:,} tokens, the longest {side['longest']:,}; "
-            f"{side['rows']:,} rows of {found['seq_len']:,}{filled}"
+            f"{label}: {side['documents']:,} documents of {side['tokens']:,} tokens, the longest {side['longest']:,}; "
+            f"{side['rows']:,} rows of {summary['seq_len']:,}{filled}"
         )
-    return tuple(line for text in (*out, *found["notes"]) for line in wrapped(text, bullet="- "))
+    return tuple(line for text in (*out, *summary["notes"]) for line in wrapped(text, bullet="- "))
 
 
 def _write(source: Any, prefix: Path) -> tuple[str, ...]:

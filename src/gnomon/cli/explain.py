@@ -29,11 +29,13 @@ def run(options: argparse.Namespace) -> int:
     stack = with_own(named_stack(file.stack) if file.stack else PLAIN_STACK, machines, options, assumed)
     prediction = predict(graph, machines, file.plan, file.workload, stack)
     progress = Covered("neighbours predicted:")
-    found = explain(prediction, runners_up=file.runners_up, too_large=file.too_large, told=progress)
+    reasons = explain(prediction, runners_up=file.runners_up, too_large=file.too_large, told=progress)
     progress.end()
     if options.json:
-        print_json({**reasons_mapping(found), "assumptions": assumed})
+        print_json({**reasons_mapping(reasons), "assumptions": assumed})
     else:
-        print_lines(reasons_text(found, advice=advice(prediction)))
-        print_lines(("", *(line for each in assumed for line in wrapped(each, indent=""))) if assumed else ())
+        print_lines(reasons_text(reasons, advice=advice(prediction)))
+        print_lines(
+            ("", *(line for assumption in assumed for line in wrapped(assumption, indent=""))) if assumed else ()
+        )
     return 0 if prediction.fits else 1

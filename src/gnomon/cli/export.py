@@ -29,18 +29,18 @@ BAD_REQUEST = 2
 def run(options: argparse.Namespace) -> int:
     """Read, write, tell."""
     _check_target(options.output, force=options.force)
-    found = export_file(read_plan(options.plan), options.to)
-    lost = bool(options.strict and found.unwritten)
+    export = export_file(read_plan(options.plan), options.to)
+    lost = bool(options.strict and export.unwritten)
     if options.json:
-        print_json(_mapping(found))
+        print_json(_mapping(export))
     elif not lost:
-        _put(found, options.output)
+        _put(export, options.output)
     if not options.json:
-        print_lines(_told(found, options.output), out=sys.stderr)
+        print_lines(_told(export, options.output), out=sys.stderr)
     if lost:
-        print(f"gnomon: {len(found.unwritten)} fields are not expressed (--strict); nothing written", file=sys.stderr)
+        print(f"gnomon: {len(export.unwritten)} fields are not expressed (--strict); nothing written", file=sys.stderr)
     elif options.json and options.output:
-        _put(found, options.output)
+        _put(export, options.output)
     return BAD_REQUEST if lost else 0
 
 
@@ -54,13 +54,13 @@ def export_file(file: PlanFile, program: str) -> Export:
     machines = parse_cluster(file.on)
     config, graph = read_config(file.model)
     check(file.plan, graph, machines, file.workload)
-    each = max(node.count for node in machines.nodes)
-    asked = asked_for(Path(file.model).name, config, graph, file.plan, file.workload, each)
-    found = exported(asked, draft(asked))
+    per_node = max(node.count for node in machines.nodes)
+    asked = asked_for(Path(file.model).name, config, graph, file.plan, file.workload, per_node)
+    export = exported(asked, draft(asked))
     if not is_mixed(machines):
-        return found
+        return export
     order = f"the machines in the order of {file.on}: ranks follow it, and the plan gives each kind its own work"
-    return replace(found, elsewhere=(order, *found.elsewhere))
+    return replace(export, elsewhere=(order, *export.elsewhere))
 
 
 def _check_target(path: str | None, *, force: bool) -> None:
@@ -68,32 +68,32 @@ def _check_target(path: str | None, *, force: bool) -> None:
         raise InputError(f"{path} exists; give another name, or --force to write over it")
 
 
-def _put(found: Export, path: str | None) -> None:
+def _put(export: Export, path: str | None) -> None:
     if path is None:
-        sys.stdout.write(found.text)
+        sys.stdout.write(export.text)
     else:
-        save_text(found.text, path)
+        save_text(export.text, path)
 
 
-def _told(found: Export, path: str | None) -> list[str]:
+def _told(export: Export, path: str | None) -> list[str]:
     """What goes to standard error."""
-    lines = [f"{found.program}{f' in {path}' if path else ''}"]
-    if found.unwritten:
-        lines += ["", "not expressed", *(line for one in found.unwritten for line in wrapped(str(one), bullet="- "))]
-    if found.beyond:
-        lines += ["", "done beyond the plan", *(line for one in found.beyond for line in wrapped(one, bullet="- "))]
-    lines += ["", "to be said elsewhere", *(line for one in found.elsewhere for line in wrapped(one, bullet="- "))]
+    lines = [f"{export.program}{f' in {path}' if path else ''}"]
+    if export.unwritten:
+        lines += ["", "not expressed", *(line for one in export.unwritten for line in wrapped(str(one), bullet="- "))]
+    if export.beyond:
+        lines += ["", "done beyond the plan", *(line for one in export.beyond for line in wrapped(one, bullet="- "))]
+    lines += ["", "to be said elsewhere", *(line for one in export.elsewhere for line in wrapped(one, bullet="- "))]
     return lines
 
 
-def _mapping(found: Export) -> dict[str, object]:
+def _mapping(export: Export) -> dict[str, object]:
     return {
         "schema": "gnomon.export/1",
-        "program": found.program,
-        "text": found.text,
+        "program": export.program,
+        "text": export.text,
         "unwritten": [
-            {"field": one.field, "asked": one.asked, "becomes": one.becomes, "why": one.why} for one in found.unwritten
+            {"field": one.field, "asked": one.asked, "becomes": one.becomes, "why": one.why} for one in export.unwritten
         ],
-        "elsewhere": list(found.elsewhere),
-        "beyond": list(found.beyond),
+        "elsewhere": list(export.elsewhere),
+        "beyond": list(export.beyond),
     }

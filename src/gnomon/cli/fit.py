@@ -44,43 +44,45 @@ def run(options: argparse.Namespace) -> int:
     )
     progress = Progress("plans predicted:", 0)
     with Budget(options.budget, BUDGET) as budget:
-        found = request.fitting(more=budget, told=lambda done: progress.say(f"plans predicted: {done}"))
+        fitting = request.fitting(more=budget, told=lambda done: progress.say(f"plans predicted: {done}"))
         if not options.json:
-            print_lines(heading_text(found))
+            print_lines(heading_text(fitting))
         if options.largest is not None:
-            return _largest(options, asked, found, progress)
-        alone = tuple(found.alone())
+            return _largest(options, asked, fitting, progress)
+        alone = tuple(fitting.alone())
         if not options.json:
-            print_lines(alone_text(found, alone))
-        answer = ladder(found, alone)
+            print_lines(alone_text(fitting, alone))
+        answer = ladder(fitting, alone)
     progress.end()
     chosen = _chosen(answer, options.choose)
     if options.json:
-        print_json(fit_mapping(found, answer, chosen=chosen, assumed=(*asked.assumed, *asked.notes)))
+        print_json(fit_mapping(fitting, answer, chosen=chosen, assumed=(*asked.assumed, *asked.notes)))
     else:
-        print_lines((*combined_text(found, answer, chosen=chosen), *_assumed(asked, found)))
+        print_lines((*combined_text(fitting, answer, chosen=chosen), *_assumed(asked, fitting)))
     if options.output:
         _write(options, asked, named, answer, chosen)
     return 0 if answer.fits or answer.combined else 1
 
 
-def _largest(options: argparse.Namespace, asked: Request, found: Fitting, progress: Progress) -> int:
+def _largest(options: argparse.Namespace, asked: Request, fitting: Fitting, progress: Progress) -> int:
     """The answer to --largest."""
     if options.output is not None or options.choose is not None:
         raise InputError("--largest shows sizes and writes no plan; leave out -o and --choose")
-    sizes = tuple(largest(found, options.largest))
+    sizes = tuple(largest(fitting, options.largest))
     progress.end()
     if options.json:
         assumed = (*asked.assumed, *asked.notes)
-        print_json(largest_mapping(found, options.largest, sizes, assumed=assumed))
+        print_json(largest_mapping(fitting, options.largest, sizes, assumed=assumed))
     else:
-        print_lines((*largest_text(found, options.largest, sizes), *_assumed(asked, found)))
-    return 0 if any(each.size for each in sizes) else 1
+        print_lines((*largest_text(fitting, options.largest, sizes), *_assumed(asked, fitting)))
+    return 0 if any(case.size for case in sizes) else 1
 
 
-def _assumed(asked: Request, found: Fitting) -> tuple[str, ...]:
-    taken = tuple(dict.fromkeys((*asked.assumed, *asked.notes, *found.base.assumptions)))
-    return ("", "assumed", *(line for each in taken for line in wrapped(each, bullet="- "))) if taken else ()
+def _assumed(asked: Request, fitting: Fitting) -> tuple[str, ...]:
+    taken = tuple(dict.fromkeys((*asked.assumed, *asked.notes, *fitting.base.assumptions)))
+    return (
+        ("", "assumed", *(line for assumption in taken for line in wrapped(assumption, bullet="- "))) if taken else ()
+    )
 
 
 def _chosen(ladder: Ladder, number: int | None) -> Rung | None:

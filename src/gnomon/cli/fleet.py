@@ -38,7 +38,7 @@ def _replay(options: argparse.Namespace) -> int:
     written = []
     if options.output:
         title = f"{what.trace.name} on {what.machines.text}"
-        save_text(fleet_page(results, title=title, said=verdict(results), notes=what.notes), options.output)
+        save_text(fleet_page(results, title=title, sentence=verdict(results), notes=what.notes), options.output)
         written.append(options.output)
     if options.trace:
         save_text(json.dumps(fleet_trace(results[0]), allow_nan=False), options.trace)
@@ -52,7 +52,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 def verdict(results: Sequence[Result]) -> str:
     """The best policy by mean JCT, in a sentence."""
-    by = sorted(results, key=lambda each: each.figures()["jct_mean_s"])
+    by = sorted(results, key=lambda result: result.figures()["jct_mean_s"])
     best = by[0]
     mean = number(best.figures()["jct_mean_s"] / 3600)
     if len(by) == 1:
@@ -69,11 +69,13 @@ def as_json(what: Asked, results: Sequence[Result]) -> dict[str, object]:
         "trace": what.trace.name,
         "format": what.trace.format,
         "jobs": len(what.trace.jobs),
-        "left_out": [{"line": each.line, "reason": each.reason} for each in what.trace.left_out],
+        "left_out": [{"line": row.line, "reason": row.reason} for row in what.trace.left_out],
         "cluster": what.machines.text,
         "devices": what.machines.devices,
         "notes": list(what.notes),
-        "policies": [{"policy": each.policy, **each.figures(), "device_s": dict(each.device_s)} for each in results],
+        "policies": [
+            {"policy": result.policy, **result.figures(), "device_s": dict(result.device_s)} for result in results
+        ],
     }
 
 
@@ -84,29 +86,31 @@ def text(what: Asked, results: Sequence[Result]) -> list[str]:
     head = f"{len(trace.jobs):,} jobs submitted in {span}, on {what.machines.text}"
     names = ("JCT mean h", "p50 h", "p99 h", "queue h", "p99 h", "used %", "preempted", "resized")
     rows = []
-    for each in results:
-        f = each.figures()
+    for result in results:
+        f = result.figures()
         hours = [
             number(f[key] / 3600) for key in ("jct_mean_s", "jct_p50_s", "jct_p99_s", "queue_mean_s", "queue_p99_s")
         ]
-        rows.append((each.policy, *hours, percent(f["utilisation"]), f"{each.preemptions:,}", f"{each.resizes:,}"))
+        rows.append(
+            (result.policy, *hours, percent(f["utilisation"]), f"{result.preemptions:,}", f"{result.resizes:,}")
+        )
     columns = (Column(name="policy", align="left"), *(Column(name=name) for name in names))
     lines = [*wrapped(head, indent=""), "", *table(columns, rows), "", *_uses(results)]
-    unmet = [each for each in results if each.unmet_s > 0]
-    for each in unmet:
-        lines += wrapped(f"{each.policy}: inference missed {each.unmet_s / 3600:.1f} node-hours", indent="")
+    unmet = [result for result in results if result.unmet_s > 0]
+    for missed in unmet:
+        lines += wrapped(f"{missed.policy}: inference missed {missed.unmet_s / 3600:.1f} node-hours", indent="")
     lines += ["", "assumed", *(line for note in what.notes for line in wrapped(note, bullet="- "))]
     return lines
 
 
 def _uses(results: Sequence[Result]) -> Sequence[str]:
     """Where device-hours went; every one of them."""
-    shown = [use for use in USES if any(each.device_s[use] > 0 for each in results)]
+    shown = [use for use in USES if any(result.device_s[use] > 0 for result in results)]
     columns = (Column(name="device-hours", align="left"), *(Column(name=use) for use in shown), Column(name="all"))
     rows = []
-    for each in results:
-        total = sum(each.device_s.values())
-        rows.append((each.policy, *(f"{each.device_s[use] / 3600:,.0f}" for use in shown), f"{total / 3600:,.0f}"))
+    for result in results:
+        total = sum(result.device_s.values())
+        rows.append((result.policy, *(f"{result.device_s[use] / 3600:,.0f}" for use in shown), f"{total / 3600:,.0f}"))
     return table(columns, rows)
 
 

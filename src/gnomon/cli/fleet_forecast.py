@@ -37,25 +37,25 @@ def run(options: argparse.Namespace) -> int:
         progress.show(done)
         every.append(planner.forecast(count))
     progress.end()
-    found = [each for each in every if isinstance(each, Forecast)]
-    if not found:
+    forecasts = [forecast for forecast in every if isinstance(forecast, Forecast)]
+    if not forecasts:
         first = every[0]
         assert isinstance(first, Impossible)
         raise InputError(f"the plan runs on none of {options.devices} devices; on {first.devices}: {first.reason}")
     own = {ANY: options.price} if options.price is not None else None
     paid = rent(asked.cluster, own)
     an_hour = None if paid is None else paid.dollars_per_hour / asked.cluster.num_devices
-    best = stops_paying([each for each in found if each.fits] or found)
+    best = stops_paying([forecast for forecast in forecasts if forecast.fits] or forecasts)
     if options.json:
         print_json(
             {
-                "forecasts": [_mapping(each, an_hour, asked.workload.global_batch_size) for each in found],
+                "forecasts": [_mapping(forecast, an_hour, asked.workload.global_batch_size) for forecast in forecasts],
                 "impossible": [{"devices": e.devices, "reason": e.reason} for e in every if isinstance(e, Impossible)],
                 "stops_paying": best,
             }
         )
         return 0
-    print_lines(_text(every, found, an_hour, best))
+    print_lines(_text(every, forecasts, an_hour, best))
     return 0
 
 
@@ -78,48 +78,49 @@ def numbers(text: str) -> list[int]:
     return out
 
 
-def _cost(each: Forecast, an_hour: float | None) -> float | None:
+def _cost(forecast: Forecast, an_hour: float | None) -> float | None:
     """Dollars for a million sequences."""
-    return None if an_hour is None else 1e6 / each.samples_per_s / 3600 * an_hour * each.devices
+    return None if an_hour is None else 1e6 / forecast.samples_per_s / 3600 * an_hour * forecast.devices
 
 
-def _mapping(each: Forecast, an_hour: float | None, batch: int) -> dict[str, object]:
+def _mapping(forecast: Forecast, an_hour: float | None, batch: int) -> dict[str, object]:
     return {
-        "devices": each.devices,
-        "step_s": each.step_s,
-        "band_s": [each.low_s, each.high_s],
-        "samples_per_s": each.samples_per_s,
+        "devices": forecast.devices,
+        "step_s": forecast.step_s,
+        "band_s": [forecast.low_s, forecast.high_s],
+        "samples_per_s": forecast.samples_per_s,
         "global_batch_size": batch,
-        "peak_bytes": each.peak_bytes,
-        "fits": each.fits,
-        "resize_s": each.resize_s,
-        "dollars_per_million_samples": _cost(each, an_hour),
+        "peak_bytes": forecast.peak_bytes,
+        "fits": forecast.fits,
+        "resize_s": forecast.resize_s,
+        "dollars_per_million_samples": _cost(forecast, an_hour),
     }
 
 
-def _text(every: list[Forecast | Impossible], found: list[Forecast], an_hour: float | None, best: int) -> list[str]:
+def _text(every: list[Forecast | Impossible], forecasts: list[Forecast], an_hour: float | None, best: int) -> list[str]:
     names = ("devices", "step", "80% of cases", "samples/s", "linear %", "GiB", "fits", "resize", "$/1M samples")
-    base = found[0].samples_per_s / found[0].devices
+    base = forecasts[0].samples_per_s / forecasts[0].devices
     rows = []
-    for each in found:
-        cost = _cost(each, an_hour)
+    for forecast in forecasts:
+        cost = _cost(forecast, an_hour)
         rows.append(
             (
-                f"{each.devices:,}",
-                show_seconds(each.step_s),
-                f"{show_seconds(each.low_s)} to {show_seconds(each.high_s)}",
-                number(each.samples_per_s),
-                percent(each.samples_per_s / each.devices / base),
-                gib(each.peak_bytes),
-                "yes" if each.fits else "no",
-                show_seconds(each.resize_s),
+                f"{forecast.devices:,}",
+                show_seconds(forecast.step_s),
+                f"{show_seconds(forecast.low_s)} to {show_seconds(forecast.high_s)}",
+                number(forecast.samples_per_s),
+                percent(forecast.samples_per_s / forecast.devices / base),
+                gib(forecast.peak_bytes),
+                "yes" if forecast.fits else "no",
+                show_seconds(forecast.resize_s),
                 "-" if cost is None else f"{cost:,.0f}",
             )
         )
     lines = [*table(tuple(Column(name=name) for name in names), rows, width=110), ""]
     lines += wrapped(
-        f"Beyond {best:,} devices a further one brings under half of what one of the first {found[0].devices:,} does."
-        if best < found[-1].devices
+        f"Beyond {best:,} devices a further one brings under half of what one of the first {forecasts[0].devices:,} "
+        "does."
+        if best < forecasts[-1].devices
         else f"Up to {best:,} devices a further one brings at least half of what one of the first does.",
         indent="",
     )

@@ -23,16 +23,16 @@ from gnomon.fleet.state import Forecasts, Policy
 def played(what: Asked, chosen: Sequence[Policy]) -> Sequence[Result]:
     """The results of policies, with progress."""
     out = []
-    for each in chosen:
-        progress = Progress(f"{each.name}:", len(what.trace.jobs))
+    for candidate in chosen:
+        progress = Progress(f"{candidate.name}:", len(what.trace.jobs))
         try:
             out.append(
                 replay(
                     what.trace,
                     what.machines,
-                    each,
+                    candidate,
                     rules=what.rules,
-                    forecasts=adaptive(what, each),
+                    forecasts=adaptive(what, candidate),
                     progress=progress.show,
                 )
             )

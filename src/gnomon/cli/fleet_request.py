@@ -100,7 +100,7 @@ def _reference(points: Points, cluster: Machines) -> str:
 
 
 def _left_out(trace: Trace) -> str:
-    first = "; ".join(f"line {each.line}: {each.reason}" for each in trace.left_out[:LISTED])
+    first = "; ".join(f"line {row.line}: {row.reason}" for row in trace.left_out[:LISTED])
     more = "; …" if len(trace.left_out) > LISTED else ""
     return f"{len(trace.left_out):,} rows of {trace.name} are no jobs of the replay: {first}{more}"
 

@@ -54,8 +54,8 @@ def run(options: argparse.Namespace) -> int:
         width=120,
     )
     notes = [*cases[-1][1].notes, *_rents(specs[-1], options)]
-    said = [line for note in notes for line in wrapped(note, bullet="- ")]
-    print_lines([*lines, "", *wrapped(_answer(rows), indent=""), "", "assumed", *said])
+    bullets = [line for note in notes for line in wrapped(note, bullet="- ")]
+    print_lines([*lines, "", *wrapped(_answer(rows), indent=""), "", "assumed", *bullets])
     return 0
 
 
@@ -80,10 +80,10 @@ def _given(options: argparse.Namespace) -> dict[str, float]:
 
 
 def _rent(spec: str, options: argparse.Namespace) -> float | None:
-    found = rent(parse_cluster(spec), _given(options))
-    return None if found is None else found.dollars_per_hour
+    paid = rent(parse_cluster(spec), _given(options))
+    return None if paid is None else paid.dollars_per_hour
 
 
 def _rents(spec: str, options: argparse.Namespace) -> tuple[str, ...]:
-    found = rent(parse_cluster(spec), _given(options))
-    return ("no public price of some device: give --price",) if found is None else found.sources
+    paid = rent(parse_cluster(spec), _given(options))
+    return ("no public price of some device: give --price",) if paid is None else paid.sources

@@ -25,14 +25,14 @@ def job_file(options: argparse.Namespace) -> tuple[programs.Format, Path] | None
         return programs.find(program), Path(path)
     if options.model is not None and is_job_file(options.model):
         path = Path(options.model)
-        found = programs.recognised(path)
-        if found is None:
+        job_format = programs.recognised(path)
+        if job_format is None:
             known = ", ".join(programs.names())
             raise InputError(
                 f"{options.model!r} is no model and no job file that is recognised; name its format, as in --from "
                 f"megatron {options.model} (known: {known})"
             )
-        return found, path
+        return job_format, path
     if options.network is not None:
         raise InputError("--model is the network of a job file; give the file, or the model alone as MODEL")
     return None
@@ -41,7 +41,7 @@ def job_file(options: argparse.Namespace) -> tuple[programs.Format, Path] | None
 def read_job(source: tuple[programs.Format, Path], options: argparse.Namespace, named: str | None, devices: int) -> Job:
     """The job in a file, on so many devices, with what the options give beside it. named: a model in place of its
     own."""
-    found, path = source
+    job_format, path = source
     given = Given(
         devices=devices,
         model=None if named is None or options.lora_rank is not None else network(named),
@@ -54,7 +54,7 @@ def read_job(source: tuple[programs.Format, Path], options: argparse.Namespace, 
         env=dict(os.environ),
         strict=options.strict,
     )
-    return found.read(path, given)
+    return job_format.read(path, given)
 
 
 def network(name: str) -> Network:

@@ -36,11 +36,11 @@ PROGRAMS = {
 
 def run(options: argparse.Namespace) -> int:
     """Print what would be started or submitted, or do it."""
-    found = load_plan_file(options.plan)
-    cluster = parse_cluster(found.on)
+    file = load_plan_file(options.plan)
+    cluster = parse_cluster(file.on)
     groups = {(group.node.count, group.node.device.name) for group in cluster.groups}
     if len(groups) > 1:
-        raise InputError(f"the plan is for nodes of several kinds ({found.on}); one kind is wanted")
+        raise InputError(f"the plan is for nodes of several kinds ({file.on}); one kind is wanted")
     name = options.name or Path(options.plan).stem.lower().replace("_", "-").replace(".", "-")
     job = Submission(
         name=name,

@@ -32,6 +32,6 @@ def read_model(
         code = name.partition("(")[0]
         raise InputError(f"{code} is code, and capturing it needs torch: pip install gnomon[torch]") from None
     with cache.watched() as files:
-        found: tuple[Graph, tuple[str, ...]] = read(name)
-    cache.store(name, found, files)
-    return found
+        captured: tuple[Graph, tuple[str, ...]] = read(name)
+    cache.store(name, captured, files)
+    return captured

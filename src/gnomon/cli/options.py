@@ -249,16 +249,16 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         """As argparse's; what a command does not know is that command's mistake, not that of `gnomon`."""
-        found, more = super().parse_known_args(args, namespace)
+        parsed, more = super().parse_known_args(args, namespace)
         if more:
             near = nearest(more[0].partition("=")[0], self._option_string_actions) if more[0].startswith("-") else ""
             self.error(f"unrecognized arguments: {' '.join(more)}{near}")
-        return found, more
+        return parsed, more
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         """As argparse's, with the nearest of the choices."""
         if action.choices is not None and value not in action.choices:
-            choices = [str(each) for each in action.choices]
+            choices = [str(choice) for choice in action.choices]
             raise argparse.ArgumentError(
                 action, f"{str(value)!r} is none of {', '.join(choices)}{nearest(str(value), choices)}"
             )

@@ -73,10 +73,10 @@ def _own_run(id: str, file: PlanFile, stack: Stack) -> MeasuredRun:
 
 def fit_runs(runs: Iterable[MeasuredRun], source: str) -> OwnFit:
     """Numbers from runs; for their machine, if they are all of one."""
-    found = tuple(runs)
-    machines = {machine_of(run.cluster) for run in found}
+    measured = tuple(runs)
+    machines = {machine_of(run.cluster) for run in measured}
     return fit_own(
-        found, source=source, date=date.today().isoformat(), machine=machines.pop() if len(machines) == 1 else ""
+        measured, source=source, date=date.today().isoformat(), machine=machines.pop() if len(machines) == 1 else ""
     )
 
 
@@ -115,14 +115,14 @@ def refit(machines: Cluster) -> Refit:
     path = stack_file()
     why = f"{len(runs)} of the {FEW} runs that it takes"
     if len(runs) >= FEW:
-        found = fit_runs(runs, runs_folder().name)
-        before, after = (median(map(abs, errors)) for errors in (found.before, found.left_out))
-        if after <= before and found.stack.own is not None:
-            schema.save_file(found.stack, path)
-            said = f"from now on predictions for this machine take what {len(found.runs)} runs say ({path}; {IGNORE})"
-            return Refit(stack=found.stack, summary=said)
+        fit = fit_runs(runs, runs_folder().name)
+        before, after = (median(map(abs, errors)) for errors in (fit.before, fit.left_out))
+        if after <= before and fit.stack.own is not None:
+            schema.save_file(fit.stack, path)
+            summary = f"from now on predictions for this machine take what {len(fit.runs)} runs say ({path}; {IGNORE})"
+            return Refit(stack=fit.stack, summary=summary)
         why = (
-            f"each of {len(found.runs)} runs is predicted {percent(after)} % off with numbers of the others, and "
+            f"each of {len(fit.runs)} runs is predicted {percent(after)} % off with numbers of the others, and "
             f"{percent(before)} % without"
         )
     path.unlink(missing_ok=True)
@@ -134,13 +134,13 @@ def accuracy(machines: Cluster, stack: Stack) -> tuple[str, ...]:
     lines = []
     for run in _newest(machine_of(machines)) if stack.name == own.NAME else ():
         try:
-            found = predict(run.graph, run.cluster, run.plan, run.workload, stack)
+            prediction = predict(run.graph, run.cluster, run.plan, run.workload, stack)
         except GnomonError:
             continue
-        off = percent(found.step_s / run.step_s - 1)
+        off = percent(prediction.step_s / run.step_s - 1)
         lines.append(
-            f"run kept of this machine, {run.source}: {describe(found.plan, found.workload)}: predicted "
-            f"{show_seconds(found.step_s)}, measured {show_seconds(run.step_s)}, off by {off} %"
+            f"run kept of this machine, {run.source}: {describe(prediction.plan, prediction.workload)}: predicted "
+            f"{show_seconds(prediction.step_s)}, measured {show_seconds(run.step_s)}, off by {off} %"
         )
     return tuple(lines)
 

@@ -27,9 +27,9 @@ def run(options: argparse.Namespace) -> int:
     small = load_late("gnomon.runtime.parity:in_small")(graph, file.plan, file.workload, ranks=options.ranks)
     launch, compare = load_late("gnomon.runtime.launch:launch"), load_late("gnomon.runtime.parity:compare")
     results = launch(compare, small.plan.world_size, small)
-    found = next(iter(results.values()))
+    comparison = next(iter(results.values()))
     if options.json:
-        print_json(load_late("gnomon.runtime.parity:to_mapping")(found, small))
+        print_json(load_late("gnomon.runtime.parity:to_mapping")(comparison, small))
     else:
-        print_lines((*notes, *load_late("gnomon.runtime.parity:lines")(found, small)))
-    return DIFFERS if found.first else EQUAL
+        print_lines((*notes, *load_late("gnomon.runtime.parity:lines")(comparison, small)))
+    return DIFFERS if comparison.first else EQUAL

@@ -191,10 +191,10 @@ def _other(options: argparse.Namespace, asked: Asked) -> int:
         stack=asked.stack,
         base=asked.base,
         fixed=asked.fixed,
-        limits=tuple(parse_limit(each) for each in asked.chosen.forbid),
+        limits=tuple(parse_limit(text) for text in asked.chosen.forbid),
         goal=asked.goal,
         prices=parse_prices(tuple(options.price)),
-        improve=None if exact else lambda found: asked.chosen.best(_with_stages(options, found)[0]),
+        improve=None if exact else lambda result: asked.chosen.best(_with_stages(options, result)[0]),
         beyond=() if sizes else asked.chosen.beyond,
         spare=asked.chosen.spare() if sizes else Spare(),
         tries=options.tries or TRIES,
@@ -225,18 +225,18 @@ def _found(options: argparse.Namespace, asked: Asked, budget: Budget) -> Result:
     wanted = max(SHOWN, options.try_ or 0)
     if options.top is not None:
         return _search(asked, max(options.top, options.try_ or 0), budget, unlike=False)
-    found = _search(asked, wanted, budget, unlike=True)
-    if options.try_ and len(found.best) < options.try_:  # as many as are asked for, be they alike
+    result = _search(asked, wanted, budget, unlike=True)
+    if options.try_ and len(result.best) < options.try_:  # as many as are asked for, be they alike
         every = _search(asked, options.try_, budget, unlike=False).best
-        points = {each.point for each in found.best}
-        more = [each for each in every if each.point not in points]
-        found = replace(found, best=tuple(sorted((*found.best, *more), key=lambda each: each.step_s)))
-    return found
+        points = {candidate.point for candidate in result.best}
+        more = [candidate for candidate in every if candidate.point not in points]
+        result = replace(result, best=tuple(sorted((*result.best, *more), key=lambda candidate: candidate.step_s)))
+    return result
 
 
 def _search(asked: Asked, top: int, budget: Budget, *, unlike: bool) -> Result:
     told = Covered()
-    found = plan(
+    result = plan(
         asked.graph,
         asked.machines,
         asked.workload,
@@ -252,32 +252,32 @@ def _search(asked: Asked, top: int, budget: Budget, *, unlike: bool) -> Result:
         more=budget.first,
     )
     told.end()
-    return found
+    return result
 
 
 def _searched(options: argparse.Namespace, asked: Asked, budget: Budget) -> Answer:
     """The search, uneven stages, and the choices beyond both."""
     exact = exportable(_found(options, asked, budget), asked.target)
-    found, stages = _with_stages(options, exact, budget)
-    if stages is not None and not comes_back(found.best[0], asked.target):
-        found, stages = exact, None
+    result, stages = _with_stages(options, exact, budget)
+    if stages is not None and not comes_back(result.best[0], asked.target):
+        result, stages = exact, None
     if asked.chosen.asked and asked.stack is PLAIN_STACK:
         asked.assumed.append("stack not given: taken to run every choice that --refine tries (--stack)")
-    refined = asked.chosen.refined(found, budget)
+    refined = asked.chosen.refined(result, budget)
     return Answer(
-        result=found,
+        result=result,
         stages=stages,
         refined=refined if refined is None or comes_back(refined.best, asked.target) else None,
-        replicas=_replicas(found, asked) if options.uneven_replicas else None,
+        replicas=_replicas(result, asked) if options.uneven_replicas else None,
     )
 
 
-def _with_stages(options: argparse.Namespace, found: Result, more: More = always) -> tuple[Result, Uneven | None]:
+def _with_stages(options: argparse.Namespace, result: Result, more: More = always) -> tuple[Result, Uneven | None]:
     """The result with uneven stages among its plans, and what they gain; as it is if they are not wanted."""
     told = Covered("plans cut into uneven stages:")
-    stages = None if options.equal_stages else uneven(found, cut=options.layers_per_stage, told=told, more=more)
+    stages = None if options.equal_stages else uneven(result, cut=options.layers_per_stage, told=told, more=more)
     told.end()
-    return (found, None) if stages is None else (stages.merged(found), stages)
+    return (result, None) if stages is None else (stages.merged(result), stages)
 
 
 def _one(options: argparse.Namespace, asked: Asked) -> int:
@@ -285,33 +285,37 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
     cost = rent(asked.machines, parse_prices(tuple(options.price)))
     with Budget(options.budget, ONE) as budget:
         made = _searched(options, asked, budget)
-    found, best, assumed = made.result, made.best, asked.assumed
-    assumed += (f"{name} is fixed, and means nothing in this plan" for name in asked.chosen.idle(best, found))
+    result, best, assumed = made.result, made.best, asked.assumed
+    assumed += (f"{name} is fixed, and means nothing in this plan" for name in asked.chosen.idle(best, result))
     no_effect = "no_effect: "
     assumed += (note.removeprefix(no_effect) for note in best.prediction.notes if note.startswith(no_effect))
     tries: Tries | None = None
     again: Result | None = None
     if options.try_:
-        every = (best, *(each for each in found.best if each is not best))
-        candidates = tuple(every[i] for i in unlike([each.plan for each in every], options.try_, fill=True))
-        tries = try_plans(options, candidates, lambda each: _file(options, found, each, assumed), asked.machines)
+        every = (best, *(candidate for candidate in result.best if candidate is not best))
+        candidates = tuple(every[i] for i in unlike([candidate.plan for candidate in every], options.try_, fill=True))
+        tries = try_plans(
+            options, candidates, lambda candidate: _file(options, result, candidate, assumed), asked.machines
+        )
         if tries.refit is not None and tries.refit.stack is not None:
             with Budget(options.budget, ONE) as budget:
                 again = _found(options, replace(asked, stack=tries.refit.stack), budget)
     elif options.output:
-        save_plan_file(_file(options, found, best, assumed), options.output)
+        save_plan_file(_file(options, result, best, assumed), options.output)
     if options.json:
-        taken = [*assumed, *(cost.sources if cost else ()), *found.best[0].prediction.assumptions]
+        taken = [*assumed, *(cost.sources if cost else ()), *result.best[0].prediction.assumptions]
         more: dict[str, Any] = {} if tries is None else {"tried": tries.to_mapping()}
         more |= {} if tries is None or again is None else {"ranked_again": ranked_mapping(again, tries.attempts)}
         more |= {} if made.replicas is None else {"uneven_replicas": replicas_mapping(made.replicas)}
-        mapping = result_mapping(found, rent=cost, stages=made.stages, refined=made.refined)
+        mapping = result_mapping(result, rent=cost, stages=made.stages, refined=made.refined)
         print_json({**mapping, **more, "assumptions": taken})
     else:
-        text = plan_text(found, assumed=assumed, notes=asked.notes, rent=cost, refined=made.refined, stages=made.stages)
+        text = plan_text(
+            result, assumed=assumed, notes=asked.notes, rent=cost, refined=made.refined, stages=made.stages
+        )
         print_lines(text)
         if made.replicas is not None:
-            before = found.best[0] if made.refined is None else made.refined.best
+            before = result.best[0] if made.refined is None else made.refined.best
             print_lines(replicas_text(made.replicas, before.step_s))
         if tries is not None:
             print_lines(("", *tries.text(options.output)))
@@ -323,13 +327,13 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
     return budget.status or (0 if tries is None else tries.status())
 
 
-def _replicas(found: Result, asked: Asked) -> Dapple:
+def _replicas(result: Result, asked: Asked) -> Dapple:
     """What DAPPLE's planner finds on the same machines. InputError for a stack that does not run such stages, and for
     what is fixed that its plans do not have."""
-    if found.stack is not PLAIN_STACK and found.stack.name != own.NAME:
+    if result.stack is not PLAIN_STACK and result.stack.name != own.NAME:
         raise InputError(
-            f"stages with other numbers of replicas are not run by {found.stack.name}; leave out --uneven-replicas, or "
-            f"plan for gnomon run with --stack {own.NAME}"
+            f"stages with other numbers of replicas are not run by {result.stack.name}; leave out --uneven-replicas, "
+            f"or plan for gnomon run with --stack {own.NAME}"
         )
     plain = {"zero", "recompute"}
     wrong = [
@@ -346,7 +350,7 @@ def _replicas(found: Result, asked: Asked) -> Dapple:
     if preset is not None:
         base = replace(base, saved=Saved(preset=preset))  # type: ignore[arg-type]
     return dapple(
-        found.graph, found.cluster, found.workload, base=base, stack=found.stack, limit_bytes=found.limit_bytes
+        result.graph, result.cluster, result.workload, base=base, stack=result.stack, limit_bytes=result.limit_bytes
     )
 
 
@@ -367,15 +371,15 @@ def _stages_of(cut: tuple[int, ...], options: argparse.Namespace) -> dict[str, o
 def _stack(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Stack:
     """The stack that is named; for this machine, Gnomon's own runtime, with what runs of it have shown."""
     if options.stack is not None:
-        found = named_stack(options.stack)
+        stack = named_stack(options.stack)
     elif options.try_:
-        found = named_stack(own.NAME)
+        stack = named_stack(own.NAME)
     elif options.on.partition(":")[0] == "local":
         assumed.append("stack not given: on this machine, Gnomon's own runtime (--stack)")
-        found = named_stack(own.NAME)
+        stack = named_stack(own.NAME)
     else:
         return PLAIN_STACK
-    return with_own(found, machines, options, assumed)
+    return with_own(stack, machines, options, assumed)
 
 
 def _base(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Plan:
@@ -391,7 +395,7 @@ def _config(model: str) -> ModelConfig | None:
 
 
 def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> Workload:
-    varied = {name_of(each) for each in options.vary}
+    varied = {name_of(text) for text in options.vary}
     seq_len = options.seq_len
     looked_for = "seq_len" in varied or options.longest
     if looked_for and (fixed := sample_tokens(graph)) is not None:
@@ -400,9 +404,9 @@ def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> 
             f"{option} is for models of sequences, and {graph.name} has {fixed} tokens a sample; leave it out"
         )
     if seq_len is None:
-        seq_len, said = default_seq_len(graph)
+        seq_len, note = default_seq_len(graph)
         if not looked_for:
-            assumed.append(said)
+            assumed.append(note)
     # Under a fixed number of tokens, sequences are counted at each length that is tried.
     batch = 1 if "seq_len" in varied and options.tokens_per_batch else given_batch(options, seq_len)
     if batch is None and "global_batch" in varied:
@@ -415,7 +419,7 @@ def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> 
     return with_sizes(workload, graph, options, assumed)
 
 
-def _file(options: argparse.Namespace, found: Result, best: Found, assumed: list[str]) -> PlanFile:
-    faster = tuple(each.plan for each in found.near if each.step_s < best.step_s)
-    others = (each.plan for each in found.best)
-    return plan_file(options, found.workload, found.stack, best.prediction, assumed, others=others, too_large=faster)
+def _file(options: argparse.Namespace, result: Result, best: Found, assumed: list[str]) -> PlanFile:
+    faster = tuple(candidate.plan for candidate in result.near if candidate.step_s < best.step_s)
+    others = (candidate.plan for candidate in result.best)
+    return plan_file(options, result.workload, result.stack, best.prediction, assumed, others=others, too_large=faster)

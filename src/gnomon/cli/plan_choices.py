@@ -104,7 +104,7 @@ class Chosen:
         methods = _methods(options, stack)
         asked = bool(options.refine or late or methods)
         opened = (*allowed(stack, allow=options.allow, forbid=on_choices, fixed=fixed), *methods)
-        names = [] if options.refine is False else [each.name for each in opened]
+        names = [] if options.refine is False else [option.name for option in opened]
         return Chosen(
             point=point,
             fixed=fixed,
@@ -117,18 +117,18 @@ class Chosen:
             asked=asked,
         )
 
-    def idle(self, found: Found, result: Result) -> tuple[str, ...]:
+    def idle(self, candidate: Found, result: Result) -> tuple[str, ...]:
         """Choices that are fixed in the base plan and mean nothing in the plan found."""
         names = [name for name in self.fixed if name not in self.late]
-        return tuple(name for name in names if not choice(name).values(found.plan, result.graph, result.cluster))
+        return tuple(name for name in names if not choice(name).values(candidate.plan, result.graph, result.cluster))
 
-    def refined(self, found: Result, more: More = always) -> Refined | None:
+    def refined(self, result: Result, more: More = always) -> Refined | None:
         """What the choices gain on the plans of a search; None where they are left out."""
         if self.effort is None:
             return None
         told = Covered("choices tried:")
         refined = refine(
-            found,
+            result,
             choices=self.open,
             forbid=self.limits,
             fixed=self.late,
@@ -143,10 +143,10 @@ class Chosen:
         """What may make further work fit; nothing where the refinement is left out."""
         return Spare() if self.effort is None else Spare(choices=self.open, forbid=self.limits)
 
-    def best(self, found: Result) -> Found:
+    def best(self, result: Result) -> Found:
         """The best plan of a search, refined as far as is asked."""
-        refined = self.refined(found)
-        return found.best[0] if refined is None else refined.best
+        refined = self.refined(result)
+        return result.best[0] if refined is None else refined.best
 
 
 def _methods(options: argparse.Namespace, stack: Stack) -> tuple[Choice, ...]:
@@ -157,11 +157,11 @@ def _methods(options: argparse.Namespace, stack: Stack) -> tuple[Choice, ...]:
     if options.refine is False:
         raise InputError("--methods are tried with the choices that --no-refine leaves out; drop one of them")
     named = methods_named(options.methods)
-    known = [each for each in named if stack is PLAIN_STACK or (stack.name == own.NAME and "run" in each.marks)]
-    lacking = [each.name for each in named if each not in known]
+    known = [method for method in named if stack is PLAIN_STACK or (stack.name == own.NAME and "run" in method.marks)]
+    lacking = [method.name for method in named if method not in known]
     if lacking and options.methods.strip() != "all":
         raise PlanError(f"--methods {lacking[0]}: stack {stack.name} is not known to run it; leave it out, or --stack")
-    return tuple(of_method(each) for each in known if not each.searched)
+    return tuple(of_method(method) for method in known if not method.searched)
 
 
 def _runs(stack: Stack, name: str, value: Value) -> bool:

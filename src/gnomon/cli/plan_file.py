@@ -43,6 +43,6 @@ def plan_file(
             made=f"gnomon {load_late('gnomon:__version__')}, {date.today().isoformat()}",
             assumptions=(*assumed, *prediction.assumptions),
         ),
-        runners_up=tuple(each for each in dict.fromkeys(others) if each != plan),
+        runners_up=tuple(other for other in dict.fromkeys(others) if other != plan),
         too_large=too_large,
     )

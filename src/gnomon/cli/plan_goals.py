@@ -68,7 +68,7 @@ def is_asked(options: argparse.Namespace) -> bool:
     given = [f"--{name.replace('_', '-')}" for name in ALONE if getattr(options, name) not in (None, False)]
     if len(given) > 1:
         raise InputError(f"{' and '.join(given)} are different questions; ask one at a time")
-    names = [name_of(each) for each in options.vary]
+    names = [name_of(text) for text in options.vary]
     chooses = bool(options.max_devices) or given in (["--max-step"], ["--deadline"])
     if names and (given or options.max_devices) and not (chooses and set(names) <= {*MACHINES} and len(names) == 1):
         first = given[0] if given else "--max-devices"
@@ -105,14 +105,14 @@ def answer(
     mixed = is_mixed(cluster) and bool(options.longest or options.largest)
     with Budget(options.budget, MIXED if mixed else QUESTION) as budget:
         asked = replace(asked, spare=replace(asked.spare, told=told), told=told, more=budget)
-        cases, said, met = _cases(options, asked, cluster, workload)
+        cases, summary, met = _cases(options, asked, cluster, workload)
         spent = "" if budget() else budget.text
     told.end()
     if options.longest or options.largest:
-        said += _found_so(cases, spent)
+        summary += _found_so(cases, spent)
     elif left := sum(case.left for case in cases):
-        said += f"{'; ' if said else ''}budget spent (--budget {budget.text}): {left:,} plans were not looked at"
-    _show(options, cases, said, assumed)
+        summary += f"{'; ' if summary else ''}budget spent (--budget {budget.text}): {left:,} plans were not looked at"
+    _show(options, cases, summary, assumed)
     return budget.status or (0 if met else 1)
 
 
@@ -155,11 +155,11 @@ def _front(asked: Question, cluster: Cluster, workload: Workload) -> Answer:
     resolution = int(min(group.node.device.memory_bytes for group in cluster.groups) * RESOLUTION)
     cases = pareto(asked, cluster, workload, resolution_bytes=resolution)
     falls = f"the fastest in the memory allowed, which falls by {show_bytes(resolution)} or more"
-    said = f"Each plan is {falls}."
+    summary = f"Each plan is {falls}."
     usual = made(asked.base)
     if not is_mixed(cluster) and any(case.best is not None and made(case.best.plan) != usual for case in cases):
-        said = f"Each plan of the exact search is {falls}; plans with offload and the like are made of those."
-    return cases, said, bool(cases)
+        summary = f"Each plan of the exact search is {falls}; plans with offload and the like are made of those."
+    return cases, summary, bool(cases)
 
 
 def _largest(options: argparse.Namespace, asked: Question, cluster: Cluster, workload: Workload) -> tuple[Case, ...]:
@@ -185,23 +185,23 @@ def _machines(options: argparse.Namespace, asked: Question, cluster: Cluster, wo
     limit, steps, what = _time_limit(options, workload)
     if limit == float("inf"):
         cases = among(asked, clusters, workload)
-        found = best_case(cases, options.best)
+        best = best_case(cases, options.best)
         word = "cheapest" if options.best == "cost" else "fastest"
-        said = f"{word} on at most {options.max_devices} devices, in whole nodes: "
+        summary = f"{word} on at most {options.max_devices} devices, in whole nodes: "
     elif options.best == "cost":
         cases = tuple(fast_enough(asked, clusters, workload, limit))
-        found = best_case(cases, "cost", limit)
-        said = f"cheapest machines for {what}: "
+        best = best_case(cases, "cost", limit)
+        summary = f"cheapest machines for {what}: "
     else:
         cases = fewest_devices(asked, clusters, workload, limit)
-        found = best_case(cases[-1:], "step", limit)
-        said = f"fewest devices for {what}: "
-    if found is None:
-        most = max(each.num_devices for each in clusters)
+        best = best_case(cases[-1:], "step", limit)
+        summary = f"fewest devices for {what}: "
+    if best is None:
+        most = max(machines.num_devices for machines in clusters)
         if limit == float("inf"):
             return cases, f"nothing runs and fits on up to {most} devices", False
         return cases, f"no number of nodes up to {most} devices takes {show_seconds(limit)} a step or less", False
-    return cases, said + _spent(found, steps), True
+    return cases, summary + _spent(best, steps), True
 
 
 def _choices(options: argparse.Namespace, cluster: Cluster) -> list[Cluster]:
@@ -212,15 +212,17 @@ def _choices(options: argparse.Namespace, cluster: Cluster) -> list[Cluster]:
     if varied.name == "nodes":
         nodes = {int(value) for value in varied.values if not isinstance(value, Cluster)}
         clusters = [
-            each for each in up_to(of_nodes(cluster, max(nodes)), options.max_devices) if each.num_nodes in nodes
+            machines
+            for machines in up_to(of_nodes(cluster, max(nodes)), options.max_devices)
+            if machines.num_nodes in nodes
         ]
     else:
         kinds = [value for value in varied.values if isinstance(value, Cluster)]
         fit = [kind for kind in kinds if options.max_devices is None or _node(kind) <= options.max_devices]
-        clusters = [each for kind in fit for each in up_to(kind, options.max_devices)]
+        clusters = [machines for kind in fit for machines in up_to(kind, options.max_devices)]
     if not clusters:
         raise InputError(f"none of {options.vary[0][:60]!r} has {options.max_devices} devices or less")
-    return sorted(clusters, key=lambda each: each.num_devices)
+    return sorted(clusters, key=lambda machines: machines.num_devices)
 
 
 def _node(cluster: Cluster) -> int:
@@ -261,25 +263,25 @@ def _swept(options: argparse.Namespace, asked: Question, cluster: Cluster, workl
     cases = sweep(asked, cluster, workload, varied, tokens_per_batch=tokens_per_batch(options))
     if options.best == "step":
         return cases, "", True
-    found = best_case(cases, "cost")
-    if found is None or found.dollars_per_token is None:
+    best = best_case(cases, "cost")
+    if best is None or best.dollars_per_token is None:
         return cases, "no case has a plan", False
-    return cases, f"cheapest: {found.label}, {dollars(found.dollars_per_token * 1e6)} for 1M tokens", True
+    return cases, f"cheapest: {best.label}, {dollars(best.dollars_per_token * 1e6)} for 1M tokens", True
 
 
-def _show(options: argparse.Namespace, cases: Sequence[Case], said: str, assumed: Sequence[str]) -> None:
+def _show(options: argparse.Namespace, cases: Sequence[Case], summary: str, assumed: Sequence[str]) -> None:
     title = f"{options.model} on {options.on}"
     priced = (line for case in cases if case.rent is not None for line in case.rent.sources)
     taken = tuple(dict.fromkeys((*assumed, *priced)))
     if options.json:
-        print_json({**sweep_mapping(cases), "said": said, "assumptions": list(taken)})
+        print_json({**sweep_mapping(cases), "said": summary, "assumptions": list(taken)})
     else:
         first = "memory allowed" if options.pareto else "case"
-        print_lines((title, "", *sweep_text(cases, first), *(("", *wrapped(said, indent="")) if said else ())))
+        print_lines((title, "", *sweep_text(cases, first), *(("", *wrapped(summary, indent="")) if summary else ())))
         if taken:
-            print_lines(("", "assumed", *(line for each in taken for line in wrapped(each, bullet="- "))))
+            print_lines(("", "assumed", *(line for assumption in taken for line in wrapped(assumption, bullet="- "))))
     if options.html:
-        save_text(sweep_page(cases, title, said, front=options.pareto), options.html)
+        save_text(sweep_page(cases, title, summary, front=options.pareto), options.html)
 
 
 def _varied(text: str) -> Varied:
@@ -287,7 +289,7 @@ def _varied(text: str) -> Varied:
     name, rest = name_of(text), text.partition("=")[2]
     if name not in VARIED:
         raise InputError(f"cannot vary {name[:40]!r}{nearest(name, VARIED)}; there are {', '.join(VARIED)}")
-    values = tuple(value for each in rest.split(",") if each.strip() for value in _values(name, each.strip()))
+    values = tuple(value for part in rest.split(",") if part.strip() for value in _values(name, part.strip()))
     if not values:
         raise InputError(f"--vary {text[:40]!r} has no values; write {name}=V,V,…, as in seq_len=4k,32k or nodes=1..16")
     return Varied(name=name, values=values)

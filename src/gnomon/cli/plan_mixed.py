@@ -38,7 +38,7 @@ def plan_unlike(
     """Search, print, write."""
     told = Covered()
     with Budget(options.budget, ONE) as budget:
-        found = plan_mixed(
+        result = plan_mixed(
             graph,
             machines,
             workload,
@@ -54,24 +54,24 @@ def plan_unlike(
             more=budget,
         )
     told.end()
-    if stack.name != own.NAME and found.best[0].point is not None:
+    if stack.name != own.NAME and result.best[0].point is not None:
         notes = (
             *notes,
             "uneven shares and stages of other axes are run by gnomon run; other programs may have no "
             "options for them (gnomon export says so)",
         )
     if options.output:
-        save_plan_file(_file(options, found, assumed), options.output)
+        save_plan_file(_file(options, result, assumed), options.output)
     if options.json:
-        print_json({**mixed_mapping(found), "assumptions": [*assumed, *found.best[0].prediction.assumptions]})
+        print_json({**mixed_mapping(result), "assumptions": [*assumed, *result.best[0].prediction.assumptions]})
     else:
-        print_lines(mixed_text(found, assumed=assumed, notes=notes))
+        print_lines(mixed_text(result, assumed=assumed, notes=notes))
         if options.output:
             print_lines(("", *written(options.output)))
     return budget.status
 
 
-def _file(options: argparse.Namespace, found: MixedResult, assumed: Sequence[str]) -> PlanFile:
-    others = (*found.best, found.equal, *(alone for _, alone in found.alone))
-    plans = (each.plan for each in others if each is not None)
-    return plan_file(options, found.workload, found.stack, found.best[0].prediction, assumed, others=plans)
+def _file(options: argparse.Namespace, result: MixedResult, assumed: Sequence[str]) -> PlanFile:
+    others = (*result.best, result.equal, *(alone for _, alone in result.alone))
+    plans = (candidate.plan for candidate in others if candidate is not None)
+    return plan_file(options, result.workload, result.stack, result.best[0].prediction, assumed, others=plans)

@@ -138,8 +138,8 @@ class Tries:
         lines = [*tried_text(self.attempts), "", f"plan files, with what was measured, and logs: {self.folder}"]
         if self.fit is not None:
             own = self.fit.stack.own
-            said = f"with the numbers that {len(self.fit.runs)} runs give: {own.error if own else ''}"
-            lines += [*wrapped(said, indent=""), f"a stack file with them, for --stack: {self.stack}"]
+            summary = f"with the numbers that {len(self.fit.runs)} runs give: {own.error if own else ''}"
+            lines += [*wrapped(summary, indent=""), f"a stack file with them, for --stack: {self.stack}"]
         if self.refit is not None:
             lines += wrapped(self.refit.summary, indent="")
         if output and best_of(self.attempts):
@@ -163,7 +163,7 @@ class Tries:
 
 
 def try_plans(
-    options: argparse.Namespace, found: Sequence[Found], plan_file: Callable[[Found], PlanFile], machines: Cluster
+    options: argparse.Namespace, candidates: Sequence[Found], plan_file: Callable[[Found], PlanFile], machines: Cluster
 ) -> Tries:
     """Runs each of the plans once, in order; writes the plan file that was asked for, of the best measured, the stack
     file, and unless the user says no this machine's calibration. plan_file: of one of them."""
@@ -171,7 +171,8 @@ def try_plans(
     before = signal.signal(signal.SIGTERM, _ended)
     try:
         attempts = tuple(
-            _tried(options, each, _bare(plan_file(each)), folder, (n, len(found))) for n, each in enumerate(found, 1)
+            _tried(options, candidate, _bare(plan_file(candidate)), folder, (n, len(candidates)))
+            for n, candidate in enumerate(candidates, 1)
         )
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -190,7 +191,7 @@ def try_plans(
 def _calibrated(attempts: Sequence[Attempt], machines: Cluster) -> Refit | None:
     """Keeps what was measured, and fits this machine's numbers again."""
     try:
-        keep(load_plan_file(each.file) for each in attempts if each.ran is not None)
+        keep(load_plan_file(tried.file) for tried in attempts if tried.ran is not None)
         return refit(machines)
     except OSError as error:
         return Refit(
@@ -208,19 +209,23 @@ def _ended(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _tried(options: argparse.Namespace, each: Found, file: PlanFile, folder: Path, which: tuple[int, int]) -> Attempt:
+def _tried(
+    options: argparse.Namespace, candidate: Found, file: PlanFile, folder: Path, which: tuple[int, int]
+) -> Attempt:
     """One of them. which: (2, 5) for the second of five."""
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{Path(file.model).name} {short(each)}").strip("-")
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{Path(file.model).name} {short(candidate)}").strip("-")
     path = folder / f"{which[0]}-{name}-{file.workload.batch_size}x{file.workload.seq_len}.toml"
-    _say(f"trying {which[0]} of {which[1]}: {short(each)}, predicted {show_seconds(each.step_s)} a step")
+    _say(f"trying {which[0]} of {which[1]}: {short(candidate)}, predicted {show_seconds(candidate.step_s)} a step")
     steps = WARM_UP + options.try_steps
     save_plan_file(file, path)
-    done = attempt(path, steps=steps, limit_s=limit_of(options) or PATIENCE_S + TIMES * steps * each.step_s)
+    done = attempt(path, steps=steps, limit_s=limit_of(options) or PATIENCE_S + TIMES * steps * candidate.step_s)
     ran = None if done.measured is None else _ran(done.measured)
     if ran is not None:
         save_plan_file(replace(file, measured=ran), path)
     _say(f"  measured {show_seconds(ran.step_s)}" if ran is not None else f"  {done.ended}: {done.reason}")
-    return Attempt(candidate=each, file=str(path), ran=ran, ended=done.ended, reason=done.reason, wall_s=done.wall_s)
+    return Attempt(
+        candidate=candidate, file=str(path), ran=ran, ended=done.ended, reason=done.reason, wall_s=done.wall_s
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,12 +271,12 @@ def attempt(plan: Path, *, steps: int, limit_s: float) -> Done:
             process.wait()
     wall_s = time.monotonic() - began
     if timed_out:
-        said = f"ended after the limit of {show_seconds(limit_s)} (--try-timeout)"
-        return Done(measured=None, ended="timed out", reason=said, wall_s=wall_s)
+        reason = f"ended after the limit of {show_seconds(limit_s)} (--try-timeout)"
+        return Done(measured=None, ended="timed out", reason=reason, wall_s=wall_s)
     if process.returncode == 0 and (measured := _printed(out)) is not None:
         return Done(measured=measured, ended="ran", reason="", wall_s=wall_s)
-    ended, said = _why(process.returncode, log)
-    return Done(measured=None, ended=ended, reason=said, wall_s=wall_s)
+    ended, reason = _why(process.returncode, log)
+    return Done(measured=None, ended=ended, reason=reason, wall_s=wall_s)
 
 
 def _why(status: int, log: Path) -> tuple[Ended, str]:
@@ -287,24 +292,24 @@ def _why(status: int, log: Path) -> tuple[Ended, str]:
 def _printed(out: Path) -> dict[str, Any] | None:
     """The JSON of a run that measured steps."""
     try:
-        found = json.loads(out.read_text())
+        record = json.loads(out.read_text())
     except ValueError:
         return None
-    whole = isinstance(found, dict) and found.get("measured") and len(found.get("steps", ())) > WARM_UP
-    return found if whole else None
+    whole = isinstance(record, dict) and record.get("measured") and len(record.get("steps", ())) > WARM_UP
+    return record if whole else None
 
 
-def _ran(found: dict[str, Any]) -> Ran:
+def _ran(record: dict[str, Any]) -> Ran:
     """What is kept of a run."""
-    seconds = [float(step["step_s"]) for step in found["steps"][WARM_UP:]]
+    seconds = [float(step["step_s"]) for step in record["steps"][WARM_UP:]]
     low, high = np.percentile(seconds, (25, 75))
-    predicted, now = found["predicted"]["step_s"], found["predicted"]["step_s_as_it_was_before_training"]
+    predicted, now = record["predicted"]["step_s"], record["predicted"]["step_s_as_it_was_before_training"]
     return Ran(
         step_s=median(seconds),
         spread=float(high - low) / median(seconds),
         steps=len(seconds),
         warm_up=WARM_UP,
-        peak_memory_bytes=int(found["measured"]["process_peak_bytes"]),
+        peak_memory_bytes=int(record["measured"]["process_peak_bytes"]),
         host=platform.node() or "this machine",
         made=f"gnomon {load_late('gnomon:__version__')}, {time.strftime('%Y-%m-%d')}",
         slowdown=None if now is None else now / predicted,

@@ -18,18 +18,18 @@ from gnomon.report.tables import wrapped
 def run(options: argparse.Namespace) -> int:
     """Predict and print."""
     asked = read_request(options)
-    found = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
-    changes: tuple[Advice, ...] | None = None if found.has_room else advice(found)
+    prediction = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
+    changes: tuple[Advice, ...] | None = None if prediction.has_room else advice(prediction)
     if options.html or options.trace or options.timeline:  # by name, so that text alone does not load what writes them
-        load_late("gnomon.cli.files:write_views")(options, found, asked.assumed, asked.notes)
+        load_late("gnomon.cli.files:write_views")(options, prediction, asked.assumed, asked.notes)
     if options.json:
-        mapping = found.to_mapping()
+        mapping = prediction.to_mapping()
         mapping["assumptions"] = [*asked.assumed, *mapping["assumptions"]]
         mapping["notes"] = [*asked.notes, *mapping["notes"]]
         mapping["advice"] = [{"change": c.what, "step_s": c.step_s, "peak_bytes": c.peak_bytes} for c in changes or ()]
         print_json(mapping)
     else:
-        print_lines(prediction_text(found, assumed=asked.assumed, advice=changes))
+        print_lines(prediction_text(prediction, assumed=asked.assumed, advice=changes))
         if asked.notes:
             print_lines(("", "from the file", *(line for n in asked.notes for line in wrapped(n, bullet="- "))))
-    return 0 if found.fits else 1
+    return 0 if prediction.fits else 1

@@ -49,8 +49,8 @@ def run(options: argparse.Namespace) -> int:
     if options.trace:
         save_text(json.dumps(perfetto_trace(timelines, title=data["title"]), allow_nan=False), options.trace)
         written.append(options.trace)
-    said = [line for text in (data["sentence"], *doubts) for line in wrapped(text, indent="")]
-    print_lines([*said, *(f"wrote {path}" for path in written)])
+    lines = [line for text in (data["sentence"], *doubts) for line in wrapped(text, indent="")]
+    print_lines([*lines, *(f"wrote {path}" for path in written)])
     return 0
 
 
@@ -85,11 +85,11 @@ def _check_ranks(timeline: Timeline, path: str, prediction: Prediction | None, p
     """InputError for a timeline whose workers are not those of the plan."""
     if prediction is None:
         return
-    found, wanted = (
-        {worker.name: worker.count for worker in each.workers} for each in (timeline, prediction.timeline(steady=False))
+    present, wanted = (
+        {worker.name: worker.count for worker in side.workers} for side in (timeline, prediction.timeline(steady=False))
     )
-    if found != wanted:
-        a, b = (", ".join(f"{name} ({count})" for name, count in each.items()) for each in (found, wanted))
+    if present != wanted:
+        a, b = (", ".join(f"{name} ({count})" for name, count in counts.items()) for counts in (present, wanted))
         raise InputError(
             f"{path!r} is not of the plan in {plan!r}: it has workers {a}, the plan {b} (ranks of each); give the "
             f"plan that it was made by, or leave --plan out"

@@ -294,23 +294,23 @@ def given_router(options: argparse.Namespace, before: RouterLoad, graph: Graph) 
         raise InputError(f"--{option} says how tokens spread over experts, and {graph.name} has none; leave it out")
     if options.capacity == 0:
         raise InputError("--capacity 0 must be at least 1, the mean of rows; leave it out for no limit")
-    found = before
+    router = before
     if options.router is not None:
         kind, _, value = options.router.strip().partition(":")
         if kind == "balanced" and not value:
-            found = RouterLoad()
+            router = RouterLoad()
         elif kind == "zipf":
-            found = RouterLoad(kind="zipf", s=_exponent(value))
+            router = RouterLoad(kind="zipf", s=_exponent(value))
         elif Path(options.router).suffix == ".json":
-            found = RouterLoad(kind="histogram", counts=_counts(Path(options.router)))
+            router = RouterLoad(kind="histogram", counts=_counts(Path(options.router)))
         else:
             raise InputError(
                 f"--router {options.router[:40]!r} is no load; write balanced, zipf:1.0, or the path of a .json file"
             )
-        found = replace(found, capacity=before.capacity, padded=before.padded)
+        router = replace(router, capacity=before.capacity, padded=before.padded)
     if options.capacity is not None:
-        found = replace(found, capacity=options.capacity)
-    return found if options.pad_experts is None else replace(found, padded=True)
+        router = replace(router, capacity=options.capacity)
+    return router if options.pad_experts is None else replace(router, padded=True)
 
 
 def _exponent(text: str) -> float:
@@ -324,17 +324,17 @@ def _counts(path: Path) -> tuple[float, ...]:
     """Tokens of each expert from a JSON list of numbers."""
     text, _ = read_source(path)
     try:
-        found = json.loads(text)
+        counts = json.loads(text)
     except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}") from None
     except RecursionError:
         raise InputError(f"{path} is nested too deeply; write a list of numbers, [812, 95, …]") from None
-    if not isinstance(found, list) or not all(isinstance(n, int | float) and not isinstance(n, bool) for n in found):
+    if not isinstance(counts, list) or not all(isinstance(n, int | float) and not isinstance(n, bool) for n in counts):
         raise InputError(
             f"{path} is no list of numbers; write the tokens that each expert of a layer got, [812, 95, …]"
         )
     try:
-        return tuple(float(n) for n in found)
+        return tuple(float(n) for n in counts)
     except OverflowError:
         raise InputError(f"{path} holds a number that is too large; write tokens") from None
 
@@ -370,8 +370,8 @@ def _workload(
         return replace(given, **{name: value for name, value in changes.items() if value is not None})
     seq_len = options.seq_len
     if seq_len is None:
-        seq_len, said = default_seq_len(graph)
-        assumed.append(said)
+        seq_len, note = default_seq_len(graph)
+        assumed.append(note)
     batch = given_batch(options, seq_len)
     if batch is None:
         ranks = plan.stage_mesh(0).data_ranks

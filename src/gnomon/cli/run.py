@@ -66,13 +66,13 @@ def run(options: argparse.Namespace) -> int:
     need_torch("running a plan")
     machines = parse_cluster(file.on)
     device = device_of(file, machines, options.device)
-    said: list[str] = []
+    assumed: list[str] = []
     check_methods(file.plan, "run")
-    found = predict(graph, machines, file.plan, file.workload, with_own(_stack(file), machines, options, said))
-    notes += tuple(said)
+    prediction = predict(graph, machines, file.plan, file.workload, with_own(_stack(file), machines, options, assumed))
+    notes += tuple(assumed)
     notes += begins(file.model, options.weights, options.seed)
-    notes += _check_memory(found) if device == "cpu" else (UNTRIED,)
-    if any(each.kind != KINDS[device] for each in machines.devices):
+    notes += _check_memory(prediction) if device == "cpu" else (UNTRIED,)
+    if any(chip.kind != KINDS[device] for chip in machines.devices):
         notes += (f"the prediction is for {file.on}, and this runs on {device}",)
     folder = Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints"))
     notes += _check_checkpoints(folder, resume=options.resume, asked=options.checkpoints is not None)
@@ -83,12 +83,12 @@ def run(options: argparse.Namespace) -> int:
         load_late("gnomon.runtime.pretrained:check_export")(Path(options.export).expanduser(), model)
     shown = is_rank_0() and not options.json
     if shown:
-        print_lines(_before(file, found, notes, options))
+        print_lines(_before(file, prediction, notes, options))
         sys.stdout.flush()
-    job = _job(options, file, graph, found, folder, device=device)
+    job = _job(options, file, graph, prediction, folder, device=device)
     outcome = load_late("gnomon.runtime.train:run")(job)
     if is_rank_0():
-        _after(options, Told(file=file, prediction=found, outcome=outcome))
+        _after(options, Told(file=file, prediction=prediction, outcome=outcome))
     return 128 + outcome.stopped if outcome.stopped else 0
 
 
@@ -100,12 +100,12 @@ def _stack(file: PlanFile) -> Stack:
 
 def read_plan(path: str) -> PlanFile:
     """The plan file; InputError for a plan that does not say what it is for."""
-    if not isinstance(found := load_plan(path), PlanFile):
+    if not isinstance(file := load_plan(path), PlanFile):
         raise InputError(
             f"{path} does not say which model, machines and batch it is for; start it with "
             f'`schema = "{PlanFile.SCHEMA}"`, as `gnomon plan MODEL --on CLUSTER -o FILE` does'
         )
-    return found
+    return file
 
 
 def _folder(name: str) -> Path:
@@ -139,7 +139,7 @@ def device_of(file: PlanFile, machines: Cluster, asked: str | None) -> str:
             f"the plan is for {file.on}, whose {other} the runtime does not drive; plan for this machine with --on "
             f"local, or try the plan on processors with --device cpu"
         )
-    device = asked or ("cuda" if any(each.kind == "gpu" for each in machines.devices) else "cpu")
+    device = asked or ("cuda" if any(chip.kind == "gpu" for chip in machines.devices) else "cpu")
     if device == "cuda":
         has: int = load_late("torch.cuda:device_count")()
         needs = int(os.environ.get("LOCAL_WORLD_SIZE", file.plan.world_size))
@@ -151,19 +151,19 @@ def device_of(file: PlanFile, machines: Cluster, asked: str | None) -> str:
     return device
 
 
-def _check_memory(found: Prediction) -> tuple[str, ...]:
+def _check_memory(prediction: Prediction) -> tuple[str, ...]:
     """PlanError when all ranks together need more than this machine has; a note where they share its cores."""
-    needed = sum(rank.peak_bytes * len(rank.ranks) for rank in found.memory)
+    needed = sum(rank.peak_bytes * len(rank.ranks) for rank in prediction.memory)
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > has:
         raise PlanError(
-            f"{found.model} needs {gib(needed)} GiB under this plan, and this machine has {gib(has)}; take a smaller "
-            f"model, a smaller micro batch or recompute"
+            f"{prediction.model} needs {gib(needed)} GiB under this plan, and this machine has {gib(has)}; take a "
+            f"smaller model, a smaller micro batch or recompute"
         )
     cores = os.cpu_count() or 1
-    measured = any(group.node.device.measured for group in found.pricing.cluster.groups)
-    if found.plan.world_size > cores and not measured and "TORCHELASTIC_RUN_ID" not in os.environ:
-        return (f"{found.plan.world_size} processes share {cores} cores: slower than predicted",)
+    measured = any(group.node.device.measured for group in prediction.pricing.cluster.groups)
+    if prediction.plan.world_size > cores and not measured and "TORCHELASTIC_RUN_ID" not in os.environ:
+        return (f"{prediction.plan.world_size} processes share {cores} cores: slower than predicted",)
     return ()
 
 
@@ -190,7 +190,7 @@ def _job(
     options: argparse.Namespace,
     file: PlanFile,
     graph: Graph,
-    found: Prediction,
+    prediction: Prediction,
     folder: Path,
     *,
     device: str,
@@ -200,7 +200,7 @@ def _job(
     return load_late("gnomon.runtime.train:Job")(
         graph=graph,
         plan=file.plan,
-        program=found.structure.program if rewrites(file.plan) else None,
+        program=prediction.structure.program if rewrites(file.plan) else None,
         workload=file.workload,
         steps=options.steps,
         weights=None if options.weights is None else _folder(options.weights),
@@ -219,8 +219,8 @@ def _job(
         override=tuple(filter(None, (options.override or "").split(","))),
         resume_with=_resume_command(options),
         measure=options.timeline is not None,
-        expected_step_s=found.step_s,
-        calibrated=found.pricing.cluster if device == "cpu" else None,
+        expected_step_s=prediction.step_s,
+        calibrated=prediction.pricing.cluster if device == "cpu" else None,
         device=device,
     )
 
@@ -292,13 +292,15 @@ def _resume_command(options: argparse.Namespace) -> str:
     return " ".join(quote(word) for word in [*words, "--resume"])
 
 
-def _before(file: PlanFile, found: Prediction, notes: Sequence[str], options: argparse.Namespace) -> tuple[str, ...]:
+def _before(
+    file: PlanFile, prediction: Prediction, notes: Sequence[str], options: argparse.Namespace
+) -> tuple[str, ...]:
     tokens = file.workload.global_batch_size * file.workload.seq_len
     return (
-        *wrapped(f"{found.model} on {file.on}: {describe(file.plan, file.workload)}", indent=""),
+        *wrapped(f"{prediction.model} on {file.on}: {describe(file.plan, file.workload)}", indent=""),
         *wrapped(
-            f"predicted: {number(found.step_s)} s a step, {number(tokens / found.step_s, 4)} tokens/s, peak "
-            f"{show_bytes(found.tightest.peak_bytes)} a rank",
+            f"predicted: {number(prediction.step_s)} s a step, {number(tokens / prediction.step_s, 4)} tokens/s, peak "
+            f"{show_bytes(prediction.tightest.peak_bytes)} a rank",
             indent="",
         ),
         *wrapped(f"training {options.steps} steps on {source_of(options).describe()}", indent=""),
@@ -324,11 +326,11 @@ class Told:
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        o, found = self.outcome, self.prediction
+        o, prediction = self.outcome, self.prediction
         return {
             "schema": "gnomon.run/1",
-            "model": found.model,
-            "cluster": found.cluster,
+            "model": prediction.model,
+            "cluster": prediction.cluster,
             "plan": schema.to_mapping(self.file.plan),
             "workload": schema.to_mapping(self.file.workload),
             "resumed_from": o.resumed_from,
@@ -336,9 +338,9 @@ class Told:
             "stopped_by_signal": o.stopped or None,
             "checkpoint": None if o.checkpoint is None else str(o.checkpoint),
             "predicted": {
-                "step_s": found.step_s,
-                "step_s_as_it_was_before_training": None if o.slowdown is None else found.step_s * o.slowdown,
-                "peak_bytes": found.tightest.peak_bytes,
+                "step_s": prediction.step_s,
+                "step_s_as_it_was_before_training": None if o.slowdown is None else prediction.step_s * o.slowdown,
+                "peak_bytes": prediction.tightest.peak_bytes,
             },
             "measured": {
                 "step_s": o.step_s,

@@ -140,10 +140,10 @@ def _asked(given: Mapping[str, str]) -> argparse.Namespace:
             raise InputError(f"{column} is {value[:40]!r}; give yes or no")
         arguments += ([option] if YES[value] else []) if switch else [f"{option}={value}"]
     try:
-        found: Any = parser.parse_args(arguments)
+        parsed: Any = parser.parse_args(arguments)
     except InputError as error:
         raise InputError(str(error).replace("argument --", "column ", 1)) from None
-    return argparse.Namespace(**vars(found))
+    return argparse.Namespace(**vars(parsed))
 
 
 def _number(column: str, text: str) -> float:

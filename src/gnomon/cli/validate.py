@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
         print_json(
             {
                 "schema": "gnomon.validation/2",
-                "runs": [each.to_mapping() for each in done],
+                "runs": [row.to_mapping() for row in done],
                 "refused": [{"id": gone.id, "reason": gone.reason} for gone in refused],
             }
         )

@@ -210,8 +210,8 @@ class Body:
             if dim is not None or equal(size, 1):
                 out.append(dim or ())
                 continue
-            found, free = self._axes_of(size, free)
-            out.append(found)
+            axes, free = self._axes_of(size, free)
+            out.append(axes)
         return tuple(out)
 
     def _axes_of(self, size: Size, free: list[int]) -> tuple[tuple[int, ...], list[int]]:

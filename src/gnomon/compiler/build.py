@@ -80,8 +80,8 @@ def key_of(source: str, isa: InstructionSet | None = None, extra: Sequence[str] 
     """What a source compiles to depends on this alone."""
     isa = isa or this_machine().isa
     compiler = _compiler()
-    said = "\0".join((source, _headers(), *FLAGS, *isa.flags, *extra, compiler[1] if compiler else "", _openmp()))
-    return hashlib.sha256(said.encode()).hexdigest()[:32]
+    content = "\0".join((source, _headers(), *FLAGS, *isa.flags, *extra, compiler[1] if compiler else "", _openmp()))
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 @cache

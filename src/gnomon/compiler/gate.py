@@ -168,8 +168,8 @@ def _path(key: str) -> Path:
 
 def _read(key: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(_path(key).read_text(encoding="utf-8"))
-        return found if isinstance(found.get("kept"), bool) else None
+        verdict = json.loads(_path(key).read_text(encoding="utf-8"))
+        return verdict if isinstance(verdict.get("kept"), bool) else None
     except (OSError, ValueError, AttributeError):
         return None
 

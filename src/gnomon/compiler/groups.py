@@ -219,9 +219,9 @@ def rebuilt(members: Iterable[torch.fx.Node]) -> Body | None:
     return body
 
 
-def _distinct(found: Iterable[Group]) -> list[Group]:
+def _distinct(candidates: Iterable[Group]) -> list[Group]:
     out: list[Group] = []
-    for group in found:
+    for group in candidates:
         if not any(group is known for known in out):
             out.append(group)
     return out

@@ -34,10 +34,10 @@ class Lowering:
         return self.body.tensors.get(node)
 
     def external(self, node: torch.fx.Node) -> External:
-        found: External | None = self.sources(node)
-        if found is None:
+        source: External | None = self.sources(node)
+        if source is None:
             raise UnfitError("not in memory")
-        return found
+        return source
 
     def shape(self, node: Any) -> tuple[Size, ...]:
         return sizes_of(node.meta["val"].shape)

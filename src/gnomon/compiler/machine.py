@@ -84,9 +84,9 @@ def _cpuinfo() -> tuple[frozenset[str], str]:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return frozenset(), platform.machine()
-    found = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
-    found = {key.strip(): value.strip() for key, value in found.items()}
-    return frozenset(found.get("flags", "").split()), found.get("model name", platform.machine())
+    fields = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
+    fields = {key.strip(): value.strip() for key, value in fields.items()}
+    return frozenset(fields.get("flags", "").split()), fields.get("model name", platform.machine())
 
 
 def _cache(which: str, default: int) -> int:

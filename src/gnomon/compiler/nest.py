@@ -216,11 +216,11 @@ def _row(text: Text) -> None:
         rest = f"({rest} / n{axis})"
     if nest.outer:
         text.say(3, f"const int64_t i{nest.outer[0]} = {rest};")
-    said: set[int] = set()
+    declared: set[int] = set()
     based: set[str] = set()
     between = _between(nest)
     for step in nest.passes:
-        _between_passes(text, between, said, based, step.level)
+        _between_passes(text, between, declared, based, step.level)
         _bases(text, step, based)
         _pass(text, step)
         for i in step.reductions:
@@ -228,11 +228,11 @@ def _row(text: Text) -> None:
             if nest.stages.roles[i] == "row":
                 made = _horizontal(ins.op, f"r{i}", ins.kind)
                 text.say(3, f"const {ins.kind} v{i} = {SPLAT[ins.kind]}({made});")
-                said.add(i)
+                declared.add(i)
             elif nest.stages.roles[i] == "total":
                 made = _horizontal(ins.op, f"r{i}", ins.kind)
                 text.say(3, f"a{i} = {_combine_scalar(ins.op, f'a{i}', f'({TOTAL[ins.kind]}){made}')};")
-    _between_passes(text, between, said, based, POST - 1)
+    _between_passes(text, between, declared, based, POST - 1)
     for i in _roles(nest, "total"):
         source = nest.body.code[i].args[0]
         if not _varies(nest, source, nest.stages.inner):
@@ -249,13 +249,13 @@ def _horizontal(op: str, name: str, kind: str) -> str:
     return f"{_ACROSS[op]}({name})"
 
 
-def _between_passes(text: Text, between: Sequence[int], said: set[int], based: set[str], level: int) -> None:
+def _between_passes(text: Text, between: Sequence[int], declared: set[int], based: set[str], level: int) -> None:
     """Values of the whole row that are known by now."""
     nest = text.nest
     for i in between:
-        if i in said or nest.stages.level[i] > level or nest.body.code[i].op in REDUCTIONS:
+        if i in declared or nest.stages.level[i] > level or nest.body.code[i].op in REDUCTIONS:
             continue
-        said.add(i)
+        declared.add(i)
         ins = nest.body.code[i]
         if ins.op == "check":
             text.say(3, f"failed |= !all(v{ins.args[0]});")
@@ -545,10 +545,10 @@ def _post(text: Text) -> None:
     if not constant and not along:
         return
     text.say(1, "{")
-    said: set[int] = set()
+    declared: set[int] = set()
     for i in _needed_after(nest, [nest.outputs[n].value for n in (*constant, *along)]):
         if not _varies(nest, i, inner):
-            said.add(i)
+            declared.add(i)
             text.say(2, f"const {nest.body.code[i].kind} v{i} = {_after_value(text, i, None, False)};")
     for n in constant:
         text.say(2, f"st(q{n}, v{nest.outputs[n].value}, 1);")
@@ -565,7 +565,7 @@ def _post(text: Text) -> None:
             else:
                 text.say(depth, "for (int64_t j = 0; j + VW <= points; j += VW) {")
             for i in _needed_after(nest, [nest.outputs[n].value for n in along]):
-                if i not in said:
+                if i not in declared:
                     text.say(depth + 1, f"const {nest.body.code[i].kind} v{i} = {_after_value(text, i, 'j', partial)};")
             for n in along:
                 written = _write(text, n, nest.outputs[n].strides, f"v{nest.outputs[n].value}", "j", partial)

@@ -64,7 +64,7 @@ class Program:
 def leaves(group: Group) -> list[torch.fx.Node]:
     """What a group's members read that is not of the group: memory, behind any views, and numbers."""
     inside = set(group.members)
-    found: dict[torch.fx.Node, None] = {}
+    outside: dict[torch.fx.Node, None] = {}
     waiting = [arg for node in group.members for arg in node.all_input_nodes]
     seen: set[torch.fx.Node] = set()
     while waiting:
@@ -73,10 +73,10 @@ def leaves(group: Group) -> list[torch.fx.Node]:
             continue
         seen.add(node)
         if root(node) is node:
-            found[node] = None
+            outside[node] = None
         else:
             waiting += node.all_input_nodes
-    return sorted(found, key=lambda node: node._sort_key)
+    return sorted(outside, key=lambda node: node._sort_key)
 
 
 def program(graph: torch.fx.Graph, environment: Any) -> Program:
@@ -426,8 +426,8 @@ def _symbol_sources(made: Program) -> dict[str, str]:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             for which in ("shape", "stride"):
-                said = value.shape if which == "shape" else value.stride()
-                for i, part in enumerate(said):
+                parts = value.shape if which == "shape" else value.stride()
+                for i, part in enumerate(parts):
                     size = size_of(part)
                     if not isinstance(size, int) and size.is_Symbol:
                         out.setdefault(

@@ -202,8 +202,8 @@ def _offset(text: _Text, strides: dict[int, Size]) -> str:
 
 
 def _mask(text: _Text, axes: Iterable[int]) -> str:
-    found = set(axes)
-    parts = [name for name, own in (("rm", text.nest.outer), ("cm", text.nest.inner)) if found & set(own)]
+    varying = set(axes)
+    parts = [name for name, own in (("rm", text.nest.outer), ("cm", text.nest.inner)) if varying & set(own)]
     return " & ".join(parts)
 
 

@@ -48,8 +48,8 @@ class Devices:
     def __post_init__(self) -> None:
         self.free = list(self.machines.capacity)
         self.free_now = sum(self.free)
-        for pool, each in enumerate(self.machines.pools):
-            if each.mig:
+        for pool, group in enumerate(self.machines.pools):
+            if group.mig:
                 self.mig.update({node: Geometry() for node in self.machines.nodes_of(pool)})
 
     @property

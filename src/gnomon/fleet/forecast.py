@@ -79,13 +79,13 @@ class Curve:
     def rate(self, job: Job, count: int, nodes: int, per_node: int, speed: float) -> float:
         """Work a second on `count` devices of that speed on so many nodes."""
         key = (job.devices, count, nodes, per_node, speed)
-        found = self._memo.get(key)
-        if found is None:
-            found = speed / (self.serial + (1 - self.serial) * job.devices / count)
+        rate = self._memo.get(key)
+        if rate is None:
+            rate = speed / (self.serial + (1 - self.serial) * job.devices / count)
             if nodes > -(-count // per_node):
-                found *= 1 - self.spread
-            self._memo[key] = found
-        return found
+                rate *= 1 - self.spread
+            self._memo[key] = rate
+        return rate
 
     def memory_bytes(self, job: Job, devices: int) -> float:
         """See `Forecasts`."""

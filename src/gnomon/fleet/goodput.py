@@ -64,7 +64,7 @@ class Profile:
     @cached_property
     def epochs(self) -> int:
         """Epochs to the end."""
-        return min(len(each.progress) for each in self.validation.values())
+        return min(len(run.progress) for run in self.validation.values())
 
     @cached_property
     def progress(self) -> tuple[float, ...]:
@@ -90,8 +90,8 @@ class Profile:
         known = self.batches
         if not known[0] - _EPS <= batch <= known[-1] + _EPS:
             raise InputError(f"{self.name}: a batch of {batch:g} is not between {known[0]} and {known[-1]}")
-        upper = next((each for each in known if each >= batch - _EPS), known[-1])
-        lower = max(each for each in known if each <= batch + _EPS)
+        upper = next((size for size in known if size >= batch - _EPS), known[-1])
+        lower = max(size for size in known if size <= batch + _EPS)
         return lower, upper, (batch - lower) / (upper - lower) if upper > lower else 0.0
 
     def gain(self, batch: float, epoch: int) -> float:
@@ -113,10 +113,10 @@ class Profile:
         """(seconds of a step, of which communication) on a placement with a local batch."""
         turned = min(placement[i:] + placement[:i] for i in range(len(placement)))
         key = (turned, local)
-        found = self._steps.get(key)
-        if found is None:
-            found = self._steps[key] = self._step_s(turned, local)
-        return found
+        times = self._steps.get(key)
+        if times is None:
+            times = self._steps[key] = self._step_s(turned, local)
+        return times
 
     def _step_s(self, placement: Placement, local: int) -> tuple[float, float]:
         points = self.placements.get(placement)
@@ -125,18 +125,18 @@ class Profile:
         nodes, replicas = len(placement), sum(placement)
         known = sorted(self.scaled)
         nodes = min(max(nodes, known[0]), known[-1])
-        lower = max(each for each in known if each <= nodes)
-        upper = min(each for each in known if each >= nodes)
+        lower = max(count for count in known if count <= nodes)
+        upper = min(count for count in known if count >= nodes)
         share = (nodes - lower) / (upper - lower) if upper > lower else 0.0
         # The same replicas a node at both ends.
-        low, high = (self._scaled(each, replicas / len(placement) * each, local) for each in (lower, upper))
+        low, high = (self._scaled(count, replicas / len(placement) * count, local) for count in (lower, upper))
         return (1 - share) * low[0] + share * high[0], (1 - share) * low[1] + share * high[1]
 
     def _scaled(self, nodes: int, replicas: float, local: int) -> tuple[float, float]:
         known = sorted(self.scaled[nodes])
         replicas = min(max(replicas, known[0]), known[-1])
-        lower = max(each for each in known if each <= replicas)
-        upper = min(each for each in known if each >= replicas)
+        lower = max(count for count in known if count <= replicas)
+        upper = min(count for count in known if count >= replicas)
         share = (replicas - lower) / (upper - lower) if upper > lower else 0.0
         low, high = _at(self.scaled[nodes][lower], local), _at(self.scaled[nodes][upper], local)
         return (1 - share) * low[0] + share * high[0], (1 - share) * low[1] + share * high[1]
@@ -181,10 +181,10 @@ class Profiles:
 
     def of(self, job: Job) -> Profile:
         """InputError for a job of an application that was not measured."""
-        found = self.known.get(job.model)
-        if found is None:
+        profile = self.known.get(job.model)
+        if profile is None:
             raise InputError(f"job {job.id!r} is of {job.model!r}; measured are {', '.join(sorted(self.known))}")
-        return found
+        return profile
 
     def duration_s(self, model: str, devices: int, batch: int, steps: float) -> float:
         """How long an application takes on packed devices at a batch; NaN where it was not measured."""
@@ -241,11 +241,11 @@ class Profiled:
         profile = self.profiles.of(job)
         free = self.adaptive and not profile.fixed_batch
         key = (job.model, 0 if free else profile.fixed_batch if self.adaptive else job.batch_size, epoch, placement)
-        found = self._memo.get(key)
-        if found is None:
-            found = self._best(profile, epoch, placement) if free else self._kept(profile, key[1], epoch, placement)
-            self._memo[key] = found
-        return found
+        rate = self._memo.get(key)
+        if rate is None:
+            rate = self._best(profile, epoch, placement) if free else self._kept(profile, key[1], epoch, placement)
+            self._memo[key] = rate
+        return rate
 
     def _kept(self, profile: Profile, batch: int, epoch: int, placement: Placement) -> float:
         replicas = sum(placement)
@@ -301,13 +301,13 @@ class Profiled:
         placement = tuple(count for _, count in allocation)
         last, now = profile.epochs - 1, self.epoch(job, done_s)
         key = (job.model, job.batch_size, now, placement)
-        found = self._left.get(key)
-        if found is None:
+        remaining = self._left.get(key)
+        if remaining is None:
             size = job.batch_size
             left = profile.iterations(size, last) - profile.iterations(size, now) if now < last else 1.0
             step = _step(profile, placement, *fixed_batch(profile, sum(placement), size))
-            found = self._left[key] = left * step
-        return found
+            remaining = self._left[key] = left * step
+        return remaining
 
     def memory_bytes(self, job: Job, devices: int) -> float:
         """See `Forecasts`: the profiles do not say."""
@@ -339,13 +339,13 @@ def _tables(path: Path, columns: Sequence[str]) -> Sequence[dict[str, str]]:
 
 
 def _validation(path: Path) -> dict[str, dict[int, Validation]]:
-    found: dict[str, dict[int, list[tuple[float, ...]]]] = {}
+    by_app: dict[str, dict[int, list[tuple[float, ...]]]] = {}
     columns = ("app", "batch_size", "progress", "iteration", "grad_sqr", "grad_var")
     for row in _tables(path, columns):
         epoch = tuple(float(row[column]) for column in columns[2:])
-        found.setdefault(row["app"], {}).setdefault(int(row["batch_size"]), []).append(epoch)
+        by_app.setdefault(row["app"], {}).setdefault(int(row["batch_size"]), []).append(epoch)
     out = {}
-    for app, runs in found.items():
+    for app, runs in by_app.items():
         arrays = {batch: np.array(epochs) for batch, epochs in sorted(runs.items())}
         out[app] = {
             batch: Validation(progress=a[:, 0], iteration=a[:, 1], grad_sqr=a[:, 2], grad_var=a[:, 3])
@@ -355,12 +355,14 @@ def _validation(path: Path) -> dict[str, dict[int, Validation]]:
 
 
 def _placements(path: Path) -> dict[str, dict[Placement, tuple[Floats, Floats, Floats]]]:
-    found: dict[str, dict[Placement, list[tuple[float, float, float]]]] = {}
+    by_app: dict[str, dict[Placement, list[tuple[float, float, float]]]] = {}
     for row in _tables(path, ("app", "placement", "local_bsz", "step_time", "sync_time")):
         key = tuple(int(digit) for digit in row["placement"].strip())
         point = float(row["local_bsz"]), float(row["step_time"]), float(row["sync_time"])
-        found.setdefault(row["app"], {}).setdefault(key, []).append(point)
-    return {app: {key: _columns(points) for key, points in each.items()} for app, each in found.items()}
+        by_app.setdefault(row["app"], {}).setdefault(key, []).append(point)
+    return {
+        app: {key: _columns(points) for key, points in by_placement.items()} for app, by_placement in by_app.items()
+    }
 
 
 def _columns(points: list[tuple[float, float, float]]) -> tuple[Floats, Floats, Floats]:
@@ -372,15 +374,16 @@ def _scaled(
     path: Path, placements: Mapping[str, Mapping[Placement, tuple[Floats, Floats, Floats]]]
 ) -> dict[str, dict[int, dict[int, tuple[Floats, Floats, Floats]]]]:
     """By nodes and replicas: the table for many nodes, the mean over placements for few."""
-    found: dict[str, dict[int, dict[int, list[tuple[float, float, float]]]]] = {}
+    by_app: dict[str, dict[int, dict[int, list[tuple[float, float, float]]]]] = {}
     for row in _tables(path, ("app", "num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")):
         point = float(row["local_bsz"]), float(row["step_time"]), float(row["sync_time"])
-        by_nodes = found.setdefault(row["app"], {}).setdefault(int(row["num_nodes"]), {})
+        by_nodes = by_app.setdefault(row["app"], {}).setdefault(int(row["num_nodes"]), {})
         by_nodes.setdefault(int(row["num_replicas"]), []).append(point)
     out: dict[str, dict[int, dict[int, tuple[Floats, Floats, Floats]]]] = {}
-    for app, by_node in found.items():
+    for app, by_node in by_app.items():
         out[app] = {
-            nodes: {replicas: _columns(points) for replicas, points in each.items()} for nodes, each in by_node.items()
+            nodes: {replicas: _columns(points) for replicas, points in by_count.items()}
+            for nodes, by_count in by_node.items()
         }
         few: dict[int, dict[int, list[tuple[Floats, Floats, Floats]]]] = {}
         for key, points in placements.get(app, {}).items():
@@ -392,6 +395,6 @@ def _scaled(
 
 def _mean(many: Sequence[tuple[Floats, Floats, Floats]]) -> tuple[Floats, Floats, Floats]:
     sizes = many[0][0]
-    step = np.mean([np.interp(sizes, each[0], each[1]) for each in many], axis=0)
-    sync = np.mean([np.interp(sizes, each[0], each[2]) for each in many], axis=0)
+    step = np.mean([np.interp(sizes, points[0], points[1]) for points in many], axis=0)
+    sync = np.mean([np.interp(sizes, points[0], points[2]) for points in many], axis=0)
     return sizes, step, sync

@@ -99,7 +99,7 @@ def reasons(left_out: Sequence[Refused], most: int = 3) -> str:
     """`: 12 rows left out (line 4: …; line 9: …; …)`, or nothing."""
     if not left_out:
         return ""
-    first = "; ".join(f"line {each.line}: {each.reason}" for each in left_out[:most])
+    first = "; ".join(f"line {row.line}: {row.reason}" for row in left_out[:most])
     more = "; …" if len(left_out) > most else ""
     return f": {len(left_out):,} row{'s' if len(left_out) > 1 else ''} left out ({first}{more})"
 

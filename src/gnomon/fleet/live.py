@@ -78,10 +78,10 @@ def read_tasks(path: str | Path) -> tuple[Task, ...]:
                 line=line,
             )
         )
-    found = rows.jobs(jobs)
-    if not found:
+    checked = rows.jobs(jobs)
+    if not checked:
         raise InputError(f"{path}: no job")
-    return tuple(Task(job=job, command=commands[job.id]) for job in found)
+    return tuple(Task(job=job, command=commands[job.id]) for job in checked)
 
 
 @dataclass(slots=True)
@@ -228,7 +228,7 @@ class Controller:
                 self._signal(decision.job)
             elif decision.allocation and fate.state == "queued":
                 used = sum(
-                    each.task.job.devices for each in self.fates.values() if each.state in ("running", "stopping")
+                    other.task.job.devices for other in self.fates.values() if other.state in ("running", "stopping")
                 )
                 if used + fate.task.job.devices <= self.devices:
                     self._start(decision.job)

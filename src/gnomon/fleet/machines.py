@@ -76,7 +76,7 @@ class Machines:
 
     def nodes_of(self, pool: int) -> range:
         """Numbers of a pool's nodes."""
-        first = sum(each.nodes for each in self.pools[:pool])
+        first = sum(earlier.nodes for earlier in self.pools[:pool])
         return range(first, first + self.pools[pool].nodes)
 
     @property
@@ -101,11 +101,11 @@ def machines(spec: str, *, inference: str = "", mig: bool = False, measured_on: 
     mig: every device is a node of 7 slices. measured_on: device whose speed is 1; default the first pool's.
     """
     parts = [(spec, False)] + ([(inference, True)] if inference else [])
-    found: list[tuple[str, Device, int, int, bool]] = []
+    groups: list[tuple[str, Device, int, int, bool]] = []
     for text, serves in parts:
         for group in parse_cluster(text).groups:
-            found.append((text, group.node.device, group.count, group.node.count, serves))
-    reference = catalogue.device(measured_on) if measured_on else found[0][1]
+            groups.append((text, group.node.device, group.count, group.node.count, serves))
+    reference = catalogue.device(measured_on) if measured_on else groups[0][1]
     pools = [
         Pool(
             name="inference" if serves else "training",
@@ -116,7 +116,7 @@ def machines(spec: str, *, inference: str = "", mig: bool = False, measured_on: 
             serves=serves,
             mig=mig and not serves,
         )
-        for _, device, count, per_node, serves in found
+        for _, device, count, per_node, serves in groups
     ]
     return Machines(tuple(_named(pools)))
 

@@ -40,10 +40,10 @@ def profile_of(job: Job) -> str:
 
 def profile(text: str) -> str:
     """`3g.20gb` -> `3g`; `1g.20gb` (80 GB devices) -> `1g+`."""
-    found = _PROFILE.fullmatch(text.strip().lower())
-    if found is None:
+    match = _PROFILE.fullmatch(text.strip().lower())
+    if match is None:
         raise InputError(f"unknown MIG profile {text!r}; known are 1g, 2g, 3g, 4g and 7g, as in 3g.20gb")
-    return "1g+" if text.strip().lower() in _DOUBLE else f"{found[1]}g"
+    return "1g+" if text.strip().lower() in _DOUBLE else f"{match[1]}g"
 
 
 @dataclass(slots=True)

@@ -56,7 +56,7 @@ def _replay(trace: Trace, machines: Machines, policy: Policy, first_start_s: flo
     per_node = machines.pools[0].per_node
     level_of = [per_node] * machines.pools[0].nodes
     free = total = machines.devices
-    waiting: dict[int, list[tuple[float, int]]] = {each: [] for each in sorted(set(size))}
+    waiting: dict[int, list[tuple[float, int]]] = {count: [] for count in sorted(set(size))}
     queued = 0
     ends: list[tuple[float, int, Nodes]] = []
     backfill = policy.backfill

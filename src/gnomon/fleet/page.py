@@ -38,10 +38,10 @@ svg rect.run { stroke: var(--back); stroke-width: .4; vector-effect: non-scaling
 """
 
 
-def fleet_page(results: Sequence[Result], *, title: str, said: str, notes: Sequence[str] = ()) -> str:
+def fleet_page(results: Sequence[Result], *, title: str, sentence: str, notes: Sequence[str] = ()) -> str:
     """The page. results: at least one; recorded ones (`Rules.record`) have plots of the cluster over time."""
     style = (Path(pages.__file__).parent / "page.css").read_text(encoding="utf-8") + _STYLE
-    recorded = [each for each in results if each.series is not None]
+    recorded = [result for result in results if result.series is not None]
     sections = [
         _section("policies", "Policies", _figures(results) + _hours(results)),
         _section("jct", "Job completion times", _distributions(results)),
@@ -66,7 +66,7 @@ def fleet_page(results: Sequence[Result], *, title: str, said: str, notes: Seque
 </head>
 <body>
 <main>
-<header><h1>{escape(title)}</h1><p class="sentence">{escape(said)}</p></header>
+<header><h1>{escape(title)}</h1><p class="sentence">{escape(sentence)}</p></header>
 {body}
 </main>
 </body>
@@ -94,18 +94,18 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str, wor
 
 def _figures(results: Sequence[Result]) -> str:
     rows = []
-    for each in results:
-        f = each.figures()
+    for result in results:
+        f = result.figures()
         keys = ("jct_mean_s", "jct_p50_s", "jct_p99_s", "queue_mean_s", "queue_p99_s", "makespan_s")
         hours = (number(f[key] / 3600) for key in keys)
         rows.append(
             (
-                each.policy,
+                result.policy,
                 *hours,
                 percent(f["utilisation"]),
                 percent(f["goodput"]),
-                f"{each.preemptions:,}",
-                f"{each.resizes:,}",
+                f"{result.preemptions:,}",
+                f"{result.resizes:,}",
             )
         )
     head = (
@@ -125,7 +125,7 @@ def _figures(results: Sequence[Result]) -> str:
 
 
 def _hours(results: Sequence[Result]) -> str:
-    shown = [use for use in USES if any(each.device_s[use] > 0 for each in results)]
+    shown = [use for use in USES if any(result.device_s[use] > 0 for result in results)]
     rows = [(r.policy, *(f"{r.device_s[use] / 3600:,.0f}" for use in shown)) for r in results]
     return _table(("policy", *shown), rows, "Where device-hours went; they add up to all there were")
 
@@ -143,12 +143,12 @@ def _axis(low: str, high: str) -> str:
 
 def _distributions(results: Sequence[Result]) -> str:
     """Share of jobs that are done within a time, over its logarithm."""
-    every = np.concatenate([each.jct_s for each in results])
+    every = np.concatenate([result.jct_s for result in results])
     low, high = float(np.log10(max(every.min(), 1.0))), float(np.log10(max(every.max(), 10.0)))
     lines = ""
     shares = np.linspace(0, 1, 201)
-    for i, each in enumerate(results):
-        times = np.log10(np.maximum(np.quantile(each.jct_s, shares), 1.0))
+    for i, result in enumerate(results):
+        times = np.log10(np.maximum(np.quantile(result.jct_s, shares), 1.0))
         x = (times - low) / max(high - low, 1e-9) * 100
         points = " ".join(f"{a:.2f},{100 - 100 * b:.2f}" for a, b in zip(x, shares, strict=True))
         lines += f'<polyline stroke="{COLOURS[i % len(COLOURS)]}" points="{points}"/>'
@@ -157,7 +157,7 @@ def _distributions(results: Sequence[Result]) -> str:
         f'aria-label="share of jobs done within a time">{lines}</svg>'
     )
     axis = _axis(f"{number(10**low)} s", f"{number(10**high / 3600)} h (logarithmic)")
-    return _legend([each.policy for each in results]) + plot + axis + _quantiles(results)
+    return _legend([result.policy for result in results]) + plot + axis + _quantiles(results)
 
 
 def _quantiles(results: Sequence[Result]) -> str:
@@ -222,8 +222,8 @@ def _sampled(series: Series, values: Floats, end: float) -> tuple[Floats, Floats
 
 
 def _curves(results: Sequence[Result]) -> str:
-    end = max(max(each.end_s for each in results), 1.0)
-    out = _legend([each.policy for each in results])
+    end = max(max(result.end_s for result in results), 1.0)
+    out = _legend([result.policy for result in results])
     for name, unit in (("waiting", "jobs wait"), ("busy", "devices in use")):
         curves = [_sampled(r.series, getattr(r.series, name), end) for r in results if r.series is not None]
         top = max(max(float(y.max()) for _, y in curves), 1.0)

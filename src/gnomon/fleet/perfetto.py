@@ -17,7 +17,7 @@ def fleet_trace(result: Result) -> dict[str, Any]:
     names: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
     ends: dict[int, list[float]] = {}
-    for run in sorted(result.runs, key=lambda each: (each.start_s, each.index)):
+    for run in sorted(result.runs, key=lambda run: (run.start_s, run.index)):
         job = result.jobs[run.index]
         for node, count in run.allocation:
             threads = ends.setdefault(node, [])

@@ -48,9 +48,9 @@ def fit(state: State, free: Sequence[int], job: Job, count: int) -> Allocation |
         pool = cluster.pools[index]
         if pool.devices >= count:
             most = 0 if state.spread else -(-count // pool.per_node)
-            found = place(free, cluster.nodes_of(index), count, most)
-            if found is not None:
-                return found
+            allocation = place(free, cluster.nodes_of(index), count, most)
+            if allocation is not None:
+                return allocation
     return None
 
 
@@ -61,7 +61,7 @@ def emptiest(free: Sequence[int], nodes: Sequence[int], count: int) -> Allocatio
     while count:
         if not room:
             return None
-        node = max(room, key=lambda each: (room[each], -each))
+        node = max(room, key=lambda candidate: (room[candidate], -candidate))
         use = min(room.pop(node), count)
         out.append((node, use))
         count -= use

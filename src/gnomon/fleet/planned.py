@@ -77,17 +77,17 @@ class Planner:
     def _forecast(self, devices: int) -> Forecast:
         cluster = resized_cluster(self.cluster, devices)
         plan = resized(self.plan, devices)
-        found = predict(self.graph, cluster, plan, self.workload, self.stack)
+        prediction = predict(self.graph, cluster, plan, self.workload, self.stack)
         state = STATE_BYTES * self.graph.num_parameters()
         moved = 2 * state / (cluster.num_nodes * self.storage_bytes_per_s)
         return Forecast(
             devices=devices,
-            step_s=found.step_s,
-            low_s=found.band.low_s,
-            high_s=found.band.high_s,
-            samples_per_s=self.workload.global_batch_size / found.step_s,
-            peak_bytes=found.tightest.peak_bytes,
-            fits=found.fits,
+            step_s=prediction.step_s,
+            low_s=prediction.band.low_s,
+            high_s=prediction.band.high_s,
+            samples_per_s=self.workload.global_batch_size / prediction.step_s,
+            peak_bytes=prediction.tightest.peak_bytes,
+            fits=prediction.fits,
             resize_s=self.restart_s + moved,
             plan=plan,
         )
@@ -119,12 +119,12 @@ def resized_cluster(cluster: Cluster, devices: int) -> Cluster:
     return replace(cluster, name=f"{devices} x {node.device.name}", groups=(group,))
 
 
-def stops_paying(found: Sequence[Forecast], least: float = 0.5) -> int:
+def stops_paying(forecasts: Sequence[Forecast], least: float = 0.5) -> int:
     """The most devices up to which each further one still brings `least` of what one of the first did."""
-    first = found[0]
+    first = forecasts[0]
     share = first.samples_per_s / first.devices
     best = first.devices
-    for before, after in zip(found, found[1:], strict=False):
+    for before, after in zip(forecasts, forecasts[1:], strict=False):
         gain = (after.samples_per_s - before.samples_per_s) / (after.devices - before.devices)
         if gain < least * share:
             break

@@ -35,7 +35,7 @@ def read_points(path: str | Path) -> tuple[Points, tuple[str, ...]]:
         reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
         raise InputError(f"cannot read points {str(path)!r}: {reason}") from error
     rows = Rows(str(path))
-    found: dict[tuple[str, str], dict[int, float]] = {}
+    by_model: dict[tuple[str, str], dict[int, float]] = {}
     skipped = empty = 0
     for line, row in rows.table(text):
         names = _NAMES[0] if "job_type" in row else _NAMES[1]
@@ -48,17 +48,17 @@ def read_points(path: str | Path) -> tuple[Points, tuple[str, ...]]:
             empty += 1
         else:
             device = catalogue.find_device(kind)
-            by_count = found.setdefault((model, device.name if device else kind), {})
+            by_count = by_model.setdefault((model, device.name if device else kind), {})
             if count in by_count:
                 rows.problem(line, f"{model!r} on {count} {kind} is there twice")
             by_count[count] = rate
     rows.jobs(())
-    if not found:
+    if not by_model:
         raise InputError(f"{path}: no point of any model")
     notes = []
     if skipped or empty:
         notes.append(f"{path}: {skipped} points of devices spread over nodes and {empty} of speed 0 were passed over")
-    return {key: tuple(sorted(each.items())) for key, each in found.items()}, tuple(notes)
+    return {key: tuple(sorted(speeds.items())) for key, speeds in by_model.items()}, tuple(notes)
 
 
 def read_pairs(path: str | Path) -> Mapping[tuple[str, str, str], tuple[float, float]]:
@@ -136,8 +136,8 @@ class Measured:
 
     def memory_bytes(self, job: Job, devices: int) -> float:
         """See `Forecasts`."""
-        found = self.memory.get((job.model, job.device or self.reference))
-        return speed_at(found, devices) if found else self.curve.memory_bytes(job, devices)
+        points = self.memory.get((job.model, job.device or self.reference))
+        return speed_at(points, devices) if points else self.curve.memory_bytes(job, devices)
 
     def resize_s(self, job: Job, devices: int) -> float:
         """See `Forecasts`: in the replay's costs."""
@@ -153,5 +153,5 @@ class Measured:
 
     def duration_s(self, model: str, devices: int, batch: int, steps: float) -> float:
         """Seconds of so many steps on the reference device; NaN for a model without points."""
-        found = self.points.get((model, self.reference))
-        return steps / speed_at(found, devices) if found else math.nan
+        points = self.points.get((model, self.reference))
+        return steps / speed_at(points, devices) if points else math.nan

@@ -219,11 +219,13 @@ class _Replay:
             return
         state = self.state()
         self.decisions += 1
-        found = self.policy.decide(state, self.told)
-        for decision in found:
+        decisions = self.policy.decide(state, self.told)
+        for decision in decisions:
             if decision.job not in self.work.queue and decision.job not in self.work.running:
                 raise RunError(f"policy {self.policy.name} decides on {decision.job!r}, which is not active")
-        moved = [d for d in found if d.job in self.work.running and d.allocation != self.work.running[d.job].allocation]
+        moved = [
+            d for d in decisions if d.job in self.work.running and d.allocation != self.work.running[d.job].allocation
+        ]
         resized = set()
         for decision in moved:
             active = self.work.running[decision.job]
@@ -238,7 +240,7 @@ class _Replay:
                 active.saved_s = active.done_s
                 self.work.release(active, "resized")
                 resized.add(decision.job)
-        for decision in found:
+        for decision in decisions:
             if decision.allocation and (decision.job in self.work.queue or decision.job in resized):
                 self._carry_out(decision, self.work.active(decision.job), decision.job in resized)
         self._explain(state)

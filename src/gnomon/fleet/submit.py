@@ -97,20 +97,20 @@ def check_slurm(script: str, devices: int) -> None:
     """InputError for an option that sbatch does not know, a value it cannot read, or other than so many devices."""
     if not script.startswith("#!"):
         raise InputError("sbatch wants a script whose first line begins with #!")
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for number, line in enumerate(script.splitlines(), start=1):
         if not line.startswith("#SBATCH"):
             continue
         match = re.fullmatch(r"#SBATCH --([a-z-]+)(?:=(\S+))?", line)
         if match is None or match[1] not in SBATCH:
             raise InputError(f"line {number}: sbatch has no option {line.removeprefix('#SBATCH ')!r}")
-        found[match[1]] = match[2] or ""
+        options[match[1]] = match[2] or ""
     for name in ("nodes", "gpus-per-node", "ntasks-per-node"):
-        if not found.get(name, "").isdecimal():
-            raise InputError(f"--{name} must be a whole number, not {found.get(name, 'missing')!r}")
-    if not re.fullmatch(r"([0-9]+-)?[0-9]+:[0-5][0-9]:[0-5][0-9]", found.get("time", "")):
-        raise InputError(f"--time must be [days-]hours:minutes:seconds, not {found.get('time', 'missing')!r}")
-    total = int(found["nodes"]) * int(found["gpus-per-node"])
+        if not options.get(name, "").isdecimal():
+            raise InputError(f"--{name} must be a whole number, not {options.get(name, 'missing')!r}")
+    if not re.fullmatch(r"([0-9]+-)?[0-9]+:[0-5][0-9]:[0-5][0-9]", options.get("time", "")):
+        raise InputError(f"--time must be [days-]hours:minutes:seconds, not {options.get('time', 'missing')!r}")
+    total = int(options["nodes"]) * int(options["gpus-per-node"])
     if total != devices:
         raise InputError(f"the script asks for {total} devices, the plan has {devices}")
 

@@ -188,11 +188,11 @@ def need_model(asked: Asked, program: str) -> ModelConfig:
 
 def exported(asked: Asked, draft: Draft) -> Export:
     """The draft with everything that it does not carry over."""
-    found = draft.job
-    lost = list(_model(asked, found))
-    graph = asked.graph if found.model is None or isinstance(found.model, str) else found.graph()
-    lost += differences(asked.plan, normalized(found.plan, graph, found.workload))
-    lost += differences(asked.workload, found.workload, "workload")
+    job = draft.job
+    lost = list(_model(asked, job))
+    graph = asked.graph if job.model is None or isinstance(job.model, str) else job.graph()
+    lost += differences(asked.plan, normalized(job.plan, graph, job.workload))
+    lost += differences(asked.workload, job.workload, "workload")
     reasons = (*draft.reasons, *REASONS.items())
     unwritten = tuple(
         Unwritten(field=d.field, asked=d.asked, becomes=d.actual, why=reason_for(d.field, reasons))
@@ -204,16 +204,16 @@ def exported(asked: Asked, draft: Draft) -> Export:
         text=_commented(asked, draft, unwritten),
         unwritten=unwritten,
         elsewhere=draft.elsewhere,
-        beyond=tuple(map(str, found.unexpressed)),
-        job=found,
+        beyond=tuple(map(str, job.unexpressed)),
+        job=job,
     )
 
 
-def _model(asked: Asked, found: Job) -> Iterator[Difference]:
+def _model(asked: Asked, job: Job) -> Iterator[Difference]:
     """Where the model of the file is another one."""
-    if found.model is None or isinstance(found.model, str) or asked.model is None:
+    if job.model is None or isinstance(job.model, str) or asked.model is None:
         return
-    for one in differences(asked.model, found.model, "model"):
+    for one in differences(asked.model, job.model, "model"):
         if one.field.removeprefix("model.") not in NAMES:
             yield one
 

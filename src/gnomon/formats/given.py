@@ -63,16 +63,16 @@ NOTHING = Given()
 
 def parse_settings(words: Sequence[str]) -> dict[str, str]:
     """Texts by name of `name=value` words. InputError for a word that is none, and for a name given twice."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for word in words:
         name, equals, text = word.partition("=")
         name = name.strip()
         if not equals or not name.lstrip("-"):
             raise InputError(f"--set {word[:60]!r} is not name=value; write it as in --set seq_length=4096")
-        if name in found:
+        if name in settings:
             raise InputError(f"--set gives {name[:60]!r} twice; keep one")
-        found[name] = text
-    return found
+        settings[name] = text
+    return settings
 
 
 def setting_value(text: str) -> object:

@@ -87,8 +87,8 @@ def network_called(name: str, folder: Path | None = None) -> tuple[Network | str
     for place in (Path(name), *([folder / name] if folder is not None else [])):
         config = place / "config.json" if place.is_dir() else place
         if config.name == "config.json" and config.is_file():
-            found = read_hf_config(read_source(config)[0], place.name)
-            return found.graph if found.config is None else found.config, ""
+            model = read_hf_config(read_source(config)[0], place.name)
+            return model.graph if model.config is None else model.config, ""
     try:
         return known_name(name), ""
     except CatalogueError:

@@ -159,8 +159,10 @@ class Fields(Keys):
         """As for `Keys`; InputError for a value with a variable that the script does not set."""
         value = super().raw(key)
         for text in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(text, str) and (found := offered(text)) is not None:
-                self.fail(key, f"{key} takes {found[0]!r}, which the script does not set; {give_variable(*found)}")
+            if isinstance(text, str) and (variable := offered(text)) is not None:
+                self.fail(
+                    key, f"{key} takes {variable[0]!r}, which the script does not set; {give_variable(*variable)}"
+                )
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -175,7 +177,7 @@ class Fields(Keys):
     def report(self, key: str, why: str) -> None:
         """List a field in `unexpressed`; nothing if it is absent or null."""
         value = super().raw(key)
-        if value is not None and all(found.field != key for found in self.unexpressed):
+        if value is not None and all(listed.field != key for listed in self.unexpressed):
             self.unexpressed.append(Unexpressed(field=key, value=shorten(value), why=why))
 
     def names(self) -> tuple[str, ...]:
@@ -189,7 +191,7 @@ class Fields(Keys):
     def note_default(self, key: str, value: str, why: str) -> None:
         """List in `unexpressed` what leaving a field out means."""
         self.raw(key)
-        if all(found.field != key for found in self.unexpressed):
+        if all(listed.field != key for listed in self.unexpressed):
             self.unexpressed.append(Unexpressed(field=key, value=value, why=why))
 
     def report_unless(self, key: str, allowed: Collection[object], why: str) -> None:

@@ -39,12 +39,12 @@ def read_json(text: str, source: str, *, infinite: bool = False) -> Mapping[str,
         return float(digits) if math.isfinite(float(digits)) else constant(digits)
 
     def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(items)
-        if len(found) != len(items):
+        mapping = dict(items)
+        if len(mapping) != len(items):
             names = [name for name, _ in items]
-            twice = sorted({name for name in found if names.count(name) > 1})
+            twice = sorted({name for name in mapping if names.count(name) > 1})
             raise InputError(f"{source} gives {', '.join(map(repr, twice))} twice in one object", "$")
-        return found
+        return mapping
 
     try:
         value = json.loads(text, parse_constant=constant, parse_float=finite, object_pairs_hook=pairs)
@@ -76,9 +76,9 @@ class Keys:
         value = self.raw(key)
         if value is not None and not isinstance(value, Mapping):
             self.fail(key, f"expected an object, got {value!r}")
-        found = Keys(value or {}, self._source, f"{self._at}.{key}")
-        self._inside.append(found)
-        return found
+        keys = Keys(value or {}, self._source, f"{self._at}.{key}")
+        self._inside.append(keys)
+        return keys
 
     def has(self, key: str) -> bool:
         """Whether the key is given and not null; a null then counts as understood."""

@@ -46,8 +46,8 @@ def launched(path: Path, given: Given, wanted: Callable[[Launch], bool], hint: s
     """
     text, file = read_source(path)
     script = launches(text, given.env, given.settings, path.resolve().parent)
-    found = [one for one in script.launches if wanted(one)]
-    if not found:
+    commands = [one for one in script.launches if wanted(one)]
+    if not commands:
         skipped = f"; not followed: {', '.join(script.skipped)}" if script.skipped else ""
         raise FormatError(f"{file} starts no Python program with {hint}{skipped}; give the command itself", file)
     options = {name: text for name, text in given.settings.items() if name not in script.read and name != ARGUMENTS}
@@ -55,10 +55,10 @@ def launched(path: Path, given: Given, wanted: Callable[[Launch], bool], hint: s
         raise InputError(f"{file} uses no variable {wrong[0]!r}{nearest(wrong[0], script.read)}", "--set")
     return Launched(
         file=file,
-        launch=found[-1],
+        launch=commands[-1],
         options=options,
         skipped=tuple(script.skipped),
-        devices=launched_devices(found[-1].launcher, text),
+        devices=launched_devices(commands[-1].launcher, text),
     )
 
 
@@ -72,43 +72,43 @@ def launched_devices(launcher: Sequence[str], text: str) -> int | None:
     header = dict(re.findall(r"^#SBATCH\s+--?([\w-]+)[=\s]+(\d+)\s*$", text, re.MULTILINE))
     nodes = values.get("nnodes") or values.get("num_nodes") or values.get("nodes") or header.get("nodes")
     nodes = nodes or header.get("N")
-    each = values.get("nproc_per_node") or values.get("num_gpus") or header.get("ntasks-per-node")
-    each = each or header.get("gpus-per-node")
-    if each is not None and nodes is None and {"nproc_per_node", "num_gpus"} & set(values):
+    per_node = values.get("nproc_per_node") or values.get("num_gpus") or header.get("ntasks-per-node")
+    per_node = per_node or header.get("gpus-per-node")
+    if per_node is not None and nodes is None and {"nproc_per_node", "num_gpus"} & set(values):
         nodes = "1"
-    if nodes is None or each is None or not (nodes.isdigit() and each.isdigit()):
+    if nodes is None or per_node is None or not (nodes.isdigit() and per_node.isdigit()):
         return None
-    return int(nodes) * int(each)
+    return int(nodes) * int(per_node)
 
 
 def overrides(words: Sequence[str]) -> dict[str, object]:
     """Values of Hydra's words `a.b=c`, `+a.b=c`, `++a.b=c`; `~a.b` and other words are left out."""
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for word in words:
         match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w./@]*)=(.*)", word, re.DOTALL)
         if match:
             text = match[2].strip().strip("'\"")
-            found[match[1]] = text if unknown(text) is not None else setting_value(text)
-    return found
+            values[match[1]] = text if unknown(text) is not None else setting_value(text)
+    return values
 
 
 def dashed(words: Sequence[str]) -> dict[str, object]:
     """Values of argparse's words `--a.b c d`, `--a`, `--a=c`: text and numbers, true for a switch, a list for several
     words."""
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     name = ""
     for word in words:
         if re.match(r"--[A-Za-z_]", word):
             name, equals, text = word[2:].partition("=")
             name = name.replace("-", "_")
-            found[name] = setting_value(text) if equals else True
+            values[name] = setting_value(text) if equals else True
         elif name:
             value = word if unknown(word) is not None else setting_value(word)
-            before = found[name]
+            before = values[name]
             if before is True:
-                found[name] = value
+                values[name] = value
             elif isinstance(before, list):
                 before.append(value)
             else:
-                found[name] = [before, value]
-    return found
+                values[name] = [before, value]
+    return values

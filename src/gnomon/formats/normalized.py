@@ -149,16 +149,16 @@ def _optimizer(optimizer: Optimizer) -> Optimizer:
     return optimizer if optimizer.reshard_after_forward else replace(optimizer, keep_last_block=True)
 
 
-def differences(asked: object, found: object, path: str = "") -> Iterator[Difference]:
+def differences(asked: object, actual: object, path: str = "") -> Iterator[Difference]:
     """Every field, by path, in which two values of one dataclass differ; values of two classes differ as a whole."""
-    if asked == found:
+    if asked == actual:
         return
-    if is_dataclass(asked) and type(asked) is type(found):
+    if is_dataclass(asked) and type(asked) is type(actual):
         for field in fields(asked):
             inner = f"{path}.{field.name}" if path else field.name
-            yield from differences(getattr(asked, field.name), getattr(found, field.name), inner)
+            yield from differences(getattr(asked, field.name), getattr(actual, field.name), inner)
     else:
-        yield Difference(field=path, asked=text_of(asked), actual=text_of(found))
+        yield Difference(field=path, asked=text_of(asked), actual=text_of(actual))
 
 
 def text_of(value: object) -> str:

@@ -192,5 +192,5 @@ def _messages(timeline: Timeline) -> Iterator[tuple[int, int]]:
         receives.setdefault((timeline.kinds[kind], stage, unit, step), span)
     for span, (kind, stage, unit, step) in enumerate(columns):
         name, further = MESSAGES.get(timeline.kinds[kind], ("", 0))
-        if name and (found := receives.get((name, stage + further, unit, step))) is not None:
-            yield span, found
+        if name and (receive := receives.get((name, stage + further, unit, step))) is not None:
+            yield span, receive

@@ -24,8 +24,8 @@ _MODELS = "huggingface"
 
 def names() -> tuple[str, ...]:
     """Names of all programs, by the alphabet, nothing loaded."""
-    found = (path.parent.name for path in Path(__file__).parent.glob("*/__init__.py"))
-    return tuple(sorted(name.replace("_", "-") for name in found if name != _MODELS))
+    folders = (path.parent.name for path in Path(__file__).parent.glob("*/__init__.py"))
+    return tuple(sorted(name.replace("_", "-") for name in folders if name != _MODELS))
 
 
 def written() -> tuple[str, ...]:
@@ -35,22 +35,22 @@ def written() -> tuple[str, ...]:
 
 def stacks() -> tuple[str, ...]:
     """Records of the programs that plans are exported to."""
-    return tuple(each.stack for each in map(find, names()) if each.write is not None and each.stack)
+    return tuple(program.stack for program in map(find, names()) if program.write is not None and program.stack)
 
 
 def of_stack(stack: str) -> Format | None:
     """The format that plans for a stack are exported to; None where there is none."""
-    found = (find(name) for name in names())
-    return next((each for each in found if each.write is not None and each.stack == stack), None)
+    formats = (find(name) for name in names())
+    return next((program for program in formats if program.write is not None and program.stack == stack), None)
 
 
 def find(name: str) -> Format:
     """The format of a program. InputError with the nearest for a name that there is not."""
     if name not in names():
         raise InputError(f"unknown format {name[:40]!r}{nearest(name[:40], names())}; known: {', '.join(names())}")
-    found: Format = load_late(f"gnomon.formats.{name.replace('-', '_')}:FORMAT")
-    assert found.name == name, f"formats/{name} holds the format {found.name}"
-    return found
+    program: Format = load_late(f"gnomon.formats.{name.replace('-', '_')}:FORMAT")
+    assert program.name == name, f"formats/{name} holds the format {program.name}"
+    return program
 
 
 def sample(path: Path) -> Sample:
@@ -79,8 +79,8 @@ def recognised(path: Path) -> Format | None:
     """The format of a file by what is in it; None where it is none of them. InputError for a file that is of several,
     or cannot be read."""
     seen = sample(path)
-    found = [each for each in map(find, names()) if each.looks(seen)]
-    if len(found) > 1:
-        spelled = " or ".join(each.name for each in found)
-        raise InputError(f"{path} may be a job file of {spelled}; say which: --from {found[0].name} {path}")
-    return found[0] if found else None
+    matching = [program for program in map(find, names()) if program.looks(seen)]
+    if len(matching) > 1:
+        spelled = " or ".join(program.name for program in matching)
+        raise InputError(f"{path} may be a job file of {spelled}; say which: --from {matching[0].name} {path}")
+    return matching[0] if matching else None

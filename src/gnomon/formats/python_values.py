@@ -73,9 +73,9 @@ class Module:
             paths = [
                 folder.joinpath(*parts[at:]).with_suffix(".py") for folder in self.folders for at in range(len(parts))
             ]
-            found = next((path for path in paths if path.is_file()), None)
+            file = next((path for path in paths if path.is_file()), None)
             try:
-                self.loaded[name] = None if found is None else module_of(*read_source(found), self.folders, self.loaded)
+                self.loaded[name] = None if file is None else module_of(*read_source(file), self.folders, self.loaded)
             except GnomonError:
                 self.loaded[name] = None
         return self.loaded[name]
@@ -113,11 +113,11 @@ def module_of(
 
 def module_values(text: str, source: str) -> Values:
     """Values of the names that a file assigns outermost."""
-    found: Values = {}
+    values: Values = {}
     nothing = Module({}, {}, {})
     for statement in parsed(text, source).body:
-        _assign(statement, found, nothing, 0)
-    return found
+        _assign(statement, values, nothing, 0)
+    return values
 
 
 def function_values(name: str, module: Module, given: Values | None = None, depth: int = 0) -> object:
@@ -127,8 +127,8 @@ def function_values(name: str, module: Module, given: Values | None = None, dept
         return None
     home, node = there
     names: Values = {**_defaults(node, home, depth), **(given or {})}
-    found = _followed(node.body, names, home, depth)
-    return None if found is _GOES_ON else found
+    returned = _followed(node.body, names, home, depth)
+    return None if returned is _GOES_ON else returned
 
 
 _GOES_ON = object()
@@ -152,8 +152,8 @@ def _followed(body: Sequence[ast.stmt], names: Values, module: Module, depth: in
         if isinstance(statement, ast.If):
             met = truth(statement.test, names, module, depth)
             part = statement.body if met else statement.orelse if met is False else []
-            if (found := _followed(part, names, module, depth)) is not _GOES_ON:
-                return found
+            if (returned := _followed(part, names, module, depth)) is not _GOES_ON:
+                return returned
         elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
             _value(statement.value, names, module, depth)  # a function may set what it is given
         else:
@@ -165,9 +165,9 @@ def truth(node: ast.expr, names: Values, module: Module, depth: int) -> bool | N
     """Whether a test holds; None where it cannot be known."""
     match node:
         case ast.BoolOp(op=op, values=parts):
-            found = [truth(part, names, module, depth) for part in parts]
+            truths = [truth(part, names, module, depth) for part in parts]
             ends = isinstance(op, ast.Or)
-            return ends if ends in found else None if None in found else not ends
+            return ends if ends in truths else None if None in truths else not ends
         case ast.UnaryOp(op=ast.Not(), operand=part):
             met = truth(part, names, module, depth)
             return None if met is None else not met
@@ -193,12 +193,12 @@ def _assign(statement: ast.stmt, names: Values, module: Module, depth: int) -> N
         targets, value = statement.targets, statement.value
     else:
         return
-    said = _value(value, names, module, depth)
+    assigned = _value(value, names, module, depth)
     for target in targets:
         if isinstance(target, ast.Name):
-            names[target.id] = said
+            names[target.id] = assigned
         elif isinstance(target, ast.Attribute) and isinstance(holder := _holder(target.value, names), dict):
-            holder[target.attr] = said
+            holder[target.attr] = assigned
 
 
 def _holder(node: ast.expr, names: Values) -> object:
@@ -252,8 +252,8 @@ def _value(node: ast.expr, names: Values, module: Module, depth: int) -> object:
             return None
         case ast.BoolOp(op=op, values=parts):
             for part in parts[:-1]:
-                if bool(found := inner(part)) == isinstance(op, ast.Or):
-                    return found
+                if bool(operand := inner(part)) == isinstance(op, ast.Or):
+                    return operand
             return inner(parts[-1])
         case ast.Subscript(value=held, slice=key) if isinstance(table := inner(held), dict):
             return table.get(str(inner(key)))
@@ -276,13 +276,13 @@ def _lists(a: object, op: ast.operator, b: object) -> list[object] | None:
 
 def _call(node: ast.Call, names: Values, inner: Callable[[ast.expr], object], module: Module, depth: int) -> object:
     name = dotted(node.func)
-    said: Values = {pair.arg: inner(pair.value) for pair in node.keywords if pair.arg is not None}
+    keywords: Values = {pair.arg: inner(pair.value) for pair in node.keywords if pair.arg is not None}
     arguments = [inner(part) for part in node.args]
     if there := module.function(name) if name not in names else None:
         takes = [one.arg for one in (*there[1].args.posonlyargs, *there[1].args.args)]
-        return function_values(name, module, {**dict(zip(takes, arguments, strict=False)), **said}, depth + 1)
+        return function_values(name, module, {**dict(zip(takes, arguments, strict=False)), **keywords}, depth + 1)
     if name == "dict":
-        return said
+        return keywords
     if name == "getattr" and len(arguments) == 3 and isinstance(arguments[0], dict):
         return arguments[0].get(str(arguments[1]), arguments[2])
     if isinstance(node.func, ast.Attribute):
@@ -290,5 +290,5 @@ def _call(node: ast.Call, names: Values, inner: Callable[[ast.expr], object], mo
         if isinstance(holder, str) and node.func.attr in ("lower", "upper", "strip") and not arguments:
             return str(getattr(holder, node.func.attr)())
         if not name and isinstance(holder, dict) and CALL in holder:  # a method of what a call returns
-            return {ARGUMENTS: holder.get(ARGUMENTS), **said, CALL: f"{holder[CALL]}.{node.func.attr}"}
-    return {**said, CALL: name, ARGUMENTS: arguments}
+            return {ARGUMENTS: holder.get(ARGUMENTS), **keywords, CALL: f"{holder[CALL]}.{node.func.attr}"}
+    return {**keywords, CALL: name, ARGUMENTS: arguments}

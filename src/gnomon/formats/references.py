@@ -32,12 +32,12 @@ def _value(value: object, root: Mapping[str, object], at: tuple[str, ...], env: 
     if not isinstance(value, str) or "${" not in value or depth > MAX_STEPS:
         return value
     if whole := _REFERENCE.fullmatch(value.strip()):
-        found = _named(whole, root, at, env)
-        return value if found is None else _value(found, root, at, env, depth + 1)
+        target = _named(whole, root, at, env)
+        return value if target is None else _value(target, root, at, env, depth + 1)
 
     def put(match: re.Match[str]) -> str:
-        found = _named(match, root, at, env)
-        return match[0] if found is None or isinstance(found, Mapping | list) else str(found)
+        named = _named(match, root, at, env)
+        return match[0] if named is None or isinstance(named, Mapping | list) else str(named)
 
     replaced = _COMPUTED.sub(computed, _REFERENCE.sub(put, value))
     if replaced != value and replaced.lstrip("-").isdigit():
@@ -65,7 +65,7 @@ def _named(match: re.Match[str], root: Mapping[str, object], at: tuple[str, ...]
         path = (*at[: len(at) - up], *name.lstrip(".").split("."))
     else:
         path = tuple(name.split("."))
-    found: object = root
+    node: object = root
     for part in path:
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return setting_value(default) if found is None and default is not None else found
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return setting_value(default) if node is None and default is not None else node

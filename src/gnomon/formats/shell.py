@@ -106,8 +106,8 @@ def launches(
 
 def unknown(text: str) -> str | None:
     """Name of the first variable in `text` that the script does not give, or None."""
-    found = offered(text)
-    return None if found is None else found[0]
+    variable = offered(text)
+    return None if variable is None else variable[0]
 
 
 def offered(text: str) -> tuple[str, str] | None:
@@ -163,19 +163,19 @@ LOOPS = ("for", "while", "until", "select")
 def body_of(stream: Iterator[Command], opened: list[str], end: str) -> list[Command]:
     """The commands up to the word that ends what `opened` began: `done`, `esac` or `}`."""
     openers = {"done": LOOPS, "esac": ("case",), "}": ("{",)}[end]
-    found: list[Command] = []
+    body: list[Command] = []
     nested = 1
     if end in opened[1:]:
-        return found
+        return body
     for line, words in stream:
         nested += words[0] in openers or (end == "}" and words[-1] == "{" and len(words) > 1)
         nested -= words.count(end) if end == "}" else words[0] == end
         if nested <= 0:
             if len(words) > 1:
-                found.append((line, [w for w in words if w != end]))
+                body.append((line, [w for w in words if w != end]))
             break
-        found.append((line, words))
-    return found
+        body.append((line, words))
+    return body
 
 
 def mark(body: list[Command], script: Script) -> None:
@@ -572,7 +572,7 @@ def parameter(inside: str, script: Script) -> Value:
     if missing and operator and operator[-1] in "-=":
         return joined(f'"{default}"' if '"' not in default else default, script)
     if value is None and name in "@*":
-        return [str(script.variables[each]) for each in positions(script)]
+        return [str(script.variables[position]) for position in positions(script)]
     if value is None and name.isdecimal() and script.shifted:
         name = str(int(name) + script.shifted)
     if value is None:

@@ -68,5 +68,5 @@ def program_of(words: list[str]) -> int | None:
     """Index of the program that a command starts: the first `.py` file, or the module after `-m`."""
     files = [i for i, w in enumerate(words) if w.endswith(".py") and not w.startswith("-")]
     modules = [i + 1 for i, w in enumerate(words[:-1]) if w in ("-m", "--module")]
-    found = [*files[:1], *[i for i in modules if not words[i].startswith(LAUNCHERS)][:1]]
-    return min(found, default=None)
+    programs = [*files[:1], *[i for i in modules if not words[i].startswith(LAUNCHERS)][:1]]
+    return min(programs, default=None)

@@ -192,10 +192,10 @@ def model_of(f: Fields, key: str, given: Given, folder: Path | None, assumed: li
     f.ignore(key)
     if name is None:
         f.fail(key, "the file does not say the network; give --model NAME, or --model path/to/config.json")
-    found, said = network_called(str(name), folder)
-    if said:
-        assumed.append(said)
-    return found
+    network, note = network_called(str(name), folder)
+    if note:
+        assumed.append(note)
+    return network
 
 
 def adapted(
@@ -217,10 +217,10 @@ def optimizer_of(f: Fields, key: str, default: str) -> str:
     name = str(f.raw(key) or default).lower()
     if re.search(r"8bit|4bit|_8bit|8_bit", name):
         f.report(key, EIGHT_BIT)
-    found = next((ours for pattern, ours in OPTIMIZERS.items() if fnmatchcase(name, pattern)), None)
-    if found is None:
+    kind = next((ours for pattern, ours in OPTIMIZERS.items() if fnmatchcase(name, pattern)), None)
+    if kind is None:
         f.report(key, "another update; priced as AdamW")
-    return found or "adamw"
+    return kind or "adamw"
 
 
 def flag(f: Fields, key: str, default: bool = False) -> bool:

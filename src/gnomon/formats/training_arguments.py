@@ -45,24 +45,24 @@ def sharded(f: Fields, asked: Training, *, machines: int = 1) -> Training:
     listed = words.split() if isinstance(words, str) else words if isinstance(words, list) else ()
     named = {str(word).lower() for word in listed}
     keys = [name for name in f.names() if name.startswith("fsdp_config.")]
-    found = {name.removeprefix("fsdp_config.").removeprefix("fsdp_"): name for name in keys}
-    version = f.raw("fsdp_version") or f.raw(found.get("version", "fsdp_version")) or 1
-    if not named and words is not True and not found:
+    names = {name.removeprefix("fsdp_config.").removeprefix("fsdp_"): name for name in keys}
+    version = f.raw("fsdp_version") or f.raw(names.get("version", "fsdp_version")) or 1
+    if not named and words is not True and not names:
         return asked
     if named and not named & set(SHARDS):
         return asked
     strategy = next((word for word in SHARDS if word in named), None)
-    spelled = f.raw(found.get("sharding_strategy", "fsdp_config.fsdp_sharding_strategy"))
-    again = f.raw(found.get("reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward"))
+    spelled = f.raw(names.get("sharding_strategy", "fsdp_config.fsdp_sharding_strategy"))
+    again = f.raw(names.get("reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward"))
     strategy = strategy or str(spelled if isinstance(spelled, str) else "full_shard").lower()
     zero = SHARDS.get(strategy, 3)
     if again is False or str(again).lower() in ("false", "shard_grad_op"):
         zero = 2
     for key in ("activation_checkpointing", "offload_params"):
-        f.raw(found.get(key, f"fsdp_config.{key}"))
-    recompute = flag(f, found.get("activation_checkpointing", "fsdp_config.activation_checkpointing"))
-    offload = flag(f, found.get("offload_params", "fsdp_config.offload_params")) or "offload" in named
-    f.ignore(*found.values(), "fsdp", "fsdp_version", "fsdp_config")
+        f.raw(names.get(key, f"fsdp_config.{key}"))
+    recompute = flag(f, names.get("activation_checkpointing", "fsdp_config.activation_checkpointing"))
+    offload = flag(f, names.get("offload_params", "fsdp_config.offload_params")) or "offload" in named
+    f.ignore(*names.values(), "fsdp", "fsdp_version", "fsdp_config")
     f.notes.append(f"fsdp: version {version}, read as {strategy}")
     return replace(
         asked,

@@ -138,15 +138,15 @@ def _construct(node: Any, source: str, path: str, loader: Any) -> object:
     if node.tag.removeprefix("tag:yaml.org,2002:") not in TAGS:
         fail(f"a value of type {node.tag!r}, which is not read; write a plain value")
     if node.id == "mapping":
-        found: dict[str, object] = {}
+        mapping: dict[str, object] = {}
         for key_node, value_node in node.value:
             key = key_node.value if key_node.id == "scalar" else fail("a key that is not a word")
             if key == "<<":
                 fail("merge keys (<<) are not read; write the keys out")
-            if key in found:
+            if key in mapping:
                 fail(f"{key!r} is given twice in one mapping")
-            found[key] = _construct(value_node, source, f"{path}.{key}", loader)
-        return found
+            mapping[key] = _construct(value_node, source, f"{path}.{key}", loader)
+        return mapping
     if node.id == "sequence":
         return [_construct(item, source, f"{path}[{i}]", loader) for i, item in enumerate(node.value)]
     try:

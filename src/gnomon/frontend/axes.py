@@ -67,10 +67,10 @@ class Axes:
     def dim(self, axis: Axis) -> Dim:
         """The Dim of an axis."""
         root = self.find(axis)
-        found = self.known.get(root)
-        if found is None:
-            found = self.known[root] = self._dim(root, frozenset())
-        return found
+        dim = self.known.get(root)
+        if dim is None:
+            dim = self.known[root] = self._dim(root, frozenset())
+        return dim
 
     def _dim(self, root: int, within: frozenset[int]) -> Dim:
         extent = self.extents[root]
@@ -116,14 +116,14 @@ class Axes:
 
     def dims(self, axes: Sequence[Axis]) -> tuple[Dim, ...]:
         """Dims of a tensor: one that comes twice has another name the second time."""
-        found, atoms = list[Dim](), set[str]()
+        dims, atoms = list[Dim](), set[str]()
         for axis in axes:
             dim = self.dim(axis)
             if {atom.name for atom in dim.atoms} & atoms:
                 dim = _again(dim, atoms)
             atoms |= {atom.name for atom in dim.atoms}
-            found.append(dim)
-        return tuple(found)
+            dims.append(dim)
+        return tuple(dims)
 
 
 def _again(dim: Dim, atoms: set[str]) -> Dim:

@@ -25,7 +25,7 @@ def live_steps(trace: Trace) -> list[Step]:
     """Steps that an output depends on, or that write into memory that does, in order."""
     wanted = set(trace.outputs)
     memory = {trace.values[i].storage for i in wanted}
-    found: list[Step] = []
+    live: list[Step] = []
     for step in reversed(trace.steps):
         outs = {o for node in step.nodes for o in node.outs if o is not None}
         written = {
@@ -35,12 +35,12 @@ def live_steps(trace: Trace) -> list[Step]:
         }
         if not (outs & wanted or written & memory):
             continue
-        found.append(step)
+        live.append(step)
         for node in step.nodes:
             for index in refs(node):
                 wanted.add(index)
                 memory.add(trace.values[index].storage)
-    return found[::-1]
+    return live[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,18 @@ class Segment:
 
 def repeated(module: nn.Module) -> list[str]:
     """Names of lists of modules of which at least two neighbours are alike, outermost only."""
-    found: list[str] = []
+    names: list[str] = []
 
     def visit(name: str, child: nn.Module) -> None:
         parts = list(child.named_children())
         if len(parts) > 1 and all(key.isdigit() for key, _ in parts) and _alike([m for _, m in parts]):
-            found.append(name)
+            names.append(name)
             return
         for key, inner in parts:
             visit(f"{name}.{key}" if name else key, inner)
 
     visit("", module)
-    return found
+    return names
 
 
 def _alike(modules: Sequence[nn.Module]) -> bool:
@@ -94,16 +94,16 @@ def segments(steps: Sequence[Step], containers: Sequence[str]) -> list[Segment]:
                 return name, int(match[1])
         return "", 0
 
-    found: list[tuple[tuple[str, int, int], list[Step]]] = []
+    groups: list[tuple[tuple[str, int, int], list[Step]]] = []
     for step in steps:
         container, index = place(step)
         element = f"{container}.{index}" if container else str(index)
         key = (container, index, next((turn for name, turn in step.turns if name == element), 0))
-        if found and found[-1][0][:2] == key[:2] and (not key[0] or found[-1][0] == key):
-            found[-1][1].append(step)
+        if groups and groups[-1][0][:2] == key[:2] and (not key[0] or groups[-1][0] == key):
+            groups[-1][1].append(step)
         else:
-            found.append((key, [step]))
-    return [Segment(tuple(held), key[0], key[1]) for key, held in found]
+            groups.append((key, [step]))
+    return [Segment(tuple(held), key[0], key[1]) for key, held in groups]
 
 
 @dataclass(slots=True)
@@ -260,11 +260,11 @@ def _family(container: str, families: Mapping[str, str]) -> str:
 
 
 def _sources(placed: Sequence[Placed], calls: Sequence[Call]) -> dict[int, str]:
-    found: dict[int, str] = {}
+    sources: dict[int, str] = {}
     by_name = {call.name for call in calls}
     owner = ""
     for p in placed:
         owner = p.name if p.name in by_name else owner
         for own, value in p.part.outputs:
-            found[value] = f"{owner}.{own}"
-    return found
+            sources[value] = f"{owner}.{own}"
+    return sources

@@ -168,13 +168,13 @@ def _named_inputs(module: nn.Module, example: Sequence[Any] | Mapping[str, Any])
         names = [p for p in inspect.signature(module.forward).parameters if p not in ("self", "args", "kwargs")]
     except (TypeError, ValueError):
         names = []
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     pairs = [(names[i] if i < len(names) else f"input{i}", x) for i, x in enumerate(args)] + list(kwargs.items())
     for name, value in pairs:
         flat = [x for x in tree_flatten(value)[0] if isinstance(x, Tensor)]
         for place, tensor in enumerate(flat):
-            found[name if len(flat) == 1 else f"{name}{place}"] = tensor
-    return found
+            tensors[name if len(flat) == 1 else f"{name}{place}"] = tensor
+    return tensors
 
 
 def _declared(given: Mapping[str, Tensor], dims: Dims | None) -> dict[str, tuple[str, ...]]:
@@ -185,24 +185,24 @@ def _declared(given: Mapping[str, Tensor], dims: Dims | None) -> dict[str, tuple
             if len(names) != given[name].dim():
                 raise InputError(f"dims of {name!r} are {tuple(names)}, and it has {given[name].dim()} dims")
         return {name: tuple(str(n or "") for n in names) for name, names in dims.items()}
-    found = {}
+    named = {}
     for name, x in given.items():
         words = ["batch"] if x.dim() else []
         if x.dim() == 2 and not x.is_floating_point():
             words.append("seq")
-        found[name] = tuple([*words, *[""] * (x.dim() - len(words))])
-    return found
+        named[name] = tuple([*words, *[""] * (x.dim() - len(words))])
+    return named
 
 
 def _sizes_of(given: Mapping[str, Tensor], declared: Dims) -> dict[str, int]:
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name, names in declared.items():
         for word, size in zip(names, given[name].shape, strict=True):
             if not word or word.isdigit():
                 continue
-            if found.setdefault(word, int(size)) != size:
-                raise InputError(f"dim {word!r} is {found[word]} in one input and {size} in {name!r}")
-    return found
+            if sizes.setdefault(word, int(size)) != size:
+                raise InputError(f"dim {word!r} is {sizes[word]} in one input and {size} in {name!r}")
+    return sizes
 
 
 def _record(module: nn.Module, tree: Any, given: Mapping[str, Tensor], meta: bool, dtype: torch.dtype | None) -> Trace:
@@ -230,11 +230,11 @@ def _again(
         swapped = {id(x): other[name] for name, x in given.items()}
         again = tree_map(lambda x, s=swapped: s.get(id(x), x) if isinstance(x, Tensor) else x, tree)
         try:
-            found = _record(module, again, other, meta, dtype)
+            retraced = _record(module, again, other, meta, dtype)
         except CaptureError:
             continue
-        if aligned(trace, found):
-            return dict(sizes), found
+        if aligned(trace, retraced):
+            return dict(sizes), retraced
     return dict(first), None
 
 

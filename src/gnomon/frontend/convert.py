@@ -52,13 +52,11 @@ class Converter:
         self.main = _main_dtype(trace)
         self.kinds: dict[int, Kind] = {}
         for step in live:
-            found = kind_of(step, trace)
+            kind = kind_of(step, trace)
             inner = {out for node in step.nodes for out in node.outs if out is not None}
-            if found is not None and all(
-                out == found.out or self.readers.get(out, set()) <= {id(step)} for out in inner
-            ):
-                self.kinds[id(step)] = found
-                link_kind(found, self.rows, self.axes)
+            if kind is not None and all(out == kind.out or self.readers.get(out, set()) <= {id(step)} for out in inner):
+                self.kinds[id(step)] = kind
+                link_kind(kind, self.rows, self.axes)
                 continue
             for node in step.nodes:
                 link(node, trace, self.rows, self.axes)
@@ -79,21 +77,21 @@ class Converter:
         """Words for classes: tables and widths of embeddings, what a feed-forward widens to."""
         embeddings = [k for k in self.kinds.values() if k.kind == "embedding"]
         embeddings.sort(key=lambda k: -self.trace.values[k.operands[1]].shape[0])
-        for place, found in enumerate(embeddings):
-            rows = self.rows[found.operands[1]]
+        for place, op in enumerate(embeddings):
+            rows = self.rows[op.operands[1]]
             self.axes.role(rows[0], "vocab" if place == 0 else "rows")
             self.axes.role(rows[1], "hidden")
         linears = [k for k in self.kinds.values() if k.kind == "linear"]
         vocab = self.trace.values[embeddings[0].operands[1]].shape[0] if embeddings else 0
-        for found in linears:
-            weight = self.trace.values[found.operands[1]]
+        for layer in linears:
+            weight = self.trace.values[layer.operands[1]]
             if weight.shape[0] == vocab and vocab:
-                self.axes.role(self.rows[found.operands[1]][0], "vocab")
+                self.axes.role(self.rows[layer.operands[1]][0], "vocab")
         read = {self.axes.find(self.rows[k.operands[0]][-1]) for k in linears}
-        for found in linears:
-            out, inner = self.rows[found.operands[1]]
+        for projection in linears:
+            out, inner = self.rows[projection.operands[1]]
             root = self.axes.find(out)
-            wide = self.trace.values[found.operands[1]].shape[0]
+            wide = self.trace.values[projection.operands[1]].shape[0]
             if root in read and root not in self.axes.factors and root != self.axes.find(inner):
                 if self.axes.roles.get(root) is None and wide != self._width(embeddings):
                     self.axes.role(out, "ffn")
@@ -126,11 +124,11 @@ class Converter:
 
 def refs(node: Traced) -> list[int]:
     """Values that a node reads."""
-    found: list[int] = []
+    indices: list[int] = []
 
     def walk(x: Any) -> None:
         if isinstance(x, Ref):
-            found.append(x.index)
+            indices.append(x.index)
         elif isinstance(x, (list, tuple)):
             for inner in x:
                 walk(inner)
@@ -140,14 +138,14 @@ def refs(node: Traced) -> list[int]:
 
     walk(node.args)
     walk(node.kwargs)
-    return found
+    return indices
 
 
 def _main_dtype(trace: Trace) -> torch.dtype:
     """That of most parameters, in bytes."""
-    found: dict[torch.dtype, int] = {}
+    sizes: dict[torch.dtype, int] = {}
     for value in trace.values:
         if value.origin in ("parameter", "input") and value.dtype.is_floating_point:
             weight = torch.Size(value.shape).numel() if value.origin == "parameter" else 0
-            found[value.dtype] = found.get(value.dtype, 0) + weight
-    return max(found, key=lambda d: found[d]) if found else torch.float32
+            sizes[value.dtype] = sizes.get(value.dtype, 0) + weight
+    return max(sizes, key=lambda d: sizes[d]) if sizes else torch.float32

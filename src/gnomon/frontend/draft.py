@@ -78,13 +78,13 @@ class Draft:
         plain = what in ("linear", "norm", "embedding", "dropout", "activation") and inside
         stem = inside if plain else ".".join(filter(None, (inside, what.strip("_"))))
         stem = _legal(stem or what)
-        found, count = stem, 1
-        while found in self.paths:
+        path, count = stem, 1
+        while path in self.paths:
             count += 1
-            found = f"{stem}.n{count}"
-        self.paths.add(found)
-        self.lines[found] = step.where
-        return found
+            path = f"{stem}.n{count}"
+        self.paths.add(path)
+        self.lines[path] = step.where
+        return path
 
     def read(self, index: int) -> str:
         """The block's name of a value that it reads."""

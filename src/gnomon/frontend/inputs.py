@@ -54,36 +54,36 @@ class Named:
     @staticmethod
     def parse(text: str) -> Named:
         """From its text."""
-        found = NAME.fullmatch(text.strip())
-        if found is None:
+        match = NAME.fullmatch(text.strip())
+        if match is None:
             raise FormatError(f"{text!r} is no MODULE:FUNCTION, as in my_project.model:build")
-        inputs, sizes = parse_inputs(found[3] or "")
-        return Named(module=found[1], function=found[2], inputs=inputs, sizes=sizes)
+        inputs, sizes = parse_inputs(match[3] or "")
+        return Named(module=match[1], function=match[2], inputs=inputs, sizes=sizes)
 
     def example(self) -> dict[str, Tensor]:
         """Inputs by name."""
         sizes = dict(self.sizes)
         generator = torch.Generator().manual_seed(0)
-        found = {}
-        for each in self.inputs:
-            shape = [int(d) if d.isdigit() else sizes.get(d, USUAL.get(d, 16)) for d in each.dims]
-            dtype = _DTYPES[each.dtype]
+        tensors = {}
+        for spec in self.inputs:
+            shape = [int(d) if d.isdigit() else sizes.get(d, USUAL.get(d, 16)) for d in spec.dims]
+            dtype = _DTYPES[spec.dtype]
             if dtype.is_floating_point:
-                found[each.name] = torch.randn(shape, generator=generator).to(dtype)
+                tensors[spec.name] = torch.randn(shape, generator=generator).to(dtype)
             else:
-                below = 2 if dtype == torch.bool else each.below
-                found[each.name] = torch.randint(0, below, shape, generator=generator).to(dtype)
-        return found
+                below = 2 if dtype == torch.bool else spec.below
+                tensors[spec.name] = torch.randint(0, below, shape, generator=generator).to(dtype)
+        return tensors
 
     @property
     def dims(self) -> dict[str, tuple[str, ...]]:
         """Names of dims of each input; nothing for a number."""
-        return {each.name: tuple("" if d.isdigit() else d for d in each.dims) for each in self.inputs}
+        return {spec.name: tuple("" if d.isdigit() else d for d in spec.dims) for spec in self.inputs}
 
 
 def parse_inputs(text: str) -> tuple[tuple[Input, ...], tuple[tuple[str, int], ...]]:
     """(inputs, sizes said) of `ids=int64[batch,seq=4096]<1000, mask=bool[batch,seq]`."""
-    found, sizes, at = list[Input](), dict[str, int](), 0
+    inputs, sizes, at = list[Input](), dict[str, int](), 0
     while at < len(text):
         match = _INPUT.match(text, at)
         if match is None:
@@ -103,10 +103,10 @@ def parse_inputs(text: str) -> tuple[tuple[Input, ...], tuple[tuple[str, int], .
             if size:
                 sizes[word] = int(size)
             dims.append(word)
-        found.append(Input(name=name, dtype=dtype, dims=tuple(dims), below=int(below or 2)))
+        inputs.append(Input(name=name, dtype=dtype, dims=tuple(dims), below=int(below or 2)))
         at = match.end()
         if at < len(text):
             if text[at] not in ",;":
                 raise FormatError(f"inputs are divided by commas; after {text[:at]!r} comes {text[at:][:20]!r}")
             at += 1
-    return tuple(found), tuple(sizes.items())
+    return tuple(inputs), tuple(sizes.items())

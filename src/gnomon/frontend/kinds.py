@@ -45,8 +45,8 @@ class _Call:
         return self.args[place] if len(self.args) > place else default
 
     def value(self, place: int, name: str) -> int | None:
-        found = self.get(place, name)
-        return found.index if isinstance(found, Ref) else None
+        argument = self.get(place, name)
+        return argument.index if isinstance(argument, Ref) else None
 
     def parameter(self, place: int, name: str, dims: int) -> int | None:
         """The value, if it is a parameter that is trained."""
@@ -213,10 +213,10 @@ _KINDS: dict[str, Callable[[_Call, int, Trace], Kind | None]] = {
 }
 
 
-def link_kind(found: Kind, rows: list[Row], axes: Axes) -> None:
+def link_kind(kind: Kind, rows: list[Row], axes: Axes) -> None:
     """Joins the axes of a kind's operands and output, and says what they are."""
-    ins, out = [rows[i] for i in found.operands], rows[found.out]
-    match found.kind:
+    ins, out = [rows[i] for i in kind.operands], rows[kind.out]
+    match kind.kind:
         case "linear":
             for a, b in zip(ins[0][:-1], out[:-1], strict=True):
                 axes.same(a, b)

@@ -27,13 +27,13 @@ from gnomon.late import load_user
 def read(text: str) -> tuple[Graph, tuple[str, ...]]:
     """(Graph, notes) of a model named as code."""
     named = Named.parse(text)
-    found = captured_of(named, build(named))
-    return found.graph, notes_of(found)
+    capture = captured_of(named, build(named))
+    return capture.graph, notes_of(capture)
 
 
-def notes_of(found: Captured) -> tuple[str, ...]:
+def notes_of(capture: Captured) -> tuple[str, ...]:
     """What is to be said of a capture."""
-    return (*found.notes, *share_lines(found.graph))
+    return (*capture.notes, *share_lines(capture.graph))
 
 
 def build(named: Named, *, real: bool = False) -> nn.Module:
@@ -86,13 +86,13 @@ def _imported(named: Named) -> Callable[[], nn.Module]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found: object = load_user(named.module, named.function)
+            function: object = load_user(named.module, named.function)
     except ImportError as error:
         raise InputError(f"cannot import {named.module!r} from {here}: {error}") from None
     except AttributeError as error:
         raise InputError(f"{named.module}:{named.function}: {error}") from None
     except Exception as error:
         raise InputError(f"importing {named.module!r} failed: {type(error).__name__}: {error}") from error
-    if not callable(found):
+    if not callable(function):
         raise InputError(f"{named.module}:{named.function} is no function that returns a module")
-    return found
+    return function

@@ -48,20 +48,20 @@ def shares(graph: Graph, sizes: Mapping[str, int] | None = None) -> dict[str, Sh
             if op.kind == "opaque":
                 entry = by_target.setdefault(target_of(op), [0.0, 0.0])
                 entry[0], entry[1] = entry[0] + moved, entry[1] + flops
-    found = {
+    parts = {
         name: Share(bytes=moved / max(total_bytes, 1.0), flops=flops / max(total_flops, 1.0))
         for name, (moved, flops) in by_target.items()
     }
-    return dict(sorted(found.items(), key=lambda item: -(item[1].bytes + item[1].flops)))
+    return dict(sorted(parts.items(), key=lambda item: -(item[1].bytes + item[1].flops)))
 
 
 def share_lines(graph: Graph) -> tuple[str, ...]:
     """What no rule knows, for a reader."""
-    found = shares(graph)
-    if not found:
+    parts = shares(graph)
+    if not parts:
         return ()
-    moved, flops = sum(s.bytes for s in found.values()), sum(s.flops for s in found.values())
-    names = ", ".join(f"{name} {share.bytes:.0%}" for name, share in list(found.items())[:MOST])
+    moved, flops = sum(s.bytes for s in parts.values()), sum(s.flops for s in parts.values())
+    names = ", ".join(f"{name} {share.bytes:.0%}" for name, share in list(parts.items())[:MOST])
     return (
         f"{moved:.0%} of a forward's bytes and {flops:.0%} of its FLOPs are ops without a rule of their own, priced by "
         f"their bytes and products: {names}",

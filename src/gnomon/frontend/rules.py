@@ -134,14 +134,14 @@ def _view(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
 
 def _total(row: Sequence[Axis], axes: Axes) -> tuple[int, tuple[str, ...]]:
     """Product of extents as a number and the names in it."""
-    found, names = 1, list[str]()
+    product, names = 1, list[str]()
     for axis in row:
         extent = axes.extents[axis]
         if isinstance(extent, Size):
-            found, names = found * extent.factor + extent.plus, names + list(extent.names)
+            product, names = product * extent.factor + extent.plus, names + list(extent.names)
         else:
-            found *= extent
-    return found, tuple(sorted(names))
+            product *= extent
+    return product, tuple(sorted(names))
 
 
 def _under(a: tuple[int, tuple[str, ...]], b: tuple[int, tuple[str, ...]]) -> bool:

@@ -60,11 +60,11 @@ class Sizes:
 
     def extent(self, x: int, y: int, where: str) -> Extent:
         """What a number is; as in the first trace where nothing fits."""
-        found = fit(x, y, self.first, self.second)
-        if found is None:
+        fitted = fit(x, y, self.first, self.second)
+        if fitted is None:
             self.fixed.add(where)
             return x
-        return found
+        return fitted
 
 
 def aligned(a: Trace, b: Trace) -> bool:

@@ -175,8 +175,8 @@ class Recorder:
         return index
 
     def known(self, tensor: Tensor) -> int | None:
-        found = self.by_id.get(id(tensor))
-        return self.by_alias.get(_alias(tensor)) if found is None else found
+        index = self.by_id.get(id(tensor))
+        return self.by_alias.get(_alias(tensor)) if index is None else index
 
     def ref(self, tensor: Tensor) -> Ref:
         """The value of a tensor; one that nobody made here is a constant."""
@@ -247,9 +247,9 @@ class Recorder:
     def step(self) -> Step:
         if self.open is not None:
             return self.open
-        found = Step("", *self.stack[-1], _where(), self.turns[-1])
-        self.steps.append(found)
-        return found
+        step = Step("", *self.stack[-1], _where(), self.turns[-1])
+        self.steps.append(step)
+        return step
 
     def keep(self, tensor: Tensor) -> Tensor:
         key = tensor.untyped_storage()._cdata
@@ -392,18 +392,18 @@ class _Ops(TorchDispatchMode):
     def _on_meta(self, x: Any) -> Any:
         if not isinstance(x, Tensor) or x.device.type == "meta":
             return x
-        found = self.moved.get(id(x))
-        if found is None:
+        meta = self.moved.get(id(x))
+        if meta is None:
             with torch.no_grad():
-                found = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-            self.moved[id(x)] = found
+                meta = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+            self.moved[id(x)] = meta
             recorder = self.recorder
             name = f"constants.{len(recorder.constants)}"
             recorder.constants[name] = x
-            index = recorder.value(found, "constant", name, fed=False)
+            index = recorder.value(meta, "constant", name, fed=False)
             recorder.real[index] = x
             recorder.alive.append(x)
-        return found
+        return meta
 
     def _through_values(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An op without a shape function, by the numbers of its operands."""

@@ -20,7 +20,7 @@ def write_block(converter: Converter, steps: Sequence[Step], prefix: str, name: 
     draft = Draft(converter, prefix, name, wanted)
     kinds, captured = KindWriter(draft), CapturedWriter(draft)
     for step in steps:
-        found = converter.kinds.get(id(step))
-        if found is None or not kinds.write(step, found):
+        kind = converter.kinds.get(id(step))
+        if kind is None or not kinds.write(step, kind):
             captured.write(step)
     return draft.done()

@@ -81,7 +81,7 @@ class CapturedWriter:
         self, step: Step, inputs: Mapping[str, None], outputs: Sequence[str], sides: Sequence[Tensor]
     ) -> tuple[str, ...]:
         """What autograd keeps, by name: an operand or result that looks into the same memory."""
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         near = [index for node in step.nodes for index in (*refs(node), *(o for o in node.outs if o is not None))]
         for storage, shape, _ in step.kept:
             same = [i for i in near if self.trace.values[i].storage == storage and i in self.draft.own]
@@ -89,12 +89,12 @@ class CapturedWriter:
             named = [self.draft.own[i] for i in (*exact, *same)]
             known = [n for n in named if n in inputs or n in outputs] or named
             if known:
-                found[known[0]] = None
-        return tuple(found)
+                names[known[0]] = None
+        return tuple(names)
 
     def _whole(self, step: Step) -> tuple[str, ...]:
         """Dims along which the ops look."""
-        found: set[str] = set()
+        dims: set[str] = set()
         for node in step.nodes:
             name = base_name(node.target)
             if name in ALONG and node.args and isinstance(node.args[0], (Ref, list, tuple)):
@@ -105,10 +105,10 @@ class CapturedWriter:
                 place = node.args[ALONG[name]] if len(node.args) > ALONG[name] else node.kwargs.get("dim", 0)
                 if not isinstance(place, int) or not row:
                     return ("*",)
-                found |= {a.name for a in self.owner.axes.dim(row[place % len(row)]).atoms}
+                dims |= {a.name for a in self.owner.axes.dim(row[place % len(row)]).atoms}
             elif name not in POINTWISE and name not in MOVES:
                 return ("*",)
-        return tuple(sorted(found))
+        return tuple(sorted(dims))
 
     def _node(self, node: Traced) -> Node:
         twin = self.owner.others.get(id(node))
@@ -145,18 +145,18 @@ class CapturedWriter:
         out = node.outs[0]
         assert out is not None, "asked only where there is one"
         row = self.owner.rows[out]
-        found: list[Any] = []
+        sizes: list[Any] = []
         for axis, old in zip(row, given, strict=False):
             atoms = self.owner.axes.dim(axis).atoms
             extent = self.owner.axes.extents[axis]
             divided = any(base(a.name) in TENSOR_DIMS for a in atoms)
             if old == -1 and base_name(node.target) == "expand":
-                found.append(-1)
+                sizes.append(-1)
             elif divided and extent != 1 and not any(a.same_as for a in atoms):
-                found.append(Size(1, tuple(a.name for a in atoms)))
+                sizes.append(Size(1, tuple(a.name for a in atoms)))
             else:
-                found.append(extent)
-        return tuple(found)
+                sizes.append(extent)
+        return tuple(sizes)
 
     def _args(self, x: Any, y: Any) -> Any:
         if isinstance(x, Ref):

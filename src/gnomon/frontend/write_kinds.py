@@ -22,16 +22,16 @@ class KindWriter:
         self.draft, self.owner = draft, draft.owner
         self.turned: dict[int, str] = {}
 
-    def write(self, step: Step, found: Kind) -> bool:
+    def write(self, step: Step, kind: Kind) -> bool:
         """Writes the step as its kind; False where operands' dims do not fit together."""
-        if found.kind == "attention":
-            return self._attention(step, found)
-        dims = [self.owner.dims(i) for i in found.operands]
-        out = self.owner.dims(found.out)
+        if kind.kind == "attention":
+            return self._attention(step, kind)
+        dims = [self.owner.dims(i) for i in kind.operands]
+        out = self.owner.dims(kind.out)
         contracts: tuple[str, ...] = ()
-        values: dict[str, AttrValue] = dict(found.attrs)
+        values: dict[str, AttrValue] = dict(kind.attrs)
         renamed = None
-        match found.kind:
+        match kind.kind:
             case "linear":
                 rest, weight = dims[0][:-1], dims[1]
                 if dims[0][-1] != weight[1] or out != (*rest, weight[0]):
@@ -57,20 +57,20 @@ class KindWriter:
                 if any(d != out for d in dims):
                     return False
         names = []
-        for index, wanted in zip(found.operands, dims, strict=True):
+        for index, wanted in zip(kind.operands, dims, strict=True):
             name = self.draft.read(index)
             if self.draft.tensors[name].dims != wanted:
                 if self.draft.tensors[name].kind == "activation" or self._read_before(name):
                     return False
                 self.draft.tensors[name] = _with_dims(self.draft.tensors[name], wanted)
             names.append(name)
-        path = self.draft.path(step, found.kind)
-        made = self.draft.make(found.out, path) if renamed is None else self.draft.add(
-            Tensor(name=f"{path}.y", dims=renamed, dtype=self.owner.dtype(found.out))
+        path = self.draft.path(step, kind.kind)
+        made = self.draft.make(kind.out, path) if renamed is None else self.draft.add(
+            Tensor(name=f"{path}.y", dims=renamed, dtype=self.owner.dtype(kind.out))
         )  # fmt: skip
         self.draft.ops.append(
             Op(
-                kind=found.kind,
+                kind=kind.kind,
                 path=path,
                 inputs=tuple(names),
                 outputs=(made,),
@@ -79,7 +79,7 @@ class KindWriter:
             )  # fmt: skip
         )
         if renamed is not None:
-            again = self.draft.make(found.out, f"{path}.renamed")
+            again = self.draft.make(kind.out, f"{path}.renamed")
             self.draft.ops.append(Op(kind="rename", path=again, inputs=(made,), outputs=(again,)))
             self.draft.paths.add(again)
         return True
@@ -87,25 +87,25 @@ class KindWriter:
     def _read_before(self, name: str) -> bool:
         return any(name in op.inputs for op in self.draft.ops)
 
-    def _attention(self, step: Step, found: Kind) -> bool:
+    def _attention(self, step: Step, kind: Kind) -> bool:
         """(batch, heads, positions, dim) become the graph's (batch, positions, heads, dim) by views."""
-        order = [self.owner.dims(i) for i in found.operands[:3]]
+        order = [self.owner.dims(i) for i in kind.operands[:3]]
         q, k, v = ([d[0], d[2], d[1], d[3]] for d in order)
-        out = self.owner.dims(found.out)
+        out = self.owner.dims(kind.out)
         if q[0] != k[0] or k[:-1] != v[:-1] or q[-1] != k[-1] or tuple(out) != (q[0], q[2], q[1], v[3]):
             return False
         if len({d.name for d in q}) < 4:
             return False
-        names = [self._turned(step, i) for i in found.operands[:3]]
-        values: dict[str, AttrValue] = dict(found.attrs)
+        names = [self._turned(step, i) for i in kind.operands[:3]]
+        values: dict[str, AttrValue] = dict(kind.attrs)
         if values.get("masked", False):
-            names.append(self.draft.read(found.operands[3]))
+            names.append(self.draft.read(kind.operands[3]))
         path = self.draft.path(step, "core")
-        made = self.draft.add(Tensor(name=path, dims=(q[0], q[1], q[2], v[3]), dtype=self.owner.dtype(found.out)))
+        made = self.draft.add(Tensor(name=path, dims=(q[0], q[1], q[2], v[3]), dtype=self.owner.dtype(kind.out)))
         self.draft.ops.append(
             Op(kind="attention", path=path, inputs=tuple(names), outputs=(made,), attrs=attrs(**values))
         )
-        back = self.draft.make(found.out, f"{path}.turned")
+        back = self.draft.make(kind.out, f"{path}.turned")
         self.draft.paths.add(back)
         self._view(back, made, back)
         return True

@@ -29,10 +29,10 @@ class Size:
 
     def value(self, sizes: Mapping[str, int]) -> int:
         """The number, given the size of each dim."""
-        found = self.factor
+        total = self.factor
         for name in self.names:
-            found *= sizes[name]
-        return found + self.plus
+            total *= sizes[name]
+        return total + self.plus
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,12 +120,12 @@ class Graph:
 
     def num_frozen(self) -> int:
         """Weights that are read and not trained; tied and shared ones count once."""
-        found: dict[str, Tensor] = {}
+        weights: dict[str, Tensor] = {}
         for layer in self._layers:
             for tensor in self._blocks[layer.call.block].frozen:
-                found[layer.call.parameter_name(tensor.name, layer.index)] = tensor
+                weights[layer.call.parameter_name(tensor.name, layer.index)] = tensor
         total = 0
-        for tensor in found.values():
+        for tensor in weights.values():
             count = numel(tensor.dims, {})
             assert isinstance(count, int), "a weight has fixed sizes"
             total += count
@@ -168,14 +168,14 @@ class Graph:
             seen.add(layer.label)
 
     def _collect_parameters(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        parameters: dict[str, Tensor] = {}
         for layer in layers_of(self.calls):
             shared = {own for own, _ in layer.call.params}
             for tensor in self._blocks[layer.call.block].parameters:
                 name = layer.call.parameter_name(tensor.name, layer.index)
-                known = found.get(name)
+                known = parameters.get(name)
                 if known is None:
-                    found[name] = tensor
+                    parameters[name] = tensor
                 elif tensor.name not in shared:
                     raise GraphError(
                         f"parameter {name!r} of {layer.label} is already that of an earlier call; to share it say so "
@@ -183,4 +183,4 @@ class Graph:
                     )
                 elif known.dims != tensor.dims or known.dtype != tensor.dtype:
                     raise GraphError(f"parameter {name!r} is {known} in one call and {tensor} in {layer.label}")
-        return found
+        return parameters

@@ -226,12 +226,12 @@ def captured_products(op: Op, sizes: Sizes) -> list[tuple[Number, Number, Number
     """(batch, rows, columns, depth, operands that want a gradient) of each matrix product of a captured op."""
     assert op.captured is not None, "of captured ops only"
     known: Mapping[str, Any] = sizes
-    found = []
+    products = []
     for node in op.captured.nodes:
         for shape in node.products:
             b, m, n, k = (size.value(known) if isinstance(size, Size) else size for size in shape)
-            found.append((b, m, n, k, node.grads))
-    return found
+            products.append((b, m, n, k, node.grads))
+    return products
 
 
 def _captured_bytes(op: Op, block: Block, setting: Setting) -> tuple[Number, Number]:

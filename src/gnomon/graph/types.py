@@ -205,10 +205,10 @@ class Block:
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of that name; GraphError with the nearest names otherwise."""
-        found = self._index.get(name)
-        if found is None:
+        tensor = self._index.get(name)
+        if tensor is None:
             raise GraphError(f"block {self.name!r} has no tensor {name!r}{nearest(name, self._index)}")
-        return found
+        return tensor
 
     def op(self, path: str) -> Op:
         """The op at that path; GraphError with the nearest paths otherwise."""

@@ -26,20 +26,20 @@ class Kind:
 
 def kinds_of(cluster: Cluster) -> tuple[Kind, ...]:
     """The kinds of a cluster, in order of their first device."""
-    found: dict[tuple[object, ...], tuple[Node, list[int]]] = {}
+    kinds: dict[tuple[object, ...], tuple[Node, list[int]]] = {}
     first = 0
     for group in cluster.groups:
         node, count = group.node, group.count * group.node.count
         key = (node.device, node.intra, node.nic, node.nics / node.count)
-        found.setdefault(key, (node, []))[1].extend(range(first, first + count))
+        kinds.setdefault(key, (node, []))[1].extend(range(first, first + count))
         first += count
-    names = [node.device.name for node, _ in found.values()]
+    names = [node.device.name for node, _ in kinds.values()]
     twins = {name for name in names if names.count(name) > 1}
     return tuple(
         Kind(
             name=_full_name(node) if node.device.name in twins else node.device.name, node=node, devices=tuple(devices)
         )
-        for node, devices in found.values()
+        for node, devices in kinds.values()
     )
 
 
@@ -50,12 +50,12 @@ def _full_name(node: Node) -> str:
 
 def apart(devices: Iterable[Device]) -> tuple[str, ...]:
     """A line where devices of one job have different collectives libraries, which do not talk to each other."""
-    found: dict[str, list[str]] = {}
+    libraries: dict[str, list[str]] = {}
     for device in devices:
-        found.setdefault(device.collectives_library, []).append(device.name)
-    if len(found) < 2:
+        libraries.setdefault(device.collectives_library, []).append(device.name)
+    if len(libraries) < 2:
         return ()
-    who = " and ".join(f"{', '.join(dict.fromkeys(names))} ({library})" for library, names in found.items())
+    who = " and ".join(f"{', '.join(dict.fromkeys(names))} ({library})" for library, names in libraries.items())
     return (
         f"one job over {who}: no program on record runs it, since these libraries do not talk to each other; priced as "
         f"if one library spanned both",

@@ -50,18 +50,20 @@ def with_processes(cluster: Cluster, count: int | None) -> Cluster:
     memory, and are said to be a guess.
     """
     node = cluster.groups[0].node
-    device, found = node.device, node.device.measured
-    if count is None or found is None or count == node.count:
+    device, measured = node.device, node.device.measured
+    if count is None or measured is None or count == node.count:
         return cluster
-    said = list(cluster.assumptions)
+    assumptions = list(cluster.assumptions)
     if count > node.count:
-        said.append(f"{count} processes where {node.count} were measured: as fast as those, which they cannot be")
+        assumptions.append(
+            f"{count} processes where {node.count} were measured: as fast as those, which they cannot be"
+        )
     if count == 1:
-        found = found.alone
+        measured = measured.alone
     memory = device.memory_bytes * node.count // count
-    of = replace(device, measured=found, memory_bytes=memory, marketed_memory_bytes=memory)
+    of = replace(device, measured=measured, memory_bytes=memory, marketed_memory_bytes=memory)
     group = NodeGroup(node=replace(node, device=of, count=count))
-    return replace(cluster, name=f"local:{count}", groups=(group,), assumptions=tuple(said))
+    return replace(cluster, name=f"local:{count}", groups=(group,), assumptions=tuple(assumptions))
 
 
 def measured_cluster(measured: Measured, memory_bytes: int) -> Cluster:

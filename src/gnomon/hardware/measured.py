@@ -126,8 +126,8 @@ class Measured:
     @property
     def spread(self) -> float:
         """Spread of the repeats, at the median of all figures."""
-        found = [value for table in self.tables for value in table.spread]
-        return median(found) if found else 0.0
+        spreads = [value for table in self.tables for value in table.spread]
+        return median(spreads) if spreads else 0.0
 
     @property
     def noisy(self) -> bool:
@@ -143,8 +143,8 @@ class Measured:
     @property
     def note(self) -> str:
         """One line, to be shown beside a prediction."""
-        said = f"measured on {self.host}, {self.date}, {self.software}, spread {100 * self.spread:.0f} %"
-        return said + ("; the machine was noisy" if self.noisy else "")
+        text = f"measured on {self.host}, {self.date}, {self.software}, spread {100 * self.spread:.0f} %"
+        return text + ("; the machine was noisy" if self.noisy else "")
 
 
 def merged(runs: tuple[Measured, ...]) -> Measured:

@@ -70,15 +70,15 @@ def _ago(date: str) -> int:
 
 def parse_prices(texts: tuple[str, ...]) -> dict[str, float]:
     """Given prices from `2.5` (all kinds) or `h100-sxm=2.5`; `$2.5/h` is read too. InputError for anything else."""
-    found: dict[str, float] = {}
+    by_device: dict[str, float] = {}
     for text in texts:
         for part in text.split(","):
             name, equals, value = part.strip().rpartition("=")
             if equals and name not in device_names(aliases=True):
                 hint = suggest(name, device_names(aliases=True))
                 raise InputError(f"--price names no known device: {name[:40]!r}{hint}; write DEVICE=DOLLARS")
-            found[device(name).name if equals else ANY] = _dollars(value, text)
-    return found
+            by_device[device(name).name if equals else ANY] = _dollars(value, text)
+    return by_device
 
 
 def _dollars(value: str, text: str) -> float:

@@ -64,8 +64,8 @@ def _local(count: int | None) -> Cluster:
     if path.is_file():
         return with_processes(load_cluster_file(path), count)
     guess = local_cluster(count or 1)
-    said = f"this machine was not measured: round guesses; run `gnomon calibrate` (it would be read from {path})"
-    return replace(guess, assumptions=(said, *guess.assumptions))
+    note = f"this machine was not measured: round guesses; run `gnomon calibrate` (it would be read from {path})"
+    return replace(guess, assumptions=(note, *guess.assumptions))
 
 
 def load_cluster_file(path: str | Path) -> Cluster:
@@ -149,8 +149,8 @@ def _of_device(device: Device, numbers: list[int]) -> tuple[list[NodeGroup], lis
     assumptions = []
     if row.tray == per_node and nodes > 1:
         groups = _racks(row, device, nodes)
-        each = ", ".join(f"{group.count} x {group.node.count}" for group in groups)
-        assumptions.append(f"{nodes} trays of {per_node} {device.name} in {_domain(device)}: {each} devices")
+        sizes = ", ".join(f"{group.count} x {group.node.count}" for group in groups)
+        assumptions.append(f"{nodes} trays of {per_node} {device.name} in {_domain(device)}: {sizes} devices")
     else:
         groups = [NodeGroup(node=catalogue.build_node(row, device, per_node), count=nodes)]
     node = groups[0].node

@@ -35,8 +35,8 @@ def with_blocks(program: Program, blocks: Sequence[int]) -> Program:
     if program.aliases:
         raise PlanError("stages with tied parameters cannot be taken apart; say which blocks are tied afterwards")
     first = [sum(blocks[:s]) for s in range(len(blocks))]
-    if (found := _by_column(program, np.array(blocks, np.int64))) is not None:
-        return found.like(replace(program, num_stages=sum(blocks), chains=tuple(first[s] for s in program.chains)))
+    if (expanded := _by_column(program, np.array(blocks, np.int64))) is not None:
+        return expanded.like(replace(program, num_stages=sum(blocks), chains=tuple(first[s] for s in program.chains)))
     spans = [range(start, start + count) for start, count in zip(first, blocks, strict=True)]
     listed = [[made for run in _runs(rows) for made in _expanded(run, spans)] for rows in rows_of(program)]
     chains = tuple(first[s] for s in program.chains)

@@ -54,8 +54,10 @@ def shard_state(
         fraction, tiles = optimizer.offload.fraction, optimizer.offload.tiles
         if stream:
             beside = shards == 1 or optimizer.zero == 3 or overlap.grad_reduce  # reduced after each unit
-            each = optimizer.offload.accumulate == "host" and replicas == 1 and beside
-            program = stream_gradients(program, fraction=fraction, tiles=tiles, clip=optimizer.clip, each_unit=each)
+            each_unit = optimizer.offload.accumulate == "host" and replicas == 1 and beside
+            program = stream_gradients(
+                program, fraction=fraction, tiles=tiles, clip=optimizer.clip, each_unit=each_unit
+            )
         elif fraction < 1:
             raise PlanError(
                 f"optimizer.offload.fraction = {fraction}: which blocks stay on the device is not decided here; call "

@@ -138,12 +138,12 @@ def _gather(new: Insertions, visits: Sequence[_Visit], prefetch: int) -> None:
         free_after[block] = new.end_of(visit[-1].index)
 
 
-def _reduce(new: Insertions, writers: frozenset[str], each: bool, replicas: bool) -> None:
+def _reduce(new: Insertions, writers: frozenset[str], each_unit: bool, replicas: bool) -> None:
     """REDUCE_GRAD after each row that completes a unit's gradient, or after the last of each block."""
     mine = [(i, row.stage) for i, row in enumerate(new.rows) if row.kind in writers]
     last = {stage: i for i, stage in mine}
     for i, stage in mine:
-        if each or last[stage] == i:
+        if each_unit or last[stage] == i:
             new.after(i, Row(kind="REDUCE_GRAD", stage=stage))
         if replicas and last[stage] == i:
             new.after(i, Row(kind="AR", stage=stage))

@@ -244,11 +244,11 @@ def compute_rows(plan: Plan, num_microbatches: int) -> Rows:
 def _scheduled(schedule: Schedule, pipeline_ranks: tuple[int, ...], num_microbatches: int) -> Rows:
     name, ranks = schedule.name, max(pipeline_ranks) + 1
     if schedule.rounds > 1:
-        each, rest = divmod(num_microbatches, schedule.rounds)
+        per_round, rest = divmod(num_microbatches, schedule.rounds)
         if rest or schedule.vocabulary != "ends":
             what = f"vocabulary = {schedule.vocabulary!r}" if not rest else f"{num_microbatches} microbatches"
             raise PlanError(f"schedule rounds = {schedule.rounds} with {what}; use rounds that divide the microbatches")
-        return repeated(_scheduled(replace(schedule, rounds=1), pipeline_ranks, each), schedule.rounds)
+        return repeated(_scheduled(replace(schedule, rounds=1), pipeline_ranks, per_round), schedule.rounds)
     chosen = [given for given in schedule.passes if given.name in ROW_PASSES]
     if chosen and name != ONE_F_ONE_B.name:
         raise PlanError(

@@ -113,5 +113,5 @@ def _inserted(rows: Rows, anchor: Longs, of: Longs, kind: str, *, before: bool) 
 
 def _without_peer(rows: Rows, kind: str, stage: int) -> Iterator[int]:
     """Rows of `kind` at `stage` that were just inserted."""
-    found = np.flatnonzero(rows.is_kind(kind) & (rows.stage == stage)).tolist()
-    return (row for row in found if row not in rows.overrides)
+    inserted = np.flatnonzero(rows.is_kind(kind) & (rows.stage == stage)).tolist()
+    return (row for row in inserted if row not in rows.overrides)

@@ -30,12 +30,12 @@ def tensor_sums(
 ) -> tuple[tuple[int, str], ...]:
     """(stage, TERMS or COPIES) of each sum. parts: mesh and layers of each stage."""
 
-    found: dict[tuple[int, str], None] = {}
+    sums: dict[tuple[int, str], None] = {}
     for stage, (mesh, layers) in enumerate(parts):
         blocks = dict.fromkeys(layer.call.block for layer in layers) if mesh.tp > 1 else ()
         names = [_needed(graph.block(name), layout, _alike(mesh)) for name in blocks]
-        found.update(((stage, name), None) for name in (TERMS, COPIES) if any(name in each for each in names))
-    return tuple(found)
+        sums.update(((stage, name), None) for name in (TERMS, COPIES) if any(name in needed for needed in names))
+    return tuple(sums)
 
 
 @lru_cache(maxsize=1024)
@@ -83,17 +83,17 @@ def with_tensor_sums(rows: Rows, sums: Sequence[tuple[int, str]], *, buffer: str
 
 def _anchors(rows: Rows, buffer: str) -> dict[int, list[int]]:
     """Stage -> the row, on each rank that updates it, before which its gradient must be whole."""
-    found: dict[int, list[int]] = {}
+    anchors: dict[int, list[int]] = {}
     updates = np.flatnonzero(rows.is_kind("OPT"))
     classes = rows.rank_class[updates]
     for stage in np.unique(rows.stage[updates]).tolist():
         mine = np.unique(classes[rows.stage[updates] == stage])
-        found[stage] = [int(updates[classes == cls][0]) for cls in mine]
+        anchors[stage] = [int(updates[classes == cls][0]) for cls in mine]
     if not any(kind.name == "D2H" for kind in rows.kinds):
-        return found
+        return anchors
     for row in np.flatnonzero(rows.is_kind("D2H")).tolist():
         override = rows.overrides.get(row)
         named = [e.ref.stage for e in override.effects or () if e.ref.buffer == buffer] if override else []
         for stage in dict.fromkeys(named) or (int(rows.stage[row]),):
-            found.setdefault(stage, []).append(row)
-    return found
+            anchors.setdefault(stage, []).append(row)
+    return anchors

@@ -40,7 +40,8 @@ def alike(plan: Plan, cluster: Cluster | None) -> tuple[Workers, ...]:
     meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
     given = [stage.shares for stage in plan.stages] or [()]
     shares = [
-        each or (1,) * mesh.data_ranks for each, mesh in zip(given * (len(meshes) // len(given)), meshes, strict=True)
+        stage_shares or (1,) * mesh.data_ranks
+        for stage_shares, mesh in zip(given * (len(meshes) // len(given)), meshes, strict=True)
     ]
     kinds: list[tuple[str, ...]] = [() for _ in shares[0]]
     devices = [device.name for device in cluster.devices] if cluster is not None else []
@@ -51,7 +52,7 @@ def alike(plan: Plan, cluster: Cluster | None) -> tuple[Workers, ...]:
                 if worker < len(kinds):
                     kinds[worker] += (devices[plan.device_of[rank]],)
     if len(set(shares)) > 1:
-        uneven = any(len(set(each)) > 1 for each in shares) or len(set(kinds)) > 1
+        uneven = any(len(set(stage_shares)) > 1 for stage_shares in shares) or len(set(kinds)) > 1
         if uneven:
             raise PlanError(f"stages share out microbatches as {sorted(set(shares))}; make them alike in all stages")
         return (Workers(members=tuple(range(len(kinds))), share=1),)
@@ -60,7 +61,7 @@ def alike(plan: Plan, cluster: Cluster | None) -> tuple[Workers, ...]:
     groups: dict[tuple[int, tuple[str, ...]], list[int]] = {}
     for worker, kind in enumerate(kinds):
         groups.setdefault((shares[0][worker], kind), []).append(worker)
-    return tuple(Workers(members=tuple(found), share=shares[0][found[0]]) for found in groups.values())
+    return tuple(Workers(members=tuple(members), share=shares[0][members[0]]) for members in groups.values())
 
 
 def divided_units(units: Sequence[Unit], count: int, groups: Sequence[Workers]) -> tuple[Unit, ...]:
@@ -73,19 +74,19 @@ def divided_units(units: Sequence[Unit], count: int, groups: Sequence[Workers]) 
     if not units:
         units = [Unit(pieces=tuple((j * parts + i, 0, 1) for i in range(parts))) for j in range(count)]
     by_worker = sorted((worker, g) for g, group in enumerate(groups) for worker in group.members)
-    found = []
+    divided = []
     for unit in units:
-        each, rest = divmod(len(unit.pieces), parts)
+        per_part, rest = divmod(len(unit.pieces), parts)
         if rest:
             raise PlanError(f"a microbatch of {len(unit.pieces)} sequences does not divide into {parts} equal parts")
         taken: list[list[tuple[int, int, int]]] = [[] for _ in groups]
         first = 0
         for _, g in by_worker:
-            last = first + each * groups[g].share
+            last = first + per_part * groups[g].share
             taken[g] += unit.pieces[first:last]
             first = last
-        found += [Unit(pieces=tuple(taken[g]), worker=group.members[0]) for g, group in enumerate(groups)]
-    return normalised(found)
+        divided += [Unit(pieces=tuple(taken[g]), worker=group.members[0]) for g, group in enumerate(groups)]
+    return normalised(divided)
 
 
 def split(rows: Rows, count: int) -> Rows:

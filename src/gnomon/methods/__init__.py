@@ -47,7 +47,7 @@ METHODS: tuple[Method, ...] = (
 
 def method(name: str) -> Method:
     """The method of that name. PlanError with the nearest otherwise."""
-    known = {each.name: each for each in METHODS}
+    known = {entry.name: entry for entry in METHODS}
     if name not in known:
         raise PlanError(f"unknown method {name[:40]!r}{nearest(name, known)}; there are {', '.join(known)}")
     return known[name]
@@ -57,29 +57,29 @@ def check_methods(plan: Plan, mark: Mark = "predicted") -> None:
     """PlanError for a method that the plan uses and that does not go as far as `mark`, is given parameters that it has
     not, or cannot be used in this plan."""
     for given in plan.schedule.passes:
-        found = method(given.name)
-        if found.switch != "schedule.passes":
-            raise PlanError(f"{found.name} is turned on by {found.switch}, not by schedule.passes; set that field")
-        found.read(given)
-    for each in METHODS:
-        if not each.used(plan):
+        entry = method(given.name)
+        if entry.switch != "schedule.passes":
+            raise PlanError(f"{entry.name} is turned on by {entry.switch}, not by schedule.passes; set that field")
+        entry.read(given)
+    for known in METHODS:
+        if not known.used(plan):
             continue
-        if mark in each.missing:
-            raise PlanError(f"{each.name} ({each.paper}) is not {mark} yet: {each.missing[mark]}; leave it out")
-        if (why := each.refusal(plan)) is not None:
-            raise PlanError(f"{each.name} cannot be used in this plan: {why}")
+        if mark in known.missing:
+            raise PlanError(f"{known.name} ({known.paper}) is not {mark} yet: {known.missing[mark]}; leave it out")
+        if (why := known.refusal(plan)) is not None:
+            raise PlanError(f"{known.name} cannot be used in this plan: {why}")
 
 
 def methods_named(text: str) -> tuple[Method, ...]:
     """Methods by names with commas between, or `all`: those that can be planned and change nothing in the mathematics.
     PlanError for a name that is none, or one that no plan can have yet."""
     if text.strip() == "all":
-        return tuple(each for each in METHODS if "planned" in each.marks and each.exactness != "statistical")
+        return tuple(entry for entry in METHODS if "planned" in entry.marks and entry.exactness != "statistical")
     names = dict.fromkeys(part.strip().replace("-", "_") for part in text.split(",") if part.strip())
     named = tuple(method(name) for name in names)
-    for each in named:
-        if "planned" in each.missing:
-            raise PlanError(f"{each.name} ({each.paper}) cannot be planned yet: {each.missing['planned']}")
+    for entry in named:
+        if "planned" in entry.missing:
+            raise PlanError(f"{entry.name} ({entry.paper}) cannot be planned yet: {entry.missing['planned']}")
     return named
 
 
@@ -91,7 +91,7 @@ def rewrites(plan: Plan) -> bool:
 def rewritten(program: Program, plan: Plan, context: Context) -> Program:
     """The Program after the methods that `schedule.passes` names, in their order. PlanError as `check_methods`."""
     for given in plan.schedule.passes:
-        found = method(given.name)
-        if found.rewrite is not None:
-            program = found.rewrite(program, found.read(given), context)
+        entry = method(given.name)
+        if entry.rewrite is not None:
+            program = entry.rewrite(program, entry.read(given), context)
     return program

@@ -107,7 +107,9 @@ def _sequences(units: Sequence[Unit]) -> list[list[int]]:
     for index, unit in enumerate(units):
         for sequence, start, _ in unit.pieces:
             holders.setdefault(sequence, []).append((start, index))
-    chains = {sequence: [index for _, index in sorted(found)] for sequence, found in holders.items() if len(found) > 1}
+    chains = {
+        sequence: [index for _, index in sorted(pieces)] for sequence, pieces in holders.items() if len(pieces) > 1
+    }
     for sequence, chain in chains.items():
         if any(len(units[index].pieces) > 1 for index in chain):
             raise PlanError(f"sequence {sequence} is cut, but one of its chunks holds another piece; give it its own")

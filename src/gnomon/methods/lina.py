@@ -65,10 +65,10 @@ def all_to_all_first(program: Program, simulate: Simulate, *, hold: Mapping[str,
             out = with_rows(program, listed)
             structure = validate(out)
             line = _Line.of(structure, simulate(structure), cls, listed[cls], waiting[cls], hold)
-            found = line.gap(placed_from)
-            if found is None:
+            gap = line.gap(placed_from)
+            if gap is None:
                 break
-            placed_from, before = found
+            placed_from, before = gap
             listed[cls].insert(before, listed[cls].pop(line.first_waiting))
             waiting[cls] -= 1
     return with_rows(program, listed)

@@ -154,13 +154,13 @@ def _after_stalls(structure: Structure, times: Times) -> list[int]:
     """Rows of the forwards that are the next ones after an idle gap of their rank's compute stream."""
     program, position = structure.program, structure.order.position
     forward = np.array([kind.name in _FORWARD for kind in program.kinds])
-    found: list[int] = []
+    stalled: list[int] = []
     for lane in _compute_lanes(program):
         start, end = times.start[position[lane]], times.end[position[lane]]
         forwards = lane[forward[program.kind[lane]]]
         after = np.searchsorted(forwards, lane[1:][start[1:] > end[:-1]])
-        found += forwards[after[after < len(forwards)]].tolist()
-    return found
+        stalled += forwards[after[after < len(forwards)]].tolist()
+    return stalled
 
 
 def _compute_lanes(program: Program) -> list[NDArray[np.int64]]:
@@ -231,8 +231,8 @@ def _with_recompute(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
 
 def _peaks(structure: Structure, sizes: Sizes) -> tuple[float, float]:
     """Sum and maximum over rank classes of the issue-order peak."""
-    found = [peak.bytes for peak in issue_order_peak(structure.program, structure.deps, sizes)]
-    return sum(found), max(found)
+    peaks = [peak.bytes for peak in issue_order_peak(structure.program, structure.deps, sizes)]
+    return sum(peaks), max(peaks)
 
 
 def _valid(program: Program) -> Program:

@@ -142,9 +142,9 @@ def _microbatches(
     for count in range(max(1, -(-total // (capacity * cp))), len(share) + 1):
         dealt = [share[first::count] for first in range(count)]
         placed = [_place([lengths[sequence] for sequence in members], capacity, cp, work) for members in dealt]
-        found = [(members, where) for members, where in zip(dealt, placed, strict=True) if where is not None]
-        if len(found) == count:
-            return found
+        microbatches = [(members, where) for members, where in zip(dealt, placed, strict=True) if where is not None]
+        if len(microbatches) == count:
+            return microbatches
     longest = max(lengths[sequence] for sequence in share)
     raise PlanError(f"a sequence of {longest} tokens does not fit {cp} ranks of {capacity} tokens; raise cp")
 

@@ -56,16 +56,16 @@ class Adapters:
 
 def parse_adapters(name: str) -> tuple[str, Adapters | None]:
     """(name of the model, its adapters) of `llama-3.1-70b+lora16`; None where the name has no such end."""
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         if "+lora" in name or "+qlora" in name:
             raise GraphError(
                 f"{name!r}: adapters are written MODEL+lora16, MODEL+qlora16 or MODEL+lora16:q_proj,v_proj"
             )
         return name, None
-    targets = tuple(part for part in (found["targets"] or "").split(",") if part)
-    base: Literal["compute", "nf4"] = "nf4" if found["kind"] == "qlora" else "compute"
-    return found["model"], Adapters(rank=int(found["rank"]), targets=targets, base=base)
+    targets = tuple(part for part in (match["targets"] or "").split(",") if part)
+    base: Literal["compute", "nf4"] = "nf4" if match["kind"] == "qlora" else "compute"
+    return match["model"], Adapters(rank=int(match["rank"]), targets=targets, base=base)
 
 
 def with_adapters(graph: Graph, adapters: Adapters) -> Graph:

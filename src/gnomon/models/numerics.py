@@ -135,5 +135,5 @@ def _op(op: Op, more: Mapping[str, AttrValue]) -> Op:
 
 def _changed(of: Rotary | Numerics, names: tuple[str, ...], *, strip: str = "") -> dict[str, AttrValue]:
     usual = type(of)()
-    found = {name: getattr(of, name) for name in names if getattr(of, name) != getattr(usual, name)}
-    return {name.removeprefix(strip): value for name, value in found.items()}
+    changes = {name: getattr(of, name) for name in names if getattr(of, name) != getattr(usual, name)}
+    return {name.removeprefix(strip): value for name, value in changes.items()}

@@ -162,14 +162,14 @@ _KNOWN: Mapping[str, str] = {
 def known_name(name: str) -> str:
     """The preset's name of a name in any case, or of an id of the Hugging Face hub with or without its owner;
     CatalogueError with the nearest names otherwise."""
-    found = _KNOWN.get(name.lower()) or _KNOWN.get(_plain(name))
-    if found is None:
-        ids = {hub_id.lower(): hub_id for each in HUB_IDS.values() for hub_id in each}
+    preset = _KNOWN.get(name.lower()) or _KNOWN.get(_plain(name))
+    if preset is None:
+        ids = {hub_id.lower(): hub_id for hub_ids in HUB_IDS.values() for hub_id in hub_ids}
         near = nearest(name.lower(), ids if "/" in name else PRESETS)
         for low, hub_id in ids.items():
             near = near.replace(f"'{low}'", f"'{hub_id}'")
         raise CatalogueError(f"unknown model {name[:64]!r}{near}; `gnomon catalogue models` lists all")
-    return found
+    return preset
 
 
 def graph_of(given: Graph | str) -> Graph:

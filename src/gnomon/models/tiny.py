@@ -33,7 +33,7 @@ def tiny(graph: Graph, *, tp: int = 1, ep: int = 1, layers: int = 2, positions: 
 
 def _sizes(sizes: Mapping[str, int], tp: int, ep: int, positions: int) -> dict[str, int]:
     """New size of each dim."""
-    found = dict[str, int]()
+    reduced = dict[str, int]()
     factor = _factor([sizes[name] for name in _SUMMED if name in sizes])
     hidden = sizes.get("hidden", 0)
     heads, keys = sizes.get("heads", 1), sizes.get("kv_heads", sizes.get("heads", 1))
@@ -41,24 +41,24 @@ def _sizes(sizes: Mapping[str, int], tp: int, ep: int, positions: int) -> dict[s
     for name, size in sizes.items():
         kind = name.split(".")[-1]
         if kind in _SUMMED:
-            found[name] = size // factor
+            reduced[name] = size // factor
         elif kind == "kv_heads":
-            found[name] = few
+            reduced[name] = few
         elif kind == "heads":
-            found[name] = few if heads == keys else _multiple(2 * few, tp)
+            reduced[name] = few if heads == keys else _multiple(2 * few, tp)
         elif kind in ("ffn", "expert_ffn", "shared_ffn"):
-            found[name] = FFN * tp
+            reduced[name] = FFN * tp
         elif kind == "vocab":
-            found[name] = VOCAB * tp
+            reduced[name] = VOCAB * tp
         elif kind == "experts":
-            found[name] = min(size, _multiple(4, ep))
+            reduced[name] = min(size, _multiple(4, ep))
         elif kind == "topk":
-            found[name] = min(size, 2)
+            reduced[name] = min(size, 2)
         elif kind == "positions":
-            found[name] = min(size, max(positions, 32))
+            reduced[name] = min(size, max(positions, 32))
         elif hidden and size % hidden == 0 and size // hidden <= 8:
-            found[name] = HIDDEN * tp * (size // hidden)
-    return found
+            reduced[name] = HIDDEN * tp * (size // hidden)
+    return reduced
 
 
 def _multiple(least: int, of: int) -> int:

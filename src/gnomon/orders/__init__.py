@@ -44,9 +44,9 @@ def find(name: str) -> Order:
             same = [order.name for order in every() if asked.lower().replace("-", "_") in order.aliases]
             hint = f" (here it is {same[0]!r})" if same else nearest(asked, names())
             raise PlanError(f"unknown schedule {asked!r}{hint}; known: {', '.join(names())}")
-        found: Order = load_late(f"gnomon.orders.{name}:ORDER")
-        assert found.name == name, f"orders/{name}.py holds the order {found.name}"
-        _loaded[name] = found
+        loaded: Order = load_late(f"gnomon.orders.{name}:ORDER")
+        assert loaded.name == name, f"orders/{name}.py holds the order {loaded.name}"
+        _loaded[name] = loaded
     return _loaded[name]
 
 

@@ -58,9 +58,9 @@ def problems(order: Order, ranks: int, microbatches: int, virtual: int) -> Itera
         yield f"rows of (ranks, stages, microbatches) = {shape}, not {(ranks, ranks * virtual, microbatches)}"
         return
     listed = _listed(rows)
-    found = [*_placed(order, listed), *_complete(order, listed, microbatches, virtual)]
-    yield from found
-    if not found:
+    errors = [*_placed(order, listed), *_complete(order, listed, microbatches, virtual)]
+    yield from errors
+    if not errors:
         yield from _held(order, listed, microbatches, virtual)
         if (stuck := _stuck(listed, rows.num_stages)) is not None:
             yield stuck
@@ -107,8 +107,8 @@ def _held(order: Order, listed: list[list[_Row]], microbatches: int, virtual: in
     for rank, own in enumerate(listed):
         numbers = rank, len(listed), microbatches, virtual
         flight, held = (most_units(own, ends) for ends in (("B", "I"), ("B", "W")))
-        if order.in_flight is not None and (said := order.in_flight(*numbers)) != flight:
-            yield f"rank {rank} has {flight} units in flight, and in_flight says {said}"
+        if order.in_flight is not None and (stated := order.in_flight(*numbers)) != flight:
+            yield f"rank {rank} has {flight} units in flight, and in_flight says {stated}"
         if (most := order.most_held(*numbers)) is not None and held > most:
             yield f"rank {rank} holds activations of {held} units, and {most} are said to be the most"
 
@@ -139,13 +139,13 @@ def _stuck(listed: list[list[_Row]], num_stages: int) -> str | None:
 
 def _turns(own: list[_Row]) -> list[list[_Row]]:
     """Rows that start together."""
-    found: list[list[_Row]] = []
+    turns: list[list[_Row]] = []
     for row in own:
-        if found and row[3] >= 0 and found[-1][0][3] == row[3]:
-            found[-1].append(row)
+        if turns and row[3] >= 0 and turns[-1][0][3] == row[3]:
+            turns[-1].append(row)
         else:
-            found.append([row])
-    return found
+            turns.append([row])
+    return turns
 
 
 def _done(kind: str) -> str:

@@ -60,27 +60,27 @@ def check(
     plan: Plan, graph: Graph, cluster: Machines | None = None, workload: Workload | None = None
 ) -> tuple[Problem, ...]:
     """The notes on a plan that can run. PlanError listing every error otherwise."""
-    found = problems(plan, graph, cluster, workload)
-    if errors := [problem for problem in found if problem.severity == "error"]:
+    findings = problems(plan, graph, cluster, workload)
+    if errors := [problem for problem in findings if problem.severity == "error"]:
         raise PlanError("; ".join(problem.message for problem in errors))
-    return found
+    return findings
 
 
 def problems(
     plan: Plan, graph: Graph, cluster: Machines | None = None, workload: Workload | None = None
 ) -> tuple[Problem, ...]:
     """Every problem, errors first. What needs a cluster or a workload is checked when it is given."""
-    found = [*_devices(plan, cluster), *_stages(plan, graph)]
+    findings = [*_devices(plan, cluster), *_stages(plan, graph)]
     if plan.num_stages > MAX_STAGES:  # what follows looks at every stage
-        return tuple(dict.fromkeys(found))
-    found += [*_schedule(plan), *_selectors(plan, graph)]
-    if not any(problem.name == "layers_not_covered" for problem in found):
-        found += _dims(plan, graph, workload)
-    found += [_error(name, text) for name, text in vocabulary_errors(plan, graph)]
-    found += [*_axes_without_effect(plan, graph), *_batch(plan, workload), *_positions(graph, workload)]
-    found += [*_samples(graph, workload), *_open_sizes(graph, workload)]
-    found += _router(plan, graph, workload)
-    unique = dict.fromkeys(found)
+        return tuple(dict.fromkeys(findings))
+    findings += [*_schedule(plan), *_selectors(plan, graph)]
+    if not any(problem.name == "layers_not_covered" for problem in findings):
+        findings += _dims(plan, graph, workload)
+    findings += [_error(name, text) for name, text in vocabulary_errors(plan, graph)]
+    findings += [*_axes_without_effect(plan, graph), *_batch(plan, workload), *_positions(graph, workload)]
+    findings += [*_samples(graph, workload), *_open_sizes(graph, workload)]
+    findings += _router(plan, graph, workload)
+    unique = dict.fromkeys(findings)
     return tuple(sorted(unique, key=lambda problem: problem.severity))
 
 
@@ -115,11 +115,11 @@ def batch(plan: Plan, workload: Workload) -> tuple[int, int]:
     if size < 1 or count * size != total:
         legal = max(1, round(total / max(1, count * size))) * max(1, count * size)
         ranks = data_ranks[-1]
-        each = f"{size // ranks} x {ranks} data ranks" if size % ranks == 0 else f"over {ranks} data ranks"
+        division = f"{size // ranks} x {ranks} data ranks" if size % ranks == 0 else f"over {ranks} data ranks"
         asked = f"not {count} microbatches" if schedule.num_microbatches else "no whole number of microbatches"
         raise PlanError(
-            f"a global batch of {total} sequences is {asked} of {size} sequences ({each}); the nearest legal global "
-            f"batch is {legal}"
+            f"a global batch of {total} sequences is {asked} of {size} sequences ({division}); the nearest legal "
+            f"global batch is {legal}"
         )
     for index, stage in enumerate(plan.stages):
         if not stage.shares and size % stage.mesh.data_ranks:
@@ -506,14 +506,14 @@ def _router(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Pro
         ep = max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
         if experts % ep:
             continue  # said already
-        said = (
+        text = (
             f"the busiest of ep = {ep} ranks computes and holds {router.busiest(experts, ep):.2f} times the mean rows"
         )
         if router.capacity:
             padded = ", and every expert computes its whole capacity" if router.padded else ""
             lost = f"{router.dropped(experts):.1%} of (token, expert) pairs"
-            said += f"; capacity {router.capacity:g} drops {lost}{padded}"
-        yield _note("router_load", f"router load {router.kind}: {said}")
+            text += f"; capacity {router.capacity:g} drops {lost}{padded}"
+        yield _note("router_load", f"router load {router.kind}: {text}")
 
 
 def _size(block: Block, name: str) -> int:

@@ -111,12 +111,12 @@ def load_plan(path: str | Path) -> PlanFile | Plan:
 
 def _read(path: str | Path, text: bytes) -> PlanFile:
     try:
-        found = schema.load(PlanFile, text, source=str(path))
+        file = schema.load(PlanFile, text, source=str(path))
     except FormatError as error:
         raise _no_plan(path, error) from error
     folder = Path(path).parent if Path(path).is_file() else Path()
     return replace(
-        found, model=_from(folder, found.model), on=_from(folder, found.on), stack=_stack(_from, folder, found.stack)
+        file, model=_from(folder, file.model), on=_from(folder, file.on), stack=_stack(_from, folder, file.stack)
     )
 
 

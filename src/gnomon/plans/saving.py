@@ -42,7 +42,7 @@ def savings(plan: Plan, graph: Graph, kernels: Kernels) -> dict[str, LayerSaving
     """
     blocks = {block.name: lower(block, kernels) for block in graph.blocks}
     made: dict[tuple[str, _Decided], LayerSaving] = {}
-    found: dict[str, LayerSaving] = {}
+    by_label: dict[str, LayerSaving] = {}
     # in a run of layers each is the input of the next
     to_the_end = kernels.full_recompute == "whole" or plan.saved.every > 1
     for layer, decided in _decisions(plan, graph):
@@ -51,8 +51,8 @@ def savings(plan: Plan, graph: Graph, kernels: Kernels) -> dict[str, LayerSaving
             made[alike] = _saving(
                 decided, blocks[layer.call.block], graph.block(layer.call.block), to_the_end=to_the_end
             )
-        found[layer.label] = made[alike]
-    return found
+        by_label[layer.label] = made[alike]
+    return by_label
 
 
 def layer_presets(plan: Plan, graph: Graph) -> dict[str, Preset]:

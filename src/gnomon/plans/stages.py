@@ -61,8 +61,8 @@ def layers_per_stage(plan: Plan, num_layers: int) -> tuple[int, ...]:
             f"as many layers, "
             f"but the graph has {num_layers}; lower pp or virtual_stages to a product of at most {num_layers}"
         )
-    each, more = divmod(num_layers, stages)
-    return tuple(each + (stage < more) for stage in range(stages))
+    per_stage, more = divmod(num_layers, stages)
+    return tuple(per_stage + (stage < more) for stage in range(stages))
 
 
 def _uniform_parts(plan: Plan, graph: Graph) -> tuple[tuple[Layer, ...], ...]:
@@ -111,7 +111,7 @@ def transfers(plan: Plan, graph: Graph) -> tuple[Transfer, ...]:
         route = _route(plan, source, target, f"{made_by}'s {tensor}, which {reader} reads")
         for pair in zip(route, route[1:], strict=False):
             hops.setdefault(pair, {})[made_by, tensor] = None
-    return tuple(Transfer(source=a, target=b, tensors=tuple(found)) for (a, b), found in sorted(hops.items()))
+    return tuple(Transfer(source=a, target=b, tensors=tuple(sent)) for (a, b), sent in sorted(hops.items()))
 
 
 def dependencies(graph: Graph) -> Iterator[tuple[str, str, str]]:
@@ -147,7 +147,7 @@ def held_by_several(graph: Graph, stages: Sequence[Sequence[Layer]]) -> dict[str
             if layer.label in shared or labels[layer.label] > 1:
                 for name in _names(graph, layer):
                     holders.setdefault(name, {})[stage] = None
-    return {name: tuple(found) for name, found in holders.items() if len(found) > 1}
+    return {name: tuple(holding) for name, holding in holders.items() if len(holding) > 1}
 
 
 @lru_cache(maxsize=64)

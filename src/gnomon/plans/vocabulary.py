@@ -63,11 +63,11 @@ def _of_graph(plan: Plan, graph: Graph, asked: str) -> Iterator[tuple[str, str]]
     heads = [layer for layer in divided if any(op.kind == "cross_entropy" for op in graph.block(layer.call.block).ops)]
     ends = [layer.label for layer in (layers[0], layers[-1])]
     if len(heads) != 1 or heads[0].label != ends[1] or any(layer.label not in ends for layer in divided):
-        found = ", ".join(layer.label for layer in divided) or "none"
+        shown = ", ".join(layer.label for layer in divided) or "none"
         yield (
             "vocabulary",
             f"{asked} needs a graph that ends in its only head, with no table over the vocabulary but that and the "
-            f"embedding that begins it; this one has {found}; use 'ends'",
+            f"embedding that begins it; this one has {shown}; use 'ends'",
         )
         return
     for rows, layer in {_rows(graph, layer): layer for layer in divided}.items():

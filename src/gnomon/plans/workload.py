@@ -80,8 +80,8 @@ class RouterLoad:
         that is `fractions`."""
         if self.padded:
             return np.full(num_experts, self.capacity / num_experts)
-        found = self.fractions(num_experts)
-        return np.minimum(found, self.capacity / num_experts) if self.capacity else found
+        shares = self.fractions(num_experts)
+        return np.minimum(shares, self.capacity / num_experts) if self.capacity else shares
 
     def dropped(self, num_experts: int) -> float:
         """Share of routed (token, expert) pairs that no expert has room for."""

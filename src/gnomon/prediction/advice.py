@@ -55,7 +55,7 @@ def advice(prediction: Prediction, *, most: int = 4) -> tuple[Advice, ...]:
     if prediction.has_room:
         return ()
     plan = prediction.plan
-    found: list[Advice] = []
+    advised: list[Advice] = []
     enough: list[frozenset[str]] = []
     long = len(prediction.pricing.graph.layers()) * prediction.pricing.count > MOST_STREAMED
     tries, limit = 0, max(FEWEST, min(TRIES, TRIES * MANY_DEVICES // plan.world_size))
@@ -71,9 +71,9 @@ def advice(prediction: Prediction, *, most: int = 4) -> tuple[Advice, ...]:
         tries += 1
         made = _try(prediction, " and ".join(names), changed)
         if made is not None:
-            found.append(made)
+            advised.append(made)
             enough.append(frozenset(names))
-    return tuple(sorted(found, key=lambda each: each.step_s)[:most])
+    return tuple(sorted(advised, key=lambda change: change.step_s)[:most])
 
 
 def _try(prediction: Prediction, what: str, plan: Plan) -> Advice | None:

@@ -107,33 +107,37 @@ def band_numbers() -> BandNumbers:
     return schema.load(BandNumbers, path.read_text(encoding="utf-8"), source="band.toml")
 
 
-def log_widths(found: Evidence, numbers: BandNumbers) -> tuple[float, float]:
+def log_widths(evidence: Evidence, numbers: BandNumbers) -> tuple[float, float]:
     """Logs of how far a band reaches down and up, before `below` and `above`."""
     base = {
-        "own": numbers.own + numbers.own_few / sqrt(max(found.own_runs, 1)),
+        "own": numbers.own + numbers.own_few / sqrt(max(evidence.own_runs, 1)),
         "stack": numbers.stack,
         "stack elsewhere": numbers.stack_elsewhere,
         "device": numbers.device,
         "nothing": numbers.nothing,
-    }[found.known]
+    }[evidence.known]
     both = (
         base
-        + numbers.launch * found.launch
-        + numbers.communication * found.communication
-        + numbers.waiting * found.waiting
-        + numbers.crossing * found.crossing
-        + numbers.routed * found.routed
-        + numbers.eight_bit * found.eight_bit
-        + numbers.unmeasured * (not found.measured)
+        + numbers.launch * evidence.launch
+        + numbers.communication * evidence.communication
+        + numbers.waiting * evidence.waiting
+        + numbers.crossing * evidence.crossing
+        + numbers.routed * evidence.routed
+        + numbers.eight_bit * evidence.eight_bit
+        + numbers.unmeasured * (not evidence.measured)
     )
-    up = numbers.nodes * found.nodes + numbers.tensor_across * found.tensor_across + numbers.debugged * found.debugged
+    up = (
+        numbers.nodes * evidence.nodes
+        + numbers.tensor_across * evidence.tensor_across
+        + numbers.debugged * evidence.debugged
+    )
     return both, both + up
 
 
-def band_of(found: Evidence) -> Ratios:
+def band_of(evidence: Evidence) -> Ratios:
     """Between which measured over predicted lies."""
     own = band_numbers()
-    down, up = log_widths(found, own)
+    down, up = log_widths(evidence, own)
     return Ratios(low=exp(-own.below * exp(down)), high=exp(min(own.above * exp(up), WIDEST)))
 
 

@@ -27,16 +27,16 @@ def layer_prices(contexts: Sequence[LocalContext]) -> tuple[LayerPrice, ...]:
     groups: dict[LocalContext, list[int]] = {}
     for index, context in enumerate(contexts):
         groups.setdefault(_alike(context), []).append(index)
-    found: dict[int, LayerPrice] = {}
+    prices: dict[int, LayerPrice] = {}
     for members in groups.values():
         distinct = list(dict.fromkeys(contexts[i].sizes for i in members))
         if len(distinct) == 1:
-            found.update((i, layer_price(contexts[i])) for i in members)
+            prices.update((i, layer_price(contexts[i])) for i in members)
             continue
         together = price_layer(contexts[members[0]], _arrays(distinct))
         apart = {sizes: _at(together, k) for k, sizes in enumerate(distinct)}
-        found.update((i, apart[contexts[i].sizes]) for i in members)
-    return tuple(found[i] for i in range(len(contexts)))
+        prices.update((i, apart[contexts[i].sizes]) for i in members)
+    return tuple(prices[i] for i in range(len(contexts)))
 
 
 def _alike(context: LocalContext) -> LocalContext:

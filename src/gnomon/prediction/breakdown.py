@@ -40,10 +40,10 @@ def step_parts(structure: Structure, step: Step, pricing: Pricing) -> dict[str, 
     host, and its update, that are waited for. `bubble`: waiting for other ranks' computing. `ahead`: waiting for
     nothing of this rank's, because another one sets the pace.
     """
-    found = breakdown(simulate(structure, step.durations, steady=True))
-    worker = min(range(len(found.workers)), key=lambda w: found.idle_s(found.workers[w]))
+    spent = breakdown(simulate(structure, step.durations, steady=True))
+    worker = min(range(len(spent.workers)), key=lambda w: spent.idle_s(spent.workers[w]))
     out: dict[str, float] = {}
-    for share in found.of(found.workers[worker]):
+    for share in spent.of(spent.workers[worker]):
         split = (_split if share.busy else _waited)(structure, pricing, worker, share)
         for name, seconds in split.items():
             out[name] = out.get(name, 0.0) + seconds
@@ -88,9 +88,9 @@ def _split(structure: Structure, pricing: Pricing, worker: int, share: Share) ->
 def _parts(structure: Structure, pricing: Pricing, worker: int, kinds: list[str]) -> dict[str, float]:
     program = structure.program
     rows = slice(int(program.class_ptr[worker]), int(program.class_ptr[worker + 1]))
-    found, counts = np.unique(program.key[rows], return_counts=True)
+    indices, counts = np.unique(program.key[rows], return_counts=True)
     out: dict[str, float] = {"compute": 0.0}
-    for index, count in zip(found.tolist(), counts.tolist(), strict=True):
+    for index, count in zip(indices.tolist(), counts.tolist(), strict=True):
         key = program.keys[index]
         if key.kind in kinds:
             for name, seconds in pricing.compute.parts(key.kind, key.stage).items():

@@ -95,4 +95,4 @@ def pipeline_parallel(plan: Plan) -> Iterator[Single]:
 def parallel(plan: Plan) -> Iterator[Single]:
     """Both by turns, the smaller change first."""
     tensor, pipeline = list(tensor_parallel(plan)), list(pipeline_parallel(plan))
-    yield from (each for pair in zip_longest(tensor, pipeline) for each in pair if each is not None)
+    yield from (change for pair in zip_longest(tensor, pipeline) for change in pair if change is not None)

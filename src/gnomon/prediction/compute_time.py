@@ -84,7 +84,7 @@ class ComputeTime:
     def _one_by_one(self, kind: str, block: int, extra: OpPrice) -> dict[str, float]:
         """The same where a simulator puts layers one behind the other (`Stack.composed`)."""
         stage, layers = self.priced.layers(block)
-        at, found = self.priced.blocks[block][0], {"compute": 0.0, "again": 0.0, "launch": 0.0, "offload": 0.0}
+        at, parts = self.priced.blocks[block][0], {"compute": 0.0, "again": 0.0, "launch": 0.0, "offload": 0.0}
         repeated = {price for price, alike in stage.layers if alike[0].call.first is not None}
         for layer, times in layers:
             device, launches, launch_s = 0.0, 0.0, self._each_launch_s(at, layer)
@@ -93,19 +93,24 @@ class ComputeTime:
                 spent = self._sustained_s(at, phase)
                 device += spent
                 launches += launch_s[name] * phase.launches
-                found["again" if kind == "R" or name == "recompute" else "compute"] += times * spent
+                parts["again" if kind == "R" or name == "recompute" else "compute"] += times * spent
                 for axis in phase.comm_s if layer in repeated else ():
-                    found[axis] = found.get(axis, 0.0) + times * self._waited_s(at, phase, axis)
-            found["launch"] += times * max(launches - device, 0.0)
-        found["compute"] += float(extra.device_s) / self.priced.rates[at].compute
-        return found
+                    parts[axis] = parts.get(axis, 0.0) + times * self._waited_s(at, phase, axis)
+            parts["launch"] += times * max(launches - device, 0.0)
+        parts["compute"] += float(extra.device_s) / self.priced.rates[at].compute
+        return parts
 
     def _each_launch_s(self, stage: int, layer: LayerPrice) -> dict[str, float]:
         """Host seconds of a launch in each phase of a layer, `host_kernel_s` on average over forward and backward."""
         longer = self.priced.stack.launch.forward_launches or 1.0
         forward, backward = layer.forward.launches, layer.input_grad.launches + layer.weight_grad.launches
-        each = self.priced.launch_s[stage] * (forward + backward) / max(longer * forward + backward, 1.0)
-        return {"forward": longer * each, "recompute": longer * each, "input_grad": each, "weight_grad": each}
+        launch_s = self.priced.launch_s[stage] * (forward + backward) / max(longer * forward + backward, 1.0)
+        return {
+            "forward": longer * launch_s,
+            "recompute": longer * launch_s,
+            "input_grad": launch_s,
+            "weight_grad": launch_s,
+        }
 
     def vocabulary(self, kind: str, block: int) -> float:
         """An action of a divided embedding or head: its kernels or their launches, and what ranks exchange in it."""

@@ -80,10 +80,10 @@ def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times 
     lost, now, beside = np.zeros(len(keys)), alone, Beside(structure, kernels > 0, others)
     back = Beside(structure, others > 0, kernels) if BACK else None
     for _ in range(ROUNDS):
-        found = np.maximum(lost_to_each * kernels * beside.seconds(now) - idle, 0.0)
+        slower = np.maximum(lost_to_each * kernels * beside.seconds(now) - idle, 0.0)
         if back is not None:
-            found += BACK * others * back.seconds(now)
-        grown = np.maximum(found, lost)  # never less than before: the rounds only climb
+            slower += BACK * others * back.seconds(now)
+        grown = np.maximum(slower, lost)  # never less than before: the rounds only climb
         if np.array_equal(grown, lost):
             break
         lost, now = grown, Durations(busy=quantise(alone.busy + grown), lag=alone.lag)

@@ -119,8 +119,8 @@ class _Pricing:
         scope = self.scope
         wanted = set(paths)
         ops = (op for op in scope.block.ops if op.path in wanted)
-        found: float = as_float(sum(forward_work(op, scope.block, scope.setting(op.path)).matmul_flops for op in ops))
-        return found
+        flops: float = as_float(sum(forward_work(op, scope.block, scope.setting(op.path)).matmul_flops for op in ops))
+        return flops
 
     def _all(self) -> tuple[str, ...]:
         """Paths of all ops that run."""

@@ -81,9 +81,9 @@ class LayerExposed:
         out = []
         if ring:
             rounds = min(c.steps for c in ring)
-            each = [self._seconds(c) for c in ring]
-            late = sum(t * (c.steps - rounds) for t, c in zip(each, ring, strict=True))
-            out.append((ring[0].axis, rounds * larger(sum(each) - busy_s / (rounds + 1), 0.0) + late))
+            sends = [self._seconds(c) for c in ring]
+            late = sum(t * (c.steps - rounds) for t, c in zip(sends, ring, strict=True))
+            out.append((ring[0].axis, rounds * larger(sum(sends) - busy_s / (rounds + 1), 0.0) + late))
         for collective in collectives:
             if collective in ring:
                 continue
@@ -103,8 +103,8 @@ class LayerExposed:
             return 0.0
         readers = {op.path for op in scope.context.block.ops if collective.tensor in op.inputs}
         steps = self.grads[not again]
-        found: float = sum(as_float(price.device_s) for path, price, _ in steps if path.partition(":")[0] in readers)
-        return found
+        seconds: float = sum(as_float(price.device_s) for path, price, _ in steps if path.partition(":")[0] in readers)
+        return seconds
 
     def _seconds(self, collective: Collective) -> float:
         """One round; rows that skewed routing sends to the busiest rank with it."""
@@ -118,8 +118,8 @@ class LayerExposed:
             seconds = self._sent_once(collective, size, link)
         else:
             seconds = collective_seconds(collective.kind, size, link)
-        found: float = as_float(seconds)
-        return found
+        elapsed: float = as_float(seconds)
+        return elapsed
 
     def _copies(self, link: AxisLink) -> dict[str, float]:
         """Copies of a token that go to nodes and to ranks, over its experts."""

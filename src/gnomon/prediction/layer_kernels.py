@@ -84,15 +84,15 @@ class LayerKernels:
         """What attention of these paths runs beside its kernels where keys and values pass around the ranks of cp, as
         an entry of its own, which is no attention."""
         scope = self.scope
-        cp, found = scope.context.mesh.cp, {}
+        cp, prices = scope.context.mesh.cp, {}
         if cp == 1 or scope.context.layout.context != "ring":
             return {}
         for op in (scope.ops[path] for path in paths if scope.kind(path) == "attention"):
             sizes = scope.sharded.sizes(op.path)
             queries, *keys = (nbytes(scope.block.tensor(name), sizes, scope.dtypes) for name in op.inputs[:3])
             price = ring_seconds(queries, sum(keys), cp, scope.device, scope.curves, backward=backward)
-            found[op.path + RING] = price
-        return found
+            prices[op.path + RING] = price
+        return prices
 
     def _around_experts(self, op: Op, *, backward: bool) -> OpPrice:
         """What Megatron Core's mixtures run around the products of experts, with one of these or with a dispatch, and
@@ -123,17 +123,17 @@ class LayerKernels:
             return FREE
         rows = scope.block.tensor(op.outputs[0] if op.kind == "dispatch" else op.inputs[0])
         moved = nbytes(rows, scope.sharded.sizes(op.path), scope.dtypes) * context.load
-        found = FREE
+        passes = FREE
         if (op.attr("biased", False) or op.attr("clamped", False)) and not (low and scope.facts.experts == "fused"):
-            found = extra_passes(op, moved, experts, scope.device, scope.curves, backward=backward)
+            passes = extra_passes(op, moved, experts, scope.device, scope.curves, backward=backward)
         if op.kind == "glu" or context.mesh.ep == 1 or scope.facts.fused_dispatch:
-            return found
-        return found + row_passes(op.kind, moved, experts, low, scope.device, scope.curves, backward=backward)
+            return passes
+        return passes + row_passes(op.kind, moved, experts, low, scope.device, scope.curves, backward=backward)
 
     def _grad_prices(self, *, weight: bool) -> list[tuple[str, OpPrice, float]]:
         """(op, price, matrix FLOPs) of every step of the backward in one of its halves."""
         scope = self.scope
-        found = []
+        steps = []
         for grad in scope.back.ops:
             if (grad.phase == "weight_grad") != weight:
                 continue
@@ -163,9 +163,9 @@ class LayerKernels:
                 if scope.facts.deterministic and op.kind == "attention":
                     price = in_order(price)
                 price = price + self._filled(op, grad.grads_out)
-            found.append((grad.path, price, as_float(grad_work(grad, scope.block, setting).matmul_flops)))
-        rings = self._rings([path for path, _, _ in found], backward=True)
-        return [*found, *((path, price, 0.0) for path, price in rings.items())]
+            steps.append((grad.path, price, as_float(grad_work(grad, scope.block, setting).matmul_flops)))
+        rings = self._rings([path for path, _, _ in steps], backward=True)
+        return [*steps, *((path, price, 0.0) for path, price in rings.items())]
 
     def _filled(self, op: Op, names: Sequence[str]) -> OpPrice:
         """What is filled before Transformer Engine's kernels write these tensors of an op, or their gradients."""

@@ -60,12 +60,12 @@ class LayerMemory:
         Source: linkedin/Liger-Kernel src/liger_kernel/ops/fused_linear_cross_entropy.py: rows in as many parts as the
         vocabulary is wider than the hidden state, so that a part is as large as the hidden states.
         """
-        found: int = sum(
+        total: int = sum(
             as_int(self.sharded.kept_bytes_of(self.block.tensor(name)))
             for name in self.block.inputs
             if name not in self.context.no_grad
         )
-        return found
+        return total
 
     def _skew(self, tensor: Tensor) -> float:
         """Rows of a tensor on the busiest rank over those of balanced routing: 1 but for the rows of experts."""
@@ -93,8 +93,8 @@ class LayerMemory:
         if is_input or len(narrow) > 1 or not (low := narrow.pop()):
             return whole
         size = DTYPE_BITS[self.dtypes.resolve(entry.tensor.dtype)]
-        found: int = as_int(whole * int(32 * _NARROW_BITS[low]) // (32 * size))
-        return found
+        kept: int = as_int(whole * int(32 * _NARROW_BITS[low]) // (32 * size))
+        return kept
 
     def deferred(self) -> int:
         """Bytes that weight gradients wait for: inputs of products as they are kept, and gradients of their outputs as
@@ -102,11 +102,11 @@ class LayerMemory:
         steps = [grad for grad in self.back.ops if grad.phase == "weight_grad"]
         roots = storages(self.block, self.dtypes)
         reads = {roots[name] for grad in steps for name in grad.reads}
-        found = sum(self.bytes_of(self.block.tensor(name)) for name in sorted(reads))
+        total = sum(self.bytes_of(self.block.tensor(name)) for name in sorted(reads))
         for name, path in {name: grad.path for grad in steps for name in grad.grads_in}.items():
             tensor = self.block.tensor(name)
-            found += as_int(nbytes(tensor, self.sharded.sizes(path), self.dtypes) * self._skew(tensor))
-        return found
+            total += as_int(nbytes(tensor, self.sharded.sizes(path), self.dtypes) * self._skew(tensor))
+        return total
 
     def transient(self) -> int:
         """Most bytes of gradients of activations alive at once: each from the step that makes it to the last that
@@ -127,8 +127,8 @@ class LayerMemory:
         tensor = self.block.tensor(name)
         if tensor.kind == "parameter" or name in self.no_bytes:
             return 0
-        found: int = as_int(self.sharded.bytes_of(tensor) * self._skew(tensor))
-        return smaller(found, self._part) if self._in_parts(tensor) else found
+        size: int = as_int(self.sharded.bytes_of(tensor) * self._skew(tensor))
+        return smaller(size, self._part) if self._in_parts(tensor) else size
 
 
 def has_vocab(tensor: Tensor) -> bool:

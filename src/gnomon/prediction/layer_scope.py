@@ -55,7 +55,7 @@ class LayerScope:
     @cached_property
     def local_experts(self) -> int:
         """Experts of this rank; 0 without any."""
-        found = next((op for op in self.block.ops if op.kind == "grouped_linear"), None)
-        if found is None:
+        grouped = next((op for op in self.block.ops if op.kind == "grouped_linear"), None)
+        if grouped is None:
             return 0
-        return int(size_of(self.block.tensor(found.inputs[1]).dims[0], self.sharded.sizes(found.path)))
+        return int(size_of(self.block.tensor(grouped.inputs[1]).dims[0], self.sharded.sizes(grouped.path)))

@@ -92,17 +92,19 @@ class Refused:
     """What is missing or cannot be expressed."""
 
 
-def predicted_s(run: Timed, found: Prediction, numbers: Fitted | None = None, *, stack: Stack | None = None) -> Seconds:
+def predicted_s(
+    run: Timed, prediction: Prediction, numbers: Fitted | None = None, *, stack: Stack | None = None
+) -> Seconds:
     """Seconds of what the run's time is of; under other fitted numbers than those on record, or with a stack that
     differs in its own numbers, if given."""
     if numbers is None and stack is None:
-        pricing, seconds = found.pricing, found.step_s
+        pricing, seconds = prediction.pricing, prediction.step_s
     else:
-        pricing = found.pricing.with_numbers(
-            numbers, None if stack is None else replace(found.pricing.stack, own=stack.own)
+        pricing = prediction.pricing.with_numbers(
+            numbers, None if stack is None else replace(prediction.pricing.stack, own=stack.own)
         )
-        seconds = period(found.structure, *contended(found.structure, pricing)).seconds
-    return seconds - outside(run, found.structure, pricing)
+        seconds = period(prediction.structure, *contended(prediction.structure, pricing)).seconds
+    return seconds - outside(run, prediction.structure, pricing)
 
 
 def outside(run: Timed, structure: Structure, pricing: Pricing) -> Seconds:

@@ -128,7 +128,7 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
     during = changes.during(program.num_rows) + extra
     on_tpu = any(stage.device.kind == "tpu" for stage in pricing.stages)
     needed = during - _at_leisure(program, pricing, changes, sizes, extra) if on_tpu else during
-    found = []
+    memory = []
     for cls in range(program.num_classes):
         low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
         row = low + int(np.argmax(during[low:high]))
@@ -137,8 +137,8 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
         kind, unit = program.kinds[program.kind[row]].name, int(program.unit[row])
         moment = _WORDS.get(kind, kind.lower()) + (f" of unit {unit}" if unit >= 0 else "")
         early = int(during[row] - needed[low:high].max())
-        found.append(_rank(pricing, cls, stages, held, sizes, int(extra[row]), early, moment, kept))
-    return tuple(found), sizes
+        memory.append(_rank(pricing, cls, stages, held, sizes, int(extra[row]), early, moment, kept))
+    return tuple(memory), sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -157,8 +157,8 @@ class HeldMoves:
         """[rows] bytes held while each row runs, in order of issue."""
         total = np.bincount(self.row, self.bytes, rows).astype(float)
         ends = np.bincount(self.row, np.where(self.at_start, 0.0, self.bytes), rows)
-        found: NDArray[np.float64] = np.cumsum(total) - ends
-        return found
+        held: NDArray[np.float64] = np.cumsum(total) - ends
+        return held
 
 
 def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float]) -> HeldMoves:
@@ -169,16 +169,16 @@ def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float
     between the parts of a backward, the rest is what weight gradients read.
     """
     program = structure.program
-    found = buffer_moves(program, structure.deps, sizes)
-    row, size = found.row, found.bytes.copy()
+    moves = buffer_moves(program, structure.deps, sizes)
+    row, size = moves.row, moves.bytes.copy()
 
     def kinds(*names: str) -> list[int]:
         return [i for i, kind in enumerate(program.kinds) if kind.name in names]
 
     def moved(buffer: str, *names: str) -> NDArray[np.bool_]:
         """Whether it is this buffer that comes or goes, in an action of these kinds."""
-        wanted = [i for i, each in enumerate(program.buffers) if each.name == buffer]
-        return np.isin(found.buffer, wanted) & np.isin(program.kind[found.row], kinds(*names))
+        wanted = [i for i, entry in enumerate(program.buffers) if entry.name == buffer]
+        return np.isin(moves.buffer, wanted) & np.isin(program.kind[moves.row], kinds(*names))
 
     kept = np.array([_keeps_input(pricing, block) for block in range(program.num_stages)])
     at_start = (size > 0) | (moved("X", "F", "R") & kept[program.stage[row]])
@@ -186,7 +186,7 @@ def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float
         # the shard is there once it has arrived
         waits = moved("G", "REDUCE_GRAD") | moved("GS", "REDUCE_GRAD")
         row, at_start = np.where(waits, _waited_for(program, pricing)[row], row), at_start | waits
-    buffer = found.buffer
+    buffer = moves.buffer
     first = np.flatnonzero(np.isin(program.kind, kinds("I")))
     if pricing.stack.gradients.split_backward_frees and len(first):
         left = np.array([_deferred(pricing, block) for block in range(program.num_stages)])
@@ -194,7 +194,7 @@ def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float
         size[late] = -left[program.stage[row[late]]]
         whole = np.array([sizes[f"{block}S"] for block in range(program.num_stages)])
         row = np.concatenate([row, first])
-        buffer = np.concatenate([buffer, np.full(len(first), found.buffer[late][0])])
+        buffer = np.concatenate([buffer, np.full(len(first), moves.buffer[late][0])])
         size = np.concatenate([size, (left - whole)[program.stage[first]]])
         at_start = np.concatenate([at_start, np.zeros(len(first), bool)])
     return HeldMoves(row=row, buffer=buffer, bytes=size, at_start=at_start)
@@ -210,18 +210,20 @@ def _at_leisure(
     elementwise op may write over what it reads last.
     Source: XLA, hlo/analysis/hlo_dataflow_analysis.cc CanShareOperandBufferWithUser.
     """
-    found = np.zeros(program.num_rows)
+    spared = np.zeros(program.num_rows)
     share = [_largest_share(pricing, block) for block in range(program.num_stages)]
     for name in ("P", "G"):
         of = np.array([buffer.name == name for buffer in program.buffers])[changes.buffer]
-        row, buffer, size, at_start = (getattr(changes, each)[of] for each in ("row", "buffer", "bytes", "at_start"))
+        row, buffer, size, at_start = (
+            getattr(changes, column)[of] for column in ("row", "buffer", "bytes", "at_start")
+        )
         held = HeldMoves(row=row, buffer=buffer, bytes=size, at_start=at_start).during(program.num_rows)
         one = np.array([share[block] * sizes.get(f"{block}{name}", 0.0) for block in range(program.num_stages)])
-        found += np.maximum(held - one[program.stage], 0.0)
+        spared += np.maximum(held - one[program.stage], 0.0)
     backward = np.isin(program.kind, [i for i, kind in enumerate(program.kinds) if kind.name in ("B", "I")])
     logits = np.array([logits_bytes(pricing, block) for block in range(program.num_stages)], float)
-    found += np.where(backward, np.minimum(logits[program.stage], extra), 0.0)
-    return found
+    spared += np.where(backward, np.minimum(logits[program.stage], extra), 0.0)
+    return spared
 
 
 def _largest_share(pricing: Pricing, block: int) -> float:
@@ -248,12 +250,12 @@ def _waited_for(program: Program, pricing: Pricing) -> NDArray[np.int64]:
     """[rows] the row that waits for a reduction which begins there; the class's last one if none does."""
     until = {"REDUCE_GRAD", "NORM", "OPT"} | ({"B", "W"} if pricing.plan.optimizer.zero == 2 else set())
     waits = np.isin(program.kind, [i for i, kind in enumerate(program.kinds) if kind.name in until])
-    found = np.arange(program.num_rows)
+    waiter = np.arange(program.num_rows)
     for cls in range(program.num_classes):
         low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
         stops = np.append(low + np.flatnonzero(waits[low:high]), high - 1)
-        found[low:high] = stops[np.minimum(np.searchsorted(stops, np.arange(low, high), side="right"), len(stops) - 1)]
-    return found
+        waiter[low:high] = stops[np.minimum(np.searchsorted(stops, np.arange(low, high), side="right"), len(stops) - 1)]
+    return waiter
 
 
 def temporaries(program: Program, pricing: Pricing) -> NDArray[np.float64]:
@@ -272,8 +274,8 @@ def temporaries(program: Program, pricing: Pricing) -> NDArray[np.float64]:
                 table[k, block] = update
             elif (share := pricing.stages[pricing.blocks[block][0]].share) is not None:
                 table[k, block] = share.inside(kind.name)
-    found: NDArray[np.float64] = table[program.kind, program.stage]
-    return found
+    inside: NDArray[np.float64] = table[program.kind, program.stage]
+    return inside
 
 
 def _parts(pricing: Pricing, block: int) -> list[tuple[LayerPrice, int]]:
@@ -309,12 +311,12 @@ def _returned(pricing: Pricing, layer: LayerPrice) -> int:
     stack = pricing.stack
     if stack.loss.cross_entropy not in ("unfused", None):
         return 0
-    each = 0
+    held_bytes = 0
     if stack.loss.outputs_held:
-        each += 4 if stack.loss.logits_dtype == "fp32" else width(pricing.plan.precision.compute)
+        held_bytes += 4 if stack.loss.logits_dtype == "fp32" else width(pricing.plan.precision.compute)
     if stack.loss.divided_loss_copies and pricing.plan.mesh.tp > 1 and stack.launch.launch_mode != "compiled":
-        each += 4 * (stack.loss.divided_loss_copies - 3)
-    return sum(kept.bytes for kept in layer.kept if kept.is_logits) * each // 4
+        held_bytes += 4 * (stack.loss.divided_loss_copies - 3)
+    return sum(kept.bytes for kept in layer.kept if kept.is_logits) * held_bytes // 4
 
 
 def _held(program: Program, changes: HeldMoves, first: int, row: int) -> dict[tuple[str, int], float]:
@@ -375,7 +377,7 @@ def _rank(
     blocks = [block for block, (number, _) in enumerate(pricing.blocks) if number in stages]
     waiting = max(held_by_streams(pricing, block) for block in blocks)
     waiting += split_by_microbatches(pricing, by_class["activations"])
-    found = placed(
+    placement = placed(
         device,
         pricing.stack,
         allocated,
@@ -386,20 +388,20 @@ def _rank(
         early=early,
     )
     for name, size in (("parameters", total("P")), ("gradients", total("G")), ("temporary", temporary)):
-        late = min(max(allocated - found.reserved_bytes, 0), size)  # what XLA has there no longer than it must
+        late = min(max(allocated - placement.reserved_bytes, 0), size)  # what XLA has there no longer than it must
         by_class[name] -= late
         allocated -= late
-    by_class["overhead"] = found.peak_bytes - allocated
+    by_class["overhead"] = placement.peak_bytes - allocated
     return RankMemory(
         rank_class=cls,
         ranks=tuple(dict.fromkeys(rank for stage in here for rank in stage.members)),
         device=device.name,
         by_class=by_class,
         allocated_bytes=allocated,
-        reserved_bytes=found.reserved_bytes,
-        peak_bytes=found.peak_bytes,
-        usual_bytes=found.usual_bytes,
-        least_bytes=found.least_bytes,
+        reserved_bytes=placement.reserved_bytes,
+        peak_bytes=placement.peak_bytes,
+        usual_bytes=placement.usual_bytes,
+        least_bytes=placement.least_bytes,
         limit_bytes=device.memory_bytes,
         peak_at=moment,
     )
@@ -407,13 +409,13 @@ def _rank(
 
 def _static_bytes(pricing: Pricing, stage: StagePrice, kept: frozenset[int]) -> dict[str, int]:
     """What stays between steps; of an optimizer of which layers stay on the device (kept), those."""
-    found = stage.static_bytes()
+    sizes = stage.static_bytes()
     if kept:
-        number = next(i for i, each in enumerate(pricing.stages) if each is stage)
+        number = next(i for i, other in enumerate(pricing.stages) if other is stage)
         here = replace(stage.plan, optimizer=replace(stage.plan.optimizer, offload=None))
         whole, share = replace(stage, plan=here).static_bytes(), on_device(pricing, number, kept)
-        found |= {name: round(whole[name] * share) for name in ("master", "states")}
-    return found
+        sizes |= {name: round(whole[name] * share) for name in ("master", "states")}
+    return sizes
 
 
 def _second_gradients(pricing: Pricing, stage: StagePrice) -> int:
@@ -483,8 +485,8 @@ def _communicators(pricing: Pricing, here: Sequence[StagePrice]) -> tuple[int, i
     for layer in stage.order:
         for phase in (layer.forward, layer.input_grad, layer.weight_grad):
             used |= {(axis,) for axis in phase.comm_s}
-        for found in stage.collectives(layer):
-            used.add(tuple(axis for axis in found.axes if getattr(stage.mesh, axis) > 1))
+        for collective in stage.collectives(layer):
+            used.add(tuple(axis for axis in collective.axes if getattr(stage.mesh, axis) > 1))
     pipeline = pricing.plan.num_pipeline_ranks > 1
     norm = pricing.plan.optimizer.clip and pricing.plan.world_size > 1
     tied = (
@@ -497,7 +499,7 @@ def _communicators(pricing: Pricing, here: Sequence[StagePrice]) -> tuple[int, i
 
 def _holds_tied(pricing: Pricing, here: Sequence[StagePrice]) -> bool:
     """Whether one of these stages shares a parameter with another."""
-    numbers = {number for number, stage in enumerate(pricing.stages) if any(stage is each for each in here)}
+    numbers = {number for number, stage in enumerate(pricing.stages) if any(stage is other for other in here)}
     return any(numbers & set(holders) for holders in pricing.priced.shared.values())
 
 
@@ -534,11 +536,11 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
         first, last = parts[0][0], parts[-1][0]
         sizes[f"{block}X"] = sizes[f"{block}DX"] = float(first.input_bytes)
         sizes[f"{block}Y"] = sizes[f"{block}DY"] = float(last.output_bytes)
-        found = [stage.collectives(layer) for layer, _ in parts]
-        reduced = [sum(c.bytes for c in each if c.kind == "reduce_scatter") for each in found]
+        collectives = [stage.collectives(layer) for layer, _ in parts]
+        reduced = [sum(c.bytes for c in of_layer if c.kind == "reduce_scatter") for of_layer in collectives]
         whole = pricing.stack.gradients.bucketed is False
         if zero == 3 and index >= 0:
-            sizes[f"{block}P"] = float(sum(c.bytes for c in found[0] if c.when == "before_forward"))
+            sizes[f"{block}P"] = float(sum(c.bytes for c in collectives[0] if c.when == "before_forward"))
             if pricing.plan.optimizer.offload_parameters:
                 sizes[f"{block}P"] += undivided_bytes(first.sharded, stage.mesh, stage.plan.precision)
             sizes[f"{block}G"] = float(reduced[0])

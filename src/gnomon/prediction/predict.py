@@ -225,21 +225,23 @@ class Timed:
         bare = replace(plan, saved=Saved(), precision=Precision(), placement=())
         messages: Messages = "buffered" if stack.messages.p2p_poll_s is None else "polled"
         structure, blocks = _structure(bare, graph, count, messages, by_layer=by_layer)
-        every = tuple(Pricing(plan, graph, machines, stack, each, blocks, count) for each in _replicas(plan, workers))
+        every = tuple(
+            Pricing(plan, graph, machines, stack, replica, blocks, count) for replica in _replicas(plan, workers)
+        )
         structure = with_methods(structure, every)
         played = []
         for pricing in every:
             durations, after = contended(structure, pricing)
             played.append((pricing, durations, period(structure, durations, after)))
         # replicas meet at the end of a step only: it is as long as the slowest one's
-        pricing, durations, found = max(played, key=lambda each: each[2].seconds)
+        pricing, durations, steady = max(played, key=lambda replica: replica[2].seconds)
         return Timed(
             structure=structure,
             blocks=blocks,
             every=every,
             pricing=pricing,
             durations=durations,
-            period=found,
+            period=steady,
             workload=workload,
             kernels=kernels,
             assumed=assumed,
@@ -272,7 +274,7 @@ def stages_of(
     check(plan, graph, cluster, workload)
     kernels, _, stack = kernels_of(stack)
     _, size = batch(plan, workload)
-    return tuple(each[0] for each in _workers(plan, graph, cluster, workload, size, kernels, stack))
+    return tuple(prices[0] for prices in _workers(plan, graph, cluster, workload, size, kernels, stack))
 
 
 def _replicas(plan: Plan, workers: tuple[tuple[StagePrice, ...], ...]) -> tuple[tuple[StagePrice, ...], ...]:
@@ -281,14 +283,14 @@ def _replicas(plan: Plan, workers: tuple[tuple[StagePrice, ...], ...]) -> tuple[
     workers: of each stage, its kinds of worker, the slowest first. Where stages have other numbers of replicas than
     each other, microbatches pass from any replica to any, so the first is the slowest of every stage.
     """
-    if all(len(each) == 1 for each in workers):
-        return (tuple(each[0] for each in workers),)
+    if all(len(kinds) == 1 for kinds in workers):
+        return (tuple(kinds[0] for kinds in workers),)
     meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
     if len({mesh.data_ranks for mesh in meshes}) > 1:
-        most = max(len(each) for each in workers)
-        return tuple(tuple(each[min(kind, len(each) - 1)] for each in workers) for kind in range(most))
-    found: dict[tuple[int, ...], tuple[StagePrice, ...]] = {}
-    of_rank = [{rank: price for price in each for rank in price.members} for each in workers]
+        most = max(len(kinds) for kinds in workers)
+        return tuple(tuple(kinds[min(kind, len(kinds) - 1)] for kinds in workers) for kind in range(most))
+    replicas: dict[tuple[int, ...], tuple[StagePrice, ...]] = {}
+    of_rank = [{rank: price for price in kinds for rank in price.members} for kinds in workers]
     for worker in range(meshes[0].data_ranks):
         mine = []
         for mesh, ranks, prices in zip(meshes, plan.stage_ranks, of_rank, strict=True):
@@ -296,16 +298,16 @@ def _replicas(plan: Plan, workers: tuple[tuple[StagePrice, ...], ...]) -> tuple[
             if ranks[first] in prices:  # one with a share of 0 has none
                 mine.append(prices[ranks[first]])
         if len(mine) == len(workers):
-            found.setdefault(tuple(map(id, mine)), tuple(mine))
-    return tuple(found.values())
+            replicas.setdefault(tuple(map(id, mine)), tuple(mine))
+    return tuple(replicas.values())
 
 
 def _memory(
     structure: Structure, pricing: Pricing, every: Sequence[Pricing]
 ) -> tuple[tuple[RankMemory, ...], dict[str, float]]:
     """Memory of every rank class, each kind of replica apart, and the sizes of buffers on the slowest."""
-    found, sizes = rank_memory(structure, pricing)
-    ranks = {(rank.rank_class, rank.ranks): rank for rank in found}
+    memory, sizes = rank_memory(structure, pricing)
+    ranks = {(rank.rank_class, rank.ranks): rank for rank in memory}
     for other in every:
         for rank in rank_memory(structure, other)[0] if other is not pricing else ():
             ranks.setdefault((rank.rank_class, rank.ranks), rank)
@@ -317,7 +319,11 @@ def _workers(
 ) -> tuple[tuple[StagePrice, ...], ...]:
     """Of each stage, the prices of its kinds of worker."""
     experts = [dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "experts"]
-    most, found, seen = max((each or 0 for each in experts), default=0), [], dict[Mesh, tuple[dict[str, int], float]]()
+    most, stages, seen = (
+        max((count or 0 for count in experts), default=0),
+        [],
+        dict[Mesh, tuple[dict[str, int], float]](),
+    )
     facts = KernelFacts.of(stack)
     for stage in range(plan.num_stages):
         mesh = plan.stage_mesh(stage)
@@ -335,8 +341,8 @@ def _workers(
             facts=facts,
             load=load,
         )
-        found.append(prices)
-    return tuple(found)
+        stages.append(prices)
+    return tuple(stages)
 
 
 @lru_cache(maxsize=64)
@@ -381,7 +387,7 @@ def _untried(plan: Plan) -> Iterator[str]:
 def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Prediction:
     structure, pricing, workload, assumed = played.structure, played.pricing, played.workload, played.assumed
     graph, cluster, plan, stack = pricing.graph, pricing.cluster, pricing.plan, pricing.stack
-    found = played.period
+    steady = played.period
     lengths = workload.sequence_lengths()
     tokens = sum(lengths) if sample_tokens(graph) is None else len(lengths)
     flops = _model_flops(graph, played.kernels, len(lengths), lengths[0], workload.sizes)
@@ -417,10 +423,10 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
         cluster=cluster.name,
         plan=plan,
         workload=workload,
-        step_s=found.seconds,
-        tokens_per_s_per_device=tokens / found.seconds / sum(devices.values()),
-        mfu=flops / found.seconds / peak,
-        hfu=(flops + again) / found.seconds / peak,
+        step_s=steady.seconds,
+        tokens_per_s_per_device=tokens / steady.seconds / sum(devices.values()),
+        mfu=flops / steady.seconds / peak,
+        hfu=(flops + again) / steady.seconds / peak,
         model_flops=flops,
         memory=memory,
         assumptions=tuple(dict.fromkeys(assumptions)),

@@ -148,9 +148,9 @@ class ReductionTime:
         name, moments = WANTED[kind]
         groups: dict[tuple[str, ...], list[tuple[ParameterCollective, int]]] = {}
         for layer, times in layers:
-            for found in stage.collectives(layer):
-                if found.kind == name and found.when in moments:
-                    groups.setdefault(found.axes, []).append((found, times))
+            for collective in stage.collectives(layer):
+                if collective.kind == name and collective.when in moments:
+                    groups.setdefault(collective.axes, []).append((collective, times))
         found_s = []
         for axes, members in groups.items():
             size = sum(c.bytes * n for c, n in members) / buckets

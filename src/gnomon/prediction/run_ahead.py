@@ -44,9 +44,9 @@ def split_by_microbatches(pricing: Pricing, activations: int) -> int:
 def _reduced(layer: LayerPrice) -> list[int]:
     """Bytes of what each collective of a forward reduces: outputs that nothing else reads."""
     return [
-        int(each.bytes)
-        for each in layer.sharded.forward
-        if each.kind in ("reduce_scatter", "all_reduce") and not each.inside
+        int(collective.bytes)
+        for collective in layer.sharded.forward
+        if collective.kind in ("reduce_scatter", "all_reduce") and not collective.inside
     ]
 
 

@@ -144,15 +144,15 @@ class StagePrice:
     def frozen_bytes(self) -> tuple[int, int]:
         """Bytes of (dense, routed experts') weights that are not trained, on one rank before ZeRO 3 divides them."""
         seen: set[str] = set()
-        found = [0, 0]
+        totals = [0, 0]
         for price, layers in self.held:
             for layer in layers:
                 names = {t.name: layer.call.parameter_name(t.name, layer.index) for t in price.sharded.block.frozen}
                 only = frozenset(own for own, full in names.items() if full not in seen)
                 seen.update(names.values())
                 for experts in (False, True):
-                    found[experts] += frozen_bytes(price.sharded, experts=experts, only=only)
-        return found[0], found[1]
+                    totals[experts] += frozen_bytes(price.sharded, experts=experts, only=only)
+        return totals[0], totals[1]
 
     @cached_property
     def num_tensors(self) -> int:
@@ -287,7 +287,7 @@ def stage_prices(
             if part:
                 listed.setdefault((made.devices[rank], part), []).append(rank)
         workers = {worker: tuple(members) for worker, members in listed.items()}
-    found = [
+    prices = [
         _stage_price(
             made,
             stage,
@@ -299,7 +299,7 @@ def stage_prices(
         )
         for (device, part), members in workers.items()
     ]
-    return tuple(sorted(found, key=_seconds, reverse=True)) if len(found) > 1 else tuple(found)
+    return tuple(sorted(prices, key=_seconds, reverse=True)) if len(prices) > 1 else tuple(prices)
 
 
 class _Planned:
@@ -479,11 +479,11 @@ def stage_links(
 def _groups(mesh: Mesh, experts: bool) -> tuple[tuple[str, NDArray[np.int64]], ...]:
     """Groups of two ranks or more that communicate, by name."""
     views = {"dense": mesh.dense, "experts": mesh.experts if experts else mesh.dense}
-    found = []
+    named = []
     for name, (view, axes) in GROUPS.items():
         if (view == "experts" and not experts) or any(axis not in views[view].axes for axis in axes):
             continue
         groups = views[view].groups(*axes)
         if groups.shape[1] > 1:
-            found.append((name, groups))
-    return tuple(found)
+            named.append((name, groups))
+    return tuple(named)

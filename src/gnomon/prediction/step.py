@@ -202,8 +202,8 @@ class Pricing:
         nobody counts them (the optimizer, copies to the host)."""
         kind, stage = key.kind, key.stage
         if "&" in key.name:
-            each = [self.amounts(key._replace(kind=part, name="")) for part in key.name.split("&")]
-            return sum(size for size, _ in each), sum(flops for _, flops in each)
+            parts = [self.amounts(key._replace(kind=part, name="")) for part in key.name.split("&")]
+            return sum(size for size, _ in parts), sum(flops for _, flops in parts)
         if kind in PHASES:
             return 0.0, sum(self.compute.phase(name, stage).flops for name in PHASES[kind])
         if kind in VOCABULARY and (share := self.stages[stage].share) is not None:
@@ -227,7 +227,7 @@ class Pricing:
         if key.kind not in WANTED or key.name in (TIED, *IN_UPDATE):
             return []
         blocks = self._bucket(key) if ".." in key.name else [self.alike[key.stage]]
-        return [each for block in blocks for each in self.reductions.wired(key.kind, block)]
+        return [group for block in blocks for group in self.reductions.wired(key.kind, block)]
 
     def _bucket(self, key: Key) -> list[int]:
         """The Program's stages on the row's ranks that its name spans."""
@@ -259,15 +259,15 @@ def _like_stages(stages: tuple[StagePrice, ...]) -> list[int]:
     """For each stage the first with the same layers on ranks of the same devices, mesh and links: what its layers cost,
     together and one by one, is the same. (What they share with other layers decides how many elements are updated.)"""
     known: dict[object, list[int]] = {}
-    found = []
+    firsts = []
     for index, stage in enumerate(stages):
         layers = tuple((price, len(layers)) for price, layers in stage.layers)
         same = known.setdefault((stage.device, stage.mesh, stage.elements, layers), [])
         match = next((other for other in same if stages[other].links == stage.links), index)
         if match == index:
             same.append(index)
-        found.append(match)
-    return found
+        firsts.append(match)
+    return firsts
 
 
 def local_sizes(workload: Workload, microbatch: int, data_ranks: int) -> dict[str, int]:

@@ -60,17 +60,17 @@ def filled(
     """
     program = structure.program
     names = tuple(dict.fromkeys(name for rank in memory for name in rank.by_class))
-    found = _moves(structure, pricing, sizes, names)
-    span = _span_of_row(structure)[found.row]
-    worker = np.searchsorted(program.class_ptr, found.row, side="right") - 1
+    moves = _moves(structure, pricing, sizes, names)
+    span = _span_of_row(structure)[moves.row]
+    worker = np.searchsorted(program.class_ptr, moves.row, side="right") - 1
     starts, ends = timeline.spans.start_s, timeline.spans.end_s
     held = Memory.of(
         worker=worker,
-        buffer=found.cls,
+        buffer=moves.cls,
         span=span,
-        time_s=np.where(found.at_start, starts[span], ends[span]),
-        change_bytes=found.change,
-        resident_bytes=_resident(program, found, memory, names),
+        time_s=np.where(moves.at_start, starts[span], ends[span]),
+        change_bytes=moves.change,
+        resident_bytes=_resident(program, moves, memory, names),
     )
     nbytes, flops = _amounts(structure, pricing)
     columns = {column.name: getattr(timeline.spans, column.name) for column in fields(Spans)}
@@ -83,8 +83,8 @@ def _span_of_row(structure: Structure) -> Longs:
     order = structure.order
     span = np.empty(order.size, np.int64)
     span[order.position[np.sort(order.rows)]] = np.arange(order.size)
-    found: Longs = span[order.position]
-    return found
+    spans: Longs = span[order.position]
+    return spans
 
 
 def _moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float], names: Sequence[str]) -> _Moves:
@@ -92,7 +92,7 @@ def _moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float], n
     program = structure.program
     moved = held_moves(structure, pricing, sizes)
     known = [CLASS_OF.get(b.name.partition("_")[0]) for b in program.buffers]
-    of = np.array([NONE if each is None else names.index(each) for each in known])
+    of = np.array([NONE if name is None else names.index(name) for name in known])
     cls = of[moved.buffer]
     saved = np.array([b.name == "S" for b in program.buffers])[moved.buffer]
     share = np.array([logits_bytes(pricing, s) / max(sizes.get(f"{s}S", 0.0), 1.0) for s in range(program.num_stages)])
@@ -115,16 +115,16 @@ def _moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float], n
     )
 
 
-def _resident(program: Program, found: _Moves, memory: Sequence[RankMemory], names: Sequence[str]) -> Doubles:
+def _resident(program: Program, moves: _Moves, memory: Sequence[RankMemory], names: Sequence[str]) -> Doubles:
     """[rank classes, classes of memory] bytes that are there throughout: those of the peak, less what has come and
     gone by then in the order of issue."""
     out = np.zeros((program.num_classes, len(names)))
     fullest = {rank.rank_class: rank for rank in sorted(memory, key=lambda rank: rank.peak_bytes)}
     for cls, rank in fullest.items():
         low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
-        mine = (found.row >= low) & (found.row < high)
-        row, kind, change = found.row[mine] - low, found.cls[mine], found.change[mine]
-        starts = found.at_start[mine]
+        mine = (moves.row >= low) & (moves.row < high)
+        row, kind, change = moves.row[mine] - low, moves.cls[mine], moves.change[mine]
+        starts = moves.at_start[mine]
         ended = np.bincount(row, np.where(starts, 0.0, change), high - low)
         top = int(np.argmax(np.cumsum(np.bincount(row, change, high - low)) - ended))
         there = (row < top) | ((row == top) & starts)
@@ -137,9 +137,9 @@ def _resident(program: Program, found: _Moves, memory: Sequence[RankMemory], nam
 def _amounts(structure: Structure, pricing: Pricing) -> tuple[Longs, Doubles]:
     """(bytes moved, FLOPs) of every span: those of its rows together."""
     program = structure.program
-    each = np.array([pricing.amounts(key) for key in program.keys]).reshape(-1, 2)[program.key]
+    amounts = np.array([pricing.amounts(key) for key in program.keys]).reshape(-1, 2)[program.key]
     span, count = _span_of_row(structure), structure.order.size
-    nbytes, flops = (np.bincount(span, np.maximum(each[:, i], 0.0), count) for i in (0, 1))
+    nbytes, flops = (np.bincount(span, np.maximum(amounts[:, i], 0.0), count) for i in (0, 1))
     return (
         np.where(nbytes > 0, nbytes, NONE).astype(np.int64),
         np.where(flops > 0, flops, float(NONE)).astype(np.float64),

@@ -41,15 +41,15 @@ def traffic(prediction: Prediction) -> tuple[Traffic, ...]:
     best: dict[str, float] = {}
     ptr = program.class_ptr.tolist()
     for low, high in zip(ptr, ptr[1:], strict=False):
-        found: dict[str, float] = {}
+        sent: dict[str, float] = {}
         for key in program.key[low:high].tolist():
             for axes, size in _sent(pricing, program.keys[key].kind, program.keys[key].stage):
-                found[axes] = found.get(axes, 0.0) + size
-        if sum(found.values()) > sum(best.values()):
-            best = found
+                sent[axes] = sent.get(axes, 0.0) + size
+        if sum(sent.values()) > sum(best.values()):
+            best = sent
     links = {name: link for stage in pricing.stages for name, link in stage.links.items()}
     made = []
-    for axes, size in sorted(best.items(), key=lambda each: -each[1]):
+    for axes, size in sorted(best.items(), key=lambda item: -item[1]):
         link = links.get(axes)
         ranks = prediction.plan.num_pipeline_ranks if axes == PIPELINE or link is None else link.ranks
         name = "" if link is None else link.across_name or link.inside_name
@@ -73,26 +73,26 @@ def _sent(pricing: Pricing, kind: str, block: int) -> Iterator[tuple[str, float]
     if kind in WANTED:
         name, moments = WANTED[kind]
         for layer, times in layers:
-            for found in stage.collectives(layer):
-                if found.kind == name and found.when in moments:
-                    yield "+".join(found.axes), float(found.sent_bytes) * times
+            for collective in stage.collectives(layer):
+                if collective.kind == name and collective.when in moments:
+                    yield "+".join(collective.axes), float(collective.sent_bytes) * times
 
 
 def _inside(layer: LayerPrice, phase: str) -> Mapping[str, float]:
     """Axis -> bytes of a layer's own collectives; what is computed again sends in proportion to its collectives."""
     sharded = layer.sharded
-    found: dict[str, float] = {}
+    sent: dict[str, float] = {}
     if phase in ("input_grad", "weight_grad"):
-        for each in sharded.backward:
-            if each.weight_grad == (phase == "weight_grad"):
-                found[each.axis] = found.get(each.axis, 0.0) + float(each.sent_bytes)
-        return found
-    for each in sharded.forward:
-        found[each.axis] = found.get(each.axis, 0.0) + float(each.sent_bytes)
+        for exchange in sharded.backward:
+            if exchange.weight_grad == (phase == "weight_grad"):
+                sent[exchange.axis] = sent.get(exchange.axis, 0.0) + float(exchange.sent_bytes)
+        return sent
+    for collective in sharded.forward:
+        sent[collective.axis] = sent.get(collective.axis, 0.0) + float(collective.sent_bytes)
     if phase == "recompute":
         again, once = layer.recompute.collectives, layer.forward.collectives
-        return {axis: size * again.get(axis, 0) / once[axis] for axis, size in found.items() if once.get(axis)}
-    return found
+        return {axis: size * again.get(axis, 0) / once[axis] for axis, size in sent.items() if once.get(axis)}
+    return sent
 
 
 def _layers(pricing: Pricing, block: int) -> tuple[StagePrice, list[tuple[LayerPrice, int]]]:

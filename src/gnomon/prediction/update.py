@@ -60,9 +60,9 @@ def update_parts(
     if optimizer.zero < 3:  # eight-bit weights are kept over the microbatches of a step
         before = sum(float(layer.weight_cast.device_s) * times for layer, times in layers)
     for layer, times in layers:
-        for found in stage.collectives(layer):
-            if found.when == "before_step":
-                before += times * float(collective_seconds(found.kind, found.bytes, stage.links["tp"]))
+        for collective in stage.collectives(layer):
+            if collective.when == "before_step":
+                before += times * float(collective_seconds(collective.kind, collective.bytes, stage.links["tp"]))
     return float(price.device_s), price.kernels, before
 
 
@@ -95,7 +95,7 @@ def on_host_s(
         return elements * share * sharers * (HOST_ADAM_S if kind == "HOST_OPT" else added)
     dtype = stage.plan.precision.grad if kind == "D2H" else stage.plan.precision.param
     if streamed and kind == "D2H" and stage.mesh.data_ranks * stage.mesh.cp == 1:  # as the backward makes it
-        dtype = min((dtype, stage.plan.precision.param), key=lambda each: DTYPE_BITS[each])
+        dtype = min((dtype, stage.plan.precision.param), key=lambda name: DTYPE_BITS[name])
     return host_copy_s(stage, cluster, elements * share * (DTYPE_BITS[dtype] // 8))
 
 

@@ -101,7 +101,7 @@ class VocabularyShare:
         sums = [("all_reduce", 4 * self.tokens)] * _STATISTICS
         together = self.how == "interlaced"
         back = [("all_reduce", hidden)]
-        found: Mapping[str, list[tuple[str, int]]] = {
+        exchanges: Mapping[str, list[tuple[str, int]]] = {
             "CAST_H": [("broadcast", self.hidden_bytes_sent)],
             "SUM_V": sums + (back if self.how == "vocab_2" else []),
             "SUM_H": back,
@@ -111,7 +111,7 @@ class VocabularyShare:
             "EMBED": [("all_reduce", embedded)] if together else [],
             "EGRAD": [("broadcast", embedded)] if together else [],
         }
-        return [each for each in found.get(kind, []) if each[1]]
+        return [exchange for exchange in exchanges.get(kind, []) if exchange[1]]
 
     def passes(self, kind: str, device: Device) -> OpPrice:
         """Kernels that the parts of a divided softmax take beyond those of a whole one: hidden states that came in fp32

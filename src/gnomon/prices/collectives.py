@@ -299,24 +299,24 @@ class Cost:
     def straight(self, size: Any) -> Any:
         """Seconds by the formula alone."""
         wire = size * self.s_per_byte
-        found = self.start_s + wire + self.ramp * (self.start_s * wire) ** 0.5
+        seconds = self.start_s + wire + self.ramp * (self.start_s * wire) ** 0.5
         if self.floor_s_per_byte:
-            found = np.maximum(found, self.start_s + size * self.floor_s_per_byte)
-        return found
+            seconds = np.maximum(seconds, self.start_s + size * self.floor_s_per_byte)
+        return seconds
 
     def seconds(self, size: Any) -> Any:
         """Seconds of `size` bytes, a float or an array."""
         if self.small is not None and isinstance(size, float) and size <= self.small_bytes:
             return self.small.seconds(size)
-        found = self.straight(size)
+        seconds = self.straight(size)
         if self.bend is not None:
-            found = self.bend.seconds(size, found)
+            seconds = self.bend.seconds(size, seconds)
         if self.small is None:
-            return found
+            return seconds
         least = self.small.seconds(self.small_bytes)
         if isinstance(size, float):
-            return max(found, least)
-        return np.where(size <= self.small_bytes, self.small.seconds(size), np.maximum(found, least))
+            return max(seconds, least)
+        return np.where(size <= self.small_bytes, self.small.seconds(size), np.maximum(seconds, least))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,10 +378,10 @@ def collective_seconds(kind: str, nbytes: Any, link: AxisLink) -> Any:
         if own is not None:
             return own
     costs = algorithm_costs(kind, link)
-    found = costs[0].seconds(size)
+    seconds = costs[0].seconds(size)
     for cost in costs[1:]:
-        found = np.minimum(found, cost.seconds(size))
-    return found if np.ndim(nbytes) else float(found)
+        seconds = np.minimum(seconds, cost.seconds(size))
+    return seconds if np.ndim(nbytes) else float(seconds)
 
 
 def p2p_seconds(nbytes: Any, link: AxisLink) -> Any:
@@ -402,8 +402,8 @@ def bound_seconds(kind: str, nbytes: Any, link: AxisLink) -> Any:
 
 def copy_seconds(nbytes: Any, node: Node) -> Time:
     """Seconds of a copy between a device and pinned host memory, all devices of the node copying at once."""
-    found = _copy_cost(node).seconds(np.asarray(nbytes, float))
-    return found if np.ndim(nbytes) else float(found)
+    seconds = _copy_cost(node).seconds(np.asarray(nbytes, float))
+    return seconds if np.ndim(nbytes) else float(seconds)
 
 
 def copy_s_per_byte(node: Node) -> float:
@@ -557,8 +557,8 @@ def _rows(fits: tuple[F, ...], kind: CollectiveKind, link: AxisLink) -> tuple[F,
     name, family = (link.across_name, link.across_kind) if across else (link.inside_name, link.inside_kind)
     for wanted in (name, family):
         for arch in (link.arch, ""):
-            found = tuple(row for row in fits if (row.link, row.arch) == (wanted, arch) and kind in row.collectives)
-            if found:
-                return found
+            matching = tuple(row for row in fits if (row.link, row.arch) == (wanted, arch) and kind in row.collectives)
+            if matching:
+                return matching
     known = ", ".join(sorted({row.link for row in fits}))
     raise UnpricedError(f"no price for {kind} over link {name!r} of kind {family!r}; there are rows for {known}")

@@ -342,27 +342,29 @@ def curves_for(device: Device, *, attention: AttentionKernel | None = None) -> C
     if device.measured is not None:
         return _beside_measured(device, device.measured, generic)
     file = _file(stem) if known else generic
-    said = []
+    assumptions = []
     if not file.measured:
         row = _own(file.gemm, device, lambda row: True) or generic.gemm[0]
-        said.append(f"no kernel data for {device.arch}: {row.provenance.data}")
+        assumptions.append(f"no kernel data for {device.arch}: {row.provenance.data}")
     elif device.name not in file.measured:
-        said.append(f"no kernel data for {device.name}: efficiencies of {', '.join(file.measured)} on its own peaks")
-    gemm = _gemm_rows(device, file, generic, said)
+        assumptions.append(
+            f"no kernel data for {device.name}: efficiencies of {', '.join(file.measured)} on its own peaks"
+        )
+    gemm = _gemm_rows(device, file, generic, assumptions)
     streams = tuple(
-        _pick(file.stream, generic.stream, device, _is_kind(kind), f"{kind} streaming", said) for kind in _KINDS
+        _pick(file.stream, generic.stream, device, _is_kind(kind), f"{kind} streaming", assumptions) for kind in _KINDS
     )
-    rows = _attention_rows(device, file, generic, said)
+    rows = _attention_rows(device, file, generic, assumptions)
     usual = file.default_attention
     if attention is None:
-        said.append(f"attention runs as {_KERNELS[usual]} on {device.arch}: the stack does not say which kernel")
+        assumptions.append(f"attention runs as {_KERNELS[usual]} on {device.arch}: the stack does not say which kernel")
     curves = Curves(
         device=device.name,
         attention_kernel=attention or usual,
         gemm=gemm,
         attention=rows,
         stream=streams,
-        assumptions=tuple(dict.fromkeys(said)),
+        assumptions=tuple(dict.fromkeys(assumptions)),
     )
     curves.attention_for("forward", 128)
     return curves
@@ -379,11 +381,11 @@ def curves_with(
     none of it, as libraries choose. None: the generation's usual one, said among the assumptions. cublas: the library
     that multiplies, where it is older than that of the curves; of no account where no difference was measured. cudnn:
     the release of cuDNN whose attention runs; None: what the rows are of."""
-    found = _with_libraries(device, attention, cublas)
+    curves = _with_libraries(device, attention, cublas)
     stem = RELATIVES.get(device.arch, device.arch)
     if cudnn is None or device.measured or stem not in _FILES or not _file(stem).cudnn:
-        return found
-    return replace(found, attention=tuple(_at_release(row, _file(stem).cudnn, cudnn) for row in found.attention))
+        return curves
+    return replace(curves, attention=tuple(_at_release(row, _file(stem).cudnn, cudnn) for row in curves.attention))
 
 
 def _at_release(row: AttentionCurve, known: tuple[CudnnRelease, ...], release: str) -> AttentionCurve:
@@ -397,15 +399,15 @@ def _at_release(row: AttentionCurve, known: tuple[CudnnRelease, ...], release: s
 
 
 def _with_libraries(device: Device, attention: AttentionKernel | None, cublas: CublasRelease | None) -> Curves:
-    found = curves_for(device)
+    curves = curves_for(device)
     if attention is not None:
-        known = {row.kernel for row in found.attention}
-        found = curves_for(device, attention=attention if attention in known else "flash2")
+        known = {row.kernel for row in curves.attention}
+        curves = curves_for(device, attention=attention if attention in known else "flash2")
     stem = RELATIVES.get(device.arch, device.arch)
     older = [] if device.measured or stem not in _FILES else [x for x in _file(stem).libraries if x.cublas == cublas]
     if not older:
-        return found
-    return replace(found, gemm=tuple(replace(row, speed=older[0].speed) for row in found.gemm))
+        return curves
+    return replace(curves, gemm=tuple(replace(row, speed=older[0].speed) for row in curves.gemm))
 
 
 def _beside_measured(device: Device, measured: Measured, generic: CurveFile) -> Curves:
@@ -445,40 +447,49 @@ def _is_kind(kind: StreamKind) -> Callable[[StreamCurve], bool]:
 
 
 def _pick(
-    rows: tuple[R, ...], generic: tuple[R, ...], device: Device, fits: Callable[[R], bool], what: str, said: list[str]
+    rows: tuple[R, ...],
+    generic: tuple[R, ...],
+    device: Device,
+    fits: Callable[[R], bool],
+    what: str,
+    assumptions: list[str],
 ) -> R:
-    found = _own(rows, device, fits)
-    if found is None:
+    curve = _own(rows, device, fits)
+    if curve is None:
         if rows:
-            said.append(f"no data on {what} for {device.arch}: generic curve")
-        found = _own(generic, device, fits)
-    assert found is not None, what
-    return found
+            assumptions.append(f"no data on {what} for {device.arch}: generic curve")
+        curve = _own(generic, device, fits)
+    assert curve is not None, what
+    return curve
 
 
-def _gemm_rows(device: Device, file: CurveFile, generic: CurveFile, said: list[str]) -> tuple[GemmCurve, ...]:
+def _gemm_rows(device: Device, file: CurveFile, generic: CurveFile, assumptions: list[str]) -> tuple[GemmCurve, ...]:
     """A row for each dtype that the device has a peak for; those without data reach the share of peak of bf16."""
     rows, borrowed = [], []
     base = _own(file.gemm, device, lambda row: row.dtype == "bf16") or generic.gemm[0]
     for dtype in ("bf16", "tf32", "fp32", "fp32_matrix", "fp8", "fp4", "int8"):
         if not any(getattr(device.dense_peak, name) for name in (dtype, *(("fp16",) if dtype == "bf16" else ()))):
             continue
-        found = _own(file.gemm, device, lambda row, wanted=dtype: row.dtype == wanted)  # type: ignore[misc]
-        if found is None:
+        curve = _own(file.gemm, device, lambda row, wanted=dtype: row.dtype == wanted)  # type: ignore[misc]
+        if curve is None:
             borrowed.append(dtype)
-        rows.append(found or replace(base, dtype=dtype))
+        rows.append(curve or replace(base, dtype=dtype))
     if borrowed and file.measured:
-        said.append(f"no GEMM data in {', '.join(borrowed)} for {device.arch}: the share of the peak that bf16 reaches")
+        assumptions.append(
+            f"no GEMM data in {', '.join(borrowed)} for {device.arch}: the share of the peak that bf16 reaches"
+        )
     return tuple(rows)
 
 
-def _attention_rows(device: Device, file: CurveFile, generic: CurveFile, said: list[str]) -> tuple[AttentionCurve, ...]:
+def _attention_rows(
+    device: Device, file: CurveFile, generic: CurveFile, assumptions: list[str]
+) -> tuple[AttentionCurve, ...]:
     rows = [row for row in file.attention if row.device in ("", device.name)]
     specific = {(row.kernel, row.direction, row.head_dim) for row in rows if row.device}
     rows = [row for row in rows if row.device or (row.kernel, row.direction, row.head_dim) not in specific]
     if not any(row.kernel == "flash2" for row in rows):
         if file.measured:
-            said.append(f"no data on FlashAttention-2 for {device.arch}: generic curve")
+            assumptions.append(f"no data on FlashAttention-2 for {device.arch}: generic curve")
         rows += generic.attention
     return tuple(sorted(rows, key=lambda row: (row.kernel, row.direction, row.head_dim)))
 

@@ -52,7 +52,7 @@ def holders(places: int, experts: int, topk: int, groups: int = 1, groups_per_to
     size = experts // groups
     chosen = size * groups_per_token
     every = comb(groups, groups_per_token) * comb(chosen, topk)
-    found = Fraction(0)
+    expected = Fraction(0)
     for place in range(places):
         low, high = place * experts // places, (place + 1) * experts // places
         ways, touched = {(0, 0): 1}, range(low // size, -(-high // size) if high > low else low // size)
@@ -67,8 +67,8 @@ def holders(places: int, experts: int, topk: int, groups: int = 1, groups_per_to
             for (count, shared), number in ways.items()
             if count <= groups_per_token
         )
-        found += 1 - Fraction(none, every)
-    return float(found)
+        expected += 1 - Fraction(none, every)
+    return float(expected)
 
 
 def dispatch_seconds(nbytes: Any, link: AxisLink, *, nodes: float, ranks: float) -> Any:

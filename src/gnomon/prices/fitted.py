@@ -261,14 +261,14 @@ on other devices; of other stacks there; or of neither."""
 
 def known(stack: Stack, device: Device, numbers: Fitted | None = None) -> Known:
     """What the rates rest on."""
-    found = numbers or fitted()
+    records = numbers or fitted()
     if stack.own is not None:
         return "own"
-    record = found.record(stack.name)
+    record = records.record(stack.name)
     if record is not None and device.kind == "gpu":
         here = device.arch in record.provenance.range.split(";")[0].split(", ") and not stack.nearest
         return "stack" if here else "stack elsewhere"
-    everywhere = found.universal.numbers if found.universal else ()
+    everywhere = records.universal.numbers if records.universal else ()
     return "device" if any(n.arch and device.arch.startswith(n.arch) for n in everywhere) else "nothing"
 
 
@@ -282,8 +282,8 @@ def rates_note(stack: Stack, device: Device) -> str:
         own = stack.own
         fit = f"; {len(own.numbers)} numbers of {stack.name!r} fitted to {own.runs} own runs" if own else ""
         return f"{device.measured.note}{fit}"
-    found = fitted()
-    record, every = found.record(stack.name), found.universal
+    records = fitted()
+    record, every = records.record(stack.name), records.universal
     match known(stack, device):
         case "own" if stack.own is not None:
             return f"{len(stack.own.numbers)} numbers of {stack.name!r} fitted to {stack.own.runs} own runs"

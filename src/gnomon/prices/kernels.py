@@ -308,8 +308,8 @@ def cast_weight_seconds(op: Op, block: Block, setting: Setting, device: Device, 
 
 
 def _captured(op: Op, work: Work, setting: Setting, device: Device, curves: Curves, *, backward: bool) -> OpPrice:
-    found = captured_price(op, work, setting, device, curves, backward=backward)
-    return OpPrice(device_s=found.device_s, kernels=found.kernels)
+    price = captured_price(op, work, setting, device, curves, backward=backward)
+    return OpPrice(device_s=price.device_s, kernels=price.kernels)
 
 
 def _measured(op: Op, block: Block, setting: Setting, device: Device, *, backward: bool) -> OpPrice | None:
@@ -324,13 +324,13 @@ def _measured(op: Op, block: Block, setting: Setting, device: Device, *, backwar
     width = size_of(of.dims[-1], setting.sizes)
     rows = numel(of.dims[:-1], setting.sizes)
     dtype = setting.dtypes.resolve("compute")
-    found = rule_seconds(device.measured, op.kind, dtype, rows=rows, width=width, backward=backward)
-    if found is None:
+    seconds = rule_seconds(device.measured, op.kind, dtype, rows=rows, width=width, backward=backward)
+    if seconds is None:
         return None
     if op.kind == "embedding" and backward:  # the table's gradient begins as zeros
         table = numel(block.tensor(op.inputs[1]).dims, setting.sizes)
-        found = found + table_seconds(device.measured, "fill", dtype, elements=table)
-    return OpPrice(device_s=found, kernels=1)
+        seconds = seconds + table_seconds(device.measured, "fill", dtype, elements=table)
+    return OpPrice(device_s=seconds, kernels=1)
 
 
 def block_loss(op: Op, block: Block) -> bool:
@@ -386,8 +386,8 @@ def _cast(name: str, block: Block, setting: Setting, device: Device, curves: Cur
     elements = numel(block.tensor(name).dims, setting.sizes)
     if how.searched:  # the kernel before finds the maxima, if it is fused with that
         passes = 1 if how.normed else 2
-        found = stream_seconds(size * passes, elements * 2, device, curves, kind="reduce", kernels=2)
-        return OpPrice(device_s=found, kernels=2)
+        seconds = stream_seconds(size * passes, elements * 2, device, curves, kind="reduce", kernels=2)
+        return OpPrice(device_s=seconds, kernels=2)
     how = replace(how, once=how.once or device.kind == "tpu")
     if how.once and how.normed:  # the norm wrote what is read
         return FREE
@@ -432,8 +432,8 @@ def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> Shape
 def _aligned(n: Size, k: Size) -> Size:
     """What the sides of a weight leave of the speed of its products."""
     odd = (np.asarray(n) % 2 == 1) & (np.asarray(k) > 1) | (np.asarray(k) % 2 == 1) & (np.asarray(n) > 1)
-    found = np.where(odd, ODD_ROWS_SHARE, 1.0)
-    return found if found.ndim else float(found)
+    share = np.where(odd, ODD_ROWS_SHARE, 1.0)
+    return share if share.ndim else float(share)
 
 
 def _count(dims: Iterable[Dim], sizes: Mapping[str, Any]) -> Size:
@@ -476,8 +476,8 @@ def _products(
         m, n, k = filled(m, n, k, device, columns_held=held)
     grouped = op.kind == "grouped_linear"
     if grouped and experts != "grouped" and not (low and experts == "fused"):  # one expert after another
-        each = None if moved is None else moved / np.maximum(shape.batch, 1)
-        alone = gemm_seconds(m, n, k, dtype=dtype, device=device, curves=curves, moved_bytes=each)
+        expert_bytes = None if moved is None else moved / np.maximum(shape.batch, 1)
+        alone = gemm_seconds(m, n, k, dtype=dtype, device=device, curves=curves, moved_bytes=expert_bytes)
         seconds = as_time(np.asarray(alone) * shape.batch)
     else:
         seconds = gemm_seconds(m, n, k, shape.batch, dtype=dtype, device=device, curves=curves, moved_bytes=moved)

@@ -91,13 +91,13 @@ def table_seconds(measured: Measured, what: str, dtype: str = "", direction: str
         gap = np.where(right > left, known[right] - known[left], 1.0)
         share = (inside - known[left]) / gap
         corners.append(((left, 1 - share), (right, share)))
-    found: Array | float = np.asarray(beyond, dtype=np.float64)
+    log_s: Array | float = np.asarray(beyond, dtype=np.float64)
     for corner in product(*corners):
         weight: Any = 1.0
         for _, share in corner:
             weight = weight * share
-        found = found + weight * grid.values[tuple(left for left, _ in corner)]
-    return as_time(np.exp(np.asarray(found)))
+        log_s = log_s + weight * grid.values[tuple(left for left, _ in corner)]
+    return as_time(np.exp(np.asarray(log_s)))
 
 
 def matmul_seconds(

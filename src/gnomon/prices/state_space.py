@@ -74,11 +74,11 @@ def scan_seconds(scan: Scan, dtypes: Dtypes, device: Device, curves: Curves, *, 
     sizes = _Sizes(scan, DTYPE_BITS[dtype] // 8)
     product = "tf32" if dtype == "fp32" and device.kind == "gpu" else dtype
 
-    def products(m: Size, n: Size, k: Size, each: Size, moved: Size) -> Time:
-        batch = sizes.chunks * each
+    def products(m: Size, n: Size, k: Size, per_chunk: Size, moved: Size) -> Time:
+        batch = sizes.chunks * per_chunk
         least = batch if not isinstance(batch, (int, float)) else max(batch, 1)
-        found = gemm_seconds(m, n, k, least, dtype=product, device=device, curves=curves, moved_bytes=moved)
-        return found / TRITON_SHARE
+        seconds = gemm_seconds(m, n, k, least, dtype=product, device=device, curves=curves, moved_bytes=moved)
+        return seconds / TRITON_SHARE
 
     def memory(read: Size, written: Size, kernels: int = 1) -> Time:
         return stream_seconds(read, written, device, curves, kernels=kernels) / TRITON_SHARE

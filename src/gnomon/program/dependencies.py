@@ -237,13 +237,13 @@ class _History:
     def first_of(self, flag: Bools) -> Longs:
         """Index of the first flagged entry of each buffer, or -1."""
         size = len(flag)
-        found = np.minimum.reduceat(np.where(flag, np.arange(size), size), self.first) if size else self.first
-        return np.where(found < self.first + self.length, found, -1)
+        index = np.minimum.reduceat(np.where(flag, np.arange(size), size), self.first) if size else self.first
+        return np.where(index < self.first + self.length, index, -1)
 
     def final_of(self, flag: Bools) -> Longs:
         """Index of the last flagged entry of each buffer, or -1."""
-        found = np.maximum.reduceat(np.where(flag, np.arange(len(flag)), -1), self.first) if len(flag) else self.first
-        return np.where(found >= self.first, found, -1)
+        index = np.maximum.reduceat(np.where(flag, np.arange(len(flag)), -1), self.first) if len(flag) else self.first
+        return np.where(index >= self.first, index, -1)
 
 
 def _liveness(program: Program, table: EffectTable, h: _History) -> list[Problem]:

@@ -48,8 +48,8 @@ class EffectTable:
     def buffer_class(self, buffer: Longs) -> Longs:
         """Index of the buffer class of each id."""
         # a constant divisor of unsigned 32 bits is several times faster than of signed 64
-        each = np.uint32(self.width * len(self.places))
-        return (buffer.astype(np.uint32) // each).astype(np.int64)
+        per_class = np.uint32(self.width * len(self.places))
+        return (buffer.astype(np.uint32) // per_class).astype(np.int64)
 
     def ref(self, program: Program, buffer: int) -> BufferRef:
         """Name, stage and index of a buffer id."""
@@ -143,11 +143,11 @@ def _places(program: Program) -> tuple[tuple[tuple[int, int], ...], NDArray[np.i
         part = slice(int(program.class_ptr[cls]), int(program.class_ptr[cls + 1]))
         used = np.zeros(program.num_stages, bool)
         used[program.stage[part]] = True
-        found = np.flatnonzero(used)
+        stages = np.flatnonzero(used)
         table = np.zeros(program.num_stages, np.int32)
-        table[found] = np.arange(len(places), len(places) + len(found))
+        table[stages] = np.arange(len(places), len(places) + len(stages))
         place[part] = table[program.stage[part]]
-        places += [(cls, s) for s in found.tolist()]
+        places += [(cls, s) for s in stages.tolist()]
     return tuple(places), place
 
 
@@ -219,16 +219,16 @@ def _by_unit(
         if unit < 0 or first < 0:
             continue
         if buffer.per == "sequence":
-            found = []
+            indices = []
             for sequence, start, stop in program.units[unit].pieces:
                 amounts[row, first + sequence] = stop - start
-                found.append(sequence)
+                indices.append(sequence)
         elif effect.which == "own":
-            found = [unit] if after[unit] else []
+            indices = [unit] if after[unit] else []
         else:
-            found = before[unit] if effect.which == "prefix" else after[unit]
-        ids += [first + index for index in found]
-        at += [row] * len(found)
+            indices = before[unit] if effect.which == "prefix" else after[unit]
+        ids += [first + index for index in indices]
+        at += [row] * len(indices)
     return _pack(np.array(ids, np.int64), np.array(at, np.int64), EFFECT_OPS.index(effect.op))
 
 
@@ -274,6 +274,6 @@ def _tokens(program: Program, row: int, ref: BufferRef) -> int:
 
 def row_effects(program: Program, table: EffectTable, row: int) -> tuple[RowEffect, ...]:
     """Every effect of one row, resolved, for messages and tests."""
-    found = np.flatnonzero(table.row == row)
+    entries = np.flatnonzero(table.row == row)
     ops: tuple[EffectOp, ...] = EFFECT_OPS
-    return tuple(RowEffect(ops[table.op[i]], table.ref(program, int(table.buffer[i]))) for i in found)
+    return tuple(RowEffect(ops[table.op[i]], table.ref(program, int(table.buffer[i]))) for i in entries)

@@ -92,24 +92,24 @@ class BufferMoves:
 
 def buffer_moves(program: Program, deps: Dependencies, sizes: Mapping[str, float]) -> BufferMoves:
     """What each row allocates and frees of each class of buffer, in bytes: allocations first, then frees."""
-    each, come, gone, taken, given = _changes(program, deps, sizes)
+    nbytes, come, gone, taken, given = _changes(program, deps, sizes)
     entries = np.concatenate([come, gone])
     return BufferMoves(
         row=deps.table.row[entries].astype(np.int64),
         buffer=deps.table.buffer_class(deps.table.buffer[entries]),
         bytes=np.concatenate([taken, -given]),
-        resident=_resident(program, deps, each),
+        resident=_resident(program, deps, nbytes),
     )
 
 
 def moves(program: Program, deps: Dependencies, sizes: Mapping[str, float]) -> Moves:
     """What each row allocates and frees, in bytes."""
-    each, come, gone, taken, given = _changes(program, deps, sizes)
+    nbytes, come, gone, taken, given = _changes(program, deps, sizes)
     row, rows = deps.table.row, program.num_rows
     return Moves(
         allocated=np.bincount(row[come], taken, rows).astype(float),
         freed=np.bincount(row[gone], given, rows).astype(float),
-        resident=_resident(program, deps, each).sum(axis=1),
+        resident=_resident(program, deps, nbytes).sum(axis=1),
     )
 
 
@@ -118,15 +118,15 @@ def _changes(
 ) -> tuple[Doubles, NDArray[np.int64], NDArray[np.int64], Doubles, Doubles]:
     """(bytes of each buffer, entries that allocate, entries that free, bytes of the former, bytes of the latter)."""
     table = deps.table
-    each = buffer_bytes(program, deps, sizes)
+    nbytes = buffer_bytes(program, deps, sizes)
     come, gone = np.flatnonzero(deps.alloc), np.flatnonzero(deps.release)
     extend = np.flatnonzero(table.op == EXTEND)
     if not len(extend):
-        return each, come, gone, each[table.buffer[come]], each[table.buffer[gone]]
-    amount = each[table.buffer]
+        return nbytes, come, gone, nbytes[table.buffer[come]], nbytes[table.buffer[gone]]
+    amount = nbytes[table.buffer]
     tokens = np.array([table.amounts[int(table.row[i]), int(table.buffer[i])] for i in extend.tolist()], float)
     amount[extend] *= tokens
-    return each, come, gone, amount[come], _grown(deps, amount, np.zeros(table.num_ids), gone)
+    return nbytes, come, gone, amount[come], _grown(deps, amount, np.zeros(table.num_ids), gone)
 
 
 def _grown(deps: Dependencies, amount: Doubles, held: Doubles, gone: NDArray[np.int64]) -> Doubles:
@@ -143,7 +143,7 @@ def _grown(deps: Dependencies, amount: Doubles, held: Doubles, gone: NDArray[np.
     return np.array(given)
 
 
-def _resident(program: Program, deps: Dependencies, each: Doubles) -> Doubles:
+def _resident(program: Program, deps: Dependencies, nbytes: Doubles) -> Doubles:
     """[rank classes, buffer classes] carried buffers, every slot, aliases counted once."""
     table = deps.table
     out = np.zeros((program.num_classes, len(program.buffers)))
@@ -156,7 +156,7 @@ def _resident(program: Program, deps: Dependencies, each: Doubles) -> Doubles:
             first = int(table.base[b, place])
             if first >= 0:
                 ids = slice(first, first + (1 if buffer.per == "stage" else table.width))
-                out[cls, b] += float(each[ids][waiting[ids]].sum()) * buffer.slots
+                out[cls, b] += float(nbytes[ids][waiting[ids]].sum()) * buffer.slots
                 waiting[ids] = False
     return out
 

@@ -94,10 +94,10 @@ def _match(sends: tuple[Longs, Longs], receives: tuple[Longs, Longs]) -> tuple[L
     first = np.ones(len(receives[0]), bool)
     np.not_equal(receives[0][1:], receives[0][:-1], out=first[1:])
     at = np.searchsorted(tags, receives[0])
-    found = np.zeros(len(receives[0]), bool)
+    matched = np.zeros(len(receives[0]), bool)
     inside = at < len(tags)
-    found[inside] = tags[at[inside]] == receives[0][inside]
-    keep = np.flatnonzero(found & first)
+    matched[inside] = tags[at[inside]] == receives[0][inside]
+    keep = np.flatnonzero(matched & first)
     return index[at[keep]], keep
 
 
@@ -156,15 +156,16 @@ def collective_orders(program: Program) -> list[Problem]:
     problems = []
     for comm, by_class in sequences.items():
         (first, wanted), *others = sorted(by_class.items())
-        for cls, found in others:
-            if found == wanted:
+        for cls, sequence in others:
+            if sequence == wanted:
                 continue
             i = next(
-                (i for i, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b), min(len(wanted), len(found))
+                (i for i, (a, b) in enumerate(zip(wanted, sequence, strict=False)) if a != b),
+                min(len(wanted), len(sequence)),
             )
-            row = row_of[cls, found[i]] if i < len(found) else row_of[first, wanted[i]]
+            row = row_of[cls, sequence[i]] if i < len(sequence) else row_of[first, wanted[i]]
             ours = f"{program.token(row_of[first, wanted[i]])}#{wanted[i]}" if i < len(wanted) else "nothing"
-            theirs = f"{program.token(row_of[cls, found[i]])}#{found[i]}" if i < len(found) else "nothing"
+            theirs = f"{program.token(row_of[cls, sequence[i]])}#{sequence[i]}" if i < len(sequence) else "nothing"
             why = f"collective {i} on {comm!r} is {ours} on rank class {first} but {theirs} on rank class {cls}"
             problems.append(Problem.of(program, "communicator orders disagree", row, why))
     return problems

@@ -125,10 +125,10 @@ class _Entries:
 
     def more(self) -> dict[int, list[int]]:
         """Third and further predecessors of the entries that have any."""
-        rank, found = np.arange(len(self.target)) - self.wait_ptr[self.target], dict[int, list[int]]()
+        rank, further = np.arange(len(self.target)) - self.wait_ptr[self.target], dict[int, list[int]]()
         for target, source in zip(self.target[rank >= 2].tolist(), self.source[rank >= 2].tolist(), strict=True):
-            found.setdefault(target, []).append(source)
-        return found
+            further.setdefault(target, []).append(source)
+        return further
 
     def lane_of(self) -> Longs:
         """[entries] index of the stream of each."""
@@ -226,10 +226,10 @@ def _one_by_one(graph: _Entries) -> tuple[Longs, Longs]:
                 entry += 1
             if entry > begin:
                 heads[lane], moved = entry, True
-    found = np.array(level[:-1], np.int64)
-    sequence = np.argsort(found, kind="stable")
-    sequence = sequence[np.searchsorted(found[sequence], 1) :]  # without what never runs
-    return sequence, np.searchsorted(found[sequence], np.arange(1, int(found.max(initial=0)) + 2))
+    levels = np.array(level[:-1], np.int64)
+    sequence = np.argsort(levels, kind="stable")
+    sequence = sequence[np.searchsorted(levels[sequence], 1) :]  # without what never runs
+    return sequence, np.searchsorted(levels[sequence], np.arange(1, int(levels.max(initial=0)) + 2))
 
 
 def _together(graph: _Entries) -> tuple[Longs, Longs]:
@@ -400,17 +400,17 @@ class _Stuck:
 
     def sources(self, entry: int) -> list[int]:
         """Stuck entries that this one waits for, its stream aside."""
-        found = self.graph.source[self.graph.wait_ptr[entry] : self.graph.wait_ptr[entry + 1]].tolist()
-        return [source for source in found if not self.ran[source]]
+        awaited = self.graph.source[self.graph.wait_ptr[entry] : self.graph.wait_ptr[entry + 1]].tolist()
+        return [source for source in awaited if not self.ran[source]]
 
     def shortest_cycle(self) -> list[int]:
         """Entries of a shortest cycle, of several the one that starts first; in huge Programs merely a short one."""
         best = self.cycle_through(self._on_a_cycle(), len(self.entries) + 1)
         limit = len(best)
         for start in self.entries[: max(1, self.BUDGET // len(self.entries))]:
-            found = self.cycle_through(start, limit)
-            if found:
-                best, limit = found, len(found) - 1
+            cycle = self.cycle_through(start, limit)
+            if cycle:
+                best, limit = cycle, len(cycle) - 1
         return best
 
     def _on_a_cycle(self) -> int:

@@ -372,11 +372,11 @@ def _keys(
         part = slice(int(class_ptr[cls]), int(class_ptr[cls + 1]))
         used = np.zeros(per_class, bool)
         used[code[part]] = True
-        found = np.flatnonzero(used)
+        codes = np.flatnonzero(used)
         remap = np.zeros(per_class, np.int32)
-        remap[found] = np.arange(len(keys), len(keys) + len(found), dtype=np.int32)
+        remap[codes] = np.arange(len(keys), len(keys) + len(codes), dtype=np.int32)
         out[part] = remap[code[part]]
-        for value in found.tolist():
+        for value in codes.tolist():
             rest, shape = divmod(value, num_shapes)
             k, s = divmod(rest, num_stages)
             text = shapes[shape] if shape < len(shapes) else ""

@@ -64,8 +64,8 @@ class Rows:
     def is_kind(self, *names: str) -> NDArray[np.bool_]:
         """[rows] whether a row is of one of these kinds."""
         wanted = np.array([kind.name in names for kind in self.kinds])
-        found: NDArray[np.bool_] = wanted[self.kind]
-        return found
+        mask: NDArray[np.bool_] = wanted[self.kind]
+        return mask
 
     @staticmethod
     def of(program: Program) -> Rows:

@@ -28,25 +28,25 @@ class Structure:
 
 def validate(program: Program) -> Structure:
     """The Program's Structure. ProgramError, with all problems found, if it cannot run."""
-    found = _examine(program)
-    if isinstance(found, Structure):
-        return found
-    shown = "\n".join(f"  {problem}" for problem in found[:5])
-    more = f"\n  … and {len(found) - 5} more" if len(found) > 5 else ""
-    raise ProgramError(f"this Program cannot run:\n{shown}{more}", found)
+    examined = _examine(program)
+    if isinstance(examined, Structure):
+        return examined
+    shown = "\n".join(f"  {problem}" for problem in examined[:5])
+    more = f"\n  … and {len(examined) - 5} more" if len(examined) > 5 else ""
+    raise ProgramError(f"this Program cannot run:\n{shown}{more}", examined)
 
 
 def problems(program: Program) -> tuple[Problem, ...]:
     """Everything that keeps the Program from running, first cause first; empty when it can run."""
-    found = _examine(program)
-    return () if isinstance(found, Structure) else found
+    examined = _examine(program)
+    return () if isinstance(examined, Structure) else examined
 
 
 def _examine(program: Program) -> Structure | tuple[Problem, ...]:
     deps = dependencies(program)
-    found = (*deps.problems, *collective_orders(program))
-    if found:
-        return found
+    errors = (*deps.problems, *collective_orders(program))
+    if errors:
+        return errors
     play = order(program, deps)
     if isinstance(play, Deadlock):
         return (_explain(program, play),)

@@ -155,8 +155,10 @@ def compare(one: Timeline, two: Timeline, names: tuple[str, str] = ("first", "se
         one, two = of_buffers(one, both), of_buffers(two, both)
         pairs = zip(peaks(one), peaks(two), strict=True)
         held = {before.worker: (before.bytes, after.bytes) for before, after in pairs}
-    found = difference(one, two)
-    return Comparison(names=names, difference=found, peak_bytes=held, left_out=left_out, prices=_prices(one, found))
+    compared = difference(one, two)
+    return Comparison(
+        names=names, difference=compared, peak_bytes=held, left_out=left_out, prices=_prices(one, compared)
+    )
 
 
 def _most(timeline: Timeline, buffer: str) -> float:
@@ -180,7 +182,7 @@ def _actions(timeline: Timeline) -> dict[tuple[str, str], int]:
 def _check_same(one: Timeline, two: Timeline) -> None:
     before, after = ({w.name: w.count for w in t.workers} for t in (one, two))
     if before != after:
-        a, b = (", ".join(f"{name} ({count})" for name, count in found.items()) for found in (before, after))
+        a, b = (", ".join(f"{name} ({count})" for name, count in counts.items()) for counts in (before, after))
         raise InputError(f"these are not of one plan: the first has workers {a}, the second {b} (ranks of each)")
     first, second = _actions(one), _actions(two)
     for worker, kind in sorted(first.keys() | second.keys()):
@@ -192,9 +194,9 @@ def _check_same(one: Timeline, two: Timeline) -> None:
             )
 
 
-def _prices(one: Timeline, found: Difference) -> tuple[Price, ...]:
+def _prices(one: Timeline, compared: Difference) -> tuple[Price, ...]:
     sums: dict[tuple[str, str, bool], list[float]] = {}
-    for change in found.changes:
+    for change in compared.changes:
         if change.busy or change.part == "communication":
             total = sums.setdefault((change.worker, change.action, not change.busy), [0.0, 0.0])
             total[0] += change.before_s
@@ -211,28 +213,28 @@ def _prices(one: Timeline, found: Difference) -> tuple[Price, ...]:
     return tuple(sorted(prices, key=lambda price: -abs(price.seconds)))
 
 
-def comparison_text(found: Comparison) -> tuple[str, ...]:
+def comparison_text(comparison: Comparison) -> tuple[str, ...]:
     """Lines: the steps, the largest wrong price, where time differs, where memory does."""
-    d = found.difference
-    one, two = found.names
+    d = comparison.difference
+    one, two = comparison.names
     lines = [f"step: {number(d.before_s)} s {one}, {number(d.after_s)} s {two}: {_percent(d.before_s, d.after_s)}", ""]
-    lines += wrapped(found.sentence, indent="", bullet="largest wrong price: ")
-    worker = found.largest.worker if found.largest else d.changes[0].worker if d.changes else ""
+    lines += wrapped(comparison.sentence, indent="", bullet="largest wrong price: ")
+    worker = comparison.largest.worker if comparison.largest else d.changes[0].worker if d.changes else ""
     if worker:
-        lines += ["", *_time(found, worker)]
+        lines += ["", *_time(comparison, worker)]
     others = [name for name in dict.fromkeys(change.worker for change in d.changes) if name != worker]
     for name in others[:ROWS]:
         top = d.of(name)[0]
         lines += wrapped(f"{name}: most in {change_name(top)}, {_signed(top.seconds)} s", indent="")
-    if worker in found.peak_bytes:
-        lines += ["", *_memory(found, worker)]
-    elif not found.peak_bytes:
+    if worker in comparison.peak_bytes:
+        lines += ["", *_memory(comparison, worker)]
+    elif not comparison.peak_bytes:
         lines += ["", "one of the two has no memory: only times are compared"]
     return tuple(lines)
 
 
-def _time(found: Comparison, worker: str) -> tuple[str, ...]:
-    d = found.difference
+def _time(comparison: Comparison, worker: str) -> tuple[str, ...]:
+    d = comparison.difference
     changes = d.of(worker)
     rows = [(change_name(c), number(c.before_s), number(c.after_s), _signed(c.seconds)) for c in changes[:ROWS]]
     if rest := changes[ROWS:]:
@@ -242,23 +244,23 @@ def _time(found: Comparison, worker: str) -> tuple[str, ...]:
     if same > 0:
         rows.append(("what did not change", number(same), number(same), "0"))
     rows.append(("step", number(d.before_s), number(d.after_s), _signed(d.seconds)))
-    columns = (Column(name=f"{worker}, s", align="left"), *(Column(name=n) for n in (*found.names, "difference")))
+    columns = (Column(name=f"{worker}, s", align="left"), *(Column(name=n) for n in (*comparison.names, "difference")))
     return table(columns, rows)
 
 
-def _memory(found: Comparison, worker: str) -> tuple[str, ...]:
-    changes = [change for change in found.difference.memory if change.worker == worker]
-    before, after = found.peak_bytes[worker]
+def _memory(comparison: Comparison, worker: str) -> tuple[str, ...]:
+    changes = [change for change in comparison.difference.memory if change.worker == worker]
+    before, after = comparison.peak_bytes[worker]
     columns = (
         Column(name=f"{worker}, MiB at the peak", align="left"),
-        *(Column(name=n) for n in (*found.names, "difference")),
+        *(Column(name=n) for n in (*comparison.names, "difference")),
     )
     rows = [_held(change.buffer, change.before_bytes, change.after_bytes) for change in changes[:ROWS]]
     lines = table(columns, [*rows, *_unchanged(changes, before), _held("peak of these", before, after)])
-    if not found.left_out:
+    if not comparison.left_out:
         return tuple(lines)
-    told = ", ".join(f"{name} ({number(max(pair) / 2**20)})" for name, pair in found.left_out.items())
-    whose = found.names[0] if all(pair[0] for pair in found.left_out.values()) else "one of the two"
+    told = ", ".join(f"{name} ({number(max(pair) / 2**20)})" for name, pair in comparison.left_out.items())
+    whose = comparison.names[0] if all(pair[0] for pair in comparison.left_out.values()) else "one of the two"
     return (*lines, *wrapped(f"only {whose} has, at its most on a rank: {told}", indent=""))
 
 

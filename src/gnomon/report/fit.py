@@ -31,29 +31,29 @@ COLUMNS = (
 )
 
 
-def heading_text(found: Fitting) -> tuple[str, ...]:
+def heading_text(fitting: Fitting) -> tuple[str, ...]:
     """The plan as it is, whether it fits, and by how much not."""
-    base, limit = found.base, _limit(found)
+    base, limit = fitting.base, _limit(fitting)
     over = base.tightest.peak_bytes - limit
     lines = [f"{base.model} on {base.cluster}", *wrapped(describe(base.plan, base.workload)), ""]
     lines += wrapped(base.verdict, indent="")
     if over > 0:
         lines += wrapped(f"{_gib(over)} GiB too much; a step takes {show_seconds(base.step_s)} by its prediction")
-    elif found.has_room(base):
+    elif fitting.has_room(base):
         lines += wrapped(
             f"it fits with {_gib(-over)} GiB to spare; if it ran out all the same, --memory says what it may fill, as "
             f"in --memory {max(1, int(base.tightest.peak_bytes / GIB * 0.9))}GiB"
         )
-    if found.limit_bytes is not None:
-        lines += wrapped(f"--memory: {show_bytes(found.limit_bytes)} of a device may be filled")
+    if fitting.limit_bytes is not None:
+        lines += wrapped(f"--memory: {show_bytes(fitting.limit_bytes)} of a device may be filled")
     return tuple(lines)
 
 
-def alone_text(found: Fitting, alone: Sequence[Rung]) -> tuple[str, ...]:
+def alone_text(fitting: Fitting, alone: Sequence[Rung]) -> tuple[str, ...]:
     """Each change by itself; then what does not help, and why."""
-    base = found.base
+    base = fitting.base
     able = [rung for rung in alone if helps(base, rung)]
-    rows = [(rung.what, *_numbers(found, rung)) for rung in able]
+    rows = [(rung.what, *_numbers(fitting, rung)) for rung in able]
     columns = (Column(name="one change", align="left"), *COLUMNS)
     lines = ["", *(table_of_plans(columns, rows) if rows else ("no single change frees memory",))]
     lines += wrapped("%: how much longer a token takes than in the plan as it is", indent="") if rows else ()
@@ -65,12 +65,12 @@ def alone_text(found: Fitting, alone: Sequence[Rung]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def combined_text(found: Fitting, ladder: Ladder, *, chosen: Rung | None = None) -> tuple[str, ...]:
+def combined_text(fitting: Fitting, ladder: Ladder, *, chosen: Rung | None = None) -> tuple[str, ...]:
     """Changes that fit together, and the smaller jobs. chosen: marked with a star."""
     lines: list[str] = []
     if ladder.combined:
         rows = [
-            (f"{i}{'*' if rung is chosen else ''}  {rung.what}", *_numbers(found, rung))
+            (f"{i}{'*' if rung is chosen else ''}  {rung.what}", *_numbers(fitting, rung))
             for i, rung in enumerate(ladder.combined, 1)
         ]
         columns = (Column(name="what fits, fewest changes first", align="left"), *COLUMNS)
@@ -84,18 +84,18 @@ def combined_text(found: Fitting, ladder: Ladder, *, chosen: Rung | None = None)
     if not ladder.complete:
         lines += wrapped("the budget ended before all combinations were looked at (--budget)", indent="")
     if smaller := [rung for rung in ladder.smaller if rung.prediction is not None]:
-        rows = [(rung.what, *_numbers(found, rung)) for rung in smaller]
+        rows = [(rung.what, *_numbers(fitting, rung)) for rung in smaller]
         lines += ["", *table_of_plans((Column(name="another job", align="left"), *COLUMNS), rows)]
         lines += [
             line
             for rung in smaller
-            if not helps(found.base, rung)
-            for line in wrapped(f"{rung.what} does not help: {_unchanged(found.base, rung)}", bullet="- ")
+            if not helps(fitting.base, rung)
+            for line in wrapped(f"{rung.what} does not help: {_unchanged(fitting.base, rung)}", bullet="- ")
         ]
     return tuple(lines)
 
 
-def fit_mapping(found: Fitting, ladder: Ladder, *, chosen: Rung | None, assumed: Sequence[str]) -> dict[str, Any]:
+def fit_mapping(fitting: Fitting, ladder: Ladder, *, chosen: Rung | None, assumed: Sequence[str]) -> dict[str, Any]:
     """Plain values for JSON, as `gnomon.fit/1`."""
     base = ladder.base
     return {
@@ -107,7 +107,7 @@ def fit_mapping(found: Fitting, ladder: Ladder, *, chosen: Rung | None, assumed:
         "verdict": base.verdict,
         "step_s": base.step_s,
         "peak_bytes": base.tightest.peak_bytes,
-        "limit_bytes": _limit(found),
+        "limit_bytes": _limit(fitting),
         "alone": [_rung(base, rung) for rung in ladder.alone],
         "no_room_for": [{"option": name, "why": why} for name, why in without_room(base.plan, ladder.alone)],
         "combined": [_rung(base, rung) for rung in ladder.combined],
@@ -132,35 +132,35 @@ def exactness(rung: Rung) -> str:
 
 
 def _rung(base: Prediction, rung: Rung) -> dict[str, Any]:
-    found = rung.prediction
+    prediction = rung.prediction
     why = rung.why_not
-    if found is not None and not helps(base, rung):
+    if prediction is not None and not helps(base, rung):
         why = unhelpful(base, rung)
     return {
         "options": list(rung.options),
         "changes": list(rung.changes),
         "fits": rung.fits,
-        "freed_bytes": None if found is None else freed_bytes(base, rung),
-        "peak_bytes": None if found is None else rung.peak_bytes,
-        "step_s": None if found is None else rung.step_s,
-        "time_per_token": None if found is None else 1 + cost(base, rung),
-        "verdict": "" if found is None else found.verdict,
-        "host_bytes": None if found is None else host_memory(found).bytes,
+        "freed_bytes": None if prediction is None else freed_bytes(base, rung),
+        "peak_bytes": None if prediction is None else rung.peak_bytes,
+        "step_s": None if prediction is None else rung.step_s,
+        "time_per_token": None if prediction is None else 1 + cost(base, rung),
+        "verdict": "" if prediction is None else prediction.verdict,
+        "host_bytes": None if prediction is None else host_memory(prediction).bytes,
         "results": exactness(rung),
         "why_not": why,
     }
 
 
-def _numbers(found: Fitting, rung: Rung) -> tuple[str, ...]:
-    over = rung.peak_bytes - _limit(found)
+def _numbers(fitting: Fitting, rung: Rung) -> tuple[str, ...]:
+    over = rung.peak_bytes - _limit(fitting)
     if rung.fits:
         word = "fits"
     elif rung.why_not:
         word = rung.why_not
     else:
         word = f"{_gib(over)} over" if over > 0 else "may not fit"
-    freed = freed_bytes(found.base, rung) / GIB
-    change = f"{cost(found.base, rung) * 100:+.1f}"
+    freed = freed_bytes(fitting.base, rung) / GIB
+    change = f"{cost(fitting.base, rung) * 100:+.1f}"
     return f"{freed:.1f}", _gib(rung.peak_bytes), show_seconds(rung.step_s), change, word
 
 
@@ -180,16 +180,16 @@ def _unchanged(base: Prediction, rung: Rung) -> str:
     return unhelpful(base, rung)
 
 
-def _limit(found: Fitting) -> int:
-    limit = found.base.tightest.limit_bytes
-    return limit if found.limit_bytes is None else min(limit, found.limit_bytes)
+def _limit(fitting: Fitting) -> int:
+    limit = fitting.base.tightest.limit_bytes
+    return limit if fitting.limit_bytes is None else min(limit, fitting.limit_bytes)
 
 
 def _gib(size: float) -> str:
     return f"{size / GIB:.1f}"
 
 
-def largest_text(found: Fitting, what: str, sizes: Sequence[Most]) -> tuple[str, ...]:
+def largest_text(fitting: Fitting, what: str, sizes: Sequence[Most]) -> tuple[str, ...]:
     """The largest size as the plan is, and under each change."""
     unit = "sequences a microbatch" if what == "batch" else "tokens a sequence"
     columns = (
@@ -199,36 +199,36 @@ def largest_text(found: Fitting, what: str, sizes: Sequence[Most]) -> tuple[str,
         Column(name="step"),
         Column(name="tokens/s/device"),
     )
-    base = [each for each in sizes if not each.added]
-    lines = ["", *table_of_plans(columns, [_size(each) for each in base])]
-    if together := [each for each in sizes if each.added]:
+    base = [case for case in sizes if not case.added]
+    lines = ["", *table_of_plans(columns, [_size(case) for case in base])]
+    if together := [case for case in sizes if case.added]:
         columns = (replace(columns[0], name="added one by one"), *columns[1:])
-        lines += ["", *table_of_plans(columns, [_size(each) for each in together])]
+        lines += ["", *table_of_plans(columns, [_size(case) for case in together])]
     return tuple(lines)
 
 
-def largest_mapping(found: Fitting, what: str, sizes: Sequence[Most], *, assumed: Sequence[str]) -> dict[str, Any]:
+def largest_mapping(fitting: Fitting, what: str, sizes: Sequence[Most], *, assumed: Sequence[str]) -> dict[str, Any]:
     """Plain values for JSON, as `gnomon.fit.largest/1`."""
     return {
         "schema": "gnomon.fit.largest/1",
-        "model": found.base.model,
-        "cluster": found.base.cluster,
+        "model": fitting.base.model,
+        "cluster": fitting.base.cluster,
         "what": what,
-        "plan": describe(found.base.plan, found.base.workload),
-        "limit_bytes": _limit(found),
+        "plan": describe(fitting.base.plan, fitting.base.workload),
+        "limit_bytes": _limit(fitting),
         "sizes": [
-            {"changes": list(each.changes), "together": each.added, "size": each.size, **_rung(found.base, each.rung)}
-            for each in sizes
+            {"changes": list(case.changes), "together": case.added, "size": case.size, **_rung(fitting.base, case.rung)}
+            for case in sizes
         ],
-        "predictions": found.count,
-        "complete": not found.left,
-        "assumptions": [*assumed, *found.base.assumptions],
+        "predictions": fitting.count,
+        "complete": not fitting.left,
+        "assumptions": [*assumed, *fitting.base.assumptions],
     }
 
 
-def _size(each: Most) -> tuple[str, ...]:
-    found = each.rung.prediction
-    if not each.size or found is None:
-        return each.what, "none", "-" if found is None else _gib(each.rung.peak_bytes), "-", "-"
-    tokens = number(found.tokens_per_s_per_device, 4)
-    return each.what, f"{each.size:,}", _gib(each.rung.peak_bytes), show_seconds(found.step_s), tokens
+def _size(case: Most) -> tuple[str, ...]:
+    prediction = case.rung.prediction
+    if not case.size or prediction is None:
+        return case.what, "none", "-" if prediction is None else _gib(case.rung.peak_bytes), "-", "-"
+    tokens = number(prediction.tokens_per_s_per_device, 4)
+    return case.what, f"{case.size:,}", _gib(case.rung.peak_bytes), show_seconds(prediction.step_s), tokens

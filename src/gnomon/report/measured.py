@@ -64,8 +64,8 @@ def compared(runs: Iterable[MeasuredRun]) -> tuple[tuple[Compared, ...], tuple[R
     refused: list[Refused] = []
     for run in runs:
         try:
-            found = predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
-            done.append(Compared(run=run, prediction=found))
+            prediction = predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
+            done.append(Compared(run=run, prediction=prediction))
         except GnomonError as error:
             refused.append(Refused(id=run.id, reason=str(error)))
     return tuple(done), tuple(refused)
@@ -76,24 +76,24 @@ def comparison_text(done: Sequence[Compared], refused: Sequence[Refused]) -> tup
     names = ("step s", "predicted", "error %", "in band", "peak GiB", "predicted", "error %", "fits")
     rows = [
         (
-            each.run.id,
-            number(each.run.step_s, 4),
-            number(each.prediction.step_s, 4),
-            percent(each.error),
-            "yes" if each.in_band else "no",
-            "-" if each.run.peak_bytes is None else f"{each.run.peak_bytes / 2**30:.1f}",
-            f"{each.prediction.tightest.peak_bytes / 2**30:.1f}",
-            percent(each.memory_error),
-            "yes" if each.prediction.fits else "no",
+            row.run.id,
+            number(row.run.step_s, 4),
+            number(row.prediction.step_s, 4),
+            percent(row.error),
+            "yes" if row.in_band else "no",
+            "-" if row.run.peak_bytes is None else f"{row.run.peak_bytes / 2**30:.1f}",
+            f"{row.prediction.tightest.peak_bytes / 2**30:.1f}",
+            percent(row.memory_error),
+            "yes" if row.prediction.fits else "no",
         )
-        for each in done
+        for row in done
     ]
     lines = (
         list(table((Column(name="run", align="left"), *(Column(name=n) for n in names)), rows, gap=1)) if rows else []
     )
     if done:
         lines += ["", *wrapped(_summary(done), indent="")]
-    for note in dict.fromkeys(note for each in done for note in each.run.assumed):
+    for note in dict.fromkeys(note for row in done for note in row.run.assumed):
         lines += wrapped(note, bullet="- ")
     for gone in refused:
         lines += wrapped(f"{gone.id} cannot be predicted: {gone.reason}", indent="")
@@ -101,16 +101,16 @@ def comparison_text(done: Sequence[Compared], refused: Sequence[Refused]) -> tup
 
 
 def _summary(done: Sequence[Compared]) -> str:
-    sizes, inside = np.abs([each.error for each in done]), sum(each.in_band for each in done)
-    said = (
+    sizes, inside = np.abs([row.error for row in done]), sum(row.in_band for row in done)
+    summary = (
         f"{len(done)} run{'s' * (len(done) != 1)}: step time off by {np.median(sizes):.1%} at the median, "
         f"{np.mean(sizes):.1%} in the mean, {np.max(sizes):.1%} at most; {inside} inside the 80% interval"
     )
-    memory = np.abs([each.memory_error for each in done if each.memory_error is not None])
+    memory = np.abs([row.memory_error for row in done if row.memory_error is not None])
     if memory.size:
-        said += (
+        summary += (
             f"; peak memory of {memory.size} off by {np.median(memory):.1%} at the median, {np.max(memory):.1%} at most"
         )
-    if wrong := sum(not each.prediction.fits for each in done):
-        said += f"; {wrong} said not to fit, although all ran"
-    return said
+    if wrong := sum(not row.prediction.fits for row in done):
+        summary += f"; {wrong} said not to fit, although all ran"
+    return summary

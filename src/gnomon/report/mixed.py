@@ -21,12 +21,12 @@ from gnomon.search.mixed.space import MixedPoint, deal_out
 from gnomon.units import show_seconds
 
 
-def mixed_text(found: MixedResult, *, assumed: Sequence[str] = (), notes: Sequence[str] = ()) -> tuple[str, ...]:
+def mixed_text(result: MixedResult, *, assumed: Sequence[str] = (), notes: Sequence[str] = ()) -> tuple[str, ...]:
     """Lines of at most 80 columns."""
-    best = found.best[0]
+    best = result.best[0]
     prediction = best.prediction
-    lines = [f"{found.graph.name} on {found.cluster.name}", *wrapped(describe(best.plan, found.workload))]
-    lines += ["", *_who(found), ""]
+    lines = [f"{result.graph.name} on {result.cluster.name}", *wrapped(describe(best.plan, result.workload))]
+    lines += ["", *_who(result), ""]
     band = prediction.band
     step = f"{show_seconds(prediction.step_s):>12}  ({between(band.low_s, band.high_s)}, {percent(band.coverage, 0)} %)"
     pairs = (
@@ -39,7 +39,7 @@ def mixed_text(found: MixedResult, *, assumed: Sequence[str] = (), notes: Sequen
         "",
         *wrapped(prediction.verdict, indent=""),
     ]
-    lines += ["", *_gains(found), "", *_runners(found), "", *_covered(found)]
+    lines += ["", *_gains(result), "", *_runners(result), "", *_covered(result)]
     taken = tuple(dict.fromkeys((*assumed, *prediction.assumptions)))
     for title, entries in (("assumed", taken), ("notes", (*prediction.notes, *notes))):
         if entries:
@@ -47,12 +47,12 @@ def mixed_text(found: MixedResult, *, assumed: Sequence[str] = (), notes: Sequen
     return tuple(lines)
 
 
-def _who(found: MixedResult) -> tuple[str, ...]:
+def _who(result: MixedResult) -> tuple[str, ...]:
     """Which devices do what."""
-    best = found.best[0]
+    best = result.best[0]
     plan, prediction = best.plan, best.prediction
-    name_of = {device: kind.name for kind in found.space.kinds for device in kind.devices}
-    _, size = batch(plan, found.workload)
+    name_of = {device: kind.name for kind in result.space.kinds for device in kind.devices}
+    _, size = batch(plan, result.workload)
     columns = (
         Column(name="stage"),
         Column(name="devices", align="left"),
@@ -85,14 +85,14 @@ def _who(found: MixedResult) -> tuple[str, ...]:
     return table(columns, rows)
 
 
-def _gains(found: MixedResult) -> tuple[str, ...]:
+def _gains(result: MixedResult) -> tuple[str, ...]:
     """What the best plan gains."""
-    best = found.best[0].step_s
+    best = result.best[0].step_s
     columns = (Column(name="compared with", align="left"), Column(name="step"), Column(name="faster by %"))
     rows = []
     for name, other in (
-        ("equal shares and equal layers on all kinds", found.equal),
-        *((f"{kind.name} alone, the others left out", other) for kind, other in found.alone),
+        ("equal shares and equal layers on all kinds", result.equal),
+        *((f"{kind.name} alone, the others left out", other) for kind, other in result.alone),
     ):
         if other is None:
             rows.append((name, "none fits", ""))
@@ -101,11 +101,11 @@ def _gains(found: MixedResult) -> tuple[str, ...]:
     return table(columns, rows)
 
 
-def short_mixed(found: MixedFound, kinds: Sequence[Kind]) -> str:
+def short_mixed(candidate: MixedFound, kinds: Sequence[Kind]) -> str:
     """A plan in a few words: `side by side, h100 6 : a100 2; tp1 z1 m8`, or `h100-sxm-80gb alone: tp2 z1 mb4`."""
-    if found.point is not None:
-        return "; ".join((_work(found.point, kinds), _how(found.point)))
-    return f"{'+'.join(kinds[k].name for k in found.kinds)} alone: {short_plan(found.plan)}"
+    if candidate.point is not None:
+        return "; ".join((_work(candidate.point, kinds), _how(candidate.point)))
+    return f"{'+'.join(kinds[k].name for k in candidate.kinds)} alone: {short_plan(candidate.plan)}"
 
 
 def _work(point: MixedPoint, kinds: Sequence[Kind]) -> str:
@@ -135,8 +135,8 @@ def _how(point: MixedPoint) -> str:
     return " ".join(words + ([point.recompute] if point.recompute != "none" else []))
 
 
-def _runners(found: MixedResult) -> tuple[str, ...]:
-    best = found.best[0]
+def _runners(result: MixedResult) -> tuple[str, ...]:
+    best = result.best[0]
     columns = (
         Column(name="the best of those predicted", align="left"),
         Column(name="step"),
@@ -146,19 +146,19 @@ def _runners(found: MixedResult) -> tuple[str, ...]:
     )
     rows = [
         (
-            short_mixed(each, found.space.kinds),
-            show_seconds(each.step_s),
-            show_seconds(each.prediction.band.high_s),
-            percent(each.step_s / best.step_s - 1) if each is not best else "",
-            gib(each.prediction.tightest.peak_bytes),
+            short_mixed(candidate, result.space.kinds),
+            show_seconds(candidate.step_s),
+            show_seconds(candidate.prediction.band.high_s),
+            percent(candidate.step_s / best.step_s - 1) if candidate is not best else "",
+            gib(candidate.prediction.tightest.peak_bytes),
         )
-        for each in found.best
+        for candidate in result.best
     ]
     return table_of_plans(columns, rows)
 
 
-def _covered(found: MixedResult) -> tuple[str, ...]:
-    counts = found.counts
+def _covered(result: MixedResult) -> tuple[str, ...]:
+    counts = result.counts
     parts = [
         f"{counts.priced:,} predicted",
         f"{counts.too_slow:,} shown too slow",
@@ -166,39 +166,39 @@ def _covered(found: MixedResult) -> tuple[str, ...]:
         f"{counts.illegal:,} that cannot run",
         *([f"{counts.left:,} not looked at"] if counts.left else []),
     ]
-    gap = found.best[0].step_s / found.bound_s - 1
+    gap = result.best[0].step_s / result.bound_s - 1
     sure = (
         "none of them is faster than the best"
-        if found.proved
+        if result.proved
         else f"the predictions were used up: none is more than {percent(gap)} % faster than the best (--tries)"
     )
     return wrapped(
         f"{counts.space:,} plans over several kinds = {' + '.join(parts)}; {sure}. With equal shares and each kind "
-        f"alone, {found.predicted:,} were predicted in all",
+        f"alone, {result.predicted:,} were predicted in all",
         indent="",
     )
 
 
-def mixed_mapping(found: MixedResult) -> dict[str, Any]:
+def mixed_mapping(result: MixedResult) -> dict[str, Any]:
     """Plain values for JSON, as `gnomon.search-mixed/1`."""
-    counts = found.counts
+    counts = result.counts
 
-    def shown(each: MixedFound | None) -> dict[str, Any] | None:
-        if each is None:
+    def shown(candidate: MixedFound | None) -> dict[str, Any] | None:
+        if candidate is None:
             return None
         return {
-            "point": each.point._asdict() if each.point is not None else None,
-            "kinds": [found.space.kinds[k].name for k in each.kinds],
-            "prediction": each.prediction.to_mapping(),
+            "point": candidate.point._asdict() if candidate.point is not None else None,
+            "kinds": [result.space.kinds[k].name for k in candidate.kinds],
+            "prediction": candidate.prediction.to_mapping(),
         }
 
     return {
         "schema": "gnomon.search-mixed/1",
-        "best": [shown(each) for each in found.best],
-        "equal": shown(found.equal),
-        "alone": {kind.name: shown(each) for kind, each in found.alone},
-        "proved": found.proved,
-        "bound_s": found.bound_s,
+        "best": [shown(candidate) for candidate in result.best],
+        "equal": shown(result.equal),
+        "alone": {kind.name: shown(candidate) for kind, candidate in result.alone},
+        "proved": result.proved,
+        "bound_s": result.bound_s,
         "points": {
             "space": counts.space,
             "priced": counts.priced,

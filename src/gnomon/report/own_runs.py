@@ -80,9 +80,9 @@ def fit_own(
             others[i] = False
             left_out.append(float(np.expm1(errors(errors.fit(others))[i])))
     before, after = np.expm1(errors(np.zeros(len(SPREADS)))), np.expm1(errors(x))
-    said = f"median of the absolute errors {np.median(abs(before)):.1%} before, {np.median(abs(after)):.1%} after"
+    error = f"median of the absolute errors {np.median(abs(before)):.1%} before, {np.median(abs(after)):.1%} after"
     if left_out:
-        said += f", {np.median(np.abs(left_out)):.1%} on each run left out"
+        error += f", {np.median(np.abs(left_out)):.1%} on each run left out"
     devices = sorted({device.name for run in used for device in run.cluster.devices})
     most = max(run.cluster.num_devices for run in used)
     own = OwnRuns(
@@ -91,7 +91,7 @@ def fit_own(
         data=f"{source}: {', '.join(run.id for run in used[:MANY])}{' …' if len(used) > MANY else ''}",
         date=date,
         machine=machine,
-        error=said,
+        error=error,
         range=f"{', '.join(devices)}; up to {most} devices",
     )
     return OwnFit(
@@ -132,7 +132,7 @@ class _Errors:
     def __init__(self, runs: Sequence[Measured], made: Sequence[Prediction], base: Fitted) -> None:
         self.runs, self.made, self.base = runs, made, base
         self.stack = replace(runs[0].stack, own=None)
-        self.devices = {stage.device.arch: stage.device for found in made for stage in found.pricing.stages}
+        self.devices = {stage.device.arch: stage.device for prediction in made for stage in prediction.pricing.stages}
         calibrated = any(device.measured is not None for device in self.devices.values())
         self.spreads = {**SPREADS, "kernels": MEASURED_KERNELS} if calibrated else SPREADS
         self.memo: dict[tuple[float, ...], Array] = {}
@@ -162,11 +162,11 @@ class _Errors:
         key = tuple(np.round(x, 9).tolist())
         if key not in self.memo:
             own = OwnRuns(numbers=self.numbers(x), runs=1, data="-", date="-", error="-", range="-")
-            found = [
-                predicted_s(run, each, self.base, stack=replace(run.stack, own=own)) / run.step_s
-                for run, each in zip(self.runs, self.made, strict=True)
+            ratios = [
+                predicted_s(run, prediction, self.base, stack=replace(run.stack, own=own)) / run.step_s
+                for run, prediction in zip(self.runs, self.made, strict=True)
             ]
-            self.memo[key] = np.log(found)
+            self.memo[key] = np.log(ratios)
         return self.memo[key]
 
     def fit(self, used: Array) -> Array:

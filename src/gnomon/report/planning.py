@@ -39,7 +39,7 @@ PLAN_WORDS = (
 
 
 def plan_text(
-    found: Result,
+    result: Result,
     *,
     assumed: Sequence[str] = (),
     notes: Sequence[str] = (),
@@ -49,17 +49,17 @@ def plan_text(
 ) -> tuple[str, ...]:
     """Lines of at most 80 columns. rent: of the cluster, if it has a price. refined: of the best plans, if asked.
     stages: what uneven ones gain."""
-    best = found.best[0] if refined is None else refined.best
-    lines = [f"{found.graph.name} on {found.cluster.name}", *wrapped(describe(best.plan, found.workload))]
+    best = result.best[0] if refined is None else refined.best
+    lines = [f"{result.graph.name} on {result.cluster.name}", *wrapped(describe(best.plan, result.workload))]
     lines += wrapped(_choices(best))
-    lines += wrapped(links_text(best.plan, found.cluster))
+    lines += wrapped(links_text(best.plan, result.cluster))
     lines += ["", *_speed(best, rent), "", *wrapped(best.prediction.verdict, indent="")]
-    lines += wrapped(_limit(found), indent="")
-    lines += ["", *_runners(found, refined=refined is not None and bool(refined.steps)), *_safer(best, found)]
+    lines += wrapped(_limit(result), indent="")
+    lines += ["", *_runners(result, refined=refined is not None and bool(refined.steps)), *_safer(best, result)]
     lines += ["", *(refined_text(refined) if refined else wrapped(_LEFT, indent=""))]
-    if faster := _too_large(found):
+    if faster := _too_large(result):
         lines += ["", *faster]
-    lines += ["", *_covered(found)]
+    lines += ["", *_covered(result)]
     if stages is not None:
         lines += uneven_text(stages)
     priced = rent.sources if rent else ()
@@ -95,16 +95,16 @@ def links_text(plan: Plan, cluster: Cluster) -> str:
         groups = view.groups(axis)
         if groups.shape[1] > 1:
             link = axis_link(cluster, devices[groups])
-            each = "1 rank" if link.ranks_per_node == 1 else f"{link.ranks_per_node} ranks"
+            ranks = "1 rank" if link.ranks_per_node == 1 else f"{link.ranks_per_node} ranks"
             inside = f"inside a node ({link.inside_name})"
-            place = inside if link.nodes == 1 else f"between nodes ({link.across_name}, {each} on each)"
+            place = inside if link.nodes == 1 else f"between nodes ({link.across_name}, {ranks} on each)"
             where.setdefault(place, []).append(axis)
     return "; ".join(f"{' and '.join(axes)} {place}" for place, axes in where.items())
 
 
-def short(found: Found) -> str:
+def short(candidate: Found) -> str:
     """A plan in a few words: `tp2 pp4 dp8 z1 v2 mb2 sp; one_f_one_b; full`; axes of one rank and ZeRO 0 left out."""
-    return short_plan(found.plan)
+    return short_plan(candidate.plan)
 
 
 def short_plan(plan: Plan) -> str:
@@ -117,10 +117,10 @@ def short_plan(plan: Plan) -> str:
     axes += [data] if mesh.data_ranks > 1 else []
     virtual = [f"v{schedule.virtual_stages}"] if schedule.virtual_stages > 1 else []
     layout, late = plan.layout, not plan.overlap.grad_reduce
-    said = (("sp", layout.sequence_parallel), ("kept", layout.keep_gathered), ("late", late))
+    flags = (("sp", layout.sequence_parallel), ("kept", layout.keep_gathered), ("late", late))
     micro = f"mb{schedule.micro_batch_size}"
     axes += [layout.context] if mesh.cp > 1 and layout.context != "ring" else []
-    words = [*axes, *([f"z{zero}"] if zero else []), *virtual, micro, *(word for word, is_so in said if is_so)]
+    words = [*axes, *([f"z{zero}"] if zero else []), *virtual, micro, *(word for word, is_so in flags if is_so)]
     words += ["uneven"] if schedule.layers_per_stage else []
     saved: str = "by stage" if any(rule.action != "offload" for rule in plan.saved.rules) else plan.saved.preset
     again = [saved] if saved != "none" else []
@@ -143,19 +143,19 @@ def _apart(plan: Plan, alike: Sequence[Plan]) -> str:
     if not alike:
         return ""
     counts = plan.schedule.layers_per_stage
-    if counts and any(each.schedule.layers_per_stage != counts for each in alike):
+    if counts and any(other.schedule.layers_per_stage != counts for other in alike):
         return f"; layers {run_lengths(counts)}"
-    own, others = _flat(schema.to_mapping(plan)), [_flat(schema.to_mapping(each)) for each in alike]
+    own, others = _flat(schema.to_mapping(plan)), [_flat(schema.to_mapping(other)) for other in alike]
     names = sorted({name for other in others for name in {*own, *other} if own.get(name) != other.get(name)})
     return "".join(f"; {name.rpartition('.')[2]} {own[name]}" for name in names if name in own)
 
 
 def _flat(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Values by their whole names, `overlap.async_tp`."""
-    found: dict[str, Any] = {}
-    for name, each in value.items():
-        found |= _flat(each, f"{before}{name}.") if isinstance(each, Mapping) else {f"{before}{name}": each}
-    return found
+    flat: dict[str, Any] = {}
+    for name, inner in value.items():
+        flat |= _flat(inner, f"{before}{name}.") if isinstance(inner, Mapping) else {f"{before}{name}": inner}
+    return flat
 
 
 def _short_stages(plan: Plan) -> str:
@@ -188,16 +188,16 @@ def _speed(best: Found, rent: Rent | None) -> tuple[str, ...]:
     return (f"{'step':<16}{told}", *(f"{name:<16}{value:>12}" for name, value in pairs))
 
 
-def _safer(best: Found, found: Result) -> tuple[str, ...]:
+def _safer(best: Found, result: Result) -> tuple[str, ...]:
     """The plan that ties with the best and whose band reaches less far up, if there is one."""
-    safer = safest(best, found.best)
+    safer = safest(best, result.best)
     if safer is None:
         return ()
-    number, more = found.best.index(safer) + 1, safer.step_s / best.step_s - 1
+    number, more = result.best.index(safer) + 1, safer.step_s / best.step_s - 1
     times = show_seconds(safer.prediction.band.high_s), show_seconds(best.prediction.band.high_s)
     slower = f"is {percent(more)} % slower" if more > 0 else "is as fast"
-    said = f"safer: plan {number} {slower} and takes up to {times[0]}, where the best takes up to {times[1]}"
-    return wrapped(said, indent="")
+    sentence = f"safer: plan {number} {slower} and takes up to {times[0]}, where the best takes up to {times[1]}"
+    return wrapped(sentence, indent="")
 
 
 _LEFT = f"left as they are: {', '.join(NAMES)} (--refine tries what the stack runs, --fix sets one)"
@@ -205,19 +205,19 @@ _LEFT = f"left as they are: {', '.join(NAMES)} (--refine tries what the stack ru
 
 def refined_text(refined: Refined) -> tuple[str, ...]:
     """What the choices beyond the exact search gain, a line each."""
-    open_ = ", ".join(each.name for each in refined.choices) or "none that the stack is known to run"
+    open_ = ", ".join(choice.name for choice in refined.choices) or "none that the stack is known to run"
     plans = "the best plan" if refined.starts == 1 else f"{refined.starts} plans, of which some may not fit yet,"
-    said = f"tried on {plans} by the simulator, one at a time, {refined.tried} predictions: {open_}. "
+    summary = f"tried on {plans} by the simulator, one at a time, {refined.tried} predictions: {open_}. "
     if refined.effort.rounds == 1:
-        said += f"What gains less than {percent(refined.effort.gain)} % is left as it is. --refine tries more."
+        summary += f"What gains less than {percent(refined.effort.gain)} % is left as it is. --refine tries more."
     else:
-        said += "A better combination may exist."
+        summary += "A better combination may exist."
     if refined.idle:
-        said += f" Fixed, and without a meaning in this plan: {', '.join(refined.idle)}."
+        summary += f" Fixed, and without a meaning in this plan: {', '.join(refined.idle)}."
     if not refined.complete:
-        said += " Stopped at the most predictions."
+        summary += " Stopped at the most predictions."
     if not refined.steps:
-        return (*wrapped("refined: nothing gains", indent=""), *wrapped(said))
+        return (*wrapped("refined: nothing gains", indent=""), *wrapped(summary))
     columns = (Column(name="refined", align="left"), Column(name="step"), Column(name="gains %"), Column(name="GiB"))
     rows = [(f"from {short(refined.start)}", show_seconds(refined.start.step_s), "", _peak(refined.start.prediction))]
     before = refined.start.step_s
@@ -228,25 +228,25 @@ def refined_text(refined: Refined) -> tuple[str, ...]:
         words = f"{step.choice.name} {old} -> {new}"
         rows.append((words, show_seconds(after), gains, _peak(step.prediction)))
         before = after
-    return (*table(columns, rows), *wrapped(said))
+    return (*table(columns, rows), *wrapped(summary))
 
 
 def _peak(prediction: Prediction) -> str:
     return gib(prediction.tightest.peak_bytes)
 
 
-def _limit(found: Result) -> str:
-    device = min((group.node.device for group in found.cluster.groups), key=lambda each: each.memory_bytes)
-    share = found.limit_bytes / device.memory_bytes
-    return f"allowed: {show_bytes(found.limit_bytes)}, {percent(share, 0)} % of {device.name} (--memory changes it)"
+def _limit(result: Result) -> str:
+    device = min((group.node.device for group in result.cluster.groups), key=lambda device: device.memory_bytes)
+    share = result.limit_bytes / device.memory_bytes
+    return f"allowed: {show_bytes(result.limit_bytes)}, {percent(share, 0)} % of {device.name} (--memory changes it)"
 
 
-def _runners(found: Result, *, refined: bool) -> tuple[str, ...]:
+def _runners(result: Result, *, refined: bool) -> tuple[str, ...]:
     """The plans of the search, numbered, with how long each may take and what it gives up. refined: whether the best
     plan is one made of these."""
-    best = found.best[0]
+    best = result.best[0]
     unit, size = memory_unit(best.prediction.tightest.peak_bytes)
-    title = "best and alternatives" if found.unlike else "the best plans"
+    title = "best and alternatives" if result.unlike else "the best plans"
     columns = (
         Column(name="before refining" if refined else title, align="left"),
         Column(name="step"),
@@ -257,26 +257,26 @@ def _runners(found: Result, *, refined: bool) -> tuple[str, ...]:
         Column(name="more"),
     )
     rows = []
-    for each in found.best:
-        lost = loss(best, each)
+    for candidate in result.best:
+        lost = loss(best, candidate)
         where = _WORDS.get(lost.part, lost.part.lower()) if lost.seconds > 0 else ""
-        share = percent(lost.seconds / best.step_s) if each is not best else ""
-        peak = each.prediction.tightest.peak_bytes
-        more = "" if each is best else f"{(peak - best.prediction.tightest.peak_bytes) / size:+.1f}"
-        high = show_seconds(each.prediction.band.high_s)
-        rows.append((show_seconds(each.step_s), high, share, where, f"{peak / size:.1f}", more))
-    names = [f"{i} {name}" for i, name in enumerate(short_plans([each.plan for each in found.best]), 1)]
+        share = percent(lost.seconds / best.step_s) if candidate is not best else ""
+        peak = candidate.prediction.tightest.peak_bytes
+        more = "" if candidate is best else f"{(peak - best.prediction.tightest.peak_bytes) / size:+.1f}"
+        high = show_seconds(candidate.prediction.band.high_s)
+        rows.append((show_seconds(candidate.step_s), high, share, where, f"{peak / size:.1f}", more))
+    names = [f"{i} {name}" for i, name in enumerate(short_plans([candidate.plan for candidate in result.best]), 1)]
     return table_of_plans(columns, [(name, *row) for name, row in zip(names, rows, strict=True)])
 
 
-def _too_large(found: Result) -> tuple[str, ...]:
+def _too_large(result: Result) -> tuple[str, ...]:
     """Plans over what a search may fill, which may be less than the device holds."""
-    over = f"faster, but over {show_bytes(found.limit_bytes)}"
+    over = f"faster, but over {show_bytes(result.limit_bytes)}"
     columns = (Column(name=over, align="left"), Column(name="step"), Column(name="GiB"))
-    faster = [each for each in found.near if each.step_s < found.best[0].step_s]
+    faster = [candidate for candidate in result.near if candidate.step_s < result.best[0].step_s]
     if not faster:
         return ()
-    names = short_plans([each.plan for each in faster[:3]])
+    names = short_plans([candidate.plan for candidate in faster[:3]])
     rows = [
         (name, show_seconds(f.step_s), gib(f.prediction.tightest.peak_bytes))
         for name, f in zip(names, faster[:3], strict=True)
@@ -284,14 +284,14 @@ def _too_large(found: Result) -> tuple[str, ...]:
     return table(columns, rows)
 
 
-def _covered(found: Result) -> tuple[str, ...]:
-    counts = found.counts
-    if found.open_s is not None:
-        gain = 1 - found.open_s / found.best[0].step_s
-        if not found.open_s:
+def _covered(result: Result) -> tuple[str, ...]:
+    counts = result.counts
+    if result.open_s is not None:
+        gain = 1 - result.open_s / result.best[0].step_s
+        if not result.open_s:
             proved = "some of them have no bound yet, so a faster one may be among them"
         elif gain > 0:
-            least = show_seconds(found.open_s)
+            least = show_seconds(result.open_s)
             proved = f"each takes {least} a step or more, so the best is within {gain:.1%} of the fastest"
         else:
             proved = "none is faster than the best, but alternatives may be missing"
@@ -323,38 +323,42 @@ def refined_mapping(refined: Refined) -> dict[str, Any]:
         ],
         "predictions": refined.tried,
         "starts": refined.starts,
-        "choices": [each.name for each in refined.choices],
+        "choices": [choice.name for choice in refined.choices],
         "exact": False,
         "prediction": refined.best.prediction.to_mapping(),
     }
 
 
 def result_mapping(
-    found: Result, *, rent: Rent | None = None, stages: Uneven | None = None, refined: Refined | None = None
+    result: Result, *, rent: Rent | None = None, stages: Uneven | None = None, refined: Refined | None = None
 ) -> dict[str, Any]:
     """Plain values for JSON, as `gnomon.search/1`. rent: of the cluster, if it has a price. stages: what uneven ones
     gain. refined: of the best plans, if asked. `safest` is an index into `best`."""
-    counts = found.counts
-    safer = safest(found.best[0] if refined is None else refined.best, found.best)
-    step = None if rent is None else rent.dollars_per_hour / 3600 * found.best[0].step_s
+    counts = result.counts
+    safer = safest(result.best[0] if refined is None else refined.best, result.best)
+    step = None if rent is None else rent.dollars_per_hour / 3600 * result.best[0].step_s
     return {
         "schema": "gnomon.search/1",
-        "limit_bytes": found.limit_bytes,
-        "unlike": found.unlike,
+        "limit_bytes": result.limit_bytes,
+        "unlike": result.unlike,
         "dollars_per_step": step,
-        "dollars_per_million_tokens": None if step is None else step / tokens_of(found.best[0]) * 1e6,
+        "dollars_per_million_tokens": None if step is None else step / tokens_of(result.best[0]) * 1e6,
         "best": [
             {
-                "point": each.point._asdict(),
-                "loses_s": each.step_s - found.best[0].step_s,
-                "more_bytes": each.prediction.tightest.peak_bytes - found.best[0].prediction.tightest.peak_bytes,
-                "prediction": each.prediction.to_mapping(),
+                "point": candidate.point._asdict(),
+                "loses_s": candidate.step_s - result.best[0].step_s,
+                "more_bytes": candidate.prediction.tightest.peak_bytes - result.best[0].prediction.tightest.peak_bytes,
+                "prediction": candidate.prediction.to_mapping(),
             }
-            for each in found.best
+            for candidate in result.best
         ],
         "faster_but_too_large": [
-            {"point": each.point._asdict(), "step_s": each.step_s, "peak_bytes": each.prediction.tightest.peak_bytes}
-            for each in found.near
+            {
+                "point": candidate.point._asdict(),
+                "step_s": candidate.step_s,
+                "peak_bytes": candidate.prediction.tightest.peak_bytes,
+            }
+            for candidate in result.near
         ],
         "points": {
             "space": counts.space,
@@ -365,8 +369,8 @@ def result_mapping(
             "illegal": counts.illegal,
             "not_looked_at": counts.left,
         },
-        "others_take_s_or_more": found.open_s,
+        "others_take_s_or_more": result.open_s,
         "uneven": None if stages is None else uneven_mapping(stages),
-        "safest": None if safer is None else found.best.index(safer),
+        "safest": None if safer is None else result.best.index(safer),
         **({} if refined is None else {"refined": refined_mapping(refined)}),
     }

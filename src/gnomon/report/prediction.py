@@ -71,7 +71,9 @@ def prediction_text(
     ]
     lines += ["", *_verdict(prediction, advice)]
     above = beyond_lines(prediction.pricing.stack, prediction.plan)
-    taken = tuple(each for each in dict.fromkeys((*assumed, *prediction.assumptions)) if each not in above)
+    taken = tuple(
+        assumption for assumption in dict.fromkeys((*assumed, *prediction.assumptions)) if assumption not in above
+    )
     for title, entries in (("assumed", taken), ("notes", prediction.notes)):
         if entries:
             lines += ["", title, *(line for entry in entries for line in wrapped(entry, bullet="- "))]
@@ -83,11 +85,11 @@ def beyond_stack(prediction: Prediction) -> tuple[str, ...]:
     if not prediction.beyond:
         return ()
     name = prediction.pricing.stack.name
-    said = (
+    warning = (
         f"{name} does not run this plan: {'; '.join(prediction.beyond)}. The numbers are of a {name} that did. What it "
         f"does run is found by `gnomon plan --stack {name}`; a program of your own is --stack FILE.toml"
     )
-    return ("", *wrapped(said, indent=""))
+    return ("", *wrapped(warning, indent=""))
 
 
 def describe(plan: Plan, workload: Workload) -> str:
@@ -105,9 +107,11 @@ def describe(plan: Plan, workload: Workload) -> str:
     axes = plan.mesh.describe() if not plan.stages else f"{len(plan.stages)} stages, {plan.world_size} ranks"
     axes += f", ep={plan.mesh.ep}" if plan.mesh.ep > 1 else ""
     longest = max(workload.sequence_lengths())
-    each = f"{micro:g} samples" if longest == 1 else f"{micro:g} x {longest} tokens"
-    tokens = f"{count} microbatch{'es' if count > 1 else ''} of {each}"
-    words = (f"; {each.name} {show_value(each, value, plan)}" for each, value in made(plan) if each.name != "fp8")
+    microbatch = f"{micro:g} samples" if longest == 1 else f"{micro:g} x {longest} tokens"
+    tokens = f"{count} microbatch{'es' if count > 1 else ''} of {microbatch}"
+    words = (
+        f"; {choice.name} {show_value(choice, value, plan)}" for choice, value in made(plan) if choice.name != "fp8"
+    )
     return (
         f"{axes}; ZeRO {plan.optimizer.zero}; {plan.schedule.name}{stages}, {tokens}; {precision}; "
         f"recompute {_recompute(plan)}{''.join(words)}"
@@ -173,7 +177,7 @@ def _speed(prediction: Prediction) -> tuple[str, ...]:
     share = f"{percent(band.coverage, 0)} %"
     unit, size = memory_unit(prediction.tightest.peak_bytes)
     peak, low, high = (
-        f"{each / size:.1f}" for each in (prediction.tightest.peak_bytes, band.low_bytes, band.high_bytes)
+        f"{nbytes / size:.1f}" for nbytes in (prediction.tightest.peak_bytes, band.low_bytes, band.high_bytes)
     )
     pairs = (
         ("step", show_seconds(prediction.step_s), f"  ({between(band.low_s, band.high_s)}, {share})"),

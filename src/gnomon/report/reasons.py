@@ -23,24 +23,24 @@ LARGE = 0.15
 """Share of the step from which a part is named as what bounds it."""
 
 
-def reasons_text(found: Reasons, *, advice: Sequence[Advice] = ()) -> tuple[str, ...]:
+def reasons_text(reasons: Reasons, *, advice: Sequence[Advice] = ()) -> tuple[str, ...]:
     """Lines of at most 80 columns."""
-    prediction = found.prediction
+    prediction = reasons.prediction
     lines = [f"{prediction.model} on {prediction.cluster}", *wrapped(describe(prediction.plan, prediction.workload))]
     lines += beyond_stack(prediction)
     lines += ["", *wrapped(expected(prediction), indent="")]
-    lines += [*wrapped(bounded_by(found), indent=""), *wrapped(prediction.verdict, indent="")]
+    lines += [*wrapped(bounded_by(reasons), indent=""), *wrapped(prediction.verdict, indent="")]
     if prediction.plan.optimizer.offload is not None or any(r.action == "offload" for r in prediction.plan.saved.rules):
         lines += wrapped(host_line(prediction), indent="")
     for title, part in (
-        ("", _runners(found)),
-        ("", _able(found)),
-        (f"too large, or over {SHARE:.0%} of a device: rank, moment, what it holds most of", _large(found)),
-        ("cannot run", _unable(found)),
-        ("what each axis buys: the step without it", _bought(found)),
+        ("", _runners(reasons)),
+        ("", _able(reasons)),
+        (f"too large, or over {SHARE:.0%} of a device: rank, moment, what it holds most of", _large(reasons)),
+        ("cannot run", _unable(reasons)),
+        ("what each axis buys: the step without it", _bought(reasons)),
         ("what a rank sends in a step", _traffic(prediction)),
-        ("on other machines", _machines(found)),
-        ("questions", _answers(found, advice)),
+        ("on other machines", _machines(reasons)),
+        ("questions", _answers(reasons, advice)),
     ):
         if part:
             lines += ["", *((title,) if title else ()), *part]
@@ -66,9 +66,9 @@ def host_line(prediction: Prediction) -> str:
     return f"host memory {word}: {gib(held.bytes)} of {gib(held.limit_bytes)} GiB a node"
 
 
-def _runners(found: Reasons) -> tuple[str, ...]:
+def _runners(reasons: Reasons) -> tuple[str, ...]:
     """The next plans of the search, and what each loses."""
-    if not found.runners_up:
+    if not reasons.runners_up:
         return ()
     columns = (
         Column(name="runners-up of its search", align="left"),
@@ -78,11 +78,11 @@ def _runners(found: Reasons) -> tuple[str, ...]:
         Column(name="GiB"),
     )
     rows = []
-    for plan, other in zip(_names(found.runners_up), found.runners_up, strict=True):
+    for plan, other in zip(_names(reasons.runners_up), reasons.runners_up, strict=True):
         part = WORDS.get(other.loss.part, other.loss.part.lower()).partition(" (")[0]
         where = f"{part} {show_seconds(max(other.loss.part_s, 0.0))}" if other.loss.part_s > 0 else ""
         peak = gib(other.prediction.tightest.peak_bytes)
-        share = percent(other.loss.seconds / found.prediction.step_s)
+        share = percent(other.loss.seconds / reasons.prediction.step_s)
         rows.append((plan, show_seconds(other.prediction.step_s), share, where, peak))
     return table(columns, rows)
 
@@ -91,10 +91,10 @@ def _names(others: Sequence[Other]) -> tuple[str, ...]:
     return short_plans([other.prediction.plan for other in others])
 
 
-def _large(found: Reasons) -> tuple[str, ...]:
+def _large(reasons: Reasons) -> tuple[str, ...]:
     """Faster plans of the search, and neighbours, that do not fit: on which rank, when, and with what."""
-    large = [(n, o.prediction) for n, o in zip(_names(found.too_large), found.too_large, strict=True)]
-    large += [(e.what, e.prediction) for e in sorted(found.neighbours, key=_seconds) if e.prediction is not None]
+    large = [(n, o.prediction) for n, o in zip(_names(reasons.too_large), reasons.too_large, strict=True)]
+    large += [(e.what, e.prediction) for e in sorted(reasons.neighbours, key=_seconds) if e.prediction is not None]
     lines: list[str] = []
     for what, prediction in large:
         if not within_share(prediction):
@@ -111,51 +111,55 @@ def where(prediction: Prediction) -> str:
     return f"rank {rank.ranks[0]}, {rank.peak_at}: {held}, {most} {gib(named[most])}"
 
 
-def _unable(found: Reasons) -> tuple[str, ...]:
-    unable = [each for each in found.neighbours if each.prediction is None]
-    return tuple(line for each in unable for line in wrapped(f"{each.what}: {each.why_not}", bullet="- "))
+def _unable(reasons: Reasons) -> tuple[str, ...]:
+    unable = [neighbour for neighbour in reasons.neighbours if neighbour.prediction is None]
+    return tuple(
+        line for neighbour in unable for line in wrapped(f"{neighbour.what}: {neighbour.why_not}", bullet="- ")
+    )
 
 
-def _bought(found: Reasons) -> tuple[str, ...]:
+def _bought(reasons: Reasons) -> tuple[str, ...]:
     lines: list[str] = []
-    for each in found.bought:
-        if each.prediction is None:
-            said = f"cannot run: {each.why_not}"
+    for neighbour in reasons.bought:
+        if neighbour.prediction is None:
+            effect = f"cannot run: {neighbour.why_not}"
         else:
-            change = (each.prediction.step_s / found.prediction.step_s - 1) * 100
-            said = f"{change:+.1f} %" + ("" if each.prediction.fits else f", too large: {where(each.prediction)}")
-        lines += wrapped(f"{each.what}: {said}", bullet="- ")
+            change = (neighbour.prediction.step_s / reasons.prediction.step_s - 1) * 100
+            effect = f"{change:+.1f} %" + (
+                "" if neighbour.prediction.fits else f", too large: {where(neighbour.prediction)}"
+            )
+        lines += wrapped(f"{neighbour.what}: {effect}", bullet="- ")
     return tuple(lines)
 
 
 def _traffic(prediction: Prediction) -> tuple[str, ...]:
     lines: list[str] = []
-    for each in traffic(prediction):
-        over = f" on {each.link}" if each.link else ""
-        lines += wrapped(f"{each.axes}: {gib(each.sent_bytes)} GiB to {each.ranks} ranks{over}", bullet="- ")
+    for group in traffic(prediction):
+        over = f" on {group.link}" if group.link else ""
+        lines += wrapped(f"{group.axes}: {gib(group.sent_bytes)} GiB to {group.ranks} ranks{over}", bullet="- ")
     return tuple(lines)
 
 
-def _machines(found: Reasons) -> tuple[str, ...]:
+def _machines(reasons: Reasons) -> tuple[str, ...]:
     lines: list[str] = []
-    for line in found.sensitivities:
-        gain = f"{(line.step_s / found.prediction.step_s - 1) * 100:+.1f} %"
+    for line in reasons.sensitivities:
+        gain = f"{(line.step_s / reasons.prediction.step_s - 1) * 100:+.1f} %"
         lines += wrapped(f"{line.what}: {gain}" + (f" ({line.change})" if line.change else ""), bullet="- ")
     return tuple(lines)
 
 
-def _answers(found: Reasons, advice: Sequence[Advice]) -> tuple[str, ...]:
-    lines = [*wrapped(network(found), indent=""), *wrapped(sharding(found), indent="")]
+def _answers(reasons: Reasons, advice: Sequence[Advice]) -> tuple[str, ...]:
+    lines = [*wrapped(network(reasons), indent=""), *wrapped(sharding(reasons), indent="")]
     if advice:
         first = advice[0]
         lines += wrapped(f"fastest change that fits: {first.what}, step {show_seconds(first.step_s)}", indent="")
     return tuple(lines)
 
 
-def bounded_by(found: Reasons) -> str:
+def bounded_by(reasons: Reasons) -> str:
     """What the step consists of, the largest parts first."""
-    step = found.prediction.step_s
-    parts = sorted(found.prediction.breakdown.items(), key=lambda part: -part[1])
+    step = reasons.prediction.step_s
+    parts = sorted(reasons.prediction.breakdown.items(), key=lambda part: -part[1])
     named = [f"{WORDS.get(n, n.lower()).partition(' (')[0]} {percent(s / step, 0)} %" for n, s in parts[:4] if s > 0]
     rest = [(n, s) for n, s in parts if n not in _COMPUTING and s / step >= LARGE]
     computing = sum(s for n, s in parts if n in _COMPUTING) / step
@@ -165,10 +169,13 @@ def bounded_by(found: Reasons) -> str:
     return f"bounded by {why}: {', '.join(named)}"
 
 
-def network(found: Reasons) -> str:
+def network(reasons: Reasons) -> str:
     """Whether links are the problem."""
-    share, step = found.communication, found.prediction.step_s
-    gain = max((1 - each.step_s / step for each in found.sensitivities if each.what.endswith("2x")), default=0.0)
+    share, step = reasons.communication, reasons.prediction.step_s
+    gain = max(
+        (1 - sensitivity.step_s / step for sensitivity in reasons.sensitivities if sensitivity.what.endswith("2x")),
+        default=0.0,
+    )
     word = "yes" if gain >= LARGE else "partly" if gain >= LARGE / 3 else "no"
     return (
         f"is the network the problem? {word}: the busiest rank waits {percent(share)} % of the step for links; "
@@ -176,20 +183,20 @@ def network(found: Reasons) -> str:
     )
 
 
-def sharding(found: Reasons) -> str:
+def sharding(reasons: Reasons) -> str:
     """Memory by ZeRO stage, and why a higher one may hold more."""
-    stages = found.zero
+    stages = reasons.zero
     if len(stages) < 2:
         return "ZeRO: nothing to divide over"
-    said = f"peak GiB by ZeRO stage: {', '.join(f'{zero}: {gib(size)}' for zero, size in stages)}"
+    text = f"peak GiB by ZeRO stage: {', '.join(f'{zero}: {gib(size)}' for zero, size in stages)}"
     more = [b[0] for a, b in zip(stages, stages[1:], strict=False) if b[1] > a[1]]
     if more:
         held = "two buckets of whole gradients" if more[0] == 2 else "gathered layers and whole gradients of a layer"
-        said += f"; stage {more[0]} holds more than the one below: {held} come on top of what it divides"
-    return said
+        text += f"; stage {more[0]} holds more than the one below: {held} come on top of what it divides"
+    return text
 
 
-def _able(found: Reasons) -> tuple[str, ...]:
+def _able(reasons: Reasons) -> tuple[str, ...]:
     columns = (
         Column(name="one change", align="left"),
         Column(name="step"),
@@ -197,55 +204,60 @@ def _able(found: Reasons) -> tuple[str, ...]:
         Column(name="GiB"),
         Column(name="", align="left"),
     )
-    able = sorted((each for each in found.neighbours if each.prediction), key=_seconds)
+    able = sorted((neighbour for neighbour in reasons.neighbours if neighbour.prediction), key=_seconds)
     rows = []
-    for each in able:
-        prediction = each.prediction
+    for neighbour in able:
+        prediction = neighbour.prediction
         assert prediction is not None
-        change = prediction.step_s / found.prediction.step_s - 1
+        change = prediction.step_s / reasons.prediction.step_s - 1
         word = "too large" if not prediction.fits else "" if within_share(prediction) else f"over {SHARE:.0%}"
         peak = gib(prediction.tightest.peak_bytes)
-        rows.append((each.what, show_seconds(prediction.step_s), f"{change * 100:+.1f}", peak, word))
+        rows.append((neighbour.what, show_seconds(prediction.step_s), f"{change * 100:+.1f}", peak, word))
     return table(columns, rows)
 
 
-def _seconds(each: Neighbour) -> float:
-    return each.prediction.step_s if each.prediction else float("inf")
+def _seconds(neighbour: Neighbour) -> float:
+    return neighbour.prediction.step_s if neighbour.prediction else float("inf")
 
 
-def reasons_mapping(found: Reasons) -> dict[str, Any]:
+def reasons_mapping(reasons: Reasons) -> dict[str, Any]:
     """Plain values for JSON, as `gnomon.reasons/1`."""
     return {
         "schema": "gnomon.reasons/1",
-        "step_s": found.prediction.step_s,
-        "beyond_stack": list(found.prediction.beyond),
-        "breakdown_s": dict(found.prediction.breakdown),
-        "bounded_by": bounded_by(found),
-        "network": network(found),
-        "zero_peak_bytes": {str(zero): size for zero, size in found.zero},
+        "step_s": reasons.prediction.step_s,
+        "beyond_stack": list(reasons.prediction.beyond),
+        "breakdown_s": dict(reasons.prediction.breakdown),
+        "bounded_by": bounded_by(reasons),
+        "network": network(reasons),
+        "zero_peak_bytes": {str(zero): size for zero, size in reasons.zero},
         "changes": [
             {
-                "change": each.what,
-                "step_s": each.prediction.step_s if each.prediction else None,
-                "peak_bytes": each.prediction.tightest.peak_bytes if each.prediction else None,
-                "fits": each.fits,
-                "why_not": each.why_not or (each.prediction.verdict if each.prediction and not each.fits else ""),
+                "change": neighbour.what,
+                "step_s": neighbour.prediction.step_s if neighbour.prediction else None,
+                "peak_bytes": neighbour.prediction.tightest.peak_bytes if neighbour.prediction else None,
+                "fits": neighbour.fits,
+                "why_not": neighbour.why_not
+                or (neighbour.prediction.verdict if neighbour.prediction and not neighbour.fits else ""),
             }
-            for each in found.neighbours
+            for neighbour in reasons.neighbours
         ],
-        "runners_up": _listed(found.runners_up),
-        "faster_but_too_large": _listed(found.too_large),
+        "runners_up": _listed(reasons.runners_up),
+        "faster_but_too_large": _listed(reasons.too_large),
         "without": [
             {
-                "axis": each.what,
-                "step_s": each.prediction.step_s if each.prediction else None,
-                "fits": each.fits,
-                "why_not": each.why_not or (where(each.prediction) if each.prediction and not each.fits else ""),
+                "axis": neighbour.what,
+                "step_s": neighbour.prediction.step_s if neighbour.prediction else None,
+                "fits": neighbour.fits,
+                "why_not": neighbour.why_not
+                or (where(neighbour.prediction) if neighbour.prediction and not neighbour.fits else ""),
             }
-            for each in found.bought
+            for neighbour in reasons.bought
         ],
-        "sent_bytes": {each.axes: each.sent_bytes for each in traffic(found.prediction)},
-        "machines": [{"what": each.what, "step_s": each.step_s, "change": each.change} for each in found.sensitivities],
+        "sent_bytes": {group.axes: group.sent_bytes for group in traffic(reasons.prediction)},
+        "machines": [
+            {"what": sensitivity.what, "step_s": sensitivity.step_s, "change": sensitivity.change}
+            for sensitivity in reasons.sensitivities
+        ],
     }
 
 

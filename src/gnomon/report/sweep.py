@@ -52,17 +52,17 @@ def heads(cases: Sequence[Case]) -> tuple[str, ...]:
 
 def row(case: Case, names: Sequence[str], *, whys: bool = False) -> tuple[str, ...]:
     """Cells of a case under `names`; without a plan why there is none, if `whys`."""
-    devices, found = f"{case.cluster.num_devices:,}", case.best
-    if found is None:
+    devices, best = f"{case.cluster.num_devices:,}", case.best
+    if best is None:
         return case.label, devices, *("" for _ in names[3:]), case.why if whys else ""
-    rate = number(found.prediction.tokens_per_s_per_device, 4)
+    rate = number(best.prediction.tokens_per_s_per_device, 4)
     spent = case.dollars_per_token
     cost = ("" if spent is None else dollars(spent * 1e6).lstrip("$"),) if "$/1M tok" in names else ()
-    return case.label, devices, show_seconds(found.step_s), rate, _gib(found), *cost, words_of(case)
+    return case.label, devices, show_seconds(best.step_s), rate, _gib(best), *cost, words_of(case)
 
 
-def _gib(found: Found | MixedFound) -> str:
-    return gib(found.prediction.tightest.peak_bytes)
+def _gib(candidate: Found | MixedFound) -> str:
+    return gib(candidate.prediction.tightest.peak_bytes)
 
 
 def words_of(case: Case) -> str:
@@ -91,16 +91,16 @@ def _mapping(case: Case) -> dict[str, Any]:
     given = {"label": case.label, "devices": case.cluster.num_devices}
     if case.best is None:
         return {**given, "why": case.why}
-    found = case.best
+    best = case.best
     return {
         **given,
-        "step_s": found.step_s,
-        "tokens_per_s_per_device": found.prediction.tokens_per_s_per_device,
+        "step_s": best.step_s,
+        "tokens_per_s_per_device": best.prediction.tokens_per_s_per_device,
         "dollars_per_step": case.dollars_per_step,
         "dollars_per_million_tokens": None if case.dollars_per_token is None else case.dollars_per_token * 1e6,
-        "peak_bytes": found.prediction.tightest.peak_bytes,
-        "point": None if found.point is None else found.point._asdict(),
-        **({} if isinstance(found, MixedFound) else {"choices": {c.name: value for c, value in made(found.plan)}}),
+        "peak_bytes": best.prediction.tightest.peak_bytes,
+        "point": None if best.point is None else best.point._asdict(),
+        **({} if isinstance(best, MixedFound) else {"choices": {c.name: value for c, value in made(best.plan)}}),
         **({} if case.fitted is None else {"fits_by": _fits_by(case.fitted)}),
     }
 

@@ -48,7 +48,7 @@ class Attempt:
 
 def best_of(attempts: Sequence[Attempt]) -> Attempt | None:
     """The one with the shortest measured step; of equals the first predicted. None if none ran."""
-    ran = [each for each in attempts if each.ran is not None]
+    ran = [attempt for attempt in attempts if attempt.ran is not None]
     return min(ran, key=_measured_s, default=None)
 
 
@@ -61,38 +61,40 @@ def tried_text(attempts: Sequence[Attempt]) -> tuple[str, ...]:
         Column(name="", align="left"),
     )
     rows = []
-    for number, each in enumerate(attempts, 1):
-        ran = each.ran
+    for number, attempt in enumerate(attempts, 1):
+        ran = attempt.ran
         rows.append(
             (
-                f"{number} {short(each.candidate)}",
-                show_seconds(each.candidate.step_s),
+                f"{number} {short(attempt.candidate)}",
+                show_seconds(attempt.candidate.step_s),
                 "-" if ran is None else show_seconds(ran.step_s),
-                "-" if each.off is None else percent(each.off),
+                "-" if attempt.off is None else percent(attempt.off),
                 "-" if ran is None else percent(ran.spread),
-                verdict(each, best),
+                verdict(attempt, best),
             )
         )
     lines = [*table(columns, rows)]
-    for number, each in enumerate(attempts, 1):
-        if each.reason:
-            lines += wrapped(f"{short(each.candidate)}: {each.reason}", bullet=f"{number} ")
+    for number, attempt in enumerate(attempts, 1):
+        if attempt.reason:
+            lines += wrapped(f"{short(attempt.candidate)}: {attempt.reason}", bullet=f"{number} ")
     if best is not None:
         lines += ["", *wrapped(worth(attempts), indent="")]
-    if said := unsteady(attempts):
-        lines += wrapped(said, indent="")
+    if warning := unsteady(attempts):
+        lines += wrapped(warning, indent="")
     return tuple(lines)
 
 
 def unsteady(attempts: Sequence[Attempt]) -> str:
     """A warning where the machine's own speed changed from one attempt to the next; empty where it did not, or where
     nobody knows."""
-    found = [each.ran.slowdown for each in attempts if each.ran is not None and each.ran.slowdown is not None]
-    if len(found) < 2 or max(found) <= UNSTEADY * min(found):
+    slowdowns = [
+        attempt.ran.slowdown for attempt in attempts if attempt.ran is not None and attempt.ran.slowdown is not None
+    ]
+    if len(slowdowns) < 2 or max(slowdowns) <= UNSTEADY * min(slowdowns):
         return ""
     return (
-        f"The machine itself was {min(found):.1f} to {max(found):.1f} times as slow as when it was calibrated, from "
-        f"one attempt to the next: differences of that size are its own. Try again when it does nothing else."
+        f"The machine itself was {min(slowdowns):.1f} to {max(slowdowns):.1f} times as slow as when it was calibrated, "
+        f"from one attempt to the next: differences of that size are its own. Try again when it does nothing else."
     )
 
 
@@ -110,7 +112,7 @@ def verdict(attempt: Attempt, best: Attempt | None) -> str:
 
 def worth(attempts: Sequence[Attempt]) -> str:
     """What the predicted best would have lost against the measured best."""
-    ran = sorted((each for each in attempts if each.ran is not None), key=_measured_s)
+    ran = sorted((attempt for attempt in attempts if attempt.ran is not None), key=_measured_s)
     first = attempts[0]
     if first.ran is None:
         return "The predicted best did not run."
@@ -127,31 +129,33 @@ def ranked_text(again: Result, attempts: Sequence[Attempt]) -> tuple[str, ...]:
         *(Column(name=name) for name in ("predicted", "measured")),
     )
     rows = []
-    for each in again.best:
-        ran = _ran(each, attempts)
-        rows.append((short(each), show_seconds(each.step_s), "not tried" if ran is None else show_seconds(ran.step_s)))
+    for candidate in again.best:
+        ran = _ran(candidate, attempts)
+        rows.append(
+            (short(candidate), show_seconds(candidate.step_s), "not tried" if ran is None else show_seconds(ran.step_s))
+        )
     lines = list(table(columns, rows))
     kept, first = best_of(attempts), again.best[0]
     if _ran(first, attempts) is None and kept is not None and first.step_s < _measured_s(kept):
-        said = (
+        hint = (
             f"{short(first)} was not tried, and is now predicted to be faster than what is kept: --try again tries it"
         )
-        lines += wrapped(said, indent="")
+        lines += wrapped(hint, indent="")
     return tuple(lines)
 
 
 def ranked_mapping(again: Result, attempts: Sequence[Attempt]) -> list[dict[str, Any]]:
     """The same as plain values for JSON."""
-    rows = [(each, _ran(each, attempts)) for each in again.best]
+    rows = [(candidate, _ran(candidate, attempts)) for candidate in again.best]
     return [
         {"plan": short(f), "predicted_step_s": f.step_s, "measured_step_s": None if ran is None else ran.step_s}
         for f, ran in rows
     ]
 
 
-def _ran(found: Found, attempts: Sequence[Attempt]) -> Ran | None:
+def _ran(candidate: Found, attempts: Sequence[Attempt]) -> Ran | None:
     """What was measured of a plan, if it was tried and ran."""
-    return next((each.ran for each in attempts if each.candidate.plan == found.plan), None)
+    return next((attempt.ran for attempt in attempts if attempt.candidate.plan == candidate.plan), None)
 
 
 def tried_mapping(attempts: Sequence[Attempt]) -> dict[str, Any]:
@@ -162,20 +166,20 @@ def tried_mapping(attempts: Sequence[Attempt]) -> dict[str, Any]:
         "kept": None if best is None else attempts.index(best),
         "attempts": [
             {
-                "plan": short(each.candidate),
-                "file": each.file,
-                "ended": each.ended,
-                "said": each.reason,
-                "wall_s": each.wall_s,
-                "predicted_step_s": each.candidate.step_s,
-                "measured_step_s": None if each.ran is None else each.ran.step_s,
-                "off": each.off,
-                "spread": None if each.ran is None else each.ran.spread,
-                "peak_bytes": None if each.ran is None else each.ran.peak_memory_bytes,
-                "slowdown": None if each.ran is None else each.ran.slowdown,
-                "verdict": verdict(each, best),
+                "plan": short(attempt.candidate),
+                "file": attempt.file,
+                "ended": attempt.ended,
+                "said": attempt.reason,
+                "wall_s": attempt.wall_s,
+                "predicted_step_s": attempt.candidate.step_s,
+                "measured_step_s": None if attempt.ran is None else attempt.ran.step_s,
+                "off": attempt.off,
+                "spread": None if attempt.ran is None else attempt.ran.spread,
+                "peak_bytes": None if attempt.ran is None else attempt.ran.peak_memory_bytes,
+                "slowdown": None if attempt.ran is None else attempt.ran.slowdown,
+                "verdict": verdict(attempt, best),
             }
-            for each in attempts
+            for attempt in attempts
         ],
     }
 

@@ -48,23 +48,23 @@ def plan(given: Plan) -> Plan:
     """A Plan whose fields have the types that they should."""
     if isinstance(given, PlanFile):
         raise InputError("plan is a whole plan file; give its plan, as in load_plan_file(path).plan")
-    found = _checked("plan", given, Plan, "as Plan(mesh=Mesh(tp=2)), or load_plan_file(path).plan")
-    check_types(found, "plan")
-    return found
+    checked = _checked("plan", given, Plan, "as Plan(mesh=Mesh(tp=2)), or load_plan_file(path).plan")
+    check_types(checked, "plan")
+    return checked
 
 
 def workload(given: Workload) -> Workload:
     """A Workload whose fields have the types that they should."""
-    found = _checked("workload", given, Workload, "as Workload(global_batch_size=128, seq_len=4096)")
-    check_types(found, "workload")
-    return found
+    checked = _checked("workload", given, Workload, "as Workload(global_batch_size=128, seq_len=4096)")
+    check_types(checked, "workload")
+    return checked
 
 
 def goal(given: Goal | None) -> Goal:
     """A Goal whose fields have the types that they should; the default one for None."""
-    found = Goal() if given is None else _checked("goal", given, Goal, "as Goal(memory_bytes=60 * 2**30)")
-    check_types(found, "goal")
-    return found
+    checked = Goal() if given is None else _checked("goal", given, Goal, "as Goal(memory_bytes=60 * 2**30)")
+    check_types(checked, "goal")
+    return checked
 
 
 def _checked(name: str, given: object, kind: type[T], also: str) -> T:

@@ -63,16 +63,16 @@ def store(name: str, kept: Kept, files: list[str]) -> None:
 @contextmanager
 def watched() -> Iterator[list[str]]:
     """Files of the modules that are imported meanwhile, or were before, outside of installed packages."""
-    found: list[str] = []
-    yield found
+    files: list[str] = []
+    yield files
     installed = ("site-packages", "dist-packages", f"python{sys.version_info.major}.{sys.version_info.minor}")
     ours = str(Path(__file__).parents[1])
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if file and file.endswith(".py") and not any(part in file for part in installed):
             if not file.startswith(ours):
-                found.append(file)
-    found.sort()
+                files.append(file)
+    files.sort()
 
 
 def _path(name: str) -> Path | None:
@@ -91,12 +91,12 @@ def _digest(path: Path) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    found["source"] = _digest_of_source()
-    return found
+            versions[package] = version(package)
+    versions["source"] = _digest_of_source()
+    return versions
 
 
 def _digest_of_source() -> str:

@@ -50,21 +50,21 @@ class Target:
 
     def offered(self, plan: Plan) -> tuple[Plan, Prediction]:
         """The same, of a plan whose file, written again, is still the same plan. GnomonError for others."""
-        said, prediction = self.predicted(plan)
-        _, again = self.predicted(said)
+        reread, prediction = self.predicted(plan)
+        _, again = self.predicted(reread)
         if abs(again.step_s / prediction.step_s - 1) > SAME:
             raise PlanError(f"{self.format.name} reads back another plan from the file of what it reads back")
-        return said, prediction
+        return reread, prediction
 
 
 def target(
     stack: Stack, config: ModelConfig | None, graph: Graph, machines: Cluster, workload: Workload
 ) -> Target | None:
     """None for a stack that nothing is exported to, and for work that no job file says."""
-    found = programs.of_stack(stack.name) if workload.seq_len else None
-    if found is None:
+    job_format = programs.of_stack(stack.name) if workload.seq_len else None
+    if job_format is None:
         return None
-    return Target(format=found, config=config, graph=graph, machines=machines, workload=workload, stack=stack)
+    return Target(format=job_format, config=config, graph=graph, machines=machines, workload=workload, stack=stack)
 
 
 def _trial(base: Plan, to: Target) -> Plan:
@@ -111,28 +111,28 @@ def based(base: Plan, to: Target | None, *, precision: bool) -> Plan:
     )
 
 
-def exportable(found: Result, to: Target | None) -> Result:
+def exportable(result: Result, to: Target | None) -> Result:
     """The plans of a search as their files have them, the fastest first; less those that no file says. As it is where
     no plan is left, which `gnomon export` then explains."""
     if to is None:
-        return found
+        return result
     best = []
-    for each in found.best:
+    for candidate in result.best:
         try:
-            plan, prediction = to.offered(each.plan)
+            plan, prediction = to.offered(candidate.plan)
         except GnomonError:
             continue
-        if prediction.tightest.peak_bytes <= max(found.limit_bytes, each.prediction.tightest.peak_bytes):
-            best.append(replace(each, plan=plan, prediction=prediction))
-    return replace(found, best=tuple(sorted(best, key=lambda each: each.step_s))) if best else found
+        if prediction.tightest.peak_bytes <= max(result.limit_bytes, candidate.prediction.tightest.peak_bytes):
+            best.append(replace(candidate, plan=plan, prediction=prediction))
+    return replace(result, best=tuple(sorted(best, key=lambda candidate: candidate.step_s))) if best else result
 
 
-def comes_back(each: Found, to: Target | None) -> bool:
+def comes_back(candidate: Found, to: Target | None) -> bool:
     """Whether a plan's file gives the plan's step."""
     if to is None:
         return True
     try:
-        _, prediction = to.predicted(each.plan)
+        _, prediction = to.predicted(candidate.plan)
     except GnomonError:
         return False
-    return abs(prediction.step_s / each.step_s - 1) <= SAME
+    return abs(prediction.step_s / candidate.step_s - 1) <= SAME

@@ -69,17 +69,17 @@ class Ladder:
         return min(self.combined, key=lambda rung: rung.step_s, default=None)
 
 
-def ladder(found: Fitting, alone: tuple[Rung, ...]) -> Ladder:
+def ladder(fitting: Fitting, alone: tuple[Rung, ...]) -> Ladder:
     """Everything that `gnomon fit` shows. alone: each change by itself, which can be shown before the rest is known."""
-    fits = found.has_room(found.base)
+    fits = fitting.has_room(fitting.base)
     return Ladder(
-        base=found.base,
+        base=fitting.base,
         fits=fits,
         alone=alone,
-        combined=() if fits else tuple(found.combined()),
-        smaller=() if fits else tuple(found.asked_less()),
-        predictions=found.count,
-        complete=not found.left,
+        combined=() if fits else tuple(fitting.combined()),
+        smaller=() if fits else tuple(fitting.asked_less()),
+        predictions=fitting.count,
+        complete=not fitting.left,
     )
 
 
@@ -106,5 +106,5 @@ def fit(
         stack=arguments.stack(stack),
         memory_bytes=memory_bytes,
     )
-    found = asked.fitting(more=more)
-    return ladder(found, tuple(found.alone()))
+    fitting = asked.fitting(more=more)
+    return ladder(fitting, tuple(fitting.alone()))

@@ -83,10 +83,10 @@ def read_model(
                 raise
             raise InputError(f"cannot read {name!r}: there is no such file or folder, and {error}") from None
     if path.is_file() and is_job_file(name):
-        found = programs.recognised(path)
+        job_format = programs.recognised(path)
         what = "no model: give a name (`gnomon catalogue models`) or a Hugging Face config.json"
-        if found is not None:
-            what = f"a job file of {found.name}: `gnomon predict {name} --on CLUSTER` reads it"
+        if job_format is not None:
+            what = f"a job file of {job_format.name}: `gnomon predict {name} --on CLUSTER` reads it"
         elif path.suffix == ".toml":
             what += "; a plan file goes behind --plan"
         raise InputError(f"{name!r} is {what}")
@@ -104,7 +104,7 @@ def read_config(name: str) -> tuple[Config | None, Graph]:
     if path.suffix == ".json" or path.is_file():
         text, source = read_source(path)
         label = path.resolve().parent.name if path.name == "config.json" else path.stem
-        found = read_hf_config(text, label or source)
-        return found.config, found.graph
+        model = read_hf_config(text, label or source)
+        return model.config, model.graph
     known = known_name(name)
     return (CONFIGS[known]() if known in CONFIGS else None, preset(known))

@@ -33,7 +33,7 @@ def read_runnable_model(name: str) -> tuple[Graph, tuple[str, ...]]:
         read = read_runnable(text, called or source)
         return read.graph, read.notes
     known = known_name(name)
-    numerics = next((found for start, found in PRESETS.items() if known.startswith(start)), None)
+    numerics = next((values for start, values in PRESETS.items() if known.startswith(start)), None)
     if numerics is None:
         raise PlanError(
             f"the runtime does not run {name!r} by its name: of the presets it has {', '.join(PRESETS)} in all their "

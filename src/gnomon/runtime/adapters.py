@@ -87,8 +87,8 @@ def values_of(path: Path, graph: Graph) -> Values:
 def export(executor: Executor, target: Path, base: Runnable, source: Path) -> Path:
     """Writes the adapters of a running plan to `target`; every rank must call it."""
     graph = executor.graph
-    found = adapters_of(graph)
-    assert found is not None, "asked for a graph with adapters"
+    adapters = adapters_of(graph)
+    assert adapters is not None, "asked for a graph with adapters"
     check(graph, base)
     where = peft_layout(graph)
     executor.synchronise()
@@ -96,7 +96,7 @@ def export(executor: Executor, target: Path, base: Runnable, source: Path) -> Pa
     dtype = executor_dtype(executor)
     if first:
         writer = start_folder(target, where, dtype, single=FILE)
-        (target / CONFIG).write_text(json.dumps(config_of(graph, found, base, source), indent=2) + "\n")
+        (target / CONFIG).write_text(json.dumps(config_of(graph, adapters, base, source), indent=2) + "\n")
     dist.barrier()
     if not first:
         writer = start_folder(target, where, dtype, single=FILE, join=True)

@@ -61,16 +61,16 @@ def apply(
         name: BlockRun(block, axes, keep_gathered=plan.layout.keep_gathered, capacity=capacity)
         for name, block in sharded.items()
     }
-    found, presets, start = dict[int, Stage](), layer_presets(plan, graph), beginning(values, graph, seed)
+    stages, presets, start = dict[int, Stage](), layer_presets(plan, graph), beginning(values, graph, seed)
     rules = rules_of(plan, graph)
     for number, layers, parts in parts_held(graph, plan, groups, sharded, device):
         for held in parts:
             held.fill(start)
-        found[number] = Stage(graph, layers, parts, runs, zero)
+        stages[number] = Stage(graph, layers, parts, runs, zero)
         still = tuple(slots_of(layers, sharded, axes, set(), frozen=True))
-        found[number].frozen = frozen_of(still, dtypes(plan).param, start, device)
-        found[number].presets, found[number].every, found[number].rules = presets, plan.saved.every, rules
-    return found
+        stages[number].frozen = frozen_of(still, dtypes(plan).param, start, device)
+        stages[number].presets, stages[number].every, stages[number].rules = presets, plan.saved.every, rules
+    return stages
 
 
 def sharded_blocks(graph: Graph, plan: Plan, mesh: Mesh) -> dict[str, ShardedBlock]:
@@ -136,14 +136,14 @@ def _held(
             for name in routed_tensors(sharded[layer.call.block].block)
             if sharded[layer.call.block].block.tensor(name).kind == "parameter"
         }
-    found = []
+    parts = []
     for apart in (False, True) if experts else (False,):
         shards = mesh.edp if apart else mesh.dp_shard * mesh.cp
         divided = zero if shards > 1 else 0
         slots = tuple(slots_of(layers, sharded, axes, counted, experts, apart=apart))
         if not slots and apart:
             continue
-        found.append(
+        parts.append(
             Parameters(
                 slots,
                 dtypes(plan),
@@ -155,7 +155,7 @@ def _held(
                 device=device,
             )
         )
-    return found
+    return parts
 
 
 def holders(plan: Plan, graph: Graph, zero: int) -> dict[str, tuple[int, ...]]:
@@ -256,16 +256,16 @@ def _local(size: int, dim: str, over: Sequence[str], axes: Mapping[str, Axis]) -
 
 def constants(graph: Graph) -> dict[str, float]:
     """Parameters that begin as one number: weights of norms, which begin as doing nothing, and biases."""
-    found = {}
+    numbers = {}
     for layer in graph.layers():
         for op in graph.block(layer.call.block).ops:
             for place, operand in enumerate(op.inputs[1:]):
                 name = layer.call.parameter_name(operand, layer.index)
                 if operand.endswith((".bias", ".lora_B.weight", ".sinks")) or op.kind == "router":
-                    found[name] = 0.0
+                    numbers[name] = 0.0
                 elif op.kind == "norm" and not place:
-                    found[name] = 1.0 - _number(op, "offset", 0.0)
-    return found
+                    numbers[name] = 1.0 - _number(op, "offset", 0.0)
+    return numbers
 
 
 def _number(op: Op, name: str, default: float) -> float:

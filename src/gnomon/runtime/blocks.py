@@ -195,10 +195,10 @@ class Frame:
 
     def anew(self, values: dict[str, Tensor]) -> Frame:
         """Another run with the same parameters, from other tensors."""
-        found = Frame(self.owner, values, self.weights, self.state, self.packing, self.sizes, self.compute)
-        found.device = self.device
-        found.routings = dict(self.routings)
-        return found
+        frame = Frame(self.owner, values, self.weights, self.state, self.packing, self.sizes, self.compute)
+        frame.device = self.device
+        frame.routings = dict(self.routings)
+        return frame
 
     def do(self, op: _Op, *, again: bool, seen: Callable[[str, Tensor], None] | None = None) -> Mapping[str, Tensor]:
         """Runs an op and returns what it makes."""
@@ -256,11 +256,11 @@ class Frame:
         """The activation in the layout that the op wants; brought there once."""
         if not given.there and not given.back:
             return self.values[given.need[0]]
-        found = self.brought.get(given.need)
-        if found is None:
-            found = moved(self.values[given.need[0]], given.there, given.back)
-            self.brought[given.need] = found
-        return found
+        value = self.brought.get(given.need)
+        if value is None:
+            value = moved(self.values[given.need[0]], given.there, given.back)
+            self.brought[given.need] = value
+        return value
 
     def _linear(self, op: _Op) -> Tensor:
         first, *names = op.inputs
@@ -285,17 +285,17 @@ class Frame:
             if kept[0] is None:
                 kept[0] = run(home, given.there)
             kept[1] -= 1
-            found = kept[0]
+            gathered = kept[0]
             if not kept[1]:
                 kept[0] = None
-            return found
+            return gathered
 
         return gather
 
     def _weight(self, op: _Op, name: _Input | str) -> Weight:
-        found = self._operand(op, name)
-        assert isinstance(found, Weight)
-        return found
+        weight = self._operand(op, name)
+        assert isinstance(weight, Weight)
+        return weight
 
     def _experts(self, op: _Op) -> Tensor:
         site, names = op.site, op.site.op.inputs

@@ -89,7 +89,9 @@ class Buffers:
 
     def end_finished(self) -> None:
         """Ends the collectives that are over, so that what they read is freed before anyone waits for them."""
-        for name in [n for n, each in self.arriving.items() if each.holds and each.work and each.work.is_completed()]:
+        for name in [
+            n for n, arrival in self.arriving.items() if arrival.holds and arrival.work and arrival.work.is_completed()
+        ]:
             self._end(self.arriving.pop(name))
 
     def wait_all(self) -> None:

@@ -107,7 +107,7 @@ def assembled(ranks: Sequence[Repeats], *, processes: int, date: str) -> Measure
     """One calibration from the repeats of all processes."""
     tables, beside = [], [share for rank in ranks for share in rank.lost_beside]
     for same in zip(*(rank.times for rank in ranks), strict=True):
-        busy = [list(chain(*points)) for points in zip(*(each.busy for each in same), strict=True)]
+        busy = [list(chain(*points)) for points in zip(*(times.busy for times in same), strict=True)]
         tables.append(
             Table(
                 what=same[0].key[0],
@@ -208,17 +208,17 @@ def repeated(ready: Timed, share: float, least: int, *, own: bool = False) -> li
     """
     prepare, run = ready
     run(prepare())
-    found: list[float] = []
+    times: list[float] = []
     end = perf_counter() + share
-    while len(found) < least or (perf_counter() < end and len(found) < MOST_REPEATS):
+    while len(times) < least or (perf_counter() < end and len(times) < MOST_REPEATS):
         given = prepare()
         before = waited_s() if own else None
         begin = perf_counter()
         run(given)
         taken = perf_counter() - begin
         waited = waited_since(before)
-        found.append(taken - waited if waited < taken else taken)  # NaN, or a wait between the two clocks: as it is
-    return found
+        times.append(taken - waited if waited < taken else taken)  # NaN, or a wait between the two clocks: as it is
+    return times
 
 
 class Talk:
@@ -251,23 +251,23 @@ class Talk:
         """As many on every process: larger ones fewer."""
         buffer, run = _talk(kind, group, size)
         run()
-        found = []
+        times = []
         dist.barrier(group=group)
         for _ in range(REPEATS if size > 1 << 22 else 3 * REPEATS if size > 1 << 18 else 6 * REPEATS):
             after(buffer)  # the ranks do not meet here either: one that comes late is waited for, as in a job
             begin = perf_counter()
             run()
-            found.append((perf_counter() - begin) / (2 if kind == "send_recv" else 1))
-        return found
+            times.append((perf_counter() - begin) / (2 if kind == "send_recv" else 1))
+        return times
 
 
 def _group(ranks: int) -> ProcessGroup:
     """The group of neighbours that this process is in, all groups having so many."""
     mine, world = dist.get_rank() // ranks, dist.get_world_size()
     made = [dist.new_group(list(range(first, first + ranks))) for first in range(0, world, ranks)]
-    found = made[mine]
-    assert isinstance(found, ProcessGroup)
-    return found
+    group = made[mine]
+    assert isinstance(group, ProcessGroup)
+    return group
 
 
 def _lost_beside(kind: str, group: ProcessGroup) -> list[float]:
@@ -350,13 +350,13 @@ class _Progress:
 
 def memory_bytes() -> int:
     """Memory that this machine's processes may use together: what it has, or less where a control group says so."""
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
             limit = file.read().strip()
     except OSError:
-        return found
-    return min(found, int(limit)) if limit.isdigit() else found
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
 
 
 def physical_cores() -> int:

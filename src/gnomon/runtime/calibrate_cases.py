@@ -58,14 +58,14 @@ class Case:
 
 def cases(dtypes: Sequence[str], *, fine: bool = True) -> tuple[Case, ...]:
     """All operations in these number formats. fine: fp32 on the full grids; else a few points of each, for tests."""
-    found: list[Case] = []
+    listed: list[Case] = []
     for dtype in dtypes:
         full = fine and dtype == "fp32"
         for what, directions, build, axes in _OPERATIONS:
             grid = axes if full else {name: (sizes[0], sizes[max(1, len(sizes) - 2)]) for name, sizes in axes.items()}
             made = tuple(Axis(name=name, sizes=sizes) for name, sizes in grid.items())
-            found += [Case(what=what, dtype=dtype, direction=way, axes=made, build=build) for way in directions]
-    return tuple(found)
+            listed += [Case(what=what, dtype=dtype, direction=way, axes=made, build=build) for way in directions]
+    return tuple(listed)
 
 
 def build_case(what: str, dtype: str, direction: str, point: Point) -> Timed:
@@ -187,8 +187,8 @@ def _matmul(point: Point, dtype: torch.dtype, direction: str) -> Timed:
 
 def _both_ways(direction: str, run: Callable[[], Tensor], *inputs: Tensor) -> Timed:
     """A function, or the gradients of its inputs."""
-    for each in inputs:
-        each.requires_grad_()
+    for tensor in inputs:
+        tensor.requires_grad_()
     if direction == "forward":
         return lambda: after(*inputs), lambda _: _results.keep(run())
 

@@ -21,7 +21,7 @@ from gnomon.runtime.parameters import Slot
 
 def executor(
     module: nn.Module,
-    found: Captured,
+    captured: Captured,
     plan: Plan,
     workload: Workload,
     *,
@@ -29,7 +29,7 @@ def executor(
 ) -> Executor:
     """The rank's part of a job on the module, whose loss is the mean over the labels of a whole step. PlanError where
     the module's forward returns no loss, or the plan asks for what the runtime does not do."""
-    graph = found.graph
+    graph = captured.graph
     call, loss = graph.source(graph.outputs[0])
     made = None if call is None else next(op for op in graph.block(call.block).ops if loss.name in op.outputs)
     if made is None or made.kind != "cross_entropy":
@@ -39,7 +39,7 @@ def executor(
         )
     if plan.saved.preset != "none" or plan.saved.rules:
         raise PlanError("the runtime does not recompute layers of a captured model yet; give saved.preset = none")
-    states = {**{name: x.clone() for name, x in module.named_buffers()}, **found.constants}
+    states = {**{name: x.clone() for name, x in module.named_buffers()}, **captured.constants}
     states |= {name: x.detach() for name, x in module.named_parameters() if not x.requires_grad}
     return Executor(
         graph, plan, workload, settings=settings, values=values_of(dict(module.named_parameters())), states=states
@@ -66,8 +66,8 @@ def weights_of(job: Executor) -> dict[str, Tensor]:
     gathers the others in the next step, and under tp, where it holds parts."""
     if job.plan.optimizer.zero or job.plan.mesh.tp > 1:
         raise PlanError("weights are given back of plans whose ranks hold all of them: ZeRO 0 and tp = 1")
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for stage in job.stages.values():
         for parameters in stage.held:
-            found |= {slot.name: parameters.value(slot.name).clone() for slot in parameters.slots}
-    return found
+            weights |= {slot.name: parameters.value(slot.name).clone() for slot in parameters.slots}
+    return weights

@@ -59,7 +59,7 @@ def _messages(spans: Spans, names: Sequence[str], cause: NDArray[np.int32], star
 def _collectives(spans: Spans, names: Sequence[str], cause: NDArray[np.int32], start: NDArray[np.float64]) -> None:
     """What all workers do together begins when the last of them asks for it."""
     for name in TOGETHER:
-        rows = [i for i, each in enumerate(names) if each == name]
+        rows = [i for i, other in enumerate(names) if other == name]
         if len({int(spans.worker[i]) for i in rows}) == len(rows) > 1:  # one each
             last = max(rows, key=lambda i: float(start[i]))
             for i in rows:

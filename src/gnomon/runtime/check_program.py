@@ -65,7 +65,7 @@ def check_program(program: Program, standard: Program, *, zero: int, tied: Colle
 
 
 def _actions(program: Program, cls: int) -> list[_Action]:
-    found = []
+    actions = []
     for row in range(int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])):
         override = program.overrides.get(row)
         if override is not None and override.inside:
@@ -74,8 +74,8 @@ def _actions(program: Program, cls: int) -> list[_Action]:
         if override is not None and override.effects is not None and not override.adds:
             stages = tuple(dict.fromkeys(effect.ref.stage for effect in override.effects)) or stages
         kind, unit = program.kinds[program.kind[row]].name, int(program.unit[row])
-        found.append(_Action(row=row, kind=kind, stages=stages, unit=unit, comm=program.comm_of(row)))
-    return found
+        actions.append(_Action(row=row, kind=kind, stages=stages, unit=unit, comm=program.comm_of(row)))
+    return actions
 
 
 def _stages(actions: list[_Action]) -> list[int]:

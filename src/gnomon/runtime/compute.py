@@ -151,25 +151,25 @@ class Compute:
         self._backward(stage, unit)
         self.aside[stage, unit], tape.aside = tape.aside, None
         if stage in self._kept and stage not in self._put_aside:
-            tensors = [tensor for each in self.aside[stage, unit] for tensor in each.reads]
+            tensors = [tensor for deferred in self.aside[stage, unit] for tensor in deferred.reads]
             apart = tuple(self.feed.batch.values())
             self._put_aside[stage] = Kept.of(tensors, vocab=self._vocab, loss=False, apart=apart)
 
     def _weight_backward(self, stage: int, unit: int) -> None:
         self._clear(stage)
         with torch.no_grad():
-            for each in self.aside.pop((stage, unit)):
-                each.weight_grad()
+            for deferred in self.aside.pop((stage, unit)):
+                deferred.weight_grad()
 
 
 def _angles(graph: Graph, positions: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
     """Tables of the model's rotary embeddings, which all microbatches share."""
-    found: list[Tensor] = []
+    tables: list[Tensor] = []
     for block in graph.blocks:
         for op in block.ops:
             if op.kind == "rotary":
                 fraction = op.attr("fraction", 1.0)
                 assert isinstance(fraction, float)
                 width = int((block.tensor(op.inputs[0]).dims[-1].size or 0) * fraction)
-                found += rotary_tables(op.attrs, positions, width, dtype, device)
-    return tuple(found)
+                tables += rotary_tables(op.attrs, positions, width, dtype, device)
+    return tuple(tables)

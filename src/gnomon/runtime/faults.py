@@ -47,7 +47,9 @@ def plain(error: Exception, rank: int, at: str) -> Exception:
 def ended(failed: FailedError, world_size: int, *, left: Path | None, resume_with: str) -> RunError:
     """What to tell of a run whose processes failed. left: the newest whole checkpoint."""
     first, *others = failed.failures
-    waited = "".join(f"; {each.message}" for each in [each for each in others if each.error is PeerError][:SAID])
+    waited = "".join(
+        f"; {failure.message}" for failure in [failure for failure in others if failure.error is PeerError][:SAID]
+    )
     cause = first.message if first.error else f"rank {first.rank} of {world_size} {first.describe()}"
     after = f"the checkpoint {left} is whole: {resume_with or 'resume from it'}" if left else "no checkpoint"
     kind = PeerError if may_start_again(failed) else RunError

@@ -19,14 +19,14 @@ from gnomon.graph import Graph
 def tables_of(graph: Graph) -> dict[str, Tensor]:
     """Tables that a model never trains: sines and cosines of the places of patches, where the op that adds them has the
     attribute `sines`."""
-    found: dict[str, Tensor] = {}
+    tables: dict[str, Tensor] = {}
     for layer in graph.layers():
         block = graph.block(layer.call.block)
         for op in block.ops:
             if op.attr("sines", False):
                 rows, width = (dim.size or 0 for dim in block.tensor(op.inputs[1]).dims)
-                found[layer.call.parameter_name(op.inputs[1], layer.index)] = sines_of_places(rows, width)
-    return found
+                tables[layer.call.parameter_name(op.inputs[1], layer.index)] = sines_of_places(rows, width)
+    return tables
 
 
 def sines_of_places(rows: int, width: int) -> Tensor:

@@ -91,13 +91,13 @@ class PreparedJob:
         everyone: list[dict[str, list[tuple[tuple[int, ...], tuple[int, ...], Tensor]]]] = [{}] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
         shapes = {name: known.shape for name, known in parameters_of(self.executor.graph).items()}
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for parts in everyone:
             for name, pieces in parts.items():
                 for whole, offset, value in pieces:
-                    target = found.setdefault(name, torch.empty(whole, dtype=value.dtype))
+                    target = tensors.setdefault(name, torch.empty(whole, dtype=value.dtype))
                     target[tuple(slice(a, a + n) for a, n in zip(offset, value.shape, strict=True))] = value
-        return {name: found[name].view(shape) for name, shape in shapes.items() if name in found}
+        return {name: tensors[name].view(shape) for name, shape in shapes.items() if name in tensors}
 
     def save(self, folder: str | Path) -> Path:
         """Writes a checkpoint that any plan of the model can load; returns its path. All ranks must call it."""
@@ -169,8 +169,8 @@ def _executor(
     if rewrites(plan):
         if file is None:
             raise PlanError("a plan whose passes rewrite the Program wants its machines: give a plan file")
-        found: Prediction = predict(graph, parse_cluster(file.on), plan, workload, stack("gnomon"))
-        program = found.structure.program
+        prediction: Prediction = predict(graph, parse_cluster(file.on), plan, workload, stack("gnomon"))
+        program = prediction.structure.program
     return Executor(
         graph,
         plan,

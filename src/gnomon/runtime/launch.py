@@ -116,10 +116,10 @@ def member(
         # which is another order on every pipeline rank
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=device)
     try:
-        found = function(*args)
+        result = function(*args)
     except BaseException:
         if store is None:
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
-    return found
+    return result

@@ -166,17 +166,17 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
     """
     r = recorder
     mine = (r.origin_s, r.row, *r.seconds(), r.nbytes, r.held, r.cause)
-    found = [mine]
+    parts = [mine]
     if group is not None:
-        found = [mine] * dist.get_world_size(group)
-        dist.all_gather_object(found, mine, group=group)
-    origin = min(part[0] for part in found)
-    worker = np.concatenate([np.full(len(part[1]), i) for i, part in enumerate(found)])
-    row = np.concatenate([np.array(part[1], np.int64) for part in found])
-    start = np.concatenate([np.array(part[2]) for part in found]) - origin
-    end = np.concatenate([np.array(part[3]) for part in found]) - origin
-    first = np.cumsum([0, *(len(part[1]) for part in found)])
-    cause = np.concatenate([np.array(part[6], np.int64) for part in found])
+        parts = [mine] * dist.get_world_size(group)
+        dist.all_gather_object(parts, mine, group=group)
+    origin = min(part[0] for part in parts)
+    worker = np.concatenate([np.full(len(part[1]), i) for i, part in enumerate(parts)])
+    row = np.concatenate([np.array(part[1], np.int64) for part in parts])
+    start = np.concatenate([np.array(part[2]) for part in parts]) - origin
+    end = np.concatenate([np.array(part[3]) for part in parts]) - origin
+    first = np.cumsum([0, *(len(part[1]) for part in parts)])
+    cause = np.concatenate([np.array(part[6], np.int64) for part in parts])
     if np.isnan(end).any():
         raise PlanError(f"{program.where(int(row[np.isnan(end)][0]))} was begun but never ended; measure a whole step")
     talks = np.array([bool(program.comm_of(r)) for r in row.tolist()])
@@ -189,17 +189,17 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
         end_s=end,
         stage=program.stage[row],
         unit=program.unit[row],
-        nbytes=np.concatenate([np.array(part[4], np.int64) for part in found]),
+        nbytes=np.concatenate([np.array(part[4], np.int64) for part in parts]),
         cause=np.where(cause == NONE, NONE, cause + first[worker]),
     )
     return Timeline(
         clock="measured",
-        workers=tuple(Worker(name=f"rank {i}") for i in range(len(found))),
+        workers=tuple(Worker(name=f"rank {i}") for i in range(len(parts))),
         streams=program.streams,
         kinds=tuple(kind.name for kind in program.kinds),
         buffers=CLASSES if recorder.memory else (),
         spans=spans,
-        memory=_memory(spans, row, [part[5] for part in found]) if recorder.memory else None,
+        memory=_memory(spans, row, [part[5] for part in parts]) if recorder.memory else None,
         makespan_s=float(np.ceil(spans.end_s.max(initial=0.0) / TICK_S) * TICK_S),
         assumptions=ASSUMPTIONS + MEMORY_ASSUMPTIONS if recorder.memory else ASSUMPTIONS,
     )
@@ -207,7 +207,7 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
 
 def _memory(spans: Spans, row: NDArray[np.int64], held: Sequence[Sequence[tuple[int, Levels]]]) -> Memory:
     """What came and went with which span. held: of each worker."""
-    found: list[tuple[int, int, int, float, int]] = []
+    changes: list[tuple[int, int, int, float, int]] = []
     for worker, levels in enumerate(held):
         mine = np.flatnonzero(spans.worker == worker)
         span_of = dict(zip(row[mine].tolist(), mine.tolist(), strict=True))
@@ -217,8 +217,8 @@ def _memory(spans: Spans, row: NDArray[np.int64], held: Sequence[Sequence[tuple[
             for cls, change in enumerate(np.subtract(after, before).tolist()):
                 if change:
                     time = spans.start_s[span] if change > 0 else spans.end_s[span]
-                    found.append((worker, cls, span, float(time), change))
-    columns = list(zip(*found, strict=True)) or [()] * 5
+                    changes.append((worker, cls, span, float(time), change))
+    columns = list(zip(*changes, strict=True)) or [()] * 5
     return Memory.of(
         worker=columns[0],
         buffer=columns[1],

@@ -88,19 +88,19 @@ class Groups:
             raise PlanError(f"the plan has {plan.world_size} ranks, but {dist.get_world_size()} processes run")
         here = coordinates(plan, dist.get_rank(), experts=experts)
         stages = list(zip(stage_sets(plan), meshes, strict=True))
-        found: dict[str, ProcessGroup | None] = {}
+        groups: dict[str, ProcessGroup | None] = {}
         for comm, axes in AXES.items():
             rows = [[ranks[i] for i in row] for ranks, mesh in stages for row in mesh.dense.groups(*axes).tolist()]
-            found[comm] = _mine(rows, here.rank)
+            groups[comm] = _mine(rows, here.rank)
         for comm, axes in EXPERT_AXES.items() if experts else ():
             rows = [[ranks[i] for i in row] for ranks, mesh in stages for row in mesh.experts.groups(*axes).tolist()]
-            found[comm] = _mine(rows, here.rank)
+            groups[comm] = _mine(rows, here.rank)
         runs = []
         for ranks, mesh in stages:
             copies = max(1, mesh.tp // kv_heads) if kv_heads else 1
             rows = [[ranks[i] for i in row] for row in mesh.dense.groups("tp").tolist()]
             runs += [row[i : i + copies] for row in rows for i in range(0, len(row), copies)]
-        found["kv_copies"] = _mine(runs, here.rank)
+        groups["kv_copies"] = _mine(runs, here.rank)
         holders = list(dict.fromkeys(plan.stage_ranks[stage] for stage in tied))
         alike = (
             meshes[0].dense.groups("dp_shard", "cp").tolist()
@@ -108,8 +108,8 @@ class Groups:
             else [[i] for i in range(len(stages[0][0]))]
         )
         rows = [[ranks[i] for ranks in holders for i in row] for row in alike] if len(holders) > 1 else []
-        found["embedding"] = _mine(rows, here.rank)
-        found["norm"] = _mine([list(range(plan.world_size))], here.rank)
+        groups["embedding"] = _mine(rows, here.rank)
+        groups["norm"] = _mine([list(range(plan.world_size))], here.rank)
         held = {rank: stage for stage, rank in reversed(list(enumerate(plan.pipeline_ranks)))}
         size = size or math.lcm(*(mesh.data_ranks for mesh in meshes))
         for source, target, buffer in channels:
@@ -117,8 +117,8 @@ class Groups:
                 name = channel_name((source, target, buffer), route)
                 made = _mine([[route.source, route.target]], here.rank)
                 if here.rank in (route.source, route.target):
-                    found[name] = made
-        return Groups(mesh=meshes[here.pipeline_rank], here=here, by_comm=found)
+                    groups[name] = made
+        return Groups(mesh=meshes[here.pipeline_rank], here=here, by_comm=groups)
 
     def leave(self) -> None:
         """Ends the groups, each of which has threads that wake a hundred times a second. Every rank must call it."""
@@ -138,15 +138,15 @@ def channel_name(channel: Channel, route: Route) -> str:
 def meshes_of(plan: Plan, *, tied: Sequence[int] = ()) -> list[Mesh]:
     """The mesh of each pipeline rank. tied: stages that share a table. PlanError for stages on the same ranks in other
     meshes, for axes that the runtime does not run, and for what it runs on equal meshes only."""
-    found: dict[int, Mesh] = {}
+    by_rank: dict[int, Mesh] = {}
     for stage, pipeline_rank in enumerate(plan.pipeline_ranks):
         mesh = plan.stage_mesh(stage)
-        if found.setdefault(pipeline_rank, mesh) != mesh:
+        if by_rank.setdefault(pipeline_rank, mesh) != mesh:
             raise PlanError(
                 f"stage {stage} has axes {mesh.describe()} on ranks that hold another stage as "
-                f"{found[pipeline_rank].describe()}; give stages on the same ranks the same axes"
+                f"{by_rank[pipeline_rank].describe()}; give stages on the same ranks the same axes"
             )
-    meshes = [found[rank] for rank in range(plan.num_pipeline_ranks)]
+    meshes = [by_rank[rank] for rank in range(plan.num_pipeline_ranks)]
     if len({mesh.cp for mesh in meshes}) > 1:
         raise PlanError(
             f"stages have cp = {[mesh.cp for mesh in meshes]}, and so divide sequences differently, which the runtime "

@@ -35,13 +35,13 @@ def steps(
 ) -> tuple[Step, ...]:
     """From one layout to another. dims: for each torch dim the names of the graph's dims in it, outermost first.
     PlanError where an axis divides a dim that is not the outermost of its torch dim."""
-    found = []
+    moves = []
     for hop in hops(source, target):
         axis = axes.get(hop.axis)
         if axis is None or axis.ranks == 1:
             continue
-        found.append(Step(kind=hop.kind, axis=axis, dim=_place(hop, dims)))
-    return tuple(found)
+        moves.append(Step(kind=hop.kind, axis=axis, dim=_place(hop, dims)))
+    return tuple(moves)
 
 
 def _place(hop: Hop, dims: Sequence[tuple[str, ...]]) -> int:

@@ -210,13 +210,13 @@ MATRIX_RULES: Mapping[str, Callable[[Update, Parameters, Tensor, Tensor, AdamWSe
 
 def runs(parameters: Parameters) -> Iterator[tuple[Range, bool]]:
     """Ranges within `mine` of parameters next to each other that decay alike, and whether they do."""
-    found: list[tuple[int, int, bool]] = []
+    ranges: list[tuple[int, int, bool]] = []
     for slot, (low, high) in parameters.pieces():
-        if found and found[-1][1] == low and found[-1][2] == slot.decays:
-            found[-1] = (found[-1][0], high, slot.decays)
+        if ranges and ranges[-1][1] == low and ranges[-1][2] == slot.decays:
+            ranges[-1] = (ranges[-1][0], high, slot.decays)
         else:
-            found.append((low, high, slot.decays))
-    for low, high, decays in found:
+            ranges.append((low, high, slot.decays))
+    for low, high, decays in ranges:
         yield (low, high), decays
 
 
@@ -237,11 +237,11 @@ def squares(parameters: Parameters) -> Tensor:
 
 def _by_holders(parameters: Parameters, most: int) -> Iterator[tuple[int, list[slice]]]:
     """(ranks that have the same elements, ranges within `mine` of those that so many have, of at most `most`)."""
-    found: dict[int, list[slice]] = {}
+    ranges: dict[int, list[slice]] = {}
     for slot, (low, high) in parameters.pieces():
         if slot.holders:
-            found.setdefault(slot.holders * parameters.replicas, []).extend(chunks(low, high, most))
-    yield from found.items()
+            ranges.setdefault(slot.holders * parameters.replicas, []).extend(chunks(low, high, most))
+    yield from ranges.items()
 
 
 def sum_of_squares(x: Tensor) -> Tensor:

@@ -263,10 +263,10 @@ class Weight:
         if self._seen is not None and self._seen[0] is self._parameters.flat:
             return self._seen[1]
         value = self._parameters.value(self._name)
-        found = value.view(math.prod(self.shape[: self._rows]), -1) if self._rows else value.flatten()
+        matrix = value.view(math.prod(self.shape[: self._rows]), -1) if self._rows else value.flatten()
         if self._parameters.zero < 3 and self._parameters.flat is not None:
-            self._seen = self._parameters.flat, found
-        return found
+            self._seen = self._parameters.flat, matrix
+        return matrix
 
     def add(self, grad: Tensor) -> None:
         """Adds a gradient of `matrix`'s or `value`'s shape."""

@@ -69,12 +69,12 @@ class Compared:
 
 def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS) -> Small:
     """The tiny job. ranks: most processes. PlanError where no small one follows the plan's rules."""
-    said: list[str] = []
+    simplified: list[str] = []
     short = replace(plan, precision=FP64)
     if not plan.stages:
         mesh = _fewer(plan.mesh, ranks)
         if mesh != plan.mesh:
-            said.append(f"axes {plan.mesh.describe()} in small: {mesh.describe()}")
+            simplified.append(f"axes {plan.mesh.describe()} in small: {mesh.describe()}")
         short = replace(short, mesh=mesh)
     if short.world_size > ranks:
         raise PlanError(f"the plan's stages have {short.world_size} ranks, and a check runs up to {ranks}; see --ranks")
@@ -97,7 +97,7 @@ def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS
         except PlanError as error:
             why = error
             continue
-        return Small(graph=small, plan=chosen, workload=given, simplified=tuple(said))
+        return Small(graph=small, plan=chosen, workload=given, simplified=tuple(simplified))
     assert why is not None
     raise why
 
@@ -120,11 +120,14 @@ def _fewer(mesh: Mesh, ranks: int) -> Mesh:
 def compare(job: Small) -> Compared:
     """Of all ranks; each calls it."""
     mine = _compare(job)
-    found: list[Compared] = [mine] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
-    first = min(found, key=lambda one: one.order)
+    everyone: list[Compared] = [mine] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    first = min(everyone, key=lambda one: one.order)
     return replace(
-        first, tensors=sum(one.tensors for one in found), largest=max(one.largest for one in found), loss=mine.loss
+        first,
+        tensors=sum(one.tensors for one in everyone),
+        largest=max(one.largest for one in everyone),
+        loss=mine.loss,
     )
 
 
@@ -132,7 +135,7 @@ def _compare(job: Small) -> Compared:
     executor = Executor(job.graph, job.plan, job.workload, seed=3, settings=SETTINGS)
     alone = OneProcess(job.graph, seed=3, dtype=torch.float64)
     update = Update.of(alone.parameters, job.plan.optimizer.kind)
-    found, losses = _Found(), []
+    differences, losses = _Found(), []
     for step in range(STEPS):
         batch = batch_of(job, step)
         seen = _Plain(alone) if step == 0 else None
@@ -141,24 +144,26 @@ def _compare(job: Small) -> Compared:
         update.update(alone.parameters, SETTINGS, scale=clip_scale(norm, SETTINGS.clip_norm) if _clips(job) else 1.0)
         if seen is not None:
             seen.close()
-            _watch(executor, seen, alone, grads, found)
+            _watch(executor, seen, alone, grads, differences)
         result = executor.step(batch)
         executor.state.watch = None
         for stage in executor.stages.values():
             stage.watch = None
         total = executor.total_loss(result)
         losses.append(total)
-        found.value(f"loss of step {step}", total, loss, (2 * step, 1 << 20))
+        differences.value(f"loss of step {step}", total, loss, (2 * step, 1 << 20))
         if _clips(job):
-            found.value(f"gradient norm of step {step}", float(result.grad_norm), float(norm), (2 * step, 1 << 21))
+            differences.value(
+                f"gradient norm of step {step}", float(result.grad_norm), float(norm), (2 * step, 1 << 21)
+            )
     executor.synchronise()
     for held, _ in executor.parameters():
         for slot, (low, high) in held.pieces():
             whole = _part(alone.parameters, slot, alone.parameters.flat)
             want = whole[held.mine[0] + low - slot.start :][: high - low]
-            found.tensor(f"{slot.name} after {STEPS} steps", held.shard[low:high], want, (2 * STEPS, 0))
+            differences.tensor(f"{slot.name} after {STEPS} steps", held.shard[low:high], want, (2 * STEPS, 0))
     executor.leave()
-    return replace(found.done(), loss=tuple(losses))
+    return replace(differences.done(), loss=tuple(losses))
 
 
 def _clips(job: Small) -> bool:
@@ -219,7 +224,7 @@ class _Plain:
         self.stage.watch = None
 
 
-def _watch(executor: Executor, plain: _Plain, alone: OneProcess, grads: Tensor, found: _Found) -> None:
+def _watch(executor: Executor, plain: _Plain, alone: OneProcess, grads: Tensor, differences: _Found) -> None:
     """Compares what the step computes as it does."""
     place = {key: at for at, key in enumerate(plain.values)}
     seen = set[tuple[str, str, int]]()
@@ -232,12 +237,14 @@ def _watch(executor: Executor, plain: _Plain, alone: OneProcess, grads: Tensor, 
         seen.add(key)
         want = _local(plain.values[key[:2]], run, name, executor)
         if want is not None:
-            found.tensor(f"{name} of {layer.label}, microbatch {key[2]}", value.detach(), want, (0, place[key[:2]]))
+            differences.tensor(
+                f"{name} of {layer.label}, microbatch {key[2]}", value.detach(), want, (0, place[key[:2]])
+            )
 
     def gradient(held: Parameters) -> None:
         for at, (slot, (low, high)) in enumerate(held.pieces()):
             want = _part(alone.parameters, slot, grads)[held.mine[0] + low - slot.start :][: high - low]
-            found.tensor(f"gradient of {slot.name}", held.my_grad()[low:high], want, (1, -at))
+            differences.tensor(f"gradient of {slot.name}", held.my_grad()[low:high], want, (1, -at))
 
     for stage in executor.stages.values():
         stage.watch = activation
@@ -283,7 +290,7 @@ def _part(parameters: Parameters, slot: Slot, flat: Tensor | None) -> Tensor:
     return whole.reshape(-1)
 
 
-def lines(found: Compared, job: Small) -> Iterator[str]:
+def lines(compared: Compared, job: Small) -> Iterator[str]:
     """For people."""
     w = job.workload
     yield from job.simplified
@@ -291,21 +298,21 @@ def lines(found: Compared, job: Small) -> Iterator[str]:
         f"{job.graph.name}: {job.graph.num_parameters():,} parameters, {w.global_batch_size} sequences of {w.seq_len} "
         f"tokens on {job.plan.world_size} ranks, {STEPS} steps in fp64 beside the plain model"
     )
-    if found.first:
-        yield f"differs: {found.first} is off by {found.off:.1e} of its largest element; limit {TOLERANCE:.0e}"
+    if compared.first:
+        yield f"differs: {compared.first} is off by {compared.off:.1e} of its largest element; limit {TOLERANCE:.0e}"
     else:
-        yield f"equal: {found.tensors:,} tensors and values, the largest difference {found.largest:.1e}"
+        yield f"equal: {compared.tensors:,} tensors and values, the largest difference {compared.largest:.1e}"
 
 
-def to_mapping(found: Compared, job: Small) -> dict[str, Any]:
+def to_mapping(compared: Compared, job: Small) -> dict[str, Any]:
     """For programs."""
     return {
-        "equal": not found.first,
-        "first": found.first or None,
-        "off": found.off,
-        "largest": found.largest,
-        "compared": found.tensors,
-        "loss": list(found.loss),
+        "equal": not compared.first,
+        "first": compared.first or None,
+        "off": compared.off,
+        "largest": compared.largest,
+        "compared": compared.tensors,
+        "loss": list(compared.loss),
         "ranks": job.plan.world_size,
         "parameters": job.graph.num_parameters(),
         "smaller": list(job.simplified),

@@ -66,15 +66,15 @@ def sizes() -> tuple[tuple[int, ...], int]:
 
 def reports(world_size: int, folder: str, device: str) -> list[Report]:
     """Of all ranks, started here or by the torchrun that this process is in. device: `cpu` or `cuda`."""
-    found = launch(look, world_size, folder, device == "cuda", backend=BACKENDS[device])
-    return next(iter(found.values()))
+    by_rank = launch(look, world_size, folder, device == "cuda", backend=BACKENDS[device])
+    return next(iter(by_rank.values()))
 
 
 def look(folder: str, cuda: bool) -> list[Report]:
     """Of all ranks, on each of them; all must call it."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, _own(folder, cuda))
-    return found
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, _own(folder, cuda))
+    return everyone
 
 
 def _own(folder: str, cuda: bool) -> Report:
@@ -115,7 +115,7 @@ def _repeated(act: Callable[[], object], times: int) -> float:
 
 def _links(rank: int, size: int, device: torch.device) -> float:
     """Seconds of a message to the next rank; one pair at a time, so that none is in another's way."""
-    message, found = torch.zeros(MESSAGE_BYTES // 4, device=device), 0.0
+    message, fastest_s = torch.zeros(MESSAGE_BYTES // 4, device=device), 0.0
     for first in range(size if size > 2 else size - 1):
         second = (first + 1) % size
         for turn in range(REPEATS + 1):
@@ -125,11 +125,11 @@ def _links(rank: int, size: int, device: torch.device) -> float:
                 dist.send(message, second)
                 dist.recv(message, second)
                 taken = (perf_counter() - began) / 2
-                found = taken if turn == 1 or not found else min(found, taken)
+                fastest_s = taken if turn == 1 or not fastest_s else min(fastest_s, taken)
             elif rank == second:
                 dist.recv(message, first)
                 dist.send(message, first)
-    return found
+    return fastest_s
 
 
 def _free_bytes(cuda: bool) -> int:

@@ -221,13 +221,13 @@ class Processes:
         except (OSError, ValueError):
             killed = process.exitcode == -signal.SIGKILL and oom_kills() > self.oom_kills
             return Failure(rank=rank, exitcode=process.exitcode or 0, out_of_memory=killed, at=seen)
-        kind, _, said = left["message"].partition(": ")
+        kind, _, message = left["message"].partition(": ")
         extra = left["extraInfo"]
         return Failure(
             rank=rank,
             exitcode=process.exitcode or 0,
             kind=kind,
-            message=said,
+            message=message,
             traceback=extra["py_callstack"],
             at=float(extra["at"]),
         )
@@ -315,13 +315,13 @@ def oom_kills() -> int:
 # --- in the processes
 
 
-def tell_failure(kind: str, said: str, callstack: str = "") -> bool:
+def tell_failure(kind: str, message: str, callstack: str = "") -> bool:
     """Leaves this process's error for whoever started it; whether somebody reads it. The first one stays."""
     path = os.environ.get(ERROR_FILE)
     if path is None or Path(path).exists():
         return path is not None
-    extra = {"py_callstack": callstack or said, "timestamp": str(int(time())), "at": time()}
-    text = json.dumps({"message": {"message": f"{kind}: {said}", "extraInfo": extra}})
+    extra = {"py_callstack": callstack or message, "timestamp": str(int(time())), "at": time()}
+    text = json.dumps({"message": {"message": f"{kind}: {message}", "extraInfo": extra}})
     Path(path).write_text(text)
     return True
 

@@ -59,10 +59,10 @@ def symbols(graph: Graph, placeholder: int = 2) -> dict[str, int]:
 class CapturedRun:
     """A captured model on this process, with the module's own values."""
 
-    def __init__(self, module: nn.Module, found: Captured, dtype: torch.dtype) -> None:
-        graph = found.graph
+    def __init__(self, module: nn.Module, capture: Captured, dtype: torch.dtype) -> None:
+        graph = capture.graph
         check_runnable(graph)
-        self.graph, self.captured = graph, found
+        self.graph, self.captured = graph, capture
         kept = GraphDtypes(param="fp32", compute="fp32")
         sharded = shard_graph(graph, Layout(), Mesh(), symbols(graph), kept)
         self.runs = {name: BlockRun(block, {}) for name, block in sharded.items()}
@@ -73,7 +73,7 @@ class CapturedRun:
         values = dict(module.named_parameters())
         self.parameters.fill(lambda slot: values[slot.name].detach().double().reshape(slot.shape))
         frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
-        self.states = {**frozen, **{name: b.clone() for name, b in module.named_buffers()}, **found.constants}
+        self.states = {**frozen, **{name: b.clone() for name, b in module.named_buffers()}, **capture.constants}
         self.stage = Stage(graph, graph.layers(), (self.parameters,), self.runs, 0)
         self.dtype = dtype
 
@@ -112,20 +112,20 @@ def prove(
     """Captures a copy of the module in float64 and compares. CaptureError where it cannot be captured or run."""
     module = copy.deepcopy(module).double().eval()
     example = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, example)
-    found = captured(module, example, dims=dims, training=False)
-    return compare(module, example, found, seed=seed)
+    capture = captured(module, example, dims=dims, training=False)
+    return compare(module, example, capture, seed=seed)
 
 
-def compare(module: nn.Module, example: Any, found: Captured, *, seed: int = 0) -> Proof:
+def compare(module: nn.Module, example: Any, capture: Captured, *, seed: int = 0) -> Proof:
     """The proof for a module in float64 and its capture."""
-    trace = found.trace
-    run = CapturedRun(module, found, torch.float64)
+    trace = capture.trace
+    run = CapturedRun(module, capture, torch.float64)
     inputs = {v.name: trace.tensors[i] for i, v in enumerate(trace.values) if v.origin == "input"}
-    batch = {t.name: inputs[t.name] for t in found.graph.inputs}
+    batch = {t.name: inputs[t.name] for t in capture.graph.inputs}
     differs: list[tuple[int, str]] = []
 
     def seen(place: int, name: str, x: Tensor) -> None:
-        value = found.placed[place].part.values.get(name)
+        value = capture.placed[place].part.values.get(name)
         if differs or value is None or trace.values[value].shape != tuple(x.shape) or not x.dim():
             return  # of a loss the graph makes the sum
         if _apart(x, trace.tensors[value]) > TOLERANCE and not _written_over(trace, value):
@@ -134,30 +134,30 @@ def compare(module: nn.Module, example: Any, found: Captured, *, seed: int = 0) 
     torch.manual_seed(0)
     got = run.run(batch, seen)
     want = [trace.tensors[i] for i in trace.outputs]
-    got = [_as_torch(g, w, found, i) for i, (g, w) in enumerate(zip(got, want, strict=True))]
+    got = [_as_torch(g, w, capture, i) for i, (g, w) in enumerate(zip(got, want, strict=True))]
     outputs = max(_apart(g, w) for g, w in zip(got, want, strict=True))
     gradients = _gradients(module, run, got, want, trace)
     first = ""
     if differs:
         place, name = differs[0]
-        part = found.placed[place].part
+        part = capture.placed[place].part
         op = next((o for o in part.block.ops if name in o.outputs), None)
         path = op.path if op is not None else name
-        first = f"{found.graph.layers()[place].label}/{path} ({part.lines.get(path, '?')})"
+        first = f"{capture.graph.layers()[place].label}/{path} ({part.lines.get(path, '?')})"
     return Proof(outputs=outputs, gradients=gradients, first=first)
 
 
-def _as_torch(got: Tensor, want: Tensor, found: Captured, place: int) -> Tensor:
+def _as_torch(got: Tensor, want: Tensor, capture: Captured, place: int) -> Tensor:
     """A loss that the graph sums is a mean in the module."""
-    source = found.graph.source(found.graph.outputs[place])
+    source = capture.graph.source(capture.graph.outputs[place])
     if source[0] is None:
         return got
-    block = found.graph.block(source[0].block)
+    block = capture.graph.block(source[0].block)
     op = next((o for o in block.ops if source[1].name in o.outputs), None)
     if op is None or op.kind != "cross_entropy" or op.attr("reduction", "") != "mean":
         return got
-    labels = next(p for p in found.placed if p.block == block.name).part.values[op.inputs[1]]
-    return got / (found.trace.tensors[labels] >= 0).sum()
+    labels = next(p for p in capture.placed if p.block == block.name).part.values[op.inputs[1]]
+    return got / (capture.trace.tensors[labels] >= 0).sum()
 
 
 def _gradients(module: nn.Module, run: CapturedRun, got: Sequence[Tensor], want: Sequence[Tensor], trace: Any) -> float:
@@ -175,11 +175,11 @@ def _gradients(module: nn.Module, run: CapturedRun, got: Sequence[Tensor], want:
     largest = max((float(x.grad.abs().max()) for x in own.values() if x.grad is not None and x.numel()), default=1.0)
     for name, x in own.items():
         wanted = torch.zeros_like(x) if x.grad is None else x.grad
-        found = mine.get(name)
-        found = torch.zeros_like(x) if found is None else found.view(x.shape)
+        grad = mine.get(name)
+        grad = torch.zeros_like(x) if grad is None else grad.view(x.shape)
         if wanted.is_sparse:
             wanted = wanted.to_dense()
-        worst = max(worst, float((wanted - found).abs().max()) / max(largest, 1e-30) if x.numel() else 0.0)
+        worst = max(worst, float((wanted - grad).abs().max()) / max(largest, 1e-30) if x.numel() else 0.0)
     return worst
 
 
@@ -199,9 +199,9 @@ def _apart(a: Tensor, b: Tensor) -> float:
         return 0.0
     scale = b[b.isfinite()].abs().max().clamp(min=1e-30) if bool(b.isfinite().any()) else torch.tensor(1.0)
     difference = (a - b).abs().masked_fill(same, 0.0)
-    found = float(difference.nan_to_num(nan=float("inf")).max() / scale)
+    worst = float(difference.nan_to_num(nan=float("inf")).max() / scale)
     # what the code itself rounds to float32 agrees to 1e-5, not to 1e-9
-    return found if narrow is None else found * 1e-4
+    return worst if narrow is None else worst * 1e-4
 
 
 def _written_over(trace: Any, value: int) -> bool:

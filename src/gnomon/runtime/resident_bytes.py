@@ -38,8 +38,8 @@ class Kept:
         wide = [t.untyped_storage().data_ptr() for t in tensors if t.shape[-1:] == (vocab,)]
         logits = wide[-1] if loss and wide else None
         shared = {tensor.untyped_storage().data_ptr() for tensor in apart}
-        found = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-        own = {at: size for at, size in found.items() if at not in shared}
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        own = {at: size for at, size in storages.items() if at not in shared}
         return Kept(activations=sum(own.values()) - own.get(logits or 0, 0), logits=own.get(logits or 0, 0))
 
 
@@ -51,19 +51,19 @@ def kept(
 ) -> tuple[Tensor, Kept]:
     """(output of `run`, what its backward will read: what autograd saved, and x). run: takes a function to tell what
     it keeps by hooks of its own."""
-    found: list[Tensor] = [x] if x.ndim else []
+    tensors: list[Tensor] = [x] if x.ndim else []
 
     def pack(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     def unpack(tensor: Tensor) -> Tensor:
         return tensor
 
     with saved_tensors_hooks(pack, unpack):
-        y = run(found.append)
+        y = run(tensors.append)
     with torch.no_grad():
-        return y, Kept.of(found, vocab=vocab, loss=y.ndim == 0, apart=apart)
+        return y, Kept.of(tensors, vocab=vocab, loss=y.ndim == 0, apart=apart)
 
 
 def levels(
@@ -80,9 +80,9 @@ def levels(
         values["gradients"] += _nbytes(held.grad, held.grad_shard)
         values["master"] += _nbytes(held.master)
     values["states"] = optimizer_bytes
-    for each in microbatches:
-        values["activations"] += each.activations
-        values["logits"] += each.logits
+    for microbatch in microbatches:
+        values["activations"] += microbatch.activations
+        values["logits"] += microbatch.logits
     for (name, stage, _), tensor in buffers.tensors.items():
         values["activations" if name == "X" and stage in stages else "communication"] += tensor.nbytes
     for (name, *_), under_way in buffers.arriving.items():

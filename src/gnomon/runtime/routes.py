@@ -83,14 +83,14 @@ def rows_of(plan: Plan, stage: int, size: int) -> tuple[tuple[int, int], ...]:
 def routes(plan: Plan, source: int, target: int, size: int) -> tuple[Route, ...]:
     """Messages from the ranks of stage `source` to those of stage `target`, for one microbatch, by sender."""
     ends = [rows_of(plan, stage, size) for stage in (source, target)]
-    sends, gets = (deal(size, len(each), [count for _, count in each]) for each in ends)
+    sends, gets = (deal(size, len(end), [count for _, count in end]) for end in ends)
     senders, receivers = _places(plan, source), _places(plan, target)
     ways = plan.stage_mesh(source).tp
-    found = []
+    messages = []
     for message in reshard(sends, gets):
         first, rows = int(message.start), int(message.rows)
         for part, index in product(range(plan.stage_mesh(target).cp), range(plan.stage_mesh(target).tp)):
-            found.append(
+            messages.append(
                 Route(
                     source=senders[message.source, part, index % ways],
                     target=receivers[message.target, part, index],
@@ -99,12 +99,12 @@ def routes(plan: Plan, source: int, target: int, size: int) -> tuple[Route, ...]
                     rows=rows,
                 )
             )
-    return tuple(sorted(found, key=lambda route: (route.source, route.target)))
+    return tuple(sorted(messages, key=lambda route: (route.source, route.target)))
 
 
-def of_rank(found: Sequence[Route], rank: int) -> tuple[Route, ...]:
+def of_rank(messages: Sequence[Route], rank: int) -> tuple[Route, ...]:
     """Those that a rank sends or receives."""
-    return tuple(route for route in found if rank in (route.source, route.target))
+    return tuple(route for route in messages if rank in (route.source, route.target))
 
 
 def _places(plan: Plan, stage: int) -> dict[tuple[int, ...], int]:

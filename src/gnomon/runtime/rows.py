@@ -60,7 +60,7 @@ def followed(
     PlanError for what the runtime does not run, ProgramError for a Program that is no step of the plan.
     """
     if given is None and rewrites(plan):
-        names = ", ".join(each.name for each in plan.schedule.passes)
+        names = ", ".join(rewrite.name for rewrite in plan.schedule.passes)
         raise PlanError(f"{names} rewrites the Program by predicted seconds; give it: program = the prediction's")
     program = program_of(graph, plan, workload)
     if given is not None:

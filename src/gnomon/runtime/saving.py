@@ -49,11 +49,11 @@ def rules_of(plan: Plan, graph: Graph) -> dict[str, Rules]:
     """Label of each layer in which rules name tensors -> what they say."""
     if all(rule.preset is not None for rule in plan.saved.rules):
         return {}
-    found, (kernels, *_) = {}, kernels_of(stack(own.NAME))
+    by_label, (kernels, *_) = {}, kernels_of(stack(own.NAME))
     for label, saving in savings(plan, graph, kernels).items():
         if saving.policy or saving.input == "offload":
-            found[label] = Rules(actions=dict(saving.policy), input=saving.input)
-    return found
+            by_label[label] = Rules(actions=dict(saving.policy), input=saving.input)
+    return by_label
 
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
@@ -166,10 +166,10 @@ class Keeper:
         self.shapes[name] = _geometry(x), x.requires_grad
 
     def _pack(self, x: Tensor) -> _Saved:
-        found = _Saved(x.detach(), (self.op, self.order), _geometry(x))
+        saved = _Saved(x.detach(), (self.op, self.order), _geometry(x))
         self.order += 1
-        self.saved.append(found)
-        return found
+        self.saved.append(saved)
+        return saved
 
     def _decide(self) -> Decided:
         maker = {name: index for index, op in enumerate(self.run.ops) for name in op.site.op.outputs}
@@ -190,7 +190,7 @@ class Keeper:
                     anchors[name] = root
                 else:
                     todo.append(maker[name])
-        saved = {each.place: (each.key, each.action) for each in self.saved}
+        saved = {entry.place: (entry.key, entry.action) for entry in self.saved}
         return Decided(saved=saved, again=tuple(sorted(again)), anchors=anchors)
 
     def _unpack(self, saved: _Saved) -> Tensor:
@@ -201,11 +201,11 @@ class Keeper:
                 self._back(saved.key)
             else:
                 self._again()
-        found = self.came[saved.key].as_strided(*saved.geometry)
+        tensor = self.came[saved.key].as_strided(*saved.geometry)
         self.left -= 1
         if self.left <= 0:
             self.came.clear()
-        return found
+        return tensor
 
     def _back(self, key: str) -> Tensor:
         """A storage that is on the host."""

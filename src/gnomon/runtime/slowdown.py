@@ -66,39 +66,39 @@ def slowdown_now(cluster: Cluster, *, step_s: float | None = None) -> tuple[floa
     measured = node.device.measured
     if measured is None:
         raise InputError(f"{cluster.name} was not measured, so nothing can be repeated; run `gnomon calibrate`")
-    found = again(measured) if dist.is_initialized() else launch(again, node.count, measured)[0]
-    return ratio(found), sentence(found, measured, step_s)
+    points = again(measured) if dist.is_initialized() else launch(again, node.count, measured)[0]
+    return ratio(points), sentence(points, measured, step_s)
 
 
-def ratio(found: tuple[Again, ...]) -> float:
+def ratio(points: tuple[Again, ...]) -> float:
     """Of the middle point; of two in the middle, their geometric mean."""
-    return math.exp(median(math.log(each.now_s / each.then_s) for each in found))
+    return math.exp(median(math.log(point.now_s / point.then_s) for point in points))
 
 
-def sentence(found: tuple[Again, ...], measured: Measured, step_s: float | None = None) -> str:
+def sentence(points: tuple[Again, ...], measured: Measured, step_s: float | None = None) -> str:
     """`this machine is 3.1 times slower now than when it was calibrated (…: 1.2 ms then, 3.8 ms now)`.
 
     Where the points disagree, the range of their ratios, and of the step to be expected, is said beside the middle.
     """
-    factor, ratios = ratio(found), [each.now_s / each.then_s for each in found]
+    factor, ratios = ratio(points), [point.now_s / point.then_s for point in points]
     low, high = min(ratios), max(ratios)
-    like = min(found, key=lambda each: abs(math.log(each.now_s / each.then_s / factor)))
+    like = min(points, key=lambda point: abs(math.log(point.now_s / point.then_s / factor)))
     apart = high > APART * low
     if 1 / SAME <= factor <= SAME and not apart:
         return f"this machine is as fast now as when it was calibrated, {measured.date}"
-    of_all = f"its {len(found)} operations take {low:.2g} to {high:.2g} times as long"
+    of_all = f"its {len(points)} operations take {low:.2g} to {high:.2g} times as long"
     if 1 / SAME <= factor <= SAME:
-        said = f"this machine is about as fast now as when it was calibrated, {measured.date}, but {of_all}"
+        summary = f"this machine is about as fast now as when it was calibrated, {measured.date}, but {of_all}"
     else:
         times = f"{factor:.1f} times slower" if factor > 1 else f"{1 / factor:.1f} times faster"
-        said = (
+        summary = (
             f"this machine is {times} now than when it was calibrated ({like.what}: {1e3 * like.then_s:.2g} ms then, "
             f"{1e3 * like.now_s:.2g} ms now{f'; {of_all}' if apart else ''})"
         )
     if step_s is None:
-        return said
+        return summary
     about = f" ({low * step_s:.3g} to {high * step_s:.3g})" if apart else ""
-    return f"{said}; expected {factor * step_s:.3g} s a step{about} as it is now"
+    return f"{summary}; expected {factor * step_s:.3g} s a step{about} as it is now"
 
 
 def again(measured: Measured) -> tuple[Again, ...]:
@@ -116,12 +116,12 @@ def again(measured: Measured) -> tuple[Again, ...]:
                 so_far += repeated(case, SECONDS / ROUNDS / len(known), 2)
     finally:
         gc.enable()
-    found = []
+    points = []
     for (what, direction, sizes), seconds in zip(known, repeats, strict=True):
         then = float(table_seconds(measured, what, "fp32", direction, **sizes))
         name = " ".join((what, "fp32", *(f"{axis}={size}" for axis, size in sizes.items())))
-        found.append(Again(what=name, then_s=then, now_s=_of_all(sum(seconds) / len(seconds))))
-    return tuple(found)
+        points.append(Again(what=name, then_s=then, now_s=_of_all(sum(seconds) / len(seconds))))
+    return tuple(points)
 
 
 def _meet() -> None:

@@ -167,8 +167,8 @@ class Stage(nn.Module):
         held, derived = self.states, _state(run, inputs, packing)
 
         def state(name: str) -> Tensor:
-            found = held.get(layer.call.parameter_name(name, layer.index))
-            return derived(name) if found is None else found
+            value = held.get(layer.call.parameter_name(name, layer.index))
+            return derived(name) if value is None else value
 
         return state
 
@@ -203,12 +203,12 @@ def differentiable(batch: Batch) -> dict[str, Tensor]:
 
 def bound(inputs: Sequence[GraphTensor], batch: Batch) -> dict[str, int]:
     """Size of each dim that the inputs bring."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for tensor in inputs:
         for dim, size in zip(tensor.dims, batch[tensor.name].shape, strict=True):
             if dim.size is None and not dim.factors and not dim.same_as:
-                found[dim.name] = int(size)
-    return found
+                sizes[dim.name] = int(size)
+    return sizes
 
 
 def _again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:

@@ -126,8 +126,8 @@ class State:
         }
         if not stages:
             return
-        for each in stages:
-            self.buffers.wait(self._grad_name(each))
+        for number in stages:
+            self.buffers.wait(self._grad_name(number))
         sharded = any(held.zero for held in stages.values())
         group = self.groups.by_comm["embedding"] or (self.groups.by_comm["dp_shard"] if sharded else None)
         if group is None and len(stages) == 1:
@@ -162,10 +162,10 @@ class State:
 
     def unshard(self, stages: Iterable[int]) -> None:
         """UNSHARD: whole parameters from the shards of all ranks."""
-        for each in stages:
-            self.buffers.wait(("PS", each, NO_UNIT))
+        for number in stages:
+            self.buffers.wait(("PS", number, NO_UNIT))
             works, size = [], 0
-            for held in self.stages[each].held:
+            for held in self.stages[number].held:
                 if not held.zero:
                     continue  # nobody to divide over: they are whole
                 if held.zero == 3:
@@ -173,7 +173,7 @@ class State:
                 assert held.flat is not None  # below stage 3 the shard lies where the gather would write it
                 works.append(started(all_gather(held.flat, held.shard, self._shards(held), wait=False)))
                 size += held.flat.nbytes
-            self.buffers.start(("P", each, NO_UNIT), Together(tuple(works)), size)
+            self.buffers.start(("P", number, NO_UNIT), Together(tuple(works)), size)
 
     def reshard(self, stage: int) -> None:
         """RESHARD: frees what was gathered."""
@@ -190,8 +190,8 @@ class State:
     def reduce_grad(self, stages: Iterable[int]) -> None:
         """REDUCE_GRAD: this rank's shard of the sum of gradients, in place; later units add to it. One at a time under
         ZeRO 2 and 3: what is under way holds a whole gradient."""
-        for each in stages:
-            stage, name = self.stages[each], self._grad_name(each)
+        for number in stages:
+            stage, name = self.stages[number], self._grad_name(number)
             if stage.zero >= 2:
                 self.reduced()
             self.buffers.wait(name)
@@ -229,9 +229,9 @@ class State:
         """NORM: the global gradient norm, and the factor that clips to it."""
         self.join_tied()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for each in stages:
-            self.buffers.wait(self._grad_name(each))
-            for held in self.stages[each].held:
+        for number in stages:
+            self.buffers.wait(self._grad_name(number))
+            for held in self.stages[number].held:
                 total += squares(held)
         group = self.groups.by_comm["norm"]
         if group is not None:

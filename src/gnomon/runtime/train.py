@@ -231,7 +231,7 @@ def train(job: Job) -> Outcome:
 
 def _at(executors: Sequence[Executor]) -> str:
     """Where this rank stands."""
-    watchdogs = [each.watchdog for each in executors]
+    watchdogs = [executor.watchdog for executor in executors]
     if not watchdogs:
         return "while it started"
     row = -1 if watchdogs[0] is None else watchdogs[0].row
@@ -322,11 +322,11 @@ class _Loop:
         batch = self.corpus.batch(step, seed=self.job.seed, **self.size)
         if step in self.measured:
             result, timeline = self.executor.measured_step(batch, memory=True)
-            said = [f"step {step}, of median length among {len(self.measured)} measured ones"]
-            said += without_a_core(dist.get_rank(), waited_since(queued) / (perf_counter() - began))
-            said += [self.slowdown_said] if self.slowdown_said else []
+            notes = [f"step {step}, of median length among {len(self.measured)} measured ones"]
+            notes += without_a_core(dist.get_rank(), waited_since(queued) / (perf_counter() - began))
+            notes += [self.slowdown_said] if self.slowdown_said else []
             by_class = self.executor.per_class(timeline)
-            self.timelines.append(replace(by_class, assumptions=(*by_class.assumptions, *said)))
+            self.timelines.append(replace(by_class, assumptions=(*by_class.assumptions, *notes)))
             taken, loss = timeline.makespan_s, self.executor.total_loss(result)
         else:
             result = self.executor.step(batch)
@@ -455,8 +455,8 @@ def _asked_to_end() -> Iterator[list[int]]:
 
 def check_unused(folder: Path) -> None:
     """InputError if the folder has checkpoints: a run that does not resume from them would mix with them."""
-    if found := checkpoints(folder):
+    if earlier := checkpoints(folder):
         raise InputError(
-            f"{found[-1]} is from an earlier run; go on from it with --resume, or give another folder (--checkpoints), "
-            f"or remove {folder}"
+            f"{earlier[-1]} is from an earlier run; go on from it with --resume, or give another folder "
+            f"(--checkpoints), or remove {folder}"
         )

@@ -93,15 +93,15 @@ class Watchdog:
         mine = self._write(stood)
         if stood < min(self.silent_s, self.stuck_s):
             return
-        found = message(self.program, self._others(mine), silent_s=self.silent_s, stuck_s=self.stuck_s)
-        if found is None:
+        alarm = message(self.program, self._others(mine), silent_s=self.silent_s, stuck_s=self.stuck_s)
+        if alarm is None:
             return
-        said, stopped = found
+        text, stopped = alarm
         first = self._store.add(f"said of row {self.row}", 1) == 1  # one message of all ranks'
         if self.say is not None:
-            self.say(said)
+            self.say(text)
         elif first:
-            _tell(said, ends=bool(stopped))
+            _tell(text, ends=bool(stopped))
         if self.say is not None or not stopped:
             self._over.set()
             return
@@ -118,7 +118,7 @@ class Watchdog:
 
     def _others(self, mine: Heard) -> list[tuple[Heard, float]]:
         """Each rank with the seconds since it wrote something new, by this rank's own clock."""
-        found = [(mine, 0.0)]
+        heard = [(mine, 0.0)]
         for rank in range(self.world_size):
             if rank == self.rank or not self._store.check([str(rank)]):
                 continue
@@ -126,8 +126,8 @@ class Watchdog:
             if self._heard.get(rank, ("", 0.0))[0] != text:
                 self._heard[rank] = text, monotonic()
             *fields, _ = json.loads(text)
-            found.append((Heard(*fields), monotonic() - self._heard[rank][1]))
-        return sorted(found, key=lambda each: each[0].rank)
+            heard.append((Heard(*fields), monotonic() - self._heard[rank][1]))
+        return sorted(heard, key=lambda pair: pair[0].rank)
 
 
 def message(
@@ -163,10 +163,10 @@ def where(program: Program, row: int) -> str:
 
 
 def _by_row(program: Program, waiting: Sequence[Heard]) -> Mapping[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    by_row: dict[str, list[int]] = {}
     for one in waiting:
-        found.setdefault(where(program, one.row), []).append(one.rank)
-    return found
+        by_row.setdefault(where(program, one.row), []).append(one.rank)
+    return by_row
 
 
 def _fields(one: Heard) -> list[Any]:
@@ -187,7 +187,7 @@ def _wake(pid: int) -> None:
         pass
 
 
-def _tell(said: str, *, ends: bool) -> None:
+def _tell(text: str, *, ends: bool) -> None:
     """To whoever started the processes, if the job ends by it and they read it."""
-    if not (ends and tell_failure("PeerError", said)):
-        print(f"gnomon: {said}", file=sys.stderr, flush=True)
+    if not (ends and tell_failure("PeerError", text)):
+        print(f"gnomon: {text}", file=sys.stderr, flush=True)

@@ -124,8 +124,8 @@ def _files(path: Path) -> list[str]:
         return names
     if (path / SINGLE).is_file():
         return [SINGLE]
-    if found := sorted(file.name for file in path.glob("*.safetensors")):
-        return found
+    if files := sorted(file.name for file in path.glob("*.safetensors")):
+        return files
     pickled = sorted(file.name for file in (*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")))
     if pickled:
         raise InputError(
@@ -137,20 +137,20 @@ def _files(path: Path) -> list[str]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        found = json.loads(index.read_text())["weight_map"]
+        weight_map = json.loads(index.read_text())["weight_map"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{index} has no weight_map that can be read: {error}") from error
-    if not isinstance(found, dict) or not all(
-        isinstance(file, str) and Path(file).name == file for file in found.values()
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(file, str) and Path(file).name == file for file in weight_map.values()
     ):
         raise InputError(f"{index}: weight_map does not say tensor -> file of this folder")
-    return found
+    return weight_map
 
 
-def _check_index(index: Path, said: Mapping[str, str], entries: Mapping[str, tuple[str, Entry]]) -> None:
-    wrong = [name for name, file in said.items() if name not in entries or entries[name][0] != file]
+def _check_index(index: Path, weight_map: Mapping[str, str], entries: Mapping[str, tuple[str, Entry]]) -> None:
+    wrong = [name for name, file in weight_map.items() if name not in entries or entries[name][0] != file]
     if wrong:
-        raise InputError(f"{index} says that {wrong[0]} is in {said[wrong[0]]}, which does not have it")
+        raise InputError(f"{index} says that {wrong[0]} is in {weight_map[wrong[0]]}, which does not have it")
 
 
 def settled(folder: Folder, layout: Layout) -> Layout:

@@ -348,11 +348,11 @@ class _Field:
 @cache
 def _fields(cls: type) -> dict[str, _Field]:
     hints = get_type_hints(cls, include_extras=True)
-    found = {}
+    fields = {}
     for field in dataclasses.fields(cls):
         if field.init:
-            found[field.name] = _field(hints[field.name], field)
-    return found
+            fields[field.name] = _field(hints[field.name], field)
+    return fields
 
 
 def _field(annotation: Any, field: dataclasses.Field[Any]) -> _Field:

@@ -58,24 +58,28 @@ def plan(
     """
     graph = graph_of(model)
     machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-    limits = [parse_limit(each) if isinstance(each, str) else each for each in forbid]
+    limits = [parse_limit(limit) if isinstance(limit, str) else limit for limit in forbid]
     base = base or Plan(precision=default_precision(machines))
     check_request(graph, machines, workload, base, fixed or {}, machines.num_devices)
     beyond = [name for name in BEYOND if runs(stack, name)] if beyond is None else beyond
     space = make_space(graph, machines, workload, base=base, fixed=fixed, limits=limits, stack=stack, beyond=beyond)
     size = space.size
     progress = None if told is None else lambda done, best: told(done, size, best)
-    found = solve(graph, machines, workload, space, stack, goal, top=top, unlike=unlike, told=progress, more=more)
+    result = solve(graph, machines, workload, space, stack, goal, top=top, unlike=unlike, told=progress, more=more)
     for away in _away(space, beyond):
-        moved = solve(graph, machines, workload, away, stack, goal, top=top, unlike=unlike, known=found.best, more=more)
-        left = [each.open_s for each in (found, moved) if each.open_s is not None]
-        found = replace(found, best=moved.best, counts=found.counts + moved.counts, open_s=min(left) if left else None)
-    if found.best:
-        return found
-    if found.counts.left:
-        raise PlanError(_spent(found) + _on_host(found, fixed or {}, limits))
-    if not found.counts.priced and not found.counts.too_large:
-        raise PlanError(explain_illegal(found))
+        moved = solve(
+            graph, machines, workload, away, stack, goal, top=top, unlike=unlike, known=result.best, more=more
+        )
+        left = [outcome.open_s for outcome in (result, moved) if outcome.open_s is not None]
+        result = replace(
+            result, best=moved.best, counts=result.counts + moved.counts, open_s=min(left) if left else None
+        )
+    if result.best:
+        return result
+    if result.counts.left:
+        raise PlanError(_spent(result) + _on_host(result, fixed or {}, limits))
+    if not result.counts.priced and not result.counts.too_large:
+        raise PlanError(explain_illegal(result))
 
     jobs: dict[str, Job] = {}
 
@@ -95,20 +99,20 @@ def plan(
         limit = goal if limit_bytes is None else Goal(memory_bytes=limit_bytes)
         return solve(graph, other, workload, wider, stack, limit, top=1, job=jobs[other.name])
 
-    raise PlanError(explain_too_large(found, again) + _on_host(found, fixed or {}, limits))
+    raise PlanError(explain_too_large(result, again) + _on_host(result, fixed or {}, limits))
 
 
-def _spent(found: Result) -> str:
+def _spent(result: Result) -> str:
     """That a budget was spent before a plan was found that fits, and how near the nearest came."""
-    said = (
-        f"no plan of {found.graph.name} on {found.cluster.name} was found that fits in {show_bytes(found.limit_bytes)} "
-        f"a device; the budget was spent with {found.counts.left:,} of {found.counts.space:,} plans not looked at "
-        "(--budget)"
+    sentence = (
+        f"no plan of {result.graph.name} on {result.cluster.name} was found that fits in "
+        f"{show_bytes(result.limit_bytes)} a device; the budget was spent with {result.counts.left:,} of "
+        f"{result.counts.space:,} plans not looked at (--budget)"
     )
-    if found.smallest is None:
-        return f"{said}; fix a field, as in --zero 3"
-    peak = show_bytes(found.smallest.prediction.tightest.peak_bytes)
-    return f"{said}; the smallest that was predicted takes {peak}: use more devices"
+    if result.smallest is None:
+        return f"{sentence}; fix a field, as in --zero 3"
+    peak = show_bytes(result.smallest.prediction.tightest.peak_bytes)
+    return f"{sentence}; the smallest that was predicted takes {peak}: use more devices"
 
 
 def _away(space: Space, beyond: Container[str]) -> Iterator[Space]:
@@ -123,15 +127,15 @@ def _away(space: Space, beyond: Container[str]) -> Iterator[Space]:
         yield replace(space, base=replace(space.base, optimizer=moved), zero=(3,))
 
 
-def _on_host(found: Result, fixed: Mapping[str, object], limits: Iterable[Limit]) -> str:
+def _on_host(result: Result, fixed: Mapping[str, object], limits: Iterable[Limit]) -> str:
     """That a plan that spares memory fits with the optimizer on the host, or the parameters too, if one does and the
     stack runs it."""
-    base, graph, cluster = found.space.base, found.graph, found.cluster
-    if base.optimizer.offload is not None or not runs(found.stack, "optimizer_offload"):
+    base, graph, cluster = result.space.base, result.graph, result.cluster
+    if base.optimizer.offload is not None or not runs(result.stack, "optimizer_offload"):
         return ""
     held = {**SPARING, **fixed}
     ways = [("the optimizer", "--fix optimizer_offload=yes", False)]
-    if runs(found.stack, "parameter_offload") and fixed.get("zero", 3) == 3:
+    if runs(result.stack, "parameter_offload") and fixed.get("zero", 3) == 3:
         more = "--fix optimizer_offload=yes --fix parameter_offload=yes"
         ways.append(("optimizer and parameters", more, True))
     for what, asked, too in ways:
@@ -139,12 +143,12 @@ def _on_host(found: Result, fixed: Mapping[str, object], limits: Iterable[Limit]
         away, only = replace(base, optimizer=moved), {"zero": 3} if too else {}
         try:
             space = make_space(
-                graph, cluster, found.workload, base=away, fixed={**held, **only}, limits=limits, stack=found.stack
+                graph, cluster, result.workload, base=away, fixed={**held, **only}, limits=limits, stack=result.stack
             )
         except PlanError:
             continue
         budget = until(ON_HOST_S)
-        best = solve(graph, cluster, found.workload, space, found.stack, found.goal, top=1, more=budget).best
+        best = solve(graph, cluster, result.workload, space, result.stack, result.goal, top=1, more=budget).best
         if best and host_memory(best[0].prediction).fits:
             return (
                 f"; with {what} on the host and gradients not clipped one fits, {show_seconds(best[0].step_s)} a step: "

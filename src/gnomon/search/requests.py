@@ -161,68 +161,68 @@ def _batch(workload: Workload, sizes: Mapping[str, int], devices: int) -> None:
         ranks, how = devices // (sizes["tp"] * sizes["cp"] * sizes["pp"]), "devices / (tp x cp x pp)"
     else:
         ranks, how = sizes.get("dp_replicate", 1) * sizes.get("dp_shard", 1), "dp_replicate x dp_shard at least"
-    each = ranks * sizes.get("micro_batch_size", 1)
+    divisor = ranks * sizes.get("micro_batch_size", 1)
     batch = workload.batch_size
-    if batch % each:
+    if batch % divisor:
         size = f" of micro_batch_size {sizes['micro_batch_size']}" if "micro_batch_size" in sizes else ""
         raise PlanError(
             f"a global batch of {batch} sequences does not divide over {ranks} ({how}){size}; the nearest legal global "
-            f"batch is {max(1, round(batch / each)) * each}"
+            f"batch is {max(1, round(batch / divisor)) * divisor}"
         )
 
 
-def explain_illegal(found: Result) -> str:
+def explain_illegal(result: Result) -> str:
     """Why none of a space's points can run: what the one with the fewest problems breaks."""
-    space = found.space
+    space = result.space
     least: tuple[str, ...] | None = None
     for point in islice(space.points(), 0, None, max(1, space.size // SAMPLED)):
-        wrong = problems(space.plan(point), found.graph, found.cluster, found.workload)
+        wrong = problems(space.plan(point), result.graph, result.cluster, result.workload)
         errors = tuple(problem.message for problem in wrong if problem.severity == "error")
         if errors and (least is None or len(errors) < len(least)):
             least = errors
-    rules = ", ".join(f"{name} ({points:,})" for name, points in list(found.why_illegal.items())[:3])
+    rules = ", ".join(f"{name} ({points:,})" for name, points in list(result.why_illegal.items())[:3])
     nearest = f"; the nearest: {'; '.join(least)}" if least else "; fix fewer fields"
-    return f"none of the {found.counts.space:,} plans can run on {found.cluster.name}: they break {rules}{nearest}"
+    return f"none of the {result.counts.space:,} plans can run on {result.cluster.name}: they break {rules}{nearest}"
 
 
-def explain_too_large(found: Result, again: Again) -> str:
+def explain_too_large(result: Result, again: Again) -> str:
     """Why nothing fits: the least that is needed, and the nearest plan, limit or number of nodes that would do."""
-    limit = show_bytes(found.limit_bytes)
-    said = f"no plan of {found.graph.name} on {found.cluster.name} fits in {limit} a device"
-    if found.least_bytes is not None:
-        said += f": every one holds {show_bytes(found.least_bytes)} or more on some rank"
-    device = min(group.node.device.memory_bytes for group in found.cluster.groups)
-    if nearest := least_memory(found, again, device):
+    limit = show_bytes(result.limit_bytes)
+    sentence = f"no plan of {result.graph.name} on {result.cluster.name} fits in {limit} a device"
+    if result.least_bytes is not None:
+        sentence += f": every one holds {show_bytes(result.least_bytes)} or more on some rank"
+    device = min(group.node.device.memory_bytes for group in result.cluster.groups)
+    if nearest := least_memory(result, again, device):
         need = ceil(nearest.prediction.tightest.peak_bytes / 2**20)
-        return f"{said}; a plan that does takes {need:,} MiB ({_words(nearest)}): --memory {need}MiB"
-    if more := _more_nodes(found, again):
+        return f"{sentence}; a plan that does takes {need:,} MiB ({_words(nearest)}): --memory {need}MiB"
+    if more := _more_nodes(result, again):
         best = more.best[0]
         return (
-            f"{said}; a plan that spares memory fits on {more.cluster.num_devices} devices ({_words(best)}, "
+            f"{sentence}; a plan that spares memory fits on {more.cluster.num_devices} devices ({_words(best)}, "
             f"{show_bytes(best.prediction.tightest.peak_bytes)} each)"
         )
-    return f"{said}; use more devices, or devices with more memory"
+    return f"{sentence}; use more devices, or devices with more memory"
 
 
-def least_memory(found: Result, again: Again, most_bytes: int) -> Found | None:
+def least_memory(result: Result, again: Again, most_bytes: int) -> Found | None:
     """A plan that takes little memory, up to `most_bytes` a device: the limit is raised in steps of a tenth from what
     every plan holds at least, so the least of all is at most a tenth below."""
-    limit = max(found.limit_bytes, found.least_bytes or 0, 1)
+    limit = max(result.limit_bytes, result.least_bytes or 0, 1)
     while limit < most_bytes:
         limit = min(most_bytes, limit + max(limit // 10, 1))
-        other = again(found.cluster, limit)
+        other = again(result.cluster, limit)
         if other is not None and other.best:
-            return min(other.best, key=lambda each: each.prediction.tightest.peak_bytes)
+            return min(other.best, key=lambda candidate: candidate.prediction.tightest.peak_bytes)
     return None
 
 
-def _more_nodes(found: Result, again: Again) -> Result | None:
+def _more_nodes(result: Result, again: Again) -> Result | None:
     """The search on twice the nodes, four times …, until something fits; after two of them on as many as are ever
     tried, so that a hopeless request is answered soon."""
 
     def on(times: int) -> Result | None:
-        groups = tuple(replace(group, count=group.count * times) for group in found.cluster.groups)
-        other = again(replace(found.cluster, name=f"{times} x {found.cluster.name}", groups=groups), None)
+        groups = tuple(replace(group, count=group.count * times) for group in result.cluster.groups)
+        other = again(replace(result.cluster, name=f"{times} x {result.cluster.name}", groups=groups), None)
         return other if other is not None and other.best else None
 
     for times in (2, 4):
@@ -238,7 +238,9 @@ def _more_nodes(found: Result, again: Again) -> Result | None:
     return most
 
 
-def _words(found: Found) -> str:
-    plan = found.plan
+def _words(candidate: Found) -> str:
+    plan = candidate.plan
     again = "" if plan.saved.preset == "none" else f", recompute {plan.saved.preset}"
-    return f"{plan.mesh.describe()}, ZeRO {plan.optimizer.zero}, microbatches of {found.point.micro_batch_size}{again}"
+    return (
+        f"{plan.mesh.describe()}, ZeRO {plan.optimizer.zero}, microbatches of {candidate.point.micro_batch_size}{again}"
+    )

@@ -42,8 +42,8 @@ SAFER = 0.01
 def safest(best: Found, others: Sequence[Found]) -> Found | None:
     """Of the plans that tie with the best, the one whose band reaches least far up; None where that of the best is no
     farther than by SAFER."""
-    ties = [each for each in others if each.step_s <= best.step_s * (1 + NEAR_TIE)]
-    low = min(ties, key=lambda each: each.prediction.band.high_s, default=best)
+    ties = [candidate for candidate in others if candidate.step_s <= best.step_s * (1 + NEAR_TIE)]
+    low = min(ties, key=lambda candidate: candidate.prediction.band.high_s, default=best)
     return low if low.prediction.band.high_s < best.prediction.band.high_s * (1 - SAFER) else None
 
 

@@ -253,18 +253,18 @@ class _Walk:
 
     def local_sizes(self, op: Op, strategy: Strategy) -> dict[str, Number]:
         """Local size of each dim inside `op`. Rows of experts count once for each slice of an expert."""
-        found: dict[str, Number] = {}
+        sizes: dict[str, Number] = {}
         if op.captured is not None:  # what it makes inside may have dims that its operands have not
-            found.update(self.scene.sizes)
+            sizes.update(self.scene.sizes)
         sides = (*zip(op.inputs, strategy.inputs, strict=True), *zip(op.outputs, strategy.outputs, strict=True))
         for name, sharding in sides:
             for dim in self.block.tensor(name).atoms:
                 size = local_size(dim, sharding, self.scene.axis_sizes, self.scene.sizes)
-                found[dim.name] = size if dim.name not in found else _smaller(found[dim.name], size)
+                sizes[dim.name] = size if dim.name not in sizes else _smaller(sizes[dim.name], size)
         if self.scene.ranks("etp") > 1 and any(name in self.routed for name in (*op.inputs[:1], *op.outputs)):
             for count in self.row_dims(op):
-                found[count] = found[count] * self.scene.ranks("etp")
-        return {**found, **strategy.sizes}
+                sizes[count] = sizes[count] * self.scene.ranks("etp")
+        return {**sizes, **strategy.sizes}
 
     def row_dims(self, op: Op) -> tuple[str, ...]:
         """The dim that counts rows for each token, if `op` works on rows."""
@@ -286,31 +286,31 @@ class _Walk:
 
     def gathered(self) -> dict[str, Number]:
         """Of several forms the largest; what attention gathers inside is among them."""
-        found: dict[str, Number] = {}
+        sizes: dict[str, Number] = {}
         for name, sharding, _ in self.readers:
             moves = self.move(name, self.homes[name], sharding, "")
             if any(move.kind == "all_gather" for move in moves):
-                found[name] = self.scene.bytes(self.block.tensor(name), sharding)
+                sizes[name] = self.scene.bytes(self.block.tensor(name), sharding)
         for sharded in self.ops:
             for inner in sharded.strategy.inside:
                 if inner.kind == "all_gather" and inner.phase == "forward" and sharded.op.kind == "attention":
-                    found[inner.tensor] = inner.bytes
-        return found
+                    sizes[inner.tensor] = inner.bytes
+        return sizes
 
     def partial_grads(self) -> dict[str, tuple[str, ...]]:
-        found: dict[str, set[str]] = {}
+        by_name: dict[str, set[str]] = {}
         for sharded in self.ops:
             for name, axes in zip(sharded.op.inputs, sharded.strategy.grad_partial, strict=True):
                 if self.block.tensor(name).kind == "parameter" and axes:
-                    found.setdefault(name, set()).update(axes)
-        return {name: tuple(sorted(axes)) for name, axes in found.items()}
+                    by_name.setdefault(name, set()).update(axes)
+        return {name: tuple(sorted(axes)) for name, axes in by_name.items()}
 
     def copies(self) -> dict[str, int]:
-        found = {}
+        counts = {}
         for tensor in self.block.parameters:
             if (count := self.copies_of(tensor)) > 1:
-                found[tensor.name] = count
-        return found
+                counts[tensor.name] = count
+        return counts
 
     def copies_of(self, tensor: Tensor) -> int:
         ways = self.scene.ranks("tp")

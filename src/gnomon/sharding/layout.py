@@ -214,7 +214,7 @@ def hops(source: Sharding, target: Sharding) -> tuple[Hop, ...]:
     whole: list[_Step] = [*((axis, None) for axis, _ in sums), *((axis, None) for axis, _ in reversed(source.shards))]
     # The last way always arrives: nothing is divided any more, and the rest is free.
     ways = (sums + exchanges + gathers, sums + gathers + exchanges, whole)
-    return tuple(next(found for way in ways if (found := _hops(source, target, way)) is not None))
+    return tuple(next(path for way in ways if (path := _hops(source, target, way)) is not None))
 
 
 _Step = tuple[str, str | None]
@@ -223,7 +223,7 @@ _Step = tuple[str, str | None]
 
 def _hops(source: Sharding, target: Sharding, steps: list[_Step]) -> list[Hop] | None:
     """The hops of these steps, or None if parts end in another order than `target` says."""
-    found: list[Hop] = []
+    path: list[Hop] = []
     now = source
     for axis, wanted in steps:
         dim = now.dim_of(axis)
@@ -232,15 +232,15 @@ def _hops(source: Sharding, target: Sharding, steps: list[_Step]) -> list[Hop] |
         after = now.without(axis) if wanted is None else now.with_shard(axis, wanted)
         if dim is None:
             kind: CollectiveKind = "all_reduce" if wanted is None else "reduce_scatter"
-            found.append(Hop(kind=kind, axis=axis, dim=wanted, to=None, counts=now))
+            path.append(Hop(kind=kind, axis=axis, dim=wanted, to=None, counts=now))
         elif wanted is None:
-            found.append(Hop(kind="all_gather", axis=axis, dim=dim, to=None, counts=after))
+            path.append(Hop(kind="all_gather", axis=axis, dim=dim, to=None, counts=after))
         else:
-            found.append(Hop(kind="all_to_all", axis=axis, dim=dim, to=wanted, counts=now))
+            path.append(Hop(kind="all_to_all", axis=axis, dim=dim, to=wanted, counts=now))
         now = after
     for axis, dim in target.shards:  # each rank takes its own part of what is whole
         if now.dim_of(axis) is None:
             now = now.with_shard(axis, dim)
-            found.append(Hop(kind="part", axis=axis, dim=dim, to=None, counts=now))
+            path.append(Hop(kind="part", axis=axis, dim=dim, to=None, counts=now))
     same = all(now.axes_of(dim) == target.axes_of(dim) for _, dim in (*now.shards, *target.shards))
-    return found if same else None
+    return path if same else None

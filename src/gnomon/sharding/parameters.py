@@ -95,10 +95,10 @@ def undivided_bytes(sharded: ShardedBlock, mesh: Mesh, precision: Precision) -> 
     """Bytes of the block's parameters that ZeRO 3 has no ranks to divide over, as layers read them: where they come
     from the host, no gather makes them whole."""
     alone = [experts for experts in (False, True) if shard_ranks(mesh, experts=experts) == 1]
-    each = (
+    sizes = (
         local_elements(sharded, experts=e) * _gather_width(precision) + frozen_bytes(sharded, experts=e) for e in alone
     )
-    return sum(each)
+    return sum(sizes)
 
 
 def parameter_collectives(
@@ -116,15 +116,15 @@ def parameter_collectives(
     Rajbhandari et al. 2020). Hybrid: also an all-reduce of the divided gradients over dp_replicate. Gathers travel in
     the parameters' compute dtype. without: names of parameters that travel with another block of the same ranks.
     """
-    found: list[ParameterCollective] = []
+    collectives: list[ParameterCollective] = []
     for experts in (False, True):
         elements = local_elements(sharded, experts=experts, without=without)
         frozen = frozen_bytes(sharded, experts=experts) if optimizer.zero == 3 else 0
         if elements or frozen:
-            found += _of_group(elements, frozen, mesh, optimizer, precision, experts=experts)
-    found += _tensor_parallel_sums(sharded, mesh, precision)
+            collectives += _of_group(elements, frozen, mesh, optimizer, precision, experts=experts)
+    collectives += _tensor_parallel_sums(sharded, mesh, precision)
     order: tuple[When, ...] = ("before_forward", "before_backward", "after_backward", "before_step", "after_step")
-    return tuple(sorted(found, key=lambda collective: order.index(collective.when)))
+    return tuple(sorted(collectives, key=lambda collective: order.index(collective.when)))
 
 
 def _of_group(

@@ -76,10 +76,10 @@ def strategies(op: Op, setting: Setting) -> tuple[Strategy, ...]:
         chosen = setting.layout.context
         order = sorted(("ring", "all_gather", "ulysses"), key=lambda name: name != chosen)
         ways = {"ring": _ring, "all_gather": _gathered, "ulysses": _ulysses}
-        found = tuple(way for name in order if (way := ways[name](op, setting, plain)) is not None)
-        if found[0].name != chosen:
-            raise PlanError(f"{op.path}: context = {chosen!r} cannot divide its heads over cp; use {found[0].name!r}")
-        return found
+        usable = tuple(way for name in order if (way := ways[name](op, setting, plain)) is not None)
+        if usable[0].name != chosen:
+            raise PlanError(f"{op.path}: context = {chosen!r} cannot divide its heads over cp; use {usable[0].name!r}")
+        return usable
     match op.kind:
         case "cross_entropy":
             return (_loss(op, setting, plain),)

@@ -27,21 +27,21 @@ def causes(order: Order, times: Times, earlier: Mapping[int, Times]) -> tuple[Lo
     earlier: distance in steps -> times of that step, on the same clock as `times`. A step that is not there binds
     nothing; an action that nothing binds started from rest.
     """
-    found = _Found(order, times)
+    bindings = _Found(order, times)
     waits = list(zip(order.waits, order.wait_is_data, strict=True))
     lone = np.arange(order.size)
     for wanted in (True, False):
         for source, data in waits:
             mine = np.flatnonzero((source < order.size) & (data == wanted))
-            found.offer(mine, source[mine], times.seen if wanted else times.end, 0)
+            bindings.offer(mine, source[mine], times.seen if wanted else times.end, 0)
         for _, positions, sources, data in order.more:
             mine = data == wanted
-            found.offer(positions[mine], sources[mine], times.seen if wanted else times.end, 0)
-        _from_earlier(order, earlier, found, wanted)
+            bindings.offer(positions[mine], sources[mine], times.seen if wanted else times.end, 0)
+        _from_earlier(order, earlier, bindings, wanted)
     mine = lone[order.lane_before < order.size]
-    found.offer(mine, order.lane_before[mine], times.end, 0)
-    _share(order, found)
-    return found.cause, found.steps
+    bindings.offer(mine, order.lane_before[mine], times.end, 0)
+    _share(order, bindings)
+    return bindings.cause, bindings.steps
 
 
 class _Found:
@@ -62,19 +62,19 @@ class _Found:
         self.steps[target] = back
 
 
-def _from_earlier(order: Order, earlier: Mapping[int, Times], found: _Found, wanted: bool) -> None:
+def _from_earlier(order: Order, earlier: Mapping[int, Times], bindings: _Found, wanted: bool) -> None:
     source, target, distance, data = order.before
     for back, times in earlier.items():
         mine = np.flatnonzero((distance == back) & (data == wanted))
-        found.offer(target[mine], source[mine], times.seen if wanted else times.end, back)
+        bindings.offer(target[mine], source[mine], times.seen if wanted else times.end, back)
 
 
-def _share(order: Order, found: _Found) -> None:
+def _share(order: Order, bindings: _Found) -> None:
     """Entries of a group start together: those that were ready before take the cause of one that was not."""
     members, starts, group = together(order)
     if not len(members):
         return
-    binding = np.maximum.reduceat(np.where(found.cause[members] >= 0, members, -1), starts)[group]
-    lacks = (found.cause[members] < 0) & (binding >= 0)
-    found.cause[members[lacks]] = found.cause[binding[lacks]]
-    found.steps[members[lacks]] = found.steps[binding[lacks]]
+    binding = np.maximum.reduceat(np.where(bindings.cause[members] >= 0, members, -1), starts)[group]
+    lacks = (bindings.cause[members] < 0) & (binding >= 0)
+    bindings.cause[members[lacks]] = bindings.cause[binding[lacks]]
+    bindings.steps[members[lacks]] = bindings.steps[binding[lacks]]

@@ -63,8 +63,8 @@ def period(structure: Structure, durations: Durations, after: Times | None = Non
         return _repeats(0.0, 0)
     reach = int(order.before[2].max())
     if after is not None:
-        found = _going_on(clock, after) if reach == 1 else None
-        return found or period(structure, durations)
+        continued = _going_on(clock, after) if reach == 1 else None
+        return continued or period(structure, durations)
     steps, plays = [play(clock)], 1
     window = max(_QUICK + reach, int(_WINDOW_BYTES // (24 * order.size)))
     target = _QUICK
@@ -177,8 +177,8 @@ def _cycle(structure: Structure, steps: Sequence[Times]) -> tuple[tuple[float, i
     path: list[int] = []
     best: tuple[float, int] | None = None
     rows: tuple[int, ...] = ()
-    while (found := waits.binding(steps, step, position)) is not None:
-        before, at, crossed = found
+    while (binding := waits.binding(steps, step, position)) is not None:
+        before, at, crossed = binding
         if crossed >= 0:
             start = float(steps[step].start[position])
             for later, then in crossings.get(crossed, ()):

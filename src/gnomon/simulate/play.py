@@ -168,5 +168,5 @@ def _any_by_level(order: Order, column: NDArray[np.int32]) -> list[bool]:
     """Whether a level has any predecessor in this column."""
     if not order.size:
         return []
-    found: list[bool] = np.logical_or.reduceat(column < order.size, order.level_ptr[:-1]).tolist()
-    return found
+    flags: list[bool] = np.logical_or.reduceat(column < order.size, order.level_ptr[:-1]).tolist()
+    return flags

@@ -61,11 +61,11 @@ def simulate(
     entries = _entries(structure)
     if steady:
         state = steady_state(structure, durations)
-        played, found = [state.times], [(state.cause, state.cause_steps)]
+        played, sources = [state.times], [(state.cause, state.cause_steps)]
         seconds = state.period_s
     else:
         played = play_steps(structure, durations, steps)
-        found = [_causes(structure, played, k) for k in range(steps)]
+        sources = [_causes(structure, played, k) for k in range(steps)]
         seconds = period(structure, durations).seconds
     program = structure.program
     return Timeline(
@@ -75,7 +75,7 @@ def simulate(
         kinds=entries.kinds,
         paths=entries.paths,
         buffers=tuple(b.name for b in program.buffers),
-        spans=_spans(structure, durations, entries, played, found, roles, steady),
+        spans=_spans(structure, durations, entries, played, sources, roles, steady),
         makespan_s=max(float(times.end.max(initial=0.0)) for times in played),
         period_s=seconds,
         repeats=steady,
@@ -123,10 +123,10 @@ def _composites(structure: Structure, span: Longs) -> dict[int, list[int]]:
     of_row = span[structure.order.position]
     many = np.flatnonzero(np.bincount(of_row) > 1)
     rows = np.flatnonzero(np.isin(of_row, many))
-    found: dict[int, list[int]] = {}
+    by_span: dict[int, list[int]] = {}
     for row in rows.tolist():
-        found.setdefault(int(of_row[row]), []).append(row)
-    return found
+        by_span.setdefault(int(of_row[row]), []).append(row)
+    return by_span
 
 
 def _causes(structure: Structure, played: Sequence[Times], step: int) -> tuple[Longs, Longs]:
@@ -140,7 +140,7 @@ def _spans(
     durations: Durations,
     entries: _Entries,
     played: Sequence[Times],
-    found: Sequence[tuple[Longs, Longs]],
+    sources: Sequence[tuple[Longs, Longs]],
     roles: Mapping[str, Role],
     steady: bool,
 ) -> Spans:
@@ -148,27 +148,27 @@ def _spans(
     count = np.diff(np.searchsorted(entries.row, program.class_ptr))
     lag = Clock.of(structure, durations).lag
     causing = []
-    for step, (cause, back) in enumerate(found):
+    for step, (cause, back) in enumerate(sources):
         mine = entries.span[cause[at]]  # position -1 picks the last item, which is NONE
         causing.append(np.where(mine < 0, NONE, mine + (0 if steady else (step - back[at]) * size)))
 
-    def each(column: NDArray[np.generic]) -> NDArray[np.generic]:
+    def tiled(column: NDArray[np.generic]) -> NDArray[np.generic]:
         return np.tile(column, len(played))
 
     return Spans.of(
-        worker=each(np.repeat(np.arange(len(count)), count)),
-        stream=each(program.stream[entries.row]),
-        kind=each(entries.kind),
-        role=each(_roles(program, roles)[entries.row]),
-        stage=each(program.stage[entries.row]),
-        unit=each(program.unit[entries.row]),
-        path=each(entries.path),
+        worker=tiled(np.repeat(np.arange(len(count)), count)),
+        stream=tiled(program.stream[entries.row]),
+        kind=tiled(entries.kind),
+        role=tiled(_roles(program, roles)[entries.row]),
+        stage=tiled(program.stage[entries.row]),
+        unit=tiled(program.unit[entries.row]),
+        path=tiled(entries.path),
         step=np.repeat(np.arange(len(played)), size),
         start_s=np.concatenate([times.start[at] for times in played]),
         end_s=np.concatenate([times.end[at] for times in played]),
-        lag_s=0.0 if lag is None else each(lag[at]),
+        lag_s=0.0 if lag is None else tiled(lag[at]),
         cause=np.concatenate(causing),
-        cause_steps=found[0][1][at] if steady else 0,
+        cause_steps=sources[0][1][at] if steady else 0,
     )
 
 

@@ -39,17 +39,17 @@ class Steady:
 
 def steady(structure: Structure, durations: Durations) -> Steady:
     """The steady state of one scenario. Costs the plays of `period` and a few more."""
-    found = period(structure, durations)
+    cycle = period(structure, durations)
     clock, order = Clock.of(structure, durations), structure.order
     reach = int(order.before[2].max(initial=0))
-    if found.proof == "repeats":
+    if cycle.proof == "repeats":
         steps = [play(clock)]
-        for _ in range(found.plays if order.size else 0):
+        for _ in range(cycle.plays if order.size else 0):
             steps = [*steps[-reach:], play(clock, base_from(order, steps))]
-        times, ratio, parts = steps[-1], found.seconds, 1
+        times, ratio, parts = steps[-1], cycle.seconds, 1
     else:
-        parts, ratio = found.cycle_steps, found.cycle_seconds
-        times = _from_cycle(clock.scaled(float(parts)), int(order.position[found.cycle[0]]), ratio, reach)
+        parts, ratio = cycle.cycle_steps, cycle.cycle_seconds
+        times = _from_cycle(clock.scaled(float(parts)), int(order.position[cycle.cycle[0]]), ratio, reach)
     earlier = {back: _moved(times, -back * ratio) for back in range(1, reach + 1)}
     cause, cause_steps = causes(order, times, earlier)
     times = _moved(times, -float(times.start.min(initial=np.inf) if order.size else 0.0))
@@ -58,7 +58,7 @@ def steady(structure: Structure, durations: Durations) -> Steady:
         period_s=float(np.ceil(ratio / parts / TICK_S) * TICK_S),
         cause=cause,
         cause_steps=cause_steps,
-        period=found,
+        period=cycle,
     )
 
 

@@ -31,7 +31,7 @@ class Together(NamedTuple):
 def together(order: Order) -> Together:
     """The groups of all levels, in the order of play."""
     none = np.zeros(0, np.int64)
-    members = [none, *(each for _, each, _ in order.groups)]
+    members = [none, *(positions for _, positions, _ in order.groups)]
     before = np.cumsum([0, *map(len, members)])
     starts = [none, *(first + at for (_, _, first), at in zip(order.groups, before[1:], strict=False))]
     first = np.concatenate(starts)

@@ -56,8 +56,8 @@ class Walk:
         for seconds, one, other in zip(np.append(busy, 0.0)[self.busy].tolist(), self.first, self.second, strict=True):
             a, b = ended[one], ended[other]
             add((a if a > b else b) + seconds)
-        found: Doubles = np.fromiter(ended, float, len(ended))[self.item]
-        return found
+        by_position: Doubles = np.fromiter(ended, float, len(ended))[self.item]
+        return by_position
 
 
 @lru_cache(maxsize=64)
@@ -95,10 +95,10 @@ def walk(order: Order, free: bytes) -> Walk | None:
 def _lanes(order: Order) -> Longs:
     """[positions] the first position of each one's stream."""
     every = np.arange(order.size)
-    found = np.where(order.lane_before < order.size, order.lane_before, every).astype(np.int64)
-    while not np.array_equal(found, further := found[found]):
-        found = further
-    return found
+    firsts = np.where(order.lane_before < order.size, order.lane_before, every).astype(np.int64)
+    while not np.array_equal(firsts, further := firsts[firsts]):
+        firsts = further
+    return firsts
 
 
 def _fewer(source: Longs, target: Longs, lane: Longs, none: NDArray[np.bool_]) -> tuple[Longs, Longs, Longs]:

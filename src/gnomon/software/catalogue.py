@@ -29,8 +29,8 @@ ALIASES = {
 @cache
 def stacks() -> tuple[str, ...]:
     """Names of the stacks on record, sorted."""
-    found = files("gnomon.software").joinpath("stacks").iterdir()
-    return tuple(sorted(path.name.removesuffix(".toml") for path in found if path.name.endswith(".toml")))
+    entries = files("gnomon.software").joinpath("stacks").iterdir()
+    return tuple(sorted(path.name.removesuffix(".toml") for path in entries if path.name.endswith(".toml")))
 
 
 def stack(name: str) -> Stack:

@@ -133,9 +133,9 @@ def idle_intervals(timeline: Timeline, stream: str = "compute") -> Idle:
 
 def exposed_communication(timeline: Timeline, stream: str = "compute") -> dict[str, float]:
     """Worker -> seconds of its step in which the stream holds a communication action or idles for one."""
-    found = breakdown(timeline, stream)
-    out = dict.fromkeys(found.workers, 0.0)
-    for share in found.shares:
+    parts = breakdown(timeline, stream)
+    out = dict.fromkeys(parts.workers, 0.0)
+    for share in parts.shares:
         if share.part == "communication":
             out[share.worker] += share.seconds
     return out
@@ -260,14 +260,14 @@ class _Totals:
         key, seconds, cells = np.concatenate(self.keys), np.concatenate(self.seconds), int(np.prod(self.radix))
         if cells <= _DENSE:
             total = np.bincount(key, seconds, cells)
-            found = np.flatnonzero(total)
-            total = total[found]
+            occupied = np.flatnonzero(total)
+            total = total[occupied]
         else:
-            found, inverse = np.unique(key, return_inverse=True)
-            total = np.bincount(inverse, seconds, len(found))
+            occupied, inverse = np.unique(key, return_inverse=True)
+            total = np.bincount(inverse, seconds, len(occupied))
         out: list[tuple[int, float, int, Share]] = []
         for digits, amount in zip(
-            np.stack(np.unravel_index(found, self.radix), 1).tolist(), total.tolist(), strict=True
+            np.stack(np.unravel_index(occupied, self.radix), 1).tolist(), total.tolist(), strict=True
         ):
             worker, part, busy, kind, path, arrival, at_end = digits
             if amount:

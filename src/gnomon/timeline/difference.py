@@ -106,8 +106,8 @@ def difference(before: Timeline, after: Timeline, stream: str = "compute") -> Di
 
 def _changes(before: Breakdown, after: Breakdown, workers: list[str]) -> tuple[Change, ...]:
     seconds: dict[tuple[str, Part, bool, str, str], list[float]] = {}
-    for side, found in enumerate((before, after)):
-        for s in found.shares:
+    for side, parts in enumerate((before, after)):
+        for s in parts.shares:
             if s.worker in workers:
                 seconds.setdefault((s.worker, s.part, s.busy, s.action, s.path), [0.0, 0.0])[side] += s.seconds
     changes = [

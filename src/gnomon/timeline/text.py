@@ -158,30 +158,30 @@ class _Lines:
     def all(self, what: str, count: int) -> Iterator[list[str]]:
         """Fields of all lines that now follow and start with `what`; each has `count` fields."""
         while self.at < len(self.rest):
-            first, *found = self.rest[self.at].split("\t")
+            first, *cells = self.rest[self.at].split("\t")
             if first != what:
                 return
-            if len(found) != count:
-                raise self.error(f"`{what}` has {count} fields, got {len(found)}")
-            yield found
+            if len(cells) != count:
+                raise self.error(f"`{what}` has {count} fields, got {len(cells)}")
+            yield cells
             self.at += 1
 
     def one(self, what: str) -> str:
         """The field of the one line that must come now."""
         if self.at >= len(self.rest) or not self.rest[self.at].startswith(what + "\t"):
             raise self.error(f"expected a line `{what}`")
-        found = self.rest[self.at].split("\t")
-        if len(found) != 2:
-            raise self.error(f"`{what}` has one field, got {len(found) - 1}")
+        cells = self.rest[self.at].split("\t")
+        if len(cells) != 2:
+            raise self.error(f"`{what}` has one field, got {len(cells) - 1}")
         self.at += 1
-        return found[1]
+        return cells[1]
 
     def count(self, what: str, columns: Sequence[str]) -> int:
         """The number in a section's first line, which also names its columns."""
-        found = self.rest[self.at].split("\t")
-        if tuple(found[2:]) != tuple(columns):
+        cells = self.rest[self.at].split("\t")
+        if tuple(cells[2:]) != tuple(columns):
             raise self.error(f"`{what}` must name its columns: {' '.join(columns)}")
-        number = self.int_(found[1], what)
+        number = self.int_(cells[1], what)
         self.at += 1
         return number
 
@@ -200,10 +200,10 @@ class _Lines:
         return value
 
 
-def _worker(found: list[str]) -> Worker:
-    if not _INTEGER.fullmatch(found[1]):
-        raise InputError(f"a worker's count must be a whole number, got {found[1][:40]!r}")
-    return Worker(name=found[0], count=int(found[1]))
+def _worker(cells: list[str]) -> Worker:
+    if not _INTEGER.fullmatch(cells[1]):
+        raise InputError(f"a worker's count must be a whole number, got {cells[1][:40]!r}")
+    return Worker(name=cells[0], count=int(cells[1]))
 
 
 def _checked(lines: _Lines, make: Callable[[Any], _T], given: object) -> _T:
@@ -237,11 +237,11 @@ def _memory(lines: _Lines, shape: tuple[int, int]) -> Callable[[], Memory | None
     columns = _columns(lines, "change", count, _CHANGE)
     values = {name: _numbers(lines, column, name, begin) for name, column in zip(_CHANGE, columns, strict=True)}
     resident = np.zeros(shape)
-    for found in lines.all("resident", 3):
-        worker, buffer = (lines.int_(text, "resident") for text in found[:2])
+    for cells in lines.all("resident", 3):
+        worker, buffer = (lines.int_(text, "resident") for text in cells[:2])
         if not (0 <= worker < shape[0] and 0 <= buffer < shape[1]) or resident[worker, buffer]:
             raise lines.error(f"resident bytes of worker {worker}, buffer {buffer}: not in the tables, or given twice")
-        resident[worker, buffer] = lines.float_(found[2], "resident")
+        resident[worker, buffer] = lines.float_(cells[2], "resident")
     return lambda: Memory(resident_bytes=resident, **{name: _array(name, column) for name, column in values.items()})
 
 

@@ -26,8 +26,8 @@ POLICIES = (
 
 def policy(name: str) -> Policy:
     """The policy of a name. CatalogueError with the nearest names if there is none."""
-    for each in POLICIES:
-        if each.name == name:
-            return each
-    known = [each.name for each in POLICIES]
+    for candidate in POLICIES:
+        if candidate.name == name:
+            return candidate
+    known = [candidate.name for candidate in POLICIES]
     raise CatalogueError(f"unknown policy {name!r}{nearest(name, known)}; known are {', '.join(known)}")

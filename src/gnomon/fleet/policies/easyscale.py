@@ -25,12 +25,12 @@ def easyscale(level: str = "near kinds") -> Decide:
         free = list(state.free)
         held: dict[str, Allocation] = {active.job.id: active.allocation for active in state.running}
         for active in state.queue:
-            found = fit(state, free, active.job, active.job.fewest)
-            if found is None and _take_back(state, free, held, active.job.fewest):
-                found = fit(state, free, active.job, active.job.fewest)
-            if found is not None:
-                take(free, found)
-                held[active.job.id] = found
+            allocation = fit(state, free, active.job, active.job.fewest)
+            if allocation is None and _take_back(state, free, held, active.job.fewest):
+                allocation = fit(state, free, active.job, active.job.fewest)
+            if allocation is not None:
+                take(free, allocation)
+                held[active.job.id] = allocation
         _give_out(state, forecasts, free, held, factor)
         before = {active.job.id: active.allocation for active in state.running}
         return [Decision(job, now) for job, now in held.items() if now != before.get(job, ())]

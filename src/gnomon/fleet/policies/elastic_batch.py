@@ -26,7 +26,7 @@ def elastic_batch(state: State, forecasts: Forecasts) -> Sequence[Decision]:
             if node in cut:
                 cut[node].slices[active.job.id] = active.slice_at
     out = []
-    for active in sorted(state.queue, key=lambda each: (-int(profile_of(each.job)[0]), each.index)):
+    for active in sorted(state.queue, key=lambda active: (-int(profile_of(active.job)[0]), active.index)):
         name = profile_of(active.job)
         compute = int(name[0])
         open_ = [n for n in devices if state.free[n] and cut[n].start(name) is not None]
@@ -71,8 +71,8 @@ def cover(
             enough = [p for p in usable if p.per_s >= rest]
             wanted.append((bucket, min(enough or [best], key=lambda p: (int(p.profile[0]), p.per_s))))
     devices: list[tuple[Geometry, list[tuple[str, Point]]]] = []
-    for number, (bucket, point) in enumerate(sorted(wanted, key=lambda each: -int(each[1].profile[0]))):
-        home = next((each for each in devices if each[0].start(point.profile) is not None), None)
+    for number, (bucket, point) in enumerate(sorted(wanted, key=lambda pair: -int(pair[1].profile[0]))):
+        home = next((device for device in devices if device[0].start(point.profile) is not None), None)
         if home is None:
             home = (Geometry(), [])
             devices.append(home)

@@ -146,18 +146,18 @@ class _Round:
         spare = sum(self.free[n] for n in (*self.training, *self.borrowed)) + (self._extra() if self.elastic else 0)
         fit = [active for active in waiting if self._wants(active.job) <= spare]
         for active in sorted(
-            fit, key=lambda each: (each.left_s(now) * each.job.devices / self._wants(each.job), each.index)
+            fit, key=lambda active: (active.left_s(now) * active.job.devices / self._wants(active.job), active.index)
         ):
             count = self._wants(active.job)
             if count > spare:
                 continue
-            found = self._place(active.job, count)
-            if found is None and self.elastic and self._extra():
+            allocation = self._place(active.job, count)
+            if allocation is None and self.elastic and self._extra():
                 self._shrink_all()
-                found = self._place(active.job, count)
-            if found is not None:
-                take(self.free, found)
-                self.held[active.job.id] = found
+                allocation = self._place(active.job, count)
+            if allocation is not None:
+                take(self.free, allocation)
+                self.held[active.job.id] = allocation
                 spare -= count
             if spare <= 0:
                 break
@@ -195,9 +195,9 @@ class _Round:
         per_node = max(self.state.machines.capacity)
         most = 0 if self.state.spread else -(-count // per_node)
         for nodes in pools:
-            found = place(self.free, nodes, count, most)
-            if found is not None:
-                return found
+            allocation = place(self.free, nodes, count, most)
+            if allocation is not None:
+                return allocation
         return None
 
     # Scale.

@@ -16,7 +16,7 @@ from gnomon.fleet.state import Active, Allocation, Decision, Forecasts, Policy, 
 def optimus(state: State, forecasts: Forecasts) -> Sequence[Decision]:
     """Devices by marginal gain; those with a new number are placed anew, the smallest first."""
     nodes = [n for i, p in enumerate(state.machines.pools) if not p.serves for n in state.machines.nodes_of(i)]
-    jobs = sorted((*state.queue, *state.running), key=lambda each: each.index)
+    jobs = sorted((*state.queue, *state.running), key=lambda active: active.index)
     free = sum(state.free[n] for n in nodes) + sum(active.devices for active in state.running)
     per_node = max(state.machines.capacity)
     limits = {active.job.id: forecasts.limits(active.job) for active in jobs}
@@ -63,12 +63,12 @@ def _placed(state: State, jobs: Sequence[Active], counts: dict[str, int], nodes:
     for active in changed:
         give(free, active.allocation)
     out = [Decision(active.job.id, ()) for active in changed if not counts[active.job.id]]
-    for active in sorted(changed, key=lambda each: (counts[each.job.id], each.index)):
+    for active in sorted(changed, key=lambda active: (counts[active.job.id], active.index)):
         count = counts[active.job.id]
-        found = emptiest(free, nodes, count) if count else None
-        if found:
-            take(free, found)
-            out.append(Decision(active.job.id, found))
+        allocation = emptiest(free, nodes, count) if count else None
+        if allocation:
+            take(free, allocation)
+            out.append(Decision(active.job.id, allocation))
     return out
 
 

@@ -25,7 +25,7 @@ _LEAST = 1e-3
 def pollux(state: State, forecasts: Forecasts) -> Sequence[Decision]:
     """Replicas and places of all jobs."""
     nodes = [n for i, p in enumerate(state.machines.pools) if not p.serves for n in state.machines.nodes_of(i)]
-    jobs = sorted((*state.queue, *state.running), key=lambda each: (each.served_at(state.now), each.index))
+    jobs = sorted((*state.queue, *state.running), key=lambda active: (active.served_at(state.now), active.index))
     capacity = sum(state.free[n] for n in nodes) + sum(active.devices for active in state.running)
     per_node = max(state.machines.capacity)
     if not jobs or not capacity:
@@ -102,13 +102,13 @@ def _placed(state: State, jobs: Sequence[Active], counts: Sequence[int], nodes: 
     for active, _ in changed:
         give(free, active.allocation)
     out = [Decision(active.job.id, ()) for active, count in changed if not count and active.allocation]
-    for active, count in sorted(changed, key=lambda each: (-each[1], each[0].index)):
+    for active, count in sorted(changed, key=lambda pair: (-pair[1], pair[0].index)):
         if not count:
             continue
-        found = place(free, nodes, count)
-        assert found is not None and devices_of(found) == count
-        take(free, found)
-        out.append(Decision(active.job.id, found))
+        allocation = place(free, nodes, count)
+        assert allocation is not None and devices_of(allocation) == count
+        take(free, allocation)
+        out.append(Decision(active.job.id, allocation))
     return out
 
 

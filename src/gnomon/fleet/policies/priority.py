@@ -38,11 +38,11 @@ def by_rank(state: State, ranked: Sequence[Active], *, spread_out: bool = False)
         if active.allocation:
             continue
         count = active.job.devices
-        found = emptiest(free, range(len(free)), count) if spread_out else fit(state, free, active.job, count)
-        if found is None:
+        allocation = emptiest(free, range(len(free)), count) if spread_out else fit(state, free, active.job, count)
+        if allocation is None:
             continue
-        take(free, found)
-        out.append(Decision(active.job.id, found))
+        take(free, allocation)
+        out.append(Decision(active.job.id, allocation))
     return [*_needed(state, stopped, out), *out]
 
 
@@ -68,7 +68,7 @@ def srtf(state: State, forecasts: Forecasts) -> Sequence[Decision]:
     """Shortest remaining time first, with preemption."""
     if not state.queue:
         return ()
-    ranked = sorted((*state.queue, *state.running), key=lambda each: (each.left_s(state.now), each.index))
+    ranked = sorted((*state.queue, *state.running), key=lambda active: (active.left_s(state.now), active.index))
     return by_rank(state, ranked)
 
 
@@ -77,9 +77,9 @@ def las(state: State, forecasts: Forecasts) -> Sequence[Decision]:
     if not state.queue:
         return ()
 
-    def rank(each: Active) -> tuple[float, float, int]:
+    def rank(active: Active) -> tuple[float, float, int]:
         # A step of 10 device-minutes; without it, jobs with equal service would take turns at every tick.
-        return (each.served_at(state.now) // 600.0, each.job.submit_s, each.index)
+        return (active.served_at(state.now) // 600.0, active.job.submit_s, active.index)
 
     return by_rank(state, sorted((*state.queue, *state.running), key=rank))
 
@@ -98,8 +98,8 @@ def _tiresias(state: State, *, spread_out: bool) -> Sequence[Decision]:
     if not state.queue:
         return ()
 
-    def rank(each: Active) -> tuple[bool, float, int]:
-        return (each.served_at(state.now) >= THRESHOLD_DEVICE_S, each.job.submit_s, each.index)
+    def rank(active: Active) -> tuple[bool, float, int]:
+        return (active.served_at(state.now) >= THRESHOLD_DEVICE_S, active.job.submit_s, active.index)
 
     return by_rank(state, sorted((*state.queue, *state.running), key=rank), spread_out=spread_out)
 

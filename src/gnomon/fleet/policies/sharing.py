@@ -34,13 +34,13 @@ def sharing(may: May, order: Callable[[Sequence[Active], Forecasts], Sequence[Ac
         waiting = []
         hosts = [(active, active.allocation) for active in state.running if not active.beside]
         for active in order(state.queue, forecasts):
-            found = fit(state, free, active.job, active.job.devices)
-            if found is None:
+            allocation = fit(state, free, active.job, active.job.devices)
+            if allocation is None:
                 waiting.append(active)
             else:
-                take(free, found)
-                out.append(Decision(active.job.id, found))
-                hosts.append((active, found))
+                take(free, allocation)
+                out.append(Decision(active.job.id, allocation))
+                hosts.append((active, allocation))
         taken: set[str] = set()
         for active in waiting:
             best, gain = None, 0.0
@@ -86,7 +86,7 @@ def _by_submission(queue: Sequence[Active], forecasts: Forecasts) -> Sequence[Ac
 
 def _small_and_large(queue: Sequence[Active], forecasts: Forecasts) -> Sequence[Active]:
     """The smallest, the largest, the next smallest … by memory (CoGNN's balanced memory)."""
-    ranked = sorted(queue, key=lambda each: (forecasts.memory_bytes(each.job, each.job.devices), each.index))
+    ranked = sorted(queue, key=lambda active: (forecasts.memory_bytes(active.job, active.job.devices), active.index))
     out = []
     while ranked:
         out.append(ranked.pop(0))

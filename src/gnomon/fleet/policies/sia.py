@@ -35,7 +35,7 @@ class Configuration:
 def sia(state: State, forecasts: Forecasts) -> Sequence[Decision]:
     """Configurations of all jobs, then their places."""
     pools = [i for i, pool in enumerate(state.machines.pools) if not pool.serves]
-    jobs = sorted((*state.queue, *state.running), key=lambda each: each.index)
+    jobs = sorted((*state.queue, *state.running), key=lambda active: active.index)
     room = {i: sum(state.free[n] for n in state.machines.nodes_of(i)) for i in pools}
     for active in state.running:
         pool = state.machines.pool_of[active.allocation[0][0]]
@@ -88,13 +88,13 @@ def exact(options: Sequence[Sequence[Configuration]], room: dict[int, int]) -> l
     picks = []
     for group in options:
         after, pick = best.copy(), np.full(best.shape, -1, dtype=np.int16)
-        for item, each in enumerate(group):
-            axis = pools.index(each.pool)
-            if each.count > room[each.pool]:
+        for item, option in enumerate(group):
+            axis = pools.index(option.pool)
+            if option.count > room[option.pool]:
                 continue
-            to = tuple(slice(each.count, None) if i == axis else slice(None) for i in range(len(pools)))
-            come = tuple(slice(None, -each.count) if i == axis else slice(None) for i in range(len(pools)))
-            value = best[come] + each.value
+            to = tuple(slice(option.count, None) if i == axis else slice(None) for i in range(len(pools)))
+            come = tuple(slice(None, -option.count) if i == axis else slice(None) for i in range(len(pools)))
+            value = best[come] + option.value
             better = value > after[to] + 1e-12
             after[to] = np.where(better, value, after[to])
             pick[to] = np.where(better, item, pick[to])
@@ -119,13 +119,13 @@ def _by_marginal_value(options: Sequence[Sequence[Configuration]], room: dict[in
         best, gain, index = None, 0.0, -1
         for i, group in enumerate(options):
             have = chosen[i]
-            for each in group:
-                spare = left[each.pool] + (have.count if have is not None and have.pool == each.pool else 0)
-                more = each.value - (have.value if have is not None else 0.0)
-                extra = each.count - (have.count if have is not None and have.pool == each.pool else 0)
+            for option in group:
+                spare = left[option.pool] + (have.count if have is not None and have.pool == option.pool else 0)
+                more = option.value - (have.value if have is not None else 0.0)
+                extra = option.count - (have.count if have is not None and have.pool == option.pool else 0)
                 worth = more / max(extra, 0.5)
-                if each.count <= spare and more > 1e-9 and worth > gain + 1e-12:
-                    best, gain, index = each, worth, i
+                if option.count <= spare and more > 1e-9 and worth > gain + 1e-12:
+                    best, gain, index = option, worth, i
         if best is None:
             return chosen
         old = chosen[index]
@@ -148,11 +148,11 @@ def _placed(state: State, jobs: Sequence[Active], chosen: Sequence[Configuration
             out.append(Decision(active.job.id, ()))
         else:
             changed.append((active, pick))
-    for active, pick in sorted(changed, key=lambda each: (-each[1].count, each[0].index)):
-        found = place(free, state.machines.nodes_of(pick.pool), pick.count)
-        assert found is not None and devices_of(found) == pick.count
-        take(free, found)
-        out.append(Decision(active.job.id, found))
+    for active, pick in sorted(changed, key=lambda pair: (-pair[1].count, pair[0].index)):
+        allocation = place(free, state.machines.nodes_of(pick.pool), pick.count)
+        assert allocation is not None and devices_of(allocation) == pick.count
+        take(free, allocation)
+        out.append(Decision(active.job.id, allocation))
     return out
 
 

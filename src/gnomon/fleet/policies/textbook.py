@@ -22,17 +22,17 @@ def in_order(key: Callable[[Job], float], *, backfill: bool) -> Decide:
             return ()
         free = list(state.free)
         out = []
-        waiting = [each for each in state.queue if each.job.devices <= total] if backfill else state.queue
+        waiting = [active for active in state.queue if active.job.devices <= total] if backfill else state.queue
         if key is not _submitted:  # the queue is in order of submission already
-            waiting = sorted(waiting, key=lambda each: (key(each.job), each.index))
+            waiting = sorted(waiting, key=lambda active: (key(active.job), active.index))
         for active in waiting:
-            found = fit(state, free, active.job, active.job.devices)
-            if found is None:
+            allocation = fit(state, free, active.job, active.job.devices)
+            if allocation is None:
                 if backfill:
                     continue
                 break
-            take(free, found)
-            out.append(Decision(active.job.id, found))
+            take(free, allocation)
+            out.append(Decision(active.job.id, allocation))
             total -= active.job.devices
             if not total:
                 break
@@ -57,13 +57,13 @@ def easy(state: State, forecasts: Forecasts) -> Sequence[Decision]:
     out = []
     waiting = state.queue
     for place, head in enumerate(waiting):
-        found = fit(state, free, head.job, head.job.devices)
-        if found is None:
+        allocation = fit(state, free, head.job, head.job.devices)
+        if allocation is None:
             spare, shadow = _reservation(state, free, head)
             out += _behind(state, free, waiting[place + 1 :], spare, shadow)
             break
-        take(free, found)
-        out.append(Decision(head.job.id, found))
+        take(free, allocation)
+        out.append(Decision(head.job.id, allocation))
     return out
 
 
@@ -90,13 +90,13 @@ def _behind(state: State, free: list[int], waiting: Sequence[Active], spare: int
         short = state.now + job.work_s <= shadow
         if not short and job.devices > spare:
             continue
-        found = fit(state, free, job, job.devices)
-        if found is None:
+        allocation = fit(state, free, job, job.devices)
+        if allocation is None:
             continue
-        take(free, found)
+        take(free, allocation)
         total -= job.devices
         spare -= 0 if short else job.devices
-        out.append(Decision(job.id, found))
+        out.append(Decision(job.id, allocation))
     return out
 
 

@@ -69,24 +69,24 @@ def parse_trace(text: str, name: str, how: Reading | None = None) -> Trace:
     rows = Rows(name, keep_going=how.skip_bad)
     match kind:
         case "philly":
-            found = tables.plain(rows, text)
+            listed = tables.plain(rows, text)
         case "tiresias":
-            found = tables.tiresias(rows, text)
+            listed = tables.tiresias(rows, text)
         case "pollux":
-            found = tables.pollux(rows, text, how.duration, how.workload)
+            listed = tables.pollux(rows, text, how.duration, how.workload)
         case "gavel":
-            found = tables.gavel(rows, text, how.duration)
+            listed = tables.gavel(rows, text, how.duration)
         case "sacct":
-            found = clusters.sacct(rows, text)
+            listed = clusters.sacct(rows, text)
         case "pods":
-            found = clusters.pods(rows, text)
+            listed = clusters.pods(rows, text)
         case "events":
-            found = clusters.events(rows, text)
+            listed = clusters.events(rows, text)
         case "openb":
-            found = clusters.openb(rows, text)
+            listed = clusters.openb(rows, text)
         case _:
             raise InputError(f"unknown format {kind!r} of a trace; known are {', '.join(FORMATS)}")
-    jobs = rows.jobs(found)
+    jobs = rows.jobs(listed)
     return Trace(name=name, format=kind, jobs=jobs, left_out=tuple(rows.left_out))
 
 

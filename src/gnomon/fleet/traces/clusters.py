@@ -66,11 +66,11 @@ def sacct(rows: Rows, text: str) -> Sequence[Job]:
 def _gpus(resources: Sequence[str]) -> tuple[int, str]:
     """(GPUs, kind) of the first of the texts that says so: `gres/gpu:a100=8`, `gpu:a100:8`."""
     for text in resources:
-        found = list(_GPU.finditer(text)) or list(_GRES.finditer(text))
-        kinds = [each for each in found if each["kind"]]
-        if found:
-            total = [each for each in found if not each["kind"]] or kinds
-            return sum(int(each["count"]) for each in total), kinds[0]["kind"] if kinds else ""
+        matches = list(_GPU.finditer(text)) or list(_GRES.finditer(text))
+        kinds = [match for match in matches if match["kind"]]
+        if matches:
+            total = [match for match in matches if not match["kind"]] or kinds
+            return sum(int(match["count"]) for match in total), kinds[0]["kind"] if kinds else ""
     return 0, ""
 
 
@@ -107,10 +107,10 @@ def _from_zero(jobs: Sequence[Job]) -> Sequence[Job]:
 def pods(rows: Rows, text: str) -> Sequence[Job]:
     """Pods as `kubectl get pods -A -o json` writes them. Their lines are their places in the list, from 1."""
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{rows.name}: line {error.lineno}: not JSON: {error.msg}") from error
-    items = found.get("items") if isinstance(found, dict) else found
+    items = document.get("items") if isinstance(document, dict) else document
     if not isinstance(items, list):
         raise InputError(f"{rows.name}: no list `items` of pods, as `kubectl get pods -A -o json` writes it")
     jobs = []
@@ -143,15 +143,15 @@ def _pod(rows: Rows, place: int, pod: Any) -> Job | None:
     begun = status.get("startTime")
     ends = [
         end
-        for each in status.get("containerStatuses") or []
-        if (end := _mapping(_mapping(each, "state"), "terminated").get("finishedAt"))
+        for container in status.get("containerStatuses") or []
+        if (end := _mapping(_mapping(container, "state"), "terminated").get("finishedAt"))
     ]
     if not begun or not ends:
         rows.leave_out(place, f"pod {name} {'still runs' if begun else 'never started'}")
         return None
     submit = _time(rows, place, "creationTimestamp", str(meta.get("creationTimestamp") or ""))
     start = _time(rows, place, "startTime", str(begun))
-    end = max(_time(rows, place, "finishedAt", str(each)) for each in ends)
+    end = max(_time(rows, place, "finishedAt", str(stamp)) for stamp in ends)
     _in_order(rows, place, submit, start, end)
     compute = int(profile[0]) if profile[:1].isdigit() else 1
     return Job(
@@ -166,8 +166,8 @@ def _pod(rows: Rows, place: int, pod: Any) -> Job | None:
 
 
 def _mapping(value: Any, key: str) -> Mapping[str, Any]:
-    found = value.get(key) if isinstance(value, dict) else None
-    return found if isinstance(found, dict) else {}
+    inner = value.get(key) if isinstance(value, dict) else None
+    return inner if isinstance(inner, dict) else {}
 
 
 def events(rows: Rows, text: str) -> Sequence[Job]:

@@ -86,20 +86,20 @@ class Rows:
 
     def count(self, line: int, row: dict[str, str], column: str) -> int:
         """A whole number of 0 or more; -1, with a problem noted, where there is none."""
-        found = self.number(line, row, column)
-        if math.isnan(found):
+        number = self.number(line, row, column)
+        if math.isnan(number):
             return -1
-        if found != int(found):
+        if number != int(number):
             self.problem(line, f"{column} is {row[column].strip()[:32]!r}, not a whole number")
             return -1
-        return int(found)
+        return int(number)
 
-    def jobs(self, found: Sequence[Job]) -> tuple[Job, ...]:
+    def jobs(self, jobs: Sequence[Job]) -> tuple[Job, ...]:
         """The jobs in order of submission, checked. InputError with the first problems, unless `keep_going`."""
-        bad = {each.line for each in self.problems}
+        bad = {problem.line for problem in self.problems}
         seen: dict[str, int] = {}
         kept = []
-        for job in found:
+        for job in jobs:
             if job.line in bad:
                 continue
             if job.id in seen:
@@ -113,12 +113,12 @@ class Rows:
                 continue
             kept.append(job)
         if self.problems and not self.keep_going:
-            self.problems.sort(key=lambda each: each.line)
-            first = "; ".join(f"line {each.line}: {each.reason}" for each in self.problems[:SHOWN])
+            self.problems.sort(key=lambda problem: problem.line)
+            first = "; ".join(f"line {problem.line}: {problem.reason}" for problem in self.problems[:SHOWN])
             more = f"; and {len(self.problems) - SHOWN:,} more" if len(self.problems) > SHOWN else ""
             raise InputError(f"{self.name}: {first}{more}; mend the rows, or leave them out with --skip-bad")
         self.left_out += self.problems
-        self.left_out.sort(key=lambda each: each.line)
+        self.left_out.sort(key=lambda problem: problem.line)
         return tuple(sorted(kept, key=lambda job: job.submit_s))
 
 

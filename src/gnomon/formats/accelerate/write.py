@@ -99,8 +99,8 @@ def _fsdp(plan: Plan) -> dict[str, object]:
 def _axes(plan: Plan) -> dict[str, object]:
     mesh = plan.mesh
     sizes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, "tp": mesh.tp, "cp": mesh.cp}
-    found: dict[str, object] = {f"parallelism_config_{axis}_size": size for axis, size in sizes.items()}
+    fields: dict[str, object] = {f"parallelism_config_{axis}_size": size for axis, size in sizes.items()}
     if mesh.cp > 1:
         gathers = plan.layout.context == "all_gather"
-        found["parallelism_config_cp_comm_strategy"] = "allgather" if gathers else "alltoall"
-    return found
+        fields["parallelism_config_cp_comm_strategy"] = "allgather" if gathers else "alltoall"
+    return fields

@@ -269,11 +269,11 @@ def batch_of(f: Fields, ranks: int) -> tuple[int, int]:
     return product, micro
 
 
-def devices_for(total: int, each: int) -> str:
+def devices_for(total: int, per_rank: int) -> str:
     """Which number of ranks a batch is for."""
-    if total % each:
+    if total % per_rank:
         return f"no number of ranks gives {total}"
-    return f"the nearest number of devices is {total // each}, which it is for"
+    return f"the nearest number of devices is {total // per_rank}, which it is for"
 
 
 def precision_of(f: Fields) -> Precision:

@@ -123,7 +123,7 @@ def _reduce(precision: Precision) -> str:
 def _precision(precision: Precision) -> dict[str, object]:
     half = half_of(precision)
     grad = precision.grad if precision.grad in ("fp32", *HALVES) else "fp32"
-    found: dict[str, object] = {
+    config: dict[str, object] = {
         "communication_data_type": _reduce(precision),
         "data_types": {"grad_accum_dtype": grad},
     }
@@ -133,5 +133,5 @@ def _precision(precision: Precision) -> dict[str, object]:
             table[f"{half}_master_weights_and_grads"] = True
         if half == "bf16" and precision.states == "bf16":
             table["bf16_optimizer_states"] = True
-        found[half] = table
-    return found
+        config[half] = table
+    return config

@@ -421,12 +421,12 @@ def _full_heads(k: Keys, layers: list[str]) -> tuple[int, int]:
     """(key heads, width of a head) of Gemma 4's full layers: by keys of their own, or layer by layer since 5.20."""
     if not k.has("per_layer_config"):
         return k.integer("num_global_key_value_heads"), k.integer("global_head_dim", 512)
-    each = k.inside("per_layer_config")
-    inner = [each.inside(key if each.has(key) else key.zfill(2)) for key in layers]
-    found = {(one.integer("num_key_value_heads"), one.integer("head_dim")) for one in inner}
-    if len(found) != 1:
-        k.fail("per_layer_config", f"full layers differ in heads: {sorted(found)}")
-    return found.pop()
+    by_layer = k.inside("per_layer_config")
+    inner = [by_layer.inside(key if by_layer.has(key) else key.zfill(2)) for key in layers]
+    sizes = {(one.integer("num_key_value_heads"), one.integer("head_dim")) for one in inner}
+    if len(sizes) != 1:
+        k.fail("per_layer_config", f"full layers differ in heads: {sorted(sizes)}")
+    return sizes.pop()
 
 
 DECODERS: Mapping[str, Reader] = {

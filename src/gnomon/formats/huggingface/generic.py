@@ -109,9 +109,9 @@ RELU = {**ACTIVATIONS, "relu2": "relu2"}
 def _key(k: Keys, what: str) -> str:
     """The spelling that the file has, or the usual one."""
     spelled = KEYS[what]
-    found = next((key for key in spelled if k.has(key)), spelled[0])
+    name = next((key for key in spelled if k.has(key)), spelled[0])
     k.ignore(*spelled[1:])
-    return found
+    return name
 
 
 def _windows(k: Keys, shape: Shape, layers: int) -> tuple[int, ...]:

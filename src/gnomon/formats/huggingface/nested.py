@@ -53,21 +53,21 @@ def language_model(
     values: Mapping[str, object], readers: Collection[str]
 ) -> tuple[Mapping[str, object], tuple[str, ...]] | None:
     """The keys of the language model, and the notes; None where there is none that `readers` has."""
-    inner = next((each for key in PLACES if isinstance(each := values.get(key), Mapping)), None)
+    inner = next((config for key in PLACES if isinstance(config := values.get(key), Mapping)), None)
     kind = str(values.get("model_type", ""))
     if inner is None and kind in FLAT:
         inner = {k: v for k, v in values.items() if k not in NOT_TEXT and not k.endswith("_token_id")}
-        said, sizes = FLAT[kind], {}
+        family, sizes = FLAT[kind], {}
     elif inner is not None:
-        said = str(inner.get("model_type", ""))
-        said = SAME_AS.get(said, said)
-        sizes = {k: v for k, v in CLASS_SIZES.get(said, {}).items() if inner.get(k) is None}
-    if inner is None or said not in readers:
+        family = str(inner.get("model_type", ""))
+        family = SAME_AS.get(family, family)
+        sizes = {k: v for k, v in CLASS_SIZES.get(family, {}).items() if inner.get(k) is None}
+    if inner is None or family not in readers:
         return None
     kept = {key: value for key, value in inner.items() if key not in NESTED_ONLY}
     tied = {k: values[k] for k in ("tie_word_embeddings",) if k in values and k not in inner}
-    notes = [f"only its language model ({said}): what reads images or sound, and its projector, are left out"]
+    notes = [f"only its language model ({family}): what reads images or sound, and its projector, are left out"]
     if sizes:
         taken = ", ".join(f"{key} {size:,}" for key, size in sizes.items())
         notes.append(f"sizes that its text_config leaves out are those of transformers' class: {taken}")
-    return {**kept, **sizes, **tied, "model_type": said}, tuple(notes)
+    return {**kept, **sizes, **tied, "model_type": family}, tuple(notes)

@@ -157,8 +157,8 @@ def _rotary(given: Mapping[str, Any], values: Mapping[str, Any], usual: Usual, *
         return f"rotary embeddings of type {kind!r} are predicted, and not run yet; these run: {', '.join(SCALINGS)}"
 
     def first(*names: str, absent: float) -> float:
-        found = (source.get(name) for name in names for source in (given, values))
-        return float(next((value for value in found if value is not None), absent))
+        candidates = (source.get(name) for name in names for source in (given, values))
+        return float(next((value for value in candidates if value is not None), absent))
 
     scaling = "" if kind == "default" else kind
     trained = ("max_position_embeddings",) if kind == "dynamic" else ()  # as transformers has it
@@ -205,8 +205,8 @@ def _factors(given: Mapping[str, Any], key: str) -> str:
 
 def _of_longrope(given: Mapping[str, Any], values: Mapping[str, Any], original: int) -> float:
     """As given, or the root of 1 + ln(factor) / ln(original) (Ding et al. 2024)."""
-    if (said := given.get("attention_factor")) is not None:
-        return float(said)
+    if (stated := given.get("attention_factor")) is not None:
+        return float(stated)
     factor = given.get("factor") or (values.get("max_position_embeddings") or original) / original
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
@@ -217,7 +217,7 @@ def _attention_factor(given: Mapping[str, Any], factor: float) -> float:
     def scale(by: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
 
-    if (said := given.get("attention_factor")) is not None:
-        return float(said)
+    if (stated := given.get("attention_factor")) is not None:
+        return float(stated)
     above, below = given.get("mscale"), given.get("mscale_all_dim")
     return scale(float(above)) / scale(float(below)) if above and below else scale(1.0)

@@ -53,13 +53,13 @@ def _older_sizes(
     ffn: int,
     *,
     kv_heads: int = 0,
-    said: str = "num_attention_heads",
+    heads_key: str = "num_attention_heads",
     tied: bool = True,
 ) -> Sizes:
     """Of files that give no width of a head. kv_heads: 0 for as many as heads. said: the key that gave the heads.
     tied: where the file does not say."""
     if hidden % heads:
-        k.fail(said, f"hidden_size={hidden} is not a multiple of {heads} heads")
+        k.fail(heads_key, f"hidden_size={hidden} is not a multiple of {heads} heads")
     return Sizes(
         num_layers=layers,
         hidden_size=hidden,
@@ -175,7 +175,7 @@ def _bloom(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return decoder(
         DecoderConfig(
             name=name,
-            **_older_sizes(k, either("n_layer", "num_hidden_layers"), hidden, heads, 4 * hidden, said="n_head"),
+            **_older_sizes(k, either("n_layer", "num_hidden_layers"), hidden, heads, 4 * hidden, heads_key="n_head"),
             **_older(True),
             activation="gelu_tanh",
             rotary=False,
@@ -198,7 +198,7 @@ def _gptj(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return decoder(
         DecoderConfig(
             name=name,
-            **_older_sizes(k, k.integer("n_layer"), hidden, heads, ffn, said="n_head", tied=False),
+            **_older_sizes(k, k.integer("n_layer"), hidden, heads, ffn, heads_key="n_head", tied=False),
             order="parallel",
             norm="layer",
             norm_bias=True,
@@ -226,7 +226,9 @@ def _gpt_bigcode(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return decoder(
         DecoderConfig(
             name=name,
-            **_older_sizes(k, k.integer("n_layer"), hidden, heads, ffn, kv_heads=1 if shared else heads, said="n_head"),
+            **_older_sizes(
+                k, k.integer("n_layer"), hidden, heads, ffn, kv_heads=1 if shared else heads, heads_key="n_head"
+            ),
             **_older(True),
             rotary=False,
             position_rows=k.integer("n_positions"),
@@ -268,7 +270,7 @@ def _gpt_neo(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return decoder(
         DecoderConfig(
             name=name,
-            **_older_sizes(k, layers, hidden, heads, ffn, said="num_heads"),
+            **_older_sizes(k, layers, hidden, heads, ffn, heads_key="num_heads"),
             norm="layer",
             norm_bias=True,
             gated=False,
@@ -307,7 +309,7 @@ def _mpt(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return decoder(
         DecoderConfig(
             name=name,
-            **_older_sizes(k, k.integer("n_layers"), hidden, k.integer("n_heads"), ratio * hidden, said="n_heads"),
+            **_older_sizes(k, k.integer("n_layers"), hidden, k.integer("n_heads"), ratio * hidden, heads_key="n_heads"),
             norm="layer",
             gated=False,
             activation="gelu",

@@ -140,10 +140,10 @@ def check_layer_types(k: Keys, expected: list[str]) -> None:
 
 def inner(k: Keys, key: str) -> Keys:
     """A config inside another; transformers writes keys of its base class there too."""
-    found = k.inside(key)
-    found.must_be("is_encoder_decoder", False)
-    found.must_be("chunk_size_feed_forward", 0)
-    return found
+    keys = k.inside(key)
+    keys.must_be("is_encoder_decoder", False)
+    keys.must_be("chunk_size_feed_forward", 0)
+    return keys
 
 
 def free_multipliers(k: Keys, notes: Notes) -> None:

@@ -470,8 +470,8 @@ def from_hf_config(
         reader = partial(generic_decoder, shape=SHAPES[kind])
     if reader is None:
         if (inside := language_model(values, READERS)) is not None:
-            found = from_hf_config(inside[0], name, wanted, strict=strict)
-            return replace(found, notes=(*inside[1], *found.notes))
+            model = from_hf_config(inside[0], name, wanted, strict=strict)
+            return replace(model, notes=(*inside[1], *model.notes))
         if kind in NOT_DESCRIBED:
             raise CatalogueError(f"{name}: model_type {kind!r} has no reader: {NOT_DESCRIBED[kind]}")
         known = sorted({*READERS, *SHAPES, *SAME_KEYS})

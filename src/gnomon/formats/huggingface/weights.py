@@ -58,7 +58,7 @@ class Parameter:
 
 def parameters_of(graph: Graph) -> dict[str, Parameter]:
     """Every parameter of the Graph, frozen weights too, by full name."""
-    found: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] = {}
     for layer in graph.layers():
         block = graph.block(layer.call.block)
         matrices = {op.inputs[1]: op for op in block.ops if op.contracts and op.kind != "matmul"}
@@ -77,8 +77,8 @@ def parameters_of(graph: Graph) -> dict[str, Parameter]:
                 rows = sum(atom.name not in op.contracts for atom in tensor.atoms)
                 first = 1 if op.kind == "grouped_linear" else 0
                 shape = (*atoms[:first], prod(atoms[first:rows]), prod(atoms[rows:]))
-            found.setdefault(name, Parameter(name=name, atoms=atoms, shape=shape, rows=rows))
-    return found
+            parameters.setdefault(name, Parameter(name=name, atoms=atoms, shape=shape, rows=rows))
+    return parameters
 
 
 Rule = Callable[[str, Parameter], Sequence[Piece]]
@@ -189,8 +189,8 @@ def _joined(names: Mapping[str, str]) -> Callable[[Mapping[str, Parameter]], dic
         for ours, theirs in names.items():
             first, *others = ours.split()
             for name in parameters:
-                head, found, tail = name.rpartition(f".{first}.")
-                if not found:
+                head, middle, tail = name.rpartition(f".{first}.")
+                if not middle:
                     continue
                 parts = [f"{head}.{part}.{tail}" for part in (first, *others)]
                 sizes = [parameters[part].shape[0] for part in parts]
@@ -484,7 +484,7 @@ def layout(graph: Graph, model_type: str) -> Layout:
     copies = {theirs: made[ours][0].tensor for theirs, ours in family.copies if ours in made and theirs not in made}
     ignored = family.ignored
     if model_type in PREDICTORS:
-        numbers = [int(found[1]) for name in made if (found := re.match(r"model\.layers\.(\d+)\.", name))]
+        numbers = [int(match[1]) for name in made if (match := re.match(r"model\.layers\.(\d+)\.", name))]
         ignored = (*ignored, rf"^model\.layers\.{max(numbers, default=-1) + 1}\.")
     return Layout(pieces=made, ignored=ignored, copies=copies)
 

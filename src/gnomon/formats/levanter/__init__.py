@@ -109,13 +109,13 @@ def _read(path: Path, given: Given) -> Job:
     if tp == 1:
         f.ignore("trainer.tensor_parallel_axes")
     total = given.global_batch or f.integer("trainer.train_batch_size", 512)
-    each = f.raw("trainer.per_device_parallelism")
+    per_device = f.raw("trainer.per_device_parallelism")
     data = max(1, (given.devices or 1) // tp)
-    micro = each if isinstance(each, int) and each > 0 else max(1, total // data)
+    micro = per_device if isinstance(per_device, int) and per_device > 0 else max(1, total // data)
     sharded = f.raw("trainer.fsdp_axis") is not None or not f.given("trainer.fsdp_axis")  # "embed" where not given
     asked = Training(
         model=_network(f, given),
-        micro=micro * tp if isinstance(each, int) and each > 0 else micro,
+        micro=micro * tp if isinstance(per_device, int) and per_device > 0 else micro,
         total=f.integer("trainer.train_batch_size", 512),
         seq_len=f.integer("model.seq_len", f.integer("max_seq_len", 512 if f.peek("model.type") == "gpt2" else 2048)),
         zero=3 if sharded else 0,

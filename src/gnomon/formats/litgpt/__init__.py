@@ -62,8 +62,8 @@ def _read(path: Path, given: Given) -> Job:
     text, file = read_source(path)
     f = Fields(flatten(read_yaml(text, file)), file, given)
     folder, assumed = path.resolve().parent, list[str]()
-    each, nodes = f.raw("devices"), f.integer("num_nodes", 1)
-    stated = each * nodes if isinstance(each, int) else None
+    per_node, nodes = f.raw("devices"), f.integer("num_nodes", 1)
+    stated = per_node * nodes if isinstance(per_node, int) else None
     precision = str(f.raw("precision") or "bf16-true")
     if precision not in PRECISIONS:
         f.report("precision", f"read as bf16-true; known are {', '.join(PRECISIONS)}")

@@ -56,11 +56,11 @@ def _model(f: Fields, given: Given, assumed: list[str]) -> Network | str:
         return given.model
     name = f.raw("model_name")
     if isinstance(name, str) and name != "default":
-        found, said = network_called(re.sub(r"^(llama)(\d)", r"\1-\2", name))
-        assumed += [said] if said else []
+        network, note = network_called(re.sub(r"^(llama)(\d)", r"\1-\2", name))
+        assumed += [note] if note else []
         for size in (*SIZES, "head_dim", "vocab_size"):
             f.report(size, "a size that is changed; read as the network's own")
-        return found
+        return network
     if not f.has("base_emb_dim"):
         f.fail("model_name", f"no model_name, and no sizes; {GIVE_MODEL}")
     return LlamaConfig(
@@ -96,14 +96,14 @@ def _read(path: Path, given: Given) -> Job:
         f.report("remat_policy", INEXPRESSIBLE["remat_policy"])
     stored, compute = str(f.raw("weight_dtype") or "float32"), str(f.raw("dtype") or "bfloat16")
     precision: Precision = FP32 if compute == "float32" else BF16 if stored == "bfloat16" else AUTOCAST
-    each = f.number("per_device_batch_size", 12.0)
-    if each != int(each):
+    per_device = f.number("per_device_batch_size", 12.0)
+    if per_device != int(per_device):
         f.report("per_device_batch_size", "a part of a sequence on each device; read as one")
     data = (given.devices or 1) // max(1, abs(tp) * abs(cp))
     groups = replicas if shard == -1 and replicas > 0 else data if replicas == -1 and shard in (-1, 1) else 1
     asked = Training(
         model=_model(f, given, assumed),
-        micro=max(1, int(each)) * max(1, abs(tp) * abs(cp)),
+        micro=max(1, int(per_device)) * max(1, abs(tp) * abs(cp)),
         steps=f.integer("gradient_accumulation_steps", 1),
         seq_len=f.integer("max_target_length", 2048),
         zero=0 if shard == 1 else 3,

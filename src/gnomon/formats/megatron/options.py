@@ -172,15 +172,15 @@ def parse_options(words: Sequence[str]) -> tuple[dict[str, object], tuple[str, .
     True for a switch, int, float or str for one value, a tuple for several; the last one holds. An abbreviation is
     completed as argparse does it, if only one option begins so. FormatError for a word that belongs to no option.
     """
-    found: dict[str, object] = {}
+    options: dict[str, object] = {}
     unset: list[str] = []
     for option, values in _grouped(words, unset):
         name = option_name(option)
         known = known_options()
         if name not in known and len(longer := [other for other in known if other.startswith(name)]) == 1:
             name = longer[0]
-        found[name] = True if not values else _value(values[0]) if len(values) == 1 else tuple(map(_value, values))
-    return found, tuple(dict.fromkeys(unset))
+        options[name] = True if not values else _value(values[0]) if len(values) == 1 else tuple(map(_value, values))
+    return options, tuple(dict.fromkeys(unset))
 
 
 def _grouped(words: Sequence[str], unset: list[str]) -> Iterator[tuple[str, list[str]]]:

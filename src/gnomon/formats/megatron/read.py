@@ -120,9 +120,9 @@ def read_megatron(
     values, unset = parse_options(words)
     fields = Fields(values, file, replace(given, settings=options))
     if isinstance(nodes := fields.peek("actor_num_nodes"), int) and isinstance(
-        each := fields.peek("actor_num_gpus_per_node"), int
+        per_node := fields.peek("actor_num_gpus_per_node"), int
     ):
-        stated = nodes * each
+        stated = nodes * per_node
     for key in unset:
         why = f"not set in the script, and may hold options: not accounted for; {give_variable(key)}"
         fields.note_default(f"${key}", "unknown", why)
@@ -153,17 +153,17 @@ def words_of(text: str, file: str) -> list[str]:
 
 def training_launch(script: Script, file: str) -> Launch:
     """The one training command of a script. FormatError when there is none, or several that differ."""
-    found = [one for one in script.launches if {"--micro-batch-size", "--num-layers"} & set(one.options)]
-    found = found or [one for one in script.launches if len(one.options) > 3]
-    if not found:
+    commands = [one for one in script.launches if {"--micro-batch-size", "--num-layers"} & set(one.options)]
+    commands = commands or [one for one in script.launches if len(one.options) > 3]
+    if not commands:
         skipped = f"; not followed: {', '.join(script.skipped)}" if script.skipped else ""
         raise FormatError(
             f"{file} starts no Python program with training options{skipped}; give the arguments themselves", file
         )
-    if len({one.options for one in found}) > 1:
-        lines = ", ".join(str(one.line) for one in found)
-        raise FormatError(f"{file} starts {len(found)} different trainings, on lines {lines}; keep one", file)
-    return found[-1]
+    if len({one.options for one in commands}) > 1:
+        lines = ", ".join(str(one.line) for one in commands)
+        raise FormatError(f"{file} starts {len(commands)} different trainings, on lines {lines}; keep one", file)
+    return commands[-1]
 
 
 def job_of(f: Fields, *, given: Given, name: str, base: Stack | None = None) -> Job:
@@ -177,8 +177,8 @@ def job_of(f: Fields, *, given: Given, name: str, base: Stack | None = None) -> 
     assumed: list[str] = []
     if model is None:
         seq_len = seq_len_of(f, given)
-        found = model_of(f, mesh.tp, given.vocab_size, name)
-        model, layers = found, f.integer("encoder_num_layers" if f.has("encoder_num_layers") else "num_layers")
+        network = model_of(f, mesh.tp, given.vocab_size, name)
+        model, layers = network, f.integer("encoder_num_layers" if f.has("encoder_num_layers") else "num_layers")
     else:
         if isinstance(heads := getattr(model, "num_heads", None), int):
             divides("num_attention_heads", heads, "tensor_model_parallel_size", mesh.tp)
@@ -366,8 +366,8 @@ def stages_of(f: Fields, pp: int, layers: int) -> tuple[int, tuple[int, ...]]:
             f.fail("decoder_first_pipeline_num_layers", f"{middle} layers are left for no stage; change the numbers")
         divides("layers between the first and last stage", middle, "stages between", max(1, pp - given))
         virtual = f.integer("num_virtual_stages_per_pipeline_rank", 1)
-        each = middle // max(1, pp - given)
-        by_rank = [first or each, *[each] * (pp - 2), last or each]
+        per_stage = middle // max(1, pp - given)
+        by_rank = [first or per_stage, *[per_stage] * (pp - 2), last or per_stage]
         for rank_layers in by_rank:
             divides("layers of a pipeline rank", rank_layers, "num_virtual_stages_per_pipeline_rank", virtual)
         return virtual, tuple(n // virtual for _ in range(virtual) for n in by_rank)

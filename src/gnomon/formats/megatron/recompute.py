@@ -25,14 +25,14 @@ MLP = ("mlp.*",)
 
 def module_rules(names: Sequence[str], model: object) -> tuple[tuple[SavedRule, ...], tuple[str, ...]]:
     """(rules, names that are not understood) of modules by name; one that the model lacks changes nothing."""
-    found = {name: _rules(name, model) for name in names}
-    unknown = tuple(name for name, rules in found.items() if rules is None)
-    return tuple(rule for rules in found.values() for rule in rules or ()), unknown
+    by_name = {name: _rules(name, model) for name in names}
+    unknown = tuple(name for name, rules in by_name.items() if rules is None)
+    return tuple(rule for rules in by_name.values() for rule in rules or ()), unknown
 
 
 def modules_of(rules: Sequence[SavedRule], model: object) -> tuple[str, ...] | None:
     """Modules whose rules these are, in their order; None where a rule is of none."""
-    named = {found[0]: name for name in MODULES if (found := _rules(name, model))}
+    named = {matched[0]: name for name in MODULES if (matched := _rules(name, model))}
     return tuple(named[rule] for rule in rules) if all(rule in named for rule in rules) else None
 
 

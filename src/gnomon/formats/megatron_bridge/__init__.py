@@ -65,9 +65,9 @@ def _wanted(launch: Launch) -> bool:
 
 def _recipe(name: str, path: Path, given: Given) -> tuple[dict[str, object], str | None]:
     """(settings, id of the network) of a recipe that is looked for; nothing where a network is given instead."""
-    found = find_recipe(name, sources(path, given.settings.get("recipes")))
-    if found is not None:
-        return recipe_fields(name, found)
+    recipe = find_recipe(name, sources(path, given.settings.get("recipes")))
+    if recipe is not None:
+        return recipe_fields(name, recipe)
     if given.model is None:
         raise InputError(
             f"the recipe {name!r} is not in a checkout around {path}, nor installed; "
@@ -85,8 +85,8 @@ def _job(values: Mapping[str, object], name: str, hub: str | None, file: str, gi
             raise InputError(f"{file}: the recipe {name} does not name a network of the hub; {GIVE_MODEL}")
         if changed := [key for key in SIZES if f"model.{key}" in values]:
             raise InputError(f"{file}: the recipe {name} changes {hub} (model.{changed[0]}); {GIVE_MODEL}")
-        network, said = network_called(hub)
-        assumed = (said,) if said else ()
+        network, note = network_called(hub)
+        assumed = (note,) if note else ()
         given = replace(given, model=network)
     f = Fields({}, file)
     if any(key.startswith("peft.") for key in values) and given.model is not None:
@@ -115,16 +115,16 @@ def _python(path: Path, given: Given) -> Job:
 
 
 def _script(path: Path, given: Given) -> Job:
-    found = launched(path, given, _wanted, "--recipe")
-    options = found.launch.options
+    script = launched(path, given, _wanted, "--recipe")
+    options = script.launch.options
     words = [f"--{SHORT[word]}_parallel_size" if word in SHORT else BATCHES.get(word, word) for word in options]
-    said = dashed([word for word in words if "=" not in word or word.startswith("--")])
-    mode = str(said.get("mode") or "pretrain")
-    name = str(said.get("recipe") or f"{said.get('model')}_{'peft' if mode in ('lora', 'dora') else mode}_config")
+    flags = dashed([word for word in words if "=" not in word or word.startswith("--")])
+    mode = str(flags.get("mode") or "pretrain")
+    name = str(flags.get("recipe") or f"{flags.get('model')}_{'peft' if mode in ('lora', 'dora') else mode}_config")
     settings, hub = _recipe(name, path, given)
-    laid = {OPTIONS[key]: value for key, value in said.items() if key in OPTIONS}
+    laid = {OPTIONS[key]: value for key, value in flags.items() if key in OPTIONS}
     values = {**settings, **laid, **overrides(options)}
-    return _job(values, name, hub, found.file, replace(given, settings=found.options))
+    return _job(values, name, hub, script.file, replace(given, settings=script.options))
 
 
 def _read(path: Path, given: Given) -> Job:

@@ -105,9 +105,9 @@ def _words(text: str, file: str) -> list[str]:
     try:
         return shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
-        said = {"No closing quotation": "a quote that is not closed", "No escaped character": "a \\ at its very end"}
+        causes = {"No closing quotation": "a quote that is not closed", "No escaped character": "a \\ at its very end"}
         raise FormatError(
-            f"{file} has {said.get(str(error), str(error))}; it may have been cut off",
+            f"{file} has {causes.get(str(error), str(error))}; it may have been cut off",
             f"line {text.count(chr(10)) + 1}",
         ) from None
 

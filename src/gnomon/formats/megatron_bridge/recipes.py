@@ -93,8 +93,8 @@ def _precision(value: object) -> Iterator[tuple[str, object]]:
         yield "mixed_precision", value
     elif isinstance(value, Mapping):
         named = [value.get(CALL), *(arguments if isinstance(arguments := value.get(ARGUMENTS), list) else ())]
-        found = next((str(one) for one in reversed(named) if isinstance(one, str) and "mixed" in one), "bf16_mixed")
-        yield "mixed_precision", found.replace("get_mixed_precision_config", "bf16_mixed")
+        spelling = next((str(one) for one in reversed(named) if isinstance(one, str) and "mixed" in one), "bf16_mixed")
+        yield "mixed_precision", spelling.replace("get_mixed_precision_config", "bf16_mixed")
         for key, inner in value.items():
             if key not in (CALL, ARGUMENTS) and inner is not None:
                 yield f"mixed_precision.{key}", DTYPES.get(str(inner), inner)

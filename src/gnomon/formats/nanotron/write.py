@@ -78,7 +78,7 @@ def _model(model: ModelConfig, seq_len: int) -> dict[str, object]:
     """Sizes of a Llama or Qwen2, with experts for a mixture."""
     if not isinstance(model, (LlamaConfig, MixtralConfig)):
         raise InputError(f"{PROGRAM} has Llama and Qwen2, dense or with experts; {model.name} is neither")
-    found: dict[str, object] = {
+    config: dict[str, object] = {
         "is_qwen2_config": True,
         "attention_bias": model.qkv_bias,
         "hidden_act": "silu",
@@ -92,8 +92,8 @@ def _model(model: ModelConfig, seq_len: int) -> dict[str, object]:
         "vocab_size": model.vocab_size,
     }
     if isinstance(model, LlamaConfig):
-        return found | {"intermediate_size": model.ffn_size}
-    return found | {
+        return config | {"intermediate_size": model.ffn_size}
+    return config | {
         "intermediate_size": model.expert_ffn_size,
         "moe_config": {
             "num_experts": model.num_experts,

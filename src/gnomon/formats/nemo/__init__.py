@@ -87,32 +87,32 @@ def _looks(sample: Sample) -> bool:
 
 def _switches(model: Mapping[str, object], trainer: Mapping[str, object]) -> dict[str, object]:
     """What NeMo says by a value and Megatron-LM by a switch."""
-    found: dict[str, object] = {}
+    switches: dict[str, object] = {}
     if name := ACTIVATIONS.get(str(model.get("activation", "gelu"))):
-        found[name] = True
+        switches[name] = True
     if model.get("bias") is False:
-        found["disable_bias_linear"] = True
+        switches["disable_bias_linear"] = True
     if model.get("share_embeddings_and_output_weights") is False:
-        found["untie_embeddings_and_output_weights"] = True
+        switches["untie_embeddings_and_output_weights"] = True
     if model.get("num_query_groups") is not None:
-        found["group_query_attention"] = True
+        switches["group_query_attention"] = True
     kind = str(model.get("normalization") or "layernorm").lower()
-    found["normalization"] = "RMSNorm" if kind == "rmsnorm" else "LayerNorm"
+    switches["normalization"] = "RMSNorm" if kind == "rmsnorm" else "LayerNorm"
     precision = str(trainer.get("precision", model.get("precision", "bf16")))
     if precision.startswith("bf16"):
-        found["bf16"] = True
+        switches["bf16"] = True
     elif precision.startswith("16"):
-        found["fp16"] = True
+        switches["fp16"] = True
     if model.get("gradient_accumulation_fusion") is not True:
-        found["no_gradient_accumulation_fusion"] = True
+        switches["no_gradient_accumulation_fusion"] = True
     for theirs, ours in FUSIONS.items():
         if model.get(theirs) is False:
-            found[ours] = True
+            switches[ours] = True
     if model.get("fp8"):
-        found["fp8_format"] = "e4m3" if model.get("fp8_e4m3") else "hybrid"
+        switches["fp8_format"] = "e4m3" if model.get("fp8_e4m3") else "hybrid"
     if "distributed" in str(model.get("optim.name")):
-        found["use_distributed_optimizer"] = True
-    return found
+        switches["use_distributed_optimizer"] = True
+    return switches
 
 
 def _tokenizer(model: Mapping[str, object]) -> dict[str, object]:
@@ -150,8 +150,8 @@ def _read(path: Path, given: Given) -> Job:
         whole.ignore(f"model.{key}")
     if values.get("recompute_granularity") is None:
         values = {key: value for key, value in values.items() if not key.startswith("recompute_")}
-    nodes, each = trainer.get("num_nodes", 1), trainer.get("devices")
-    stated = nodes * each if isinstance(nodes, int) and isinstance(each, int) else None
+    nodes, per_node = trainer.get("num_nodes", 1), trainer.get("devices")
+    stated = nodes * per_node if isinstance(nodes, int) and isinstance(per_node, int) else None
     if "hidden_size" not in values and given.model is None:
         whole.fail("model.hidden_size", f"the file restores a network from elsewhere; {GIVE_MODEL}")
     fields = Fields(values, file, replace(given, settings={}))

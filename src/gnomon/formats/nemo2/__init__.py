@@ -105,17 +105,17 @@ def _recipe(path: Path, text: str, file: str, given: Given) -> tuple[str, object
         return name, function_values(name, module, dict(asked))
     called = re.search(r"\bllm\.(?:recipes\.)?(\w+)\.(pretrain_recipe|finetune_recipe)\b", text)
     imported = re.search(r"from nemo\.collections\.llm\.recipes\.(\w+) import (pretrain_recipe|finetune_recipe)", text)
-    if (found := called or imported) is None:
+    if (match := called or imported) is None:
         raise InputError(
             f"{file} builds no recipe that is followed; say which of its functions does: --set recipe=NAME"
         )
-    there = module.beside(f"{'.'.join(BELOW.parts)}.{found[1]}")
+    there = module.beside(f"{'.'.join(BELOW.parts)}.{match[1]}")
     if there is None:
         raise InputError(
-            f"{file} starts from NeMo's recipe {found[1]}, which is not in a checkout around it, nor installed; --set "
+            f"{file} starts from NeMo's recipe {match[1]}, which is not in a checkout around it, nor installed; --set "
             f"recipes=path/to/NeMo"
         )
-    return f"{found[1]}.{found[2]}", function_values(found[2], there, dict(asked))
+    return f"{match[1]}.{match[2]}", function_values(match[2], there, dict(asked))
 
 
 def _settings(config: Mapping[str, object]) -> Iterator[tuple[str, object]]:
@@ -145,12 +145,12 @@ def _network(config: Mapping[str, object], file: str, assumed: list[str]) -> Net
     kind = str(named[0]) if isinstance(named, list) and named else ""
     kind = kind or str(held.get(CALL) if isinstance(held, Mapping) else "")
     try:
-        network, said = network_called(network_name(kind.rpartition(".")[2]))
+        network, note = network_called(network_name(kind.rpartition(".")[2]))
     except InputError:
         raise InputError(
             f"{file}: the recipe's network, {kind or 'of its own code'}, is not known; {GIVE_MODEL}"
         ) from None
-    assumed += [said] if said else []
+    assumed += [note] if note else []
     return network
 
 

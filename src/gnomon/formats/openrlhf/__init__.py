@@ -93,10 +93,10 @@ def _looks(sample: Sample) -> bool:
 
 def _fields(path: Path, given: Given) -> tuple[Fields, str, int | None]:
     """(fields by the newer names, program, devices that the launcher says)."""
-    found = launched(path, given, _wanted, "a program of openrlhf.cli")
-    said = {OLDER.get(name, name): value for name, value in dashed(found.launch.options).items()}
-    options = {OLDER.get(name.lstrip("-"), name.lstrip("-")): text for name, text in found.options.items()}
-    return found.fields(said, replace(given, settings=options)), found.launch.program, found.devices
+    script = launched(path, given, _wanted, "a program of openrlhf.cli")
+    values = {OLDER.get(name, name): value for name, value in dashed(script.launch.options).items()}
+    options = {OLDER.get(name.lstrip("-"), name.lstrip("-")): text for name, text in script.options.items()}
+    return script.fields(values, replace(given, settings=options)), script.launch.program, script.devices
 
 
 def _model(f: Fields, given: Given, part: str, folder: Path, assumed: list[str]) -> Network | str:

@@ -70,22 +70,22 @@ def _network(f: Fields, name: str, given: Given, assumed: list[str]) -> Network 
     plain = name.removesuffix(".yaml").rpartition("/")[2]
     spelled = re.sub(r"^(llama|gemma)-?(\d)", r"\1-\2", plain.replace("_", "-"), flags=re.IGNORECASE)
     spelled = re.sub(r"-(fp8|bf16|v0\.1)$", "", spelled)
-    found, said = network_called(spelled)
-    assumed += [said] if said else []
+    network, note = network_called(spelled)
+    assumed += [note] if note else []
     sizes = {"max_position_embeddings", "multi_latent_attention", "position_embedding_type"}
     for key in sorted(set(NETWORK) - sizes):
         f.report(key, f"changes the network, which is read as {plain} has it; {GIVE_MODEL}")
-    return found
+    return network
 
 
 def _section(
     inside: Mapping[str, object], name: str, file: str, absent: Mapping[str, object] | None = None
 ) -> Mapping[str, object]:
     """A part of the file. InputError where there is none, or it has no keys; absent: what stands for none."""
-    found = absent if inside.get(name) is None else inside[name]
-    if not isinstance(found, Mapping):
+    section = absent if inside.get(name) is None else inside[name]
+    if not isinstance(section, Mapping):
         raise InputError(f"{file}: {name!r} is no section with keys, as Primus' files have it")
-    return found
+    return section
 
 
 def _read(path: Path, given: Given) -> Job:

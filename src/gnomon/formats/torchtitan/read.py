@@ -199,7 +199,7 @@ def read_torchtitan(
 
 def flag_values(words: Sequence[str]) -> dict[str, object]:
     """Fields from `--section.field value`, over what `--config` sets."""
-    found: dict[str, object] = {}
+    fields: dict[str, object] = {}
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -212,18 +212,18 @@ def flag_values(words: Sequence[str]) -> dict[str, object]:
         if not values and name.rpartition(".")[2].startswith("no_"):
             section, _, field = name.rpartition(".")
             name, values = f"{section}.{field.removeprefix('no_')}", ["false"]
-        found[name] = _plain(values, name)
-    if "module" in found or "config" in found:
-        config = found.pop("config", None)
-        found.pop("module", None)
+        fields[name] = _plain(values, name)
+    if "module" in fields or "config" in fields:
+        config = fields.pop("config", None)
+        fields.pop("module", None)
         if config not in REGISTRY:
             raise InputError(
                 f"torchtitan's --config {config!r} is a function of its own code that is not described here; known: "
                 f"{', '.join(REGISTRY)}; give the fields instead",
                 "--config",
             )
-        found = {**REGISTRY[str(config)], **found}
-    return found
+        fields = {**REGISTRY[str(config)], **fields}
+    return fields
 
 
 def _split_flag(word: str) -> tuple[str, str, str]:
@@ -372,22 +372,22 @@ def split_by_hand(f: Fields, layers: int, pp: int) -> tuple[int, ...]:
         isinstance(p, list) and all(isinstance(n, str) for n in p) for p in parts
     ):
         f.fail(key, f"expected lists of module names, got {shorten(parts)}")
-    found = [[name for name in part if name.startswith("layers.")] for part in parts]
-    if [name for part in found for name in part] != [f"layers.{i}" for i in range(layers)]:
+    stages = [[name for name in part if name.startswith("layers.")] for part in parts]
+    if [name for part in stages for name in part] != [f"layers.{i}" for i in range(layers)]:
         f.fail(key, f"the stages do not hold layers.0 to layers.{layers - 1} once each, in order")
-    divides("stages of module_fqns_per_model_part", len(found), "pipeline_parallel_degree", pp)
-    return tuple(map(len, found))
+    divides("stages of module_fqns_per_model_part", len(stages), "pipeline_parallel_degree", pp)
+    return tuple(map(len, stages))
 
 
 def stage_split(layers: int, stages: int, first: int, last: int) -> tuple[int, ...]:
     """Layers of each stage when embedding counts as `first` layers and the head as `last`."""
-    each, extra = divmod(layers + first + last, stages)
-    if each == 0 or max(first, last) > each:
+    per_stage, extra = divmod(layers + first + last, stages)
+    if per_stage == 0 or max(first, last) > per_stage:
         raise InputError(
             f"{layers} layers (with {first} for the embedding and {last} for the head) do not fill {stages} stages; "
             f"lower pipeline_parallel_degree or the layers counted for embedding and head"
         )
-    split = [each + (stage < extra) for stage in range(stages)]
+    split = [per_stage + (stage < extra) for stage in range(stages)]
     split[0] -= first
     split[-1] -= last
     return tuple(split)

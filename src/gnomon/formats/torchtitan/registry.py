@@ -49,31 +49,31 @@ def _is_config(node: ast.FunctionDef) -> bool:
 
 
 def _fields(config: Mapping[str, object], family: str) -> dict[str, object]:
-    found: dict[str, object] = {}
+    fields: dict[str, object] = {}
     spec = config.get("model_spec")
     if isinstance(spec, Mapping):
         arguments = spec.get(ARGUMENTS)
-        found["model.name"] = family
-        found["model.flavor"] = spec.get("flavor") or (
+        fields["model.name"] = family
+        fields["model.flavor"] = spec.get("flavor") or (
             arguments[0] if isinstance(arguments, list) and arguments else ""
         )
-        found |= _converters(spec.get("converters"))
+        fields |= _converters(spec.get("converters"))
     for section in SECTIONS:
         value = config.get(section)
         if isinstance(value, Mapping):
             kept = {key: inner for key, inner in flatten(value).items() if not key.endswith((CALL, ARGUMENTS))}
-            found |= {f"{section}.{key}": inner for key, inner in kept.items() if inner is not None}
+            fields |= {f"{section}.{key}": inner for key, inner in kept.items() if inner is not None}
     checkpointing = config.get("activation_checkpoint", "absent")
     if isinstance(checkpointing, Mapping):
         kind = str(checkpointing.get(CALL)).partition(".")[0]
-        found["activation_checkpoint.mode"] = MODES.get(kind, "selective")
+        fields["activation_checkpoint.mode"] = MODES.get(kind, "selective")
     elif checkpointing is None:
-        found["activation_checkpoint.mode"] = "none"
-    return {key: value for key, value in found.items() if key not in ("optimizer.lr", "optimizer.param_groups")}
+        fields["activation_checkpoint.mode"] = "none"
+    return {key: value for key, value in fields.items() if key not in ("optimizer.lr", "optimizer.param_groups")}
 
 
 def _converters(value: object) -> dict[str, object]:
-    found: dict[str, object] = {}
+    fields: dict[str, object] = {}
     named: list[str] = []
     for one in value if isinstance(value, list) else ():
         kind = str(one.get(CALL)).partition(".")[0] if isinstance(one, Mapping) else ""
@@ -81,5 +81,5 @@ def _converters(value: object) -> dict[str, object]:
         named.append(section)
         for key in ("recipe_name", "enable_fsdp_float8_all_gather", "filter_fqns"):
             if isinstance(one, Mapping) and one.get(key) is not None and section in CONVERTERS.values():
-                found[f"{section}.{key}"] = one[key]
-    return {"model.converters": named, **found} if named else {}
+                fields[f"{section}.{key}"] = one[key]
+    return {"model.converters": named, **fields} if named else {}

@@ -79,10 +79,10 @@ def _model(f: Fields, given: Given, assumed: list[str]) -> Network | str:
     model = given.model
     for name in spellings(component) if model is None else ():
         try:
-            model, said = network_called(name)
+            model, note = network_called(name)
         except InputError:
             continue
-        assumed += [said] if said else []
+        assumed += [note] if note else []
         break
     if model is None:
         f.fail("model._component_", f"the sizes of {component} are not known here; {GIVE_MODEL}")

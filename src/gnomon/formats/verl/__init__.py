@@ -199,17 +199,17 @@ def _fields(path: Path, given: Given) -> tuple[Fields, int | None]:
     if path.suffix.lower() in (".yaml", ".yml"):
         text, file = read_source(path)
         return Fields(flatten(read_yaml(text, file)), file, given), None
-    found = launched(path, given, _wanted, "actor_rollout_ref.model.path or model.path")
-    values = overrides(found.launch.options)
-    if "megatron" in str(dashed(found.launch.options).get("config_name")):
+    script = launched(path, given, _wanted, "actor_rollout_ref.model.path or model.path")
+    values = overrides(script.launch.options)
+    if "megatron" in str(dashed(script.launch.options).get("config_name")):
         values.setdefault("model_engine", "megatron")
-    return found.fields(values, replace(given, settings=found.options)), found.devices
+    return script.fields(values, replace(given, settings=script.options)), script.devices
 
 
 def _devices(f: Fields) -> int | None:
     """Nodes x devices; None where the script takes one of them from elsewhere."""
-    nodes, each = f.peek("trainer.nnodes") or 1, f.peek("trainer.n_gpus_per_node") or 8
-    return nodes * each if isinstance(nodes, int) and isinstance(each, int) else None
+    nodes, per_node = f.peek("trainer.nnodes") or 1, f.peek("trainer.n_gpus_per_node") or 8
+    return nodes * per_node if isinstance(nodes, int) and isinstance(per_node, int) else None
 
 
 def _read(path: Path, given: Given) -> Job:

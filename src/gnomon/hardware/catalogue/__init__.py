@@ -92,27 +92,27 @@ class CatalogueFile:
 
 def device(name: str) -> Device:
     """The device of that name or alias. CatalogueError with the nearest names if there is none."""
-    found = find_device(name)
-    if found is None:
+    entry = find_device(name)
+    if entry is None:
         raise _unknown("device", name, device_names(aliases=True))
-    return found
+    return entry
 
 
 def find_device(name: str) -> Device | None:
     """The device of that name or alias, if there is one; reads no more files than it takes to find it."""
     for stem in _DEVICE_FILES:
-        found = _by_name(stem).get(name)
-        if isinstance(found, Device):
-            return found
+        entry = _by_name(stem).get(name)
+        if isinstance(entry, Device):
+            return entry
     return None
 
 
 def link(name: str) -> Link:
     """The link of that name. CatalogueError with the nearest names if there is none."""
-    found = _by_name("links").get(name)
-    if not isinstance(found, Link):
+    entry = _by_name("links").get(name)
+    if not isinstance(entry, Link):
         raise _unknown("link", name, link_names())
-    return found
+    return entry
 
 
 def node(name: str, count: int | None = None) -> Node:
@@ -127,10 +127,10 @@ def node(name: str, count: int | None = None) -> Node:
 
 def node_row(name: str) -> NodeRow:
     """The row behind `node`."""
-    found = _by_name("nodes").get(name)
-    if not isinstance(found, NodeRow):
+    row = _by_name("nodes").get(name)
+    if not isinstance(row, NodeRow):
         raise _unknown("node", name, node_names(aliases=True))
-    return found
+    return row
 
 
 def default_row(of: Device) -> NodeRow:

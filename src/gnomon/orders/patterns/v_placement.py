@@ -45,9 +45,9 @@ class VRank:
 
     def weight_gradient(self, chunk: int | None = None) -> None:
         """W that has waited longest, of one chunk or of both."""
-        found = next(entry for entry in self.waiting if chunk is None or entry[0] == chunk)
-        self.waiting.remove(found)
-        self.actions.append((("W", self.stages[found[0]], found[1]),))
+        oldest = next(entry for entry in self.waiting if chunk is None or entry[0] == chunk)
+        self.waiting.remove(oldest)
+        self.actions.append((("W", self.stages[oldest[0]], oldest[1]),))
 
     def forward_and_backward(self, forward: int, backward: int) -> None:
         """F of one chunk and B of the other as one composite, whose communication hides behind the other's compute."""

@@ -193,7 +193,7 @@ def _rank(rank: int, num_ranks: int, count: int, barriers: int) -> list[Action]:
 def _interlaced(num_ranks: int, count: int) -> list[list[Action]]:
     """Actions of every rank of 1F1B in which all ranks meet for each head and each embedding."""
     first_turns = num_ranks % 2 == 0
-    found = []
+    by_rank = []
     for rank in range(num_ranks):
         rows: list[Action] = []
         warm = min(num_ranks * 3 // 2 - rank, count)
@@ -226,8 +226,8 @@ def _interlaced(num_ranks: int, count: int) -> list[list[Action]]:
             head += 1
         while returned < count:
             returned = _meet(rows, "EGRAD", returned, count)
-        found.append(rows)
-    return found
+        by_rank.append(rows)
+    return by_rank
 
 
 def _meet(rows: list[Action], kind: str, unit: int, count: int) -> int:
@@ -247,7 +247,7 @@ def _v_half(num_ranks: int, count: int, barriers: int) -> list[list[Action]]:
     weights, warm = weight_cells(block), num_ranks // 2 + 1
     assert fits(block), "two actions of a rank stand in one cell"
     first = 2 * (int(block[0, 1]) + 2)
-    found = []
+    by_rank = []
     for rank in range(num_ranks):
         rows: list[Action] = []
         heads = _Heads(rows, count, barriers, embeds=0, returns=warm + 2)
@@ -271,9 +271,9 @@ def _v_half(num_ranks: int, count: int, barriers: int) -> list[list[Action]]:
             for unit in range(count)
         ]
         slots.append((max(time for time, _ in timed) + 1, rows[begin:]))
-        placed = sorted([*timed, *slots], key=lambda each: each[0])
-        found.append([action for _, actions in placed for action in actions])
-    return found
+        placed = sorted([*timed, *slots], key=lambda slot: slot[0])
+        by_rank.append([action for _, actions in placed for action in actions])
+    return by_rank
 
 
 def _rows(ranks: Sequence[Sequence[Action]], how: Vocabulary, num_ranks: int, count: int, *, turned: bool) -> Rows:

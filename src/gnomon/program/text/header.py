@@ -236,15 +236,15 @@ class Header:
 
 def _local(line: Line) -> tuple[tuple[int, int], ...]:
     """Sequences that one context-parallel rank has whole: SEQUENCE:RANK, at least one."""
-    found: list[tuple[int, int]] = []
-    while not found or line.more():
+    sequences: list[tuple[int, int]] = []
+    while not sequences or line.more():
         word = line.word("a local sequence")
         parts = word.split(":")
         if len(parts) != 2:
             raise line.fail(f"expected a local sequence as sequence:rank, not {short(word)}")
         sequence, rank = (line.integer(part, "a local sequence's number", 0, LARGEST, line.start) for part in parts)
-        found.append((sequence, rank))
-    return tuple(found)
+        sequences.append((sequence, rank))
+    return tuple(sequences)
 
 
 def _weight(line: Line) -> float:

@@ -157,7 +157,7 @@ class Rows:
 
     def effects(self, line: Line, acts: str, end: int) -> tuple[RowEffect, ...]:
         """`read G 0, write P 0`; `end` is the column after it."""
-        found = []
+        effects = []
         column = end - len(acts)
         for part in acts.split(",") if acts.strip() else ():
             match = REF.fullmatch(part)
@@ -174,9 +174,9 @@ class Rows:
                 )
             at = line.integer(match[4], per, 0, LARGEST, column + match.start(4)) if match[4] else 0
             op = next(op for op in EFFECT_OPS if op == match[1])
-            found.append(RowEffect(op, BufferRef(match[2], stage, at)))
+            effects.append(RowEffect(op, BufferRef(match[2], stage, at)))
             column += len(part) + 1
-        return tuple(found)
+        return tuple(effects)
 
     def composite(self, line: Line) -> None:
         """`(0F3&1B1)` or `(0F3&1B1)#5`."""

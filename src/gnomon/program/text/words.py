@@ -68,17 +68,17 @@ class Line:
 
     def peek(self) -> str:
         """The next word, or ''."""
-        found = re.compile(r"\S+").match(self.text, self.at) if self.more() else None
+        match = re.compile(r"\S+").match(self.text, self.at) if self.more() else None
         self.start = self.at
-        return found[0] if found else ""
+        return match[0] if match else ""
 
     def word(self, expected: str) -> str:
         """The next word."""
-        found = self.peek()
-        if not found:
+        word = self.peek()
+        if not word:
             raise self.fail(f"expected {expected}, but the line ends")
-        self.at += len(found)
-        return found
+        self.at += len(word)
+        return word
 
     def accept(self, text: str) -> bool:
         """Reads `text` if it is the next word."""

@@ -118,20 +118,20 @@ def _ref(ref: BufferRef, per_stage: bool = True) -> str:
 def _composites(program: Program) -> dict[int, tuple[int, str]]:
     """First rows of composites -> (rows, suffix): runs that are a whole group, named after their kinds."""
     sizes = Counter(program.group.tolist())
-    found: dict[int, int] = {}
+    composites: dict[int, int] = {}
     row, ptr = 0, set(program.class_ptr.tolist())
     while row < program.num_rows:
         end = row + 1
         while end < program.num_rows and end not in ptr and program.group[end] == program.group[row] >= 0:
             end += 1
         if end - row > 1 and sizes[int(program.group[row])] == end - row and _is_composite(program, row, end):
-            found[row] = end - row
+            composites[row] = end - row
         row = end
-    taken = set(sizes) - {int(program.group[first]) for first in found}
+    taken = set(sizes) - {int(program.group[first]) for first in composites}
     base = max(taken, default=-1) + 1
-    numbers = [int(program.group[first]) for first in found]
-    plain = numbers == list(range(base, base + len(found)))
-    return {first: (size, "" if plain else f"#{program.group[first]}") for first, size in found.items()}
+    numbers = [int(program.group[first]) for first in composites]
+    plain = numbers == list(range(base, base + len(composites)))
+    return {first: (size, "" if plain else f"#{program.group[first]}") for first, size in composites.items()}
 
 
 def _is_composite(program: Program, row: int, end: int) -> bool:

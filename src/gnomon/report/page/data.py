@@ -129,9 +129,9 @@ def _answer(timelines: Sequence[Timeline], prediction: Prediction | None) -> lis
     for name, value, show in rates:
         out.append(_figure(name, value, show(value), None if speed is None else value * speed, show))
     rank = prediction.tightest
-    said = f"{show_bytes(rank.peak_bytes)} of {show_bytes(rank.limit_bytes)}"
+    filled = f"{show_bytes(rank.peak_bytes)} of {show_bytes(rank.limit_bytes)}"
     held = f"{show_bytes(band.low_bytes)} to {show_bytes(band.high_bytes)}{share}"
-    out.append({**_figure("peak memory", rank.peak_bytes, said, None, str), "band_text": held})
+    out.append({**_figure("peak memory", rank.peak_bytes, filled, None, str), "band_text": held})
     out.append(_figure("devices", devices, f"{devices:,}", None, str))
     return out
 
@@ -210,15 +210,15 @@ def _breakdown(timelines: Sequence[Timeline], names: Sequence[str], prediction: 
     for name, timeline in zip(names, timelines, strict=True):
         if "compute" not in timeline.streams:
             continue
-        found = breakdown(timeline)
-        for worker in found.workers:
+        shares = breakdown(timeline)
+        for worker in shares.workers:
             parts: dict[str, Mapping] = {}
-            for share in found.of(worker):
+            for share in shares.of(worker):
                 key, text = _part(share, timeline)
                 entry = parts.setdefault(text, {"part": text, "key": key, "seconds": 0.0})
                 entry["seconds"] += share.seconds
             ordered = sorted(parts.values(), key=lambda entry: -entry["seconds"])
-            workers.setdefault(worker, []).append({"timeline": name, "step_s": found.step_s, "parts": ordered})
+            workers.setdefault(worker, []).append({"timeline": name, "step_s": shares.step_s, "parts": ordered})
     return {
         "steady": steady,
         "step_s": prediction.step_s if prediction else None,
@@ -250,28 +250,28 @@ def _difference(timelines: Sequence[Timeline], names: Sequence[str]) -> Mapping 
         compared = compare(timelines[0], timelines[1], (names[0], names[1]))
     except InputError as error:
         return {"said": str(error), "changes": [], "memory": [], "before_s": None, "after_s": None, "left": 0}
-    found = compared.difference
-    changes = _changes(timelines, found)
+    difference = compared.difference
+    changes = _changes(timelines, difference)
     memory = [
         {"worker": m.worker, "buffer": m.buffer, "before_bytes": m.before_bytes, "after_bytes": m.after_bytes}
-        for m in found.memory[:MAX_CHANGES]
+        for m in difference.memory[:MAX_CHANGES]
     ]
     return {
         "said": f"Largest wrong price: {compared.sentence}.",
         "changes": changes[:MAX_CHANGES],
         "memory": memory,
-        "before_s": found.before_s,
-        "after_s": found.after_s,
+        "before_s": difference.before_s,
+        "after_s": difference.after_s,
         "left": max(0, len(changes) - MAX_CHANGES),
     }
 
 
-def _changes(timelines: Sequence[Timeline], found: Difference) -> list[Mapping]:
+def _changes(timelines: Sequence[Timeline], difference: Difference) -> list[Mapping]:
     """Changes by worker and action, largest first. Where one side does not know what it waited for, all waiting of a
     worker is one change."""
     unknown = any((t.spans.cause == NONE).all() for t in timelines)
     rows: dict[tuple[str, str], list[float]] = {}
-    for change in found.changes:
+    for change in difference.changes:
         what = "waiting" if unknown and not change.busy else change_name(change)
         if change.busy and change.action in WORDS:
             what += f" ({WORDS[change.action]})"

@@ -100,13 +100,13 @@ def _card(figure: Mapping[str, Any]) -> str:
 
 def _timeline(data: Mapping[str, Any]) -> str:
     parts = [t["spans"] for t in data["timelines"]]
-    said = ""
+    window = ""
     if any(part["cut"] for part in parts):
         shown = " and ".join(f"{part['shown']:,} of {part['total']:,} spans" for part in parts)
         end = max(part["end_s"] for part in parts)
-        said = f'<p class="window">Only the first {number(end, 4)} s are shown: {shown}.</p>'
+        window = f'<p class="window">Only the first {number(end, 4)} s are shown: {shown}.</p>'
     return f"""\
-<section aria-labelledby="h-timeline"><h2 id="h-timeline">Timeline</h2>{said}
+<section aria-labelledby="h-timeline"><h2 id="h-timeline">Timeline</h2>{window}
 <div class="tools" role="group" aria-label="timeline"><button type="button" id="zoom-in" title="zoom in (+)">+</button>
 <button type="button" id="zoom-out" title="zoom out (−)">−</button>
 <button type="button" id="zoom-all" title="whole step (0)">whole step</button>
@@ -187,13 +187,13 @@ def _idle(parts: Iterable[Mapping[str, Any]]) -> float:
 def _beside(worker: Mapping[str, Any]) -> str:
     """A worker's parts, predicted beside measured."""
     of = worker["of"]
-    seconds = [{part["part"]: part["seconds"] for part in each["parts"]} for each in of]
-    keys = {part["part"]: part["key"] for each in of for part in each["parts"]}
+    seconds = [{part["part"]: part["seconds"] for part in side["parts"]} for side in of]
+    keys = {part["part"]: part["key"] for side in of for part in side["parts"]}
     names = list(keys)
-    steps = [each["step_s"] for each in of]
-    rows = [(name, *_cells([each.get(name, 0.0) for each in seconds])) for name in names]
+    steps = [side["step_s"] for side in of]
+    rows = [(name, *_cells([column.get(name, 0.0) for column in seconds])) for name in names]
     rows.append(("step", *_cells(steps)))
-    head = ("part", *(f"{each['timeline']} s" for each in of), *(("difference s",) if len(of) == 2 else ()))
+    head = ("part", *(f"{side['timeline']} s" for side in of), *(("difference s",) if len(of) == 2 else ()))
     caption = f"{worker['worker']}, as in the timeline: collectives inside a layer count as forward or backward"
     return _table(head, rows, caption=caption, last=True, keys=list(keys.values()))
 
@@ -230,19 +230,19 @@ def _place(key: str) -> int:
 
 
 def _difference(data: Mapping[str, Any]) -> str:
-    found = data["difference"]
-    if found is None:
+    difference = data["difference"]
+    if difference is None:
         return ""
     names = [t["name"] for t in data["timelines"]]
-    out = f"<p>{escape(found['said'])}</p>" if found["said"] else ""
-    if found["changes"]:
-        rows = [(c["worker"], c["what"], *_cells([c["before_s"], c["after_s"]])) for c in found["changes"]]
+    out = f"<p>{escape(difference['said'])}</p>" if difference["said"] else ""
+    if difference["changes"]:
+        rows = [(c["worker"], c["what"], *_cells([c["before_s"], c["after_s"]])) for c in difference["changes"]]
         head = ("worker", "what", *(f"{name} s" for name in names), "difference s")
-        out += _table(head, rows, caption="Time, largest difference first") + _more(found["left"], "differences")
-    if found["memory"]:
+        out += _table(head, rows, caption="Time, largest difference first") + _more(difference["left"], "differences")
+    if difference["memory"]:
         sized = [
             (m["worker"], m["buffer"], show_bytes(m["before_bytes"]), show_bytes(m["after_bytes"]))
-            for m in found["memory"]
+            for m in difference["memory"]
         ]
         out += _table(("worker", "class", *names), sized, caption="Memory at the peak")
     if not out:

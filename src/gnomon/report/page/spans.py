@@ -82,9 +82,9 @@ def _table(timeline: Timeline, order: Longs, effect: Longs) -> tuple[list[int], 
     s = timeline.spans
     parts = (s.kind, s.role, s.stage, s.path, s.nbytes)
     whole = np.stack([*(part[order].astype(np.int64) for part in parts), s.flops[order].view(np.int64), effect], 1)
-    found, what = np.unique(whole, axis=0, return_inverse=True)
-    flops = np.ascontiguousarray(found[:, 5]).view(np.float64)
-    entries = [[*row[:5], flop, row[6]] for row, flop in zip(found.tolist(), flops.tolist(), strict=True)]
+    distinct, what = np.unique(whole, axis=0, return_inverse=True)
+    flops = np.ascontiguousarray(distinct[:, 5]).view(np.float64)
+    entries = [[*row[:5], flop, row[6]] for row, flop in zip(distinct.tolist(), flops.tolist(), strict=True)]
     return what.reshape(-1).tolist(), entries
 
 
@@ -99,8 +99,8 @@ def _effects(timeline: Timeline, order: Longs) -> tuple[Longs, list[list[list[fl
     ):
         by_span.setdefault(span, []).append((buffer, change))
     known: dict[tuple[tuple[int, float], ...], int] = {(): 0}
-    found = [known.setdefault(tuple(by_span.get(span, ())), len(known)) for span in order.tolist()]
-    return np.array(found, np.int64), [[list(pair) for pair in effect] for effect in known]
+    indices = [known.setdefault(tuple(by_span.get(span, ())), len(known)) for span in order.tolist()]
+    return np.array(indices, np.int64), [[list(pair) for pair in effect] for effect in known]
 
 
 def _resident(timeline: Timeline) -> NDArray[np.float64]:

@@ -60,7 +60,7 @@ class Axis:
         return Axis(name=name, low=max(0.0, low - room), high=high + room)
 
 
-def sweep_page(cases: Sequence[Case], title: str, said: str = "", *, front: bool = False) -> str:
+def sweep_page(cases: Sequence[Case], title: str, answer: str = "", *, front: bool = False) -> str:
     """HTML with a plot and a table of all cases; those without a plan say why. said: the answer in words. front: the
     cases are plans of one job with less and less memory."""
     columns = heads(cases)
@@ -68,7 +68,7 @@ def sweep_page(cases: Sequence[Case], title: str, said: str = "", *, front: bool
     rows = "".join(_table_row(i, names, (str(i), *row(case, columns, whys=True))) for i, case in enumerate(cases, 1))
     heading = "".join(f"<th>{escape(name)}</th>" for name in names)
     style = "".join((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "sweep.css"))
-    sentence = f'<p class="sentence">{escape(said)}</p>' if said else ""
+    sentence = f'<p class="sentence">{escape(answer)}</p>' if answer else ""
     return f"""\
 <!doctype html>
 <html lang="en">
@@ -103,11 +103,11 @@ def _table_row(index: int, names: Sequence[str], cells: Sequence[str]) -> str:
 
 def undominated(points: Sequence[tuple[float, float]]) -> tuple[int, ...]:
     """Which of (memory, time) no other beats in one without losing in the other, the least memory first."""
-    found: list[int] = []
+    front: list[int] = []
     for index in sorted(range(len(points)), key=lambda i: points[i]):
-        if not found or points[index][1] < points[found[-1]][1]:
-            found.append(index)
-    return tuple(found)
+        if not front or points[index][1] < points[front[-1]][1]:
+            front.append(index)
+    return tuple(front)
 
 
 def _front(cases: Sequence[Case]) -> str:
@@ -156,11 +156,11 @@ def _stairs(front: Sequence[tuple[float, float]]) -> str:
 def _numbered(placed: Sequence[tuple[float, float]]) -> list[bool]:
     """Which points have their number beside them: those that are apart from all others that do."""
     taken: list[tuple[float, float]] = []
-    found = []
+    shown = []
     for x, y in placed:
-        found.append(all(max(abs(x - a), abs(y - b)) >= APART for a, b in taken))
-        taken += [(x, y)] if found[-1] else []
-    return found
+        shown.append(all(max(abs(x - a), abs(y - b)) >= APART for a, b in taken))
+        taken += [(x, y)] if shown[-1] else []
+    return shown
 
 
 def _point(index: int, case: Case, at: tuple[float, float], *, front: bool, numbered: bool) -> str:
@@ -168,12 +168,12 @@ def _point(index: int, case: Case, at: tuple[float, float], *, front: bool, numb
     assert case.best is not None
     memory = gib(case.best.prediction.tightest.peak_bytes)
     plan = row(case, heads((case,)))[-1]
-    said = escape(f"{index}: {show_seconds(case.best.step_s)}, {memory} GiB: {plan}")
+    label = escape(f"{index}: {show_seconds(case.best.step_s)}, {memory} GiB: {plan}")
     kind = "point" if front else "point beaten"
     shown = f"<b>{index}</b>" if numbered else ""
     return (
-        f'<a class="{kind}" href="#case-{index}" style="left:{at[0]:.2f}%;bottom:{at[1]:.2f}%" aria-label="{said}">'
-        f'{shown}</a><span class="hint-box" aria-hidden="true">{said}</span>'
+        f'<a class="{kind}" href="#case-{index}" style="left:{at[0]:.2f}%;bottom:{at[1]:.2f}%" aria-label="{label}">'
+        f'{shown}</a><span class="hint-box" aria-hidden="true">{label}</span>'
     )
 
 
@@ -183,10 +183,10 @@ def _bars(cases: Sequence[Case]) -> str:
     rows = []
     for case in cases:
         seconds = 0.0 if case.best is None else case.best.step_s
-        said = "no plan" if case.best is None else show_seconds(seconds)
+        text = "no plan" if case.best is None else show_seconds(seconds)
         rows.append(
             f'<div class="bar-row"><span class="bar-label">{escape(case.label)}</span>'
-            f'<span class="bar" title="{escape(case.why or said)}"><span class="step" '
-            f'style="width:{100 * seconds / most:.2f}%"></span></span><span class="bar-s">{escape(said)}</span></div>'
+            f'<span class="bar" title="{escape(case.why or text)}"><span class="step" '
+            f'style="width:{100 * seconds / most:.2f}%"></span></span><span class="bar-s">{escape(text)}</span></div>'
         )
     return f'<figure role="group" aria-label="step time">{"".join(rows)}<figcaption>step time</figcaption></figure>'

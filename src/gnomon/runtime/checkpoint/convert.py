@@ -145,19 +145,19 @@ def convert(
 
 def _filled(reader: Reader, mine: Sequence[Piece]) -> Mapping[str, Kept]:
     """The pieces of one rank with their values."""
-    found = {}
+    kept = {}
     for piece in mine:
         value = torch.empty(piece.value.shape, dtype=piece.value.dtype)
         reader.fill(replace(piece, value=value))
-        found[piece.key] = Kept(whole=piece.whole, value=value)
-    return found
+        kept[piece.key] = Kept(whole=piece.whole, value=value)
+    return kept
 
 
 def contents(reader: Reader) -> dict[str, tuple[int, int]]:
     """Of each kind of tensor (parameters, first, second, master): how many, and their bytes."""
-    found: dict[str, tuple[int, int]] = {}
+    kinds: dict[str, tuple[int, int]] = {}
     for name, parts in reader.by_name.items():
         kind = name.partition("/")[0]
-        count, nbytes = found.get(kind, (0, 0))
-        found[kind] = count + 1, nbytes + sum(part.entry.end - part.entry.begin for part in parts)
-    return found
+        count, nbytes = kinds.get(kind, (0, 0))
+        kinds[kind] = count + 1, nbytes + sum(part.entry.end - part.entry.begin for part in parts)
+    return kinds

@@ -40,9 +40,9 @@ class Kept:
 def write_file(path: Path, tensors: Mapping[str, Kept]) -> File:
     """Writes a rank's file and forces it to disk. tensors: by `Piece.key`."""
     raw = {key: kept.value.reshape(-1).view(torch.uint8).numpy().data for key, kept in tensors.items()}
-    said = {key: [list(kept.whole), sha256(raw[key]).hexdigest()] for key, kept in tensors.items()}
+    described = {key: [list(kept.whole), sha256(raw[key]).hexdigest()] for key, kept in tensors.items()}
     shapes = {key: (NAMES[kept.value.dtype], tuple(kept.value.shape)) for key, kept in tensors.items()}
-    first, header = header_of(shapes, {"pieces": json.dumps(said, separators=(",", ":"))})
+    first, header = header_of(shapes, {"pieces": json.dumps(described, separators=(",", ":"))})
     with path.open("wb", buffering=0) as out:
         _all(out.fileno(), memoryview(first))
         for key in header.entries:
@@ -84,8 +84,8 @@ def stored(path: Path, file: File) -> dict[str, Stored]:
         raise InputError(f"{at} is damaged: its header has another checksum")
     header = read_header(at)
     try:
-        said = json.loads(header.metadata["pieces"])
-        return {key: _stored(file.name, key, entry, *said[key]) for key, entry in header.entries.items()}
+        described = json.loads(header.metadata["pieces"])
+        return {key: _stored(file.name, key, entry, *described[key]) for key, entry in header.entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{at} does not say of which tensors its parts are: {error}") from error
 
@@ -108,13 +108,13 @@ def problems_of(path: Path, part: slice = slice(None)) -> list[str]:
         record = read_record(path)
     except InputError as error:
         return [str(error)]
-    found: list[str] = []
+    problems: list[str] = []
     for file in record.files[part]:
         try:
-            found += _damaged(path / file.name, stored(path, file))
+            problems += _damaged(path / file.name, stored(path, file))
         except InputError as error:
-            found.append(str(error))
-    return found
+            problems.append(str(error))
+    return problems
 
 
 def _damaged(path: Path, pieces: Mapping[str, Stored]) -> Iterable[str]:
@@ -158,12 +158,12 @@ class Reader:
 
     def fill(self, wanted: Piece) -> None:
         """Copies a box of a tensor into place. InputError where the checkpoint has not all of it."""
-        found = self.by_name.get(wanted.name, [])
-        if not found or found[0].whole != wanted.whole:
+        parts = self.by_name.get(wanted.name, [])
+        if not parts or parts[0].whole != wanted.whole:
             raise InputError(
                 f"the checkpoint {self.path} has no {wanted.name} of shape {wanted.whole}; it is of another model"
             )
-        done = sum(self._copy(piece, wanted) for piece in found)
+        done = sum(self._copy(piece, wanted) for piece in parts)
         if done != wanted.value.numel():
             raise InputError(f"the checkpoint {self.path} has only a part of {wanted.name}; it is not whole")
 

@@ -40,10 +40,10 @@ def load(
     dist.broadcast_object_list(candidates)
     first_said = ""
     for path in map(Path, reversed(candidates[0])):
-        if said := _damage(path):
-            first_said = first_said or said
+        if problem := _damage(path):
+            first_said = first_said or problem
             if dist.get_rank() == 0:
-                say(f"{said}; taking the checkpoint before it")
+                say(f"{problem}; taking the checkpoint before it")
             continue
         record = read_record(path)
         check_identity(
@@ -73,4 +73,4 @@ def _damage(path: Path) -> str:
     rank, size = dist.get_rank(), dist.get_world_size()
     everyone: list[list[str]] = [[]] * size
     dist.all_gather_object(everyone, problems_of(path, slice(rank, None, size))[:3])
-    return next((said for found in everyone for said in found), "")
+    return next((problem for problems in everyone for problem in problems), "")

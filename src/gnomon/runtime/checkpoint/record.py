@@ -78,7 +78,7 @@ def read_record(path: Path) -> Record:
     """That of the checkpoint `path`. InputError for one that is half-written, damaged, or of another program."""
     try:
         values = json.loads((path / RECORD).read_text("utf-8"))
-        said = values.pop("checksum")
+        checksum = values.pop("checksum")
     except FileNotFoundError:
         other = "it was written by torch's own checkpoints, which are pickles" if (path / ".metadata").exists() else ""
         raise InputError(f"{path} has no {RECORD}: {other or 'it is half-written'}") from None
@@ -86,7 +86,7 @@ def read_record(path: Path) -> Record:
         raise InputError(f"{path / RECORD} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path / RECORD} is damaged or cut off") from error
-    if said != _checksum(values):
+    if checksum != _checksum(values):
         raise InputError(f"{path / RECORD} is damaged: its checksum is of other contents")
     if values.pop("format", None) != FORMAT:
         raise InputError(f"{path} is of another version of Gnomon; {FORMAT} is read")
@@ -106,10 +106,10 @@ def _check(path: Path, record: Record) -> None:
     numbers = (record.step, record.updates, *(file.bytes for file in record.files))
     texts = (record.plan, *(text for file in record.files for text in (file.name, file.header)))
     if (
-        not all(type(each) is int and each >= 0 for each in numbers)
-        or not all(isinstance(each, str) for each in texts)
+        not all(type(number) is int and number >= 0 for number in numbers)
+        or not all(isinstance(text, str) for text in texts)
         or not isinstance(record.identity, dict)
-        or not all(isinstance(each, str) for pair in record.identity.items() for each in pair)
+        or not all(isinstance(text, str) for pair in record.identity.items() for text in pair)
     ):
         raise InputError(f"{path / RECORD} has values of another kind than a checkpoint's")
     names = [file.name for file in record.files]
@@ -125,8 +125,8 @@ def checkpoints(folder: Path) -> list[Path]:
     """Folders that are named as checkpoints, in order of steps, whole or not."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if STEP.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name.partition("-")[2]))
+    folders = [path for path in folder.iterdir() if STEP.fullmatch(path.name) and path.is_dir()]
+    return sorted(folders, key=lambda path: int(path.name.partition("-")[2]))
 
 
 def newest(folder: Path) -> Path | None:
@@ -141,9 +141,9 @@ def newest(folder: Path) -> Path | None:
     return None
 
 
-def check_identity(path: Path, said: Mapping[str, str], now: Mapping[str, str], override: Iterable[str] = ()) -> None:
+def check_identity(path: Path, before: Mapping[str, str], now: Mapping[str, str], override: Iterable[str] = ()) -> None:
     """InputError unless a run may go on from the checkpoint. override: names of what may differ."""
-    differs = {name: (said[name], now[name]) for name in now if name in said and said[name] != now[name]}
+    differs = {name: (before[name], now[name]) for name in now if name in before and before[name] != now[name]}
     if fixed := [name for name in FIXED if name in differs]:
         what = "; ".join(f"{name}: {differs[name][0][:200]}, not {differs[name][1][:200]}" for name in fixed)
         raise InputError(

@@ -60,7 +60,7 @@ class Saver:
         self.loss_scale = None if scaler is None else (scaler.scale, scaler.good_steps)
         self.updates = max((adam.steps for _, adam in self.executor.parameters()), default=0)
         first = dist.get_rank() == 0
-        said = ""
+        problem = ""
         try:
             if first:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -68,11 +68,13 @@ class Saver:
                 shutil.rmtree(self._partial, ignore_errors=True)
                 self._partial.mkdir()
         except (OSError, InputError) as error:
-            said = getattr(error, "strerror", None) or str(error)
+            problem = getattr(error, "strerror", None) or str(error)
         mine = list(pieces(self.executor.parameters(), writes=True))
-        if not said and not all(bool(torch.isfinite(p.value).all()) for p in mine if p.name.startswith("parameters/")):
-            said = f"parameters are not finite after step {step}: training diverged"
-        chosen = self._agreed(said, mine)
+        if not problem and not all(
+            bool(torch.isfinite(p.value).all()) for p in mine if p.name.startswith("parameters/")
+        ):
+            problem = f"parameters are not finite after step {step}: training diverged"
+        chosen = self._agreed(problem, mine)
         kept = {p.key: Kept(whole=p.whole, value=_on_host(p, copy)) for p in mine if p.key in chosen}
         target = self._partial / f"rank-{dist.get_rank():05}.safetensors"
         self.pending = self.pool.submit(write_file, target, kept)
@@ -81,10 +83,10 @@ class Saver:
     def _partial(self) -> Path:
         return self.folder / f".step-{self.step:06}.partial"
 
-    def _agreed(self, said: str, mine: Sequence[Piece]) -> set[str]:
+    def _agreed(self, problem: str, mine: Sequence[Piece]) -> set[str]:
         """Keys that this rank writes: of those that several have, the one with the least to write does."""
         everyone: list[tuple[str, dict[str, int]]] = [("", {})] * dist.get_world_size()
-        dist.all_gather_object(everyone, (said, {p.key: p.value.nbytes for p in mine}))
+        dist.all_gather_object(everyone, (problem, {p.key: p.value.nbytes for p in mine}))
         self._fail([(rank, why) for rank, (why, _) in enumerate(everyone) if why])
         return shared_out([keys for _, keys in everyone])[dist.get_rank()]
 
@@ -92,22 +94,22 @@ class Saver:
         """Waits for all ranks and completes the checkpoint; None if none was begun. All ranks must call it."""
         if self.pending is None:
             return None
-        found: File | str
+        written: File | str
         try:
-            found = self.pending.result()
+            written = self.pending.result()
         except OSError as error:
-            found = error.strerror or str(error)
+            written = error.strerror or str(error)
         self.pending = None
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, found)
+        dist.all_gather_object(everyone, written)
         self._fail([(rank, why) for rank, why in enumerate(everyone) if isinstance(why, str)])
-        said = ""
+        problem = ""
         if dist.get_rank() == 0:
             try:
                 self._complete(everyone)
             except OSError as error:
-                said = error.strerror or str(error)
-        told = [said]
+                problem = error.strerror or str(error)
+        told = [problem]
         dist.broadcast_object_list(told)
         self._fail([(0, told[0])] if told[0] else [])
         return self.folder / f"step-{self.step:06}"

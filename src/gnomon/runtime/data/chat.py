@@ -37,7 +37,7 @@ class ChatTemplate:
         text = self._text(messages, at)
         if self.marks:
             return _spans(text)
-        found = []
+        spans = []
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
@@ -49,8 +49,8 @@ class ChatTemplate:
                     f"assistant says cannot be told apart; give a template with {{% generation %}} around it "
                     f"(--chat-template)"
                 )
-            found.append((len(before), len(after)))
-        return text, tuple(found)
+            spans.append((len(before), len(after)))
+        return text, tuple(spans)
 
     def _text(self, messages: Sequence[Mapping[str, Any]], at: str, *, prompts: bool = False) -> str:
         """prompts: with what stands before the assistant's next words. Before a first message there is nothing."""
@@ -65,13 +65,13 @@ class ChatTemplate:
 
 def _spans(text: str) -> tuple[str, Spans]:
     """The text without marks, and what stood between them."""
-    out, found, length = list[str](), [], 0
+    out, spans, length = list[str](), [], 0
     for number, part in enumerate(text.replace(CLOSE, OPEN).split(OPEN)):
         if number % 2:
-            found.append((length, length + len(part)))
+            spans.append((length, length + len(part)))
         out.append(part)
         length += len(part)
-    return "".join(out), tuple(found)
+    return "".join(out), tuple(spans)
 
 
 def _environment() -> tuple[Any, type[Exception]]:

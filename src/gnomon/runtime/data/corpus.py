@@ -161,10 +161,10 @@ class Corpus:
             epoch, place = divmod(first + i, len(rows))
             row = int(_order(seed, side, epoch, len(rows))[place])
             self._fill(rows, row, ids[i], labels[i], numbers[i])
-        found = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
+        batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
         if self.packing == "documents":
-            found[DOCUMENTS] = torch.from_numpy(numbers)
-        return found
+            batch[DOCUMENTS] = torch.from_numpy(numbers)
+        return batch
 
     def _fill(self, rows: Rows, row: int, ids: Integers, labels: Integers, numbers: Integers) -> None:
         """One row. In a stream its pieces are one text: the last id of one is followed by the first of the next."""

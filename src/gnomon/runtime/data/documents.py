@@ -62,15 +62,15 @@ def find(root: Path) -> Found:
         return Found(kind=_kind(root) or "text", files=(root,))
     if (root / "dataset_dict.json").is_file() or (root / "state.json").is_file():
         return _datasets(root)
-    found: dict[Kind, list[Path]] = {}
+    by_kind: dict[Kind, list[Path]] = {}
     for path in _walk(root):
         if own := _kind(path):
-            found.setdefault(own, []).append(path)
+            by_kind.setdefault(own, []).append(path)
     order: tuple[Kind, ...] = ("parquet", "jsonl", "text")
     for kind in order:
-        if files := found.pop(kind, None):
+        if files := by_kind.pop(kind, None):
             rest = [f"{len(paths):,} {other} files in {root} are not read beside the {kind} files" for other, paths
-                    in found.items()]  # fmt: skip
+                    in by_kind.items()]  # fmt: skip
             return Found(kind=kind, files=tuple(files), notes=tuple(rest))
     raise InputError(
         f"{root}: no text in it; files that count end in {', '.join(SUFFIXES)}, {', '.join(JSONL)} or .parquet"
@@ -91,11 +91,11 @@ def _walk(root: Path) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise unreadable(error)
 
-    found = []
+    paths = []
     for folder, below, names in os.walk(root, onerror=refuse):
         below[:] = [name for name in below if name not in ("site-packages", "__pycache__")]
-        found += [Path(folder, name) for name in names]
-    yield from sorted(path for path in found if path.is_file())
+        paths += [Path(folder, name) for name in names]
+    yield from sorted(path for path in paths if path.is_file())
 
 
 def unreadable(error: OSError) -> InputError:
@@ -134,12 +134,12 @@ def _json(path: Path) -> Mapping[str, Any]:
     return value
 
 
-def documents(found: Found, *, column: str = "") -> Iterator[Document]:
+def documents(listing: Found, *, column: str = "") -> Iterator[Document]:
     """Every document, in the order of the files' names. column: the one with the text; empty for `text`, `messages`,
     or `prompt` and `completion`, whichever the first record has."""
-    for path in found.files:
+    for path in listing.files:
         try:
-            match found.kind:
+            match listing.kind:
                 case "text":
                     yield from _text(path)
                 case "jsonl":
@@ -177,8 +177,8 @@ def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             except UnicodeDecodeError as error:
                 raise InputError(f"{path}:{number}: byte {error.object[error.start]:#04x} is no UTF-8") from error
             except (ValueError, RecursionError) as error:
-                said = str(error) or "nested too deeply"
-                raise InputError(f"{path}:{number}: no JSON: {said}") from error
+                reason = str(error) or "nested too deeply"
+                raise InputError(f"{path}:{number}: no JSON: {reason}") from error
             if not isinstance(row, dict):
                 raise InputError(f"{path}:{number}: a record is an object with a text, not {type(row).__name__}")
             yield number, row

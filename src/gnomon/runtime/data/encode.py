@@ -54,25 +54,25 @@ class Encoder:
     def open(path: Path | None, *, chat_template: Path | None = None) -> Encoder:
         """path: a tokenizer.json or its folder; None for bytes. chat_template: a Jinja file, in place of the one beside
         the tokenizer. InputError for what cannot be read."""
-        found = Encoder()
+        encoder = Encoder()
         if path is None:
             if chat_template is not None:
                 raise InputError("a chat template writes special tokens, so it wants a tokenizer too (--tokenizer)")
-            return found
+            return encoder
         file = path / "tokenizer.json" if path.is_dir() else path
         text = _read(file)
-        found.tokenizer, found.name = _tokenizer(text, file), str(file)
-        found.vocab_size = found.tokenizer.get_vocab_size(with_added_tokens=True)
+        encoder.tokenizer, encoder.name = _tokenizer(text, file), str(file)
+        encoder.vocab_size = encoder.tokenizer.get_vocab_size(with_added_tokens=True)
         config = _config(file.parent)
-        found.end = _end(found.tokenizer, config)
-        if found.end is None:
-            found.notes = (f"{file} names no end-of-text token, so none stands between texts",)
+        encoder.end = _end(encoder.tokenizer, config)
+        if encoder.end is None:
+            encoder.notes = (f"{file} names no end-of-text token, so none stands between texts",)
         template, where = _template(file.parent, config, chat_template)
-        found.identity = sha256(f"{text}\0{found.end}\0{template}".encode()).hexdigest()[:16]
+        encoder.identity = sha256(f"{text}\0{encoder.end}\0{template}".encode()).hexdigest()[:16]
         if template:
             specials = {name: _content(value) for name, value in config.items() if name.endswith("_token")}
-            found.chat = ChatTemplate(template, specials, where)
-        return found
+            encoder.chat = ChatTemplate(template, specials, where)
+        return encoder
 
     def encode(self, documents: Iterable[Document]) -> Iterator[Encoded]:
         """In their order. InputError for text that is none, or conversations without a template."""
@@ -81,10 +81,10 @@ class Encoder:
             return
         source, starts = iter(documents), True
         while block := list(islice(source, TOGETHER)):
-            plain = [(number, each) for number, each in enumerate(block) if not each.messages]
+            plain = [(number, document) for number, document in enumerate(block) if not document.messages]
             encoded = dict(zip((number for number, _ in plain), self._texts(plain, starts=starts), strict=True))
-            for number, each in enumerate(block):
-                yield encoded[number] if number in encoded else self._conversation(each)
+            for number, document in enumerate(block):
+                yield encoded[number] if number in encoded else self._conversation(document)
             starts = block[-1].ends
 
     def _bytes(self, document: Document) -> Encoded:
@@ -99,25 +99,27 @@ class Encoder:
 
     def _texts(self, documents: Sequence[tuple[int, Document]], *, starts: bool) -> Iterator[Encoded]:
         """Special tokens of the tokenizer stand at the beginning of a document only."""
-        texts = [_utf8(each, each.text) for _, each in documents]
-        rests = [None if each.completion is None else _utf8(each, each.completion) for _, each in documents]
+        texts = [_utf8(document, document.text) for _, document in documents]
+        rests = [
+            None if document.completion is None else _utf8(document, document.completion) for _, document in documents
+        ]
         whole = [text + (rest or "") for text, rest in zip(texts, rests, strict=True)]
-        firsts = [starts, *(each.ends for _, each in documents[:-1])][: len(documents)]
-        found = self.tokenizer.encode_batch(whole, add_special_tokens=True)
+        firsts = [starts, *(document.ends for _, document in documents[:-1])][: len(documents)]
+        encodings = self.tokenizer.encode_batch(whole, add_special_tokens=True)
         later = [text for text, first in zip(whole, firsts, strict=True) if not first]
         bare = iter(self.tokenizer.encode_batch(later, add_special_tokens=False) if later else ())
-        for (_, each), text, rest, first, encoding in zip(documents, texts, rests, firsts, found, strict=True):
+        for (_, document), text, rest, first, encoding in zip(documents, texts, rests, firsts, encodings, strict=True):
             encoding = encoding if first else next(bare)
             ids = list(encoding.ids)
             learn = None if rest is None else [stop > len(text) for _, stop in encoding.offsets]
-            if each.ends and self.end is not None:
+            if document.ends and self.end is not None:
                 if ids[-1:] != [self.end]:
                     ids.append(self.end)
                     learn = None if learn is None else [*learn, True]
                 elif learn is not None:
                     learn[-1] = True  # put there by the tokenizer, of no character
             mask = None if learn is None else np.asarray(learn, np.bool_)
-            yield Encoded(ids=np.asarray(ids, np.int64), learn=mask, ends=each.ends)
+            yield Encoded(ids=np.asarray(ids, np.int64), learn=mask, ends=document.ends)
 
     def _conversation(self, document: Document) -> Encoded:
         if self.chat is None:
@@ -148,10 +150,10 @@ class Encoder:
 def _within(offsets: Sequence[tuple[int, int]], spans: Spans) -> NDArray[np.bool_]:
     """Whether a token has a character in one of the spans."""
     at = np.asarray(offsets, np.int64).reshape(-1, 2)
-    found = np.zeros(len(at), np.bool_)
+    inside = np.zeros(len(at), np.bool_)
     for start, stop in spans:
-        found |= (at[:, 1] > start) & (at[:, 0] < stop)
-    return found
+        inside |= (at[:, 1] > start) & (at[:, 0] < stop)
+    return inside
 
 
 def _utf8(document: Document, text: bytes) -> str:
@@ -186,7 +188,7 @@ def _tokenizer(text: str, file: Path) -> Any:
 
 def _config(folder: Path) -> Mapping[str, Any]:
     """Names of special tokens and the chat template, of the files that lie beside a tokenizer."""
-    found: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             try:
@@ -194,8 +196,8 @@ def _config(folder: Path) -> Mapping[str, Any]:
             except ValueError as error:
                 raise InputError(f"{folder / name} is damaged: {error}") from error
             if isinstance(value, dict):
-                found.update((key, given) for key, given in value.items() if given is not None)
-    return found
+                config.update((key, given) for key, given in value.items() if given is not None)
+    return config
 
 
 def _content(token: Any) -> str:
@@ -206,8 +208,8 @@ def _content(token: Any) -> str:
 def _end(tokenizer: Any, config: Mapping[str, Any]) -> int | None:
     """The end-of-text token that is named, or one by its usual name."""
     names = [_content(config["eos_token"])] if "eos_token" in config else ["<|endoftext|>", "</s>", "<|end_of_text|>"]
-    found = (tokenizer.token_to_id(name) for name in names)
-    return next((id for id in found if id is not None), None)
+    ids = (tokenizer.token_to_id(name) for name in names)
+    return next((id for id in ids if id is not None), None)
 
 
 def _template(folder: Path, config: Mapping[str, Any], given: Path | None) -> tuple[str, str]:
@@ -218,5 +220,5 @@ def _template(folder: Path, config: Mapping[str, Any], given: Path | None) -> tu
         return _read(folder / "chat_template.jinja"), str(folder / "chat_template.jinja")
     named = config.get("chat_template", "")
     if isinstance(named, list):  # several by name
-        named = next((each.get("template", "") for each in named if each.get("name") == "default"), "")
+        named = next((template.get("template", "") for template in named if template.get("name") == "default"), "")
     return str(named), str(folder / "tokenizer_config.json")

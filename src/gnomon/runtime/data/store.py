@@ -93,16 +93,16 @@ def store(source: Source, say: Say = lambda line: None) -> Path:
 
     InputError for text that cannot be read, with its file and line.
     """
-    found, encoder = find(source.root), Encoder.open(source.tokenizer, chat_template=source.chat_template)
-    folder = (source.cache or cache_folder()) / _key(source, found, encoder)
+    listing, encoder = find(source.root), Encoder.open(source.tokenizer, chat_template=source.chat_template)
+    folder = (source.cache or cache_folder()) / _key(source, listing, encoder)
     if not (folder / RECORD).is_file():
-        _make(source, found, encoder, folder, say)
+        _make(source, listing, encoder, folder, say)
     return folder
 
 
-def _key(source: Source, found: Found, encoder: Encoder) -> str:
-    parts = [str(FORMAT), encoder.identity, source.column, found.kind]
-    for path in found.files:
+def _key(source: Source, listing: Found, encoder: Encoder) -> str:
+    parts = [str(FORMAT), encoder.identity, source.column, listing.kind]
+    for path in listing.files:
         stat = path.stat()
         parts.append(f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}")
     name = "".join(c if c.isalnum() else "-" for c in source.root.name)[:40]
@@ -110,7 +110,7 @@ def _key(source: Source, found: Found, encoder: Encoder) -> str:
     return f"{name}-{digest}"
 
 
-def _make(source: Source, found: Found, encoder: Encoder, folder: Path, say: Say) -> None:
+def _make(source: Source, listing: Found, encoder: Encoder, folder: Path, say: Say) -> None:
     """Writes the folder beside its place, then renames it."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def _make(source: Source, found: Found, encoder: Encoder, folder: Path, say: Say
         raise InputError(f"cannot write tokens below {str(folder.parent)!r}: {error.strerror}") from error
     try:
         with ExitStack() as files:
-            _write(source, found, encoder, partial, say, files)
+            _write(source, listing, encoder, partial, say, files)
         if not (folder / RECORD).is_file():  # another process may have been faster
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
@@ -130,33 +130,33 @@ def _make(source: Source, found: Found, encoder: Encoder, folder: Path, say: Say
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write(source: Source, found: Found, encoder: Encoder, folder: Path, say: Say, files: ExitStack) -> None:
+def _write(source: Source, listing: Found, encoder: Encoder, folder: Path, say: Say, files: ExitStack) -> None:
     tokens = files.enter_context(Writer(folder / TOKENS, dtype_for(encoder.vocab_size)))
     learn: Writer | None = None
     sides: list[bool] = []
     digest = length = read = 0
-    total, began, said = sum(path.stat().st_size for path in found.files), monotonic(), monotonic()
+    total, began, last_s = sum(path.stat().st_size for path in listing.files), monotonic(), monotonic()
 
     def watched() -> Iterator[Document]:
-        nonlocal read, said
-        for document in documents(found, column=source.column):
+        nonlocal read, last_s
+        for document in documents(listing, column=source.column):
             read += len(document.text) + sum(len(str(m.get("content", ""))) for m in document.messages)
-            if (now := monotonic()) - began > PATIENCE_S and now - said > PATIENCE_S:
-                said = now
+            if (now := monotonic()) - began > PATIENCE_S and now - last_s > PATIENCE_S:
+                last_s = now
                 say(f"reading {source.root}: {read / 2**20:,.0f} of about {total / 2**20:,.0f} MiB")
             yield document
 
-    for each in encoder.encode(watched()):
-        if each.learn is not None and learn is None:
+    for encoded in encoder.encode(watched()):
+        if encoded.learn is not None and learn is None:
             learn = files.enter_context(Writer(folder / LEARN, np.dtype(np.uint8)))
             learn.lengths = list(tokens.lengths)
             learn.out.write(b"\1" * (sum(tokens.lengths) + tokens.length))
             learn.length = tokens.length
-        tokens.add(each.ids)
+        tokens.add(encoded.ids)
         if learn is not None:
-            learn.add(_mask(each))
-        digest, length = crc32(each.ids.tobytes(), digest), length + len(each.ids)
-        if each.ends:
+            learn.add(_mask(encoded))
+        digest, length = crc32(encoded.ids.tobytes(), digest), length + len(encoded.ids)
+        if encoded.ends:
             if length:
                 sides.append(digest % HELD_OUT == 0)
             for writer in (tokens, learn):
@@ -164,7 +164,7 @@ def _write(source: Source, found: Found, encoder: Encoder, folder: Path, say: Sa
                     writer.end()
             digest = length = 0
     if not sides:
-        raise InputError(f"{source.root}: no text in it; all its {len(found.files)} files are empty")
+        raise InputError(f"{source.root}: no text in it; all its {len(listing.files)} files are empty")
     for writer in (tokens, learn):
         if writer is not None:
             writer.finish()
@@ -177,10 +177,10 @@ def _write(source: Source, found: Found, encoder: Encoder, folder: Path, say: Sa
         "documents": len(sides),
         "tokens": sum(tokens.lengths),
         "learn": learn is not None,
-        "notes": [*found.notes, *encoder.notes],
+        "notes": [*listing.notes, *encoder.notes],
     }
     (folder / RECORD).write_text(json.dumps(record, indent=1))
 
 
-def _mask(each: Encoded) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    return np.ones(len(each.ids), np.uint8) if each.learn is None else each.learn.astype(np.uint8)
+def _mask(encoded: Encoded) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return np.ones(len(encoded.ids), np.uint8) if encoded.learn is None else encoded.learn.astype(np.uint8)

@@ -30,5 +30,5 @@ def alibi(site: Site, positions: Tensor) -> Tensor:
 def slopes_of(heads: int) -> list[float]:
     """2^(-8/n), 2^(-16/n), … for n heads; beyond a power of two every second one of twice as many."""
     power = 2 ** math.floor(math.log2(heads))
-    found = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
-    return found + [2.0 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]
+    slopes = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
+    return slopes + [2.0 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]

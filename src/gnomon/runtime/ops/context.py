@@ -160,12 +160,12 @@ def by_rank(x: Tensor, axis: Axis) -> Tensor:
 
 def _parts(rows: int, axis: Axis) -> list[tuple[int, int, int]]:
     """(first position, where it is, how many) of each segment, rank after rank."""
-    found, at = [], 0
+    segments, at = [], 0
     for index in range(axis.ranks):
         for first, length in axis.segments(rows // axis.ranks, index):
-            found.append((first, at, length))
+            segments.append((first, at, length))
             at += length
-    return found
+    return segments
 
 
 class _Exchange(torch.autograd.Function):

@@ -64,7 +64,7 @@ class Merged:
     def result(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """(out, lse) of all rows, in q's dtype and a dtype of statistics."""
         parts = [part for _, part in sorted(self.parts.items())]
-        out, lse = (torch.cat(each, dim=2) for each in zip(*parts, strict=True))
+        out, lse = (torch.cat(tensors, dim=2) for tensors in zip(*parts, strict=True))
         return out.to(q.dtype), lse
 
 
@@ -73,11 +73,11 @@ def pieces(queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule) -> I
     at = 0
     for first, length in queries:
         rows, start = slice(at, at + length), 0
-        found = list[Piece]()
+        visible = list[Piece]()
         for low, count in keys:
-            found += _pieces_of(rows, (first, length), start, (low, count), rule)
+            visible += _pieces_of(rows, (first, length), start, (low, count), rule)
             start += count
-        yield from sorted(found, key=lambda piece: not (piece.diagonal or _meets_itself(piece)))
+        yield from sorted(visible, key=lambda piece: not (piece.diagonal or _meets_itself(piece)))
         at += length
 
 
@@ -148,12 +148,12 @@ def backward(
         one, key, value = q[:, :, piece.q], k[:, :, piece.k], v[:, :, piece.k]
         result, statistics, back = out[:, :, piece.q], lse[:, :, piece.q], grad[:, :, piece.q]
         if _flash(q, rule, piece):
-            found = _BACKWARD(
+            grads = _BACKWARD(
                 back, one, key, value, result, statistics.contiguous(), 0.0, piece.diagonal, scale=rule.scale
             )
         else:
-            found = _backward_written_out(back, one, key, value, result, statistics, rule, piece)
-        for total, rows, term in zip((dq, dk, dv), (piece.q, piece.k, piece.k), found, strict=True):
+            grads = _backward_written_out(back, one, key, value, result, statistics, rule, piece)
+        for total, rows, term in zip((dq, dk, dv), (piece.q, piece.k, piece.k), grads, strict=True):
             total[:, :, rows] += term
 
 
@@ -210,8 +210,8 @@ def _backward_written_out(
     if bent is not None:
         ds = ds * (1 - bent.square())
     ds = (ds * rule.scale).to(q.dtype)
-    found = ds @ k, ds.transpose(-2, -1) @ q, p.to(grad.dtype).transpose(-2, -1) @ grad
+    grads = ds @ k, ds.transpose(-2, -1) @ q, p.to(grad.dtype).transpose(-2, -1) @ grad
     if heads == q.shape[1]:
-        return found
-    dq, dk, dv = found
+        return grads
+    dq, dk, dv = grads
     return dq, dk.unflatten(1, (heads, -1)).sum(2), dv.unflatten(1, (heads, -1)).sum(2)

@@ -58,15 +58,15 @@ def concat(site: Site, *parts: Operand) -> Tensor:
     whole = next(own for own in names if len(own) == len(wanted))
     along = next(i for i, (a, b) in enumerate(zip(whole, wanted, strict=True)) if a != b)
     shape = list(tensors[names.index(whole)].shape)
-    found = []
+    spread = []
     for own, x in zip(names, tensors, strict=True):
         missing = [i for i, name in enumerate(wanted) if i != along and name not in own]
         if len(own) + len(missing) < len(wanted):  # a single slice of the joined dim
             missing = sorted([*missing, along])
         for i in missing:
             x = x.unsqueeze(i)
-        found.append(x.expand([x.shape[i] if i == along else n for i, n in enumerate(shape)]))
-    return torch.cat(found[::-1] if site.attr("reverse", False) else found, dim=along)
+        spread.append(x.expand([x.shape[i] if i == along else n for i, n in enumerate(shape)]))
+    return torch.cat(spread[::-1] if site.attr("reverse", False) else spread, dim=along)
 
 
 def pool(site: Site, x: Tensor) -> Tensor:

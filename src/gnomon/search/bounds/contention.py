@@ -55,11 +55,13 @@ def slowed(
     busy, top, share = _actions(first, adding, column, split_backward)
     often = np.tile(pipeline.on_rank @ counts * count, len(busy) // counts.shape[1])
     own, spare = (often @ busy)[:, None], (often @ (top - busy))[:, None]
-    taken = np.stack([each.reduced_s * count + each.summed_s * each.weights.sums for each in shardings], axis=-1)
+    taken = np.stack(
+        [sharding.reduced_s * count + sharding.summed_s * sharding.weights.sums for sharding in shardings], axis=-1
+    )
     reduced, gathered = pipeline.on_rank @ (counts @ taken), np.zeros((len(own), len(shardings)))
     if first.optimizer.reshard_after_forward:
-        gathered = np.stack([gathers(pipeline, count, joins, each.gathered_s) for each in shardings], axis=-1)
-    reduces, reads = np.array([(each.weights.reduces, each.weights.reads) for each in shardings]).T
+        gathered = np.stack([gathers(pipeline, count, joins, sharding.gathered_s) for sharding in shardings], axis=-1)
+    reduces, reads = np.array([(sharding.weights.reduces, sharding.weights.reads) for sharding in shardings]).T
     none = np.zeros_like(reads)
     one = SLOWED * np.stack([reduces, none, reduces, np.minimum(reduces, 1 - reads)])[:, None, None, None, :]
     two = SLOWED * np.stack([none, reads, np.minimum(reads, 1 - reduces), reads])[:, None, None, None, :]
@@ -71,8 +73,8 @@ def slowed(
     which = np.minimum.outer(np.arange(len(level)), np.arange(len(level)))
     lost = one * (high * reduced + worth) + two * (high * gathered + worth) - spare
     slope, more = (one + two) * high, (one + two) * low
-    found = (around + own + (1 + more) * lost - more * lowest[which]) / (1 + slope + more * slope)
-    return np.asarray(found.max(axis=(0, 1, 2, 3), initial=0.0))
+    seconds = (around + own + (1 + more) * lost - more * lowest[which]) / (1 + slope + more * slope)
+    return np.asarray(seconds.max(axis=(0, 1, 2, 3), initial=0.0))
 
 
 def _actions(
@@ -83,9 +85,9 @@ def _actions(
     table = sharding.table
     more = table.rates.host_unit_s + table.launch_s * 4 * (table.tensors + 2)
     seconds, names = layer_seconds(table, adding, sharding.copying, column), ["F", "I", "W"]
-    hosts = [each[:, column] + more for each in table.host_s]
-    device = [each[:, column] for each in (table.forward_s, table.input_s, table.weight_s)]
-    kernels = [each[:, column] for each in table.kernels_s]
+    hosts = [phase[:, column] + more for phase in table.host_s]
+    device = [phase[:, column] for phase in (table.forward_s, table.input_s, table.weight_s)]
+    kernels = [phase[:, column] for phase in table.kernels_s]
     if not split_backward:
         names, hosts, device, kernels = ["F", "B"], *([f, i + w] for f, i, w in (hosts, device, kernels))
     busy = np.concatenate([np.array(seconds[name]) for name in names])

@@ -64,34 +64,34 @@ class Pipeline:
     def on_rank(self) -> Doubles:
         """[ranks, stages] 1 where a rank has a stage."""
         ranks = np.arange(int(self.rank_of.max()) + 1)
-        found: Doubles = (ranks[:, None] == self.rank_of).astype(float)
-        return found
+        mask: Doubles = (ranks[:, None] == self.rank_of).astype(float)
+        return mask
 
     @cached_property
     def lowest(self) -> NDArray[np.int64]:
         """[ranks] the first stage of each."""
-        found: NDArray[np.int64] = np.argmax(self.on_rank, axis=1)
-        return found
+        first: NDArray[np.int64] = np.argmax(self.on_rank, axis=1)
+        return first
 
     @cached_property
     def distinct(self) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]:
         """(kinds of its layers in order, stages that have just these)."""
-        found: dict[bytes, list[int]] = {}
+        by_order: dict[bytes, list[int]] = {}
         for stage, order in enumerate(self.split.order):
-            found.setdefault(order.tobytes(), []).append(stage)
-        return tuple((self.split.order[each[0]], np.array(each, np.int64)) for each in found.values())
+            by_order.setdefault(order.tobytes(), []).append(stage)
+        return tuple((self.split.order[stages[0]], np.array(stages, np.int64)) for stages in by_order.values())
 
     def most_of_rank(self, values: Doubles) -> Doubles:
         """[ranks, …] the largest of a rank's stages."""
         order, starts = self._by_rank
-        found: Doubles = np.maximum.reduceat(values[order], starts, axis=0)
-        return found
+        most: Doubles = np.maximum.reduceat(values[order], starts, axis=0)
+        return most
 
     def least_of_rank(self, values: Doubles) -> Doubles:
         """[ranks, …] the smallest of a rank's stages."""
         order, starts = self._by_rank
-        found: Doubles = np.minimum.reduceat(values[order], starts, axis=0)
-        return found
+        least: Doubles = np.minimum.reduceat(values[order], starts, axis=0)
+        return least
 
     @cached_property
     def _by_rank(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -142,7 +142,7 @@ class Job:
     @cached_property
     def elements(self) -> Doubles:
         """Elements of the parameters that are trained, dense and routed; those that several layers hold once."""
-        found, seen = np.zeros(2), set[str]()
+        counts, seen = np.zeros(2), set[str]()
         for layer in self.kinds.layers:
             block = self.graph.block(layer.call.block)
             routed = routed_tensors(block)
@@ -150,8 +150,8 @@ class Job:
                 name = layer.call.parameter_name(tensor.name, layer.index)
                 if name not in seen:
                     seen.add(name)
-                    found[int(tensor.name in routed)] += numel(tensor.dims, {})
-        return found
+                    counts[int(tensor.name in routed)] += numel(tensor.dims, {})
+        return counts
 
     def pipeline(self, pp: int, virtual: int, v_placed: bool) -> Pipeline:
         """The stages of so many pipeline ranks."""
@@ -161,9 +161,9 @@ class Job:
             schedule = Schedule(virtual_stages=virtual, placement=placement)  # type: ignore[arg-type]
             plan = Plan(mesh=Mesh(pp=pp), schedule=schedule)
             self._pipelines[key] = self._cut(key, plan, split(self.kinds, plan), placement)
-        found = self._pipelines[key]
-        assert found is not None
-        return found
+        pipeline = self._pipelines[key]
+        assert pipeline is not None
+        return pipeline
 
     def _cut(self, name: PipelineName, plan: Plan, parts: Split, placement: str) -> Pipeline:
         stages = plan.num_stages
@@ -182,7 +182,7 @@ class Job:
             split=parts,
             own=own,
             rank_of=ranks,
-            linked=np.array([bool(each) for each in sent], bool),
+            linked=np.array([bool(message) for message in sent], bool),
             sent=tuple(sent),
         )
 
@@ -265,13 +265,13 @@ class Family:
         mesh = replace(self.mesh, pp=1)
         splits = job.space.splits(self.tp, sequence_parallel=self.layout.sequence_parallel)
         plan = replace(base, mesh=mesh, layout=self.layout, overlap=replace(base.overlap, splits=splits))
-        found = [
+        tables = [
             kind_tables(job.priced, plan, device, inside, self.micro, job.load(self.ep), job.space.recompute)
             for device in job.devices
         ]
         if job.placed(mesh.world_size):
-            return found[0]
-        return {name: _least([each[name] for each in found]) for name in found[0]}
+            return tables[0]
+        return {name: _least([table[name] for table in tables]) for name in tables[0]}
 
 
 def _least(tables: list[KindTable]) -> KindTable:
@@ -279,8 +279,8 @@ def _least(tables: list[KindTable]) -> KindTable:
     first = tables[0]
 
     def least(name: str) -> Doubles:
-        found: Doubles = np.minimum.reduce([getattr(table, name) for table in tables])
-        return found
+        smallest: Doubles = np.minimum.reduce([getattr(table, name) for table in tables])
+        return smallest
 
     host = tuple(np.minimum.reduce([table.host_s[i] for table in tables]) for i in range(3))
     names = ("forward_s", "input_s", "weight_s")
@@ -330,8 +330,8 @@ def actions(
         held = np.maximum(spent, counts @ host + unit)
         if np.ndim(away):
             held = np.maximum(held, counts @ away)
-        found: Doubles = np.maximum(held - GRID_S, 0.0)
-        return found
+        seconds: Doubles = np.maximum(held - GRID_S, 0.0)
+        return seconds
 
     chosen = slice(None) if column is None else slice(column, column + 1)
     f, i, w = (host[:, chosen] for host in table.host_s)
@@ -355,16 +355,16 @@ def weight_at_most(table: KindTable, counts: Doubles, adding: Doubles, column: i
     launch."""
     host = table.host_s[2][:, column] + table.launch_s * (table.tensors + 1)
     device = table.weight_s[:, column] + adding / table.rates.compute
-    found: Doubles = counts @ (device + host) + table.rates.host_unit_s + GRID_S
-    return found
+    seconds: Doubles = counts @ (device + host) + table.rates.host_unit_s + GRID_S
+    return seconds
 
 
 def layer_seconds(table: KindTable, adding: Doubles, unsharding: Doubles, column: int) -> dict[str, list[float]]:
     """Kind of row -> seconds of each kind of layer by itself, as ZeRO 3 has them: see `actions`."""
     one = np.eye(len(table.tensors))
     act = actions(table, one, adding, unsharding, by_layer=True, column=column)
-    found = {"F": act.forward, "C": act.forward, "B": act.whole, "I": act.input, "W": act.weight}
-    return {kind: seconds[:, 0].tolist() for kind, seconds in found.items()}
+    by_kind = {"F": act.forward, "C": act.forward, "B": act.whole, "I": act.input, "W": act.weight}
+    return {kind: seconds[:, 0].tolist() for kind, seconds in by_kind.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -432,9 +432,9 @@ def time_bound(
     back = act.input if split_backward else act.whole
     busy = act.forward + (act.input + act.weight if split_backward else act.whole)
     load = pipeline.on_rank @ busy * count
-    found: Doubles = (load + pipeline.on_rank @ ends.update).max(axis=0)
+    bound: Doubles = (load + pipeline.on_rank @ ends.update).max(axis=0)
     if not clip:
-        return found
+        return bound
     before, behind, length = ways(pipeline, act.forward, back, sends)
     low, root = pipeline.lowest, pipeline.root
     head = ends.head[root]
@@ -445,15 +445,15 @@ def time_bound(
     else:
         through = load + behind[low] + tail[low]
     through = np.maximum(through, load + pipeline.on_rank @ ends.blocked)
-    found = np.maximum(found, (head[low] + before[low] + through).max(axis=0))
+    bound = np.maximum(bound, (head[low] + before[low] + through).max(axis=0))
     if most is not None:
         passing = head + before + count * length / np.maximum(most, 1) + behind + tail
-        found = np.maximum(found, passing.max(axis=0))
+        bound = np.maximum(bound, passing.max(axis=0))
     if ends.microbatch_reduce.any():
         own = act.weight if split_backward else act.whole
-        found = np.maximum(found, (count * (own + ends.microbatch_reduce)).max(axis=0))
-        found = np.maximum(found, (pipeline.on_rank @ ends.microbatch_reduce * count).max(axis=0))
-    return found + ends.norm
+        bound = np.maximum(bound, (count * (own + ends.microbatch_reduce)).max(axis=0))
+        bound = np.maximum(bound, (pipeline.on_rank @ ends.microbatch_reduce * count).max(axis=0))
+    return bound + ends.norm
 
 
 def beyond(pipeline: Pipeline, act: Actions, sends: Doubles, ends: Ends, *, split_backward: bool) -> Doubles:
@@ -463,8 +463,8 @@ def beyond(pipeline: Pipeline, act: Actions, sends: Doubles, ends: Ends, *, spli
     before = way(pipeline, act.forward, sends)
     behind = way(pipeline, act.input if split_backward else act.whole, sends)
     after = pipeline.least_of_rank(ends.reduce) if split_backward else behind[low] + ends.reduce[root][low]
-    found: Doubles = ends.head[root][low] + before[low] + after + ends.norm
-    return found
+    seconds: Doubles = ends.head[root][low] + before[low] + after + ends.norm
+    return seconds
 
 
 def ways(pipeline: Pipeline, forward: Doubles, back: Doubles, sends: Doubles) -> tuple[Doubles, Doubles, Doubles]:
@@ -483,14 +483,14 @@ def way(pipeline: Pipeline, act: Doubles, sends: Doubles) -> Doubles:
     """[stages, columns] seconds from the root of a stage's run to the stage: of one action on each stage before it."""
     if len(act) == 1:
         return np.zeros_like(act)
-    found = _summed(act[:-1] + sends)
-    return found - found[pipeline.root]
+    sums = _summed(act[:-1] + sends)
+    return sums - sums[pipeline.root]
 
 
-def _summed(each: Doubles) -> Doubles:
+def _summed(rows: Doubles) -> Doubles:
     """Sums of the rows so far, none of them first."""
-    out = np.zeros((len(each) + 1, each.shape[1]))
-    np.cumsum(each, axis=0, out=out[1:])
+    out = np.zeros((len(rows) + 1, rows.shape[1]))
+    np.cumsum(rows, axis=0, out=out[1:])
     return out
 
 
@@ -522,22 +522,22 @@ class Sends:
         if self.job.stack.messages.p2p_partitioned and not family.layout.sequence_parallel:
             size = size / family.tp
         seconds = np.asarray(p2p_seconds(size, link), float) * self.job.slower(link)
-        found: Doubles = np.maximum(seconds - GRID_S, 0.0)
-        return found
+        shortest: Doubles = np.maximum(seconds - GRID_S, 0.0)
+        return shortest
 
     def _of_stages(self, pp: int, pipeline: Pipeline) -> tuple[tuple[_Hop, ...], NDArray[np.int64]]:
         """(kinds of messages, [stages - 1] which of them a stage sends: 0 for none, else one more than its index)."""
         key = pp, pipeline.name
         if key not in self._kinds:
-            found: dict[_Hop, int] = {}
+            hops: dict[_Hop, int] = {}
             which = np.zeros(len(pipeline.sent), np.int64)
             ranks = self.job.space.devices // pp
             for s, tensors in enumerate(pipeline.sent if self.job.placed(ranks) else ()):
                 a, b = int(pipeline.rank_of[s]), int(pipeline.rank_of[s + 1])
                 link = self._hop(ranks, a, b) if a != b and tensors else None
                 if link is not None:
-                    which[s] = found.setdefault((tensors, link), len(found) + 1)
-            self._kinds[key] = tuple(found), which
+                    which[s] = hops.setdefault((tensors, link), len(hops) + 1)
+            self._kinds[key] = tuple(hops), which
         return self._kinds[key]
 
     def _hop(self, ranks: int, a: int, b: int) -> AxisLink | None:

@@ -43,8 +43,8 @@ class Held:
         points] of one unit of each stage, and what its backward needs beside that."""
         chosen = slice(self.starts[rank], self.starts[rank + 1] if rank + 1 < len(self.starts) else None)
         at = (self.inside[chosen, None] == self.stages[chosen]) & self.backward[chosen, None]
-        found: Doubles = (self.open[chosen] @ kept + at @ inside).max(axis=0)
-        return found
+        peak: Doubles = (self.open[chosen] @ kept + at @ inside).max(axis=0)
+        return peak
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,16 +105,16 @@ def flight(schedule: str, pp: int, virtual: int, microbatches: int) -> Flight:
         held.append((on_rank, during[chosen], still, begun, stage[chosen], e[chosen]))
     names = "stages", "counts", "open", "begun", "inside", "backward"
     columns = dict(zip(names, map(np.concatenate, zip(*held, strict=True)), strict=True))
-    starts = np.cumsum([0, *(len(each[0]) for each in held[:-1])])
+    starts = np.cumsum([0, *(len(part[0]) for part in held[:-1])])
     return Flight(rank_of=ranks, most=most, turns=turns, again=again, held=Held(starts=starts, **columns))
 
 
 def _peaks(during: Longs, forward: NDArray[np.bool_], ends: NDArray[np.bool_]) -> Longs:
     """Rows where most is held in all, or of one stage, among forwards and among backwards."""
     total = during.sum(axis=1)
-    found = []
+    peaks = []
     for kind in (forward, ends):
         rows = np.flatnonzero(kind)
-        found.append(rows[np.argmax(total[rows])])
-        found += rows[np.argmax(during[rows], axis=0)].tolist()
-    return np.unique(np.array(found, np.int64))
+        peaks.append(rows[np.argmax(total[rows])])
+        peaks += rows[np.argmax(during[rows], axis=0)].tolist()
+    return np.unique(np.array(peaks, np.int64))

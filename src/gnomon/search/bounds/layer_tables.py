@@ -65,13 +65,13 @@ class Kinds:
         groups: dict[object, list[Layer]] = {}
         for layer in self.layers:
             no_grad = tuple(own for own, source in layer.call.inputs if "." not in source)
-            kept = tuple(found[layer.label] for found in by_preset.values())
+            kept = tuple(by_label[layer.label] for by_label in by_preset.values())
             groups.setdefault((layer.call.block, no_grad, kept, layer.label in narrow), []).append(layer)
         self.kinds = tuple(
             Kind(
                 block=graph.block(layers[0].call.block),
                 no_grad=tuple(own for own, source in layers[0].call.inputs if "." not in source),
-                savings={name: found[layers[0].label] for name, found in by_preset.items()},
+                savings={name: by_label[layers[0].label] for name, by_label in by_preset.items()},
                 narrow=layers[0].label in narrow,
                 layers=tuple(layers),
             )
@@ -134,7 +134,7 @@ def split(kinds: Kinds, plan: Plan) -> Split:
                 if name in kinds.shared and name in seen:
                     repeated.append((stage, kinds.kind_of[layer.label], tensor.name))
                 seen.add(name)
-    counts = np.array([np.bincount(each, minlength=len(kinds.kinds)) for each in order], float)
+    counts = np.array([np.bincount(stage_kinds, minlength=len(kinds.kinds)) for stage_kinds in order], float)
     return Split(order=tuple(order), counts=counts, repeated=tuple(repeated))
 
 
@@ -246,7 +246,7 @@ def kind_tables(
         known[key] = price_layer_saved(context, {**shared.sizes, "batch": batch}, ways)
         prices.append(known[key])
     return {
-        name: _table(shared, plan, device, links, tuple(each[i] for each in prices), len(micro))
+        name: _table(shared, plan, device, links, tuple(by_way[i] for by_way in prices), len(micro))
         for i, name in enumerate(presets)
     }
 

@@ -46,15 +46,15 @@ def rank_rows(schedule: str, pp: int, virtual: int, microbatches: int) -> tuple[
     """Of each pipeline rank."""
     rows = schedule_rows(schedule, pp, virtual, microbatches)
     forward, ends, frees = rows.is_kind("F", "C"), rows.is_kind("B", "I"), rows.is_kind("B", "W")
-    found = []
+    by_rank = []
     for low, high in zip(rows.class_ptr[:-1].tolist(), rows.class_ptr[1:].tolist(), strict=True):
         mine = slice(low, high)
         stages, at = np.unique(rows.stage[mine].astype(np.int64), return_inverse=True)
         here = at[:, None] == np.arange(len(stages))
-        f, e, w = (here * each[mine, None].astype(np.int64) for each in (forward, ends, frees))
+        f, e, w = (here * flag[mine, None].astype(np.int64) for flag in (forward, ends, frees))
         held = np.cumsum(f, axis=0)
         over = np.cumsum(w, axis=0)
-        found.append(
+        by_rank.append(
             RankRows(
                 stages=stages,
                 counts=held - over + w,
@@ -65,7 +65,7 @@ def rank_rows(schedule: str, pp: int, virtual: int, microbatches: int) -> tuple[
                 weight=frees[mine],
             )
         )
-    return tuple(found)
+    return tuple(by_rank)
 
 
 def least_peak(loose: Loose) -> Doubles:
@@ -104,14 +104,14 @@ def groups(loose: Loose, *, clip: bool) -> list[int]:
     stage, but for the group of tied parameters."""
     sharding, pipeline, point = loose.sharding, loose.pipeline, loose.point
     more = (point.pp > 1) + (clip and sharding.mesh.world_size * point.pp > 1)
-    found = []
+    counts = []
     for stage in pipeline.lowest:
         used: set[tuple[str, ...]] = set()
         for kind in np.flatnonzero(pipeline.split.counts[stage]).tolist():
             price = sharding.table.prices[kind]
             for phase in (price.forward, price.input_grad, price.weight_grad):
                 used |= {(axis,) for axis in phase.comm_s}
-            for each in sharding.collectives[kind]:
-                used.add(tuple(axis for axis in each.axes if getattr(sharding.mesh, axis) > 1))
-        found.append(len(used - {()}) + more)
-    return found
+            for collective in sharding.collectives[kind]:
+                used.add(tuple(axis for axis in collective.axes if getattr(sharding.mesh, axis) > 1))
+        counts.append(len(used - {()}) + more)
+    return counts

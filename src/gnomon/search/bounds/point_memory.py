@@ -77,7 +77,7 @@ def held_bytes(
     table: KindTable,
     column: int,
     pipeline: Pipeline,
-    found: Flight,
+    flight: Flight,
     inside: Doubles,
     *,
     frees: bool = False,
@@ -94,7 +94,7 @@ def held_bytes(
     to the end of the step (ZeRO 2 that reduces after the last backward).
     """
     kept = pipeline.split.counts @ table.kept_bytes[:, column]
-    held = found.held
+    held = flight.held
     least = ((held.open if frees else held.counts) * kept[held.stages]).sum(axis=1)
     least += np.where(held.backward, inside[held.inside], 0.0)
     if waiting is not None:
@@ -132,12 +132,12 @@ def unsharded(sharding: Sharding, *, split_backward: bool) -> Doubles:
     if sharding.zero < 2 or (sharding.zero == 2 and sharding.job.stack.gradients.bucketed is False):
         return out
     bucket = sharding.job.space.base.overlap.bucket_bytes
-    for i, each in enumerate(sharding.collectives):
+    for i, of_kind in enumerate(sharding.collectives):
         if not split_backward:
-            reduced = sum(c.bytes for c in each if c.kind == "reduce_scatter")
+            reduced = sum(c.bytes for c in of_kind if c.kind == "reduce_scatter")
             out[i] = bucket if bucket is not None and sharding.zero == 2 else reduced
         if sharding.zero == 3:
-            out[i] += sum(c.bytes for c in each if c.when == "before_forward")
+            out[i] += sum(c.bytes for c in of_kind if c.when == "before_forward")
         if sharding.away:
             out[i] += undivided_bytes(sharding.table.prices[i].sharded, sharding.mesh, sharding.precision)
     return out

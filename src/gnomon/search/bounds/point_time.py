@@ -84,13 +84,13 @@ class Sharding:
     def sizes(self, kind: str, when: str) -> dict[str, Doubles]:
         """Group of axes -> [kinds] bytes."""
         if (kind, when) not in self._sizes:
-            found: dict[str, Doubles] = {}
-            for i, each in enumerate(self.collectives):
-                for c in each:
+            by_group: dict[str, Doubles] = {}
+            for i, of_kind in enumerate(self.collectives):
+                for c in of_kind:
                     if c.kind == kind and c.when == when:
-                        row = found.setdefault("+".join(c.axes), np.zeros(len(self.collectives)))
+                        row = by_group.setdefault("+".join(c.axes), np.zeros(len(self.collectives)))
                         row[i] += c.bytes
-            self._sizes[kind, when] = found
+            self._sizes[kind, when] = by_group
         return self._sizes[kind, when]
 
     def seconds(self, kind: str, when: str, parts: Split, buckets: Doubles) -> Doubles:
@@ -102,8 +102,8 @@ class Sharding:
             link, size = self.links[axes], parts.counts @ sizes
             for stage, kind_of, rest in self.tied(parts):
                 size[stage] += _bytes(rest, kind, when, axes) - _bytes(self.collectives[kind_of], kind, when, axes)
-            each = np.asarray(collective_seconds(kind, size / buckets, link), float)
-            total += np.where(size > 0, buckets * each * self.job.slower(link), 0.0)
+            bucket_s = np.asarray(collective_seconds(kind, size / buckets, link), float)
+            total += np.where(size > 0, buckets * bucket_s * self.job.slower(link), 0.0)
         return total
 
     def tied(self, parts: Split) -> Iterator[tuple[int, int, tuple[ParameterCollective, ...]]]:
@@ -131,8 +131,8 @@ class Sharding:
         if self.optimizer.zero != 3 or not self.optimizer.reshard_after_forward:
             return out
         device = self.table.device
-        for i, each in enumerate(self.collectives):
-            if size := sum(c.bytes for c in each if c.when == "before_forward"):
+        for i, of_kind in enumerate(self.collectives):
+            if size := sum(c.bytes for c in of_kind if c.when == "before_forward"):
                 out[i] = float(stream_seconds(size, size, device, curves_for(device)))
         return out
 
@@ -173,16 +173,16 @@ class Sharding:
             update = self.updates.by_layer(pipeline)
             head, reduce = _of_rank(pipeline, update), self.late(pipeline, back)
             return Ends(update=update, head=head, norm=norm, reduce=reduce, microbatch_reduce=nothing, blocked=nothing)
-        found = self.traffic(pipeline, overlap=overlap)
+        traffic = self.traffic(pipeline, overlap=overlap)
         if not overlap:
             forward = back = nothing
-        reduce = _left(found.reduce, found.buckets, back)
-        both = _left(found.both, found.after, np.maximum(back - found.first, 0.0))
-        gather = _left(found.gather, found.ahead, forward)
-        updates = _of_rank(pipeline, found.update)
+        reduce = _left(traffic.reduce, traffic.buckets, back)
+        both = _left(traffic.both, traffic.after, np.maximum(back - traffic.first, 0.0))
+        gather = _left(traffic.gather, traffic.ahead, forward)
+        updates = _of_rank(pipeline, traffic.update)
         return Ends(
-            update=found.update,
-            head=np.maximum(updates, found.update + gather) if overlap else updates + _of_rank(pipeline, gather),
+            update=traffic.update,
+            head=np.maximum(updates, traffic.update + gather) if overlap else updates + _of_rank(pipeline, gather),
             norm=norm,
             reduce=reduce + both,
             microbatch_reduce=reduce if self.zero == 2 and overlap else nothing,
@@ -198,8 +198,8 @@ class Sharding:
         if size is None:
             return layers
         total = np.zeros(len(layers))
-        for i, each in enumerate(self.collectives):  # as prices count them: by kind, whenever they run
-            total += parts.counts[:, i] * _bytes(each, kind)
+        for i, of_kind in enumerate(self.collectives):  # as prices count them: by kind, whenever they run
+            total += parts.counts[:, i] * _bytes(of_kind, kind)
         for stage, i, rest in self.tied(parts):
             total[stage] += _bytes(rest, kind) - _bytes(self.collectives[i], kind)
         return np.maximum(1.0, np.ceil(total / size))
@@ -273,10 +273,10 @@ def streams(
     counts = pipeline.split.counts
     before = way(pipeline, act.forward, sends)
     start = -pipeline.most_of_rank(-(before + act.forward)[:, 0])
-    found = float((start + pipeline.on_rank @ (counts @ (reduced * count + summed))).max())
+    seconds = float((start + pipeline.on_rank @ (counts @ (reduced * count + summed))).max())
     if gathered is not None:
-        found = max(found, float(gathers(pipeline, count, joins, gathered).max()))
-    return found
+        seconds = max(seconds, float(gathers(pipeline, count, joins, gathered).max()))
+    return seconds
 
 
 def gathers(pipeline: Pipeline, count: int, joins: Longs, gathered: Doubles) -> Doubles:
@@ -284,8 +284,8 @@ def gathers(pipeline: Pipeline, count: int, joins: Longs, gathered: Doubles) -> 
     the longest layer where passes may share one."""
     counts = pipeline.split.counts
     present = np.where(counts > 0, gathered, 0.0).max(axis=1)
-    found: Doubles = pipeline.on_rank @ np.maximum(2 * count * (counts @ gathered) - joins * present, 0.0)
-    return found
+    seconds: Doubles = pipeline.on_rank @ np.maximum(2 * count * (counts @ gathered) - joins * present, 0.0)
+    return seconds
 
 
 def waiting(pipeline: Pipeline, act: Actions, gathered: Doubles, prefetch: int) -> Actions:
@@ -311,8 +311,8 @@ def waiting(pipeline: Pipeline, act: Actions, gathered: Doubles, prefetch: int) 
 
 def _of_rank(pipeline: Pipeline, seconds: Doubles) -> Doubles:
     """[stages] the sum over all stages of a stage's rank."""
-    found: Doubles = (pipeline.on_rank @ seconds)[pipeline.rank_of]
-    return found
+    sums: Doubles = (pipeline.on_rank @ seconds)[pipeline.rank_of]
+    return sums
 
 
 def adding_s(table: KindTable, job: Job, *, divided: bool) -> Doubles:
@@ -372,6 +372,10 @@ def _left(whole: Doubles, buckets: Doubles, beside: Doubles) -> Doubles:
     return np.maximum(left - GRID_S, 0.0)
 
 
-def _bytes(found: Iterable[ParameterCollective], kind: str, when: str | None = None, axes: str | None = None) -> int:
+def _bytes(
+    collectives: Iterable[ParameterCollective], kind: str, when: str | None = None, axes: str | None = None
+) -> int:
     """Of the collectives of a kind; of a moment and a group, where given."""
-    return sum(c.bytes for c in found if c.kind == kind and when in (None, c.when) and axes in (None, "+".join(c.axes)))
+    return sum(
+        c.bytes for c in collectives if c.kind == kind and when in (None, c.when) and axes in (None, "+".join(c.axes))
+    )

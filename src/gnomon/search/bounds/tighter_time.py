@@ -101,10 +101,10 @@ class Tighten:
         if loose in self._found:  # was played along
             return self._found[loose]
         point, pipeline, act = loose.point, loose.pipeline, loose.act
-        found = gaps(point.schedule, point.pp, point.virtual_stages, loose.count)
+        stalls = gaps(point.schedule, point.pp, point.virtual_stages, loose.count)
         before = way(pipeline, act.forward, loose.sends)[pipeline.lowest, 0]
         head = loose.ends.head[pipeline.root[pipeline.lowest]]
-        seconds = float((head + before + stalled(found, act, loose.ends.microbatch_reduce)).max() + loose.ends.norm)
+        seconds = float((head + before + stalled(stalls, act, loose.ends.microbatch_reduce)).max() + loose.ends.norm)
         waiting = self._waiting[self._group(loose)]
         waiting[loose] = max(waiting[loose], seconds)
         return seconds
@@ -119,26 +119,28 @@ class Tighten:
         if loose not in self._found:
             group = self._group(loose)
             waiting = self._waiting[group]
-            near = [each for each, bound in waiting.items() if bound < worst and each is not loose]
-            part = [loose, *sorted(near, key=lambda each: waiting[each])[: COLUMNS - 1]]
-            for each, found in zip(part, self._play(group, part), strict=True):
-                self._found[each] = found
-                del waiting[each]
+            near = [other for other, bound in waiting.items() if bound < worst and other is not loose]
+            part = [loose, *sorted(near, key=lambda other: waiting[other])[: COLUMNS - 1]]
+            for member, seconds in zip(part, self._play(group, part), strict=True):
+                self._found[member] = seconds
+                del waiting[member]
         return self._found.pop(loose)
 
     def _play(self, group: _Group, part: list[Loose]) -> list[float]:
         first = part[0]
-        acts = Actions(*(np.concatenate([getattr(each.act, name) for each in part], axis=1) for name in ACTIONS))
-        sends = np.where(first.pipeline.linked[:, None], np.concatenate([each.sends for each in part], axis=1), -1.0)
-        reduce, final = _side_by_side([self._reductions(each) for each in part])
-        head = np.stack([each.ends.head for each in part], axis=1)
+        acts = Actions(*(np.concatenate([getattr(member.act, name) for member in part], axis=1) for name in ACTIONS))
+        sends = np.where(
+            first.pipeline.linked[:, None], np.concatenate([member.sends for member in part], axis=1), -1.0
+        )
+        reduce, final = _side_by_side([self._reductions(member) for member in part])
+        head = np.stack([member.ends.head for member in part], axis=1)
         gathers = lasts = None
         if first.gathers:
-            gathers, lasts = _side_by_side([self._gathered(each) for each in part])
+            gathers, lasts = _side_by_side([self._gathered(member) for member in part])
         ends, finals, reduced = play(skeleton(*group), acts, reduce, final, sends, head, gathers, lasts)
-        blocked = first.pipeline.on_rank @ np.stack([each.ends.blocked for each in part], axis=1)
+        blocked = first.pipeline.on_rank @ np.stack([member.ends.blocked for member in part], axis=1)
         late = np.maximum(np.maximum(ends.max(axis=0), reduced.max(axis=0)), (finals + blocked).max(axis=0))
-        return [float(late[i] + each.ends.norm) for i, each in enumerate(part)]
+        return [float(late[i] + member.ends.norm) for i, member in enumerate(part)]
 
     def _reductions(self, loose: Loose) -> tuple[Doubles, Doubles]:
         """([stages] seconds of a reduction of every microbatch, of the last with what follows on its stream)."""
@@ -169,7 +171,7 @@ class Tighten:
         seconds = self._layers(loose)
         layers = [order.tolist() for order in pipeline.split.order]
         rows = passes(point.schedule, point.pp, point.virtual_stages, loose.count)
-        found = 0.0
+        longest = 0.0
         for rank in {0, point.pp // 2, point.pp - 1}:
             low = pipeline.lowest[rank]
             single = alone(
@@ -183,8 +185,8 @@ class Tighten:
                 start=float(loose.ends.head[pipeline.root[low]] + before[low, 0]),
                 behind=float(behind[low, 0]),
             )
-            found = max(found, single)
-        return found + float(loose.ends.norm)
+            longest = max(longest, single)
+        return longest + float(loose.ends.norm)
 
 
 def _side_by_side(pairs: list[tuple[Doubles, Doubles]]) -> tuple[Doubles, Doubles]:

@@ -35,10 +35,10 @@ class Updates:
 
     def elements(self, parts: Split) -> Doubles:
         """[stages, 2] dense and routed parameter elements of a rank, shared ones once."""
-        found = parts.counts @ self.table.elements
+        elements = parts.counts @ self.table.elements
         for stage, kind, tensor in parts.repeated:
-            found[stage, 0] -= int(self.table.prices[kind].sharded.local_elements[tensor])
-        return found
+            elements[stage, 0] -= int(self.table.prices[kind].sharded.local_elements[tensor])
+        return elements
 
     def _ways(self) -> tuple[int, int]:
         return shard_ranks(self.mesh, experts=False), shard_ranks(self.mesh, experts=True)
@@ -46,8 +46,8 @@ class Updates:
     def owned(self, parts: Split) -> Doubles:
         """[stages] elements that a rank's optimizer updates."""
         ways = self._ways() if self.optimizer.zero >= 1 else (1, 1)
-        found: Doubles = np.ceil(self.elements(parts) / np.array(ways)).sum(axis=1)
-        return found
+        elements: Doubles = np.ceil(self.elements(parts) / np.array(ways)).sum(axis=1)
+        return elements
 
     def seconds(self, parts: Split) -> Doubles:
         """[stages] seconds of a rank's update, at least."""
@@ -99,8 +99,8 @@ class Updates:
         """[kinds] seconds of copying a rank's part of a layer's parameters to or from the host, on the fastest node."""
         sizes = [waiting_bytes(p.sharded, self.mesh, self.precision, trained=trained) for p in self.table.prices]
         nodes = [group.node for group in self.job.cluster.groups]
-        each = [min(float(copy_seconds(size, node)) for node in nodes) if size else 0.0 for size in sizes]
-        return np.maximum(np.array(each) - GRID_S, 0.0)
+        seconds = [min(float(copy_seconds(size, node)) for node in nodes) if size else 0.0 for size in sizes]
+        return np.maximum(np.array(seconds) - GRID_S, 0.0)
 
     def _update_s(self, elements: float, tensors: float) -> float:
         """Seconds of an update, at least: what comes before it only adds to it."""
@@ -122,8 +122,8 @@ class Updates:
         nodes = [group.node for group in self.job.cluster.groups]
         sharers = min(self.mesh.world_size * self.pp, *(node.count for node in nodes))
         moved = 0 if self.away else DTYPE_BITS[self.precision.param] // 8
-        each = sharers * HOST_ADAM_S + moved * min(copy_s_per_byte(node) for node in nodes)
-        return max(elements * each - 2 * GRID_S, 0.0)
+        element_s = sharers * HOST_ADAM_S + moved * min(copy_s_per_byte(node) for node in nodes)
+        return max(elements * element_s - 2 * GRID_S, 0.0)
 
     def host_s(self, pipeline: Pipeline) -> float:
         """Seconds of a step by the stream of a rank's updates on the host, one after another, at least."""

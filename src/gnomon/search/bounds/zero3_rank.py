@@ -53,7 +53,7 @@ def gaps(schedule: str, pp: int, virtual: int, microbatches: int) -> Gaps:
     """Of a schedule without composites."""
     rows = schedule_rows(schedule, pp, virtual, microbatches)
     kinds = np.array(
-        [_KINDS.index("F" if each.name == "C" else each.name) if each.name in "FCBIW" else 0 for each in rows.kinds]
+        [_KINDS.index("F" if kind.name == "C" else kind.name) if kind.name in "FCBIW" else 0 for kind in rows.kinds]
     )
     stage, ends = rows.stage.astype(np.int64), rows.class_ptr.astype(np.int64)
     adds, rank = np.flatnonzero(rows.is_kind(*ADDING)), rows.rank_class.astype(np.int64)
@@ -69,7 +69,7 @@ def gaps(schedule: str, pp: int, virtual: int, microbatches: int) -> Gaps:
     )
 
 
-def stalled(found: Gaps, act: Actions, each: Doubles) -> Doubles:
+def stalled(stalls: Gaps, act: Actions, reduce_s: Doubles) -> Doubles:
     """[ranks] seconds that the rows of a rank take one after another, at least, where each stage's gradients are
     reduced after every row that adds to them and before the next (ZeRO 2). act: [stages, 1]. each: [stages] seconds of
     a reduction.
@@ -77,9 +77,9 @@ def stalled(found: Gaps, act: Actions, each: Doubles) -> Doubles:
     Between two such rows of one stage, with no other such row between them, the rank computes what lies between them,
     or waits for the reduction if that takes longer; these times do not overlap.
     """
-    done = np.append(0.0, np.cumsum(np.concatenate([getattr(act, name)[:, 0] for name in ACTIONS])[found.key]))
-    waits = np.maximum(each[found.stage] - (done[found.before] - done[found.after]) - GRID_S, 0.0)
-    return np.diff(done[found.ends]) + np.bincount(found.rank, waits, len(found.ends) - 1)
+    done = np.append(0.0, np.cumsum(np.concatenate([getattr(act, name)[:, 0] for name in ACTIONS])[stalls.key]))
+    waits = np.maximum(reduce_s[stalls.stage] - (done[stalls.before] - done[stalls.after]) - GRID_S, 0.0)
+    return np.diff(done[stalls.ends]) + np.bincount(stalls.rank, waits, len(stalls.ends) - 1)
 
 
 @lru_cache(maxsize=64)

@@ -57,7 +57,7 @@ class BlockMemory:
         if not choices.kept:  # no sharding is legal: no point that could fit
             return True
         elements, frozen = (
-            (self._layers @ each)[None, :] / family.pp for each in (family.table.elements, family.table.frozen)
+            (self._layers @ per_kind)[None, :] / family.pp for per_kind in (family.table.elements, family.table.frozen)
         )
         least = float(self._state(choices, elements, frozen).min()) + self.workspace - ROUNDED
         self.least = min(self.least, least)
@@ -77,8 +77,8 @@ class BlockMemory:
             under_way(schedule, family.pp, virtual, int(count)) for count in self.legality.microbatches(family).tolist()
         ]
         least, kept = self._first_rank(family, pipeline)
-        found: NDArray[np.bool_] = least + np.array(units, float) * kept <= self.room(family)
-        return found
+        roomy: NDArray[np.bool_] = least + np.array(units, float) * kept <= self.room(family)
+        return roomy
 
     def held(self, family: Family, schedule: str, virtual: int) -> Doubles:
         """[kept, microbatch sizes] bytes that the fullest rank holds, at least: with one unit under way, and on the
@@ -90,8 +90,8 @@ class BlockMemory:
         ]
         _, kept = self._first_rank(family, pipeline)
         one = (static[:, :, None] + least_held(family.table, pipeline)).max(axis=1)
-        found: Doubles = np.maximum(one, static[:, :1] + np.array(units, float) * kept) + self.workspace
-        return found
+        fullest: Doubles = np.maximum(one, static[:, :1] + np.array(units, float) * kept) + self.workspace
+        return fullest
 
     def _first_rank(self, family: Family, pipeline: Pipeline) -> tuple[float, Doubles]:
         """(bytes that the first rank holds between steps, [microbatch sizes] that a unit holds on it), at least."""

@@ -132,8 +132,8 @@ class Opening:
     def better(self, group: Group) -> tuple[float, Group]:
         """A rough group with a better bound: with what kernels lose to collectives."""
         act = self._act(group)
-        found = float(self._slowed(group, act, no_ends(len(act.forward))).min())
-        return found * (1 - SLACK), replace(group, rough=False)
+        bound = float(self._slowed(group, act, no_ends(len(act.forward))).min())
+        return bound * (1 - SLACK), replace(group, rough=False)
 
     def _group_bound(self, group: Group) -> float:
         """Seconds that every point of a group takes, at least: without what begins and ends a step, and under ZeRO 3
@@ -141,14 +141,14 @@ class Opening:
         block, given = group.block, self._act(group)
         pipeline, sends, clip = block.pipeline, self._sends(block), self.blocks.clip
         every = self._shardings_of(group)
-        act, found = halves(given) if partly_split(block.schedule) else given, 0.0
+        act, longest = halves(given) if partly_split(block.schedule) else given, 0.0
         if every[0].zero == 3:
             reduced, summed = (np.minimum.reduce([getattr(e, n) for e in every]) for n in ("reduced_s", "summed_s"))
             gathers = None
             if every[0].optimizer.reshard_after_forward:
-                gathers = np.minimum.reduce([each.gathered_s for each in every])
+                gathers = np.minimum.reduce([sharding.gathered_s for sharding in every])
                 act = waiting(pipeline, act, gathers, self.space.base.overlap.prefetch)
-            found = (
+            longest = (
                 streams(pipeline, given, sends, block.count, self._joins(block), reduced, summed, gathers)
                 if clip
                 else 0.0
@@ -163,7 +163,7 @@ class Opening:
             clip=clip,
             most=self._most(block),
         )
-        return (max(float(chains.max()), found) + self.blocks.meeting) * (1 - SLACK)
+        return (max(float(chains.max()), longest) + self.blocks.meeting) * (1 - SLACK)
 
     def _slowed(self, group: Group, act: Actions, ends: Ends) -> Doubles:
         """[members] `slowed` of a group under ZeRO 3."""
@@ -185,15 +185,15 @@ class Opening:
             back = weight_at_most(first.table, pipeline.split.counts, adding, block.column)
         backs = [back] * len(every)
         if first.zero == 3:
-            wait = [each.waits(pipeline, act) for each in every]
+            wait = [sharding.waits(pipeline, act) for sharding in every]
             act = Actions(*(np.concatenate([getattr(w, name) for w in wait], axis=1) for name in ACTIONS))
             if not split_backward:  # reductions begin beside a backward that waits for gathers
-                backs = [each.whole[:, 0] for each in wait]
+                backs = [waited.whole[:, 0] for waited in wait]
         ends = [
-            each.ends(pipeline, forward, beside, overlap=point.overlap)
-            for each, point, beside in zip(every, chosen, backs, strict=True)
+            sharding.ends(pipeline, forward, beside, overlap=point.overlap)
+            for sharding, point, beside in zip(every, chosen, backs, strict=True)
         ]
-        together = Ends(**{name: np.stack([getattr(each, name) for each in ends], axis=-1) for name in ENDS})
+        together = Ends(**{name: np.stack([getattr(end, name) for end in ends], axis=-1) for name in ENDS})
         bounds = np.broadcast_to(
             time_bound(
                 pipeline,
@@ -207,7 +207,7 @@ class Opening:
             ),
             (len(every),),
         )
-        bounds = np.maximum(bounds, [each.updates.host_s(pipeline) for each in every])
+        bounds = np.maximum(bounds, [sharding.updates.host_s(pipeline) for sharding in every])
         if first.zero == 3 and clip:
             bounds = np.maximum(bounds, self._slowed(group, given, together))
         static, joins = self.blocks.memory.static(block.family, pipeline)[list(group.members)], self._joins(block)
@@ -268,8 +268,8 @@ class Opening:
     def _joins(self, block: Block) -> NDArray[np.int64]:
         """[stages] how often two passes over a stage may share the gather of one layer: where they turn, and where the
         stage has no other."""
-        found = flight(block.schedule, block.family.pp, block.virtual, block.count)
-        joins: NDArray[np.int64] = found.turns + found.again * (block.pipeline.split.counts.sum(axis=1) == 1)
+        in_flight = flight(block.schedule, block.family.pp, block.virtual, block.count)
+        joins: NDArray[np.int64] = in_flight.turns + in_flight.again * (block.pipeline.split.counts.sum(axis=1) == 1)
         return joins
 
     def _held(self, block: Block, extra: Doubles, *, by_layer: bool, waiting: Doubles | None = None) -> Doubles:

@@ -76,8 +76,8 @@ class Blocks:
         left, families come without a price, under a bound of 0."""
         space = self.space
         for tp, cp, ep, pp, dp in space.axes():
-            each = len(space.shardings(dp)) * space.leaves
-            if not each:
+            points = len(space.shardings(dp)) * space.leaves
+            if not points:
                 continue
             legal = self.legality.scheduled(pp, dp)
             for sequence, keep, context in space.layouts(cp):
@@ -85,15 +85,15 @@ class Blocks:
                 why = self.legality.illegal(tp, cp, ep, layout)
                 if why:
                     blocks = len(space.pipelines(pp)) * len(space.micro_batch_size)
-                    self.counts.reject(why, each * blocks * len(space.recompute))
+                    self.counts.reject(why, points * blocks * len(space.recompute))
                     continue
                 for recompute in space.recompute:
                     family = Family(self.job, tp, cp, ep, pp, dp, layout, recompute, space.micro_batch_size)
                     choices = self.legality.choices(family)
                     for rule, blocks in legal.why.items():
-                        self.counts.reject(rule, each * blocks)
+                        self.counts.reject(rule, points * blocks)
                     self.counts.reject("sharding", legal.blocks * choices.illegal)
-                    self.counts.duplicates += legal.blocks * (each - choices.illegal - len(choices.kept))
+                    self.counts.duplicates += legal.blocks * (points - choices.illegal - len(choices.kept))
                     if self.prune and self.memory.hopeless(family):
                         self.counts.too_large += legal.blocks * len(choices.kept)
                     elif legal.blocks and choices.kept:
@@ -112,8 +112,8 @@ class Blocks:
         if key not in self._work:
             self._work[key] = self._layers_s(family.table)
         counts = self.legality.microbatches(family)
-        found = (self._work[key] * counts)[counts > 0].min() / family.pp + self.meeting
-        return float(found) * (1 - SLACK)
+        bound = (self._work[key] * counts)[counts > 0].min() / family.pp + self.meeting
+        return float(bound) * (1 - SLACK)
 
     def _layers_s(self, table: KindTable) -> Doubles:
         """[microbatch sizes] seconds of all layers, at least: those of their kernels and collectives, of copies to the
@@ -175,7 +175,7 @@ class Blocks:
     def _bounded(self, family: Family, pipeline: Pipeline, way: str) -> Doubles:
         """[microbatch sizes] bound on the time without sharding."""
         act = self.acts(family, pipeline)
-        found = time_bound(
+        bounds = time_bound(
             pipeline,
             halves(act) if way == "mixed" else act,
             self.sends.of(family, pipeline),
@@ -184,7 +184,7 @@ class Blocks:
             split_backward=way != "whole",
             clip=self.clip,
         )
-        return (found + self.meeting) * (1 - SLACK)
+        return (bounds + self.meeting) * (1 - SLACK)
 
     def acts(self, family: Family, pipeline: Pipeline) -> Actions:
         """Actions of every microbatch size, whatever the sharding."""

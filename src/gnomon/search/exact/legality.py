@@ -150,15 +150,15 @@ class Legality:
         """Choices from what is kept."""
         meshes = {
             (r, s): replace(family.mesh, pp=1, dp_replicate=r, dp_shard=s)
-            for r, s in dict.fromkeys(each[:2] for each in kept)
+            for r, s in dict.fromkeys(choice[:2] for choice in kept)
         }
         ways = [[shard_ranks(meshes[r, s], experts=e) for e in (False, True)] for r, s, _, _ in kept]
         divided = [shards * family.cp > 1 for _, shards, _, _ in kept]
-        zero = np.array([each[2] for each in kept], np.int64)
+        zero = np.array([choice[2] for choice in kept], np.int64)
         of_ranks = np.array(ways, float).reshape(-1, 2)
         by_layer = (zero == 3) & self.space.base.optimizer.offload_parameters
         effective = np.where(divided, zero, 3 * by_layer)
-        overlap = np.array([each[3] for each in kept], np.int64)
+        overlap = np.array([choice[3] for choice in kept], np.int64)
         return Choices(
             kept=kept,
             illegal=illegal,

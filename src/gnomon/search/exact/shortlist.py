@@ -19,9 +19,9 @@ class Shortlist:
         self.few = few
         self.best: list[Found] = []
 
-    def add(self, found: Found) -> None:
+    def add(self, candidate: Found) -> None:
         """A plan that fits."""
-        self.best = sorted([*self.best, found], key=lambda each: each.step_s)[: self.few]
+        self.best = sorted([*self.best, candidate], key=lambda candidate: candidate.step_s)[: self.few]
 
     def worst(self) -> float:
         """What every plan must be faster than."""
@@ -47,21 +47,21 @@ class Unlike(Shortlist):
         self._fastest: dict[Sort, Found] = {}
         self._meshes: dict[Ranks, list[float]] = {}
 
-    def add(self, found: Found) -> None:
+    def add(self, candidate: Found) -> None:
         """Takes a plan that fits, where it is the fastest of its sort so far."""
-        sort = sort_of_point(found.point)
-        if sort in self._fastest and self._fastest[sort].step_s <= found.step_s:
+        sort = sort_of_point(candidate.point)
+        if sort in self._fastest and self._fastest[sort].step_s <= candidate.step_s:
             return
-        self._fastest[sort] = found
+        self._fastest[sort] = candidate
         every = sorted(self._fastest.items(), key=lambda item: item[1].step_s)
         limit, taken = UP_TO * every[0][1].step_s, Counter[Ranks]()
         self.best = []
-        for (ranks, *_), each in every:
+        for (ranks, *_), other in every:
             taken[ranks] += 1
-            if taken[ranks] <= self.same and each.step_s < limit:
-                self.best.append(each)
+            if taken[ranks] <= self.same and other.step_s < limit:
+                self.best.append(other)
         self.best = self.best[: self.few]
-        self._meshes[sort[0]] = sorted(each.step_s for (ranks, *_), each in every if ranks == sort[0])
+        self._meshes[sort[0]] = sorted(other.step_s for (ranks, *_), other in every if ranks == sort[0])
 
     def worst(self) -> float:
         """The same; a plan of the list also takes less than UP_TO times the best one's step."""

@@ -62,8 +62,8 @@ def solve(
     search = Search(
         graph, cluster, workload, space, stack, goal, top=top, prune=prune, unlike=unlike, job=job, told=told, more=more
     )
-    for found in known:
-        search.list.add(found)
+    for candidate in known:
+        search.list.add(candidate)
     search.run()
     return search.result()
 
@@ -131,7 +131,7 @@ class Search:
                 break
             bound, _, item = self._next()
             if self.prune and bound >= self.worst():
-                self.counts.too_slow += self._points(item) + sum(self._points(each) for _, _, each in self.heap)
+                self.counts.too_slow += self._points(item) + sum(self._points(entry) for _, _, entry in self.heap)
                 self.heap.clear()
             elif self.prune and bound >= self.worst_of(item):
                 self.counts.too_slow += self._points(item)
@@ -141,11 +141,11 @@ class Search:
             elif isinstance(item, Row):
                 self._open(item, bound)
             elif isinstance(item, Group) and item.rough:
-                found, group = self.opening.better(item)
-                self._push(max(bound, found), group)
+                least, group = self.opening.better(item)
+                self._push(max(bound, least), group)
             elif isinstance(item, Group):
-                for found, member in self.opening.members(item):
-                    self._push(max(bound, found), member)
+                for least, member in self.opening.members(item):
+                    self._push(max(bound, least), member)
             elif isinstance(item, Loose) and item.reductions == "stages" and not partly_split(item.point.schedule):
                 self._push(max(bound, self.tighten.stalled(item) * (1 - SLACK)), Stalled(loose=item))
             elif isinstance(item, Loose | Stalled):
@@ -170,11 +170,11 @@ class Search:
             range(len(self.heap)),
             key=lambda i: (_recomputed(self.heap[i][2]) != most, -_depth(self.heap[i][2]), self.heap[i][:2]),
         )
-        found = self.heap[at]
+        entry = self.heap[at]
         self.heap[at] = self.heap[-1]
         self.heap.pop()
         heapq.heapify(self.heap)
-        return found
+        return entry
 
     def _look_for_sparing(self, families: Iterable[tuple[float, Family]]) -> None:
         """A plan that fits, if none was found so far, among those that keep the least. Their points stay counted as
@@ -217,8 +217,8 @@ class Search:
             for point in self.opening.points(block):
                 self._push(0.0, point)
         else:
-            for found, group in self.opening.open(block):
-                self._push(max(bound, found), group)
+            for least, group in self.opening.open(block):
+                self._push(max(bound, least), group)
         row.columns, row.bounds = row.columns[1:], row.bounds[1:]
         if row.columns:
             self._push(max(bound, row.bounds[0]), row)
@@ -289,15 +289,15 @@ class Search:
         self.counts.priced += 1
         if timed.step_s >= self.worst_of(point) and len(self.near) >= self.top:
             return  # whether it fits does not matter
-        found = timed.prediction()
-        made = Found(point=point, plan=plan, prediction=found)
-        if all(rank.peak_bytes <= self.limit for rank in found.memory) and host_memory(found).fits:
+        prediction = timed.prediction()
+        made = Found(point=point, plan=plan, prediction=prediction)
+        if all(rank.peak_bytes <= self.limit for rank in prediction.memory) and host_memory(prediction).fits:
             self.list.add(made)
             return
-        if self.smallest is None or found.tightest.peak_bytes < self.smallest.prediction.tightest.peak_bytes:
+        if self.smallest is None or prediction.tightest.peak_bytes < self.smallest.prediction.tightest.peak_bytes:
             self.smallest = made
         if len(self.near) < self.top:
-            self.near = sorted([*self.near, made], key=lambda each: each.step_s)
+            self.near = sorted([*self.near, made], key=lambda candidate: candidate.step_s)
 
 
 def _depth(item: _Item) -> int:

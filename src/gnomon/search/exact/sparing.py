@@ -48,9 +48,9 @@ def sparest(recompute: Iterable[str]) -> str:
 def sparing_points(blocks: Blocks, families: Iterable[Family]) -> Iterator[Point]:
     """Of each family that recomputes most, at the smallest microbatch: the plan that shards least of those with room to
     spare, and the plan that holds least; what is most likely to fit, and fast, first."""
-    found = [each for family in families for each in _of_family(blocks, family)]
-    for each in sorted(dict.fromkeys(found), key=lambda each: each.order):
-        yield each.point
+    candidates = [candidate for family in families for candidate in _of_family(blocks, family)]
+    for candidate in sorted(dict.fromkeys(candidates), key=lambda candidate: candidate.order):
+        yield candidate.point
 
 
 def _of_family(blocks: Blocks, family: Family) -> Iterator[_Candidate]:

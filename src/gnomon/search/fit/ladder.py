@@ -89,12 +89,12 @@ class Fitting:
 
     def rung(self, options: Sequence[str], changes: Sequence[str], plan: Plan, work: Workload | None = None) -> Rung:
         """The plan predicted; a plan that was predicted before is not again."""
-        found = self._predicted(plan, work or self.base.workload)
+        outcome = self._predicted(plan, work or self.base.workload)
         bare = Rung(options=tuple(options), changes=tuple(changes), plan=plan, prediction=None)
-        if isinstance(found, str):
-            return replace(bare, why_not=found)
-        short = host_short(found) if self.has_room(found) else ""
-        return replace(bare, prediction=found, fits=self.has_room(found) and not short, why_not=short)
+        if isinstance(outcome, str):
+            return replace(bare, why_not=outcome)
+        short = host_short(outcome) if self.has_room(outcome) else ""
+        return replace(bare, prediction=outcome, fits=self.has_room(outcome) and not short, why_not=short)
 
     def _predicted(self, plan: Plan, work: Workload) -> Prediction | str:
         key = (plan, work)
@@ -130,7 +130,7 @@ class Fitting:
         """Sets of options that fit where no smaller part of them does, each taken only as far as it must be; by the
         number of options, and the step."""
         enough: list[frozenset[str]] = []
-        found: list[Rung] = []
+        rungs: list[Rung] = []
         for size in range(1, LARGEST + 1):
             for chosen in combinations(self.options, size):
                 names = frozenset(option.name for option in chosen)
@@ -142,9 +142,9 @@ class Fitting:
                 rung = self._strongest(chosen)
                 if rung is not None and rung.fits:
                     enough.append(names)
-                    found.append(rung)
-        by_size = [sorted((r for r in found if len(r.options) == n), key=_step) for n in range(1, LARGEST + 1)]
-        best = [*sorted(found, key=_step)[:EACH], *by_size[0], *(rung for of in by_size[1:] for rung in of[:EACH])]
+                    rungs.append(rung)
+        by_size = [sorted((r for r in rungs if len(r.options) == n), key=_step) for n in range(1, LARGEST + 1)]
+        best = [*sorted(rungs, key=_step)[:EACH], *by_size[0], *(rung for of in by_size[1:] for rung in of[:EACH])]
         trimmed = {plan: self._trimmed(rung) for plan, rung in {rung.plan: rung for rung in best}.items()}
         unique = {rung.plan: rung for rung in trimmed.values()}
         return sorted(unique.values(), key=lambda rung: (len(rung.options), rung.step_s))[:SHOWN]
@@ -300,7 +300,7 @@ def _step(rung: Rung) -> float:
 
 def in_order(chosen: Sequence[Option]) -> list[Option]:
     """Options in the order in which they are made."""
-    return sorted(chosen, key=lambda each: ORDER.index(each.name) if each.name in ORDER else len(ORDER))
+    return sorted(chosen, key=lambda option: ORDER.index(option.name) if option.name in ORDER else len(ORDER))
 
 
 def freed_bytes(base: Prediction, rung: Rung) -> int:

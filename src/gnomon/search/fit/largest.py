@@ -42,20 +42,20 @@ class Most:
         return " + ".join(self.changes) or "as it is"
 
 
-def largest(found: Fitting, what: What) -> Iterator[Most]:
+def largest(fitting: Fitting, what: What) -> Iterator[Most]:
     """The plan as it is, then each option at its strongest, then the one that allows most with others added to it, each
     the one that allows most, as long as that is more."""
-    base = found.base.plan
-    first = _most(found, what, base, ())
+    base = fitting.base.plan
+    first = _most(fitting, what, base, ())
     yield first
-    able = [o for o in found.options if not (o.name == "micro_batch_size" and what == "batch")]
-    made = {o.name: each for o in able if (each := _with(found, what, [o])) is not None}
+    able = [o for o in fitting.options if not (o.name == "micro_batch_size" and what == "batch")]
+    made = {o.name: most for o in able if (most := _with(fitting, what, [o])) is not None}
     yield from made.values()
     best, chosen = first, list[Option]()
-    while found.more():
-        tried = [(o, made.get(o.name) if not chosen else _with(found, what, [*chosen, o])) for o in able]
-        able = [o for o, each in tried if each is not None and o not in chosen]
-        option, more = max(((o, each) for o, each in tried if each is not None), key=_size, default=(None, None))
+    while fitting.more():
+        tried = [(o, made.get(o.name) if not chosen else _with(fitting, what, [*chosen, o])) for o in able]
+        able = [o for o, most in tried if most is not None and o not in chosen]
+        option, more = max(((o, most) for o, most in tried if most is not None), key=_size, default=(None, None))
         if option is None or more is None or more.size <= best.size:
             return
         best, chosen = more, [*chosen, option]
@@ -68,22 +68,22 @@ def _size(made: tuple[Option, Most]) -> int:
     return made[1].size
 
 
-def _with(found: Fitting, what: What, chosen: list[Option]) -> Most | None:
-    together = found.together(sorted(chosen, key=found.options.index))
-    return None if together is None else _most(found, what, together[1], together[0])
+def _with(fitting: Fitting, what: What, chosen: list[Option]) -> Most | None:
+    together = fitting.together(sorted(chosen, key=fitting.options.index))
+    return None if together is None else _most(fitting, what, together[1], together[0])
 
 
-def _most(found: Fitting, what: What, plan: Plan, changes: tuple[str, ...]) -> Most:
+def _most(fitting: Fitting, what: What, plan: Plan, changes: tuple[str, ...]) -> Most:
     """By doubling, or halving, and then halving in."""
-    work = found.base.workload
+    work = fitting.base.workload
     start = max(work.sequence_lengths()) if what == "seq-len" else max(1, _micro_batch(plan, work))
     unit = 1 if what == "batch" else UNIT if start >= 4 * UNIT else UNIT // 8
     tried: dict[int, Rung] = {}
 
     def fits(count: int) -> bool:
         if count not in tried:
-            sized, asked = _sized(found, what, plan, count * unit)
-            tried[count] = found.rung((), changes, sized, asked)
+            sized, asked = _sized(fitting, what, plan, count * unit)
+            tried[count] = fitting.rung((), changes, sized, asked)
         return tried[count].fits
 
     low, high = 0, max(1, start // unit)
@@ -96,12 +96,12 @@ def _most(found: Fitting, what: What, plan: Plan, changes: tuple[str, ...]) -> M
     return Most(changes=changes, size=low * unit, rung=shown)
 
 
-def _sized(found: Fitting, what: What, plan: Plan, size: int) -> tuple[Plan, Workload]:
+def _sized(fitting: Fitting, what: What, plan: Plan, size: int) -> tuple[Plan, Workload]:
     """(plan, work) with microbatches or sequences of a size; the number of microbatches stays."""
-    work = found.base.workload
+    work = fitting.base.workload
     if what == "seq-len":
         return plan, replace(work, seq_len=size)
-    count = batch(found.base.plan, work)[0]
+    count = batch(fitting.base.plan, work)[0]
     schedule = replace(plan.schedule, micro_batch_size=size, num_microbatches=None)
     ranks = plan.stage_mesh(0).data_ranks
     return replace(plan, schedule=schedule), replace(work, global_batch_size=size * ranks * count)

@@ -54,13 +54,13 @@ class Option:
 
 def _of_choice(name: str, words: str, values: tuple[Value, ...], after: Callable[[Plan], Plan] = lambda p: p) -> Levels:
     """Levels of a choice beyond the exact search: the first of `values` that it can take and has not."""
-    found = choice(name)
+    chosen = choice(name)
 
     def levels(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
-        able = found.values(plan, graph, cluster)
+        able = chosen.values(plan, graph, cluster)
         for value in values:
-            if value in able and found.of(plan) != value:
-                yield words, after(found.make(plan, graph, value))
+            if value in able and chosen.of(plan) != value:
+                yield words, after(chosen.make(plan, graph, value))
 
     return levels
 
@@ -106,7 +106,7 @@ def _activations(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]
 
 
 def _activations_part(plan: Plan, graph: Graph) -> Amounts | None:
-    found = choice("activation_offload")
+    chosen = choice("activation_offload")
     if plan.saved.preset != "none" or plan.saved.rules:
         return None
     count = _layers(plan, graph)[1]
@@ -114,7 +114,7 @@ def _activations_part(plan: Plan, graph: Graph) -> Amounts | None:
 
     def part(number: int) -> Single:
         how = f" of {number} of {count} {where}" if number < count else ""
-        return f"activations on the host{how}", found.make(plan, graph, number)
+        return f"activations on the host{how}", chosen.make(plan, graph, number)
 
     return Amounts(most=count, part=part)
 

@@ -101,8 +101,8 @@ class MixedSearch:
         self.tables, self.workload, self.stack, self.space, self.limits = tables, workload, stack, space, limits
         self.top, self.tries, self.told, self.more = top, tries, told, more
         self.most_nodes = most_nodes or self.most_nodes
-        self.known = {found.point: found for found in known if found.point is not None}
-        self.best = sorted(known, key=lambda each: each.step_s)[:top]
+        self.known = {candidate.point: candidate for candidate in known if candidate.point is not None}
+        self.best = sorted(known, key=lambda candidate: candidate.step_s)[:top]
         self.large = large or Large()
         self.counts = MixedCounts(space=space.size)
         self.bound_s = float("inf")
@@ -124,11 +124,11 @@ class MixedSearch:
         while self.heap:
             bound, _, item = heapq.heappop(self.heap)
             if bound >= self.worst():
-                self.counts.too_slow += self._points(item) + sum(self._points(each) for _, _, each in self.heap)
+                self.counts.too_slow += self._points(item) + sum(self._points(entry) for _, _, entry in self.heap)
                 self.heap.clear()
             elif self.counts.priced >= self.tries or self._nodes >= self.most_nodes or not self.more():
                 self.bound_s = bound
-                self.counts.left += self._points(item) + sum(self._points(each) for _, _, each in self.heap)
+                self.counts.left += self._points(item) + sum(self._points(entry) for _, _, entry in self.heap)
                 self.heap.clear()
             elif isinstance(item, Shaped):
                 self._spread(item)
@@ -344,14 +344,16 @@ class MixedSearch:
         if point in self.known:
             self.counts.priced += 1
             return
-        found = self.predicted(point)
-        if isinstance(found, str):
-            self._reject(found, 1)
+        prediction = self.predicted(point)
+        if isinstance(prediction, str):
+            self._reject(prediction, 1)
             return
         self.counts.priced += 1
-        if fits(found, self.space.kinds, self.limits):
-            made = MixedFound(point=point, plan=found.plan, prediction=found, kinds=tuple(sorted(set(point.kinds))))
-            self.best = sorted([*self.best, made], key=lambda each: each.step_s)[: self.top]
+        if fits(prediction, self.space.kinds, self.limits):
+            made = MixedFound(
+                point=point, plan=prediction.plan, prediction=prediction, kinds=tuple(sorted(set(point.kinds)))
+            )
+            self.best = sorted([*self.best, made], key=lambda candidate: candidate.step_s)[: self.top]
 
     def predicted(self, point: MixedPoint) -> Prediction | str:
         """A point's prediction, made once for all searches of this work; why it cannot run."""

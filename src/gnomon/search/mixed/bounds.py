@@ -138,8 +138,8 @@ class LayerTables:
     def every(self, block: MixedBlock, entry: int, recompute: str | None = None) -> LayerTable:
         """The same of all sizes (`micro`) at once."""
         shape = block.shape
-        found = self._of_axes(shape.kinds[entry], shape.tp[entry], shape.cp, shape.ep[entry], block)
-        return found[recompute or block.recompute] if len(found) > 1 else next(iter(found.values()))
+        tables = self._of_axes(shape.kinds[entry], shape.tp[entry], shape.cp, shape.ep[entry], block)
+        return tables[recompute or block.recompute] if len(tables) > 1 else next(iter(tables.values()))
 
     def _of_axes(self, kind: int, tp: int, cp: int, ep: int, block: MixedBlock) -> dict[str, LayerTable]:
         """By way of recomputing."""
@@ -156,16 +156,16 @@ class LayerTables:
         layouts = {_layout(block, tp, cp) for block in blocks}
         key = kind, tp, cp, ep, tuple(sorted(layouts))
         if key not in self._roomiest:
-            found = [
+            tables = [
                 table
                 for layout in layouts
                 for block in [next(b for b in blocks if _layout(b, tp, cp) == layout)]
                 for table in self._of_axes(kind, tp, cp, ep, block).values()
             ]
             self._roomiest[key] = (
-                min(float(table.least[4].min()) for table in found),
-                min(float(table.least[5].min()) for table in found),
-                min(float(table.inside[-1].min()) for table in found),
+                min(float(table.least[4].min()) for table in tables),
+                min(float(table.least[5].min()) for table in tables),
+                min(float(table.inside[-1].min()) for table in tables),
             )
         return self._roomiest[key]
 
@@ -176,7 +176,7 @@ class LayerTables:
             self._base, mesh=mesh, layout=layout, placement=self.kinds[kind].devices[: mesh.world_size], stages=()
         )
         links = stage_links(plan, self.cluster, mesh, range(mesh.world_size), experts=bool(self._experts))
-        found = kind_tables(
+        tables = kind_tables(
             self._priced,
             plan,
             self.kinds[kind].node.device,
@@ -185,7 +185,7 @@ class LayerTables:
             self.workload.router.busiest(self._experts, ep) if self._experts else 1.0,
             (plan.saved.preset,) if plan.saved.rules or plan.saved.every > 1 else PRESETS,
         )
-        return {name: self._sums(table) for name, table in found.items()}
+        return {name: self._sums(table) for name, table in tables.items()}
 
     def _sums(self, table: KindTable) -> LayerTable:
         """Prefix sums in the graph's order."""
@@ -195,7 +195,7 @@ class LayerTables:
         drain = np.maximum(table.input_s, host[1])
         dense, routed = self._elements(table)
         counted = self.order[self.counted]
-        least = [each[counted].min(axis=0) for each in (forward, back, drain, forward + back)]
+        least = [seconds[counted].min(axis=0) for seconds in (forward, back, drain, forward + back)]
         own = np.full(len(self.micro), np.array(dense)[self.counted].min())
         return LayerTable(
             forward=_cumulated(forward[self.order]),
@@ -249,9 +249,9 @@ class LayerTables:
             self._links[key] = axis_link(self.cluster, np.array(devices)[mesh.dense.groups("dp_shard", "cp")])
         link = self._links[key]
         size = elements * width(self.base.precision.reduce)
-        each = np.asarray(collective_seconds(kind, size, link), float)
+        seconds = np.asarray(collective_seconds(kind, size, link), float)
         slower = self._numbers.link_factor(link.across_name or link.inside_name)
-        return np.where(size > 0, np.maximum(each * slower - GRID_S, 0.0), 0.0)
+        return np.where(size > 0, np.maximum(seconds * slower - GRID_S, 0.0), 0.0)
 
     def edges(self, layers: Longs) -> list[Longs]:
         """[points] first layer of the graph in each stage, and their number at the end. layers: [points, stages]
@@ -269,7 +269,7 @@ def _layout(block: MixedBlock, tp: int, cp: int) -> tuple[bool, str]:
 def _worker_sizes(total: int, devices: Sequence[int]) -> tuple[int, ...]:
     """Sequences of a microbatch that a worker may have: shares, and equal parts of a microbatch."""
     shares = {*range(1, min(total, LARGEST_SHARE) + 1)}
-    parts = {-(-size // n) for size in divisors(total) for each in devices for n in divisors(each) if n <= size}
+    parts = {-(-size // n) for size in divisors(total) for count in devices for n in divisors(count) if n <= size}
     return tuple(sorted(shares | parts))
 
 

@@ -113,9 +113,9 @@ def roomiest(
             continue
         meshes.add(mesh)
         try:
-            found = predict(graph, cluster, space.plan(point), workload, stack)
+            prediction = predict(graph, cluster, space.plan(point), workload, stack)
         except (PlanError, ProgramError):
             continue
-        if all(rank.peak_bytes <= limit_bytes for rank in found.memory):
-            return Found(point=point, plan=found.plan, prediction=found)
+        if all(rank.peak_bytes <= limit_bytes for rank in prediction.memory):
+            return Found(point=point, plan=prediction.plan, prediction=prediction)
     return None

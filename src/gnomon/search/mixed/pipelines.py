@@ -29,9 +29,9 @@ class Pipe:
         self.count, self.virtual = block.microbatches, block.shape.virtual
         self.workers = space.workers(block.shape)
         self.variants = tuple(
-            each
-            for each in space.variants(block.shape, block.microbatches)
-            if rows.has_room(block, each[0], (each[1],))
+            variant
+            for variant in space.variants(block.shape, block.microbatches)
+            if rows.has_room(block, variant[0], (variant[1],))
         )
         """Those of which some point may fit."""
         size = space.global_batch // self.count
@@ -39,9 +39,9 @@ class Pipe:
         begin, end = tables.counted[0], tables.counted[-1] + 1
         self.holder = 0 if self.shape.turned else self.shape.pp - 1
         last = self.tables[self.holder]
-        self.head = [float(each[-1] - each[end]) for each in (last.forward, last.back)]
+        self.head = [float(sums[-1] - sums[end]) for sums in (last.forward, last.back)]
         first = self.tables[0]
-        self.embed = [float(each[begin] - each[0]) for each in (first.forward, first.back)]
+        self.embed = [float(sums[begin] - sums[0]) for sums in (first.forward, first.back)]
         least = [(float(table.least[0]), float(table.least[3])) for table in self.tables]
         self.head_layers = sum(self.head) / least[-1][1] if self.holder else 0.0
         """What the head takes on the last rank, in layers."""
@@ -50,7 +50,10 @@ class Pipe:
             for split in (False, True)
         }
         """Layers by the second that the ranks from each on take through."""
-        zero, schedules = max((each for each, _ in self.variants), default=0), {name for _, name in self.variants}
+        zero, schedules = (
+            max((zero_stage for zero_stage, _ in self.variants), default=0),
+            {name for _, name in self.variants},
+        )
         ranks = range(self.shape.pp) if self.variants else ()
         rooms = [rows.most_layers(block, rank, zero, schedules) for rank in ranks]
         self.room = [sum(rooms[rank:]) for rank in range(len(rooms) + 1)]
@@ -74,7 +77,7 @@ class Node:
     @property
     def variants(self) -> list[tuple[int, str]]:
         """(ZeRO stage, schedule) of its points."""
-        return [each for each in self.pipe.variants if is_split(each[1]) == self.split]
+        return [variant for variant in self.pipe.variants if is_split(variant[1]) == self.split]
 
 
 class Ranks:
@@ -93,12 +96,12 @@ class Ranks:
             first = 0 if not rank else tables.counted[node.used]
             last = rank == pipe.shape.pp - 1
             ends = [tables.num_layers if last else tables.counted[node.used + n] for n in choices.tolist()]
-            forward, back = (each[ends] - each[first] for each in (table.forward, table.back))
+            forward, back = (sums[ends] - sums[first] for sums in (table.forward, table.back))
             return forward, back, (forward, back)
         embed = pipe.embed if not rank else (0.0, 0.0)
         head = pipe.head if rank == pipe.holder else (0.0, 0.0)
         begins = -(-choices // pipe.virtual)
-        least = [float(each) for each in table.least[:2]]
+        least = [float(seconds) for seconds in table.least[:2]]
         forward, back = (choices * least[i] + (embed[i] + head[i]) for i in (0, 1))
         return forward, back, (begins * least[0] + embed[0], begins * least[1] + embed[1])
 

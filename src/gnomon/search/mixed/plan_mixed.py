@@ -70,8 +70,8 @@ def memory_limits(kinds: tuple[Kind, ...], goal: Goal) -> tuple[int, ...]:
     """Bytes that a device of each kind may hold: the goal's, or its share of that device."""
     own = [kind.node.device.memory_bytes for kind in kinds]
     if goal.memory_bytes:
-        return tuple(min(each, goal.memory_bytes) for each in own)
-    return tuple(int(each * goal.memory_fraction) for each in own)
+        return tuple(min(nbytes, goal.memory_bytes) for nbytes in own)
+    return tuple(int(nbytes * goal.memory_fraction) for nbytes in own)
 
 
 def plan_mixed(
@@ -105,7 +105,7 @@ def plan_mixed(
     """
     graph = preset(model) if isinstance(model, str) else model
     machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-    limits = [parse_limit(each) if isinstance(each, str) else each for each in forbid]
+    limits = [parse_limit(limit) if isinstance(limit, str) else limit for limit in forbid]
     base, goal = base or Plan(precision=default_precision(machines)), goal or Goal()
     space, even_space, tables = _prepared(
         graph, machines, workload, stack, base, tuple(sorted((fixed or {}).items())), tuple(limits)
@@ -114,7 +114,7 @@ def plan_mixed(
         raise PlanError(f"cluster {machines.name!r} has devices of one kind; gnomon.plan searches it")
     allowed = memory_limits(space.kinds, goal)
     if most_bytes is not None:
-        allowed = tuple(min(each, most_bytes) for each in allowed)
+        allowed = tuple(min(nbytes, most_bytes) for nbytes in allowed)
     asked = _Asked(
         graph=graph, cluster=machines, workload=workload, stack=stack, base=base, fixed=fixed or {}, limits=limits
     )
@@ -123,8 +123,8 @@ def plan_mixed(
     even.run()
     size = space.size
     progress = None if told is None else lambda done: told(done, size)
-    every = [found for found in (*(f for _, f in alone), *even.best, *known) if found is not None]
-    first = list({found.plan: found for found in every}.values())
+    every = [candidate for candidate in (*(f for _, f in alone), *even.best, *known) if candidate is not None]
+    first = list({candidate.plan: candidate for candidate in every}.values())
     search = MixedSearch(
         tables, workload, stack, space, allowed,
         top=tries if unlike else top, tries=tries, known=first, told=progress, most_nodes=most_nodes, more=more,
@@ -134,7 +134,7 @@ def plan_mixed(
         raise PlanError(_nothing_fits(graph, machines, space, search))
     best = tuple(search.best)
     if unlike:
-        best = tuple(best[i] for i in alternatives([each.plan for each in best], top))
+        best = tuple(best[i] for i in alternatives([candidate.plan for candidate in best], top))
     return MixedResult(
         graph=graph,
         cluster=machines,
@@ -195,13 +195,13 @@ def fitting(
     limits = tuple(forbid)
     space, _, tables = _prepared(graph, cluster, workload, stack, base, tuple(sorted(fixed.items())), limits)
     allowed = memory_limits(space.kinds, goal)
-    for each in like:
+    for candidate in like:
         try:
-            again = predict(graph, cluster, each.plan, workload, stack)
+            again = predict(graph, cluster, candidate.plan, workload, stack)
         except PlanError:
             continue
         if fits(again, space.kinds, allowed):
-            return replace(each, prediction=again)
+            return replace(candidate, prediction=again)
 
     if only:
         raise PlanError("none of the known plans fits")

@@ -50,9 +50,9 @@ class Rows:
 
     def part(self, which: Any, bounds: Doubles | None = None, *, played: bool = False) -> Rows:
         """Some of the points. bounds: better ones."""
-        found = (self.bounds if bounds is None else bounds)[which]
+        chosen = (self.bounds if bounds is None else bounds)[which]
         return replace(
-            self, layers=self.layers[which], shares=self.shares[which], bounds=found, played=self.played or played
+            self, layers=self.layers[which], shares=self.shares[which], bounds=chosen, played=self.played or played
         )
 
 
@@ -90,15 +90,20 @@ class Bounds:
         edges, of_stage = self.tables.edges(layers), stages_of_ranks(block.shape)
         rank_of = {stage: rank for rank, stages in enumerate(of_stage) for stage in stages}
 
-        def each(name: str) -> Doubles:
-            found = np.empty(layers.T.shape)
+        def seconds_of(name: str) -> Doubles:
+            seconds = np.empty(layers.T.shape)
             for stage in range(layers.shape[1]):
                 table, columns = tables[rank_of[stage]]
                 column: Doubles = getattr(table, name)
-                found[stage] = column[edges[stage + 1], columns] - column[edges[stage], columns]
-            return found
+                seconds[stage] = column[edges[stage + 1], columns] - column[edges[stage], columns]
+            return seconds
 
-        return Actions(forward=each("forward"), whole=each("back"), input=each("drain"), weight=each("weight"))
+        return Actions(
+            forward=seconds_of("forward"),
+            whole=seconds_of("back"),
+            input=seconds_of("drain"),
+            weight=seconds_of("weight"),
+        )
 
     def _works(self, made: Rows) -> list[_Work]:
         """Each kind of replica at work on the points."""
@@ -114,7 +119,7 @@ class Bounds:
             taken = np.searchsorted(micro, -(-made.shares // np.array(workers)))
             given = [([(t, taken[:, k])] * shape.pp, [shape.kinds[k]] * shape.pp) for k, t in enumerate(every)]
             ways = [self.ways(shape, (sum(workers),), 0)] * shape.pp
-        edges, found = self.tables.edges(made.layers), []
+        edges, works = self.tables.edges(made.layers), []
         rank_of = {stage: rank for rank, stages in enumerate(stages_of_ranks(shape)) for stage in stages}
         for tables, kinds in given:
             of_stages = [tables[rank_of[stage]][0] for stage in range(made.layers.shape[1])]
@@ -122,26 +127,26 @@ class Bounds:
                 np.stack([getattr(t, name)[edges[s + 1]] - getattr(t, name)[edges[s]] for s, t in enumerate(of_stages)])
                 for name in ("dense", "routed")
             ]
-            found.append(_Work(self._actions(block, tables, made.layers), kinds[0], ways, held[0], held[1]))
-        return found
+            works.append(_Work(self._actions(block, tables, made.layers), kinds[0], ways, held[0], held[1]))
+        return works
 
     def _reduced(self, work: _Work, shape: Shape, zero: int) -> Doubles:
         """[stages, points] seconds of adding a stage's dense gradients up, at least."""
         devices = self.space.rank_devices(shape.form, shape.kinds, shape.pp)
-        workers, found = self.space.workers(shape), np.zeros_like(work.dense)
+        workers, reduced = self.space.workers(shape), np.zeros_like(work.dense)
         for rank, stages in enumerate(map(list, stages_of_ranks(shape))):
             count, tp = (sum(workers), shape.tp[0]) if shape.form == "replicas" else (workers[rank], shape.tp[rank])
             mesh = Mesh(dp_shard=count, tp=tp, cp=shape.cp)
             kind: CollectiveKind = "reduce_scatter" if zero else "all_reduce"
-            found[stages] = self.tables.reduced_s(kind, work.dense[stages], devices[rank], mesh)
-        return found
+            reduced[stages] = self.tables.reduced_s(kind, work.dense[stages], devices[rank], mesh)
+        return reduced
 
     def bounds(self, made: Rows, variants: Sequence[tuple[int, str]], *, played: bool) -> list[Doubles]:
         """[points] bounds on a step of each variant: of its kinds of replica the longest, with what the update of the
         first rank takes before it and reductions after it, and reductions by themselves. played: by the order of the
         schedule."""
         shape, count = made.block.shape, made.block.microbatches
-        found = [np.zeros(len(made.bounds)) for _ in variants]
+        bounds = [np.zeros(len(made.bounds)) for _ in variants]
         meets = self.clip or shape.pp == 1
         for work in self._works(made):
             known: dict[object, Doubles] = {}
@@ -161,14 +166,16 @@ class Bounds:
                 every = zero == 3 or (zero == 2 and self.space.base.overlap.grad_reduce)
                 of_ranks = [reduced[divided][list(stages)].sum(axis=0) for stages in stages_of_ranks(shape)]
                 sums = np.max(of_ranks, axis=0) * (count if every else 1)
-                found[i] = np.maximum(found[i], np.maximum(known[key], sums))
-        return found
+                bounds[i] = np.maximum(bounds[i], np.maximum(known[key], sums))
+        return bounds
 
     def _updated(self, work: _Work, shape: Shape, zero: int) -> Doubles:
         """[points] seconds of the first rank's update, at least."""
         stages, ways = list(stages_of_ranks(shape)[0]), work.ways[0] if zero else (1, 1)
         parts = zip((work.dense, work.routed), ways, strict=True)
-        return sum((self.tables.update_s(work.kind, each[stages].sum(axis=0), n) for each, n in parts), np.zeros(()))
+        return sum(
+            (self.tables.update_s(work.kind, elements[stages].sum(axis=0), n) for elements, n in parts), np.zeros(())
+        )
 
     def ratio(self, item: Rows, *, played: bool = False) -> Doubles:
         """[points] bytes that the fullest rank holds, at least, over what its device may: above 1 it does not fit.
@@ -176,12 +183,12 @@ class Bounds:
         block, shape, (zero, schedule) = item.block, item.block.shape, item.variant
         workers, micro = self.space.workers(shape), self.tables.micro
         size, edges = self.space.global_batch // block.microbatches, self.tables.edges(item.layers)
-        found = np.zeros(len(item.bounds))
+        ratios = np.zeros(len(item.bounds))
         for rank, stages in enumerate(stages_of_ranks(shape)):
             parts = [(edges[s], edges[s + 1]) for s in stages]
             if shape.form == "stages":
                 column = int(np.searchsorted(micro, -(-size // workers[rank])))
-                columns = np.full(len(found), column)
+                columns = np.full(len(ratios), column)
                 ranks = [(rank, columns, self.ways(shape, workers, rank))]
             else:
                 columns = np.searchsorted(micro, -(-item.shares // np.array(workers)))
@@ -200,8 +207,8 @@ class Bounds:
                     least = np.maximum(least, made.least(rank, np.stack(kept), insides))
                 held = held + least
                 kind = shape.kinds[entry]
-                found = np.maximum(found, (held + self.tables.workspace[kind]) / self.limits[kind])
-        return found
+                ratios = np.maximum(ratios, (held + self.tables.workspace[kind]) / self.limits[kind])
+        return ratios
 
     def least_ratio(self, block: MixedBlock) -> float:
         """Bytes that the fullest rank of any point of a block holds, at least, over what its device may.
@@ -268,7 +275,7 @@ class Bounds:
         ends += [(counted[-1] + 1, total)] if holder else []
         beside = sum(float(table.dense[b] - table.dense[a]) for a, b in ends)
         more = sum(float(table.kept[b, column] - table.kept[a, column]) for a, b in ends)
-        lasts = [total - 1] if holder else [each - 1 for each in counted[1:]] or [total - 1]
+        lasts = [total - 1] if holder else [layer - 1 for layer in counted[1:]] or [total - 1]
         inside = float(table.inside[lasts, column].min())
         held: Doubles = np.zeros(()) + static_bytes(
             dense * layers + beside, 0.0, self.space.base, zero, ways, self.tables.stack
@@ -285,9 +292,9 @@ class Bounds:
         key = shape.pp, shape.virtual, count, tuple(schedules), rank
         if key not in self._flights:
             self._flights[key] = min(
-                (in_flight((each,), rank, shape.pp, count) if shape.virtual == 1 else
-                 under_way(each, shape.pp, shape.virtual, count) if not rank else 1)
-                for each in key[3]
+                (in_flight((schedule,), rank, shape.pp, count) if shape.virtual == 1 else
+                 under_way(schedule, shape.pp, shape.virtual, count) if not rank else 1)
+                for schedule in key[3]
             )  # fmt: skip
         return self._flights[key]
 
@@ -308,15 +315,15 @@ class Bounds:
         ranks = tuple(sorted(zip(shape.kinds, shape.tp, shape.ep, strict=True)))
         key = "shape", shape.form, ranks, shape.kinds[0 if shape.turned else -1], shape.pp, shape.cp, layouts, zero
         if key not in self._ratios:
-            each = [
+            needs = [
                 self.tables.roomiest(k, tp, shape.cp, ep, blocks)
                 for k, tp, ep in zip(shape.kinds, shape.tp, shape.ep, strict=True)
             ]
-            self._ratios[key] = self._filled(shape, zero, each)
+            self._ratios[key] = self._filled(shape, zero, needs)
         return self._ratios[key]
 
     def _least_ratio(self, block: MixedBlock, zero: int, flights: Sequence[int]) -> float:
-        shape, found = block.shape, []
+        shape, needs = block.shape, []
         workers = self.space.workers(shape)
         size = self.space.global_batch // block.microbatches
         for entry in range(len(shape.kinds)):
@@ -324,15 +331,15 @@ class Bounds:
             column = 0 if beside else self.tables.column[-(-size // workers[entry])]
             table = self.tables.every(block, entry)
             dense, kept = table.least[4:6, column].tolist()
-            found.append((dense, kept * flights[0 if beside else entry], float(table.inside[-1, column])))
-        return self._filled(shape, zero, found)
+            needs.append((dense, kept * flights[0 if beside else entry], float(table.inside[-1, column])))
+        return self._filled(shape, zero, needs)
 
-    def _filled(self, shape: Shape, zero: int, each: Sequence[tuple[float, float, float]]) -> float:
+    def _filled(self, shape: Shape, zero: int, needs: Sequence[tuple[float, float, float]]) -> float:
         """Share of what its device may hold that the fullest rank does at least. each: of every entry of the kinds,
         what a layer has of parameters and keeps, and what the backward of the model's last layer needs."""
         space, workers = self.space, self.space.workers(shape)
         layers, room, most = float(space.num_layers), 0.0, 0.0
-        for entry, (kind, (dense, kept, inside)) in enumerate(zip(shape.kinds, each, strict=True)):
+        for entry, (kind, (dense, kept, inside)) in enumerate(zip(shape.kinds, needs, strict=True)):
             beside = shape.form == "replicas"
             ways = self.ways(shape, (sum(workers),) if beside else workers, 0 if beside else entry)
             layer = float(static_bytes(dense, 0.0, space.base, zero, ways, self.tables.stack)) + kept

@@ -52,8 +52,8 @@ class MixedCounts:
         return self.priced + self.too_slow + self.too_large + self.illegal + self.left
 
 
-def fits(found: Prediction, kinds: tuple[Kind, ...], limits: tuple[int, ...]) -> bool:
+def fits(prediction: Prediction, kinds: tuple[Kind, ...], limits: tuple[int, ...]) -> bool:
     """Whether every rank's peak is within what its device may hold."""
     allowed = {device: limit for kind, limit in zip(kinds, limits, strict=True) for device in kind.devices}
-    place = found.plan.device_of
-    return all(rank.peak_bytes <= min(allowed[place[r]] for r in rank.ranks) for rank in found.memory)
+    place = prediction.plan.device_of
+    return all(rank.peak_bytes <= min(allowed[place[r]] for r in rank.ranks) for rank in prediction.memory)

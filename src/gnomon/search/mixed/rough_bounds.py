@@ -51,11 +51,11 @@ class RoughBounds:
         the ranks from one on can take is then linear in what is left of the step, and a rank does best with all of it,
         or none.
         """
-        found = 0.0
+        rate = 0.0
         for forward, both in reversed(least):
             share = (forward if split else both) / (microbatches * both * virtual) if self.clip else 0.0
-            found = max(found, 1 / (microbatches * both) + found * (1 - share))
-        return found
+            rate = max(rate, 1 / (microbatches * both) + rate * (1 - share))
+        return rate
 
     def _least(self, block: MixedBlock, entry: int, batch: int) -> tuple[float, float]:
         """(forward, forward and backward) seconds of the layer that takes least."""
@@ -78,9 +78,9 @@ class RoughBounds:
                 self._rates[key] = np.minimum.accumulate(least, axis=1)
             able = bisect_right(self.tables.micro, size if not self.space.equal else size // sum(workers)) - 1
             forward, both = self._rates[key][:, able].tolist()
-            each, stages = layers // (shape.pp * shape.virtual), shape.pp - 1
-            busy = block.microbatches * both * max(layers / shape.pp, each * shape.virtual)
+            per_stage, stages = layers // (shape.pp * shape.virtual), shape.pp - 1
+            busy = block.microbatches * both * max(layers / shape.pp, per_stage * shape.virtual)
             if self.clip:
-                busy = max(busy, each * (block.microbatches * both * shape.virtual + stages * forward))
+                busy = max(busy, per_stage * (block.microbatches * both * shape.virtual + stages * forward))
             rate, alone = rate + count / busy, max(alone, busy)
         return alone * size / sum(workers) if self.space.equal else size / rate

@@ -162,8 +162,8 @@ class MixedSpace:
     def workers(self, shape: Shape) -> Ranks:
         """replicas: workers of each kind; stages: data-parallel ranks of each pipeline rank."""
         if shape.form == "replicas":
-            each = shape.pp * shape.tp[0] * shape.cp
-            return tuple(len(self.kinds[k].devices) // each for k in shape.kinds)
+            per_worker = shape.pp * shape.tp[0] * shape.cp
+            return tuple(len(self.kinds[k].devices) // per_worker for k in shape.kinds)
         return tuple(
             len(self.kinds[k].devices) // (shape.kinds.count(k) * tp * shape.cp)
             for k, tp in zip(shape.kinds, shape.tp, strict=True)
@@ -172,14 +172,16 @@ class MixedSpace:
     @cached_property
     def blocks(self) -> tuple[MixedBlock, ...]:
         """Every block with at least one point."""
-        found = []
+        blocks = []
         for shape in self._shapes():
             sequence = self.sequence_parallel if max(shape.tp) > 1 else self.sequence_parallel[:1]
             contexts = self.context if shape.cp > 1 else self.context[:1]
             for count in self.microbatches:
                 if self.variants(shape, count) and self.members(shape, count):
-                    found += [MixedBlock(shape, count, *each) for each in product(sequence, self.recompute, contexts)]
-        return tuple(found)
+                    blocks += [
+                        MixedBlock(shape, count, *choices) for choices in product(sequence, self.recompute, contexts)
+                    ]
+        return tuple(blocks)
 
     @cached_property
     def by_shape(self) -> tuple[tuple[Shape, tuple[MixedBlock, ...]], ...]:
@@ -204,8 +206,8 @@ class MixedSpace:
                 yield "replicas", some, (tp,) * len(some), pp
 
     def _pipelines(self, some: tuple[int, ...], cp: int) -> Iterator[tuple[Form, tuple[int, ...], Ranks, int]]:
-        each = [[(tp, p) for tp in self.tp for p in self._cuts(k, tp * cp)] for k in some]
-        for chosen in product(*each):
+        options = [[(tp, p) for tp in self.tp for p in self._cuts(k, tp * cp)] for k in some]
+        for chosen in product(*options):
             pp = sum(p for _, p in chosen)
             if pp in self.pp and pp <= min(self.num_layers, MOST_STAGES):
                 tp_of = {k: tp for k, (tp, _) in zip(some, chosen, strict=True)}
@@ -223,25 +225,25 @@ class MixedSpace:
         """Expert-parallel ranks of each kind: their groups hold devices of one kind. Side by side all kinds have the
         same, since they hold replicas of each other; stages take the most that divides the number."""
         ranks = [n * tp * shape.cp for n, tp in zip(self.workers(shape), shape.tp, strict=True)]
-        found = []
+        choices = []
         for ep in self.ep:
             if shape.form == "replicas":
-                found += [(ep,) * len(ranks)] if not any(n % ep for n in ranks) else []
+                choices += [(ep,) * len(ranks)] if not any(n % ep for n in ranks) else []
             else:
-                found.append(tuple(max(e for e in divisors(ep) if n % e == 0) for n in ranks))
+                choices.append(tuple(max(e for e in divisors(ep) if n % e == 0) for n in ranks))
         fixed = self.ep[0] if len(self.ep) == 1 else 1
-        return tuple(dict.fromkeys(each for each in found if max(each) >= fixed))
+        return tuple(dict.fromkeys(choice for choice in choices if max(choice) >= fixed))
 
     def _rounds(self, pp: int) -> tuple[tuple[int, bool], ...]:
         """(stages on a rank, whether they turn) of so many pipeline ranks."""
         known = [orders.find(name) for name in self.schedule]
-        found = [(1, False)] if any(order.takes(1) for order in known) and 1 in self.virtual_stages else []
+        rounds = [(1, False)] if any(order.takes(1) for order in known) and 1 in self.virtual_stages else []
         if pp > 1:
             able = [v for v in self.virtual_stages if v > 1 and pp * v <= self.num_layers]
             for turned, placement in enumerate(("loop", "v")):
                 placed = [order for order in known if order.placement == placement]
-                found += [(v, bool(turned)) for v in able if any(order.takes(v) for order in placed)]
-        return tuple(found)
+                rounds += [(v, bool(turned)) for v in able if any(order.takes(v) for order in placed)]
+        return tuple(rounds)
 
     def variants(self, shape: Shape, microbatches: int) -> tuple[tuple[int, str], ...]:
         """(ZeRO stage, schedule) of a block's points; without a choice where they would change nothing, without
@@ -322,9 +324,9 @@ class MixedSpace:
     def plan(self, point: MixedPoint) -> Plan:
         """The Plan of a point. Ranks are numbered as the devices that take part are."""
         devices, parts = self.rank_devices(point.form, point.kinds, point.pp), selectors(self.graph, point.layers)
-        used = sorted(device for each in devices for device in each)
+        used = sorted(device for of_rank in devices for device in of_rank)
         rank_of = {device: rank for rank, device in enumerate(used)}
-        named, meshes = [format_ranks([rank_of[d] for d in each]) for each in devices], self._meshes(point)
+        named, meshes = [format_ranks([rank_of[d] for d in of_rank]) for of_rank in devices], self._meshes(point)
         stages = []
         for stage, calls in enumerate(parts):
             rank = pipeline_rank(stage, point.pp, point.placement)
@@ -392,24 +394,24 @@ def divisions(layers: int, ranks: int, virtual: int) -> int:
 def stages_of_ranks(shape: Shape) -> tuple[tuple[int, ...], ...]:
     """Stages of each pipeline rank, in order."""
     placement = "v" if shape.turned else "loop"
-    found: list[list[int]] = [[] for _ in range(shape.pp)]
+    by_rank: list[list[int]] = [[] for _ in range(shape.pp)]
     for stage in range(shape.pp * shape.virtual):
-        found[pipeline_rank(stage, shape.pp, placement)].append(stage)
-    return tuple(map(tuple, found))
+        by_rank[pipeline_rank(stage, shape.pp, placement)].append(stage)
+    return tuple(map(tuple, by_rank))
 
 
 def layers_of_stages(of_ranks: Sequence[Longs], virtual: int, turned: bool) -> Longs:
     """[points, stages] layers of each stage, where each rank divides its own over its stages as equally as can be.
     of_ranks: [points] of each rank."""
     rounds = [[(layers + virtual - 1 - i) // virtual for layers in of_ranks] for i in range(virtual)]
-    ordered = [n for i, each in enumerate(rounds) for n in (reversed(each) if turned and i % 2 else each)]
+    ordered = [n for i, counts in enumerate(rounds) for n in (reversed(counts) if turned and i % 2 else counts)]
     return np.stack(ordered, axis=1)
 
 
 def deal_out(total: int, workers: int) -> tuple[int, ...]:
     """Whole sequences of each worker, as equal as can be, the first ones taking one more."""
-    each, more = divmod(total, workers)
-    return tuple(each + (i < more) for i in range(workers))
+    share, more = divmod(total, workers)
+    return tuple(share + (i < more) for i in range(workers))
 
 
 def equal_layers(num_layers: int, pp: int) -> tuple[int, ...]:
@@ -421,8 +423,8 @@ def equal_layers(num_layers: int, pp: int) -> tuple[int, ...]:
 def shares_of(size: int, workers: tuple[int, ...], equal: bool) -> tuple[tuple[int, ...], ...]:
     """Every way to give kinds their sequences of a microbatch: each worker at least one, at most LARGEST_SHARE."""
     if equal:
-        each, rest = divmod(size, sum(workers))
-        return () if rest or not 1 <= each <= LARGEST_SHARE else (tuple(each * n for n in workers),)
+        share, rest = divmod(size, sum(workers))
+        return () if rest or not 1 <= share <= LARGEST_SHARE else (tuple(share * n for n in workers),)
     if len(workers) == 1:
         return ((size,),) if workers[0] <= size <= LARGEST_SHARE * workers[0] else ()
     mine, others = workers[0], workers[1:]

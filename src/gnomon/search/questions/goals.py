@@ -78,10 +78,10 @@ class Case:
         return None if dollars is None or tokens is None else dollars / tokens
 
 
-def tokens_of(found: Found | MixedFound) -> float:
+def tokens_of(candidate: Found | MixedFound) -> float:
     """Tokens of a step, all devices together."""
-    prediction = found.prediction
-    return round(prediction.tokens_per_s_per_device * len(set(prediction.plan.device_of)) * found.step_s)
+    prediction = candidate.prediction
+    return round(prediction.tokens_per_s_per_device * len(set(prediction.plan.device_of)) * candidate.step_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,18 +141,18 @@ class Question:
         except PlanError as error:
             return replace(case, why=str(error))
         try:
-            found = solve(self.graph, cluster, workload, space, self.stack, goal, top=1, more=self.more)
+            result = solve(self.graph, cluster, workload, space, self.stack, goal, top=1, more=self.more)
         except UnpricedError as error:  # a kind of device that lacks the precision
             return replace(case, why=str(error))
-        case = replace(case, left=found.counts.left)
-        if found.best:
+        case = replace(case, left=result.counts.left)
+        if result.best:
             try:
-                return replace(case, best=found.best[0] if self.improve is None else self.improve(found))
+                return replace(case, best=result.best[0] if self.improve is None else self.improve(result))
             except PlanError as error:  # what is fixed beyond the search fits in none
                 return replace(case, why=str(error))
         if case.left:
             return replace(case, why=NOT_TRIED)
-        large = found.counts.too_large or found.counts.priced
+        large = result.counts.too_large or result.counts.priced
         return replace(case, why="nothing fits in memory" if large else "nothing can run")
 
     def _over_kinds(
@@ -160,7 +160,7 @@ class Question:
     ) -> Case:
         """The case with the best plan over its machines' kinds, or on one of them."""
         try:
-            found = plan_mixed(
+            result = plan_mixed(
                 self.graph,
                 case.cluster,
                 case.workload,
@@ -178,7 +178,7 @@ class Question:
             )
         except (PlanError, UnpricedError) as error:
             return replace(case, why=str(error))
-        return replace(case, best=found.best[0])
+        return replace(case, best=result.best[0])
 
     def fitting(
         self,
@@ -200,9 +200,9 @@ class Question:
             self.told(label)
         if not is_mixed(cluster):
             return replace(self, improve=None).best(cluster, workload, label=label)
-        known = tuple(each.best for each in like if isinstance(each.best, MixedFound))
+        known = tuple(other.best for other in like if isinstance(other.best, MixedFound))
         try:
-            found = fitting(
+            candidate = fitting(
                 self.graph,
                 cluster,
                 workload,
@@ -218,7 +218,7 @@ class Question:
             )
         except (PlanError, UnpricedError) as error:
             return replace(case, why=str(error))
-        return replace(case, best=found)
+        return replace(case, best=candidate)
 
     def fastest(self, case: Case) -> Case:
         """The same case with the fastest plan, where `fitting` or `squeezed` has found another; over
@@ -235,7 +235,7 @@ class Question:
         best = self.best(case.cluster, case.workload, label=case.label, known=known, most_nodes=FASTEST_NODES)
         if self.spares and isinstance(best.best, Found):  # activations on the host in place of recompute
             others = (best.best, *self.squeeze(case.cluster, case.workload).smaller(best.best))
-            best = replace(best, best=min(others, key=lambda each: each.step_s))
+            best = replace(best, best=min(others, key=lambda candidate: candidate.step_s))
         if best.best is None or (case.best is not None and case.best.step_s <= best.best.step_s):
             return case
         return best
@@ -274,8 +274,8 @@ class Question:
             return case
         known = [*like]
         squeeze = self.squeeze(case.cluster, case.workload)
-        fitted = next((f for each in known if each.fitted and (f := squeeze.alike(each.fitted))), None)
-        fitted = fitted or squeeze.fitted(each.best.point for each in known if isinstance(each.best, Found))
+        fitted = next((f for other in known if other.fitted and (f := squeeze.alike(other.fitted))), None)
+        fitted = fitted or squeeze.fitted(other.best.point for other in known if isinstance(other.best, Found))
         return case if fitted is None else replace(case, best=fitted.candidate, why="", fitted=fitted)
 
 
@@ -314,8 +314,8 @@ def _smaller(asked: Question, cases: Sequence[Case]) -> Iterator[Case]:
         if asked.spare.told is not None:
             asked.spare.told(case.label)
         if isinstance(case.best, Found):
-            for found in asked.squeeze(case.cluster, case.workload).smaller(case.best):
-                yield replace(case, label=show_bytes(_peak_bytes(found)), best=found)
+            for candidate in asked.squeeze(case.cluster, case.workload).smaller(case.best):
+                yield replace(case, label=show_bytes(_peak_bytes(candidate)), best=candidate)
 
 
 def _front_of(cases: Iterable[Case], resolution_bytes: int) -> tuple[Case, ...]:
@@ -323,15 +323,15 @@ def _front_of(cases: Iterable[Case], resolution_bytes: int) -> tuple[Case, ...]:
     able = [(case.best.step_s, _peak_bytes(case.best), case) for case in cases if case.best is not None]
     front: list[Case] = []
     last = float("inf")
-    for _, peak, case in sorted(able, key=lambda each: each[:2]):
+    for _, peak, case in sorted(able, key=lambda entry: entry[:2]):
         if peak <= last - resolution_bytes:
             front.append(case)
             last = peak
     return tuple(front)
 
 
-def _peak_bytes(found: Found | MixedFound) -> int:
-    return max(rank.peak_bytes for rank in found.prediction.memory)
+def _peak_bytes(candidate: Found | MixedFound) -> int:
+    return max(rank.peak_bytes for rank in candidate.prediction.memory)
 
 
 def fewest_devices(
@@ -380,7 +380,9 @@ def peak_step_s(asked: Question, cluster: Cluster, workload: Workload) -> float:
 
 def among(asked: Question, clusters: Iterable[Cluster], workload: Workload) -> tuple[Case, ...]:
     """The best plan on each of several clusters."""
-    return tuple(asked.best(each, workload, label=f"{each.name}, {each.num_devices} devices") for each in clusters)
+    return tuple(
+        asked.best(cluster, workload, label=f"{cluster.name}, {cluster.num_devices} devices") for cluster in clusters
+    )
 
 
 def best_case(cases: Iterable[Case], by: Literal["step", "cost"], max_step_s: float = float("inf")) -> Case | None:
@@ -477,7 +479,7 @@ def by_known(fits: Callable[..., bool], low: int, most: int) -> int:
 
 def large_of(shown: dict[int, Large], count: int) -> Large:
     """What need not be looked at of a count, since it is too large at a smaller one; what is found is added."""
-    shown[count] = Large(known=frozenset().union(*(each.added for less, each in shown.items() if less < count)))
+    shown[count] = Large(known=frozenset().union(*(large.added for less, large in shown.items() if less < count)))
     return shown[count]
 
 
@@ -533,14 +535,14 @@ def up_to(cluster: Cluster, most: int | None = None) -> tuple[Cluster, ...]:
             f"{cluster.name} has {choices} choices of whole nodes, and up to {MOST_CHOICES} are searched; name those "
             f"to choose among with --vary on=SPEC,SPEC,…"
         )
-    found = []
+    clusters = []
     for counts in product(*(range(group.count + 1) for group in cluster.groups)):
         groups = tuple(replace(g, count=n) for g, n in zip(cluster.groups, counts, strict=True) if n)
         if groups:
             name = "+".join(f"{g.count}x{g.node.count}x{g.node.device.name}" for g in groups)
-            found.append(replace(cluster, name=name, groups=groups))
-    fit = [each for each in found if most is None or each.num_devices <= most]
-    return tuple(sorted(fit, key=lambda each: (each.num_devices, -_peak(each))))
+            clusters.append(replace(cluster, name=name, groups=groups))
+    fit = [choice for choice in clusters if most is None or choice.num_devices <= most]
+    return tuple(sorted(fit, key=lambda choice: (choice.num_devices, -_peak(choice))))
 
 
 def _peak(cluster: Cluster) -> float:

@@ -100,11 +100,11 @@ class Reasons:
     @property
     def zero(self) -> tuple[tuple[int, int], ...]:
         """(ZeRO stage, peak bytes) of the plan and of the others that can run."""
-        found = {self.prediction.plan.optimizer.zero: self.prediction.tightest.peak_bytes}
-        for each in self.neighbours:
-            if each.what.startswith("ZeRO") and each.prediction is not None:
-                found[each.prediction.plan.optimizer.zero] = each.prediction.tightest.peak_bytes
-        return tuple(sorted(found.items()))
+        peaks = {self.prediction.plan.optimizer.zero: self.prediction.tightest.peak_bytes}
+        for neighbour in self.neighbours:
+            if neighbour.what.startswith("ZeRO") and neighbour.prediction is not None:
+                peaks[neighbour.prediction.plan.optimizer.zero] = neighbour.prediction.tightest.peak_bytes
+        return tuple(sorted(peaks.items()))
 
 
 def explain(
@@ -130,22 +130,22 @@ def explain(
     total, done = len(moves) + len(less) + len(runners_up) + len(too_large), count(1)
 
     def look(what: str, changed: Plan) -> Neighbour:
-        found = _predicted(prediction, what, changed)
+        neighbour = _predicted(prediction, what, changed)
         if told is not None:
             told(next(done), total)
-        return found
+        return neighbour
 
     moves = tuple((what, changed) for what, changed in moves if proposes(pricing.stack, plan, changed))
     neighbours = tuple(look(what, changed) for what, changed in moves)
     bought = tuple(look(what, changed) for what, changed in less)
-    larger = _others(prediction, [look("", each) for each in too_large])
+    larger = _others(prediction, [look("", other) for other in too_large])
     sensitivities = (*_links(prediction), *_memory(prediction, neighbours, larger))
     return Reasons(
         prediction=prediction,
         neighbours=neighbours,
         sensitivities=sensitivities,
         bought=bought,
-        runners_up=_others(prediction, [look("", each) for each in runners_up]),
+        runners_up=_others(prediction, [look("", other) for other in runners_up]),
         too_large=larger,
     )
 
@@ -155,19 +155,19 @@ def within_share(prediction: Prediction, more_bytes: int = 0) -> bool:
     return all(rank.peak_bytes <= SHARE * (rank.limit_bytes + more_bytes) for rank in prediction.memory)
 
 
-def _others(prediction: Prediction, found: Iterable[Neighbour]) -> tuple[Other, ...]:
-    able = (each.prediction for each in found)
-    made = (Other(prediction=each, loss=lost(prediction, each)) for each in able if each is not None)
+def _others(prediction: Prediction, neighbours: Iterable[Neighbour]) -> tuple[Other, ...]:
+    able = (neighbour.prediction for neighbour in neighbours)
+    made = (Other(prediction=other, loss=lost(prediction, other)) for other in able if other is not None)
     return tuple(sorted(made, key=lambda other: other.prediction.step_s))
 
 
 def _predicted(prediction: Prediction, what: str, plan: Plan) -> Neighbour:
     pricing = prediction.pricing
     try:
-        found = predict(pricing.graph, pricing.cluster, plan, prediction.workload, pricing.stack)
+        predicted = predict(pricing.graph, pricing.cluster, plan, prediction.workload, pricing.stack)
     except GnomonError as error:
         return Neighbour(what=what, prediction=None, why_not=str(error).partition(";")[0])
-    return Neighbour(what=what, prediction=found)
+    return Neighbour(what=what, prediction=predicted)
 
 
 def changes(plan: Plan, *, experts: bool = False) -> Iterator[tuple[str, Plan]]:
@@ -214,11 +214,11 @@ def changes(plan: Plan, *, experts: bool = False) -> Iterator[tuple[str, Plan]]:
 
 def undone(plan: Plan, graph: Graph) -> Iterator[tuple[str, Plan]]:
     """(choice, plan with its default), for every choice beyond the exact search that the plan makes otherwise."""
-    for each, value in made(plan):
-        usual = each.of(Plan())
+    for option, value in made(plan):
+        usual = option.of(Plan())
         yield (
-            f"{each.name} {show_value(each, value, plan)} -> {show_value(each, usual, plan)}",
-            each.make(plan, graph, usual),
+            f"{option.name} {show_value(option, value, plan)} -> {show_value(option, usual, plan)}",
+            option.make(plan, graph, usual),
         )
 
 
@@ -291,25 +291,25 @@ def _links(prediction: Prediction) -> Iterator[Sensitivity]:
         kinds = [("network 2x", {"network": 2.0}), ("network half", {"network": 0.5}), *kinds]
     for what, factors in kinds:
         machines = scaled(pricing.cluster, **factors)  # type: ignore[arg-type]
-        found = predict(pricing.graph, machines, prediction.plan, prediction.workload, pricing.stack)
-        yield Sensitivity(what=what, step_s=found.step_s)
+        predicted = predict(pricing.graph, machines, prediction.plan, prediction.workload, pricing.stack)
+        yield Sensitivity(what=what, step_s=predicted.step_s)
 
 
 def _memory(
     prediction: Prediction, neighbours: tuple[Neighbour, ...], others: tuple[Other, ...]
 ) -> Iterator[Sensitivity]:
     """The fastest neighbour, or faster plan of the search, that more memory would allow."""
-    able = [(each.what, each.prediction) for each in neighbours if each.prediction is not None]
+    able = [(neighbour.what, neighbour.prediction) for neighbour in neighbours if neighbour.prediction is not None]
     able += [("another plan of the search", other.prediction) for other in others]
     gains = [
-        (found.step_s, what, found)
-        for what, found in able
-        if found.step_s < prediction.step_s and not within_share(found) and within_share(found, MORE_MEMORY)
+        (predicted.step_s, what, predicted)
+        for what, predicted in able
+        if predicted.step_s < prediction.step_s and not within_share(predicted) and within_share(predicted, MORE_MEMORY)
     ]
     if not gains:
         yield Sensitivity(what="+10 GiB a device", step_s=prediction.step_s, change="no plan looked at gains by it")
         return
-    step_s, what, found = min(gains, key=lambda gain: gain[:2])
+    step_s, what, fastest = min(gains, key=lambda gain: gain[:2])
     again = prediction.plan.saved.preset
-    drops = f", drops recompute {again}" if again != found.plan.saved.preset == "none" else ""
+    drops = f", drops recompute {again}" if again != fastest.plan.saved.preset == "none" else ""
     yield Sensitivity(what="+10 GiB a device", step_s=step_s, change=what + drops)

@@ -63,11 +63,11 @@ def sweep(
     workload's. Every case is given the plans of those with the same work and devices too. PlanError for a thing that
     varies twice, and for more than two.
     """
-    names = [each.name for each in varied]
+    names = [variable.name for variable in varied]
     if len(set(names)) != len(names) or len(names) > 2:
         raise PlanError(f"cannot vary {' and '.join(names)} together; vary one thing, or two different ones")
     cases = []
-    for values in product(*(each.values for each in varied)):
+    for values in product(*(variable.values for variable in varied)):
         machines, work, labels = cluster, workload, []
         # The cluster first: the others change it.
         for name, value in sorted(zip(names, values, strict=True), key=lambda pair: pair[0] != "on"):
@@ -94,20 +94,20 @@ def _with_plans_of(asked: Question, case: Case, cases: Sequence[Case]) -> Case:
             plans.setdefault(other.best.plan, other.best)
     if isinstance(case.best, Found):
         plans.pop(case.best.plan, None)
-    tried = [case.best, *(_tried(asked, case, each) for each in plans.values())]
-    able = [each for each in tried if each is not None]
-    return replace(case, best=min(able, key=lambda each: each.step_s), why="") if able else case
+    tried = [case.best, *(_tried(asked, case, candidate) for candidate in plans.values())]
+    able = [candidate for candidate in tried if candidate is not None]
+    return replace(case, best=min(able, key=lambda candidate: candidate.step_s), why="") if able else case
 
 
-def _tried(asked: Question, case: Case, found: Found) -> Found | None:
+def _tried(asked: Question, case: Case, candidate: Found) -> Found | None:
     """Another case's plan on this one's machines; None where it cannot run or does not fit."""
     try:
-        prediction = predict(asked.graph, case.cluster, found.plan, case.workload, asked.stack)
+        prediction = predict(asked.graph, case.cluster, candidate.plan, case.workload, asked.stack)
     except GnomonError:
         return None
     limit = memory_limit(case.cluster, asked.goal)
     fits = all(rank.peak_bytes <= limit for rank in prediction.memory) and host_memory(prediction).fits
-    return Found(point=found.point, plan=found.plan, prediction=prediction) if fits else None
+    return Found(point=candidate.point, plan=candidate.plan, prediction=prediction) if fits else None
 
 
 def _changed(cluster: Cluster, workload: Workload, name: str, value: Value) -> tuple[Cluster, Workload]:

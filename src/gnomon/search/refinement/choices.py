@@ -96,14 +96,14 @@ def _orders(plan: Plan, _: Graph, __: Cluster) -> tuple[Value, ...]:
     """Orders with two axes of several ranks exchanged."""
     order, mesh = plan.mesh.order, plan.mesh
     active = [i for i, axis in enumerate(order) if getattr(mesh, axis) > 1]
-    found = [",".join(order)]
+    values = [",".join(order)]
     for a, b in combinations(active, 2):
         changed = list(order)
         changed[a], changed[b] = changed[b], changed[a]
-        found.append(",".join(changed))
+        values.append(",".join(changed))
     if mesh.pp > 1 and mesh.data_ranks > 1:
-        found.append(",".join(PIPELINE_INSIDE))
-    return tuple(dict.fromkeys(found)) if len(found) > 1 else ()
+        values.append(",".join(PIPELINE_INSIDE))
+    return tuple(dict.fromkeys(values)) if len(values) > 1 else ()
 
 
 def _kept_on_host(plan: Plan) -> int:
@@ -122,8 +122,8 @@ def _activations(plan: Plan, graph: Graph, value: Value) -> Plan:
 def _activation_values(plan: Plan, graph: Graph, _: Cluster) -> tuple[Value, ...]:
     if plan.saved.preset != "none":
         return ()
-    each = -(-repeated_layers(graph)[1] // plan.num_stages)
-    return tuple(dict.fromkeys((0, max(1, each // 4), max(1, each // 2), each)))
+    per_stage = -(-repeated_layers(graph)[1] // plan.num_stages)
+    return tuple(dict.fromkeys((0, max(1, per_stage // 4), max(1, per_stage // 2), per_stage)))
 
 
 def _low(plan: Plan) -> Value:
@@ -238,14 +238,14 @@ def of_method(method: Method) -> Choice:
 def made(plan: Plan) -> tuple[tuple[Choice, Value], ...]:
     """Choices that a plan makes otherwise than a plan of defaults, with their values."""
     usual = Plan()
-    return tuple((each, each.of(plan)) for each in CHOICES if each.of(plan) != each.of(usual))
+    return tuple((option, option.of(plan)) for option in CHOICES if option.of(plan) != option.of(usual))
 
 
 def choice(name: str) -> Choice:
     """The choice of that name. PlanError with the nearest otherwise."""
-    for each in CHOICES:
-        if each.name == name.replace("-", "_"):
-            return each
+    for option in CHOICES:
+        if option.name == name.replace("-", "_"):
+            return option
     raise PlanError(f"no choice is called {name[:40]!r}{nearest(name, NAMES)}; there are {', '.join(NAMES)}")
 
 
@@ -295,9 +295,9 @@ def allowed(stack: Stack, *, allow: Iterable[str], forbid: Iterable[Limit], fixe
         choice(name)
     shut = {limit.field for limit in forbid if not limit.op}
     return tuple(
-        each
-        for each in CHOICES
-        if each.name not in held | shut and (not each.asked or each.name in asked) and runs(stack, each.name)
+        option
+        for option in CHOICES
+        if option.name not in held | shut and (not option.asked or option.name in asked) and runs(stack, option.name)
     )
 
 

@@ -85,10 +85,10 @@ class Squeeze:
         `like` (points that fit smaller work) and those that divide sequences most first.
         """
         bases = self._bases()
-        able = [each for base in bases[1:] if (each := self._searched(base)) is not None]
+        able = [searched for base in bases[1:] if (searched := self._searched(base)) is not None]
         able += self._on_host(bases[-1], like)
-        for found in sorted(able, key=lambda each: each.step_s):
-            if made := self._trimmed(found):
+        for candidate in sorted(able, key=lambda candidate: candidate.step_s):
+            if made := self._trimmed(candidate):
                 return made
         return None
 
@@ -107,11 +107,11 @@ class Squeeze:
             return None
         return self._trimmed(Found(point=point, plan=plan, prediction=made))
 
-    def smaller(self, found: Found) -> Iterator[Found]:
+    def smaller(self, candidate: Found) -> Iterator[Found]:
         """Plans with less memory than one that fits: each choice alone, then all; with recompute, also none of it and
         activations on the host."""
         tried: dict[Plan, Point] = {}
-        for plan, point in self._starts(found):
+        for plan, point in self._starts(candidate):
             every = plan
             for name, value in LEAN.items():
                 if (made := self._with(plan, name, value)) is not None:
@@ -123,16 +123,16 @@ class Squeeze:
                     if (made := self._with(start, HOST, layers)) is not None:
                         tried.setdefault(made, point)
         for plan, point in tried.items():
-            made_of = None if plan == found.plan else self._predicted(plan)
+            made_of = None if plan == candidate.plan else self._predicted(plan)
             if made_of is not None and self._fits(made_of):
                 yield Found(point=point, plan=plan, prediction=made_of)
 
-    def _starts(self, found: Found) -> tuple[tuple[Plan, Point], ...]:
-        plain = (found.plan, found.point)
-        if found.point.recompute == "none" or not self._recomputes_nothing():
+    def _starts(self, candidate: Found) -> tuple[tuple[Plan, Point], ...]:
+        plain = (candidate.plan, candidate.point)
+        if candidate.point.recompute == "none" or not self._recomputes_nothing():
             return (plain,)
-        other = replace(found.plan, saved=replace(found.plan.saved, preset="none"))
-        return plain, (other, found.point._replace(recompute="none"))
+        other = replace(candidate.plan, saved=replace(candidate.plan.saved, preset="none"))
+        return plain, (other, candidate.point._replace(recompute="none"))
 
     def _recomputes_nothing(self) -> bool:
         """Whether a plan may keep all its activations."""
@@ -167,10 +167,10 @@ class Squeeze:
 
     def _open(self, name: str, value: Value) -> Choice | None:
         """The choice, if it is open and may take the value."""
-        for each in self.spare.choices:
-            if each.name == name:
+        for choice in self.spare.choices:
+            if choice.name == name:
                 mine = (limit for limit in self.spare.forbid if limit.field == name)
-                return None if any(limit.forbids(value) for limit in mine) else each
+                return None if any(limit.forbids(value) for limit in mine) else choice
         return None
 
     def _with(self, plan: Plan, name: str, value: Value) -> Plan | None:
@@ -182,18 +182,18 @@ class Squeeze:
 
     def _layers(self, plan: Plan) -> tuple[int, ...]:
         """Numbers of layers of a stage whose activations may wait on the host."""
-        for each in self.spare.choices:
-            if each.name == HOST:
-                return tuple(int(value) for value in each.values(plan, self.graph, self.cluster) if value)
+        for choice in self.spare.choices:
+            if choice.name == HOST:
+                return tuple(int(value) for value in choice.values(plan, self.graph, self.cluster) if value)
         return ()
 
     def _searched(self, base: Plan) -> Found | None:
         """The fastest of the exact search's plans over a base plan that fits the host too."""
         try:
-            found = solve(self.graph, self.cluster, self.workload, self._space(base), self.stack, self.goal, top=MOST)
+            result = solve(self.graph, self.cluster, self.workload, self._space(base), self.stack, self.goal, top=MOST)
         except GnomonError:
             return None
-        return next((each for each in found.best if self._fits(each.prediction)), None)
+        return next((candidate for candidate in result.best if self._fits(candidate.prediction)), None)
 
     def _on_host(self, base: Plan, like: Iterable[Point]) -> Iterator[Found]:
         """Plans with all their activations on the host, over a base plan."""
@@ -221,7 +221,7 @@ class Squeeze:
             return
         if "none" not in space.recompute:
             return
-        yield from dict.fromkeys(each._replace(recompute="none") for each in like)
+        yield from dict.fromkeys(point._replace(recompute="none") for point in like)
         usual = orders.DEFAULT if orders.DEFAULT in space.schedule else space.schedule[0]
         few = replace(
             space,
@@ -238,26 +238,28 @@ class Squeeze:
         every = {few.canonical(point) for point in few.points()}
         yield from sorted(every, key=lambda p: (p.tp > node, -p.tp * p.cp, p.pp, -p.dp_shard, p.tp, -p.ep))
 
-    def _trimmed(self, found: Found) -> Fitted | None:
+    def _trimmed(self, candidate: Found) -> Fitted | None:
         """The plan with only those choices that it needs. None if it needs none, or cannot run without them."""
         made: list[tuple[Choice, Value]] = []
         names = (*reversed(tuple(LEAN)), HOST)
-        for choice in sorted(self.spare.choices, key=lambda each: names.index(each.name) if each.name in names else -1):
-            usual, now = choice.of(self.base), choice.of(found.plan)
+        for choice in sorted(
+            self.spare.choices, key=lambda option: names.index(option.name) if option.name in names else -1
+        ):
+            usual, now = choice.of(self.base), choice.of(candidate.plan)
             if choice.name not in names or now == usual:
                 continue
-            fewer = [n for n in sorted(self._layers(found.plan)) if n < int(now)] if choice.name == HOST else []
+            fewer = [n for n in sorted(self._layers(candidate.plan)) if n < int(now)] if choice.name == HOST else []
             for value in (usual, *(n for n in fewer if self._open(HOST, n))):
-                other = self._predicted(choice.make(found.plan, self.graph, value))
+                other = self._predicted(choice.make(candidate.plan, self.graph, value))
                 if other is not None and self._fits(other):
-                    found, now = replace(found, plan=other.plan, prediction=other), value
+                    candidate, now = replace(candidate, plan=other.plan, prediction=other), value
                     break
             made += [] if now == usual else [(choice, now)]
-        plan = found.plan
+        plan = candidate.plan
         for choice, _ in made:
             plan = choice.make(plan, self.graph, choice.of(self.base))
         without = self._predicted(plan) if made else None
-        return None if without is None else Fitted(candidate=found, made=tuple(made), without=without)
+        return None if without is None else Fitted(candidate=candidate, made=tuple(made), without=without)
 
     def _predicted(self, plan: Plan) -> Prediction | None:
         """None for a plan that cannot run."""
@@ -266,6 +268,6 @@ class Squeeze:
         except GnomonError:
             return None
 
-    def _fits(self, found: Prediction) -> bool:
+    def _fits(self, prediction: Prediction) -> bool:
         limit = memory_limit(self.cluster, self.goal)
-        return all(rank.peak_bytes <= limit for rank in found.memory) and host_memory(found).fits
+        return all(rank.peak_bytes <= limit for rank in prediction.memory) and host_memory(prediction).fits

@@ -100,12 +100,12 @@ def refine(
     with the number of predictions made and of the most. more: the budget. PlanError if what is fixed fits in none.
     """
     descent = _Descent(result, choices, tuple(forbid), fixed or {}, effort, told, more)
-    near = [each for each in result.near if each.step_s < result.best[0].step_s]
+    near = [candidate for candidate in result.near if candidate.step_s < result.best[0].step_s]
     begins = [*result.best[: effort.starts], *near[: effort.large], *descent.for_methods()]
-    found = [(start, steps, _end(start, steps)) for start in begins if (steps := descent.down(start)) is not None]
-    if not found:
+    descents = [(start, steps, _end(start, steps)) for start in begins if (steps := descent.down(start)) is not None]
+    if not descents:
         raise PlanError(f"no plan that was found fits with {', '.join(fixed or {})} as fixed; leave it open")
-    best = min(found, key=lambda each: each[2].step_s)
+    best = min(descents, key=lambda entry: entry[2].step_s)
     return Refined(
         start=best[0],
         steps=best[1],
@@ -185,9 +185,9 @@ class _Descent:
         themselves depends on the memory that they take without it."""
         space, best = self.result.space, self.result.best[:2]
         points = dict.fromkeys(
-            each.point._replace(schedule=name, virtual_stages=virtual, recompute=space.recompute[0])
-            for each in best
-            for name, virtual in space.pipelines(each.point.pp)
+            candidate.point._replace(schedule=name, virtual_stages=virtual, recompute=space.recompute[0])
+            for candidate in best
+            for name, virtual in space.pipelines(candidate.point.pp)
         )
         for choice in self.choices:
             able: list[tuple[float, int, Point, Plan]] = []
@@ -209,11 +209,11 @@ class _Descent:
         """The value of a choice with which the plan fits and is fastest; None where it fits with none."""
         before = choice.of(plan)
         tried = [(value, self._predicted(choice, plan, value)) for value in self._open(choice, plan, before)]
-        able = [(value, found) for value, found in tried if found is not None and self._fits(found)]
+        able = [(value, prediction) for value, prediction in tried if prediction is not None and self._fits(prediction)]
         if not able:
             return None
-        value, found = min(able, key=lambda each: each[1].step_s)
-        return Step(choice=choice, before=before, after=value, prediction=found)
+        value, prediction = min(able, key=lambda pair: pair[1].step_s)
+        return Step(choice=choice, before=before, after=value, prediction=prediction)
 
     def _open(self, choice: Choice, plan: Plan, before: Value) -> list[Value]:
         values = choice.values(plan, self.result.graph, self.result.cluster)
@@ -239,6 +239,6 @@ class _Descent:
             return None
         return self.known[changed]
 
-    def _fits(self, found: Prediction) -> bool:
-        fits = all(rank.peak_bytes <= self.result.limit_bytes for rank in found.memory)
-        return fits and host_memory(found).fits
+    def _fits(self, prediction: Prediction) -> bool:
+        fits = all(rank.peak_bytes <= self.result.limit_bytes for rank in prediction.memory)
+        return fits and host_memory(prediction).fits

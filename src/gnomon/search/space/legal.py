@@ -15,5 +15,5 @@ def broken_rule(graph: Graph, base: Plan, workload: Workload, mesh: Mesh, layout
     """The first rule that axes and layout break; None where they are legal. base: precision, what is saved."""
     plan = Plan(mesh=mesh, layout=layout, precision=base.precision, saved=base.saved)
     one = Workload(global_batch_size=1, seq_len=workload.sequence_lengths()[0], sizes=workload.sizes)
-    found = problems(plan, graph, None, one)
-    return next((each for each in found if each.severity == "error" and each.name != "batch"), None)
+    findings = problems(plan, graph, None, one)
+    return next((problem for problem in findings if problem.severity == "error" and problem.name != "batch"), None)

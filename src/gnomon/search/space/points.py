@@ -196,8 +196,8 @@ class Space:
         if recompute != "offload":
             return replace(base, preset=recompute)  # type: ignore[arg-type]
         name, count = self.repeated
-        each = -(-count // stages) if count == self.num_layers else count  # at least those of any stage
-        rule = SavedRule(calls=f"{name}[0:{count}]", action="offload", first_per_stage=each)
+        per_stage = -(-count // stages) if count == self.num_layers else count  # at least those of any stage
+        rule = SavedRule(calls=f"{name}[0:{count}]", action="offload", first_per_stage=per_stage)
         return replace(base, preset="none", rules=(*base.rules, rule))
 
     def splits(self, tp: int, *, sequence_parallel: bool) -> tuple[Split, ...]:
@@ -225,8 +225,8 @@ class Space:
 
     def shardings(self, dp: int) -> tuple[tuple[int, int], ...]:
         """(dp_replicate, dp_shard) of so many data-parallel ranks, the fewest replicas first."""
-        found = [(r, dp // r) for r in self.dp_replicate if dp % r == 0 and dp // r in self._shards]
-        return tuple(found)
+        pairs = [(r, dp // r) for r in self.dp_replicate if dp % r == 0 and dp // r in self._shards]
+        return tuple(pairs)
 
     @cached_property
     def _shards(self) -> frozenset[int]:
@@ -237,12 +237,12 @@ class Space:
         each other, under the first name that there is."""
         if pp == 1:
             return tuple((name, 1) for name in self.schedule if orders.find(name).takes(1))[:1]
-        found: list[tuple[str, int]] = []
+        pairs: list[tuple[str, int]] = []
         for order in map(orders.find, self.schedule):
             counts = self.virtual_stages if order.looped else order.stages[:1]
             fits = [v for v in counts if v == 1 or pp * v <= self.num_layers]
-            found += [(order.name, v) for v in fits if order.stages_reason(pp, v) is None]
-        return tuple(found)
+            pairs += [(order.name, v) for v in fits if order.stages_reason(pp, v) is None]
+        return tuple(pairs)
 
     def layouts(self, cp: int) -> tuple[tuple[bool, bool, Context], ...]:
         """(sequence parallel, keep gathered, context) with so many context-parallel ranks."""
@@ -259,8 +259,8 @@ class Space:
         """Number of points."""
         total = 0
         for _, cp, _, pp, dp in self.axes():
-            each = len(self.shardings(dp)) * len(self.pipelines(pp)) * len(self.layouts(cp))
-            total += each * len(self.micro_batch_size) * len(self.recompute) * self.leaves
+            points = len(self.shardings(dp)) * len(self.pipelines(pp)) * len(self.layouts(cp))
+            total += points * len(self.micro_batch_size) * len(self.recompute) * self.leaves
         return total
 
     def points(self) -> Iterator[Point]:
@@ -369,7 +369,7 @@ def make_space(
     refuse_divided(base)
     every = [*limits, *(stack_limits(stack, graph, base, ranks) if stack is not None else ())]
     choices = narrowed(choices, fixed or {}, every)
-    found = Space(
+    space = Space(
         base=base,
         devices=cluster.num_devices,
         global_batch=workload.batch_size,
@@ -381,9 +381,9 @@ def make_space(
         repeated=repeated_layers(graph),
         **choices,  # type: ignore[arg-type]
     )
-    if not found.size:
+    if not space.size:
         raise PlanError(_no_axes(choices, cluster.num_devices))
-    return found
+    return space
 
 
 def saving_of(saved: Saved) -> str:
@@ -444,8 +444,8 @@ def count_layers(graph: Graph) -> int:
 def _none_left(name: str, limits: Iterable[Limit], fixed: Mapping[str, object]) -> str:
     """Which limits leave a field without a choice, and whose they are."""
     of_field = [limit for limit in limits if limit.field == name]
-    own = [f"{each.field}{each.op}{each.value}" for each in of_field if not each.why]
-    reasons = "; ".join(sorted({each.why for each in of_field if each.why}))
+    own = [f"{limit.field}{limit.op}{limit.value}" for limit in of_field if not limit.why]
+    reasons = "; ".join(sorted({limit.why for limit in of_field if limit.why}))
     wanted, but = f"no choice of {name} is left", ":"
     if name in fixed:
         wanted, but = f"{name} = {fixed[name]} is asked for", ", but"
@@ -475,24 +475,24 @@ def stack_limits(stack: Stack, graph: Graph, base: Plan, ranks: Iterable[int] = 
         )
     if stack.launch.composed:
         raise PlanError(f"stack {stack.name!r} is a simulator, which runs nothing; plan for the program it stands for")
-    found = []
+    limits = []
     if stack.name == own.NAME:
-        found += _own_limits(graph, base, ranks)
+        limits += _own_limits(graph, base, ranks)
     if stack.runs.schedules:
         why = f"stack {stack.name} runs only {', '.join(stack.runs.schedules)}"
         names = [name for name in orders.names() if name not in stack.runs.schedules]
-        found += [Limit(field="schedule", op="=", value=name, why=why) for name in names]
-    return (*found, *_of_record(stack))
+        limits += [Limit(field="schedule", op="=", value=name, why=why) for name in names]
+    return (*limits, *_of_record(stack))
 
 
 def _of_record(stack: Stack) -> list[Limit]:
     """What a stack's record does not name, where it names any: axes, ZeRO stages, ways to exchange context, to divide
     sequences, to overlap and to recompute."""
-    found, runs = list[Limit](), stack.runs
+    limits, runs = list[Limit](), stack.runs
     if runs.axes:
         why = f"stack {stack.name} divides ranks over dp_shard, {', '.join(runs.axes)} only"
         lacks_axes = [axis for axis in ("dp_replicate", "tp", "cp", "pp", "ep") if axis not in runs.axes]
-        found += [Limit(field=axis, op=">", value=1, why=why) for axis in lacks_axes]
+        limits += [Limit(field=axis, op=">", value=1, why=why) for axis in lacks_axes]
     for field, able in (
         ("sequence_parallel", runs.sequence_parallel),
         ("keep_gathered", runs.keep_gathered),
@@ -500,22 +500,22 @@ def _of_record(stack: Stack) -> list[Limit]:
     ):
         if len(able) == 1:
             why = f"under stack {stack.name} {field} is always {str(able[0]).lower()}"
-            found.append(Limit(field=field, op="=", value=not able[0], why=why))
+            limits.append(Limit(field=field, op="=", value=not able[0], why=why))
     if runs.recompute:
         why = f"stack {stack.name} recomputes {' or '.join(runs.recompute)}"
-        found += [Limit(field="recompute", op="=", value=way, why=why) for way in WAYS if way not in runs.recompute]
+        limits += [Limit(field="recompute", op="=", value=way, why=why) for way in WAYS if way not in runs.recompute]
     if stack.runs.zero:
         why = f"stack {stack.name} runs only ZeRO {', '.join(map(str, stack.runs.zero))}"
         lacks = [stage for stage in (0, 1, 2, 3) if stage not in stack.runs.zero]
-        found += [Limit(field="zero", op="=", value=stage, why=why) for stage in lacks]
+        limits += [Limit(field="zero", op="=", value=stage, why=why) for stage in lacks]
     if stack.runs.contexts == ("none",):
         why = f"stack {stack.name} has no context parallelism"
-        found.append(Limit(field="cp", op=">", value=1, why=why))
+        limits.append(Limit(field="cp", op=">", value=1, why=why))
     elif stack.runs.contexts:
         why = f"stack {stack.name} exchanges context only by {', '.join(stack.runs.contexts)}"
         lacks_context = [name for name in get_args(Context) if name not in stack.runs.contexts]
-        found += [Limit(field="context", op="=", value=name, why=why) for name in lacks_context]
-    return found
+        limits += [Limit(field="context", op="=", value=name, why=why) for name in lacks_context]
+    return limits
 
 
 def _check_own(graph: Graph, base: Plan) -> None:
@@ -527,9 +527,9 @@ def _check_own(graph: Graph, base: Plan) -> None:
 
 def _own_limits(graph: Graph, base: Plan, ranks: Iterable[int]) -> list[Limit]:
     """What the runtime does not run of this model and base plan, as limits."""
-    found = [Limit(field=name, op="=", value=value, why=why) for name, value, why in own.limits(graph, base, ranks)]
+    limits = [Limit(field=name, op="=", value=value, why=why) for name, value, why in own.limits(graph, base, ranks)]
     mesh, sizes = Mesh(cp=2), {dim.name: 4 for block in graph.blocks for dim in block.dims if dim.size is None}
     sharded = shard_graph(graph, base.layout, mesh, sizes | {"batch": 1}, Dtypes(param="fp32", compute="fp32"))
     if why := whole_sequence_reason(graph, sharded):
-        found.append(Limit(field="cp", op=">", value=1, why=f"{why}, which the runtime does not divide"))
-    return found
+        limits.append(Limit(field="cp", op=">", value=1, why=f"{why}, which the runtime does not divide"))
+    return limits

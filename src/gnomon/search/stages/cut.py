@@ -103,8 +103,8 @@ def balanced(weights: Sequence[float], spans: Sequence[tuple[int, int]], stages:
 
 def equal(layers: int, stages: int) -> Cut:
     """As equal as possible, the first stages taking one more."""
-    each, more = divmod(layers, stages)
-    return tuple(each + (stage < more) for stage in range(stages))
+    per_stage, more = divmod(layers, stages)
+    return tuple(per_stage + (stage < more) for stage in range(stages))
 
 
 class Bounds:
@@ -159,10 +159,10 @@ class Bounds:
         """Seconds that a stage of the counted layers [first, last) computes in a step at least."""
         if last <= first:
             return 0.0
-        each = dict(zip(self.kinds, self.stage(stage, first, last), strict=True))
-        ways = [each[kind] for kind in ("B",) if kind in each]
-        ways += [each["I"] + each["W"]] if "I" in each else []
-        return self.count * (each["F"] + min(ways)) * (1 - SLACK)
+        seconds = dict(zip(self.kinds, self.stage(stage, first, last), strict=True))
+        ways = [seconds[kind] for kind in ("B",) if kind in seconds]
+        ways += [seconds["I"] + seconds["W"]] if "I" in seconds else []
+        return self.count * (seconds["F"] + min(ways)) * (1 - SLACK)
 
     def _rows(self, *, meet: bool) -> Iterator[Doubles]:
         """Bounds of every rank: from its first action or its first backward, to its last action or last backward."""
@@ -175,18 +175,18 @@ class Bounds:
             backs = [i for i, (name, _) in enumerate(actions) if name in ("B", "I")]
             for first in dict.fromkeys((0, backs[0])):
                 for last in dict.fromkeys((len(actions) - 1, backs[-1])):
-                    found = np.zeros((self.num_stages, len(self.kinds)))
+                    counts = np.zeros((self.num_stages, len(self.kinds)))
                     for name, stage in actions[first : last + 1]:
-                        found[stage, column[name]] += 1
+                        counts[stage, column[name]] += 1
                     if meet:
                         name, stage = actions[first]
-                        found[: stage if name == "F" else None, column["F"]] += 1
+                        counts[: stage if name == "F" else None, column["F"]] += 1
                         if name in ("B", "I"):
-                            found[stage + 1 :, chain] += 1
+                            counts[stage + 1 :, chain] += 1
                         name, stage = actions[last]
                         if name in ("B", "I"):
-                            found[:stage, chain] += 1
-                    yield found
+                            counts[:stage, chain] += 1
+                    yield counts
 
 
 class Search:
@@ -293,19 +293,19 @@ class Search:
         if self.stages > self.trials.plan.num_pipeline_ranks and self.cuts.every > MANY_CUTS:
             return None  # the work of one stage of several on a rank excludes too little
         self._rooms.clear()
-        found: list[tuple[float, Cut]] = []
+        cuts: list[tuple[float, Cut]] = []
         ranks, nodes = self.trials.plan.pipeline_ranks, 0
         stack: list[tuple[Cut, int, tuple[float, ...]]] = [((), 0, (0.0,) * (max(ranks) + 1))]
         while stack:
             cut, done, busy = stack.pop()
             stage = len(cut)
             nodes += 1
-            if nodes > 4 * MOST_CUTS or len(found) > MOST_CUTS:
+            if nodes > 4 * MOST_CUTS or len(cuts) > MOST_CUTS:
                 return None
             if stage == self.stages:
                 bound = self.bounds.of(cut)
                 if bound < self.worst and cut not in self.seen:
-                    found.append((bound, cut))
+                    cuts.append((bound, cut))
                 continue
             after = self.stages - stage - 1
             for count in range(1, self.layers - done - after + 1) if after else (self.layers - done,):
@@ -315,7 +315,7 @@ class Search:
                 if self._coverable(stage + 1, done + count):
                     mine = tuple(b + work * (r == ranks[stage]) for r, b in enumerate(busy))
                     stack.append(((*cut, count), done + count, mine))
-        return sorted(found)
+        return sorted(cuts)
 
     def _coverable(self, stage: int, done: int) -> bool:
         """Whether the stages from `stage` on can hold the layers from `done` on, each below the best step by itself."""
@@ -393,10 +393,10 @@ def plainest(split: Split, least: Least, tie: float, most: int = 64) -> Trial:
     _, _, cut = min((uneven(cut), step_s, cut) for step_s, cut in split.fits if step_s <= limit)
     trial, left = least.fit(cut), most
     while trial is not None and left:
-        for near in sorted((each for each in neighbours(cut) if uneven(each) < uneven(cut)), key=uneven)[:left]:
+        for near in sorted((other for other in neighbours(cut) if uneven(other) < uneven(cut)), key=uneven)[:left]:
             left -= 1
-            if least.least_s(near) <= limit and (found := least.fit(near)) is not None and found.step_s <= limit:
-                cut, trial = near, found
+            if least.least_s(near) <= limit and (fitted := least.fit(near)) is not None and fitted.step_s <= limit:
+                cut, trial = near, fitted
                 break
         else:
             break

@@ -104,8 +104,8 @@ class Prices:
 
     def _made(self, replicas: int, most: int) -> _Table:
         work = replace(self.workload, global_batch_size=most * replicas * self.count)
-        found = predict(self.graph, self.cluster, self._alone(replicas), work, self.stack)
-        pricing, width = found.pricing, DTYPE_BITS[self.base.precision.reduce] // 8
+        prediction = predict(self.graph, self.cluster, self._alone(replicas), work, self.stack)
+        pricing, width = prediction.pricing, DTYPE_BITS[self.base.precision.reduce] // 8
         (stage,) = pricing.stages
         return _Table(
             forward=_sums([pricing.compute.layer_s("F", 0, price) for price in stage.order]),
@@ -226,10 +226,10 @@ def dapple(
     alike = stack.name == own.NAME and own.has_tied_weights(graph)  # what our own runtime asks of tied weights
     for count in tried:
         prices = Prices(graph, cluster, workload, base, count, stack, limit_bytes)
-        found, extended = pipelines(prices, KEPT)
+        ranked, extended = pipelines(prices, KEPT)
         states += extended
-        shapes = dict.fromkeys((*(pieces for _, pieces in found), *equal_splits(prices)))
-        able = [each for each in shapes if not alike or len({len(piece.devices) for piece in each}) == 1]
+        shapes = dict.fromkeys((*(pieces for _, pieces in ranked), *equal_splits(prices)))
+        able = [shape for shape in shapes if not alike or len({len(piece.devices) for piece in shape}) == 1]
         for plan in (plan for pieces in able for plan in _warmed(prices.plan(pieces))):
             try:
                 made = predict(graph, cluster, plan, workload, stack)
@@ -250,11 +250,11 @@ def equal_splits(costs: Costs) -> Iterator[Pieces]:
     not be slower than."""
     devices = place(costs.nodes, (0,) * len(costs.nodes), costs.nodes)
     for stages in divisors(len(devices)):
-        each = len(devices) // stages
-        if 1 < stages <= costs.num_layers and each in costs.replicas:
+        per_stage = len(devices) // stages
+        if 1 < stages <= costs.num_layers and per_stage in costs.replicas:
             layers = equal_layers(costs.num_layers, stages)
             ends = list(accumulate(layers))
-            ranges = [range(each * stage, each * (stage + 1)) for stage in range(stages)]
+            ranges = [range(per_stage * stage, per_stage * (stage + 1)) for stage in range(stages)]
             yield tuple(
                 Piece(end - n, end, taken_of(costs.nodes, some), tuple(devices[i] for i in some))
                 for n, end, some in zip(layers, ends, ranges, strict=True)

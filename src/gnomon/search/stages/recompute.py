@@ -125,15 +125,15 @@ class Least:
 
     def _steps(self, counts: Sequence[int]) -> list[tuple[tuple[int, Preset], ...]]:
         """For each stage, (layer in it, preset) one after the other: the cheapest seconds for a byte first."""
-        found, done = [], 0
+        steps, done = [], 0
         for stage, count in enumerate(counts):
             prices = [self.trials.layer_prices(stage, done + i) for i in range(count)]
             if self.unit == "block":
-                found.append(tuple((i, "full") for i in range(count)))
+                steps.append(tuple((i, "full") for i in range(count)))
             else:
-                found.append(_ordered(prices))
+                steps.append(_ordered(prices))
             done += count
-        return found  # type: ignore[return-value]
+        return steps  # type: ignore[return-value]
 
 
 def _ordered(prices: Sequence[dict[Preset, LayerPrice]]) -> tuple[tuple[int, Preset], ...]:

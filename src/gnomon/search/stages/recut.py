@@ -65,11 +65,11 @@ class Recut:
                 for preset, calls, first in _runs(base, mine, layers):
                     rules.setdefault((preset, calls, first), []).append(stage)
             done += count
-        found = tuple(
+        saved_rules = tuple(
             SavedRule(calls=calls, stages=tuple(stages) if self.num_stages > 1 else (), first_per_stage=n, preset=p)
             for (p, calls, n), stages in sorted(rules.items(), key=lambda item: LESS_KEPT.index(item[0][0]))
         )
-        return Saved(preset=base, rules=found)
+        return Saved(preset=base, rules=saved_rules)
 
 
 def _runs(base: Preset, presets: Sequence[Preset], layers: Sequence[Layer]) -> Iterator[tuple[Preset, str, int | None]]:
@@ -84,9 +84,9 @@ def _runs(base: Preset, presets: Sequence[Preset], layers: Sequence[Layer]) -> I
         if order[-1] != base:
             yield order[-1], "*", None
         for preset in reversed(order[:-1]):
-            yield preset, "*", sum(order.index(each) <= order.index(preset) for each in presets)
+            yield preset, "*", sum(order.index(other) <= order.index(preset) for other in presets)
         return
     for preset in order:
         if preset != base:
-            chosen = [layer for layer, each in zip(layers, presets, strict=True) if each == preset]
+            chosen = [layer for layer, other in zip(layers, presets, strict=True) if other == preset]
             yield from ((preset, calls, None) for calls in format_layers(chosen))

@@ -257,12 +257,12 @@ def pipelines(costs: Costs, keep: int) -> tuple[list[tuple[float, Pieces]], int]
             extended += 1
             for piece, made in _extensions(costs, state, used, free, kept[-1]):
                 taken = tuple(u + t for u, t in zip(used, piece.taken, strict=True))
-                found = states.setdefault(piece.last, {})
-                if taken not in found or made.seconds < found[taken].seconds:
-                    found[taken] = made
+                known = states.setdefault(piece.last, {})
+                if taken not in known or made.seconds < known[taken].seconds:
+                    known[taken] = made
     found_s = {pieces: seconds for seconds, pieces in whole}
-    best = sorted(((seconds, pieces) for pieces, seconds in found_s.items()), key=lambda each: each[0])
-    return [*best[:keep], *(each for each in best[keep:] if len(each[1]) == 1)], extended
+    best = sorted(((seconds, pieces) for pieces, seconds in found_s.items()), key=lambda entry: entry[0])
+    return [*best[:keep], *(entry for entry in best[keep:] if len(entry[1]) == 1)], extended
 
 
 def _seeds(costs: Costs) -> Iterator[Pieces]:
@@ -279,10 +279,10 @@ def _seeds(costs: Costs) -> Iterator[Pieces]:
         if len(devices) - one in costs.replicas:
             for cut in range(1, total):
                 yield piece(0, cut, 0, one), piece(cut, total, one, len(devices))
-    for each in costs.replicas:
-        stages, rest = divmod(len(devices), each)
+    for replicas in costs.replicas:
+        stages, rest = divmod(len(devices), replicas)
         if not rest and 2 < stages <= total:
-            ranges = [(each * stage, each * (stage + 1)) for stage in range(stages)]
+            ranges = [(replicas * stage, replicas * (stage + 1)) for stage in range(stages)]
             yield _balanced(costs, ranges, piece)
 
 
@@ -305,18 +305,18 @@ def _balanced(costs: Costs, ranges: Sequence[tuple[int, int]], piece: Callable[[
             while last < most and costs.stage(piece(first, last + 1, a, b)).pace <= pace:
                 last += 1
             made.append(piece(first, last, a, b))
-        slowest = max(costs.stage(each).pace for each in made)
+        slowest = max(costs.stage(part).pace for part in made)
         return tuple(made) if made[-1].last == total and slowest <= pace else None
 
     low, high = 0.0, costs.stage(piece(0, total, *ranges[0])).pace
     best = cut(high)
     for _ in range(20):
         middle = (low + high) / 2
-        found = cut(middle)
-        if found is None:
+        pieces = cut(middle)
+        if pieces is None:
             low = middle
         else:
-            high, best = middle, found
+            high, best = middle, pieces
     assert best is not None, "a pace that one stage keeps with all layers is kept by any cut"
     return best
 

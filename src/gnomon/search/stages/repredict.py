@@ -102,9 +102,9 @@ class Trials:
         spans = tuple(self.recut.bounds(counts))
         if not self._alike(plan) or not self._known(spans, presets):
             if plan not in self._made:
-                found = self._predict(plan)
-                peaks = tuple(rank.peak_bytes for rank in found.memory)
-                self._made[plan] = Trial(plan=plan, step_s=found.step_s, peaks=peaks)
+                prediction = self._predict(plan)
+                peaks = tuple(rank.peak_bytes for rank in prediction.memory)
+                self._made[plan] = Trial(plan=plan, step_s=prediction.step_s, peaks=peaks)
             return self._made[plan]
         contents = self._contents(spans, presets)
         pricing = self._pricing(plan, spans, presets)
@@ -177,17 +177,17 @@ class Trials:
         def pricing() -> Pricing:
             if not made:
                 base = self.prediction.pricing
-                each = tuple(self._stage(s, *span, p) for s, (span, p) in enumerate(zip(spans, presets, strict=True)))
-                made.append(Pricing(plan, self.graph, self.cluster, self.stack, each, base.blocks, base.count))
+                stages = tuple(self._stage(s, *span, p) for s, (span, p) in enumerate(zip(spans, presets, strict=True)))
+                made.append(Pricing(plan, self.graph, self.cluster, self.stack, stages, base.blocks, base.count))
             return made[0]
 
         return pricing
 
     def _predict(self, plan: Plan) -> Prediction:
         self.predicted += 1
-        found = predict(self.graph, self.cluster, plan, self.prediction.workload, self.stack)
-        self._harvest(plan, found.pricing.stages)
-        return found
+        prediction = predict(self.graph, self.cluster, plan, self.prediction.workload, self.stack)
+        self._harvest(plan, prediction.pricing.stages)
+        return prediction
 
     def _price(self, preset: Preset) -> None:
         """Prices layers with one preset for all, wherever the plan has them."""
@@ -270,10 +270,10 @@ class Trials:
     def _memory(self, contents: tuple[Content, ...], pricing: Callable[[], Pricing]) -> tuple[int, ...]:
         """Peak bytes of each rank class, which depend on its own stages alone."""
         held = [tuple(contents[s] for s in stages) for stages in self.stages_of_class]
-        if any(each not in self._peaks for each in held):
-            for each, rank in zip(held, rank_memory(self.prediction.structure, pricing())[0], strict=True):
-                self._peaks[each] = rank.peak_bytes
-        return tuple(self._peaks[each] for each in held)
+        if any(content not in self._peaks for content in held):
+            for content, rank in zip(held, rank_memory(self.prediction.structure, pricing())[0], strict=True):
+                self._peaks[content] = rank.peak_bytes
+        return tuple(self._peaks[content] for content in held)
 
     @property
     def stages_of_class(self) -> tuple[tuple[int, ...], ...]:

@@ -75,13 +75,15 @@ class Uneven:
             return 0.0
         return 1 - self.best.step_s / self.exact_s
 
-    def merged(self, found: Result) -> Result:
+    def merged(self, result: Result) -> Result:
         """The search's result with this plan before the others, its counts as they are."""
-        return found if self.best is None else replace(found, best=(self.best, *found.best)[: max(len(found.best), 1)])
+        return (
+            result if self.best is None else replace(result, best=(self.best, *result.best)[: max(len(result.best), 1)])
+        )
 
 
 def uneven(
-    found: Result, *, cut: Cut | None = None, told: Callable[[int, int], None] | None = None, more: More = always
+    result: Result, *, cut: Cut | None = None, told: Callable[[int, int], None] | None = None, more: More = always
 ) -> Uneven:
     """The best plan with uneven stages, or recomputation that differs by stage; see the module.
 
@@ -89,22 +91,22 @@ def uneven(
     can have it. told: is called with (plans begun, plans at most) before each that is cut. more: the budget, asked
     before each plan; a cut that the user gives is made all the same.
     """
-    exact = found.best[0].step_s if found.best else None
-    if not _applies(found):
+    exact = result.best[0].step_s if result.best else None
+    if not _applies(result):
         if cut is not None:
             raise PlanError("layers_per_stage is for devices of one kind and a base plan that recomputes nothing")
         return Uneven(best=None, exact_s=exact, tried=())
-    if cut is not None and (sum(cut) != found.space.num_layers or min(cut) < 1):
+    if cut is not None and (sum(cut) != result.space.num_layers or min(cut) < 1):
         raise PlanError(
-            f"layers_per_stage {cut} adds up to {sum(cut)} layers, but the graph has {found.space.num_layers}; give "
+            f"layers_per_stage {cut} adds up to {sum(cut)} layers, but the graph has {result.space.num_layers}; give "
             f"each stage at least one, and all of them together"
         )
-    run = _Pass(found, cut, told, more if cut is None else always)
-    run.round([(each.point, each.prediction) for each in (*found.best, *found.near)])
+    run = _Pass(result, cut, told, more if cut is None else always)
+    run.round([(candidate.point, candidate.prediction) for candidate in (*result.best, *result.near)])
     if cut is not None and run.best is None:
         raise PlanError(f"no plan of the search fits with layers_per_stage {cut}; leave it open, or allow more memory")
     for _ in range(ROUNDS - 1 if cut is None else 0):
-        leader = run.best[1] if run.best is not None else found.best[0] if found.best else None
+        leader = run.best[1] if run.best is not None else result.best[0] if result.best else None
         if leader is None or not run.round(list(run.neighbours(leader))):
             break
     if run.best is None:
@@ -113,24 +115,24 @@ def uneven(
     return Uneven(best=best, exact_s=exact, tried=tuple(run.tried), reasons=reasons(best.prediction))
 
 
-def _applies(found: Result) -> bool:
+def _applies(result: Result) -> bool:
     """Whether devices are of one kind, and what is recomputed was left to the search."""
-    kinds = {group.node.device.name for group in found.cluster.groups}
-    return len(kinds) == 1 and found.space.base.saved == Saved() and not found.space.base.stages
+    kinds = {group.node.device.name for group in result.cluster.groups}
+    return len(kinds) == 1 and result.space.base.saved == Saved() and not result.space.base.stages
 
 
 class _Pass:
     """The pass under way."""
 
-    def __init__(self, found: Result, cut: Cut | None, told: Callable[[int, int], None] | None, more: More) -> None:
+    def __init__(self, result: Result, cut: Cut | None, told: Callable[[int, int], None] | None, more: More) -> None:
         self.more = more
-        self.result, self.space, self.cut, self.told = found, found.space, cut, told
-        free = {"none", "full"} <= set(found.space.recompute)
-        self.unit: Unit = unit_of(found.stack) if free else "none"
+        self.result, self.space, self.cut, self.told = result, result.space, cut, told
+        free = {"none", "full"} <= set(result.space.recompute)
+        self.unit: Unit = unit_of(result.stack) if free else "none"
         self.best: tuple[float, Found] | None = None
         self.tried: list[Tried] = []
         self.done: set[Plan] = set()
-        self.exact = found.best[0].step_s if found.best and cut is None else float("inf")
+        self.exact = result.best[0].step_s if result.best and cut is None else float("inf")
 
     @property
     def worst(self) -> float:
@@ -157,7 +159,7 @@ class _Pass:
             if hope < self.worst:
                 promising.append((hope, index, point, trials))
         better = False
-        for hope, _, point, trials in sorted(promising, key=lambda each: each[:2])[:PLANS]:
+        for hope, _, point, trials in sorted(promising, key=lambda entry: entry[:2])[:PLANS]:
             if hope < self.worst and self.more():
                 better |= self._cut(point, trials)
         return better
@@ -220,10 +222,12 @@ class _Pass:
             if not kept or not _allowed(point, self.space) or _shape(plan) in self.done or not self.more():
                 continue
             try:
-                found = predict(self.result.graph, self.result.cluster, plan, self.result.workload, self.result.stack)
+                prediction = predict(
+                    self.result.graph, self.result.cluster, plan, self.result.workload, self.result.stack
+                )
             except GnomonError:
                 continue
-            yield point, found
+            yield point, prediction
 
 
 def _shape(plan: Plan) -> Plan:

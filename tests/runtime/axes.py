@@ -1,4 +1,4 @@
-"""Plans of context and expert parallelism against the plain model: imported by the tests and by their processes."""
+"""Plans of context, expert and tensor parallelism against the plain model, for the tests and their processes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from runtime.parity import SP, schedule
 from gnomon.graph import Graph
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.models.mixtral import MixtralConfig, mixtral
+from gnomon.models.t5 import T5Config, t5
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Saved, Workload
 from gnomon.runtime import parity
 from gnomon.runtime.ops import context
@@ -19,6 +20,12 @@ SIZES = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, 
 LLAMA = llama(LlamaConfig(name="llama", ffn_size=24, **SIZES))
 MIXTURE = MixtralConfig(name="mixtral", num_experts=4, experts_per_token=2, expert_ffn_size=12, **SIZES)
 MIXTRAL, WINDOWED = mixtral(MIXTURE), mixtral(replace(MIXTURE, window=5))
+T5 = t5(
+    T5Config(
+        name="t5", num_layers=2, num_decoder_layers=2, hidden_size=16, num_heads=4, head_dim=4, ffn_size=24,
+        vocab_size=32, gated=True, tied=False, dropout=0.0,
+    )
+)  # fmt: skip
 WORKLOAD = Workload(global_batch_size=4, seq_len=16)
 ZB = schedule("zero_bubble_h1", 2)
 
@@ -31,7 +38,8 @@ def small(graph: Graph, mesh: Mesh, zero: int = 0, how: object = None, **parts: 
         precision=FP64,
         **parts,  # type: ignore[arg-type]
     )
-    return Small(graph=graph, plan=plan, workload=WORKLOAD)
+    encoded = (("enc_seq", 16),) if graph is T5 else ()
+    return Small(graph=graph, plan=plan, workload=replace(WORKLOAD, sizes=encoded))
 
 
 CASES: dict[str, Small] = {
@@ -47,6 +55,7 @@ CASES: dict[str, Small] = {
     "experts over cp, split backward": small(MIXTRAL, Mesh(cp=2, ep=2), how=ZB),
     "whole experts beside tp": small(MIXTRAL, Mesh(tp=2), layout=SP),
     "experts over tp": small(MIXTRAL, Mesh(tp=2, ep=2), layout=SP),
+    "heads of a table of positions over tp": small(T5, Mesh(tp=2), layout=SP),
     "ring of four": small(LLAMA, Mesh(cp=4)),
     "ulysses and tp": small(LLAMA, Mesh(cp=2, tp=2), layout=replace(SP, context="ulysses")),
     "pipeline and ring": small(LLAMA, Mesh(pp=2, cp=2), how=ZB),

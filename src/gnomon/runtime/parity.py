@@ -90,7 +90,8 @@ def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS
     pp = short.num_pipeline_ranks
     for count in dict.fromkeys((2 * pp, pp, 4 * pp, plan.schedule.num_microbatches or pp)):
         schedule = replace(plan.schedule, num_microbatches=count, micro_batch_size=None)
-        given = Workload(global_batch_size=rows * count, seq_len=seq_len, router=workload.router)
+        sizes = tuple((name, seq_len) for name, _ in workload.sizes)
+        given = Workload(global_batch_size=rows * count, seq_len=seq_len, router=workload.router, sizes=sizes)
         chosen = replace(short, schedule=schedule)
         try:
             check(chosen, small, None, given)
@@ -171,12 +172,17 @@ def _clips(job: Small) -> bool:
 
 
 def batch_of(job: Small, step: int) -> Batch:
-    """Ids and labels of a step, the same on every rank."""
+    """Ids and labels of a step, the same on every rank; an encoder's tokens are drawn too."""
     vocab = next(dim.size or 0 for block in job.graph.blocks for dim in block.dims if base(dim.name) == "vocab")
     generator = torch.Generator().manual_seed(100 + step)
     shape = job.workload.global_batch_size, job.workload.seq_len + 1
     ids = torch.randint(0, vocab, shape, generator=generator)
-    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
+    read, labels = ids[:, :-1], ids[:, 1:]
+    if all(tensor.name != "decoder_input_ids" for tensor in job.graph.inputs):
+        return {"input_ids": read, "labels": labels}
+    encoded = dict(job.workload.sizes).get("enc_seq", job.workload.seq_len)
+    drawn = torch.randint(0, vocab, (job.workload.global_batch_size, encoded), generator=generator)
+    return {"input_ids": drawn, "decoder_input_ids": read, "labels": labels}
 
 
 class _Found:

@@ -154,8 +154,8 @@ def _plain(op: Op, setting: Setting) -> Strategy:
     name = "local"
     if (tp := _owner(op, setting, "tp")) is not None and op.contracts and not is_sequence(tp):
         name = "row" if tp in op.contracts else "column"
-    elif op.kind == "embedding" and tp is not None and not is_sequence(tp):
-        name = "vocab_parallel"
+    elif op.kind == "embedding" and any("tp" in s.partial for s in outputs):
+        name = "vocab_parallel"  # the rows are divided, not the columns
     return Strategy(
         name=name, inputs=tuple(inputs), outputs=tuple(outputs), grad_partial=tuple(tuple(g) for g in grads)
     )

@@ -9,14 +9,22 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields, replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gnomon.errors import InputError, RunError
+from gnomon.fleet.child import read_began
 from gnomon.fleet.journal import read_events
-from gnomon.fleet.live import Controller, read_tasks
+from gnomon.fleet.live import Controller
 from gnomon.fleet.policies import policy
+from gnomon.fleet.processes import LocalProcesses
+from gnomon.fleet.state import Decision, Forecasts, Policy, State
+from gnomon.fleet.tasks import Task, read_tasks
+from gnomon.plans import load_plan_file
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 
@@ -34,6 +42,19 @@ say(f"start {done:.1f}")
 while done < seconds or not all(Path(o).exists() and "end" in Path(o).read_text() for o in other):
     time.sleep(0.05); done += 0.05
 say("end")
+"""
+
+
+PLAN = """schema = "gnomon.planfile/1"
+model = "llama-tiny"
+on = "2xcpu-process"
+[workload]
+global_batch_size = 4
+seq_len = 32
+[plan]
+mesh = {dp_shard = 2}
+schedule = {num_microbatches = 1}
+precision = {param = "fp32", compute = "fp32", grad = "fp32", reduce = "fp32", master = "none", states = "fp32"}
 """
 
 
@@ -64,7 +85,7 @@ def test_a_shorter_job_preempts_and_the_longer_resumes(tmp_path: Path) -> None:
 
     fates = Controller(folder=tmp_path / "f", tasks=tasks, devices=2, policy=policy("srtf"), clock=clock).run()
     assert [fate.state for fate in fates.values()] == ["done", "done"]
-    assert fates["long"].preemptions == 1 and fates["long"].starts == 2
+    assert fates["long"].preemptions == 1 and fates["long"].attempt == 2
     long = said(tmp_path, "long")
     assert long[1] == "stop" and long[-1] == "end" and float(long[2].split()[1]) > 0  # it went on, not from 0
     assert said(tmp_path, "short") == ["start 0.0", "end"]
@@ -93,11 +114,75 @@ def test_kill_9_of_the_controller_loses_nothing_and_runs_nothing_twice(tmp_path:
         assert fates[name]["starts"] == 1
 
 
+class Until(Task):
+    """Trains for ever; after a stop, for a few steps more."""
+
+    def command_on(self, devices: int, folder: Path) -> tuple[str, ...]:
+        """As a task does, with other steps."""
+        saved = [int(path.name[5:]) for path in self.checkpoints.glob("step-??????")]
+        return Task.command_on(replace(self, steps=max(saved) + 5 if saved else 10**6), devices, folder)
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_a_real_run_is_resized_from_its_checkpoint_by_the_next_controller(tmp_path: Path, monkeypatch: Any) -> None:
+    """One rank, kill of the controller, two ranks: the second process goes on where the first stopped."""
+    monkeypatch.setenv("PYTHONPATH", SOURCE)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "p.toml").write_text(PLAN)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/a.txt").write_text("all work and no play makes jack a dull boy\n" * 200)
+    table = tmp_path / "jobs.csv"
+    row = f"a,{tmp_path}/p.toml,1000000,1,1,2,--data {tmp_path}/text --seed 3"
+    table.write_text(f"job_id,plan,steps,num_gpus,min_gpus,max_gpus,options\n{row}\n")
+    (task,) = read_tasks(table)
+    until = Until(**{item.name: getattr(task, item.name) for item in fields(task)})
+    log = tmp_path / "f/a.log"
+
+    def trains() -> bool:
+        return log.exists() and " 1/1000000 " in log.read_text()
+
+    def decide(state: State, forecasts: Forecasts) -> list[Decision]:
+        """Start on one; on two from when the second controller is there."""
+        return [Decision("a", ((0, 2 if second and trains() else 1),))]
+
+    class Killed(Exception):
+        pass
+
+    deadline = time.monotonic() + 240
+
+    def wait(seconds: float) -> None:
+        time.sleep(seconds)
+        if time.monotonic() > deadline:  # it would train for ever
+            os.killpg(read_began(tmp_path / "f", "a").beside, signal.SIGKILL)  # type: ignore[union-attr]
+        if not second and trains():
+            raise Killed
+
+    chosen = Policy(name="test", paper="", about="", decide=decide, always=True, adapts=True)
+    second = False
+    first = Controller(folder=tmp_path / "f", tasks=[until], devices=2, policy=chosen, every_s=0, wait=wait)
+    with pytest.raises(Killed):
+        first.run()
+    second = True
+    fates = Controller(folder=tmp_path / "f", tasks=[until], devices=2, policy=chosen, every_s=0, wait=wait).run()
+    assert isinstance(first.processes, LocalProcesses)
+    first.processes.children["a"].wait()
+    fate = fates["a"]
+    text = log.read_text()
+    assert (fate.state, fate.attempt, fate.resizes, fate.preemptions, fate.failures) == ("done", 2, 1, 0, 0), text
+    events = [event for event in read_events(tmp_path / "f/journal.jsonl")[0] if event["job"]]
+    assert [event["event"] for event in events] == ["starting", "resizing", "resized", "starting", "done"]
+    assert [event["devices"] for event in events if event["event"] == "starting"] == [[0], [0, 1]]
+    assert load_plan_file(tmp_path / "f/a.1.toml").plan.world_size == 1
+    steps = sorted(int(path.name[5:]) for path in task.checkpoints.glob("step-??????"))
+    assert len(steps) == 2 and steps[1] == steps[0] + 5  # where it was stopped, and its end
+
+
 def test_a_job_that_fails_is_tried_again_and_given_up(tmp_path: Path) -> None:
     path = tmp_path / "jobs.csv"
     path.write_text(f"job_id,num_gpus,duration_s,command\nbad,1,1,{sys.executable} -c 'raise SystemExit(3)'\n")
     fates = Controller(folder=tmp_path / "f", tasks=read_tasks(path), devices=1, policy=policy("fifo")).run()
-    assert fates["bad"].state == "failed" and fates["bad"].starts == 3
+    assert fates["bad"].state == "failed" and fates["bad"].attempt == 3
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 from gnomon.cli.terminal import print_json, print_lines
-from gnomon.fleet.live import Controller, read_tasks
+from gnomon.fleet.live import Controller
 from gnomon.fleet.policies import policy
+from gnomon.fleet.tasks import read_tasks
 from gnomon.report.tables import Column, table
 
 
@@ -24,22 +25,24 @@ def run(options: argparse.Namespace) -> int:
         print(f"gnomon: {text}", file=sys.stderr, flush=True)
 
     controller = Controller(
-        folder=folder, tasks=tasks, devices=options.devices, policy=policy(options.policy), told=told
+        folder=folder,
+        tasks=tasks,
+        devices=options.devices,
+        policy=policy(options.policy),
+        every_s=options.every,
+        told=told,
     )
     fates = controller.run()
+    counts = [
+        (name, fate.state, fate.attempt, fate.preemptions, fate.resizes, fate.failures) for name, fate in fates.items()
+    ]
     if options.json:
-        print_json(
-            [
-                {"job": n, "state": f.state, "starts": f.starts, "preemptions": f.preemptions, "failures": f.failures}
-                for n, f in fates.items()
-            ]
-        )
+        print_json([dict(zip(_NAMES, row, strict=True)) for row in counts])
     else:
-        columns = (
-            Column(name="job", align="left"),
-            Column(name="state", align="left"),
-            *(Column(name=name) for name in ("started", "preempted", "failed")),
-        )
-        rows = [(n, f.state, str(f.starts), str(f.preemptions), str(f.failures)) for n, f in fates.items()]
+        columns = [Column(name=name, align="left" if name in _NAMES[:2] else "right") for name in _NAMES]
+        rows = [tuple(map(str, row)) for row in counts]
         print_lines([*table(columns, rows), f"journal and logs are in {folder}"])
     return 0 if all(fate.state == "done" for fate in fates.values()) else 2
+
+
+_NAMES = ("job", "state", "starts", "preemptions", "resizes", "failures")

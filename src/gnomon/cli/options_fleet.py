@@ -59,14 +59,17 @@ example:
 
 _RUN = """\
 Runs the jobs of a table on this machine under a policy: starts them, stops them
-with SIGTERM (gnomon run writes a checkpoint) and resumes them. What happens is
-journalled: started again after kill -9, it goes on where it was, and no job runs
-twice. duration_s is what policies that need durations are told.
+with SIGTERM (gnomon run writes a checkpoint), resumes them, and resizes those
+with min_gpus and max_gpus by starting them again on other devices. What happens
+is journalled: started again after kill -9, it goes on where it was, and no job
+runs twice. Policies are told duration_s; of a plan it is predicted if it is not
+given, as is its rate on other numbers of devices.
 
-example of a table:
-  job_id,num_gpus,duration_s,plan,steps
-  small,1,60,small.toml,100
-  large,2,600,large.toml,2000
+tables of plans (options are gnomon run's) and of commands:
+  job_id,plan,steps,min_gpus,max_gpus,options
+  small,small.toml,100,1,4,--data books
+  job_id,num_gpus,duration_s,min_gpus,max_gpus,command
+  large,2,600,1,4,python train.py --gpus {devices}
 
 exit status: 0 all done; 2 the request is wrong, or a job failed three times."""
 
@@ -135,9 +138,12 @@ def launch_options(parser: argparse.ArgumentParser, via: Sequence[str]) -> None:
 
 
 def _run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("jobs", metavar="JOBS.csv", help="job_id,num_gpus,duration_s and command, or plan and steps")
+    parser.add_argument("jobs", metavar="JOBS.csv", help="job_id and plan, steps; or num_gpus, duration_s, command")
     parser.add_argument("--devices", required=True, type=at_most(4096), metavar="N", help="that there are")
     parser.add_argument("--policy", default="fifo", type=some, metavar="NAME", help="gnomon fleet policies; fifo")
+    parser.add_argument(
+        "--every", type=number_from(0), metavar="S", help="between decisions of policies that resize; default theirs"
+    )
     parser.add_argument("--folder", type=some, metavar="DIR", help="of journal and logs; default JOBS.csv.fleet")
     parser.add_argument("--json", action="store_true", help="for programs")
 

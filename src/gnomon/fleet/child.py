@@ -1,49 +1,108 @@
 """The process beside a live job: it holds the job's lock, passes signals on, and writes down how the job ended.
 
-`python -m gnomon.fleet.child FOLDER ID -- COMMAND …`. The lock says whether a job runs, whoever started it and whether
-the controller lives; so no job runs twice. FOLDER gets `ID.pid` and, at the end, `ID.rc`. Leaves out deciding anything.
+`python -m gnomon.fleet.child FOLDER ID ATTEMPT KNOWN -- COMMAND …`. The lock says whether a job runs, whoever started
+it and whether the controller lives. Where an attempt after KNOWN began, which the controller did not know, nothing is
+done; so no job runs twice. FOLDER gets `ID.began`, `ID.log` and, at the end, `ID.ended`. Leaves out deciding anything.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 
-ALREADY_RUNS = 75
-"""Exit status where another process holds the job's lock (EX_TEMPFAIL)."""
+NOT_NOW = 75
+"""Exit status where the job runs already, or began when the controller did not know of it (EX_TEMPFAIL)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """What is written when a job's process was started."""
+
+    attempt: int
+    beside: int
+    """Number of the process beside the job."""
+    job: int
+    """Number of the job's process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is written when it ended."""
+
+    attempt: int
+    status: int
+    """As a shell has it: 128 and the signal, where one killed it."""
 
 
 def main(argv: list[str]) -> int:
     """Run the command under the lock of its job."""
-    folder, job, command = Path(argv[0]), argv[1], argv[3:]
+    folder, job, attempt, known, command = Path(argv[0]), argv[1], int(argv[2]), int(argv[3]), argv[5:]
     lock = open(folder / f"{job}.lock", "a")  # noqa: SIM115 - held as long as the process lives
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return ALREADY_RUNS
-    written(folder / f"{job}.pid", str(os.getpid()))
-    (folder / f"{job}.rc").unlink(missing_ok=True)
+        return NOT_NOW
+    last = read_began(folder, job)
+    if last is not None and last.attempt > known:
+        return NOT_NOW
+    asked: list[int] = []
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        signal.signal(number, lambda sent, _frame: asked.append(sent))
     with open(folder / f"{job}.log", "ab") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda sent, _frame: process.send_signal(sent))
+        try:
+            process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, pass_fds=(lock.fileno(),)
+            )
+        except OSError as error:
+            log.write(f"cannot start {command[0]!r}: {error.strerror}\n".encode())
+            write(folder / f"{job}.began", Began(attempt=attempt, beside=os.getpid(), job=0))
+            write(folder / f"{job}.ended", Ended(attempt=attempt, status=127))
+            return 0
+
+        def pass_on(sent: int, _frame: FrameType | None) -> None:
+            """A job is told to stop once: to many programs a second time means at once."""
+            asked.append(sent)
+            if len(asked) == 1:
+                process.send_signal(sent)
+
+        if asked:
+            process.send_signal(asked[0])
+        for number in signals:
+            signal.signal(number, pass_on)
+        write(folder / f"{job}.began", Began(attempt=attempt, beside=os.getpid(), job=process.pid))
         status = process.wait()
-    written(folder / f"{job}.rc", str(status if status >= 0 else 128 - status))
+    write(folder / f"{job}.ended", Ended(attempt=attempt, status=status if status >= 0 else 128 - status))
     return 0
 
 
-def written(path: Path, text: str) -> None:
+def write(path: Path, record: Began | Ended) -> None:
     """Whole or not at all, and on the disk."""
     fresh = path.with_name(f"{path.name}.new")
     with open(fresh, "w", encoding="utf-8") as file:
-        file.write(text)
+        json.dump(asdict(record), file)
         file.flush()
         os.fsync(file.fileno())
     os.replace(fresh, path)
+
+
+def read_began(folder: Path, job: str) -> Began | None:
+    """Of the last attempt that began."""
+    path = folder / f"{job}.began"
+    return Began(**json.loads(path.read_text())) if path.exists() else None
+
+
+def read_ended(folder: Path, job: str) -> Ended | None:
+    """Of the last attempt that ended by itself."""
+    path = folder / f"{job}.ended"
+    return Ended(**json.loads(path.read_text())) if path.exists() else None
 
 
 if __name__ == "__main__":

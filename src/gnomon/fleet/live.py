@@ -1,102 +1,33 @@
 """The live controller: jobs of a table run as processes of this machine, under the same policies as in the replay.
 
-`Controller(folder, …).run()` starts, preempts (SIGTERM: `gnomon run` writes a checkpoint) and resumes jobs until all
-have ended. Everything is in the folder: a journal that is written before anything is done, and a lock for each job that
-its own process holds. A controller that was killed is started again: it finds what still runs, loses nothing, and runs
-no job twice. Leaves out resizing a job while it runs, and other machines.
+`Controller(folder, …).run()` starts, preempts (SIGTERM: `gnomon run` writes a checkpoint), resumes and resizes jobs
+until all have ended. To resize is to stop and to start again on other devices from the checkpoint. Everything is in the
+folder: a journal that is written before anything is done, and a lock for each job that its own process holds. A
+controller that was killed is started again: it finds what still runs, loses nothing, and runs no job twice. Leaves out
+other machines.
 """
 
 from __future__ import annotations
 
 import fcntl
-import os
-import shlex
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gnomon.errors import InputError, RunError
+from gnomon.fleet.fates import ENDED, LIVE, Fate
 from gnomon.fleet.forecast import Curve
-from gnomon.fleet.job import Job
 from gnomon.fleet.journal import Journal
 from gnomon.fleet.machines import Machines, Pool
-from gnomon.fleet.state import Active, Policy, State
-from gnomon.fleet.traces.rows import Rows, need
+from gnomon.fleet.processes import LocalProcesses, Processes
+from gnomon.fleet.state import Active, Decision, Policy, State, devices_of
+from gnomon.fleet.tasks import Task, TaskForecasts
 
 POLL_S = 0.1
-MOST_FAILURES = 3
-"""Times that a job may fail before it is given up."""
 STOPPED = (130, 143)
 """Exit statuses of a job that was told to stop and did."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """A job of the table: what is scheduled, and the command that does it."""
-
-    job: Job
-    command: tuple[str, ...]
-
-
-def read_tasks(path: str | Path) -> tuple[Task, ...]:
-    """The table `job_id, num_gpus, duration_s` and `command`, or `plan` and `steps` for `gnomon run`.
-
-    duration_s is what policies are told. InputError with the line for what cannot be."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
-        raise InputError(f"cannot read jobs {str(path)!r}: {reason}") from error
-    rows = Rows(str(path))
-    commands: dict[str, tuple[str, ...]] = {}
-    jobs = []
-    for line, row in rows.table(text):
-        need(str(path), list(row), ("job_id", "num_gpus", "duration_s"))
-        name = row["job_id"].strip()
-        if not name or not all(c.isalnum() or c in "._-" for c in name) or name.startswith("."):
-            rows.problem(line, f"job_id {name[:32]!r} must be of letters, digits, '.', '_' and '-': it names files")
-        command = shlex.split(row.get("command", ""))
-        plan = row.get("plan", "").strip()
-        if bool(command) == bool(plan):
-            rows.problem(line, "give `command`, or `plan` (a plan file for gnomon run), and not both")
-        if plan:
-            steps = str(rows.count(line, row, "steps"))
-            checkpoints = f"{plan}.{name}.checkpoints"
-            command = [sys.executable, "-m", "gnomon", "run", plan, "--steps", steps]
-            command += ["--checkpoints", checkpoints, "--resume"]
-        commands[name] = tuple(command)
-        jobs.append(
-            Job(
-                id=name,
-                submit_s=float(rows.number(line, row, "submit_s")) if row.get("submit_s", "").strip() else 0.0,
-                work_s=rows.number(line, row, "duration_s"),
-                devices=rows.count(line, row, "num_gpus"),
-                line=line,
-            )
-        )
-    checked = rows.jobs(jobs)
-    if not checked:
-        raise InputError(f"{path}: no job")
-    return tuple(Task(job=job, command=commands[job.id]) for job in checked)
-
-
-@dataclass(slots=True)
-class Fate:
-    """What is known of a job."""
-
-    task: Task
-    index: int
-    state: str = "queued"
-    """queued, running, stopping, done or failed."""
-    begun_s: float = 0.0
-    served: float = 0.0
-    failures: int = 0
-    preemptions: int = 0
-    starts: int = 0
 
 
 @dataclass(slots=True)
@@ -107,166 +38,210 @@ class Controller:
     tasks: Sequence[Task]
     devices: int
     policy: Policy
+    every_s: float | None = None
+    """Seconds between two decisions while nothing happens, for policies that change running jobs; None for the
+    policy's own."""
     told: Callable[[str], None] = field(default=lambda text: None)
     clock: Callable[[], float] = time.time
+    wait: Callable[[float], None] = time.sleep
+    journal_of: Callable[[Path], Journal] = Journal
+    processes: Processes = field(init=False)
     fates: dict[str, Fate] = field(default_factory=dict)
+    started: set[str] = field(default_factory=set)
+    """Jobs whose last process this controller started, and not one before it."""
     began_s: float = 0.0
+    decided_s: float = 0.0
+    submitted: int = 0
+    """Jobs that had been submitted when the policy was last asked."""
+    dirty: bool = True
+    """Something happened since, or something that it decided could not be done yet."""
     machines: Machines = field(init=False)
+    forecasts: TaskForecasts = field(init=False)
     journal: Journal = field(init=False)
-    children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.processes = LocalProcesses(self.folder)
+        self.machines = Machines((Pool(name="local", device="cpu-process", nodes=1, per_node=self.devices),))
+        self.forecasts = TaskForecasts({task.job.id: task for task in self.tasks}, Curve(self.machines))
+        if self.policy.slices or self.policy.shares:
+            raise InputError(
+                f"policy {self.policy.name} has jobs share devices, which is not done live; choose another --policy"
+            )
+        for task in self.tasks:
+            if task.job.fewest > self.devices or (not task.job.elastic and task.job.devices > self.devices):
+                raise InputError(
+                    f"line {task.job.line}: job {task.job.id!r} wants {task.job.fewest} of {self.devices} devices"
+                )
 
     def run(self) -> dict[str, Fate]:
         """Until every job is done or has failed. RunError if another controller drives the folder."""
+        with self._alone():
+            while any(fate.state not in ENDED for fate in self.fates.values()):
+                self._collect()
+                self._decide()
+                self.wait(POLL_S)
+        return self.fates
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The only controller of the folder, which knows what its journal and its locks say."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "controller.lock", "a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise RunError(f"another controller drives {self.folder}; stop it first") from error
-            self._open()
+            self.journal = self.journal_of(self.folder / "journal.jsonl")
             try:
-                while any(fate.state not in ("done", "failed") for fate in self.fates.values()):
-                    self._collect()
-                    self._decide()
-                    time.sleep(POLL_S)
+                self._open()
+                yield
             finally:
                 self.journal.close()
-        return self.fates
 
     def _open(self) -> None:
-        """What the journal and the locks say."""
-        pool = Pool(name="local", device="cpu-process", nodes=1, per_node=self.devices)
-        self.machines = Machines((pool,))
-        large = [task.job for task in self.tasks if task.job.devices > self.devices]
-        if large:
-            raise InputError(
-                f"line {large[0].line}: job {large[0].id!r} wants {large[0].devices} of {self.devices} devices"
-            )
-        self.fates = {task.job.id: Fate(task=task, index=i) for i, task in enumerate(self.tasks)}
-        self.journal = Journal(self.folder / "journal.jsonl")
+        self.fates = {task.job.id: Fate(task=task, index=index) for index, task in enumerate(self.tasks)}
         for event in self.journal.events:
-            self._replay(event["event"], str(event["job"]), event.get("at", 0.0))
-        first = [event["at"] for event in self.journal.events if event["event"] == "opened"]
-        self.began_s = float(first[0]) if first else self.clock()
+            if event["job"] in self.fates:
+                self.fates[event["job"]].apply(event)
+        opened = [event["at"] for event in self.journal.events if event["event"] == "opened"]
+        self.began_s = float(opened[0]) if opened else self.clock()
         self.journal.write("opened", "", at=self.clock())
         for name, fate in self.fates.items():
-            if fate.state == "starting":
-                fate.state = "running"  # whether it came to that is for its lock to say
-            if fate.state in ("running", "stopping"):
-                alive = self._alive(name)
+            if fate.state in LIVE:
+                alive = self.processes.alive(name)
                 self.told(f"{name}: {'still runs' if alive else 'ended'} since the controller was last here")
 
-    def _replay(self, kind: str, name: str, at: float) -> None:
-        fate = self.fates.get(name)
-        if fate is None:
-            return
-        fate.served += (at - fate.begun_s) * fate.task.job.devices if kind in ("preempted", "failed", "lost") else 0.0
-        match kind:
-            case "starting":
-                fate.state, fate.begun_s = "starting", at
-                fate.starts += 1
-            case "stopping":
-                fate.state = "stopping"
-            case "preempted":
-                fate.state = "queued"
-                fate.preemptions += 1
-            case "lost" | "failed":
-                fate.failures += 1
-                fate.state = "failed" if fate.failures >= MOST_FAILURES else "queued"
-            case "done":
-                fate.state = "done"
-
-    def _note(self, kind: str, name: str) -> None:
-        at = self.clock()
-        self.journal.write(kind, name, at=at)
-        self._replay(kind, name, at)
-        self.told(f"{name}: {kind}")
-
-    def _alive(self, name: str) -> bool:
-        """Whether a process holds the job's lock."""
-        path = self.folder / f"{name}.lock"
-        if not path.exists():
-            return False
-        with open(path, "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return True
-            return False
+    def _note(self, kind: str, name: str, **more: object) -> None:
+        self.journal.write(kind, name, at=self.clock(), **more)
+        self.fates[name].apply(self.journal.events[-1])
+        on = (
+            f" on {len(self.fates[name].held)}"
+            if kind == "starting"
+            else f" to {more.get('target')}"
+            if kind == "resizing"
+            else ""
+        )
+        self.told(f"{name}: {kind}{on}")
 
     def _collect(self) -> None:
-        """Jobs whose process has ended."""
+        """Jobs whose process has ended; those that are to stop are told so."""
         for name, fate in self.fates.items():
-            if fate.state not in ("starting", "running", "stopping"):
+            if fate.state not in LIVE:
                 continue
-            child = self.children.get(name)
-            if (child is not None and child.poll() is None) or self._alive(name):
+            if self.processes.alive(name):
+                if fate.state != "running":
+                    self.processes.stop(name)
                 continue
-            self.children.pop(name, None)
-            status = self._status(name)
-            if status == 0:
-                self._note("done", name)
-            elif status in STOPPED:
-                self._note("preempted", name)
-            else:
-                self._note("failed" if status is not None else "lost", name)
+            self.dirty = True
+            wanted = fate.target
+            self._settle(name, fate)
+            if wanted and fate.state == "queued" and wanted <= self.free:
+                self._start(name, wanted)
 
-    def _status(self, name: str) -> int | None:
-        """How a job ended; None if its process was killed before it could say."""
-        path = self.folder / f"{name}.rc"
-        return int(path.read_text()) if path.exists() else None
+    def _settle(self, name: str, fate: Fate) -> None:
+        """Write down how a job's process ended."""
+        began, ended = self.processes.began(name), self.processes.ended(name)
+        attempt, kind, counts = 0, "lost", name in self.started
+        if ended is not None and ended[0] > fate.settled:
+            attempt, counts = ended[0], True
+            kind = "done" if ended[1] == 0 else "failed"
+            if ended[1] in STOPPED:
+                kind = "resized" if fate.state == "resizing" else "preempted"
+        elif began > fate.settled:
+            attempt, counts = began, True
+        self.started.discard(name)
+        self._note(kind, name, attempt=attempt, counts=counts, done_s=self._done_s(fate, kind))
+
+    def _done_s(self, fate: Fate, kind: str) -> float:
+        """Work that a job has done when its process has ended: what its checkpoint says; of a command that was told to
+        stop, all that it had time for."""
+        job = fate.task.job
+        if kind == "done":
+            return job.work_s
+        if fate.task.planner is not None:
+            return fate.task.saved_s()
+        return self._reached(fate) if kind in ("preempted", "resized") else 0.0
+
+    def _rate(self, fate: Fate) -> float:
+        """Seconds of work a second, as foretold."""
+        return self.forecasts.phase(fate.task.job, fate.done_s, ((0, len(fate.held)),))[0]
+
+    def _reached(self, fate: Fate) -> float:
+        """Work that a job that runs has done by now, as foretold."""
+        ran = max(self.clock() - fate.begun_s, 0.0)
+        return min(fate.done_s + self._rate(fate) * ran, fate.task.job.work_s)
+
+    @property
+    def free(self) -> int:
+        """Devices that no job has or waits for."""
+        return self.devices - sum(fate.reserved for fate in self.fates.values())
 
     def _decide(self) -> None:
-        """Ask the policy, stop what it stops, start what it starts as soon as devices are free."""
-        state = self._state()
-        if not state.queue:
+        """Ask the policy, if anything may have changed, and do what it says."""
+        now = self.clock()
+        submitted = sum(fate.task.job.submit_s <= now - self.began_s for fate in self.fates.values())
+        every = self.policy.interval_s if self.every_s is None else self.every_s
+        state = self._state(now - self.began_s)
+        self.dirty = self.dirty or submitted > self.submitted
+        again = (self.policy.adapts and state.running) or (self.policy.always and state.queue)
+        due = self.dirty or (again and now >= self.decided_s + every)
+        if not due or not (state.queue or (self.policy.adapts and state.running)):
             return
-        for decision in self.policy.decide(state, Curve(self.machines)):
-            fate = self.fates[decision.job]
-            if not decision.allocation and fate.state == "running":
-                self._note("stopping", decision.job)
-                self._signal(decision.job)
-            elif decision.allocation and fate.state == "queued":
-                used = sum(
-                    other.task.job.devices for other in self.fates.values() if other.state in ("running", "stopping")
-                )
-                if used + fate.task.job.devices <= self.devices:
-                    self._start(decision.job)
+        self.submitted, self.decided_s, self.dirty = submitted, now, False
+        for decision in self.policy.decide(state, self.forecasts):
+            self._carry_out(decision)
 
-    def _state(self) -> State:
-        now = self.clock() - self.began_s
+    def _carry_out(self, decision: Decision) -> None:
+        """Stop, resize or start a job; what needs devices that are not free yet is decided again."""
+        name, fate = decision.job, self.fates[decision.job]
+        wanted = fate.task.on(devices_of(decision.allocation)) if decision.allocation else 0
+        if fate.state == "running":
+            if not decision.allocation:
+                self._note("stopping", name)
+            elif wanted and wanted != len(fate.held):
+                if wanted - len(fate.held) <= self.free:
+                    self._note("resizing", name, target=wanted)
+                else:
+                    self.dirty = True
+        elif fate.state == "queued" and wanted:
+            if wanted <= self.free:
+                self._start(name, wanted)
+            else:
+                self.dirty = True
+
+    def _state(self, now: float) -> State:
+        """What the policy sees: devices of jobs that stop or are resized are neither free nor anyone's."""
         queue, running = [], []
-        free = self.devices
         for fate in self.fates.values():
             job = fate.task.job
-            active = Active(job=job, index=fate.index, served=fate.served, since_s=now)
+            active = Active(
+                job=job,
+                index=fate.index,
+                done_s=fate.done_s,
+                since_s=now,
+                served=fate.served,
+                peak=fate.peak,
+                first_s=fate.first_s - self.began_s if fate.first_s >= 0 else -1.0,
+                held_s=fate.begun_s - self.began_s,
+                preemptions=fate.preemptions,
+                resizes=fate.resizes,
+                failures=fate.failures,
+            )
             if fate.state == "queued" and job.submit_s <= now:
                 queue.append(active)
-            elif fate.state in ("running", "stopping"):
-                free -= job.devices
-                if fate.state == "running":
-                    ran = max(now + self.began_s - fate.begun_s, 0.0)
-                    active.allocation = ((0, job.devices),)
-                    active.done_s = min(ran, job.work_s)
-                    active.served += ran * job.devices
-                    active.rate = 1.0
-                    active.first_s = 0.0
-                    running.append(active)
-        return State(now=now, machines=self.machines, queue=tuple(queue), running=tuple(running), free=(free,))
+            elif fate.state == "running":
+                active.allocation = ((0, len(fate.held)),)
+                active.done_s, active.rate = self._reached(fate), self._rate(fate)
+                active.served += max(now + self.began_s - fate.begun_s, 0.0) * len(fate.held)
+                running.append(active)
+        return State(now=now, machines=self.machines, queue=tuple(queue), running=tuple(running), free=(self.free,))
 
-    def _start(self, name: str) -> None:
-        (self.folder / f"{name}.rc").unlink(missing_ok=True)
-        self._note("starting", name)
-        command = [sys.executable, "-m", "gnomon.fleet.child", str(self.folder), name, "--"]
-        self.children[name] = subprocess.Popen(
-            [*command, *self.fates[name].task.command], start_new_session=True, stdin=subprocess.DEVNULL
-        )
-        self.fates[name].state = "running"
-
-    def _signal(self, name: str) -> None:
-        path = self.folder / f"{name}.pid"
-        for _ in range(50):  # the process may not have come so far as to write its number
-            if path.exists() and self._alive(name):
-                os.kill(int(path.read_text()), signal.SIGTERM)
-                return
-            time.sleep(POLL_S)
+    def _start(self, name: str, count: int) -> None:
+        """On the free devices with the lowest numbers."""
+        fate = self.fates[name]
+        taken = {number for other in self.fates.values() for number in other.held}
+        held = [number for number in range(self.devices) if number not in taken][:count]
+        command = fate.task.command_on(count, self.folder)
+        self._note("starting", name, devices=held)
+        self.processes.start(name, fate.attempt, fate.settled, command, held)
+        self.started.add(name)

@@ -96,7 +96,7 @@ def _small_and_large(queue: Sequence[Active], forecasts: Forecasts) -> Sequence[
 
 
 def _policy(name: str, paper: str, about: str, decide: Decide) -> Policy:
-    return Policy(name=name, paper=paper, about=about, decide=decide, needs="memory and interference")
+    return Policy(name=name, paper=paper, about=about, decide=decide, needs="memory and interference", shares=True)
 
 
 GANDIVA = _policy(

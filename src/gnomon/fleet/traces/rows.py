@@ -28,6 +28,8 @@ class Rows:
 
     name: str
     """The file, for messages."""
+    advice: str = "mend the rows, or leave them out with --skip-bad"
+    """What to do about mistakes."""
     keep_going: bool = False
     """Rows with a mistake are left out and listed, in place of an error."""
     problems: list[Refused] = field(default_factory=list)
@@ -116,7 +118,7 @@ class Rows:
             self.problems.sort(key=lambda problem: problem.line)
             first = "; ".join(f"line {problem.line}: {problem.reason}" for problem in self.problems[:SHOWN])
             more = f"; and {len(self.problems) - SHOWN:,} more" if len(self.problems) > SHOWN else ""
-            raise InputError(f"{self.name}: {first}{more}; mend the rows, or leave them out with --skip-bad")
+            raise InputError(f"{self.name}: {first}{more}; {self.advice}")
         self.left_out += self.problems
         self.left_out.sort(key=lambda problem: problem.line)
         return tuple(sorted(kept, key=lambda job: job.submit_s))

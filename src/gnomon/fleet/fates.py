@@ -1,0 +1,89 @@
+"""What is known of live jobs: a fold over the journal, so that a controller that was killed knows what it knew.
+
+`Fate.apply(event)` is the only thing that changes a fate. Leaves out who writes events (`live`) and where (`journal`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gnomon.fleet.journal import Event
+from gnomon.fleet.tasks import Task
+
+MOST_FAILURES = 3
+"""Times that a job may fail before it is given up."""
+
+Stage = Literal["queued", "running", "stopping", "resizing", "done", "failed"]
+LIVE: tuple[Stage, ...] = ("running", "stopping", "resizing")
+"""Those whose process is there, or was."""
+ENDED: tuple[Stage, ...] = ("done", "failed")
+
+
+@dataclass(slots=True)
+class Fate:
+    """Of one job."""
+
+    task: Task
+    index: int
+    """Its place in the table."""
+    state: Stage = "queued"
+    held: tuple[int, ...] = ()
+    """Numbers of its devices."""
+    target: int = 0
+    """Devices that it will have when it is resized."""
+    begun_s: float = 0.0
+    """When it got its devices."""
+    first_s: float = -1.0
+    """When it first did; -1 before."""
+    served: float = 0.0
+    """Device-seconds that it had before."""
+    done_s: float = 0.0
+    """Work that it had done before."""
+    peak: int = 0
+    """Most devices that it ever had."""
+    attempt: int = 0
+    """Times that it was started: the number of its last process."""
+    settled: int = 0
+    """The last process whose end is journalled."""
+    failures: int = 0
+    preemptions: int = 0
+    resizes: int = 0
+
+    @property
+    def reserved(self) -> int:
+        """Devices that no other job may have."""
+        return max(len(self.held), self.target)
+
+    def apply(self, event: Event) -> None:
+        """What an event changes."""
+        kind = event["event"]
+        match kind:
+            case "starting":
+                self.state, self.begun_s, self.target = "running", float(event["at"]), 0
+                self.held = tuple(event["devices"])
+                self.attempt += 1
+                self.peak = max(self.peak, len(self.held))
+                self.first_s = self.begun_s if self.first_s < 0 else self.first_s
+            case "stopping":
+                self.state = "stopping"
+            case "resizing":
+                self.state, self.target = "resizing", int(event["target"])
+            case "preempted" | "resized" | "failed" | "lost" | "done":
+                self._end(kind, event)
+
+    def _end(self, kind: str, event: Event) -> None:
+        self.served += max(float(event["at"]) - self.begun_s, 0.0) * len(self.held)
+        self.held, self.target = (), 0
+        self.settled = max(self.settled, int(event["attempt"]))
+        self.done_s = float(event["done_s"])
+        self.state = "queued"
+        if kind == "done":
+            self.state = "done"
+        elif kind == "preempted":
+            self.preemptions += 1
+        elif kind == "resized":
+            self.resizes += 1
+        elif event["counts"]:
+            self.failures += 1
+            self.state = "failed" if self.failures >= MOST_FAILURES else "queued"

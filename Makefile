@@ -5,6 +5,7 @@
 # make format     rewrite the files as the formatter wants them
 # make drift BECAUSE=changelog.d/X.md   rewrites tests/drift.toml, with the fragment that says why
 # make clean      remove what the above made
+# --no-compile: of torch and transformers only what is imported is compiled, when it first is.
 # The environment is the Makefile's own: it is emptied and filled again whenever pyproject.toml or constraints.txt change.
 
 VENV := .venv
@@ -63,7 +64,7 @@ $(STAMP): pyproject.toml constraints.txt
 	fi; \
 	echo "Making $(VENV) with $$("$$python" --version)"; \
 	"$$python" -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --no-input -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 clean:

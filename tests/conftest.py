@@ -7,11 +7,16 @@ not from luck or a busy machine. It is the default; `pytest --hypothesis-profile
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
-import pytest
-from hypothesis import settings
-from once import FOLDER
+# Of torch, here and in processes that tests start; before anything loads it. As many processes run tests as there are
+# cores: a second thread would wait for a core, and the first for it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from collections.abc import Iterator  # noqa: E402
+
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+from once import FOLDER  # noqa: E402
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=2000, deadline=None)

@@ -142,8 +142,6 @@ def batch() -> Tensor:
 
 def account(name: str) -> Accounted:
     executor = Executor(llama(CONFIG), replace(PLANS[name], precision=FP32), WORKLOAD)
-    executor.step(batch())
-    executor.synchronise()
     with Products() as products:
         executor.step(batch())
         executor.synchronise()

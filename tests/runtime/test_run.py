@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 
 from runtime.parity import FP32  # noqa: E402
 
+from gnomon.cli import main  # noqa: E402
 from gnomon.plans import Mesh, Pass, Plan, PlanFile, Schedule, Stage, Workload, load_plan, save_plan_file  # noqa: E402
 from gnomon.timeline import parse_timeline  # noqa: E402
 
@@ -84,6 +85,25 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """(status, output, errors) of a command in the folder whose launcher is this process, which has loaded torch. Its
+    ranks are processes as ever; what they print themselves is not among the errors."""
+    monkeypatch.chdir(folder.path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main(words)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
 def losses(out: str) -> dict[int, float]:
     found = json.loads(out)
     assert found["schema"] == "gnomon.run/1"
@@ -126,7 +146,7 @@ def test_it_trains_and_writes_what_it_says(folder: Folder) -> None:
     assert not (folder.path / "plan.checkpoints").exists()
 
 
-def test_stages_with_other_numbers_of_replicas_run(folder: Folder) -> None:
+def test_stages_with_other_numbers_of_replicas_run(folder: Folder, command: Command) -> None:
     """Two replicas of the first stage, one of the second, as `gnomon plan --uneven-replicas` writes them."""
     stages = (
         Stage(calls=("embed", "layers[0:1]"), mesh=Mesh(dp_shard=2), devices="0,2"),
@@ -142,7 +162,7 @@ def test_stages_with_other_numbers_of_replicas_run(folder: Folder) -> None:
         plan=plan,
     )
     save_plan_file(file, folder.path / "plan.toml")
-    status, out, err = folder.run(*TRAIN, "--steps", "12", "--lr", "1e-2")
+    status, out, err = command(*TRAIN, "--steps", "12", "--lr", "1e-2")
     assert status == 0, err
     assert out.startswith("llama-mini on 3xcpu-process: 2 stages, 3 ranks;")
     before, after = out.split("\nloss ")[1].split(",")[0].split(" -> ")
@@ -180,35 +200,37 @@ def test_a_signal_before_the_processes_can_act_on_it_waits_for_them(folder: Fold
     assert "stopped by SIGINT after step 1; checkpoint in plan.checkpoints/step-000001" in err
 
 
-def test_sigterm_leaves_a_checkpoint_and_resume_goes_on_to_the_same_losses(folder: Folder) -> None:
+def test_sigterm_leaves_a_checkpoint_and_resume_goes_on_to_the_same_losses(folder: Folder, command: Command) -> None:
     done = stopped(folder, signal.SIGTERM, group=False)
     last = str(done + 3)
-    status, out, err = folder.run(*TRAIN, "--steps", last, "--resume", "--json")
+    status, out, err = command(*TRAIN, "--steps", last, "--resume", "--json")
     assert status == 0, err
     resumed = losses(out)
     assert list(resumed) == [done + 1, done + 2, done + 3]
-    whole = losses(folder.run(*TRAIN, "--steps", last, "--checkpoints", "other", "--json")[1])
+    whole = losses(command(*TRAIN, "--steps", last, "--checkpoints", "other", "--json")[1])
     assert {step: whole[step] for step in resumed} == resumed
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
-def test_a_rank_that_is_killed_is_one_clear_error_and_the_checkpoint_before_is_whole(folder: Folder) -> None:
+def test_a_rank_that_is_killed_is_one_clear_error_and_the_checkpoint_before_is_whole(
+    folder: Folder, command: Command
+) -> None:
     words = (*TRAIN, "--checkpoints", "kept", "--checkpoint-every", "2")
     process = folder.start(*words, "--steps", FOREVER)
     kept = folder.path / "kept"
-    found, err = folder.end(
+    ended, err = folder.end(
         process,
         lambda: any(kept.glob("step-*")) if kept.exists() else False,
         lambda: os.kill(members(process.pid)[-1], signal.SIGKILL),
     )
-    assert found == 2
+    assert ended == 2
     errors = [line for line in err.split("\n") if line.startswith("gnomon: ")]
     assert len(errors) == 1
     assert "killed" in errors[0]
     assert "is whole: gnomon run plan.toml" in errors[0]
     assert "Traceback" not in err
     done = max(int(path.name.removeprefix("step-")) for path in kept.glob("step-*"))
-    found, out, err = folder.run(*words, "--steps", str(done + 2), "--resume", "--json")
+    found, out, err = command(*words, "--steps", str(done + 2), "--resume", "--json")
     assert found == 0, err
     assert list(losses(out)) == [done + 1, done + 2]
 
@@ -230,12 +252,12 @@ def test_a_checkpoint_that_cannot_be_written_is_one_clear_error(folder: Folder) 
     assert not list((folder.path / "saved").glob("*step*"))
 
 
-def test_a_checkpoint_that_one_rank_alone_cannot_write_does_not_hang(folder: Folder) -> None:
+def test_a_checkpoint_that_one_rank_alone_cannot_write_does_not_hang(folder: Folder, command: Command) -> None:
     """A file lies where rank 0 makes a folder; the one before stays."""
     every = (*TRAIN, "--checkpoints", "saved", "--checkpoint-every", "2")
     (folder.path / "saved").mkdir()
     (folder.path / "saved" / ".step-000004.partial").write_text("in the way")
-    status, _, err = folder.run(*every, "--steps", "4")
+    status, _, err = command(*every, "--steps", "4")
     assert status == 2, err
     said = err.rstrip().split("\n")[-1]
     assert "cannot write a checkpoint to 'saved': File exists (rank 0)" in said
@@ -243,8 +265,8 @@ def test_a_checkpoint_that_one_rank_alone_cannot_write_does_not_hang(folder: Fol
 
 
 @pytest.mark.parametrize("place", ["plan.toml", "plan.toml/inside", "/proc/nowhere"])
-def test_a_folder_that_cannot_hold_checkpoints_is_refused_before_training(folder: Folder, place: str) -> None:
-    status, out, err = folder.run(*TRAIN, "--steps", "2", "--checkpoints", place)
+def test_a_folder_that_cannot_hold_checkpoints_is_refused_before_training(command: Command, place: str) -> None:
+    status, out, err = command(*TRAIN, "--steps", "2", "--checkpoints", place)
     assert (status, out) == (2, "")
     assert err.startswith(f"gnomon: cannot write checkpoints to {place!r}: ")
 
@@ -269,15 +291,15 @@ def test_a_mistake_that_only_the_processes_see_is_the_users(folder: Folder) -> N
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are GPUs to run it on")
-def test_gpus_that_are_not_there_are_said(folder: Folder) -> None:
-    status, _, errors = folder.run(*TRAIN, "--device", "cuda")
+def test_gpus_that_are_not_there_are_said(command: Command) -> None:
+    status, _, errors = command(*TRAIN, "--device", "cuda")
     assert status == 2
     assert "needs 2 GPUs on this machine, where torch sees" in errors
 
 
-def test_a_plan_for_gpus_runs_on_processors_if_that_is_asked(folder: Folder) -> None:
+def test_a_plan_for_gpus_runs_on_processors_if_that_is_asked(folder: Folder, command: Command) -> None:
     plan = folder.path / "plan.toml"
     plan.write_text(plan.read_text().replace('on = "2xcpu-process"', 'on = "2xh100-sxm"'))
-    status, out, errors = folder.run(*TRAIN, "--steps", "2", "--device", "cpu")
+    status, out, errors = command(*TRAIN, "--steps", "2", "--device", "cpu")
     assert status == 0, errors
     assert "the prediction is for 2xh100-sxm, and this runs on cpu" in " ".join(out.split())

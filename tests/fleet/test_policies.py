@@ -6,20 +6,24 @@ from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gnomon.fleet.forecast import Costs, Curve
 from gnomon.fleet.job import Job, Trace
 from gnomon.fleet.knapsack import Item, choose
 from gnomon.fleet.machines import Machines, Pool
 from gnomon.fleet.mig import Geometry, legal
+from gnomon.fleet.points import Measured
 from gnomon.fleet.policies import POLICIES, policy
 from gnomon.fleet.policies.elastic_batch import Point, cover
 from gnomon.fleet.policies.pollux import fewest_cost
 from gnomon.fleet.policies.sia import Configuration, exact
+from gnomon.fleet.policies.sia import choose as choose_configurations
 from gnomon.fleet.replay import replay
 from gnomon.fleet.rules import Rules
 from gnomon.fleet.scenario import diurnal
-from gnomon.fleet.state import Active, State
+from gnomon.fleet.state import Active, State, packed_on
 
 
 def lent(training: int, inference: int, per_node: int = 4) -> Machines:
@@ -62,7 +66,7 @@ def test_the_knapsack_equals_brute_force(seed: int) -> None:
 def test_pollux_counts_equal_brute_force() -> None:
     random = np.random.default_rng(0)
     for _ in range(20):
-        costs = [list(map(float, random.random(int(random.integers(2, 6))))) for _ in range(4)]
+        costs = [random.random(int(random.integers(2, 9))) for _ in range(4)]
         capacity = int(random.integers(1, 9))
         counts = fewest_cost(costs, capacity)
         best = min(
@@ -262,4 +266,37 @@ def test_sia_equals_brute_force(seed: int) -> None:
         chosen = [group[i] for group, i in zip(options, picks, strict=True) if i >= 0]
         if all(sum(each.count for each in chosen if each.pool == pool) <= devices for pool, devices in room.items()):
             best = max(best, sum(each.value for each in chosen))
-    assert sum(each.value for each in exact(options, room) if each is not None) == pytest.approx(best)
+    for chosen_ones in (exact(options, room), choose_configurations(options, room)):
+        assert sum(option.value for option in chosen_ones if option is not None) == pytest.approx(best)
+
+
+def test_jobs_that_all_have_room_get_their_best() -> None:
+    """Without weighing anything, and to the same as when it is weighed."""
+    options = [[Configuration(0, 1, 1.5), Configuration(0, 2, 2.0)], [Configuration(0, 4, 1.1)], []]
+    assert choose_configurations(options, {0: 6}) == [options[0][1], options[1][0], None] == exact(options, {0: 6})
+    assert choose_configurations(options, {0: 5}) == exact(options, {0: 5}) == [options[0][0], options[1][0], None]
+    costs = [np.array([9.0, 3.0, 2.0]), np.array([9.0, 9.0, 9.0, 1.0])]
+    assert fewest_cost(costs, 5) == [2, 3] and fewest_cost(costs, 4) == [1, 3] and fewest_cost(costs, 3) == [0, 3]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_what_is_foretold_of_packed_devices_is_what_is_foretold_of_each_number(data: st.DataObject) -> None:
+    """The rows that policies read equal the rate of every allocation, for the curve and for measured points."""
+    pools = (
+        Pool(name="a", device="v100-sxm-32gb", nodes=2, per_node=4),
+        Pool(name="b", device="a100-sxm-80gb", nodes=2, per_node=4),
+    )
+    cluster = Machines(pools)
+    curve = Curve(cluster, serial=data.draw(st.floats(0, 1)), spread=data.draw(st.floats(0, 0.9)))
+    points = {("m", "v100-sxm-32gb"): ((1, 2.0), (4, 5.0)), ("m", "a100-sxm-80gb"): ((1, 3.0), (8, 9.0))}
+    told = data.draw(st.sampled_from((curve, Measured(points=points, curve=curve, reference="v100-sxm-32gb"))))
+    job = Job(
+        id="j", submit_s=0, work_s=100, devices=data.draw(st.integers(1, 8)), model=data.draw(st.sampled_from("mn"))
+    )
+    node, most = data.draw(st.sampled_from((0, 2))), data.draw(st.integers(1, 8))
+    rows = told.packed(job, 0.0, node, 4, most)
+    for count in range(1, most + 1):
+        nodes = [node] * (-(-count // 4))
+        assert packed_on(count, node, 4) == tuple((n, min(4, count - 4 * i)) for i, n in enumerate(nodes))
+        assert rows[count - 1] == pytest.approx(told.phase(job, 0.0, packed_on(count, node, 4))[0])

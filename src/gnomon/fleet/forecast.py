@@ -10,6 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gnomon.errors import InputError
 from gnomon.fleet.job import Job
 from gnomon.fleet.machines import Machines
@@ -56,6 +59,9 @@ class Curve:
     memory: float = 0.0
     """Bytes that a job takes of a device where the trace does not say."""
     _memo: dict[tuple[int, int, int, int, float], float] = field(default_factory=dict, compare=False, repr=False)
+    _packed: dict[tuple[int, float, int, int], NDArray[np.float64]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
         """See `Forecasts`."""
@@ -67,6 +73,17 @@ class Curve:
             speed = min(speeds[node] for node, _ in allocation)
         largest = self.machines.capacity[allocation[0][0]]
         return self.rate(job, count, len(allocation), largest, speed), NEVER
+
+    def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> NDArray[np.float64]:
+        """See `Forecasts`."""
+        speed = self.machines.speed[node]
+        key = (job.devices, speed, per_node, most)
+        rates = self._packed.get(key)
+        if rates is None:
+            counts = range(1, most + 1)
+            rates = np.array([self.rate(job, count, -(-count // per_node), per_node, speed) for count in counts])
+            self._packed[key] = rates
+        return rates
 
     def limits(self, job: Job) -> tuple[int, int]:
         """See `Forecasts`."""

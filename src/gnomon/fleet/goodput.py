@@ -235,6 +235,7 @@ class Profiled:
     """Whether jobs choose their batch (Pollux), or keep the one they came with."""
     _memo: dict[tuple[str, int, int, Placement], float] = field(default_factory=dict, compare=False, repr=False)
     _left: dict[tuple[str, int, int, Placement], float] = field(default_factory=dict, compare=False, repr=False)
+    _packed: dict[tuple[str, int, int, int, int], Floats] = field(default_factory=dict, compare=False, repr=False)
 
     def goodput(self, job: Job, epoch: int, placement: Placement) -> float:
         """Progress a second in an epoch."""
@@ -288,6 +289,17 @@ class Profiled:
         epoch = self.epoch(job, done_s)
         goodput = self.goodput(job, epoch, tuple(count for _, count in allocation))
         return goodput * job.work_s / total, profile.progress_at(epoch + 1) / total * job.work_s
+
+    def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> Floats:
+        """See `Forecasts`; one row for all jobs of an application that are in the same epoch."""
+        profile, epoch = self.profiles.of(job), self.epoch(job, done_s)
+        key = (job.model, 0 if self.adaptive else job.batch_size, epoch, per_node, most)
+        goodputs = self._packed.get(key)
+        if goodputs is None:
+            shapes = (packed(count, per_node) for count in range(1, most + 1))
+            goodputs = self._packed[key] = np.array([self.goodput(job, epoch, shape) for shape in shapes])
+        scaled: Floats = goodputs * (job.work_s / profile.progress_at(profile.epochs))
+        return scaled
 
     def limits(self, job: Job) -> tuple[int, int]:
         """See `Forecasts`: any number, as long as the smallest local batch allows it."""

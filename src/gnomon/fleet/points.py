@@ -13,10 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gnomon.errors import InputError
 from gnomon.fleet.forecast import NEVER, Curve
 from gnomon.fleet.job import Job
-from gnomon.fleet.state import Allocation, devices_of
+from gnomon.fleet.state import Allocation, devices_of, packed_on
 from gnomon.fleet.traces.rows import Rows, need
 from gnomon.hardware import catalogue
 
@@ -110,6 +113,9 @@ class Measured:
     pairs: Mapping[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
     """As `read_pairs` returns."""
     _memo: dict[tuple[str, str, int, int, str], float] = field(default_factory=dict, compare=False, repr=False)
+    _packed: dict[tuple[str, str, int, str, int, int], NDArray[np.float64]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
         """See `Forecasts`."""
@@ -125,6 +131,18 @@ class Measured:
                 return self.curve.phase(job, done_s, allocation)
             rate = self._memo[key] = speed_at(here, count) / speed_at(base, job.devices)
         return rate, NEVER
+
+    def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> NDArray[np.float64]:
+        """See `Forecasts`."""
+        cluster = self.curve.machines
+        kind = cluster.pools[cluster.pool_of[node]].device
+        key = (job.model, job.device, job.devices, kind, per_node, most)
+        rates = self._packed.get(key)
+        if rates is None:
+            counts = range(1, most + 1)
+            rates = np.array([self.phase(job, 0.0, packed_on(count, node, per_node))[0] for count in counts])
+            self._packed[key] = rates
+        return rates
 
     def limits(self, job: Job) -> tuple[int, int]:
         """See `Forecasts`."""

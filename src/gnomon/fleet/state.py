@@ -8,13 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gnomon.fleet.job import Job
 from gnomon.fleet.machines import Machines
 
 Allocation = tuple[tuple[int, int], ...]
 """(node, devices on it) of every node that a job holds, in the order of its ranks."""
+
+
+@lru_cache(maxsize=65536)
+def packed_on(count: int, node: int, per_node: int) -> Allocation:
+    """An allocation of so many devices on full nodes and the rest on one, where `node` stands for any."""
+    full, rest = divmod(count, per_node)
+    return ((node, per_node),) * full + (((node, rest),) if rest else ())
 
 
 def devices_of(allocation: Allocation) -> int:
@@ -28,6 +39,9 @@ class Forecasts(Protocol):
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
         """(rate, until): seconds of work that an allocation does in a second, and the work done up to which that holds.
         A job's `work_s` is at rate 1 on what it asked for."""
+
+    def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> NDArray[np.float64]:
+        """Rates on 1, 2 … `most` devices, on as few nodes of `per_node` as hold them, of the kind of `node`."""
 
     def limits(self, job: Job) -> tuple[int, int]:
         """(fewest, most) devices that the job can run on."""

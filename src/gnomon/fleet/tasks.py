@@ -14,11 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gnomon.errors import GnomonError, InputError
 from gnomon.fleet.forecast import NEVER, Curve
 from gnomon.fleet.job import Job
 from gnomon.fleet.planned import Forecast, Planner
-from gnomon.fleet.state import Allocation, devices_of
+from gnomon.fleet.state import Allocation, devices_of, packed_on
 from gnomon.fleet.traces.rows import Rows, need
 from gnomon.hardware import catalogue, parse_cluster
 from gnomon.plans import PlanFile, load_plan_file, save_plan_file
@@ -219,6 +222,11 @@ class TaskForecasts:
         if not (isinstance(asked, Forecast) and isinstance(given, Forecast)):
             return 0.0, NEVER
         return asked.step_s / given.step_s, NEVER
+
+    def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> NDArray[np.float64]:
+        """See `Forecasts`."""
+        shapes = (packed_on(count, node, per_node) for count in range(1, most + 1))
+        return np.array([self.phase(job, done_s, shape)[0] for shape in shapes])
 
     def limits(self, job: Job) -> tuple[int, int]:
         """See `Forecasts`."""

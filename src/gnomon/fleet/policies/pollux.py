@@ -12,87 +12,116 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from gnomon.fleet.placement import give, place, take
-from gnomon.fleet.state import Active, Allocation, Decision, Forecasts, Policy, State, devices_of
+from gnomon.fleet.state import Active, Decision, Forecasts, Policy, State, devices_of
 
 RESTART_S = 30.0
 """What a restart is taken to cost when a change is weighed."""
 _LEAST = 1e-3
 """Keeps 1 / speed-up finite for a job that waits."""
+_FEW = 4
+"""Numbers of devices up to which each is looked at by itself."""
+Floats = NDArray[np.float64]
 
 
 def pollux(state: State, forecasts: Forecasts) -> Sequence[Decision]:
     """Replicas and places of all jobs."""
     nodes = [n for i, p in enumerate(state.machines.pools) if not p.serves for n in state.machines.nodes_of(i)]
-    jobs = sorted((*state.queue, *state.running), key=lambda active: (active.served_at(state.now), active.index))
     capacity = sum(state.free[n] for n in nodes) + sum(active.devices for active in state.running)
     per_node = max(state.machines.capacity)
-    if not jobs or not capacity:
+    if not capacity or not (state.queue or state.running):
         return ()
+    if not state.queue and all(_is_best(state, forecasts, a, per_node, capacity, nodes[0]) for a in state.running):
+        return ()
+    jobs = sorted((*state.queue, *state.running), key=lambda active: (active.served_at(state.now), active.index))
     fair = math.ceil(capacity / len(jobs))
     costs = [_costs(state, forecasts, active, fair, per_node, capacity, nodes[0]) for active in jobs]
-    counts = fewest_cost(costs, capacity)
-    return _placed(state, jobs, counts, nodes)
+    return _placed(state, jobs, fewest_cost(costs, capacity), nodes)
+
+
+def _is_best(
+    state: State, forecasts: Forecasts, active: Active, per_node: int, capacity: int, node: int
+) -> bool:  # fmt: skip
+    """Whether no other number of devices is worth more to a running job than the one that it has, whatever is free."""
+    fewest, most = _range(forecasts, active, capacity)
+    if fewest >= most:
+        return active.devices == fewest
+    done = active.done_at(state.now)
+    others = forecasts.packed(active.job, done, node, per_node, most)[fewest - 1 :]
+    return forecasts.phase(active.job, done, active.allocation)[0] >= _kept(state, active) * float(others.max())
+
+
+def _range(forecasts: Forecasts, active: Active, capacity: int) -> tuple[int, int]:
+    """(fewest, most) devices that a job may get now: at most twice as many as it ever had."""
+    fewest, limit = forecasts.limits(active.job)
+    return fewest, min(limit, max(2 * active.peak, fewest), capacity)
+
+
+def _kept(state: State, active: Active) -> float:
+    """Share of a speed-up that is left where the number of devices changes, for the restarts so far and the next."""
+    age = state.now - active.job.submit_s
+    if active.first_s < 0:
+        return age / (age + RESTART_S) if age else 1.0
+    restarts = active.preemptions + active.resizes
+    return max(age - restarts * RESTART_S, 0.0) / (age + RESTART_S)
 
 
 def _costs(
     state: State, forecasts: Forecasts, active: Active, fair: int, per_node: int, capacity: int, node: int
-) -> list[float]:
+) -> Floats:
     """1 / speed-up of a job on 0, 1, 2 … devices."""
-    job, now = active.job, state.now
-    done = active.done_at(now)
-    fewest, limit = forecasts.limits(job)
-    most = min(limit, max(2 * active.peak, fewest), capacity)
-    base = _goodput(forecasts, active, done, _packed(max(fewest, min(fair, limit)), per_node, node))
-    age = now - job.submit_s
-    restarts = active.preemptions + active.resizes
-    factor = max(age - restarts * RESTART_S, 0.0) / (age + RESTART_S)
-    have = active.devices
-    out = [1.0 / _LEAST]
-    for count in range(1, most + 1):
-        if count < fewest:
-            out.append(out[0])
-            continue
-        held = active.allocation if count == have else _packed(count, per_node, node)
-        speedup = _goodput(forecasts, active, done, held) / base if base > 0 else float(count)
-        if count != have:
-            speedup *= factor if active.first_s >= 0 else age / (age + RESTART_S) if age else 1.0
-        # Scaled as in the artifact, where a whole node is a speed-up of 1: it sets how much _LEAST matters.
-        out.append(1.0 / (speedup / per_node + _LEAST))
-    return out
+    job, done = active.job, active.done_at(state.now)
+    fewest, most = _range(forecasts, active, capacity)
+    share = max(fewest, min(fair, forecasts.limits(job)[1]))
+    rates = forecasts.packed(job, done, node, per_node, max(most, share))
+    base = rates[share - 1]
+    speedups = rates[:most] / base if base > 0 else np.arange(1.0, most + 1)
+    kept, have = _kept(state, active), active.devices
+    costs = np.full(most + 1, 1.0 / _LEAST)
+    # Scaled as in the artifact, where a whole node is a speed-up of 1: it sets how much _LEAST matters.
+    costs[fewest:] = 1.0 / (speedups[fewest - 1 :] * (kept / per_node) + _LEAST)
+    if fewest <= have <= most:
+        own = float(forecasts.phase(job, done, active.allocation)[0] / base) if base > 0 else float(have)
+        costs[have] = 1.0 / (own / per_node + _LEAST)
+    return costs
 
 
-def _goodput(forecasts: Forecasts, active: Active, done: float, held: Allocation) -> float:
-    return forecasts.phase(active.job, done, held)[0]
-
-
-def _packed(count: int, per_node: int, node: int) -> Allocation:
-    """A packed allocation of nodes that stand for any."""
-    full, rest = divmod(count, per_node)
-    return tuple((node, per_node) for _ in range(full)) + (((node, rest),) if rest else ())
-
-
-def fewest_cost(costs: Sequence[Sequence[float]], capacity: int) -> list[int]:
+def fewest_cost(costs: Sequence[Floats], capacity: int) -> list[int]:
     """Devices of each job that make the sum of costs least; costs[j][n] is job j's on n devices."""
+    alone = [int(row.argmin()) for row in costs]
+    if sum(alone) <= capacity:
+        return alone
     best = np.zeros(capacity + 1)
     picks = np.zeros((len(costs), capacity + 1), dtype=np.int32)
     for index, row in enumerate(costs):
-        after = best + row[0]
-        for count in range(1, min(len(row), capacity + 1)):
-            if row[count] >= row[0]:
-                continue
-            with_count = best[: capacity + 1 - count] + row[count]
-            better = with_count < after[count:] - 1e-12
-            after[count:][better] = with_count[better]
-            picks[index, count:][better] = count
-        best = after
+        best = _with_one_more(best, row[: capacity + 1], picks[index])
     left = int(np.argmin(best))
     out = [0] * len(costs)
     for index in range(len(costs) - 1, -1, -1):
         out[index] = int(picks[index, left])
         left -= out[index]
     return out
+
+
+def _with_one_more(best: Floats, row: Floats, picks: NDArray[np.int32]) -> Floats:
+    """Least cost by devices with one more job, whose number is written to `picks`."""
+    useful = np.flatnonzero(row < row[0])
+    if len(useful) > _FEW:
+        before = np.concatenate([np.full(len(row) - 1, np.inf), best])
+        sums = sliding_window_view(before, len(row))[:, ::-1] + row  # [devices, of them this job's]
+        picks[:] = sums.argmin(axis=1)
+        least: Floats = sums[np.arange(len(best)), picks]
+        return least
+    after: Floats = best + row[0]
+    for count in useful.tolist():
+        with_count = best[: len(best) - count] + row[count]
+        better = with_count < after[count:]
+        after[count:][better] = with_count[better]
+        picks[count:][better] = count
+    return after
 
 
 def _placed(state: State, jobs: Sequence[Active], counts: Sequence[int], nodes: Sequence[int]) -> Sequence[Decision]:

@@ -9,7 +9,8 @@ always optimal (the paper solves an integer program). Source: Jayaram Subramanya
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -41,10 +42,20 @@ def sia(state: State, forecasts: Forecasts) -> Sequence[Decision]:
         pool = state.machines.pool_of[active.allocation[0][0]]
         if pool in room:
             room[pool] += active.devices
-    options = [_configurations(state, forecasts, active, pools) for active in jobs]
+    return _placed(state, jobs, choose([_configurations(state, forecasts, active, pools) for active in jobs], room))
+
+
+def choose(options: Sequence[Sequence[Configuration]], room: Mapping[int, int]) -> list[Configuration | None]:
+    """A configuration of each job, or none: its best, where all of them have room."""
+    wanted = [max(group, key=lambda option: option.value, default=None) for group in options]
+    used = Counter[int]()
+    for option in wanted:
+        if option is not None:
+            used[option.pool] += option.count
+    if all(count <= room[pool] for pool, count in used.items()):
+        return wanted
     size = len(options) * prod(devices + 1 for devices in room.values())
-    chosen = exact(options, room) if size <= LARGEST else _by_marginal_value(options, room)
-    return _placed(state, jobs, chosen)
+    return exact(options, room) if size <= LARGEST else _by_marginal_value(options, room)
 
 
 def _configurations(state: State, forecasts: Forecasts, active: Active, pools: Sequence[int]) -> list[Configuration]:
@@ -81,7 +92,7 @@ def _counts(fewest: int, most: int, per_node: int, nodes: int) -> list[int]:
     return sorted({count for count in every if fewest <= count <= most})
 
 
-def exact(options: Sequence[Sequence[Configuration]], room: dict[int, int]) -> list[Configuration | None]:
+def exact(options: Sequence[Sequence[Configuration]], room: Mapping[int, int]) -> list[Configuration | None]:
     """The most value: best[c] is that of the jobs so far within the devices c of each pool."""
     pools = list(room)
     best = np.zeros([room[pool] + 1 for pool in pools])
@@ -111,7 +122,9 @@ def exact(options: Sequence[Sequence[Configuration]], room: dict[int, int]) -> l
     return chosen
 
 
-def _by_marginal_value(options: Sequence[Sequence[Configuration]], room: dict[int, int]) -> list[Configuration | None]:
+def _by_marginal_value(
+    options: Sequence[Sequence[Configuration]], room: Mapping[int, int]
+) -> list[Configuration | None]:
     """The step with most value a device, again and again: a job's first configuration, or a larger one for it."""
     left = dict(room)
     chosen: list[Configuration | None] = [None] * len(options)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnomon.fleet.assignment import assign
 from gnomon.fleet.forecast import Costs, Curve
 from gnomon.fleet.job import Job, Trace
 from gnomon.fleet.knapsack import Item, choose
@@ -180,6 +182,50 @@ def test_gandiva_shares_where_two_do_more_than_one() -> None:
     assert replayed("qos", one_pool(1, 1), *jobs, sharing=0.95)[0] == [round(70 / 0.95, 6)] * 2
     large = tuple(Job(id=f"j{i}", submit_s=0, work_s=70, devices=1, memory_bytes=2**34) for i in range(2))
     assert replayed("cognn", one_pool(1, 1), *large, sharing=0.7)[0] == [70, 140]  # 32 GiB are over 26/32 of 31.7
+
+
+class Pairs(Curve):
+    """The curve, and what a job keeps of its speed beside another, by name."""
+
+    keeps: ClassVar[dict[str, float]] = {"ax": 0.9, "xa": 0.8, "bx": 0.8, "xb": 0.8, "ay": 0.7, "ya": 0.7, "cz": 0.4}
+
+    def beside(self, job: Job, other: Job) -> float:
+        return self.keeps.get(job.id + other.id, 0.95 if {job.id, other.id} == {"c", "z"} else 0.1)
+
+
+def test_federated_tasks_are_matched_together_and_keep_their_partition() -> None:
+    """The first that waits would take `a`, the only one that the second may join; `z` would cost `c` over half."""
+    cluster = one_pool(1, 3)
+    told = Pairs(cluster)
+
+    def active(name: str, index: int, held: bool) -> Active:
+        job = Job(id=name, submit_s=index, work_s=70, devices=1, memory_bytes=2**30)
+        return Active(job=job, index=index, allocation=((0, 1),) if held else ())
+
+    running = [active(name, index, True) for index, name in enumerate("abc")]
+    queue = [active(name, index, False) for index, name in enumerate("xyz", start=3)]
+    state = State(now=10, machines=cluster, queue=queue, running=running, free=(0,))
+    pairs = {d.job: d.beside for d in policy("federated").decide(state, told)}
+    assert pairs == {"x": "b", "y": "a"}
+    assert {d.job: d.beside for d in policy("gandiva").decide(state, told)} == {"x": "a", "z": "c"}
+
+
+@settings(max_examples=80, deadline=None)
+@given(rows=st.integers(0, 5), columns=st.integers(1, 5), seed=st.integers(0, 2**32), ties=st.booleans())
+def test_the_assignment_equals_brute_force(rows: int, columns: int, seed: int, ties: bool) -> None:
+    random = np.random.default_rng(seed)
+    gains = random.uniform(-1, 1, (rows, columns))
+    gains = np.round(gains * 2) / 2 if ties else gains
+    chosen = assign(gains)
+    used = [column for column in chosen if column >= 0]
+    assert len(chosen) == rows and len(used) == len(set(used))
+    assert all(gains[row, column] > 0 for row, column in enumerate(chosen) if column >= 0)
+    best = max(
+        sum(gains[row, column] for row, column in enumerate(picks) if column >= 0)
+        for picks in product(range(-1, columns), repeat=rows)
+        if len([c for c in picks if c >= 0]) == len({c for c in picks if c >= 0})
+    )
+    assert sum(gains[row, column] for row, column in enumerate(chosen) if column >= 0) == pytest.approx(best)
 
 
 def test_a_partner_goes_on_alone_when_the_other_ends() -> None:

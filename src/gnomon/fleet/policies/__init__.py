@@ -8,6 +8,7 @@ from __future__ import annotations
 from gnomon.errors import CatalogueError, nearest
 from gnomon.fleet.policies.easyscale import EASYSCALE
 from gnomon.fleet.policies.elastic_batch import ELASTIC_BATCH
+from gnomon.fleet.policies.federated import FEDERATED
 from gnomon.fleet.policies.lyra import LYRA, VARIANTS
 from gnomon.fleet.policies.optimus import OPTIMUS
 from gnomon.fleet.policies.pollux import POLLUX
@@ -19,7 +20,7 @@ from gnomon.fleet.state import Policy
 
 POLICIES = (
     FIFO, BACKFILL, SJF, SRTF, LAS, TIRESIAS, GANDIVA, OPTIMUS, POLLUX, SIA, LYRA, *VARIANTS, EASYSCALE, COGNN, QOS,
-    ELASTIC_BATCH,
+    FEDERATED, ELASTIC_BATCH,
 )  # fmt: skip
 """All, simplest first."""
 

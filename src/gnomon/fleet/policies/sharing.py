@@ -21,6 +21,8 @@ BUDGET = 26 / 32
 QOS_TARGET = 0.95
 """Share of its speed alone that a running job keeps."""
 
+Host = tuple[Active, Allocation]
+"""A job that runs alone, or starts now, and its devices."""
 May = Callable[[Active, Active, Forecasts], float]
 """(running, joining) -> what the pair gains over the running job alone; 0 or less to keep them apart."""
 
@@ -29,25 +31,14 @@ def sharing(may: May, order: Callable[[Sequence[Active], Forecasts], Sequence[Ac
     """A policy that starts jobs alone where it can, and beside others where `may` allows."""
 
     def decide(state: State, forecasts: Forecasts) -> Sequence[Decision]:
-        free = list(state.free)
-        out = []
-        waiting = []
-        hosts = [(active, active.allocation) for active in state.running if not active.beside]
-        for active in order(state.queue, forecasts):
-            allocation = fit(state, free, active.job, active.job.devices)
-            if allocation is None:
-                waiting.append(active)
-            else:
-                take(free, allocation)
-                out.append(Decision(active.job.id, allocation))
-                hosts.append((active, allocation))
+        out, waiting, hosts = start_alone(state, order(state.queue, forecasts))
         taken: set[str] = set()
         for active in waiting:
             best, gain = None, 0.0
             for host, held in hosts:
                 if host.job.id in taken or devices_of(held) != active.job.devices or host.job.slice:
                     continue
-                if not _memory_fits(state, host, held, active.job, forecasts):
+                if not memory_fits(state, host, held, active.job, forecasts):
                     continue
                 worth = may(host, active, forecasts)
                 if worth > gain:
@@ -60,7 +51,24 @@ def sharing(may: May, order: Callable[[Sequence[Active], Forecasts], Sequence[Ac
     return decide
 
 
-def _memory_fits(state: State, host: Active, held: Allocation, job: Job, forecasts: Forecasts) -> bool:
+def start_alone(state: State, ordered: Sequence[Active]) -> tuple[list[Decision], list[Active], list[Host]]:
+    """(those that fit on free devices, those that do not, all that run alone and may be joined)."""
+    free = list(state.free)
+    out = []
+    waiting = []
+    hosts = [(active, active.allocation) for active in state.running if not active.beside]
+    for active in ordered:
+        allocation = fit(state, free, active.job, active.job.devices)
+        if allocation is None:
+            waiting.append(active)
+        else:
+            take(free, allocation)
+            out.append(Decision(active.job.id, allocation))
+            hosts.append((active, allocation))
+    return out, waiting, hosts
+
+
+def memory_fits(state: State, host: Active, held: Allocation, job: Job, forecasts: Forecasts) -> bool:
     """Whether both fit within the budget; where neither says what it takes, that is not known and they stay apart."""
     count = job.devices
     needed = forecasts.memory_bytes(host.job, count), forecasts.memory_bytes(job, count)
@@ -70,7 +78,7 @@ def _memory_fits(state: State, host: Active, held: Allocation, job: Job, forecas
     return sum(needed) <= BUDGET * catalogue.device(pool.device).memory_bytes
 
 
-def _together(host: Active, joining: Active, forecasts: Forecasts) -> float:
+def together(host: Active, joining: Active, forecasts: Forecasts) -> float:
     """What two jobs do in a second over what one does."""
     return forecasts.beside(host.job, joining.job) + forecasts.beside(joining.job, host.job) - 1.0
 
@@ -103,13 +111,13 @@ GANDIVA = _policy(
     "gandiva",
     "Xiao et al., OSDI 2018",
     "two jobs share devices where together they do more than one",
-    sharing(_together, _by_submission),
+    sharing(together, _by_submission),
 )
 COGNN = _policy(
     "cognn",
     "Sun et al., SC 2022",
     "as gandiva, small and large memory in turn",
-    sharing(_together, _small_and_large),
+    sharing(together, _small_and_large),
 )
 QOS = _policy(
     "qos",

@@ -1,17 +1,23 @@
-"""Mean JCT of three policies beside what Pollux's artifact publishes, on its own workloads and measurements.
+"""Mean JCT of three policies beside Pollux's artifact: what it publishes, and its own simulator run on the same files.
 
-    python benchmarks/fleet/pollux.py TRACES ARTIFACT [--loads 0.5,1.0] [--policies tiresias,optimus,pollux]
-        [--workloads 1-8]
+    python benchmarks/fleet/pollux.py TRACES ARTIFACT [--loads 0.5,1.0,1.5,2.0] [--policies tiresias,optimus,pollux]
+        [--workloads 1-8] [--beside PYTHON]
 
 TRACES: a folder with pollux_validation.csv, pollux_placements.csv and pollux_scalability.csv. ARTIFACT: the folder
 `simulator` of branch osdi21-artifact of github.com/petuum/adaptdl, for its workloads at four loads and the JCTs that
 its simulator gave (results-jobload). 64 devices in nodes of 4, decisions every minute, 30 s for a start or a resize.
+--beside: an interpreter that has what the artifact needs (pymoo 0.4.2, pandas 1, numpy below 1.24, scipy); each
+workload is then played by its simulator too, as it is, of whose process the CPU-seconds are counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
+import resource
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +43,7 @@ def main() -> None:
     parser.add_argument("--loads", default="0.5,1.0,1.5,2.0")
     parser.add_argument("--policies", default="tiresias,optimus,pollux")
     parser.add_argument("--workloads", default="1-8")
+    parser.add_argument("--beside", type=Path, help="interpreter for the artifact's own simulator")
     options = parser.parse_args()
     first, _, last = options.workloads.partition("-")
     # As in the artifact: larger local batches of YOLOv3 were not measured on many nodes; NCF stays on one device.
@@ -47,25 +54,50 @@ def main() -> None:
             published = json.loads((options.artifact / f"results-jobload/{name}-{load}/summary.json").read_text())[
                 "avgs"
             ]
-            ours, theirs = [], []
+            ours, theirs, beside = [], [], []
+            told = Profiled(profiles, adaptive=name == "pollux")
             for number in range(int(first), int(last or first) + 1):
                 began = time.process_time()
                 trace = read_trace(folder / f"workload-{number}.csv", Reading(duration=profiles.duration_s))
                 chosen = policy(name)
                 if name == "tiresias":
                     chosen = replace(chosen, decide=tiresias_spread)
-                told = Profiled(profiles, adaptive=name == "pollux")
                 result = replay(trace, MACHINES, chosen, rules=RULES, forecasts=told)
                 ours.append(float(result.jct_s.mean()))
                 theirs.append(published[f"workload-{number}"])
-                print(
-                    f"load {load} {name:9} workload {number}: {ours[-1]:8.0f} s, artifact {theirs[-1]:8.0f} s, "
-                    f"{ours[-1] / theirs[-1] - 1:+6.1%}  ({time.process_time() - began:.1f} CPU-s)",
-                    flush=True,
-                )
+                own = f"{ours[-1]:8.1f} s ({time.process_time() - began:.1f} CPU-s)"
+                line = f"load {load} {name:9} workload {number}: {own}, published {theirs[-1]:8.1f} s"
+                line += f" ({ours[-1] / theirs[-1] - 1:+.1%})"
+                if options.beside:
+                    seconds, cpu_s = simulated(
+                        options.beside, options.artifact, folder / f"workload-{number}.csv", name
+                    )
+                    beside.append(seconds)
+                    line += f", its simulator here {seconds:8.1f} s ({ours[-1] / seconds - 1:+.1%}; {cpu_s:.1f} CPU-s)"
+                print(line, flush=True)
             mine, other = sum(ours) / len(ours), sum(theirs) / len(theirs)
-            off = f"{mine / other - 1:+.1%}"
-            print(f"load {load} {name:9} mean of {len(ours)}: {mine:.0f} s, artifact {other:.0f} s, {off}", flush=True)
+            line = f"load {load} {name:9} mean of {len(ours)}: {mine:.0f} s, published {other:.0f} s"
+            line += f" ({mine / other - 1:+.1%})"
+            if beside:
+                here = sum(beside) / len(beside)
+                line += f", its simulator here {here:.0f} s, {mine / here - 1:+.1%}"
+            print(line, flush=True)
+
+
+def simulated(python: Path, artifact: Path, workload: Path, name: str) -> tuple[float, float]:
+    """(mean JCT, CPU-seconds) of the artifact's simulator on a workload."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run = subprocess.run(
+        [python.absolute(), "simulator.py", workload.absolute(), "--policy", name],
+        cwd=artifact,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    means = re.findall(r"^Average JCT: (\S+)$", run.stdout, re.MULTILINE)
+    return float(means[-1]), after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 if __name__ == "__main__":

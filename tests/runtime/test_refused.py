@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 from runtime import parity  # noqa: E402
 
 from gnomon.errors import PlanError  # noqa: E402
-from gnomon.models.presets import model  # noqa: E402
 from gnomon.plans import (  # noqa: E402
     Layout,
     LayoutRule,
@@ -27,7 +26,6 @@ from gnomon.plans import (  # noqa: E402
 )
 from gnomon.runtime.apply import check_plan, dtypes  # noqa: E402
 from gnomon.runtime.mesh import coordinates, meshes_of  # noqa: E402
-from gnomon.runtime.ops import check_runnable  # noqa: E402
 from gnomon.runtime.routes import rows_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -92,12 +90,6 @@ def test_sequences_are_not_cut() -> None:
     assert rows_of(plan, 0, 8) == ((0, 6), (6, 2))
     with pytest.raises(PlanError, match="whole sequences"):
         rows_of(plan, 0, 6)
-
-
-@pytest.mark.parametrize("name", ["mamba2-2.7b"])
-def test_a_model_with_an_op_that_has_no_function(name: str) -> None:
-    with pytest.raises(PlanError, match="the runtime has no function for"):
-        check_runnable(model(name))
 
 
 def test_coordinates_of_each_rank() -> None:

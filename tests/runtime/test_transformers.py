@@ -33,6 +33,9 @@ SAMPLE = (
     "vit",
     "bloom",
     "mpt",
+    "mamba2",
+    "bamba",
+    "nemotron_h",
 )
 
 

@@ -103,15 +103,14 @@ def test_deepspeed_divides_gradients_where_there_is_no_pipeline() -> None:
     ("name", "base", "said"),
     [
         ("bert-large", Plan(), "does not run 'bert-large' by its name.*or plan for another program"),
-        ("mamba2-2.7b", Plan(), "has no function for state_space yet, or plan for another program with --stack"),
         ("llama-tiny", Plan(overlap=Overlap(bucket_bytes=1 << 20)), "does not carry out overlap.bucket_bytes yet"),
         ("llama-tiny", Plan(precision=Precision(param="bf16", compute="fp32")), "make each pair alike, or plan for"),
     ],
 )
 def test_what_our_own_runtime_does_not_run(name: str, base: Plan, said: str) -> None:
-    """By its name a model is refused that the runtime does not know; as a Graph, one with an op that it has not."""
+    """By its name a model is refused that the runtime does not know."""
     with pytest.raises(PlanError, match=said):
-        gnomon.plan(name if name != "mamba2-2.7b" else model(name), TWO, SMALL, stack("gnomon"), base=base)
+        gnomon.plan(name, TWO, SMALL, stack("gnomon"), base=base)
 
 
 def test_fp8_where_there_is_none() -> None:

@@ -41,6 +41,8 @@ class Kernels:
     """Where rows of experts are multiplied by the router's weights. output: as they are added up, which keeps what the
     last product wrote. activation: before it, which keeps nothing of that; without a gate, a feed-forward then keeps
     its activation with and without weights."""
+    scan_recomputed: bool = False
+    """A state-space scan is run again in backward; otherwise it keeps what it wrote before the gate."""
 
 
 FUSED = Kernels(attention="flash", norm="fused", glu="fused", cross_entropy="fused", full_recompute="whole")
@@ -80,7 +82,9 @@ def lower(block: Block, kernels: Kernels) -> Block:
             low.relu_squared(op)
         elif op.kind == "cross_entropy":
             low.cross_entropy(op, kernels.cross_entropy)
-        elif op.kind == "state_space":  # its backward wants what the scan wrote before it was gated
+        elif (
+            op.kind == "state_space" and not kernels.scan_recomputed
+        ):  # its backward wants what the scan wrote before it was gated
             y = block.tensor(op.outputs[0])
             low.emit(op, Tensor(name=f"{op.path}:ungated", dims=y.dims, dtype=y.dtype))
         elif op.kind == "dropout":

@@ -73,6 +73,8 @@ class Numerics:
     """Factor of the router's weights after that (`routed_scaling_factor`)."""
     group_top: int = 2
     """How many of a group's scores are added up to choose groups of experts: 2 in DeepSeek-V3, 1 in V2."""
+    step_min: float = 0.0
+    """Least time step of a state-space scan (`time_step_min` of Nemotron-H)."""
 
 
 def _llama3(factor: float) -> Numerics:
@@ -110,6 +112,7 @@ def _block(block: Block, n: Numerics) -> Block:
         "norm": _changed(n, ("norm_eps", "norm_offset"), strip="norm_"),
         "rotary": _changed(rotary, tuple(field.name for field in fields(Rotary))),
         "router": _changed(n, ("normalised", "routed_scale", "group_top")),
+        "state_space": _changed(n, ("step_min",)),
     }
     own: Mapping[str, Mapping[str, AttrValue]] = {
         "add": {"factor": n.residual_factor} if n.residual_factor != 1.0 else {},

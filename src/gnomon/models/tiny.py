@@ -13,7 +13,7 @@ from math import gcd
 
 from gnomon.graph import Block, Call, Dim, Graph, Op, Tensor, attrs
 
-HIDDEN, FFN, VOCAB, WINDOW = 16, 12, 48, 5
+HIDDEN, FFN, VOCAB, WINDOW, CHUNK = 16, 12, 48, 5, 8
 """Sizes of a tiny model; those that tp divides are multiples of it."""
 _WIDTHS = ("head_dim", "v_head_dim", "rope_dim", "qk_nope_dim", "qk_head_dim", "nope_and_v", "q_rank", "kv_rank")
 _SUMMED = (*_WIDTHS, "kv_rank_and_rope")
@@ -54,11 +54,25 @@ def _sizes(sizes: Mapping[str, int], tp: int, ep: int, positions: int) -> dict[s
             reduced[name] = min(size, _multiple(4, ep))
         elif kind == "topk":
             reduced[name] = min(size, 2)
+        elif kind.startswith("ssm_"):
+            reduced[name] = _scanned(kind, size, sizes)
         elif kind == "positions":
             reduced[name] = min(size, max(positions, 32))
         elif hidden and size % hidden == 0 and size // hidden <= 8:
             reduced[name] = HIDDEN * tp * (size // hidden)
     return reduced
+
+
+def _scanned(kind: str, size: int, sizes: Mapping[str, int]) -> int:
+    """Of a Mamba-2 mixer: two heads of 8 in each of at most two groups; what its projection writes is their sum."""
+    groups, state = min(sizes["ssm_groups"], 2), 8
+    return {
+        "ssm_groups": groups,
+        "ssm_heads": 2 * groups,
+        "ssm_width": 16,
+        "ssm_state": state,
+        "ssm_proj": 2 * 16 * groups + 2 * state * groups + 2 * groups,
+    }.get(kind, size)
 
 
 def _multiple(least: int, of: int) -> int:
@@ -92,6 +106,8 @@ def _op(op: Op) -> Op:
     values = dict(op.attrs)
     if values.get("window"):
         values["window"] = WINDOW
+    if op.kind == "state_space":
+        values["chunk"] = CHUNK
     groups = values.get("groups", 1)
     if op.kind == "router" and isinstance(groups, int) and groups > 1:
         values |= {"groups": 2, "groups_per_token": 1}

@@ -54,6 +54,10 @@ def apply(
     zero, mesh = effective_zero(plan), groups.mesh
     if reason := own.zero_reason(graph, zero):
         raise PlanError(reason)
+    if (reason := own.tensor_parallel_reason(graph, mesh.tp)) and own.has_scan(graph):
+        raise PlanError(reason)
+    if mesh.cp > 1 and own.has_scan(graph):
+        raise PlanError(f"{graph.name}: {own.WHOLE_SCANS}; use cp = 1")
     axes, sharded = axes_of(plan, groups), sharded_blocks(graph, plan, mesh)
     if mesh.cp > 1 and (reason := whole_sequence_reason(graph, sharded)):
         raise PlanError(f"{reason}, which the runtime does not run beside cp = {mesh.cp}; use cp = 1")

@@ -61,6 +61,7 @@ class Stage(nn.Module):
         """Of dims that inputs bring, on this rank and in this microbatch."""
         self.states: Mapping[str, Tensor] = {}
         """Buffers of a captured model, by full name."""
+        self.scans = any(op.kind == "state_space" for layer in layers for op in graph.block(layer.call.block).ops)
         self.captured = any(op.captured is not None for block in graph.blocks for op in block.ops)
         self.reads = [_reads(layer) for layer in layers]
         self.writes = [_writes(graph, layer) for layer in layers]
@@ -88,6 +89,8 @@ class Stage(nn.Module):
             batch, self.sizes = differentiable(batch), bound(self.inputs, batch)
         values = {**batch, **({self.enters: x} if self.enters else {})}
         packing = packing_of(batch)
+        if packing is not None and self.scans:
+            raise PlanError("the runtime's state-space scans run over whole rows; pack one document a row (stream)")
         for part, again in self._parts():
             if again:
                 names = tuple(self._outer(part))

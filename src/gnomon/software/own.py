@@ -1,9 +1,9 @@
 """What Gnomon's own runtime can run: the one list that runtime, search, methods and command line read.
 
-A decision that it learns is one line less of `LACKS`, an op kind one word less of `REFUSED_KINDS`, a dtype one word
-more of `DTYPES`. `plan_reason`, `precision_reason` and `model_reason` say why it does not run something; `limits` says
-what a search must leave out. Leaves out what depends on local sizes or on the process groups at hand: `gnomon.runtime`
-checks that where it is used.
+A decision that it learns is one line less of `LACKS`, a dtype one word more of `DTYPES`; every op kind has a torch
+function (`tests/runtime/test_op_kinds.py`). `plan_reason`, `precision_reason` and `model_reason` say why it does not
+run something; `limits` says what a search must leave out. Leaves out what depends on local sizes or on the process
+groups at hand: `gnomon.runtime` checks that where it is used.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NAME = "gnomon"
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
 """What it stores and computes in."""
 
-REFUSED_KINDS = ("state_space",)
-"""Op kinds that models have and it has no torch function for."""
+WHOLE_SCANS = "the runtime does not divide the sequence of a state-space scan"
+"""Why there is no context parallelism for Mamba-2."""
 
 WHOLE_MATRIX_OPTIMIZERS = ("adafactor", "muon")
 """Update rules that look at whole matrices, and so want them whole on a rank."""
@@ -127,8 +127,8 @@ def precision_reason(precision: Precision) -> str | None:
 
 
 def model_reason(graph: Graph) -> str | None:
-    """Why it does not run the model under any plan: its Graph leaves some of its mathematics out, or has an op without
-    a function. None where it does."""
+    """Why it does not run the model under any plan: its Graph leaves some of its mathematics out, or has weights in
+    four bits. None where it does."""
     if graph.left_out:
         return f"{graph.name} cannot be run: {graph.left_out}"
     for block in graph.blocks:
@@ -139,9 +139,6 @@ def model_reason(graph: Graph) -> str | None:
                 f"{graph.name}: the runtime does not read weights in four bits ({block.name}/{packed[0]}) yet; give "
                 f"the model +lora in place of +qlora"
             )
-        for op in block.ops:
-            if op.kind in REFUSED_KINDS and op.captured is None:
-                return f"{graph.name}: {block.name}/{op.path}: the runtime has no function for {op.kind} yet"
     return None
 
 
@@ -154,12 +151,19 @@ def zero_reason(graph: Graph, zero: int) -> str | None:
 
 def tensor_parallel_reason(graph: Graph, tp: int) -> str | None:
     """Why it does not divide the model over so many ranks; None where it does."""
+    if tp > 1 and has_scan(graph):
+        return f"{graph.name}: the runtime does not divide a state-space scan's heads over ranks; use tp = 1"
     vocabularies = {
         dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "vocab" and dim.size
     }
     if uneven := [size for size in vocabularies if size % tp]:
         return f"the runtime does not pad the vocabulary, and tp = {tp} does not divide {uneven[0]}"
     return None
+
+
+def has_scan(graph: Graph) -> bool:
+    """Whether it has state-space scans, which run over whole rows and all heads of a rank's sequences."""
+    return any(op.kind == "state_space" for block in graph.blocks for op in block.ops)
 
 
 def has_tied_weights(graph: Graph) -> bool:

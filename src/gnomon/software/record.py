@@ -101,6 +101,9 @@ class Layers:
     backward_overlap: bool | None = None
     """In the backward of a column-parallel product, its input is gathered again beside the input gradient's product,
     and input gradients are summed over ranks beside the weight gradient's."""
+    scan_recomputed: bool | None = None
+    """A state-space scan keeps its input alone, and runs once more in backward; otherwise what it wrote before the gate
+    too, as mamba_ssm's kernels do."""
     recompute_stops: bool | None = None
     """Under preset `full` a layer's forward is run again up to the last tensor that its backward reads, as torch's
     checkpoints without reentry do since 2.1; else to its end."""

@@ -47,6 +47,8 @@ class Usual:
     """Whether weights of experts are normalised."""
     group_top: int = 2
     """As `Numerics.group_top`."""
+    step_min: bool = False
+    """Time steps of a scan are at least the file's `time_step_min`."""
 
 
 RUNNABLE: Mapping[str, Usual] = {
@@ -102,6 +104,9 @@ RUNNABLE: Mapping[str, Usual] = {
     "olmoe": Usual(eps=1e-5, normalised=False),
     "glm4_moe": Usual(eps=1e-5, fraction=0.5),
     "dots1": Usual(),
+    "mamba2": Usual(eps=1e-5),
+    "bamba": Usual(eps=1e-5, fraction=0.5),
+    "nemotron_h": Usual(eps=1e-5, step_min=True),
 }
 """model_type -> what its class says where the file does not. Source: configuration classes of transformers 5.23."""
 
@@ -147,6 +152,7 @@ def _read(values: Mapping[str, Any]) -> Numerics | str:
         normalised=bool(values.get("norm_topk_prob", usual.normalised)),
         routed_scale=float(values.get("routed_scaling_factor") or 1.0),
         group_top=usual.group_top,
+        step_min=float(values.get("time_step_min", 0.001)) if usual.step_min else 0.0,
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from gnomon.errors import FormatError
 from gnomon.graph import Graph
 
 Shape = tuple[int, ...]
@@ -165,6 +166,54 @@ def of_each_head(index: int) -> Rule:
         pick = ((0, heads), (index, index + 1), *((0, n) for n in view[2:]))
         order = (0, *range(2, len(view)))
         return [Piece(tensor=name, shape=(3 * p.shape[0], *p.shape[1:]), view=view, pick=pick, order=order)]
+
+    return make
+
+
+def flat(name: str, p: Parameter) -> list[Piece]:
+    """One dim in the file."""
+    return [Piece(tensor=name, shape=(prod(p.atoms),), view=p.atoms)]
+
+
+def _channels(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]]:
+    """Mamba-2's convolution: a file has x, B and C one after the other, and a dim of one for the input channel."""
+    made: dict[str, tuple[str, Rule]] = {}
+    for name in parameters:
+        for what in ("weight", "bias"):
+            head, middle, _ = name.rpartition(f".conv1d.{what}_x")
+            if middle:
+                x, bc = parameters[name], parameters[f"{head}.conv1d.{what}_bc"]
+                theirs = f"{head}.conv1d.{what}"
+                made[name] = theirs, _of_x(prod(bc.atoms[:3]))
+                made[bc.name] = theirs, _of_bc(prod(x.atoms[:2]))
+    return made
+
+
+def _of_x(others: int) -> Rule:
+    """others: channels of B and C."""
+
+    def make(name: str, p: Parameter) -> list[Piece]:
+        groups, width, *taps = p.atoms
+        rows = groups * width + others
+        shape = (rows, *([1] if taps else []), *taps)
+        ranges = [((0, 1), (g * width, (g + 1) * width), *((0, n) for n in taps)) for g in range(groups)]
+        return [Piece(tensor=name, shape=shape, view=(1, rows, *taps), pick=r, first=g) for g, r in enumerate(ranges)]
+
+    return make
+
+
+def _of_bc(before: int) -> Rule:
+    """before: channels of x."""
+
+    def make(name: str, p: Parameter) -> list[Piece]:
+        two, groups, state, *taps = p.atoms
+        rows = before + two * groups * state
+        if before % state:  # a piece is a range of rows of so many
+            raise FormatError(f"{name}: {before} channels of x are no whole number of states of {state}; not read yet")
+        shape, view = (rows, *([1] if taps else []), *taps), (1, rows // state, state, *taps)
+        starts = [before // state + index * groups for index in range(two)]
+        ranges = [((0, 1), (a, a + groups), (0, state), *((0, n) for n in taps)) for a in starts]
+        return [Piece(tensor=name, shape=shape, view=view, pick=r, first=i) for i, r in enumerate(ranges)]
 
     return make
 
@@ -438,6 +487,40 @@ FAMILIES: Mapping[str, Family] = {
         ignored=TABLES,
         copies=(("lm_head.weight", "model.embed_tokens.weight"),),
     ),
+    "mamba2": Family(
+        names=(
+            (r"\.mamba_norm\.", ".norm."),
+            (r"\.mamba\.", ".mixer."),
+            (r"\.embed_tokens\.", ".embeddings."),
+            (r"^model\.norm\.", "model.norm_f."),
+            (r"^model\.", "backbone."),
+        ),
+        rules=((r"\.mamba\.norm\.weight$", flat),),
+        copies=HEAD,
+    ),
+    "nemotron_h": Family(
+        names=(
+            (r"\.(mamba|self_attn|mlp|moe)_norm\.", ".norm."),
+            (r"\.(mamba|self_attn|mlp|moe)\.", ".mixer."),
+            (r"\.embed_tokens\.", ".embeddings."),
+            (r"^model\.norm\.", "model.norm_f."),
+            (r"^model\.", "backbone."),
+        ),
+        rules=((r"\.mamba\.norm\.weight$", flat), *EXPERTS),
+        ignored=(*TABLES, r"^mtp\."),
+        copies=HEAD,
+    ),
+    "bamba": Family(
+        names=(
+            (r"\.(mamba|self_attn)_norm\.", ".input_layernorm."),
+            (r"\.mlp_norm\.", ".pre_ff_layernorm."),
+            (r"\.mlp\.", ".feed_forward."),
+            (r"^model\.norm\.", "model.final_layernorm."),
+        ),
+        rules=((r"\.mamba\.norm\.weight$", flat),),
+        ignored=TABLES,
+        copies=HEAD,
+    ),
     "qwen2_moe": Family(
         names=((r"\.shared_experts\.", ".shared_expert."),), rules=EXPERTS, ignored=TABLES, copies=HEAD
     ),
@@ -474,7 +557,7 @@ class Layout:
 def layout(graph: Graph, model_type: str) -> Layout:
     """Of a Graph that was read from a config.json of this type."""
     family, known = FAMILIES.get(model_type, USUAL), parameters_of(graph)
-    joined = _joined(family.joined)(known) if family.joined else {}
+    joined = (_joined(family.joined)(known) if family.joined else {}) | _channels(known)
     made: dict[str, tuple[Piece, ...]] = {}
     for name, parameter in known.items():
         theirs, rule = joined.get(name, (name, None))

@@ -18,6 +18,7 @@ from gnomon.runtime.ops.lookup import cross_entropy, embedding
 from gnomon.runtime.ops.norm import norm
 from gnomon.runtime.ops.routing import router
 from gnomon.runtime.ops.site import Function
+from gnomon.runtime.ops.state_space import state_space
 from gnomon.runtime.ops.views import concat, patchify, pool, rename, reshape, split
 from gnomon.software import own
 
@@ -38,6 +39,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "embedding": embedding,
     "cross_entropy": cross_entropy,
     "router": router,
+    "state_space": state_space,
     "rename": rename,
     "reshape": reshape,
     "split": split,

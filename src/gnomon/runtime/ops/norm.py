@@ -1,7 +1,8 @@
 """`norm`: RMSNorm and LayerNorm over a tensor's last dim, in float32 or wider.
 
 Statistics are kept for backward, which recomputes the normalised values. torch's fused kernels do it where it has them
-(LayerNorm; RMSNorm on GPUs), a kernel for each arithmetic step elsewhere. Attributes: `fn` (rms, layer), `eps`, and
+(LayerNorm; RMSNorm on GPUs), a kernel for each arithmetic step elsewhere. A weight may have more of the last dims, as
+that of Mamba-2's norm over each group of channels. Attributes: `fn` (rms, layer), `eps`, and
 `offset`, which is added to the weight (Gemma). Groups of channels are in `image`. Leaves out a dim that ranks divide.
 """
 
@@ -21,7 +22,7 @@ from gnomon.runtime.parameters import Weight
 def _fused(x: Tensor, weight: Weight | None, bias: Weight | None, center: bool, offset: float) -> bool:
     """Whether torch has one kernel each for forward and backward, which keeps statistics in float32 or wider."""
     held = [parameter for parameter in (weight, bias) if parameter is not None]
-    if offset or any(parameter.matrix.dtype != x.dtype for parameter in held):
+    if offset or any(parameter.matrix.dtype != x.dtype or len(parameter.shape) > 1 for parameter in held):
         return False
     if x.device.type == "cuda":
         return center or (hasattr(torch.ops.aten, "_fused_rms_norm") and bias is None)
@@ -76,12 +77,12 @@ class _Norm(torch.autograd.Function):
         ctx.weight, ctx.bias, ctx.offset = weight, bias, offset
         normed = wide * scale
         if offset and weight is not None:  # Gemma multiplies before it narrows
-            shifted = normed * (weight.matrix.to(normed.dtype) + offset)
-            return (shifted if bias is None else shifted + bias.matrix.to(normed.dtype)).to(x.dtype)
+            shifted = normed * (weight.value.to(normed.dtype) + offset)
+            return (shifted if bias is None else shifted + bias.value.to(normed.dtype)).to(x.dtype)
         out = normed.to(x.dtype)
         if weight is not None:
-            out = out * weight.matrix
-        return out if bias is None else out + bias.matrix
+            out = out * weight.value
+        return out if bias is None else out + bias.value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -89,14 +90,14 @@ class _Norm(torch.autograd.Function):
         weight, bias = ctx.weight, ctx.bias
         wide = grad.to(scale.dtype)
         normed = (x.to(scale.dtype) - mean[0] if mean else x.to(scale.dtype)) * scale
-        g = wide if weight is None else wide * (weight.matrix.to(scale.dtype) + ctx.offset)
+        g = wide if weight is None else wide * (weight.value.to(scale.dtype) + ctx.offset)
         dx = g - normed * (g * normed).mean(-1, keepdim=True)
         if mean:
             dx = dx - g.mean(-1, keepdim=True)
         # at once: what these sums read would be whole tensors put aside
         for parameter, terms in ((weight, wide * normed if weight is not None else wide), (bias, wide)):
             if parameter is not None:
-                vector = terms.flatten(0, -2).sum(0)
+                vector = terms.flatten(0, -1 - len(parameter.shape)).sum(0)
                 parameter.tape.run(lambda parameter=parameter, vector=vector: parameter.add(vector), vector)
         return (dx * scale).to(x.dtype), None, None, None, None, None
 

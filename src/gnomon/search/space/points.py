@@ -528,6 +528,9 @@ def _check_own(graph: Graph, base: Plan) -> None:
 def _own_limits(graph: Graph, base: Plan, ranks: Iterable[int]) -> list[Limit]:
     """What the runtime does not run of this model and base plan, as limits."""
     limits = [Limit(field=name, op="=", value=value, why=why) for name, value, why in own.limits(graph, base, ranks)]
+    if own.has_scan(graph):
+        limits.append(Limit(field="cp", op=">", value=1, why=own.WHOLE_SCANS))
+        return limits
     mesh, sizes = Mesh(cp=2), {dim.name: 4 for block in graph.blocks for dim in block.dims if dim.size is None}
     sharded = shard_graph(graph, base.layout, mesh, sizes | {"batch": 1}, Dtypes(param="fp32", compute="fp32"))
     if why := whole_sequence_reason(graph, sharded):

@@ -1,0 +1,85 @@
+"""`state_space`: a Mamba-2 mixer's core on one rank, in chunks: convolution, scan over the sequence, skip, gate.
+
+The op reads what one linear wrote: z and x of all heads, B and C of all groups, dt of all heads, side by side. Only
+that is kept for backward, which runs the op once more, as mamba_ssm's memory-efficient path does. Computed in float32
+or wider; torch's autograd has the derivative. Attributes: `chunk`, tokens of a chunk; `step_min`, the least dt. Leaves
+out packed rows, and heads divided over ranks: the one projection's rows lie in the order of one rank.
+Source: Dao & Gu 2024, section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from gnomon.runtime.ops.site import Operand, Site, read
+
+
+def state_space(site: Site, joined: Tensor, *parameters: Operand) -> Tensor:
+    """(…, tokens, groups, width of a group) of (…, tokens, all that the projection writes)."""
+    named = [name.rpartition(".")[2] for name in site.op.inputs[1:]]
+    held = dict(zip(named, (read(parameter) for parameter in parameters), strict=True))
+    run = partial(_scan, held, site.attr("chunk", 128), site.attr("step_min", 0.0))
+    if not torch.is_grad_enabled():
+        return run(joined)
+    out: Tensor = checkpoint(run, joined, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _scan(held: Mapping[str, Tensor], chunk: int, step_min: float, joined: Tensor) -> Tensor:
+    dtype = torch.promote_types(joined.dtype, torch.float32)
+    p = {name: tensor.to(dtype) for name, tensor in held.items()}
+    groups, width = p["weight_x"].shape[:2]
+    state, heads = p["weight_bc"].shape[2], p["D"].shape[0]
+    sizes = [groups * width, groups * width + 2 * groups * state, heads]
+    z, xbc, dt = joined.to(dtype).split(sizes, dim=-1)
+    xbc = functional.silu(_convolved(xbc, p))
+    x, b, c = xbc.split([groups * width, groups * state, groups * state], dim=-1)
+    dt = functional.softplus(dt + p["dt_bias"]).clamp(min=step_min)
+    x = x.unflatten(-1, (heads, -1))
+    b, c = (t.unflatten(-1, (groups, state)) for t in (b, c))
+    y = scan(x * dt[..., None], -p["A_log"].exp() * dt, b, c, chunk) + x * p["D"][:, None]
+    return (y.flatten(-2) * functional.silu(z)).unflatten(-1, (groups, width)).to(joined.dtype)
+
+
+def _convolved(xbc: Tensor, p: Mapping[str, Tensor]) -> Tensor:
+    """Over the last tokens of each channel by itself; zeros before the first."""
+    weight = torch.cat([p["weight_x"].flatten(0, 1), p["weight_bc"].flatten(0, 2)])
+    bias = torch.cat([p["bias_x"].flatten(), p["bias_bc"].flatten()]) if "bias_x" in p else None
+    taps = weight.shape[-1]
+    padded = functional.pad(xbc.transpose(-1, -2), (taps - 1, 0))
+    return functional.conv1d(padded, weight[:, None], bias, groups=len(weight)).transpose(-1, -2)
+
+
+def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
+    """y[t] = C[t] · S[t] with S[t] = exp(decay[t]) · S[t-1] + B[t] x[t]ᵀ, for each head.
+
+    x: (batch, tokens, heads, width). decay: (batch, tokens, heads), below 0. b, c: (batch, tokens, groups, state);
+    neighbouring heads share a group. In chunks: the tokens of a chunk see each other through one masked product, and
+    those before through the state that the chunks before left.
+    """
+    tokens, heads = x.shape[1], x.shape[2]
+    chunk = min(chunk, tokens)
+    rest = -tokens % chunk
+    if rest:  # after the last token: zeros change nothing before them
+        x, b, c = (functional.pad(t, (0, 0, 0, 0, 0, rest)) for t in (x, b, c))
+        decay = functional.pad(decay, (0, 0, 0, rest))
+    b, c = (t.repeat_interleave(heads // t.shape[2], dim=2).unflatten(1, (-1, chunk)) for t in (b, c))
+    x, decay = x.unflatten(1, (-1, chunk)), decay.unflatten(1, (-1, chunk)).transpose(-1, -2)
+    since = decay.cumsum(-1)  # (batch, chunks, heads, chunk)
+    steps = since[..., :, None] - since[..., None, :]
+    before = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).tril()
+    within = steps.masked_fill(~before, float("-inf")).exp()
+    scores = torch.einsum("zkihn,zkjhn->zkhij", c, b) * within
+    y = torch.einsum("zkhij,zkjhp->zkihp", scores, x)
+    left = torch.einsum("zkjhn,zkhj,zkjhp->zkhpn", b, (since[..., -1:] - since).exp(), x)  # by each chunk alone
+    states, carried = [torch.zeros_like(left[:, 0])], since[..., -1].exp()
+    for index in range(left.shape[1] - 1):
+        states.append(states[-1] * carried[:, index, :, None, None] + left[:, index])
+    y = y + torch.einsum("zkihn,zkhi,zkhpn->zkihp", c, since.exp(), torch.stack(states, dim=1))
+    return y.flatten(1, 2)[:, :tokens]

@@ -33,6 +33,7 @@ def launch(
     ends_itself: bool = False,
     grace_s: float = GRACE_S,
     start_method: str | None = None,
+    preload: Sequence[str] = (),
 ) -> dict[int, Result]:
     """Results of `function(*args)` by rank. The function must be importable by name, arguments and results picklable.
 
@@ -42,7 +43,7 @@ def launch(
     while others count on it. Otherwise they end a process at once. PlanError under a torchrun of another number of
     processes. An error of ours in a process ends all and is raised here; anything else is a FailedError.
     start_method: of `multiprocessing`. None: `forkserver`, which loads torch once for all processes and all later jobs
-    of this one; `spawn` for CUDA.
+    of this one; `spawn` for CUDA. preload: modules that it loads besides, when this job is the first.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         given = int(os.environ["WORLD_SIZE"])
@@ -54,6 +55,7 @@ def launch(
         world_size,
         (ends_itself, orders.added(), function, backend, threads, *args),
         start_method=start_method or ("spawn" if "nccl" in backend else "forkserver"),
+        preload=preload,
         grace_s=grace_s,
     )
     try:

@@ -41,8 +41,10 @@ FAILED_S = 2.0
 """After one process failed the others have so long to say what they saw; then they are killed."""
 LOOK_S = 0.5
 """Between two looks at the time; the end of a process is seen at once."""
-LOADED = ("torch._dynamo", "gnomon.runtime.train")
+LOADED = ("gnomon.runtime.train",)
 """What a fork server loads before it starts processes: most of what they would load, once for all of them."""
+RECOMPUTE_LOADED = ("torch._dynamo",)
+"""What `torch.utils.checkpoint` loads besides when it is first called, which takes as long as torch itself."""
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Variable with the file in which a process leaves its error."""
 
@@ -117,13 +119,14 @@ class Processes:
         args: Sequence[Any],
         *,
         start_method: str,
+        preload: Sequence[str] = (),
         grace_s: float = GRACE_S,
     ) -> None:
         """function(store, rank, world_size, *args) is called in each. It and args must be picklable. start_method: of
-        `multiprocessing`."""
+        `multiprocessing`. preload: modules besides LOADED that a fork server which starts for this job loads."""
         self.function, self.world_size, self.args = function, world_size, args
         self.context: Any = get_context(start_method)
-        self.start_method = start_method
+        self.start_method, self.preload = start_method, preload
         self.ranks: list[_Rank] = []
         self.returned: dict[int, Any] = {}
         self.stopped, self.grace_s = 0, grace_s
@@ -149,7 +152,7 @@ class Processes:
 
     def _start(self, folder: Path, port: int) -> None:
         if self.start_method == "forkserver":
-            _start_fork_server()
+            _start_fork_server((*self.preload, *LOADED))
         for rank in range(self.world_size):
             receives, sends = self.context.Pipe(duplex=False)
             error = folder / f"{rank}.json"
@@ -278,9 +281,9 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start_fork_server() -> None:
-    """If none runs yet. It finds modules where this process does."""
-    forkserver.set_forkserver_preload(list(LOADED))
+def _start_fork_server(modules: Sequence[str]) -> None:
+    """If none runs yet. It loads the modules, and finds them where this process does."""
+    forkserver.set_forkserver_preload(list(modules))
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:

@@ -19,7 +19,7 @@ from statistics import median
 from textwrap import wrap
 from time import perf_counter
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ import torch.distributed as dist
 from gnomon.errors import InputError, PlanError, RunError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
-from gnomon.plans import Plan, Workload
+from gnomon.plans import Plan, Saved, Workload
 from gnomon.program import Program
 from gnomon.runtime.checkpoint import Saver, checkpoints, load, newest
 from gnomon.runtime.data import Corpus, Source
@@ -38,7 +38,7 @@ from gnomon.runtime.feed import size_named
 from gnomon.runtime.launch import BACKENDS, launch, own_device
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.pretrained import export, values_of
-from gnomon.runtime.processes import GRACE_S, SIGNALS, FailedError
+from gnomon.runtime.processes import GRACE_S, RECOMPUTE_LOADED, SIGNALS, FailedError
 from gnomon.runtime.progress import Progress, peak_bytes
 from gnomon.runtime.slowdown import slowdown_now
 from gnomon.runtime.waiting import waited_s, waited_since, without_a_core
@@ -182,10 +182,13 @@ def run(job: Job, *, threads: int = 1) -> Outcome:
     size, backend = job.plan.world_size, BACKENDS[job.device]
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return next(iter(launch(train, size, job, backend=backend, threads=threads).values()))
+    recomputes = job.plan.saved != Saved() or bool(job.plan.schedule.passes)
+    start: dict[str, Any] = {"backend": backend, "threads": threads, "grace_s": job.grace_s, "ends_itself": True}
+    start["preload"] = RECOMPUTE_LOADED if recomputes else ()
     corpus_of(job)  # text becomes tokens once, before processes wait for each other
     for left in range(job.max_restarts, -1, -1):
         try:
-            return launch(train, size, job, backend=backend, threads=threads, grace_s=job.grace_s, ends_itself=True)[0]
+            return launch(train, size, job, **start)[0]
         except FailedError as failed:
             kept = None if job.checkpoints is None else newest(job.checkpoints)
             error = ended(failed, size, left=kept, resume_with=job.resume_with)

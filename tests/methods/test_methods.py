@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -148,3 +150,25 @@ def test_a_plan_is_searched_with_methods_and_the_table_is_printed(capsys: pytest
     assert "stack megatron-lm is not known to run it" in err
     status, out, _ = answer("catalogue", "methods")
     assert [line.split()[0] for line in out.splitlines()[1 : 1 + len(METHODS)]] == [each.name for each in METHODS]
+
+
+def test_the_plan_in_the_documentation_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+    example = page[page.index('    schema = "gnomon.plan/1"') :].partition("\n\n`")[0]
+    path = tmp_path / "plan.toml"
+    path.write_text(dedent(example) + "\n")
+    asked = ["--on", "4xa100-sxm-80gb", "--global-batch", "8", "--seq-len", "2048"]
+    assert main(["predict", "llama-3.2-1b", "--plan", str(path), *asked]) == 0
+    assert "one_f_one_b + mario" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_rank_of_a_model_with_a_tied_table_can_fail(rank: int) -> None:
+    """The first and the last stage add up its gradient; where one rank has both, nothing is left to send for it."""
+    schedule = Schedule(micro_batch_size=1, passes=(Pass(name="bamboo", params=(("rank", rank),)),))
+    plan = Plan(mesh=Mesh(pp=4), schedule=replace(schedule, passes=()))
+    whole = predict("llama-3.2-1b", "4xa100-sxm-80gb", plan, WORK)
+    failed = predict("llama-3.2-1b", "4xa100-sxm-80gb", replace(plan, schedule=schedule), WORK)
+    assert whole.step_s < failed.step_s <= 2 * whole.step_s
+    sums = [key for key in failed.structure.program.keys if key.kind == "AR"]
+    assert len(sums) == (0 if rank == 0 else 2)

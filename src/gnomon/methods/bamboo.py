@@ -71,6 +71,7 @@ def _merge(
     )
     stages = {slot.work.stage for slot in slots}
     kept = [row for slot in slots for row in slot.rows if not _within(row, kinds, stages)]
+    kept += _one_sum([row for row in ours if row.kind == "AR"], [row for row in theirs if row.kind == "AR"])
     norms = [row for row in [*ours, *theirs] if row.kind == "NORM"]
     kept += _one_norm(norms) if norms else []
     updates = sorted((row for row in [*ours, *theirs] if row.kind == "OPT"), key=lambda row: row.stage)
@@ -86,12 +87,13 @@ class _Slot:
 
 
 def _slots(rows: Sequence[Row], kinds: dict[str, Kind]) -> Iterator[_Slot]:
-    """A rank's rows as slots, without what ends the step: its gradient norm and its updates."""
+    """A rank's rows as slots, without what ends the step: sums of tied parameters' gradients, the gradient norm and
+    updates."""
     work: Row | None = None
     held: list[Row] = []
     for row in rows:
         kind = kinds[row.kind]
-        if row.kind in ("NORM", "OPT"):
+        if row.kind in ("AR", "NORM", "OPT"):
             continue
         if row.group >= 0:
             raise PlanError(f"{row} starts together with others; Bamboo merges plain actions only")
@@ -130,6 +132,12 @@ def _within(row: Row, kinds: dict[str, Kind], stages: set[int]) -> bool:
     if peer in stages and abs(peer - row.stage) != 1:
         raise PlanError(f"{row} goes to stage {peer} of the same rank, which is no neighbour; it has no local hand-off")
     return peer in stages
+
+
+def _one_sum(ours: Sequence[Row], theirs: Sequence[Row]) -> list[Row]:
+    """Sums of gradients of parameters that stages share: of those between the two ranks nothing is left to send."""
+    both = {row.group for row in ours if row.group >= 0} & {row.group for row in theirs}
+    return [row for row in [*ours, *theirs] if row.group not in both]
 
 
 def _one_norm(norms: Sequence[Row]) -> list[Row]:

@@ -55,11 +55,31 @@ def test_a_kueue_job() -> None:
         ("spec.template.spec.restartPolicy", "Always", "restartPolicy"),
         ("metadata.labels", {}, "queue-name"),
         ("metadata.name", "No_Name", "no name of Kubernetes"),
+        ("spec.paralelism", 4, "a Job has no field spec.paralelism"),
+        ("spec.backoffLimit", True, "spec.backoffLimit must be of type int, got True"),
+        ("spec.template.spec", {}, "spec.template.spec.restartPolicy is missing"),
+        ("spec.template.spec.containers", [], "spec.template.spec.containers is empty"),
+        ("spec.template.spec.containers", [7], "spec.template.spec.containers.0 must be of type dict, got 7"),
     ):
         wrong = json.loads(json.dumps(made))
         changed(path, value)(wrong["items"][1])
         with pytest.raises(InputError, match=said):
             check_kubernetes(wrong, 32, queued=True)
+
+
+def test_names_that_kubernetes_refuses_later_are_refused_at_once() -> None:
+    """Of the Service, of the last pod and of the queue's label."""
+    for name, nodes, queue, said in (
+        ("7b", 2, "", "'7b' begins with a digit"),
+        ("x" * 62, 1, "", "has 62 characters; its last pod would be '" + "x" * 62 + "-0'"),
+        ("x" * 61, 11, "", "a name of at most 63: give a shorter --name"),
+        ("a", 1, "my queue", "queue 'my queue' is no label"),
+    ):
+        with pytest.raises(InputError, match=said):
+            kubernetes(Submission(name=name, plan="p", nodes=nodes, per_node=8, queue=queue), queued=True)
+    for name, nodes, queue in (("7b", 1, ""), ("x" * 61, 10, "team_a.gpu")):
+        job = Submission(name=name, plan="p", nodes=nodes, per_node=8, queue=queue)
+        check_kubernetes(kubernetes(job, queued=True), 8 * nodes, queued=True)
 
 
 def test_a_ray_job_is_of_one_node() -> None:

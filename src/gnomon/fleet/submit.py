@@ -21,7 +21,10 @@ SBATCH = (
     "requeue", "signal", "exclusive",
 )  # fmt: skip
 """Options that are written, all of sbatch(1)."""
+LONGEST_NAME = 63
+"""Characters of a host name and of a label (RFC 1123)."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,7 @@ def check_slurm(script: str, devices: int) -> None:
 def kubernetes(job: Submission, *, queued: bool) -> dict[str, Any]:
     """A List for `kubectl create`: an indexed Job of a pod a node, and for several nodes the headless Service by which
     they find the first. queued: suspended, for Kueue to start all at once."""
+    check_kubernetes_names(job, queued=queued)
     resources = {"nvidia.com/gpu": str(job.per_node)}
     head = "localhost" if job.nodes == 1 else f"{job.name}-0.{job.name}"
     container = {
@@ -158,24 +162,73 @@ def kubernetes(job: Submission, *, queued: bool) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "List", "items": [*([service] if job.nodes > 1 else []), work]}
 
 
+def check_kubernetes_names(job: Submission, *, queued: bool) -> None:
+    """InputError for a name that Kubernetes would refuse when it makes the Service or the pods, or a queue that is no
+    label."""
+    if len(last := f"{job.name}-{job.nodes - 1}") > LONGEST_NAME:
+        raise InputError(
+            f"job name {job.name!r} has {len(job.name)} characters; its last pod would be {last!r}, and a host has "
+            f"a name of at most {LONGEST_NAME}: give a shorter --name"
+        )
+    if job.nodes > 1 and not job.name[0].isalpha():
+        raise InputError(
+            f"job name {job.name!r} begins with a digit, which the Service of a job on several nodes may not: give "
+            "another --name"
+        )
+    if queued and job.queue and not _LABEL.fullmatch(job.queue):
+        raise InputError(
+            f"queue {job.queue!r} is no label of Kubernetes: letters, digits, '-', '_' and '.', at most {LONGEST_NAME}"
+        )
+
+
+_GPUS = {"nvidia.com/gpu": str}
+_CONTAINER = {"name": str, "image": str, "command": [str], "resources": {"requests": _GPUS, "limits": _GPUS}}
+_POD = {"restartPolicy": str, "subdomain": str, "terminationGracePeriodSeconds": int, "containers": [_CONTAINER]}
+_JOB = {
+    "apiVersion": str,
+    "kind": str,
+    "metadata": {"name": str, "labels": dict},
+    "spec": {
+        "suspend": bool,
+        "completionMode": str,
+        "completions": int,
+        "parallelism": int,
+        "backoffLimit": int,
+        "activeDeadlineSeconds": int,
+        "template": {"spec": _POD},
+    },
+}
+"""Fields of a batch/v1 Job that are written, all of them always, by their types in Kubernetes' API."""
+
+
+def _check_fields(value: Any, wanted: Any, path: str = "") -> None:
+    """InputError for a field that is missing, unknown or of another type."""
+    kind = dict if isinstance(wanted, dict) else list if isinstance(wanted, list) else wanted
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise InputError(f"{path or 'a Job'} must be of type {kind.__name__}, got {value!r}")
+    inside = f"{path}." if path else ""
+    if isinstance(wanted, dict):
+        for name in value:
+            if name not in wanted:
+                raise InputError(f"a Job has no field {inside}{name}")
+        for name, field in wanted.items():
+            if name not in value:
+                raise InputError(f"{inside}{name} is missing")
+            _check_fields(value[name], field, f"{inside}{name}")
+    elif isinstance(wanted, list):
+        if not value:
+            raise InputError(f"{path} is empty")
+        for index, item in enumerate(value):
+            _check_fields(item, wanted[0], f"{inside}{index}")
+
+
 def check_kubernetes(manifest: Mapping[str, Any], devices: int, *, queued: bool) -> None:
-    """InputError for a field of the wrong type, one that Kueue needs and is missing, or other than so many devices."""
-    wanted: tuple[tuple[str, type], ...] = (
-        ("apiVersion", str), ("kind", str), ("metadata.name", str), ("metadata.labels", dict), ("spec.suspend", bool),
-        ("spec.completions", int), ("spec.parallelism", int), ("spec.completionMode", str), ("spec.backoffLimit", int),
-        ("spec.activeDeadlineSeconds", int), ("spec.template.spec.containers", list),
-        ("spec.template.spec.restartPolicy", str),
-    )  # fmt: skip
+    """InputError for a field that is missing, unknown or of the wrong type, or other than so many devices."""
     jobs = [item for item in manifest.get("items", ()) if item.get("kind") == "Job"]
     if len(jobs) != 1:
         raise InputError(f"the list must hold one Job, it holds {len(jobs)}")
     [manifest] = jobs
-    for path, kind in wanted:
-        value: Any = manifest
-        for key in path.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if not isinstance(value, kind):
-            raise InputError(f"{path} must be of type {kind.__name__}, got {value!r}")
+    _check_fields(manifest, _JOB)
     spec = manifest["spec"]
     if queued and (not manifest["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") or not spec["suspend"]):
         raise InputError("Kueue takes only jobs with the label kueue.x-k8s.io/queue-name that are created suspended")

@@ -3,9 +3,10 @@
 `python benchmarks/capture/transformers_types.py --out results.jsonl [--types llama,bert]` writes a line a type, goes on
 where it was stopped, and prints the table. Every type of `AutoModel` is built from its own config with small sizes and
 random values (a type whose small config does not build is built with two layers on the meta device), each in a process
-of its own. A type counts as captured only if a Graph came out; `proved` is outputs and gradients within 1e-9 in
-float64. Leaves out
-heads: `AutoModel` is the body.
+of its own with a limit of CPU seconds and of address space. Types are tried in a random order of a fixed seed, so that
+a run which is stopped early is a sample. A type counts as captured only if a Graph came out; `plans` are those under
+which the Graph is then priced; `proved` is outputs and gradients within 1e-9 in float64. Leaves out heads: `AutoModel`
+is the body.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import json
 import logging
 import os
 import random
+import resource
+import signal
 import sys
 import time
 import traceback
@@ -27,6 +30,8 @@ from typing import Any
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "depth",
           "num_decoder_layers", "num_encoder_layers", "e_layers", "d_layers")  # fmt: skip
+WAITS = 6
+"""Wall seconds that a type may take for each CPU second: the machine may be busy."""
 SMALL = {
     "hidden_size": 64, "d_model": 64, "n_embd": 64, "embed_dim": 64, "dim": 64, "encoder_embed_dim": 64,
     "intermediate_size": 96, "d_ff": 96, "ffn_dim": 96, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "n_inner": 96,
@@ -183,7 +188,7 @@ def caught(kind: str, how: str, model: Any, example: Any, prove_too: bool) -> di
         "parameters": graph.num_parameters() + graph.num_frozen(),
         "unused": len([n for n, p in model.named_parameters() if p.requires_grad and n not in used]),
     }
-    _then(row, "priced", lambda: priced(graph))
+    row["plans"] = planned(graph)
     _then(row, "flops_error", lambda: flops_error(model, example, graph))
     if prove_too:
         _then(row, "proof", lambda: proof(model, example))
@@ -197,12 +202,26 @@ def _then(row: dict[str, Any], key: str, function: Any) -> None:
         row[key] = f"failed: {_said(error)}"
 
 
-def priced(graph: Any) -> float:
+def planned(graph: Any) -> dict[str, float | str]:
+    """Plan of 8 GPUs -> predicted seconds a step, or why it cannot be priced."""
     import gnomon
-    from gnomon.plans import Mesh, Plan, Schedule, Workload
+    from gnomon.plans import Mesh, Optimizer, Plan, Schedule, Workload
 
-    plan = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=2))
-    return float(gnomon.predict(graph, "1x8xh100-sxm", plan, Workload(global_batch_size=16, seq_len=16)).step_s)
+    one = Schedule(micro_batch_size=2)
+    plans = {
+        "dp 8": Plan(mesh=Mesh(dp_replicate=8), schedule=one),
+        "zero 3": Plan(mesh=Mesh(dp_shard=8), schedule=one, optimizer=Optimizer(zero=3)),
+        "tp 2": Plan(mesh=Mesh(dp_replicate=4, tp=2), schedule=one),
+        "pp 2": Plan(mesh=Mesh(dp_replicate=4, pp=2), schedule=one),
+    }
+    rows: dict[str, float | str] = {}
+    for name, plan in plans.items():
+        try:
+            workload = Workload(global_batch_size=16, seq_len=16)
+            rows[name] = float(gnomon.predict(graph, "1x8xh100-sxm", plan, workload).step_s)
+        except Exception as error:
+            rows[name] = _said(error)
+    return rows
 
 
 def flops_error(model: Any, example: Any, graph: Any) -> float:
@@ -234,8 +253,11 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
 
 
-def _child(kind: str, prove_too: bool, pipe: Any) -> None:
+def _child(kind: str, prove_too: bool, limits: tuple[float, float], pipe: Any) -> None:
     warnings.simplefilter("ignore")
+    cpu_s, gib = limits
+    resource.setrlimit(resource.RLIMIT_CPU, (round(cpu_s), round(cpu_s) + 5))
+    resource.setrlimit(resource.RLIMIT_AS, (round(gib * 2**30),) * 2)
     try:
         with open(os.devnull, "w") as nowhere:
             sys.stderr = nowhere
@@ -252,8 +274,10 @@ def types() -> list[str]:
     return [kind for kind in MODEL_MAPPING_NAMES if kind in CONFIG_MAPPING]
 
 
-def run(kinds: list[str], out: Path, limit_s: float, prove_too: bool, until: float) -> list[dict[str, Any]]:
-    """A process for each type, forked from one that has everything imported."""
+def run(
+    kinds: list[str], out: Path, limits: tuple[float, float], prove_too: bool, until: float
+) -> list[dict[str, Any]]:
+    """A process for each type, forked from one that has everything imported. limits: CPU seconds and GiB of each."""
     import torch  # noqa: F401
     import transformers
 
@@ -269,15 +293,19 @@ def run(kinds: list[str], out: Path, limit_s: float, prove_too: bool, until: flo
         if kind in done or time.time() > until:
             continue
         mine, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_child, args=(kind, prove_too, theirs))
+        process = context.Process(target=_child, args=(kind, prove_too, limits, theirs))
         process.start()
         theirs.close()
-        row = {"type": kind, "captured": False, "errors": [f"no answer in {limit_s:.0f} s"]}
+        row = {"type": kind, "captured": False, "errors": [f"no answer in {WAITS * limits[0]:.0f} s of wall time"]}
         try:
-            if mine.poll(limit_s):
+            if mine.poll(WAITS * limits[0]):
                 row = mine.recv()
         except EOFError:
-            row["errors"] = ["the process ended"]
+            process.join()
+            at_limit = process.exitcode == -signal.SIGXCPU
+            row["errors"] = [
+                f"over {limits[0]:.0f} CPU s" if at_limit else f"the process ended with {process.exitcode}"
+            ]
         process.kill()
         process.join()
         rows.append(row)
@@ -295,26 +323,32 @@ def table(rows: list[dict[str, Any]], every: int) -> str:
     number = lambda key: [row[key] for row in caught if isinstance(row.get(key), (int, float))]  # noqa: E731
     flops = number("flops_error")
     proofs = [row["proof"] for row in caught if isinstance(row.get("proof"), dict)]
+    plans: dict[str, int] = {}
+    for row in caught:
+        for name, value in row["plans"].items():
+            plans[name] = plans.get(name, 0) + isinstance(value, float)
     lines = [
         f"types of AutoModel: {every}; tried: {len(rows)}; captured: {len(caught)}",
-        f"priced: {len(number('priced'))} of {len(caught)}",
+        *(f"priced under {name}: {count} of {len(caught)}" for name, count in plans.items()),
         f"FLOPs within 1%: {sum(abs(x) <= 0.01 for x in flops)} of {len(flops)} counted",
         f"proved to 1e-9: {sum(p['holds'] for p in proofs)} of {len(proofs)} proofs",
         "",
-        "| type | captured | CPU s | ops | blocks | layers | opaque bytes | FLOPs error | proof |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| type | built | CPU s | ops | blocks | layers | opaque bytes | opaque FLOPs | FLOPs error | priced | proof |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda row: row["type"]):
         if not row["captured"]:
             why = (row.get("errors") or ["?"])[-1].replace("|", "/")
-            lines.append(f"| {row['type']} | no: {why[:140]} | | | | | | | |")
+            lines.append(f"| {row['type']} | no: {why[:140]} | | | | | | | | | |")
             continue
         held = row.get("proof")
         said = f"{max(held['outputs'], held['gradients']):.0e}" if isinstance(held, dict) else "-"
         error = row.get("flops_error")
         lines.append(
             f"| {row['type']} | {row['how']} | {row['cpu_s']} | {row['steps']} | {row['blocks']} | {row['layers']} | "
-            f"{row['opaque_bytes']:.0%} | {f'{error:.2%}' if isinstance(error, float) else '-'} | {said} |"
+            f"{row['opaque_bytes']:.0%} | {row['opaque_flops']:.0%} | "
+            f"{f'{error:.2%}' if isinstance(error, float) else '-'} | "
+            f"{', '.join(name for name, value in row['plans'].items() if isinstance(value, float))} | {said} |"
         )
     return "\n".join(lines)
 
@@ -323,13 +357,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("transformers_types.jsonl"))
     parser.add_argument("--types", default="")
-    parser.add_argument("--limit-s", type=float, default=90.0)
+    parser.add_argument("--limit-s", type=float, default=60.0, help="CPU seconds of a type")
+    parser.add_argument("--limit-gib", type=float, default=8.0, help="address space of a type")
     parser.add_argument("--minutes", type=float, default=600.0)
     parser.add_argument("--no-proof", action="store_true")
     given = parser.parse_args()
     every = types()
     kinds = given.types.split(",") if given.types else random.Random(0).sample(every, len(every))
-    rows = run(kinds, given.out, given.limit_s, not given.no_proof, time.time() + 60 * given.minutes)
+    limits = given.limit_s, given.limit_gib
+    rows = run(kinds, given.out, limits, not given.no_proof, time.time() + 60 * given.minutes)
     print(table(rows, len(every)))
 
 

@@ -1,28 +1,31 @@
 """Graphs of captured models, kept on disk until a file that they came from changes.
 
 `load(name)` returns what `store` kept, if every source file that was imported then has the same content, and torch and
-the packages around it the same versions: without importing any of them. Leaves out capturing (`frontend`).
+the packages around it the same versions: without importing any of them. The file is JSON that makes nothing but a
+Graph (`graph.plain`): one that somebody else wrote runs no code. Leaves out capturing (`frontend`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from gnomon.errors import FormatError, GnomonError
 from gnomon.graph import Graph
+from gnomon.graph.plain import from_plain, to_plain
 
 Kept = tuple[Graph, tuple[str, ...]]
 """(graph, notes)."""
 
 VARIABLE = "GNOMON_CACHE"
 """Folder to keep them in; empty for none. The user's cache folder otherwise."""
-FORMAT = 1
+FORMAT = "gnomon.captured/2"
 PACKAGES = ("torch", "transformers", "diffusers", "timm", "torchvision", "gnomon")
 """Packages whose version is asked in place of the content of their files."""
 
@@ -30,33 +33,49 @@ PACKAGES = ("torch", "transformers", "diffusers", "timm", "torchvision", "gnomon
 def load(name: str) -> Kept | None:
     """What was kept of a model, if it would be captured to the same again."""
     path = _path(name)
-    if path is None or not path.is_file():
+    if path is None:
         return None
-    with suppress(Exception):  # a file that another version wrote, or that is cut short, is no reason to stop
-        held = pickle.loads(path.read_bytes())
-        if held["format"] == FORMAT and held["versions"] == _versions() and held["here"] == os.getcwd():
-            if all(_digest(Path(file)) == digest for file, digest in held["files"].items()):
-                kept: Kept = held["kept"]
-                return kept
-    return None
+    try:
+        held = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):  # none, or cut short, or of another format
+        return None
+    if not (isinstance(held, dict) and held.get("format") == FORMAT and held.get("here") == os.getcwd()):
+        return None
+    files, notes = held.get("files"), held.get("notes")
+    if held.get("versions") != _versions() or not isinstance(notes, list) or not isinstance(files, dict):
+        return None
+    if not all(isinstance(note, str) for note in notes):
+        return None
+    if not all(_digest(Path(file)) == digest for file, digest in files.items()):
+        return None
+    try:
+        return from_plain(held.get("graph")), tuple(notes)
+    except (GnomonError, RecursionError):
+        return None
 
 
 def store(name: str, kept: Kept, files: list[str]) -> None:
-    """Keeps a graph; a folder that cannot be written to is passed over."""
+    """Keeps a graph; one that no file holds, and a folder that cannot be written to, are passed over."""
     path = _path(name)
     if path is None:
+        return
+    graph, notes = kept
+    try:
+        plain = to_plain(graph)
+    except FormatError:
         return
     held = {
         "format": FORMAT,
         "versions": _versions(),
         "here": os.getcwd(),
         "files": {file: _digest(Path(file)) for file in files},
-        "kept": kept,
+        "notes": list(notes),
+        "graph": plain,
     }
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
-        part.write_bytes(pickle.dumps(held))
+        part.write_text(json.dumps(held, separators=(",", ":")), encoding="utf-8")
         part.replace(path)
 
 
@@ -80,7 +99,7 @@ def _path(name: str) -> Path | None:
     if given == "":
         return None
     base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gnomon"
-    return base / "graphs" / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.pickle"
+    return base / "graphs" / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
 
 
 def _digest(path: Path) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.errors import InputError
+from gnomon.errors import InputError, RunError
 from gnomon.fleet.fates import Fate
 from gnomon.fleet.forecast import Curve
 from gnomon.fleet.job import Job
@@ -166,6 +166,33 @@ def check_never_too_many(events: Sequence[dict[str, object]], again: dict[str, F
             if fate.held:
                 assert fate.task.job.fewest <= len(fate.held) <= fate.task.job.most
     assert again == fates
+
+
+def test_a_job_that_runs_and_is_no_longer_in_the_table_is_refused(tmp_path: Path) -> None:
+    """Its devices would be given to others. Once it has ended, and for new rows, the table may change."""
+    machine = Machine(random.Random(2))
+    a, b = (Task(job=Job(id=name, submit_s=0, work_s=9, devices=1), command=("do", "{devices}")) for name in "ab")
+
+    def controller(*tasks: Task) -> Controller:
+        made = Controller(
+            folder=tmp_path, tasks=tasks, devices=1, policy=policy("fifo"), clock=lambda: machine.now, wait=wait
+        )
+        made.processes = machine
+        return made
+
+    def wait(seconds: float) -> None:
+        machine._come()
+        raise Killed
+
+    with pytest.raises(Killed):
+        controller(a).run()
+    with pytest.raises(RunError, match="job 'a' of .* still runs and is not in the table"):
+        controller(b).run()
+    machine._end("a", 0)
+    machine.controller_is_gone()
+    with pytest.raises(Killed):
+        controller(b).run()
+    assert machine.completed == ["a"] and list(machine.running) == ["b"]
 
 
 def test_policies_that_share_devices_are_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from gnomon.cli.terminal import print_json, print_lines
+from gnomon.fleet.fates import LIVE
 from gnomon.fleet.live import Controller
 from gnomon.fleet.policies import policy
 from gnomon.fleet.tasks import read_tasks
@@ -32,7 +33,12 @@ def run(options: argparse.Namespace) -> int:
         every_s=options.every,
         told=told,
     )
-    fates = controller.run()
+    try:
+        fates = controller.run()
+    except KeyboardInterrupt:
+        still = [name for name, fate in controller.fates.items() if fate.state in LIVE]
+        told(f"stopped; {len(still)} jobs go on ({', '.join(still)}): the same command drives them again")
+        raise
     counts = [
         (name, fate.state, fate.attempt, fate.preemptions, fate.resizes, fate.failures) for name, fate in fates.items()
     ]

@@ -103,6 +103,12 @@ class Controller:
         for event in self.journal.events:
             if event["job"] in self.fates:
                 self.fates[event["job"]].apply(event)
+        gone = sorted({event["job"] for event in self.journal.events} - {"", *self.fates})
+        for name in gone:
+            if self.processes.alive(name):
+                raise RunError(
+                    f"job {name!r} of {self.folder} still runs and is not in the table; put its row back, or stop it"
+                )
         opened = [event["at"] for event in self.journal.events if event["event"] == "opened"]
         self.began_s = float(opened[0]) if opened else self.clock()
         self.journal.write("opened", "", at=self.clock())

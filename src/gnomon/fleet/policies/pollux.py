@@ -29,12 +29,14 @@ Floats = NDArray[np.float64]
 
 def pollux(state: State, forecasts: Forecasts) -> Sequence[Decision]:
     """Replicas and places of all jobs."""
-    nodes = [n for i, p in enumerate(state.machines.pools) if not p.serves for n in state.machines.nodes_of(i)]
-    capacity = sum(state.free[n] for n in nodes) + sum(active.devices for active in state.running)
-    per_node = max(state.machines.capacity)
-    if not capacity or not (state.queue or state.running):
+    if not (state.queue or state.running):
         return ()
-    if not state.queue and all(_is_best(state, forecasts, a, per_node, capacity, nodes[0]) for a in state.running):
+    nodes = [n for i, p in enumerate(state.machines.pools) if not p.serves for n in state.machines.nodes_of(i)]
+    per_node, every = max(state.machines.capacity), sum(state.machines.capacity[n] for n in nodes)
+    if not state.queue and all(_is_best(state, forecasts, a, per_node, every, nodes[0]) for a in state.running):
+        return ()
+    capacity = sum(state.free[n] for n in nodes) + sum(active.devices for active in state.running)
+    if not capacity:
         return ()
     jobs = sorted((*state.queue, *state.running), key=lambda active: (active.served_at(state.now), active.index))
     fair = math.ceil(capacity / len(jobs))
@@ -48,7 +50,7 @@ def _is_best(
     """Whether no other number of devices is worth more to a running job than the one that it has, whatever is free."""
     fewest, most = _range(forecasts, active, capacity)
     if fewest >= most:
-        return active.devices == fewest
+        return True  # it has the only number that it can run on
     done = active.done_at(state.now)
     others = forecasts.packed(active.job, done, node, per_node, most)[fewest - 1 :]
     return forecasts.phase(active.job, done, active.allocation)[0] >= _kept(state, active) * float(others.max())

@@ -36,6 +36,8 @@ class Configuration:
 def sia(state: State, forecasts: Forecasts) -> Sequence[Decision]:
     """Configurations of all jobs, then their places."""
     pools = [i for i, pool in enumerate(state.machines.pools) if not pool.serves]
+    if not state.queue and all(_is_best(state, forecasts, active, pools) for active in state.running):
+        return ()
     jobs = sorted((*state.queue, *state.running), key=lambda active: active.index)
     room = {i: sum(state.free[n] for n in state.machines.nodes_of(i)) for i in pools}
     for active in state.running:
@@ -56,6 +58,16 @@ def choose(options: Sequence[Sequence[Configuration]], room: Mapping[int, int]) 
         return wanted
     size = len(options) * prod(devices + 1 for devices in room.values())
     return exact(options, room) if size <= LARGEST else _by_marginal_value(options, room)
+
+
+def _is_best(state: State, forecasts: Forecasts, active: Active, pools: Sequence[int]) -> bool:
+    """Whether no other configuration is worth more to a running job than the one that it has, whatever is free."""
+    fewest, most = forecasts.limits(active.job)
+    if fewest == most and len(pools) == 1:
+        return True  # it has the only one
+    now = (state.machines.pool_of[active.allocation[0][0]], active.devices)
+    values = {(o.pool, o.count): o.value for o in _configurations(state, forecasts, active, pools)}
+    return now in values and values[now] >= max(values.values())
 
 
 def _configurations(state: State, forecasts: Forecasts, active: Active, pools: Sequence[int]) -> list[Configuration]:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # What `make demo` runs, with a heading before each command. Files go to demo/, which is made anew. Needs `gnomon` and
-# `python` on the PATH, with torch and tokenizers. Takes about three minutes on two idle cores, most of it measuring and
+# `python` on the PATH, with torch and tokenizers. Takes about two minutes on two idle cores, most of it measuring and
 # training. The model, its tokenizer and its first weights are made here: no package ships a small language model.
 set -eu
 cd "$(dirname "$0")/.."
@@ -51,7 +51,7 @@ printf '$ python scripts/demo_model.py demo\n'
 python scripts/demo_model.py demo
 
 step 'Plan it for this machine' \
-    plan demo/model --on local --global-batch 16 --seq-len 128 --precision fp32 -o demo/plan.toml
+    plan demo/model --on local --global-batch 8 --seq-len 128 --precision fp32 -o demo/plan.toml
 
 step 'Train it from random weights on code, and write a folder of safetensors' \
     run demo/plan.toml --data demo/code --tokenizer demo/model --steps 120 --lr 3e-3 --export demo/pretrained

@@ -50,15 +50,24 @@ def _run(world_size: int) -> dict[int, Results] | AssertionError:
 
 def run(world_size: int) -> Results:
     names, before = [name for name, plan in parity.PLANS.items() if plan.world_size == world_size], threads()
+    trained, gradients, traces, timelines = parity.train_all(names), {}, {}, {}
+    for name in names:  # one executor in float32 for all that is asked of it
+        executor = parity.float32(parity.PLANS[name])
+        gradients[name] = parity.gradients(executor)
+        if name in traced.ORDERS:
+            traces[name] = traced.trace(executor)
+        if name in measured.PLANS:
+            timelines[name] = measured.measure(executor)
+        executor.leave()
     return Results(
-        trained=parity.train_all(names),
-        gradients=parity.gradients_all(names),
-        traced=traced.trace_all([name for name in names if name in traced.ORDERS]),
+        trained=trained,
+        gradients=gradients,
+        traced=traces,
+        measured=timelines,
         accounted=accounted.account_all(
             [name for name, plan in accounted.PLANS.items() if plan.world_size == world_size]
         ),
         axes=axes.compare_all(world_size),
-        measured=measured.measure_all([name for name in names if name in measured.PLANS]),
         threads=(before, threads()),
     )
 

@@ -336,9 +336,13 @@ def train(
     return curve, found
 
 
-def gradients(plan: Plan) -> list[tuple[float, Part]]:
-    """One rank of a plan in float32, step by step: norm and this rank's part of the gradient that the update reads."""
-    executor = Executor(llama(CONFIG), replace(plan, precision=FP32), WORKLOAD, seed=7, settings=SETTINGS)
+def float32(plan: Plan) -> Executor:
+    """That of one rank, from the same start as the plain model's."""
+    return Executor(llama(CONFIG), replace(plan, precision=FP32), WORKLOAD, seed=7, settings=SETTINGS)
+
+
+def gradients(executor: Executor) -> list[tuple[float, Part]]:
+    """Of the first steps of one rank, one by one: norm and this rank's part of the gradient that the update reads."""
     update, steps = Update.update, [(0.0, Part()) for _ in range(STEPS)]
 
     def note(self: Update, held: Parameters, *args: Any, **named: Any) -> None:
@@ -349,7 +353,6 @@ def gradients(plan: Plan) -> list[tuple[float, Part]]:
 
     with patch.object(Update, "update", note):
         norms = [float(executor.step(batch(step)).grad_norm) for step in range(STEPS)]
-    executor.leave()
     return [(norm, part) for norm, (_, part) in zip(norms, steps, strict=True)]
 
 
@@ -360,7 +363,3 @@ def train_all(names: list[str]) -> dict[str, tuple[Curve, Part]]:
     found.update({f"{name}, varied": train(PLANS[name], VARIED) for name in names if name in VARIANTS})
     found.update({new: train(PLANS[name], CONFIG, f) for name, (new, f) in REWRITTEN.items() if name in names})
     return found
-
-
-def gradients_all(names: list[str]) -> dict[str, list[tuple[float, Part]]]:
-    return {name: gradients(PLANS[name]) for name in names}

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from runtime.parity import CONFIG, FP32, PLANS, SETTINGS, WORKLOAD
+from runtime.parity import CONFIG, PLANS, WORKLOAD
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from gnomon.models.llama import llama
 from gnomon.plans import Mesh
 from gnomon.program import issue_order_peak, validate
 from gnomon.runtime import Executor, Parameters, Update
@@ -182,16 +181,9 @@ def foreseen(executor: Executor) -> int:
     return int(peaks[executor.groups.here.pipeline_rank].bytes)
 
 
-def trace(name: str) -> Traced:
-    """Of one rank, in a second step."""
-    executor = Executor(llama(CONFIG), replace(PLANS[name], precision=FP32), WORKLOAD, settings=SETTINGS)
+def trace(executor: Executor) -> Traced:
+    """Of one rank, in a step that is not its first."""
     ids = ids_of_step()
-    executor.step(ids)
-    with watching(executor, ids) as found:
+    with watching(executor, ids) as trace:
         executor.step(ids)
-    executor.leave()
-    return found.actions, expected_actions(executor), found.calls, (found.most_saved, foreseen(executor))
-
-
-def trace_all(names: list[str]) -> dict[str, Traced]:
-    return {name: trace(name) for name in names}
+    return trace.actions, expected_actions(executor), trace.calls, (trace.most_saved, foreseen(executor))

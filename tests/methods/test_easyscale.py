@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
 from gnomon.lowering.edit import rows_of, with_rows
-from gnomon.methods.easyscale import additions, easyscale
+from gnomon.methods.easyscale import Observation, additions, easyscale, placed
+from gnomon.plans import Mesh, Plan
 from gnomon.program import issue_order_peak, validate
 
 
@@ -53,3 +56,32 @@ def test_devices_without_workers_are_refused() -> None:
         easyscale((0, 2))
     with pytest.raises(PlanError, match="each with a worker"):
         easyscale(())
+
+
+def slowest(shares: tuple[int, ...], speeds: tuple[float, ...]) -> float:
+    return max(share / speed for share, speed in zip(shares, speeds, strict=True))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 9), st.lists(st.floats(0.1, 10), min_size=1, max_size=5).map(tuple))
+def test_workers_are_shared_out_by_speed_as_well_as_can_be(workers: int, speeds: tuple[float, ...]) -> None:
+    observed = Observation(processes=len(speeds), speeds=speeds)
+    plan = placed(Plan(mesh=Mesh(dp_replicate=workers)), observed)
+    count = min(workers, len(speeds))
+    assert sorted(plan.placement) == list(plan.placement) and set(plan.placement) == set(range(count))
+    cuts = [(0, *inner, workers) for inner in combinations(range(1, workers), count - 1)]
+    best = min(slowest(tuple(b - a for a, b in zip(c, c[1:], strict=False)), speeds[:count]) for c in cuts)
+    assert slowest(tuple(map(plan.placement.count, range(count))), speeds[:count]) == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("observed", "says"),
+    [
+        (Observation(processes=0), "4 logical workers cannot run on 0 processes; give at least 1"),
+        (Observation(processes=2, speeds=(1.0,)), "must give each of 2 processes a positive number"),
+        (Observation(processes=2, speeds=(1.0, 0.0)), "must give each of 2 processes a positive number"),
+    ],
+)
+def test_processes_that_cannot_be_are_refused(observed: Observation, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        placed(Plan(mesh=Mesh(dp_replicate=4)), observed)

@@ -116,6 +116,18 @@ example:
 
 exit status: 0 ready; 1 something would end the run; 2 the request is wrong."""
 
+_SCALE = """\
+JOB is a job that gnomon run PLAN.toml --processes N started and that still
+runs: its folder of checkpoints, or its plan file. Its logical workers go to the
+other number of processes at the end of a step; losses stay the same bits.
+Without --to it says what the job stands on.
+
+examples:
+  gnomon scale plan.toml
+  gnomon scale saved --to 4
+
+exit status: 0 done; 1 it has not changed in time; 2 the request is wrong."""
+
 _CHECKPOINT = """\
 PATH is a checkpoint of gnomon run, or the folder of --checkpoints. A run reads
 one under any plan; convert writes one file for each rank of another plan.
@@ -229,6 +241,7 @@ def parser() -> argparse.ArgumentParser:
     _check(_command(commands, "check", "whether every rank has what a plan needs; slow ranks and links", _CHECK))
     _parity(_command(commands, "parity", "a plan against the plain model, in small", _PARITY))
     _generate(_command(commands, "generate", "a few words from a folder of weights", _GENERATE))
+    _scale(_command(commands, "scale", "another number of processes for a job that runs", _SCALE))
     _checkpoint(_command(commands, "checkpoint", "look at checkpoints, check, convert and export them", _CHECKPOINT))
     _data(_command(commands, "data", "what a corpus holds as tokens; writes Megatron's format", _DATA))
     _report(_command(commands, "report", "a page that shows timelines, predicted and measured", _REPORT))
@@ -426,10 +439,21 @@ def _run(parser: argparse.ArgumentParser) -> None:
         "--max-restarts", type=at_most(1000, least=0), default=0, metavar="N",
         help="times to go on from the newest checkpoint when a process is lost; 0",
     )  # fmt: skip
+    parser.add_argument(
+        "--processes", type=count, metavar="N",
+        help="run the plan's ranks as logical workers on N processes, whose number gnomon scale changes; a rank each",
+    )  # fmt: skip
     parser.add_argument("--timeline", type=new_file, metavar="FILE", help="write the measured Timeline of a step")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")
     parser.add_argument("--json", action="store_true", help="for programs")
     add_local_option(parser)
+
+
+def _scale(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help="folder of --checkpoints of gnomon run, or its plan file")
+    parser.add_argument("--to", type=count, metavar="N", help="processes, from the next step on; default: only tell")
+    parser.add_argument("--wait", type=not_negative, default=120.0, metavar="S", help="seconds for it; 120")
+    parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def _check(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
@@ -27,6 +27,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.late import load_late
 from gnomon.methods import check_methods, rewrites
+from gnomon.methods.easyscale import Observation, placed
 from gnomon.models.lora import parse_adapters
 from gnomon.plans import PlanFile, load_plan
 from gnomon.prediction import Prediction, predict
@@ -60,7 +61,8 @@ CHECKPOINT_EVERY = 100
 
 def run(options: argparse.Namespace) -> int:
     """Read, predict, train, tell."""
-    file = read_plan(options.plan)
+    file = _on_processes(read_plan(options.plan), options.processes)
+    shared = shares_processes(file, options)
     _check_there(options)
     graph, notes = read_runnable_model(file.model)
     need_torch("running a plan")
@@ -68,8 +70,10 @@ def run(options: argparse.Namespace) -> int:
     device = device_of(file, machines, options.device)
     assumed: list[str] = []
     check_methods(file.plan, "run")
-    prediction = predict(graph, machines, file.plan, file.workload, with_own(_stack(file), machines, options, assumed))
+    alone = replace(file.plan, placement=())
+    prediction = predict(graph, machines, alone, file.workload, with_own(_stack(file), machines, options, assumed))
     notes += tuple(assumed)
+    notes += _turns(file, options) if shared else ()
     notes += begins(file.model, options.weights, options.seed)
     notes += _check_memory(prediction) if device == "cpu" else (UNTRIED,)
     if any(chip.kind != KINDS[device] for chip in machines.devices):
@@ -86,10 +90,41 @@ def run(options: argparse.Namespace) -> int:
         print_lines(_before(file, prediction, notes, options))
         sys.stdout.flush()
     job = _job(options, file, graph, prediction, folder, device=device)
-    outcome = load_late("gnomon.runtime.train:run")(job)
+    outcome = _carried_out(job, shared=shared)
     if is_rank_0():
-        _after(options, Told(file=file, prediction=prediction, outcome=outcome))
+        _after(options, Told(file=file, prediction=prediction, outcome=outcome, shared=shared))
     return 128 + outcome.stopped if outcome.stopped else 0
+
+
+def _on_processes(file: PlanFile, processes: int | None) -> PlanFile:
+    """The plan with its ranks as logical workers on so many processes, if they are asked for."""
+    if processes is None:
+        return file
+    if processes > file.plan.world_size:
+        raise PlanError(f"the plan has {file.plan.world_size} ranks, which are no use to {processes} processes")
+    return replace(file, plan=placed(file.plan, Observation(processes=processes)))
+
+
+def _carried_out(job: Any, *, shared: bool) -> Any:
+    """How the job went. shared: its ranks share processes."""
+    if shared:
+        return load_late("gnomon.runtime.elastic_launch:run_elastic")(job)
+    return load_late("gnomon.runtime.train:run")(job)
+
+
+def shares_processes(file: PlanFile, options: argparse.Namespace) -> bool:
+    """Whether ranks are logical workers, whose processes may come and go."""
+    return options.processes is not None or len(set(file.plan.device_of)) < file.plan.world_size
+
+
+def _turns(file: PlanFile, options: argparse.Namespace) -> tuple[str, ...]:
+    """What is said of logical workers."""
+    workers, processes = file.plan.world_size, len(set(file.plan.device_of))
+    where = options.checkpoints or options.plan
+    return (
+        f"{workers} logical workers on {processes} processes, the same losses on any number; the prediction is for a "
+        f"process each; gnomon scale {quote(where)} --to N changes the number while this runs",
+    )
 
 
 def _stack(file: PlanFile) -> Stack:
@@ -219,7 +254,7 @@ def _job(
         override=tuple(filter(None, (options.override or "").split(","))),
         resume_with=_resume_command(options),
         measure=options.timeline is not None,
-        expected_step_s=prediction.step_s,
+        expected_step_s=None if shares_processes(file, options) else prediction.step_s,
         calibrated=prediction.pricing.cluster if device == "cpu" else None,
         device=device,
     )
@@ -289,6 +324,8 @@ def _resume_command(options: argparse.Namespace) -> str:
         words += ["--warmup-steps", str(options.warmup_steps)]
     if options.min_lr:
         words += ["--min-lr", str(options.min_lr)]
+    if options.processes is not None:
+        words += ["--processes", str(options.processes)]
     return " ".join(quote(word) for word in [*words, "--resume"])
 
 
@@ -318,6 +355,8 @@ class Told:
     """What was predicted."""
     outcome: Any
     """What happened: a `gnomon.runtime.Outcome`."""
+    shared: bool = False
+    """Whether ranks took turns in processes, which the prediction is not about."""
 
     @property
     def tokens(self) -> int:
@@ -341,7 +380,9 @@ class Told:
                 "step_s": prediction.step_s,
                 "step_s_as_it_was_before_training": None if o.slowdown is None else prediction.step_s * o.slowdown,
                 "peak_bytes": prediction.tightest.peak_bytes,
-            },
+            }
+            if not self.shared
+            else None,
             "measured": {
                 "step_s": o.step_s,
                 "tokens_per_s": self.tokens / o.step_s,
@@ -390,6 +431,10 @@ def summary(told: Told) -> tuple[str, ...]:
     if not outcome.records:
         return (f"nothing to do: {outcome.resumed_from} steps are behind it already; ask for more with --steps",)
     predicted, measured = told.prediction.step_s, outcome.step_s
+    first, last = outcome.records[0], outcome.records[-1]
+    losses = f"loss {first.loss:.3f} -> {last.loss:.3f}, on held-out text {last.validation_loss:.3f}"
+    if told.shared:
+        return ("", f"measured: {number(measured)} s a step, {number(told.tokens / measured, 4)} tokens/s", losses)
     columns = (Column(name="", align="left"), *(Column(name=name) for name in ("predicted", "measured", "off by")))
     rows = [
         ("step s", number(predicted), number(measured), _off(predicted, measured)),
@@ -413,7 +458,6 @@ def summary(told: Told) -> tuple[str, ...]:
             f"about {number(alone)} s, off by {_off(predicted, alone)}",
             indent="",
         )
-    first, last = outcome.records[0], outcome.records[-1]
     counted = f"steps {outcome.records[outcome.warm].step} to {last.step}"
     warm = f"; the first {outcome.warm} are warm-up" if outcome.warm else ""
     return (
@@ -421,7 +465,7 @@ def summary(told: Told) -> tuple[str, ...]:
         *table(columns, rows),
         *wrapped(f"measured: the median of {counted}{warm}", indent=""),
         *busier,
-        f"loss {first.loss:.3f} -> {last.loss:.3f}, on held-out text {last.validation_loss:.3f}",
+        losses,
     )
 
 

@@ -4,17 +4,19 @@
 `easyscale(devices)` places worker v on device `devices[v]`. A device runs its workers one after the other; the
 gradients are added in the order of the workers, 0, 1, 2 …, wherever they are: the running sum is sent from device to
 device, and the total back to all. `additions` reads that order off a Program. Data-parallel only: each device holds the
-whole model. Left out: the workers' other state (random numbers, data order, batch-norm buffers), which is the
-runtime's, and buckets, which repeat this for each bucket.
+whole model. `placed` decides where the workers of a plan run, from what is observed. Left out: the workers' other state
+(random numbers, data order, batch-norm buffers), which is the runtime's (`runtime.logical_workers`, which adds up in a
+tree in place of a chain), and buckets, which repeat this for each bucket.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from gnomon.errors import PlanError, ProgramError
 from gnomon.methods.method import Method
-from gnomon.plans import Unit
+from gnomon.plans import Plan, Unit
 from gnomon.program import (
     STANDARD_BUFFERS,
     BufferClass,
@@ -106,6 +108,55 @@ def additions(structure: Structure) -> tuple[tuple[int, ...], ...]:
     return tuple(updates[device] for device in sorted(updates))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What is known of the processes that can compute now."""
+
+    processes: int
+    """How many."""
+    speeds: tuple[float, ...] = ()
+    """Of each, in any unit; empty: all alike."""
+
+
+def placed(plan: Plan, observation: Observation) -> Plan:
+    """The plan with its logical workers on the processes that there are: a controller, so it depends on nothing else.
+
+    Workers next to each other share a process. The time of the slowest process is the least that there is with at
+    least one worker on each, workers all taking the same; processes beyond the number of workers get none.
+    PlanError for a plan that has no logical workers, no process, and speeds that are not one positive number a process.
+    """
+    if (why := reason(plan)) is not None:
+        raise PlanError(f"easyscale cannot be used in this plan: {why}")
+    workers, given = plan.world_size, observation.speeds
+    if observation.processes < 1:
+        raise PlanError(f"{workers} logical workers cannot run on {observation.processes} processes; give at least 1")
+    if given and (len(given) != observation.processes or not all(0 < speed < float("inf") for speed in given)):
+        raise PlanError(f"speeds {given} must give each of {observation.processes} processes a positive number")
+    count = min(workers, observation.processes)
+    speeds = given[:count] or (1.0,) * count
+    shares = [1] * count
+    for _ in range(workers - count):
+        best = min(range(count), key=lambda process: ((shares[process] + 1) / speeds[process], process))
+        shares[best] += 1
+    return replace(plan, placement=tuple(process for process, share in enumerate(shares) for _ in range(share)))
+
+
+def reason(plan: Plan) -> str | None:
+    """Why the ranks of the plan cannot be logical workers, and what to change; None where they can."""
+    mesh = plan.mesh
+    if len(plan.stages) > 1 or any(stage.shares for stage in plan.stages) or mesh.world_size != mesh.data_ranks:
+        return "its ranks do not all hold the whole model and take equal shares; leave dp_replicate alone above 1"
+    if plan.stages and plan.stages[0].mesh.world_size != plan.stages[0].mesh.data_ranks:
+        return "its ranks do not all hold the whole model; leave dp_replicate alone above 1"
+    if plan.optimizer.zero:
+        return (
+            f"ZeRO divides state among ranks, and each process holds all of it; use zero = 0, not {plan.optimizer.zero}"
+        )
+    if plan.schedule.passes:
+        return f"{plan.schedule.passes[0].name} rewrites the rows of its ranks; leave it out"
+    return None
+
+
 _SHARED = "ranks that share a device have no price"
 
 METHOD = Method(
@@ -114,6 +165,7 @@ METHOD = Method(
     about="logical workers keep their number and the order of their sums on however many devices there are",
     switch="placement",
     exactness="bitwise",
-    missing={"planned": _SHARED, "predicted": _SHARED, "run": "the runtime gives every rank a device of its own"},
+    missing={"planned": _SHARED, "predicted": _SHARED},
     on=lambda plan: len(set(plan.device_of)) < len(plan.device_of),
+    refusal=reason,
 )

@@ -17,6 +17,12 @@ def evaluate(executor: Executor, batch: Tensor | Batch) -> float:
     """Mean loss over all labels. batch: as of a step, the same on all ranks; all must ask."""
     executor.synchronise()
     executor.feed.take(batch)
+    total = forward_loss(executor)
+    return executor.total_loss(StepResult(loss=total, grad_norm=total))
+
+
+def forward_loss(executor: Executor) -> Tensor:
+    """This rank's part of the mean loss of the batch that was taken last."""
     total = torch.zeros((), dtype=torch.float64, device=executor.device)
     executor.buffers.blocks = False
     with torch.no_grad():
@@ -33,7 +39,7 @@ def evaluate(executor: Executor, batch: Tensor | Batch) -> float:
                     name = ("X", number + 1, unit)
                     executor.buffers.leave(name, y, executor.messages.send(y, name, number, number + 1))
     executor.buffers.wait_sent()
-    return executor.total_loss(StepResult(loss=total, grad_norm=total))
+    return total
 
 
 def _forward(executor: Executor, number: int, unit: int, given: Batch) -> Tensor:

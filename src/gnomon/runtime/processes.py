@@ -132,10 +132,15 @@ class Processes:
         self.stopped, self.grace_s = 0, grace_s
         self.until = float("inf")
         self.oom_kills = oom_kills()
+        self.store: Store | None = None
+        """Where they meet, while they run."""
+        self.place: tuple[Path, int] | None = None
+        """Folder of their errors, and port of the store."""
 
     def results(self) -> dict[int, Any]:
         """By rank. FailedError where one failed; SystemExit with 128 + the signal where a signal ended them."""
         with TemporaryDirectory(prefix="gnomon-") as folder, _meeting_place() as (store, port):
+            self.store, self.place = store, (Path(folder), port)
             try:
                 with self._signals_handed_on():
                     with _signals_blocked():
@@ -144,34 +149,37 @@ class Processes:
             finally:
                 self._kill()
             del store
+            self.store = None
             if failed:
                 raise FailedError([self._failure(rank) for rank in failed], self.world_size)
-            if len(self.returned) < self.world_size:
+            if not self._complete():
                 raise SystemExit(128 + self.stopped)
             return dict(sorted(self.returned.items()))
+
+    def _complete(self) -> bool:
+        """Whether there is a result of all."""
+        return len(self.returned) == self.world_size
 
     def _start(self, folder: Path, port: int) -> None:
         if self.start_method == "forkserver":
             _start_fork_server((*self.preload, *LOADED))
-        for rank in range(self.world_size):
-            receives, sends = self.context.Pipe(duplex=False)
-            error = folder / f"{rank}.json"
-            process = self.context.Process(
-                target=_begin,
-                args=(
-                    self._environment(rank, port, error),
-                    sends,
-                    self.function,
-                    port,
-                    rank,
-                    self.world_size,
-                    self.args,
-                ),
-                name=f"gnomon rank {rank}",
-            )
-            self.ranks.append(_Rank(process, receives, error))
-            process.start()
-            sends.close()
+        for _ in range(self.world_size):
+            self._start_one(folder, port)
+
+    def _start_one(self, folder: Path, port: int) -> None:
+        """The process of the next rank."""
+        rank = len(self.ranks)
+        receives, sends = self.context.Pipe(duplex=False)
+        error = folder / f"{rank}.json"
+        environment = self._environment(rank, port, error)
+        process = self.context.Process(
+            target=_begin,
+            args=(environment, sends, self.function, port, rank, self.world_size, self.args),
+            name=f"gnomon rank {rank}",
+        )
+        self.ranks.append(_Rank(process, receives, error))
+        process.start()
+        sends.close()
 
     def _environment(self, rank: int, port: int, error: Path) -> dict[str, str]:
         """Of one process: this one's, and what torchrun would say."""
@@ -188,24 +196,35 @@ class Processes:
     def _wait(self) -> list[int]:
         """Until all have ended; ranks that failed."""
         failed: list[int] = []
-        while running := [i for i, rank in enumerate(self.ranks) if not rank.seen_s]:
-            ends: dict[Any, int] = {self.ranks[i].process.sentinel: i for i in running}
-            pipes: dict[Any, int] = {self.ranks[i].results: i for i in running if i not in self.returned}
-            ready = connection.wait([*ends, *pipes], LOOK_S)
-            for one in ready:
-                if (rank := pipes.get(one)) is not None:
-                    self._receive(rank)
-            for one in ready:
-                if (rank := ends.get(one)) is None:
-                    continue
-                self._receive(rank)
-                self.ranks[rank].process.join()
-                self.ranks[rank].seen_s = time()
-                if rank not in self.returned and self.ranks[rank].process.exitcode != 128 + self.stopped:
-                    failed.append(rank)
-                    self.until = min(self.until, monotonic() + FAILED_S)
+        while self._running():
+            if now := self._just_failed(LOOK_S):
+                failed += now
+                self.until = min(self.until, monotonic() + FAILED_S)
             if monotonic() > self.until:
                 break
+        return failed
+
+    def _running(self) -> list[int]:
+        """Ranks whose end was not seen yet."""
+        return [i for i, rank in enumerate(self.ranks) if not rank.seen_s]
+
+    def _just_failed(self, patience_s: float) -> list[int]:
+        """Waits for an end or a result, at most so long; ranks that ended then without one."""
+        failed, running = [], self._running()
+        ends: dict[Any, int] = {self.ranks[i].process.sentinel: i for i in running}
+        pipes: dict[Any, int] = {self.ranks[i].results: i for i in running if i not in self.returned}
+        ready = connection.wait([*ends, *pipes], patience_s)
+        for one in ready:
+            if (rank := pipes.get(one)) is not None:
+                self._receive(rank)
+        for one in ready:
+            if (rank := ends.get(one)) is None:
+                continue
+            self._receive(rank)
+            self.ranks[rank].process.join()
+            self.ranks[rank].seen_s = time()
+            if rank not in self.returned and self.ranks[rank].process.exitcode != 128 + self.stopped:
+                failed.append(rank)
         return failed
 
     def _receive(self, rank: int) -> None:

@@ -11,9 +11,10 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from textwrap import wrap
@@ -31,7 +32,7 @@ from gnomon.plans import Plan, Saved, Workload
 from gnomon.program import Program
 from gnomon.runtime.checkpoint import Saver, checkpoints, load, newest
 from gnomon.runtime.data import Corpus, Source
-from gnomon.runtime.evaluate import evaluate
+from gnomon.runtime.evaluate import evaluate as evaluate_rows
 from gnomon.runtime.execute import Executor
 from gnomon.runtime.faults import ended, may_start_again, plain
 from gnomon.runtime.feed import size_named
@@ -41,6 +42,7 @@ from gnomon.runtime.pretrained import export, values_of
 from gnomon.runtime.processes import GRACE_S, RECOMPUTE_LOADED, SIGNALS, FailedError
 from gnomon.runtime.progress import Progress, peak_bytes
 from gnomon.runtime.slowdown import slowdown_now
+from gnomon.runtime.stage import Batch
 from gnomon.runtime.waiting import waited_s, waited_since, without_a_core
 from gnomon.runtime.watchdog import where
 from gnomon.timeline import Timeline
@@ -243,7 +245,7 @@ def _at(executors: Sequence[Executor]) -> str:
 
 def _train(job: Job, executors: list[Executor]) -> Outcome:
     """`train`. executors: takes the one that is made."""
-    with _asked_to_end() as asked:
+    with asked_to_end() as asked:
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
             corpus_of(job)
         dist.barrier()
@@ -264,12 +266,14 @@ def _train(job: Job, executors: list[Executor]) -> Outcome:
         identity, done = identity_of(job, corpus), 0
         if job.checkpoints is not None and job.resume:
             done = load(job.checkpoints, executor, identity=identity, override=job.override)
-        loop = _Loop(job, executor, corpus, done)
+        loop = Loop(job, executor, corpus, done)
         loop.ask_the_machine()
         try:
             for step in range(done + 1, job.steps + 1):
                 loop.step(step)
-                if loop.ends(step, *_anyone(asked, busy=loop.saver is not None and loop.saver.busy)):
+                busy = loop.saver is not None and loop.saver.busy
+                sent, is_busy = anyone([max(asked, default=0), int(busy)])
+                if loop.ends(step, sent, busy=bool(is_busy)):
                     break
         finally:
             if loop.saver is not None:
@@ -280,11 +284,20 @@ def _train(job: Job, executors: list[Executor]) -> Outcome:
         return loop.outcome()
 
 
-class _Loop:
+class Loop:
     """What is known between two steps."""
 
-    def __init__(self, job: Job, executor: Executor, corpus: Corpus, done: int) -> None:
+    def __init__(
+        self,
+        job: Job,
+        executor: Executor,
+        corpus: Corpus,
+        done: int,
+        evaluate: Callable[[Batch], float] | None = None,
+    ) -> None:
+        """evaluate: the loss of a batch without training; None: the executor's rows'."""
         self.job, self.executor, self.corpus, self.done = job, executor, corpus, done
+        self.evaluate = evaluate or partial(evaluate_rows, executor)
         self.size = {"sequences": job.workload.global_batch_size, "seq_len": job.workload.seq_len}
         self.records: list[Record] = []
         self.timelines: list[Timeline] = []
@@ -346,7 +359,7 @@ class _Loop:
             self.checkpoint = self.saver.finish() or self.checkpoint
         job, last = self.job, bool(asked) or step == self.job.steps
         if last or (job.validate_every and step % job.validate_every == 0):
-            held_out = evaluate(self.executor, self.corpus.validation_batch(0, **self.size))
+            held_out = self.evaluate(self.corpus.validation_batch(0, **self.size))
             self.records[-1] = replace(self.records[-1], validation_loss=held_out)
         self._show(last)
         due = job.checkpoint_every and step % job.checkpoint_every == 0
@@ -426,11 +439,11 @@ def _measured_steps(done: int, steps: int) -> frozenset[int]:
     return frozenset(first + i * (steps - first) // max(1, count - 1) for i in range(count))
 
 
-def _anyone(asked: Sequence[int], *, busy: bool) -> tuple[int, bool]:
-    """(the signal that any rank was sent, or 0: it may reach one of them only; whether any rank is busy)."""
-    flags = torch.tensor([max(asked, default=0), int(busy)])
-    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-    return int(flags[0]), bool(flags[1])
+def anyone(flags: Sequence[int]) -> list[int]:
+    """The largest of each flag over all ranks: a signal may reach one of them only."""
+    largest = torch.tensor(flags)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return [int(flag) for flag in largest]
 
 
 def identity_of(job: Job, corpus: Corpus) -> dict[str, str]:
@@ -440,7 +453,7 @@ def identity_of(job: Job, corpus: Corpus) -> dict[str, str]:
 
 
 @contextmanager
-def _asked_to_end() -> Iterator[list[int]]:
+def asked_to_end() -> Iterator[list[int]]:
     """A list that signals are put on, in place of their usual effect."""
     asked: list[int] = []
 

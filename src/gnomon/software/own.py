@@ -91,7 +91,12 @@ LACKS = (
         name="saved.every under ZeRO 3",
         asked=lambda plan: plan.saved.every > 1 and plan.optimizer.zero == 3,
     ),
-    Lack(name="placement", asked=lambda plan: plan.device_of != tuple(range(plan.world_size))),
+    Lack(
+        name="placement on other devices than those of the ranks' own numbers",
+        asked=lambda plan: (
+            plan.device_of != tuple(range(plan.world_size)) and len(set(plan.device_of)) == plan.world_size
+        ),
+    ),
 )
 """Decisions that are refused, so that none is ignored."""
 

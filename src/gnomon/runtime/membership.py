@@ -1,0 +1,121 @@
+"""Which processes train together, from when on: epochs that the launcher announces in the job's store.
+
+A process `join`s once it has loaded everything; `next` waits for an epoch, and `meet` makes its process group, in
+milliseconds, or gives up when a newer one was announced. A process that an epoch leaves out is free to end. Leaves out
+who is in an epoch, which the launcher decides (`elastic_launch`), and what they do (`elastic`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from time import monotonic, sleep, time
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from gnomon.errors import PeerError
+
+LOOK_S = 0.002
+"""Between two looks at the store, while nothing else is to be done."""
+MEET_S = 20.0
+"""In which processes that all are there must have made a group; longer means that one was lost meanwhile."""
+ANNOUNCED_S = 60.0
+"""In which the launcher must have announced an epoch after a process was lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """Processes that train together."""
+
+    number: int
+    """Counted from 1."""
+    members: tuple[int, ...]
+    """Numbers of the processes, in order of ranks."""
+    placement: tuple[int, ...]
+    """Rank of each logical worker's process."""
+
+
+class Membership:
+    """One process's view."""
+
+    def __init__(self, store: Store, process: int) -> None:
+        """process: its number, which no other one of the job has or had."""
+        self.store, self.process = store, process
+
+    def join(self) -> None:
+        """Says that this process is ready to train."""
+        self.store.set(f"joined/{self.process}", "1")
+
+    def latest(self) -> int:
+        """Number of the newest epoch; 0 before the first."""
+        return int(self.store.get("epoch")) if self.store.check(["epoch"]) else 0
+
+    def next(self, after: int, *, patience_s: float = float("inf")) -> Epoch | None:
+        """The newest epoch after that one with this process in it; None once one leaves it out that was in `after`.
+        PeerError where none is announced in time."""
+        until = monotonic() + patience_s
+        while monotonic() < until:
+            if (latest := self.latest()) > after:
+                epoch = read_epoch(self.store, latest)
+                if self.process in epoch.members:
+                    return epoch
+                if after:
+                    return None
+            sleep(LOOK_S)
+        raise PeerError(f"process {self.process} lost another one, and the launcher announced nothing since")
+
+    def meet(self, epoch: Epoch) -> bool:
+        """Makes the default process group of an epoch; whether it did, as none newer was announced."""
+        self.store.set(f"ready/{epoch.number}/{self.process}", "1")
+        keys = [f"ready/{epoch.number}/{member}" for member in epoch.members]
+        while not self.store.check(keys):
+            if self.latest() > epoch.number:
+                return False
+            sleep(LOOK_S)
+        store: Any = self.store
+        dist.init_process_group(
+            "gloo",
+            store=PrefixStore(f"group/{epoch.number}", store.clone()),
+            rank=epoch.members.index(self.process),
+            world_size=len(epoch.members),
+            timeout=timedelta(seconds=MEET_S),
+        )
+        c10d: Any = dist.distributed_c10d
+        c10d._set_pg_timeout(dist.constants.default_pg_timeout, dist.group.WORLD)  # a step may take longer
+        return True
+
+    def note(self, what: str, epoch: Epoch) -> None:
+        """Leaves the time of an event: `noticed` a loss, `going` on."""
+        self.store.set(f"{what}/{epoch.number}/{self.process}", repr(time()))
+
+
+def part() -> None:
+    """Ends the process group, whole or broken."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def announce(store: Store, epoch: Epoch) -> None:
+    """What the launcher does."""
+    store.set(f"epoch/{epoch.number}", json.dumps(asdict(epoch)))
+    store.set("epoch", str(epoch.number))
+
+
+def read_epoch(store: Store, number: int) -> Epoch:
+    """That was announced."""
+    values = json.loads(store.get(f"epoch/{number}"))
+    return Epoch(number=number, members=tuple(values["members"]), placement=tuple(values["placement"]))
+
+
+def joined(store: Store, process: int) -> bool:
+    """Whether it is ready to train."""
+    return bool(store.check([f"joined/{process}"]))
+
+
+def noted(store: Store, what: str, epoch: Epoch) -> dict[int, float]:
+    """Of the members that left it: when."""
+    keys = {member: f"{what}/{epoch.number}/{member}" for member in epoch.members}
+    return {member: float(store.get(key)) for member, key in keys.items() if store.check([key])}

@@ -1,0 +1,219 @@
+"""Logical workers: the same bits on any number of processes, through rescaling and kill -9, in the same processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing import active_children
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+from runtime import elastic_steps, training  # noqa: E402
+from runtime.elastic_steps import PLAN, TWO, Told, logical, on, ordinary  # noqa: E402
+from runtime.ranks import launch  # noqa: E402
+
+from gnomon.cli import main  # noqa: E402
+from gnomon.errors import PeerError, PlanError  # noqa: E402
+from gnomon.methods.easyscale import Observation, placed  # noqa: E402
+from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
+from gnomon.request.scale import read_state  # noqa: E402
+from gnomon.runtime import Job, Outcome  # noqa: E402
+from gnomon.runtime.checkpoint import newest  # noqa: E402
+from gnomon.runtime.elastic_launch import run_elastic  # noqa: E402
+from gnomon.runtime.logical_workers import LogicalWorkers  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+STEPS = 6
+PATIENCE_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def alone() -> Told:
+    """All four workers in one process."""
+    return launch(logical, 1, PLAN, [on(PLAN, 1)] * STEPS)[0]
+
+
+def assert_same_bits(found: Told, expected: Told) -> None:
+    assert found[0] == expected[0]
+    assert all(torch.equal(one, other) for one, other in zip(found[1], expected[1], strict=True))
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_losses_and_parameters_are_the_same_bits_on_any_number_of_processes(processes: int, alone: Told) -> None:
+    for found in launch(logical, processes, PLAN, [on(PLAN, processes)] * STEPS).values():
+        assert_same_bits(found, alone)
+
+
+def test_and_when_workers_move_before_every_step(alone: Told) -> None:
+    """Each step at a placement of its own, that leaves some of three processes without a worker, in any order."""
+    chance = random.Random(7)
+    placements = [tuple(chance.randrange(3) for _ in range(4)) for _ in range(STEPS)]
+    for found in launch(logical, 3, PLAN, placements).values():
+        assert_same_bits(found, alone)
+
+
+def test_two_workers_are_the_bits_of_two_ranks_and_four_their_sums_in_another_order(alone: Told) -> None:
+    ranks = launch(ordinary, 2, TWO, STEPS)[0]
+    found = launch(logical, 1, TWO, [on(TWO, 1)] * STEPS)[0]
+    assert_same_bits((found[0][:-1], found[1]), ranks)
+    torch.testing.assert_close(torch.tensor(alone[0]), torch.tensor(found[0]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        (replace(PLAN, optimizer=Optimizer(zero=1)), "use zero = 0, not 1"),
+        (replace(PLAN, mesh=Mesh(dp_replicate=2, tp=2)), "leave dp_replicate alone above 1"),
+        (replace(PLAN, mesh=Mesh(pp=2), schedule=Schedule(num_microbatches=4)), "leave dp_replicate alone above 1"),
+    ],
+)
+def test_ranks_that_do_not_hold_the_whole_model_are_refused(plan: object, says: str) -> None:
+    with pytest.raises(PlanError, match=f"easyscale cannot be used in this plan: .*{says}"):
+        LogicalWorkers(training.llama(training.CONFIG), plan, elastic_steps.WORK)  # type: ignore[arg-type]
+
+
+# --- processes that come and go
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    for i in range(60):
+        (folder / f"{i}.txt").write_text(f"the loss goes down, line {i % 7} of the text. " * 40)
+    return folder
+
+
+def job(data: Path, processes: int, folder: Path, **more: object) -> Job:
+    plan = replace(PLAN, schedule=Schedule(num_microbatches=1))
+    start = placed(plan, Observation(processes=processes))
+    return training.job(data, start, 10**6, checkpoints=folder, **more)
+
+
+def until(happened: Callable[[], object]) -> None:
+    ends = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < ends, "it did not happen"
+        time.sleep(0.02)
+
+
+def changed(folder: Path, count: int) -> Callable[[], bool]:
+    """Whether all go on after so many changes, the start among them."""
+
+    def happened() -> bool:
+        path = folder / ".job" / "state.json"
+        changes = json.loads(path.read_text())["changes"] if path.exists() else []
+        return len(changes) >= count and changes[-1]["going_at"] is not None
+
+    return happened
+
+
+def pids() -> dict[str, int]:
+    return {each.name: each.pid for each in active_children() if each.pid and each.name.startswith("gnomon rank")}
+
+
+def beside(given: Job, act: Callable[[Path], None], *, stops: bool = True) -> Outcome:
+    """Runs the job with `act` in a thread. stops: and tells it to stop then."""
+    failed: list[BaseException] = []
+
+    def acts() -> None:
+        try:
+            assert given.checkpoints is not None
+            act(given.checkpoints)
+        except BaseException as error:
+            failed.append(error)
+        if stops or failed:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=acts)
+    thread.start()
+    try:
+        return run_elastic(given)
+    finally:
+        thread.join()
+        if failed:
+            raise failed[0]
+
+
+def undisturbed(given: Job, steps: int) -> list[float]:
+    """Losses of the same job in one process."""
+    return launch(_losses, 1, replace(given, steps=steps, checkpoints=None))[0]
+
+
+def _losses(given: Job) -> list[float]:
+    workers = LogicalWorkers(given.graph, given.plan, given.workload, seed=given.seed, settings=given.settings)
+    workers.place((0,) * 4)
+    corpus = training.corpus_of(given)
+    size = {"sequences": given.workload.global_batch_size, "seq_len": given.workload.seq_len}
+    return [
+        workers.total_loss(workers.step(corpus.batch(step, seed=given.seed, **size)))
+        for step in range(1, given.steps + 1)
+    ]
+
+
+def test_a_killed_process_is_replaced_and_the_job_rescaled_while_the_others_stay(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three processes; one is killed, and replaced; then there are two; the last bits are those of one process."""
+    stayed: list[bool] = []
+
+    def act(folder: Path) -> None:
+        until(changed(folder, 1))
+        before = pids()
+        os.kill(before["gnomon rank 1"], signal.SIGKILL)
+        until(changed(folder, 3))  # without it, and with another in its place
+        after = pids()
+        stayed.append(all(after[f"gnomon rank {n}"] == before[f"gnomon rank {n}"] for n in (0, 2)))
+        assert main(["scale", str(folder), "--to", "2"]) == 0
+
+    given = job(data, 3, tmp_path / "kept", max_restarts=1)
+    outcome = beside(given, act)
+    assert stayed == [True]
+    losses = [record.loss for record in outcome.records]
+    assert outcome.stopped == signal.SIGINT and outcome.resumed_from == 0
+    assert outcome.checkpoint == newest(tmp_path / "kept")
+    assert losses == undisturbed(given, len(losses))
+    changes = json.loads((tmp_path / "kept" / ".job" / "state.json").read_text())["changes"]
+    assert [max(change["placement"]) + 1 for change in changes] == [3, 2, 3, 2]
+    assert changes[1]["why"] == "process 1 was killed by SIGKILL"
+    assert changes[1]["noticed_at"] is not None and changes[3]["noticed_at"] is None
+    said = capsys.readouterr()
+    assert "4 logical workers on 2 processes" in said.out
+    assert main(["scale", str(tmp_path / "kept"), "--to", "2"]) == 2, "it is over"
+
+
+def test_where_no_process_is_left_another_goes_on_from_the_checkpoint(data: Path, tmp_path: Path) -> None:
+    def act(folder: Path) -> None:
+        until(lambda: newest(folder) is not None)
+        assert main(["scale", str(folder), "--to", "5"]) == 2, "it has four workers"
+        os.kill(pids()["gnomon rank 0"], signal.SIGKILL)
+        until(changed(folder, 2))
+
+    given = job(data, 1, tmp_path / "kept", max_restarts=1, checkpoint_every=2)
+    outcome = beside(given, act)
+    assert outcome.resumed_from >= 2
+    steps = outcome.records[-1].step
+    assert [record.loss for record in outcome.records] == undisturbed(given, steps)[outcome.resumed_from :]
+
+
+def test_without_restarts_the_last_loss_is_one_error(data: Path, tmp_path: Path) -> None:
+    def act(folder: Path) -> None:
+        until(changed(folder, 1))
+        os.kill(pids()["gnomon rank 0"], signal.SIGKILL)
+
+    with pytest.raises(PeerError, match="rank 0 of 1 was killed by SIGKILL, so the run ended; no checkpoint"):
+        beside(job(data, 1, tmp_path / "kept"), act, stops=False)
+
+
+def test_the_state_of_no_job_is_said(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="no job that can be scaled runs in"):
+        read_state(tmp_path)

@@ -46,9 +46,11 @@ def apply(
     capacity: float = 0.0,
     device: torch.device = CPU,
     values: Callable[[Slot], Tensor | None] | None = None,
+    by_layer: bool = False,
 ) -> dict[int, Stage]:
     """Stage number in the Program -> the stage, for those on this rank, filled with the values of step 0: those that
-    `values` reads (`pretrained.values_of`), or random ones by the seed. capacity: of experts, as in `BlockRun`."""
+    `values` reads (`pretrained.values_of`), or random ones by the seed. capacity: of experts, as in `BlockRun`.
+    by_layer: whether the Program has a stage for each layer, as it has under ZeRO 3."""
     check_runnable(graph)
     check_plan(plan)
     zero, mesh = effective_zero(plan), groups.mesh
@@ -67,7 +69,7 @@ def apply(
     }
     stages, presets, start = dict[int, Stage](), layer_presets(plan, graph), beginning(values, graph, seed)
     rules = rules_of(plan, graph)
-    for number, layers, parts in parts_held(graph, plan, groups, sharded, device):
+    for number, layers, parts in parts_held(graph, plan, groups, sharded, device, by_layer=by_layer):
         for held in parts:
             held.fill(start)
         stages[number] = Stage(graph, layers, parts, runs, zero)
@@ -86,13 +88,19 @@ def sharded_blocks(graph: Graph, plan: Plan, mesh: Mesh) -> dict[str, ShardedBlo
 
 
 def parts_held(
-    graph: Graph, plan: Plan, groups: Groups, sharded: Mapping[str, ShardedBlock], device: torch.device
+    graph: Graph,
+    plan: Plan,
+    groups: Groups,
+    sharded: Mapping[str, ShardedBlock],
+    device: torch.device,
+    *,
+    by_layer: bool = False,
 ) -> Iterator[tuple[int, Sequence[Layer], list[Parameters]]]:
     """Of each stage of the Program on this rank its number, layers and parameters, which are not filled yet."""
     zero, axes, number = effective_zero(plan), axes_of(plan, groups), 0
     first = holders(plan, graph, zero)
     for index, layers in enumerate(stage_layers(plan, graph)):
-        for part in [(layer,) for layer in layers] if zero == 3 else [layers]:
+        for part in [(layer,) for layer in layers] if zero == 3 or by_layer else [layers]:
             if plan.pipeline_ranks[index] == groups.here.pipeline_rank:
                 counted = {name for name, stages in first.items() if stages[0] != number}
                 yield number, part, _held(part, sharded, axes, counted, plan, groups, zero, device)

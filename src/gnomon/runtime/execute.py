@@ -29,6 +29,7 @@ from gnomon.runtime.buffers import Buffers
 from gnomon.runtime.collectives import all_reduce
 from gnomon.runtime.compute import Compute
 from gnomon.runtime.feed import Feed, size_named
+from gnomon.runtime.host_update import HostUpdate, moved_stages
 from gnomon.runtime.measure import Recorder, clock_of, gather, per_class
 from gnomon.runtime.mesh import Groups, stage_sets
 from gnomon.runtime.messages import Messages
@@ -81,8 +82,17 @@ class Executor:
         self.groups = self._groups()
         if workload.router.padded:
             raise PlanError("the runtime does not fill experts up to their capacity; leave out router.padded")
+        if plan.optimizer.offload is not None and held_by:
+            raise PlanError("the runtime does not offload the optimizer of weights tied over stages; use pp = 1")
         self.stages = apply(
-            graph, plan, self.groups, seed=seed, capacity=workload.router.capacity, device=device, values=values
+            graph,
+            plan,
+            self.groups,
+            seed=seed,
+            capacity=workload.router.capacity,
+            device=device,
+            values=values,
+            by_layer=self.program.num_stages > plan.num_stages,
         )
         for part in self.stages.values():
             part.states = states or {}
@@ -94,6 +104,7 @@ class Executor:
         self.state = State(
             self.stages, self.groups, self.buffers, settings, plan.optimizer.kind, frozenset(held_by), device
         )
+        self.host = HostUpdate(self.state, self.stages, moved_stages(self.program))
         self.compute = Compute(graph, self.stages, self.state, self.buffers, self.feed, dtype)
         self.messages = Messages(
             plan,
@@ -127,6 +138,7 @@ class Executor:
             return tuple(stages_of_row(self.program, self.buffers.row))
 
         return {
+            **self.host.actions(about),
             "AR": lambda stage, unit: state.all_reduce(stage, self.program.comm_of(self.buffers.row)),
             "UNSHARD": lambda stage, unit: state.unshard(about()),
             "RESHARD": lambda stage, unit: state.reshard(stage),

@@ -126,6 +126,7 @@ class Parameters:
         self.flat: Tensor | None = torch.zeros(self.size, dtype=dtypes.param, device=device)
         self.resident: Tensor | None = None  # PS under ZeRO 3; a view of flat otherwise
         self.master: Tensor | None = None
+        self.master_on_host = False  # where the update is on the host (`host_update`), as are its moments
         self.grad: Tensor | None = None
         """Of all parameters: below ZeRO 2 there from the first step on, rather than asked of the system in each."""
         self.grad_shard: Tensor | None = None

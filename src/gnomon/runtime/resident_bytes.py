@@ -78,7 +78,7 @@ def levels(
     for held in parameters:
         values["parameters"] += _nbytes(held.flat, held.resident)
         values["gradients"] += _nbytes(held.grad, held.grad_shard)
-        values["master"] += _nbytes(held.master)
+        values["master"] += 0 if held.master_on_host else _nbytes(held.master)
     values["states"] = optimizer_bytes
     for microbatch in microbatches:
         values["activations"] += microbatch.activations

@@ -8,7 +8,7 @@ Left out: which rows there are, and when (`execute`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -48,12 +48,24 @@ class State:
         self.watch: Callable[[Parameters], None] | None = None
         """Is shown parameters with their whole gradient, before they are updated."""
         self.adam = {number: tuple(Update.of(held, kind) for held in stage.held) for number, stage in stages.items()}
+        self.on_host: Mapping[int, Sequence[Parameters]] = {}
+        """Stages whose update is on the host -> the host's side of their parameters."""
         self.new_step()
 
     @property
     def nbytes(self) -> int:
-        """Of the moments."""
-        return sum(adam.nbytes for parts in self.adam.values() for adam in parts)
+        """Of the moments on the device."""
+        return sum(adam.nbytes for n, parts in self.adam.items() if n not in self.on_host for adam in parts)
+
+    def put_on_host(self, parts: Mapping[int, Sequence[Parameters]]) -> None:
+        """The moments of these stages are the host's, and so is their gradient once it came down."""
+        self.on_host = parts
+        kinds = {number: self.adam[number][0].kind for number in parts}
+        self.adam |= {n: tuple(Update.of(held, kinds[n]) for held in host) for n, host in parts.items()}
+
+    def wait_for_gradient(self, stage: int) -> None:
+        """Until the stage's gradient is there."""
+        self.buffers.wait(self._grad_name(stage))
 
     def new_step(self) -> None:
         """Forgets the norm of the step before."""
@@ -231,8 +243,9 @@ class State:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for number in stages:
             self.buffers.wait(self._grad_name(number))
-            for held in self.stages[number].held:
-                total += squares(held)
+            host = self.on_host.get(number, ())
+            for held in host if any(part.grad is not None for part in host) else self.stages[number].held:
+                total += squares(held).to(self.device)
         group = self.groups.by_comm["norm"]
         if group is not None:
             all_reduce(total, group)

@@ -67,9 +67,9 @@ LACKS = (
         choice="bucket_bytes",
     ),
     Lack(
-        name="optimizer.offload",
-        asked=lambda plan: plan.optimizer.offload is not None,
-        choice="optimizer_offload",
+        name="optimizer.offload with optimizer.zero = {plan.optimizer.zero}",
+        asked=lambda plan: plan.optimizer.offload is not None and plan.optimizer.zero > 0,
+        choice="optimizer_offload",  # runs where a plan says so; not searched, as processors gain nothing by it
     ),
     Lack(
         name="optimizer.offload_parameters",

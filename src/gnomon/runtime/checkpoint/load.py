@@ -56,6 +56,7 @@ def load(
         reader = Reader(path, record)
         for piece in pieces(executor.parameters(), writes=False):
             reader.fill(piece)
+        executor.host.take()
         for _, adam in executor.parameters():
             adam.steps = record.updates
         if (scaler := executor.state.loss_scale) is not None and record.loss_scale is not None:

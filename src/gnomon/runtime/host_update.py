@@ -1,0 +1,137 @@
+"""The update on the host (ZeRO-Offload): gradients come down, the host adds and updates, parameters go back.
+
+`HostUpdate` has a function for each such kind of action: D2H, HOST_ADD, HOST_OPT, H2D. A `HostPart` is the host's side
+of a device's `Parameters`: its copy of the parameters, the optimizer's, and the gradient as it adds up. On CPU both
+sides are memory of one machine, and every copy is made all the same; `nbytes` counts them, each way.
+Left out: copies beside computing (each is done before the next row), ZeRO, delayed updates.
+Source: Ren et al. 2021 (ZeRO-Offload).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from gnomon.program import Program
+from gnomon.runtime.parameters import CPU, Parameters
+from gnomon.runtime.rows import stages_of_row
+from gnomon.runtime.stage import Stage
+from gnomon.runtime.state import State
+
+
+class HostPart(Parameters):
+    """The host's side of the parameters of a stage."""
+
+    def __init__(self, device_part: Parameters) -> None:
+        """device_part: filled. Its master copy is the host's from now on."""
+        one = device_part
+        super().__init__(
+            one.slots, one.dtypes, zero=0, shard=0, num_shards=1, replicas=one.replicas, experts=one.experts, device=CPU
+        )
+        self.device_part = one
+        self.coming: Tensor | None = None
+        """A later microbatch's gradient, which is not added yet."""
+        if one.master is not None:
+            one.master = one.master.to(CPU)
+        self.master = one.master
+        one.master_on_host = True
+        self.take()
+
+    def take(self) -> None:
+        """Has the parameters that the device has, as at the start and after a checkpoint was read."""
+        assert self.flat is not None and self.device_part.flat is not None
+        self.flat.copy_(self.device_part.flat)
+
+    def come_down(self) -> int:
+        """Takes the gradient off the device and returns its bytes."""
+        arrived = self.device_part.whole_grad().to(CPU, copy=True)
+        self.device_part.drop_grad()
+        self.device_part.grad = None
+        if self.grad is None:
+            self.grad = arrived
+            self.begun.update(self.by_name)
+        else:
+            assert self.coming is None, "a gradient came down before the one before it was added"
+            self.coming = arrived
+        return arrived.nbytes
+
+    def add(self) -> None:
+        """Adds what came down last."""
+        assert self.grad is not None and self.coming is not None
+        self.grad += self.coming
+        self.coming = None
+
+    def go_back(self) -> int:
+        """Gives the device the updated parameters and returns their bytes."""
+        assert self.flat is not None and self.device_part.flat is not None
+        self.device_part.flat.copy_(self.flat)
+        return self.flat.nbytes
+
+    def drop_grad(self) -> None:
+        """After the update."""
+        super().drop_grad()
+        self.grad = None
+
+
+class HostUpdate:
+    """Updates of those stages of a rank that are on the host."""
+
+    def __init__(self, state: State, stages: Mapping[int, Stage], moved: Collection[int]) -> None:
+        """moved: stages of the Program whose update is on the host (`moved_stages`)."""
+        self.state = state
+        self.parts = {n: tuple(map(HostPart, stages[n].held)) for n in stages if n in moved}
+        self.nbytes = {"D2H": 0, "H2D": 0}
+        """Bytes copied since the start, each way."""
+        state.put_on_host(self.parts)
+
+    def actions(self, about: Callable[[], Iterable[int]]) -> Mapping[str, Callable[[int, int], None]]:
+        """By kind. about: stages of the row that runs."""
+        return {
+            "D2H": lambda stage, unit: self._down(about()),
+            "HOST_ADD": lambda stage, unit: self._add(stage),
+            "HOST_OPT": lambda stage, unit: self._update(about()),
+            "H2D": lambda stage, unit: self._back(about()),
+        }
+
+    def take(self) -> None:
+        """Has the parameters that the device has."""
+        for part in self._of(self.parts):
+            part.take()
+
+    def _of(self, stages: Iterable[int]) -> Iterator[HostPart]:
+        for stage in stages:
+            yield from self.parts[stage]
+
+    def _down(self, stages: Iterable[int]) -> None:
+        for stage in stages:
+            self.state.wait_for_gradient(stage)
+            self.nbytes["D2H"] += sum(part.come_down() for part in self.parts[stage])
+
+    def _add(self, stage: int) -> None:
+        for part in self.parts[stage]:
+            part.add()
+
+    def _update(self, stages: Iterable[int]) -> None:
+        scale = self.state.scale
+        by = scale.to(CPU) if isinstance(scale, torch.Tensor) else scale
+        for stage in stages:
+            for part, rule in zip(self.parts[stage], self.state.adam[stage], strict=True):
+                if self.state.watch is not None:
+                    self.state.watch(part)
+                if not self.state.skips:
+                    rule.update(part, self.state.settings, scale=by)
+                part.drop_grad()
+
+    def _back(self, stages: Iterable[int]) -> None:
+        self.nbytes["H2D"] += sum(part.go_back() for part in self._of(stages))
+
+
+def moved_stages(program: Program) -> frozenset[int]:
+    """Stages whose update a Program has on the host."""
+    names = [kind.name for kind in program.kinds]
+    if "HOST_OPT" not in names:
+        return frozenset()
+    rows = [row for row, kind in enumerate(program.kind.tolist()) if names[kind] == "HOST_OPT"]
+    return frozenset(stage for row in rows for stage in stages_of_row(program, row))

@@ -20,6 +20,7 @@ from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import (
     Layout,
     Mesh,
+    Offload,
     Optimizer,
     Overlap,
     Pass,
@@ -123,6 +124,15 @@ PLANS: dict[str, Plan] = {
     "zero 1": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=1)),
     "zero 2": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=2)),
     "zero 3": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=3)),
+    "zero 2, update on the host": Plan(
+        mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=2, offload=Offload())
+    ),
+    "zero 3, update on the host": Plan(
+        mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b", 2), optimizer=Optimizer(zero=3, offload=Offload())
+    ),
+    "1f1b, part of the update on the host": Plan(
+        mesh=Mesh(pp=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(offload=Offload(fraction=0.5))
+    ),
     "zero 3, recompute": Plan(
         mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b", 2), optimizer=Optimizer(zero=3), saved=FULL
     ),

@@ -13,9 +13,12 @@ from gnomon.models.llama import llama
 from gnomon.runtime import Executor
 from gnomon.runtime.checkpoint import load, save
 
-WRITERS = ("zero 3", "1f1b", "tp and sp", "zero bubble v")
+WRITERS = ("zero 3", "1f1b", "tp and sp", "zero bubble v", "zero 3, update on the host")
 """Of two processes."""
-READERS = {1: ("one device",), 2: ("dp", "zero 1", "interleaved", "tp", "zero 3", "shares 3 : 1, zero 3")}
+READERS = {
+    1: ("one device",),
+    2: ("dp", "zero 1", "interleaved", "tp", "zero 3", "shares 3 : 1, zero 3", "zero 2, update on the host"),
+}
 """By number of processes."""
 
 STEPS = 3

@@ -1,9 +1,9 @@
 """The update on the host (ZeRO-Offload): gradients come down, the host adds and updates, parameters go back.
 
 `HostUpdate` has a function for each such kind of action: D2H, HOST_ADD, HOST_OPT, H2D. A `HostPart` is the host's side
-of a device's `Parameters`: its copy of the parameters, the optimizer's, and the gradient as it adds up. On CPU both
-sides are memory of one machine, and every copy is made all the same; `nbytes` counts them, each way.
-Left out: copies beside computing (each is done before the next row), ZeRO, delayed updates.
+of a device's `Parameters`: a copy of what this rank updates (under ZeRO its shard), the optimizer's, and the gradient
+as it adds up. On CPU both sides are memory of one machine, and every copy is made all the same; `nbytes` counts them,
+each way. Left out: copies beside computing (each is done before the next row), delayed updates.
 Source: Ren et al. 2021 (ZeRO-Offload).
 """
 
@@ -26,10 +26,19 @@ class HostPart(Parameters):
 
     def __init__(self, device_part: Parameters) -> None:
         """device_part: filled. Its master copy is the host's from now on."""
-        one = device_part
+        one, part = device_part, max(device_part.mine[1] - device_part.mine[0], 1)
         super().__init__(
-            one.slots, one.dtypes, zero=0, shard=0, num_shards=1, replicas=one.replicas, experts=one.experts, device=CPU
+            one.slots,
+            one.dtypes,
+            zero=one.zero,
+            shard=one.mine[0] // part,
+            num_shards=max(one.size // part, 1),
+            replicas=one.replicas,
+            experts=one.experts,
+            device=torch.device("meta"),  # of the whole there is nothing here
         )
+        self.flat, self.device = None, CPU
+        self.resident = torch.empty(one.mine[1] - one.mine[0], dtype=one.dtypes.param)
         self.device_part = one
         self.coming: Tensor | None = None
         """A later microbatch's gradient, which is not added yet."""
@@ -41,12 +50,16 @@ class HostPart(Parameters):
 
     def take(self) -> None:
         """Has the parameters that the device has, as at the start and after a checkpoint was read."""
-        assert self.flat is not None and self.device_part.flat is not None
-        self.flat.copy_(self.device_part.flat)
+        self.shard.copy_(self.device_part.shard)
+
+    def my_grad(self) -> Tensor:
+        """What the update consumes, once all of it came down."""
+        assert self.grad is not None, "no gradient came down before the update"
+        return self.grad
 
     def come_down(self) -> int:
         """Takes the gradient off the device and returns its bytes."""
-        arrived = self.device_part.whole_grad().to(CPU, copy=True)
+        arrived = self.device_part.my_grad().to(CPU, copy=True)
         self.device_part.drop_grad()
         self.device_part.grad = None
         if self.grad is None:
@@ -65,9 +78,8 @@ class HostPart(Parameters):
 
     def go_back(self) -> int:
         """Gives the device the updated parameters and returns their bytes."""
-        assert self.flat is not None and self.device_part.flat is not None
-        self.device_part.flat.copy_(self.flat)
-        return self.flat.nbytes
+        self.device_part.shard.copy_(self.shard)
+        return self.shard.nbytes
 
     def drop_grad(self) -> None:
         """After the update."""

@@ -53,7 +53,6 @@ LACKS = (
             any(rule.preset is None for rule in plan.saved.rules)
             and "selective" in (plan.saved.preset, *(rule.preset for rule in plan.saved.rules))
         ),
-        choice="activation_offload",  # runs where a plan says so; not searched, as processors gain nothing by it
     ),
     Lack(
         name="saved.rules beside saved.every",
@@ -65,11 +64,6 @@ LACKS = (
         name="overlap.bucket_bytes",
         asked=lambda plan: plan.overlap.bucket_bytes is not None,
         choice="bucket_bytes",
-    ),
-    Lack(
-        name="optimizer.offload with optimizer.zero = {plan.optimizer.zero}",
-        asked=lambda plan: plan.optimizer.offload is not None and plan.optimizer.zero > 0,
-        choice="optimizer_offload",  # runs where a plan says so; not searched, as processors gain nothing by it
     ),
     Lack(
         name="optimizer.offload_parameters",
@@ -100,8 +94,12 @@ LACKS = (
 )
 """Decisions that are refused, so that none is ignored."""
 
-REFUSED_CHOICES = frozenset(lack.choice for lack in LACKS) - {""}
-"""Choices of `gnomon plan --refine` that it does not carry out."""
+UNSEARCHED = ("activation_offload", "optimizer_offload")
+"""Choices that run where a plan makes them, and that no search for it makes: on processors host and device are one
+memory, so nothing is gained."""
+
+REFUSED_CHOICES = frozenset((*UNSEARCHED, *(lack.choice for lack in LACKS))) - {""}
+"""Choices of `gnomon plan --refine` that are left out for it."""
 
 
 def lacking(plan: Plan) -> tuple[str, ...]:

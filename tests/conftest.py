@@ -12,7 +12,8 @@ import os
 # cores: a second thread would wait for a core, and the first for it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Iterator  # noqa: E402
+from collections.abc import Iterator, Sequence  # noqa: E402
+from multiprocessing import forkserver  # noqa: E402
 
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
@@ -39,4 +40,17 @@ def folder_of_what_is_made_once(tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER, str(folder))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def what_the_fork_server_loads() -> Iterator[None]:
+    """Whichever test starts the fork server of this process, it loads what the ranks of all later tests need."""
+    preload = forkserver.set_forkserver_preload
+
+    def preload_all(modules: Sequence[str]) -> None:
+        preload([*modules, "torch._dynamo", "gnomon.runtime.train"])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver, "set_forkserver_preload", preload_all)
         yield

@@ -26,8 +26,8 @@ Result = TypeVar("Result")
 LIMIT_S = 1200.0
 """A job that takes longer hangs: this machine may be very busy."""
 
-LOADED = ["torch", "torch._dynamo", "torch.distributed", "gnomon.runtime"]
-"""What the process is given that ranks are forked from."""
+LOADED = ["torch", "torch.distributed", "gnomon.runtime"]
+"""What the process is given that ranks are forked from, besides what `conftest` gives it."""
 
 
 def context() -> ForkServerContext:

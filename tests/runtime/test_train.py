@@ -18,9 +18,11 @@ from runtime.test_slowdown import machine  # noqa: E402
 from gnomon.errors import InputError, PlanError  # noqa: E402
 from gnomon.hardware import parse_cluster  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
+from gnomon.plans import Saved  # noqa: E402
 from gnomon.runtime import Record, train  # noqa: E402
+from gnomon.runtime.processes import LOADED  # noqa: E402
 from gnomon.runtime.progress import Progress  # noqa: E402
-from gnomon.runtime.train import check_unused, corpus_of  # noqa: E402
+from gnomon.runtime.train import check_unused, corpus_of, run  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -84,6 +86,21 @@ def test_a_machine_that_was_faster_when_calibrated_is_said_and_expected(data: Pa
     assert outcome.waited is None or 0 <= outcome.waited < 1
     assert outcome.timeline is not None and outcome.timeline.assumptions[-1] == outcome.slowdown_said
     assert launch(train, 1, replace(asked, calibrated=parse_cluster("1xcpu-process")))[0].slowdown is None
+
+
+def test_what_only_recompute_needs_is_loaded_before_the_ranks_and_only_for_it(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def launched(*args: object, preload: tuple[str, ...], **named: object) -> dict[int, None]:
+        asked.append(preload)
+        return {0: None}
+
+    monkeypatch.setitem(run.__globals__, "launch", launched)
+    for plan in (training.ALONE, replace(training.ALONE, saved=Saved(preset="full"))):
+        run(training.job(data, plan, 1))
+    assert asked == [(), ("torch._dynamo",)] and "torch._dynamo" not in LOADED
 
 
 def test_progress_is_rewritten_on_a_terminal_and_a_line_now_and_then_in_a_log() -> None:

@@ -24,7 +24,7 @@ ROOMS = tuple(
     "lowering methods prediction search formats request report fleet frontend compiler runtime cli".split()
 )
 TORCH_ROOMS = frozenset({"frontend", "compiler", "runtime"})
-OPTIONAL = {"yaml": "formats", "tokenizers": "runtime", "jinja2": "runtime", "pyarrow": "runtime"}
+OPTIONAL = {"yaml": "formats", "tokenizers": "runtime", "jinja2": "runtime", "pyarrow": "runtime", "scipy": "search"}
 """Package of an extra -> the room that may import it, inside a function: without the extra all else works."""
 LATE = "late.py"
 """The one module that imports by a string which it does not know (`gnomon.late.load_late`)."""

@@ -16,6 +16,25 @@ ASKED = ["llama-3.2-1b", "--on", "1x2xa100-sxm-40gb", "--global-batch", "16", "-
 LIMITED = [*ASKED, "--micro-batch-size", "4", "--memory", "26GiB"]
 
 
+def test_recompute_by_tensor_costs_less_than_by_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("scipy", reason="scipy is not installed: its solver chooses")
+    asked = ["fit", "llama-3.2-1b", "--on", "1xa100-sxm-40gb", "--global-batch", "4", "--micro-batch-size", "2"]
+    asked += ["--seq-len", "8192", "--json"]
+    path, steps = tmp_path / "plan.toml", []
+    for more in ([], ["--sac-ilp", "-o", str(path)]):
+        assert main([*asked, *more]) == 0
+        rungs = json.loads(capsys.readouterr().out)["combined"]
+        steps.append(min(rung["step_s"] for rung in rungs))
+    assert any("recompute by tensor" in rung["changes"] for rung in rungs)
+    assert steps[1] < 0.97 * steps[0]
+    assert main(["predict", str(path), "--json"]) == 0
+    predicted = json.loads(capsys.readouterr().out)
+    assert predicted["step_s"] == pytest.approx(steps[1])
+    assert predicted["memory"][0]["fits"]
+    assert main(["fit", *LIMITED, "--stack", "torchtitan", "--sac-ilp"]) == 2
+    assert "--sac-ilp chooses tensor by tensor" in capsys.readouterr().err
+
+
 def test_the_chosen_plan_is_written_and_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.toml"
     assert main(["fit", *LIMITED, "-o", str(path)]) == 0

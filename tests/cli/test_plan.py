@@ -34,6 +34,23 @@ def test_the_best_plan_is_printed_and_written(tmp_path: Path, capsys: pytest.Cap
     assert again["memory"][0]["peak_bytes"] <= file.predicted.peak_memory_bytes
 
 
+def test_recomputation_by_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("scipy", reason="scipy is not installed: its solver chooses")
+    path = tmp_path / "plan.toml"
+    one = ["plan", "llama-3.2-1b", "--on", "1xa100-sxm-40gb", "--global-batch", "16", "--seq-len", "8192"]
+    assert main([*one, "--micro-batch-size", "1", "--no-refine", "--sac-ilp", "--json", "-o", str(path)]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["by_tensor"]["gain"] > 0.05
+    assert made["by_tensor"]["kept"][0].endswith("the rest is recomputed")
+    assert made["best"][0]["prediction"]["step_s"] == made["by_tensor"]["step_s"]
+    assert main(["predict", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"] == pytest.approx(made["by_tensor"]["step_s"], rel=1e-9)
+    assert main([*SMALL, "--stack", "megatron-lm", "--sac-ilp"]) == 2
+    assert "--sac-ilp chooses tensor by tensor" in capsys.readouterr().err
+    assert main([*SMALL, "--pareto", "--sac-ilp"]) == 2
+    assert "--sac-ilp is for the fastest plan" in capsys.readouterr().err
+
+
 def test_json_has_the_points(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--json", "--top", "2"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -17,6 +17,7 @@ from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
 from gnomon.models.mixtral import MixtralConfig, mixtral  # noqa: E402
 from gnomon.plans import Plan, Precision, Saved, SavedRule, Schedule, Workload  # noqa: E402
 from gnomon.runtime.measure import CLASSES, Levels, Recorder  # noqa: E402
+from gnomon.search.checkpointing import least_recompute  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -88,6 +89,27 @@ def test_what_stays_on_the_device_is_as_predicted(rule: str) -> None:
     found = gnomon.predict(MODELS["llama"], "local", planned("llama", rule), WORK, stack("gnomon"))
     predicted = found.memory[0].by_class["activations"]
     assert held == pytest.approx(predicted, rel=0.05) or (rule == "the input too" and held < predicted)
+
+
+def test_what_the_integer_programme_chose_runs_as_predicted() -> None:
+    """In memory half way between keeping and recomputing everything."""
+    pytest.importorskip("scipy", reason="scipy is not installed: its solver chooses")
+    graph = llama(LlamaConfig(name="deeper", ffn_size=96, **{**SIZES, "num_layers": 8}))
+    work, ids = Workload(global_batch_size=4, seq_len=1024), torch.arange(4 * 1025).view(4, 1025) * 7 % 64
+    none, full = (gnomon.predict(graph, "local:1", plan_of(rules), work, stack("gnomon")) for rules in ((), (AGAIN,)))
+    least = least_recompute(none, (none.memory[0].peak_bytes + full.memory[0].peak_bytes) // 2)
+    assert least is not None
+    assert none.step_s < least.prediction.step_s < full.step_s
+    states, held = [], 0
+    for plan in (plan_of(()), least.prediction.plan):
+        with gnomon.prepare(graph, plan, workload=work, seed=3) as job:
+            job.step(ids)
+            recorder = Recorder(memory=True)
+            job.executor.step(ids, recorder)
+            states.append(job.state_dict())
+            held = max(levels[CLASSES.index("activations")] for _, levels in recorder.held)
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert held == pytest.approx(least.prediction.memory[0].by_class["activations"], rel=0.05)
 
 
 def test_selective_beside_tensors_is_refused() -> None:

@@ -21,6 +21,7 @@ from gnomon.report.fit import alone_text, combined_text, fit_mapping, heading_te
 from gnomon.report.tables import wrapped
 from gnomon.request.fit import FitRequest, Ladder, ladder
 from gnomon.request.model import is_job_file
+from gnomon.search.checkpointing.improve import check_stack
 from gnomon.search.fit.ladder import Fitting, Rung
 from gnomon.search.fit.largest import largest
 from gnomon.units import parse_bytes
@@ -34,6 +35,10 @@ def run(options: argparse.Namespace) -> int:
     asked = read_request(options)
     named = _named(options) if options.output else ""
     limit = None if options.memory is None else quantity("--memory", parse_bytes, options.memory)
+    if options.sac_ilp:
+        check_stack(asked.stack)
+        if options.largest is not None:
+            raise InputError("--largest does not recompute tensor by tensor; leave out --sac-ilp")
     request = FitRequest(
         graph=asked.graph,
         cluster=asked.cluster,
@@ -41,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
         workload=asked.workload,
         stack=asked.stack,
         memory_bytes=limit,
+        by_tensor=options.sac_ilp,
     )
     progress = Progress("plans predicted:", 0)
     with Budget(options.budget, BUDGET) as budget:

@@ -46,6 +46,11 @@ def fit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--choose", type=count, metavar="N", help="the plan to write, by its number; default the fastest that fits"
     )
+    parser.add_argument(
+        "--sac-ilp",
+        action="store_true",
+        help="where recompute makes it fit, choose tensor by tensor what is recomputed (needs scipy)",
+    )
     parser.add_argument("--budget", type=some, metavar="TIME", help="processor time, as in 5min; 60s unless said")
     parser.add_argument("--json", action="store_true", help="for programs")
     add_run_options(parser)

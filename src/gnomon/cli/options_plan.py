@@ -191,6 +191,11 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
         "--equal-stages", action="store_true", help="do not look for uneven stages, or recompute that differs by stage"
     )
     parser.add_argument(
+        "--sac-ilp",
+        action="store_true",
+        help="choose tensor by tensor what each stage recomputes, by an integer programme (needs scipy)",
+    )
+    parser.add_argument(
         "--uneven-replicas",
         action="store_true",
         help="on up to 128 devices: pipelines whose stages have other numbers of replicas too (DAPPLE)",

@@ -48,6 +48,7 @@ from gnomon.request.model import read_config, with_inputs
 from gnomon.request.runnable import refuse_unrunnable
 from gnomon.search import Found, Result, parse_limit, plan, unlike
 from gnomon.search.budget import More, always
+from gnomon.search.checkpointing.improve import ByTensor, by_tensor, check_stack
 from gnomon.search.mixed.best_first import TRIES
 from gnomon.search.questions.goals import Question
 from gnomon.search.refinement.choices import fixed_base
@@ -102,6 +103,8 @@ class Asked:
         fixed: dict[str, object] = {
             field: value for name, field in FIELDS.items() if (value := getattr(options, name)) is not None
         }
+        if options.sac_ilp:
+            check_stack(stack)
         chosen = Chosen.read(options, stack)
         for field, value in chosen.point.items():
             if fixed.get(field, value) != value:
@@ -146,6 +149,8 @@ def run(options: argparse.Namespace) -> int:
     mixed = is_mixed(asked.machines)
     if options.layers_per_stage is not None and (mixed or is_asked(options)):
         raise InputError("--layers-per-stage is for one plan on devices of one kind; leave it out")
+    if options.sac_ilp and (mixed or is_asked(options)):
+        raise InputError("--sac-ilp is for the fastest plan on devices of one kind; leave it out")
     if mixed:
         return _unlike(options, asked)
     if is_asked(options):
@@ -209,6 +214,7 @@ class Answer:
     result: Result
     """With the best uneven stages among its plans."""
     stages: Uneven | None
+    tensors: ByTensor | None
     refined: Refined | None
     replicas: Dapple | None
 
@@ -261,12 +267,14 @@ def _searched(options: argparse.Namespace, asked: Asked, budget: Budget) -> Answ
     result, stages = _with_stages(options, exact, budget)
     if stages is not None and not comes_back(result.best[0], asked.target):
         result, stages = exact, None
+    result, tensors = _with_tensors(options, result, budget)
     if asked.chosen.asked and asked.stack is PLAIN_STACK:
         asked.assumed.append("stack not given: taken to run every choice that --refine tries (--stack)")
     refined = asked.chosen.refined(result, budget)
     return Answer(
         result=result,
         stages=stages,
+        tensors=tensors,
         refined=refined if refined is None or comes_back(refined.best, asked.target) else None,
         replicas=_replicas(result, asked) if options.uneven_replicas else None,
     )
@@ -278,6 +286,17 @@ def _with_stages(options: argparse.Namespace, result: Result, more: More = alway
     stages = None if options.equal_stages else uneven(result, cut=options.layers_per_stage, told=told, more=more)
     told.end()
     return (result, None) if stages is None else (stages.merged(result), stages)
+
+
+def _with_tensors(options: argparse.Namespace, result: Result, more: More) -> tuple[Result, ByTensor | None]:
+    """The result with a plan that recomputes tensor by tensor among its plans, and what that gains; as it is where it
+    is not asked for."""
+    if not options.sac_ilp:
+        return result, None
+    told = Covered("plans given the least recomputation:")
+    tensors = by_tensor(result, told=told, more=more)
+    told.end()
+    return tensors.merged(result), tensors
 
 
 def _one(options: argparse.Namespace, asked: Asked) -> int:
@@ -307,11 +326,17 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
         more: dict[str, Any] = {} if tries is None else {"tried": tries.to_mapping()}
         more |= {} if tries is None or again is None else {"ranked_again": ranked_mapping(again, tries.attempts)}
         more |= {} if made.replicas is None else {"uneven_replicas": replicas_mapping(made.replicas)}
-        mapping = result_mapping(result, rent=cost, stages=made.stages, refined=made.refined)
+        mapping = result_mapping(result, rent=cost, stages=made.stages, refined=made.refined, tensors=made.tensors)
         print_json({**mapping, **more, "assumptions": taken})
     else:
         text = plan_text(
-            result, assumed=assumed, notes=asked.notes, rent=cost, refined=made.refined, stages=made.stages
+            result,
+            assumed=assumed,
+            notes=asked.notes,
+            rent=cost,
+            refined=made.refined,
+            stages=made.stages,
+            tensors=made.tensors,
         )
         print_lines(text)
         if made.replicas is not None:

@@ -266,6 +266,9 @@ def _selectors(plan: Plan, graph: Graph) -> Iterator[Problem]:
     names = {tensor.name for block in graph.blocks for tensor in block.tensors} | set(ops)
     for rule in plan.saved.rules:
         for pattern in rule.tensors:
+            op, colon, _ = pattern.partition(":")  # `path:lse`: what the op at `path` makes for its own backward
+            if colon and any(fnmatchcase(path, op) for path in ops):
+                continue
             if pattern != INPUT and not any(fnmatchcase(name, pattern) for name in names):
                 yield _error("selector", f"saved rule on {pattern!r} matches no tensor or op{nearest(pattern, names)}")
     for layout in plan.layout.rules:

@@ -109,7 +109,7 @@ def _saving(decided: _Decided, block: Block, original: Block, *, to_the_end: boo
         for name in _inner(block):
             if any(fnmatchcase(name, pattern) or fnmatchcase(paths[name], pattern) for pattern in rule.tensors):
                 actions[name] = rule.action
-    told = decided.preset != "none"
+    told = decided.preset != "none" or "recompute" in actions.values()
     policy = tuple((name, action) for name, action in actions.items() if action != "keep" or told)
     whole = to_the_end and decided.preset == "full" and any(action == "recompute" for _, action in policy)
     away = any(rule.action == "offload" and INPUT in rule.tensors for rule in decided.rules)

@@ -29,14 +29,18 @@ from gnomon.sharding import Collective
 @lru_cache(maxsize=4096)
 def layer_price(context: LocalContext) -> LayerPrice:
     """The price. UnpricedError names an op, link or number format without one."""
-    saving = context.saving
+    return layer_pricing(context).price(context.saving, whole=context.whole_recompute)
+
+
+def layer_pricing(context: LocalContext) -> LayerPricing:
+    """The layer being priced, for several ways to save its tensors; the context's own is left out."""
     kept = replace(context, saving=LayerSaving(policy=(), input="keep"), whole_recompute=False)
-    return _priced(kept).price(saving, whole=context.whole_recompute)
+    return _priced(kept)
 
 
 def price_layer(context: LocalContext, sizes: Mapping[str, Any]) -> LayerPrice:
     """The price at sizes other than the context's own; arrays of sizes give arrays in every number (see `batch`)."""
-    return _Pricing(context, sizes).price(context.saving, whole=context.whole_recompute)
+    return LayerPricing(context, sizes).price(context.saving, whole=context.whole_recompute)
 
 
 def price_layer_saved(
@@ -44,17 +48,17 @@ def price_layer_saved(
 ) -> tuple[LayerPrice, ...]:
     """The prices under several ways of (saving, whole_recompute) in place of the context's own; what does not depend on
     them is priced once."""
-    pricing = _Pricing(context, sizes)
+    pricing = LayerPricing(context, sizes)
     return tuple(pricing.price(saving, whole=whole) for saving, whole in ways)
 
 
 @lru_cache(maxsize=512)
-def _priced(context: LocalContext) -> _Pricing:
+def _priced(context: LocalContext) -> LayerPricing:
     """What plans share that keep and recompute other tensors."""
-    return _Pricing(context, dict(context.sizes))
+    return LayerPricing(context, dict(context.sizes))
 
 
-class _Pricing:
+class LayerPricing:
     """One layer being priced, however its tensors are saved."""
 
     def __init__(self, context: LocalContext, sizes: Mapping[str, Any]) -> None:
@@ -88,26 +92,31 @@ class _Pricing:
             ),
             output_bytes=sum(self.memory.bytes_of(scope.block.tensor(n)) for n in scope.block.outputs),
             sharded=scope.sharded,
+            context=scope.context,
         )
 
     def price(self, saving: LayerSaving, *, whole: bool) -> LayerPrice:
         """All phases and bytes. whole: as `LocalContext.whole_recompute`."""
         scope = self.scope
-        forward = self.prices.forward
         fates = saved(scope.back, dict(saving.policy), scope.dtypes)
         again = self._all() if whole else fates.recompute_ops
         return replace(
             self.always,
-            recompute=self.exposed.phase(
-                [(path, forward[path]) for op in again for path in (op, op + RING) if path in forward],
-                self._forward_flops(again),
-                self._collectives_again(again),
-            ),
+            recompute=self.again(again),
             kept=self.memory.kept(fates.kept),
             offloaded_bytes=sum(self.memory.bytes_of(entry.tensor) for entry in fates.offloaded)
             + (self.always.input_bytes if saving.input == "offload" else 0),
             remade_bytes=sum(self.memory.bytes_of(entry.tensor) for entry in fates.recomputed),
             input_away=saving.input != "keep",
+        )
+
+    def again(self, paths: Sequence[str]) -> Phase:
+        """These ops of the forward, run once more."""
+        forward = self.prices.forward
+        return self.exposed.phase(
+            [(path, forward[path]) for op in paths for path in (op, op + RING) if path in forward],
+            self._forward_flops(paths),
+            self._collectives_again(paths),
         )
 
     def _backward(self, *, weight: bool) -> Phase:

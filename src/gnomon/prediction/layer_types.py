@@ -209,3 +209,5 @@ class LayerPrice:
     """Its outputs, as they lie between layers."""
     sharded: ShardedBlock
     """The layer on the mesh: for its parameters."""
+    context: LocalContext
+    """What it was priced from; how tensors are saved may be another (`recompute`, `kept`)."""

@@ -16,10 +16,12 @@ from gnomon.hardware import Cluster, Rent
 from gnomon.plans import Plan
 from gnomon.prediction import Prediction
 from gnomon.prices.links import axis_link
+from gnomon.report.checkpointing import by_tensor_mapping, by_tensor_text
 from gnomon.report.prediction import WORDS, between, describe, run_lengths
 from gnomon.report.tables import Column, dollars, gib, memory_unit, number, percent, table, table_of_plans, wrapped
 from gnomon.report.uneven import uneven_mapping, uneven_text
 from gnomon.search import Found, Result, loss
+from gnomon.search.checkpointing.improve import ByTensor
 from gnomon.search.questions.goals import tokens_of
 from gnomon.search.refinement.choices import NAMES, show_value
 from gnomon.search.refinement.refine import Refined
@@ -46,9 +48,10 @@ def plan_text(
     rent: Rent | None = None,
     refined: Refined | None = None,
     stages: Uneven | None = None,
+    tensors: ByTensor | None = None,
 ) -> tuple[str, ...]:
     """Lines of at most 80 columns. rent: of the cluster, if it has a price. refined: of the best plans, if asked.
-    stages: what uneven ones gain."""
+    stages: what uneven ones gain. tensors: what recomputation tensor by tensor gains."""
     best = result.best[0] if refined is None else refined.best
     lines = [f"{result.graph.name} on {result.cluster.name}", *wrapped(describe(best.plan, result.workload))]
     lines += wrapped(_choices(best))
@@ -62,6 +65,8 @@ def plan_text(
     lines += ["", *_covered(result)]
     if stages is not None:
         lines += uneven_text(stages)
+    if tensors is not None:
+        lines += by_tensor_text(tensors)
     priced = rent.sources if rent else ()
     taken = tuple(dict.fromkeys((*assumed, *priced, *best.prediction.assumptions)))
     for title, entries in (("assumed", taken), ("notes", (*best.prediction.notes, *notes))):
@@ -122,7 +127,9 @@ def short_plan(plan: Plan) -> str:
     axes += [layout.context] if mesh.cp > 1 and layout.context != "ring" else []
     words = [*axes, *([f"z{zero}"] if zero else []), *virtual, micro, *(word for word, is_so in flags if is_so)]
     words += ["uneven"] if schedule.layers_per_stage else []
-    saved: str = "by stage" if any(rule.action != "offload" for rule in plan.saved.rules) else plan.saved.preset
+    saved: str = plan.saved.preset
+    if any(rule.action != "offload" for rule in plan.saved.rules):
+        saved = "by stage" if any(rule.preset is not None for rule in plan.saved.rules) else "by tensor"
     again = [saved] if saved != "none" else []
     again += ["offload"] if any(rule.action == "offload" for rule in plan.saved.rules) else []
     order = "+".join([schedule.name, *(given.name for given in schedule.passes)])
@@ -330,7 +337,12 @@ def refined_mapping(refined: Refined) -> dict[str, Any]:
 
 
 def result_mapping(
-    result: Result, *, rent: Rent | None = None, stages: Uneven | None = None, refined: Refined | None = None
+    result: Result,
+    *,
+    rent: Rent | None = None,
+    stages: Uneven | None = None,
+    refined: Refined | None = None,
+    tensors: ByTensor | None = None,
 ) -> dict[str, Any]:
     """Plain values for JSON, as `gnomon.search/1`. rent: of the cluster, if it has a price. stages: what uneven ones
     gain. refined: of the best plans, if asked. `safest` is an index into `best`."""
@@ -372,5 +384,6 @@ def result_mapping(
         "others_take_s_or_more": result.open_s,
         "uneven": None if stages is None else uneven_mapping(stages),
         "safest": None if safer is None else result.best.index(safer),
+        **({} if tensors is None else {"by_tensor": by_tensor_mapping(tensors)}),
         **({} if refined is None else {"refined": refined_mapping(refined)}),
     }

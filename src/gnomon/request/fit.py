@@ -32,6 +32,8 @@ class FitRequest:
     stack: Stack
     memory_bytes: int | None = None
     """What may be filled of a device; None is all of it."""
+    by_tensor: bool = False
+    """Where recompute makes it fit, choose what is recomputed tensor by tensor (`search.checkpointing`)."""
 
     def __post_init__(self) -> None:
         least = min(device.memory_bytes for device in self.cluster.devices)
@@ -41,7 +43,7 @@ class FitRequest:
     def fitting(self, *, more: More = always, told: Callable[[int], None] | None = None) -> Fitting:
         """The plan predicted, from which the ladder starts."""
         base = predict_values(self.graph, self.cluster, self.plan, self.workload, self.stack)
-        return Fitting(base=base, limit_bytes=self.memory_bytes, more=more, told=told)
+        return Fitting(base=base, limit_bytes=self.memory_bytes, more=more, told=told, by_tensor=self.by_tensor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +93,14 @@ def fit(
     stack: Stack | str | None = None,
     *,
     memory_bytes: int | None = None,
+    by_tensor: bool = False,
     more: More = always,
 ) -> Ladder:
     """Ways to make a plan fit: each change alone and combined, with its prediction.
 
     model, cluster, stack, and errors: as for `gnomon.predict`. memory_bytes: what may be filled of a device; all of it
-    otherwise. more: a budget (`gnomon.search.budget.until`).
+    otherwise. by_tensor: where recompute makes it fit, choose tensor by tensor what is recomputed; InputError without
+    scipy. more: a budget (`gnomon.search.budget.until`).
     """
     asked = FitRequest(
         graph=arguments.graph(model),
@@ -105,6 +109,7 @@ def fit(
         workload=arguments.workload(workload),
         stack=arguments.stack(stack),
         memory_bytes=memory_bytes,
+        by_tensor=by_tensor,
     )
     fitting = asked.fitting(more=more)
     return ladder(fitting, tuple(fitting.alone()))

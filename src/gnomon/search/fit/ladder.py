@@ -17,6 +17,7 @@ from gnomon.plans import Plan, Workload
 from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.prediction.changes import Single
 from gnomon.search.budget import More, always
+from gnomon.search.checkpointing.plan import least_recompute
 from gnomon.search.fit.options import OPTIONS, ORDER, Option
 
 LARGEST = 5
@@ -71,6 +72,8 @@ class Fitting:
     limit_bytes: int | None = None
     """What a rank may fill; None is the device."""
     options: Sequence[Option] = OPTIONS
+    by_tensor: bool = False
+    """Whether combinations with recompute choose what is recomputed tensor by tensor."""
     more: More = always
     """The budget, asked before each combination."""
     told: Callable[[int], None] | None = None
@@ -146,7 +149,8 @@ class Fitting:
         by_size = [sorted((r for r in rungs if len(r.options) == n), key=_step) for n in range(1, LARGEST + 1)]
         best = [*sorted(rungs, key=_step)[:EACH], *by_size[0], *(rung for of in by_size[1:] for rung in of[:EACH])]
         trimmed = {plan: self._trimmed(rung) for plan, rung in {rung.plan: rung for rung in best}.items()}
-        unique = {rung.plan: rung for rung in trimmed.values()}
+        made = [self._by_tensor(rung) for rung in trimmed.values()] if self.by_tensor else list(trimmed.values())
+        unique = {rung.plan: rung for rung in made}
         return sorted(unique.values(), key=lambda rung: (len(rung.options), rung.step_s))[:SHOWN]
 
     def _strongest(self, chosen: Sequence[Option]) -> Rung | None:
@@ -186,6 +190,30 @@ class Fitting:
                     best = made
                     taken[option.name] = made.changes[made.options.index(option.name)]  # type: ignore[assignment]
         return best
+
+    def _by_tensor(self, rung: Rung) -> Rung:
+        """A rung that fits by recompute, with the least recomputation with which it fits; as it is where that is no
+        faster."""
+        if "recompute" not in rung.options or rung.prediction is None or rung.plan.stages:
+            return rung
+        tightest = rung.prediction.tightest
+        limit = min(self.limit_bytes or tightest.limit_bytes, tightest.limit_bytes)
+        for _ in range(3):
+            least = least_recompute(rung.prediction, limit)
+            if least is None:
+                return rung
+            self.count += least.predicted
+            changes = tuple(
+                "recompute by tensor" if name == "recompute" else words
+                for name, words in zip(rung.options, rung.changes, strict=True)
+            )
+            made = self.rung(rung.options, changes, least.prediction.plan)
+            if made.fits:
+                return made if made.step_s < rung.step_s else rung
+            limit = int(
+                limit * min(0.99, tightest.limit_bytes / max(rank.usual_bytes for rank in least.prediction.memory))
+            )
+        return rung
 
     def _weaker(self, chosen: Sequence[Option], taken: dict[str, str | None], of: Option) -> Iterator[Rung]:
         """The combination with one option at its other levels, and at the least amount that fits."""

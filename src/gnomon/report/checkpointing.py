@@ -1,0 +1,58 @@
+"""What recomputation chosen tensor by tensor gains over presets: text, and values for JSON.
+
+Leaves out the plan itself (`report.planning`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gnomon.plans import Plan
+from gnomon.report.tables import percent, wrapped
+from gnomon.search.checkpointing.improve import ByTensor
+from gnomon.units import show_seconds
+
+SHOWN = 8
+"""Runs of layers that are listed."""
+
+
+def by_tensor_text(made: ByTensor) -> tuple[str, ...]:
+    """Lines of at most 80 columns."""
+    told = (
+        f"recomputation tensor by tensor (integer programme): {made.tried} plan{'s' * (made.tried != 1)} near the "
+        f"best, {made.predicted} predictions"
+    )
+    if made.best is None:
+        return tuple(wrapped(f"{told}; none is faster than with presets", indent=""))
+    change = f"{show_seconds(made.best.step_s)}, {percent(-made.gain)} % against the best of presets"
+    lines = [*wrapped(f"{told}: {change}", indent="")]
+    listed = list(_kept(made.best.plan))
+    lines += [line for entry in listed[:SHOWN] for line in wrapped(entry, bullet="- ")]
+    if len(listed) > SHOWN:
+        lines += wrapped(f"and {len(listed) - SHOWN} runs of layers more, which the plan file lists", bullet="- ")
+    return tuple(lines)
+
+
+def by_tensor_mapping(made: ByTensor) -> dict[str, Any]:
+    """Plain values for JSON."""
+    return {
+        "step_s": None if made.best is None else made.best.step_s,
+        "presets_step_s": made.before_s,
+        "gain": made.gain,
+        "plans": made.tried,
+        "predicted": made.predicted,
+        "kept": [] if made.best is None else list(_kept(made.best.plan)),
+    }
+
+
+def _kept(plan: Plan) -> Iterator[str]:
+    """`layers[0:4] keep input, mlp.gate_proj; the rest is recomputed`, run by run."""
+    rules = plan.saved.rules
+    for place, rule in enumerate(rules):
+        if rule.action != "recompute":
+            continue
+        after = rules[place + 1] if place + 1 < len(rules) else rule
+        names = after.tensors if after.action == "keep" and after.calls == rule.calls else ()
+        kept = ", ".join(("input", *names))
+        yield f"{rule.calls} keep {kept}; the rest is recomputed"

@@ -1,0 +1,253 @@
+"""A whole plan: the way of every layer with which each rank fits and recomputes for the least time.
+
+`least_recompute(prediction, limit)` solves an integer programme for each pipeline rank. Its limits are rows of the
+plan's Program: what a rank holds there follows from which units of which stages are under way, which the schedule
+fixes, so it is linear in what layers keep. The plan that comes out is predicted; a row that turns out fuller than the
+programme took it to be becomes a limit too. Leaves out the ways of one layer (`checkpointing.layer`), offloading, and
+how layers are cut into stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.errors import PlanError
+from gnomon.graph import Layer
+from gnomon.plans import Plan, Saved, SavedRule
+from gnomon.plans.select import format_layers
+from gnomon.prediction import Prediction, predict
+from gnomon.prediction.layer_types import LayerPrice
+from gnomon.prediction.memory import buffer_sizes, held_moves, temporaries
+from gnomon.program.memory import buffer_moves
+from gnomon.search.checkpointing.layer import Way, layer_ways
+from gnomon.search.checkpointing.milp import Programme
+
+GAP = 5e-3
+"""Share of the recomputation's seconds by which a rank's choice may be worse than the best."""
+
+ROUNDS = 8
+"""Predictions at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Least:
+    """What was found."""
+
+    prediction: Prediction
+    """Of the plan that fits."""
+    predicted: int
+    """Predictions made."""
+
+
+def least_recompute(prediction: Prediction, limit_bytes: int) -> Least | None:
+    """The plan with the least recomputation with which every rank's peak is at most `limit_bytes`; None if none fits.
+
+    prediction: of a plan with one mesh, whatever it recomputes. InputError without scipy. PlanError for a plan whose
+    tensors are offloaded, or that names layers' inputs.
+    """
+    plan = prediction.plan
+    if any(rule.action == "offload" for rule in plan.saved.rules):
+        raise PlanError("saved.rules that offload are not combined with a choice of what to recompute; leave them out")
+    if plan.stages:
+        raise PlanError("stages with meshes of their own keep their own recomputation; give one mesh")
+    pricing = prediction.pricing
+    base = predict(pricing.graph, pricing.cluster, replace(plan, saved=Saved()), prediction.workload, pricing.stack)
+    if _peak(base) <= limit_bytes:
+        return Least(prediction=base, predicted=1)
+    memory = _Memory(base)
+    ranks = [_Rank(memory, number) for number in range(len(base.memory))]
+
+    def made(chosen: dict[Layer, Way]) -> Prediction:
+        plan = _plan(base.plan, memory, chosen)
+        return predict(pricing.graph, pricing.cluster, plan, prediction.workload, pricing.stack)
+
+    best = made({layer: rank.ways[layer][-1] for rank in ranks for _, layer, _ in rank.free})
+    if _peak(best) > limit_bytes:
+        return None
+    for rank in ranks:
+        rank.over = min(rank.over, rank.beside(best))
+    for count in range(3, ROUNDS + 1):
+        chosen: dict[Layer, Way] = {}
+        for rank in ranks:
+            ways = rank.solve(limit_bytes)
+            if ways is None:
+                return Least(prediction=best, predicted=count - 1)
+            chosen |= ways
+        tried = made(chosen)
+        if _peak(tried) <= limit_bytes:
+            return Least(prediction=tried, predicted=count)
+        for rank in ranks:
+            rank.learn(tried, limit_bytes)
+    return Least(prediction=best, predicted=ROUNDS)
+
+
+def _peak(prediction: Prediction) -> int:
+    return max(rank.peak_bytes for rank in prediction.memory)
+
+
+def _during(prediction: Prediction) -> NDArray[np.float64]:
+    """[rows] bytes of the Program's tensors while each row runs."""
+    program, pricing = prediction.structure.program, prediction.pricing
+    held = held_moves(prediction.structure, pricing, buffer_sizes(pricing)).during(program.num_rows)
+    during: NDArray[np.float64] = held + temporaries(program, pricing)
+    return during
+
+
+class _Memory:
+    """What each rank holds at each row of the Program, as a sum over layers."""
+
+    def __init__(self, base: Prediction) -> None:
+        """base: with nothing recomputed."""
+        self.base, self.program, self.pricing = base, base.structure.program, base.pricing
+        self.during = _during(base)
+        self.inside = temporaries(self.program, self.pricing)
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """[rows, stages of the Program] units whose kept tensors are held while the row runs."""
+        program = self.program
+        unit = {name: 1.0 if name.endswith("S") and name[:-1].isdigit() else 0.0 for name in buffer_sizes(self.pricing)}
+        moves = buffer_moves(program, self.base.structure.deps, unit)
+        table = np.zeros((program.num_rows, program.num_stages))
+        np.add.at(table, (moves.row, program.stage[moves.row]), moves.bytes)
+        ends = np.zeros_like(table)
+        later = moves.bytes < 0
+        np.add.at(ends, (moves.row[later], program.stage[moves.row[later]]), moves.bytes[later])
+        held = np.zeros_like(table)
+        for cls in range(program.num_classes):
+            rows = slice(int(program.class_ptr[cls]), int(program.class_ptr[cls + 1]))
+            held[rows] = np.cumsum(table[rows], axis=0) - ends[rows]
+        return held.round().astype(np.int64)
+
+    def layers(self, block: int) -> list[tuple[Layer, LayerPrice]]:
+        """Of one of the Program's stages, in order."""
+        number, index = self.pricing.blocks[block]
+        stage = self.pricing.stages[number]
+        pairs = list(zip(stage.in_order, stage.order, strict=True))
+        return [pairs[index]] if index >= 0 else pairs
+
+    def rows_of(self, cls: int) -> range:
+        """Rows of a rank class."""
+        return range(int(self.program.class_ptr[cls]), int(self.program.class_ptr[cls + 1]))
+
+    def computes_backward(self, row: int) -> bool:
+        """Whether recomputation and gradients of a layer are in what is alive inside the row."""
+        return self.program.kinds[int(self.program.kind[row])].name in ("B", "I")
+
+
+class _Rank:
+    """One pipeline rank's programme."""
+
+    def __init__(self, memory: _Memory, number: int) -> None:
+        self.memory, self.number = memory, number
+        rows = memory.rows_of(number)
+        self.blocks = sorted({int(memory.program.stage[row]) for row in rows} & set(range(memory.program.num_stages)))
+        self.free = [(block, layer, price) for block in self.blocks for layer, price in memory.layers(block)]
+        self.ways = {layer: self._ways(layer, price) for _, layer, price in self.free}
+        self.over = self.beside(memory.base)
+        """Bytes of the peak beside the Program's tensors, as far as is known."""
+        self.rows = self._fullest(memory.during)
+
+    def _ways(self, layer: Layer, price: LayerPrice) -> tuple[Way, ...]:
+        """Repeated layers have a choice; an embedding or a head keeps what it keeps."""
+        ways = layer_ways(price.context)
+        return ways if layer.call.first is not None else ways[:1]
+
+    def _fullest(self, during: NDArray[np.float64]) -> set[int]:
+        """Of each stage's backwards the fullest row, and of all others together."""
+        memory, rows, fullest = self.memory, self.memory.rows_of(self.number), dict[int, int]()
+        for row in rows:
+            place = int(memory.program.stage[row]) if memory.computes_backward(row) else -1
+            if place not in fullest or during[row] > during[fullest[place]]:
+                fullest[place] = row
+        return set(fullest.values())
+
+    def solve(self, limit_bytes: int) -> dict[Layer, Way] | None:
+        """The way of each layer."""
+        programme = Programme()
+        total = sum(max(way.seconds for way in self.ways[layer]) for _, layer, _ in self.free) or 1.0
+        takes = {
+            layer: [programme.variable(way.seconds / total) for way in self.ways[layer]] for _, layer, _ in self.free
+        }
+        for at in takes.values():
+            programme.equals(dict.fromkeys(at, 1.0), 1)
+        for before, after in self._alike():
+            factors = {at: float(way.bytes) for way, at in zip(self.ways[before], takes[before], strict=True)}
+            factors |= {at: -float(way.bytes) for way, at in zip(self.ways[after], takes[after], strict=True)}
+            programme.at_most({at: value / limit_bytes for at, value in factors.items()}, 0)
+        for row in sorted(self.rows):
+            for factors, room in self._limits(row, takes, limit_bytes):
+                programme.at_most({at: value / limit_bytes for at, value in factors.items()}, room / limit_bytes)
+        chosen = programme.solve(gap=GAP)
+        if chosen is None:
+            return None
+        return {
+            layer: next(way for way, variable in zip(self.ways[layer], at, strict=True) if chosen[variable])
+            for layer, at in takes.items()
+        }
+
+    def _alike(self) -> Iterator[tuple[Layer, Layer]]:
+        """Layers one after the other with the same ways. It is enough to look at choices in which the later one, whose
+        backward comes first, keeps no less: what it lets go of makes room for what the earlier ones recompute."""
+        for (_, before, one), (_, after, other) in pairwise(self.free):
+            same_stage = before.call is after.call and before.index + 1 == after.index
+            if same_stage and self.ways[before] is self.ways[after] and one.context == other.context:
+                yield before, after
+
+    def _limits(
+        self, row: int, takes: dict[Layer, list[int]], limit_bytes: int
+    ) -> Iterator[tuple[dict[int, float], float]]:
+        """(variable -> bytes, room) of what is held at a row; inside a backward for each layer, whose gradients and
+        recomputed tensors are alive while those after it have let go of theirs."""
+        memory = self.memory
+        counts = memory.counts[row]
+        saved = {
+            at: float((way.bytes - self.ways[layer][0].bytes) * int(counts[block]))
+            for block, layer, _ in self.free
+            for way, at in zip(self.ways[layer], takes[layer], strict=True)
+        }
+        if not memory.computes_backward(row):
+            yield saved, limit_bytes - self.over - float(memory.during[row])
+            return
+        room = limit_bytes - self.over - float(memory.during[row] - memory.inside[row])
+        inside = [(layer, price) for block, layer, price in self.free if block == int(memory.program.stage[row])]
+        for place, (layer, price) in enumerate(inside):
+            factors = dict(saved)
+            for way, at in zip(self.ways[layer], takes[layer], strict=True):
+                factors[at] += way.price.remade_bytes
+            for later, _ in inside[place + 1 :]:
+                for way, at in zip(self.ways[later], takes[later], strict=True):
+                    factors[at] -= way.bytes
+            yield factors, room - price.transient_bytes
+
+    def learn(self, made: Prediction, limit_bytes: int) -> None:
+        """Takes over from a prediction what the programme did not know: a fuller row, or more beside the tensors."""
+        self.rows |= self._fullest(_during(made))
+        if (peak := made.memory[self.number].peak_bytes) > limit_bytes:
+            self.over = max(self.over + (peak - limit_bytes) / 2, self.beside(made))
+
+    def beside(self, made: Prediction) -> float:
+        """Bytes of a prediction's peak beside the Program's tensors: contexts, fragments."""
+        rows = self.memory.rows_of(self.number)
+        return made.memory[self.number].peak_bytes - float(_during(made)[rows.start : rows.stop].max())
+
+
+def _plan(base: Plan, memory: _Memory, chosen: dict[Layer, Way]) -> Plan:
+    """The plan with rules that say what each layer keeps, one pair for all layers that keep the same."""
+    alike: dict[tuple[str, ...], list[Layer]] = {}
+    for layer in memory.pricing.graph.layers():
+        if not chosen[layer].everything:
+            alike.setdefault(chosen[layer].kept, []).append(layer)
+    rules: list[SavedRule] = []
+    for kept, layers in alike.items():
+        for calls in format_layers(layers):
+            rules.append(SavedRule(calls=calls, action="recompute"))
+            if kept:
+                rules.append(SavedRule(calls=calls, tensors=kept))
+    return replace(base, saved=Saved(rules=tuple(rules)))

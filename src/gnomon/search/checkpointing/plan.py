@@ -48,7 +48,7 @@ class Least:
 def least_recompute(prediction: Prediction, limit_bytes: int) -> Least | None:
     """The plan with the least recomputation with which every rank's peak is at most `limit_bytes`; None if none fits.
 
-    prediction: of a plan with one mesh, whatever it recomputes. InputError without scipy. PlanError for a plan whose
+    prediction: of a plan with one mesh, whatever it recomputes; where it fits, the answer is never slower. InputError without scipy. PlanError for a plan whose
     tensors are offloaded, or that names layers' inputs.
     """
     plan = prediction.plan
@@ -72,6 +72,8 @@ def least_recompute(prediction: Prediction, limit_bytes: int) -> Least | None:
         return None
     for rank in ranks:
         rank.over = min(rank.over, rank.beside(best))
+    if _peak(prediction) <= limit_bytes and prediction.step_s < best.step_s:
+        best = prediction
     for count in range(3, ROUNDS + 1):
         chosen: dict[Layer, Way] = {}
         for rank in ranks:
@@ -81,7 +83,7 @@ def least_recompute(prediction: Prediction, limit_bytes: int) -> Least | None:
             chosen |= ways
         tried = made(chosen)
         if _peak(tried) <= limit_bytes:
-            return Least(prediction=tried, predicted=count)
+            return Least(prediction=min(tried, best, key=lambda of: of.step_s), predicted=count)
         for rank in ranks:
             rank.learn(tried, limit_bytes)
     return Least(prediction=best, predicted=ROUNDS)

@@ -48,8 +48,8 @@ class Least:
 def least_recompute(prediction: Prediction, limit_bytes: int) -> Least | None:
     """The plan with the least recomputation with which every rank's peak is at most `limit_bytes`; None if none fits.
 
-    prediction: of a plan with one mesh, whatever it recomputes; where it fits, the answer is never slower. InputError without scipy. PlanError for a plan whose
-    tensors are offloaded, or that names layers' inputs.
+    prediction: of a plan with one mesh, whatever it recomputes; where it fits, the answer is never slower. InputError
+    without scipy. PlanError for a plan that offloads tensors, or whose stages have meshes of their own.
     """
     plan = prediction.plan
     if any(rule.action == "offload" for rule in plan.saved.rules):
@@ -68,11 +68,12 @@ def least_recompute(prediction: Prediction, limit_bytes: int) -> Least | None:
         return predict(pricing.graph, pricing.cluster, plan, prediction.workload, pricing.stack)
 
     best = made({layer: rank.ways[layer][-1] for rank in ranks for _, layer, _ in rank.free})
+    given_fits = _peak(prediction) <= limit_bytes
     if _peak(best) > limit_bytes:
-        return None
+        return Least(prediction=prediction, predicted=2) if given_fits else None
     for rank in ranks:
         rank.over = min(rank.over, rank.beside(best))
-    if _peak(prediction) <= limit_bytes and prediction.step_s < best.step_s:
+    if given_fits and prediction.step_s < best.step_s:
         best = prediction
     for count in range(3, ROUNDS + 1):
         chosen: dict[Layer, Way] = {}

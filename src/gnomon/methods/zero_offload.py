@@ -24,7 +24,6 @@ METHOD = Method(
     about="optimizer states and the update in host memory, gradients sent there as they are made",
     switch="optimizer.offload",
     exactness="up to the order of sums",
-    missing={"run": "the runtime updates on the device"},
     on=lambda plan: plan.optimizer.offload is not None,
     variants=_variants,
     searched=True,

@@ -1,6 +1,6 @@
 """Logical workers on processes that come and go: how soon a kill -9 is noticed and made good; what taking turns costs.
 
-    python benchmarks/faults/elastic.py               # 20 kills and 5 pairs of runs; results/elastic.md
+    python benchmarks/faults/elastic.py               # 20 kills and 4 pairs of runs; results/elastic.md
     python benchmarks/faults/elastic.py --kills 2 --pairs 1
 
 Kills: a small llama as four logical workers on three processes. One process is killed at a time that nobody chose; the
@@ -43,7 +43,7 @@ SMALL = LlamaConfig(
 LARGE = replace(SMALL, num_layers=4, hidden_size=256, num_heads=4, num_kv_heads=4, head_dim=64, ffn_size=1024)
 WORKERS = Plan(mesh=Mesh(dp_replicate=4), schedule=Schedule(num_microbatches=1), precision=FP32)
 RANK = Plan(schedule=Schedule(num_microbatches=4), precision=FP32)
-STEPS = 8
+STEPS = 3
 
 
 def job(data: Path, folder: Path) -> Job:
@@ -118,7 +118,7 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=4)
     options = parser.parse_args()
     noticed, going, equal = [], [], 0
     with tempfile.TemporaryDirectory() as name:

@@ -14,7 +14,7 @@ from gnomon.cli import main
 from gnomon.cli.options import parser
 from gnomon.cli.run import _resume_command, _schedule
 from gnomon.errors import InputError
-from gnomon.plans import Mesh, Plan, PlanFile, Precision, Schedule, Workload, save_plan_file
+from gnomon.plans import Mesh, Optimizer, Plan, PlanFile, Precision, Schedule, Workload, save_plan_file
 
 FILE = PlanFile(
     model="llama-tiny",
@@ -66,6 +66,28 @@ def test_what_cannot_run_is_said(
 ) -> None:
     monkeypatch.setattr("gnomon.cli.run.find_spec", lambda name: find_spec("json"))
     assert said in refused(file, tmp_path, capsys)
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (FILE.plan, "the plan has 2 ranks, which are no use to 3 processes"),
+        (
+            replace(FILE.plan, mesh=Mesh(dp_replicate=2, tp=2)),
+            "easyscale cannot be used in this plan: its ranks do not",
+        ),
+        (
+            replace(FILE.plan, mesh=Mesh(dp_shard=4), optimizer=Optimizer(zero=2)),
+            "easyscale cannot be used in this plan: ZeRO divides state among ranks",
+        ),
+    ],
+)
+def test_processes_that_a_plan_cannot_have_are_said(
+    plan: Plan, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_plan_file(replace(FILE, plan=plan), tmp_path / "plan.toml")
+    assert main(["run", str(tmp_path / "plan.toml"), "--processes", "3"]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--data", "--tokenizer"])

@@ -183,7 +183,8 @@ def test_a_killed_process_is_replaced_and_the_job_rescaled_while_the_others_stay
     assert outcome.checkpoint == newest(tmp_path / "kept")
     assert losses == undisturbed(given, len(losses))
     changes = json.loads((tmp_path / "kept" / ".job" / "state.json").read_text())["changes"]
-    assert [max(change["placement"]) + 1 for change in changes] == [3, 2, 3, 2]
+    decided = [placed(given.plan, Observation(processes=count)).placement for count in (3, 2, 3, 2)]
+    assert [tuple(change["placement"]) for change in changes] == decided, "what was observed decides"
     assert changes[1]["why"] == "process 1 was killed by SIGKILL"
     assert changes[1]["noticed_at"] is not None and changes[3]["noticed_at"] is None
     said = capsys.readouterr()

@@ -29,7 +29,7 @@ from gnomon.runtime.elastic import check_elastic, train_elastic
 from gnomon.runtime.faults import ended
 from gnomon.runtime.membership import Epoch, Membership, announce, joined, noted
 from gnomon.runtime.processes import FAILED_S, SIGNALS, FailedError, Processes
-from gnomon.runtime.train import Job, Outcome, corpus_of
+from gnomon.runtime.train import Job, Outcome, corpus_of, preload_of
 from gnomon.runtime.watchdog import SILENT_S
 
 LOOK_S = 0.1
@@ -66,7 +66,12 @@ class _Launched(Processes):
     def __init__(self, job: Job, folder: JobFolder | None, threads: int) -> None:
         processes = max(job.plan.placement) + 1
         super().__init__(
-            _process, processes, (job, threads, orders.added()), start_method="forkserver", grace_s=job.grace_s
+            _process,
+            processes,
+            (job, threads, orders.added()),
+            start_method="forkserver",
+            grace_s=job.grace_s,
+            preload=preload_of(job),
         )
         self.job, self.folder, self.threads = job, folder, threads
         self.asked, self.restarts = processes, job.max_restarts

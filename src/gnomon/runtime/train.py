@@ -184,9 +184,8 @@ def run(job: Job, *, threads: int = 1) -> Outcome:
     size, backend = job.plan.world_size, BACKENDS[job.device]
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return next(iter(launch(train, size, job, backend=backend, threads=threads).values()))
-    recomputes = job.plan.saved != Saved() or bool(job.plan.schedule.passes)
     start: dict[str, Any] = {"backend": backend, "threads": threads, "grace_s": job.grace_s, "ends_itself": True}
-    start["preload"] = RECOMPUTE_LOADED if recomputes else ()
+    start["preload"] = preload_of(job)
     corpus_of(job)  # text becomes tokens once, before processes wait for each other
     for left in range(job.max_restarts, -1, -1):
         try:
@@ -204,6 +203,12 @@ def run(job: Job, *, threads: int = 1) -> Outcome:
                 print("stopped before there was anything to keep", file=sys.stderr, flush=True)
             raise
     raise AssertionError("the last launch returns or raises")
+
+
+def preload_of(job: Job) -> Sequence[str]:
+    """Modules that the job's processes load besides, which a fork server loads once for all."""
+    recomputes = job.plan.saved != Saved() or bool(job.plan.schedule.passes)
+    return RECOMPUTE_LOADED if recomputes else ()
 
 
 def corpus_of(job: Job) -> Corpus:

@@ -19,6 +19,12 @@ def dies_in_start_up(store: Store, rank: int, world_size: int) -> int:
     return len(store.get("never set"))
 
 
+def ends_when_asked(store: Store, rank: int, world_size: int) -> int:
+    """The signal that it was sent while it blocks them, as a rank does that loads; 0 for none."""
+    told = signal.sigtimedwait({signal.SIGTERM}, 60)
+    return told.si_signo if told else 0
+
+
 def waits(store: Store, rank: int, world_size: int, folder: Path) -> None:
     """Says who it is, and waits as a rank does that has nobody to meet."""
     (folder / f"{rank}.part").write_text(str(os.getpid()))

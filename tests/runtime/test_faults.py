@@ -54,6 +54,21 @@ def test_a_rank_that_dies_while_the_others_wait_for_it_ends_them() -> None:
     assert not active_children()
 
 
+class AskedWhileStarting(Processes):
+    """A signal comes to a thread that does not block it, when no process is there yet."""
+
+    def _start(self, folder: Path, port: int) -> None:
+        handler = signal.getsignal(signal.SIGTERM)
+        assert callable(handler)
+        handler(signal.SIGTERM, None)
+        super()._start(folder, port)
+
+
+def test_a_signal_that_comes_before_the_processes_reaches_them() -> None:
+    asked = AskedWhileStarting(faulty.ends_when_asked, 2, (), start_method="forkserver")
+    assert asked.results() == {0: signal.SIGTERM, 1: signal.SIGTERM}
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
 def test_processes_end_with_the_one_that_started_them_even_by_kill_9(tmp_path: Path) -> None:
     with pytest.raises(FailedError, match="rank 0 of 1 was killed by SIGKILL"):

@@ -145,6 +145,8 @@ class Processes:
                 with self._signals_handed_on():
                     with _signals_blocked():
                         self._start(Path(folder), port)
+                    if self.stopped:  # it came meanwhile, to a thread that does not block it: ranks missed it
+                        self._tell(self.stopped)
                     failed = self._wait()
             finally:
                 self._kill()
@@ -264,10 +266,7 @@ class Processes:
         def hand_on(number: int, frame: FrameType | None) -> None:
             self.until = 0.0 if self.stopped else monotonic() + self.grace_s
             self.stopped = number
-            for rank in self.ranks:
-                if rank.process.pid is not None and rank.process.is_alive():
-                    os.kill(rank.process.pid, signal.SIGCONT)
-                    os.kill(rank.process.pid, number)
+            self._tell(number)
 
         before = {number: signal.signal(number, hand_on) for number in SIGNALS}
         try:
@@ -275,6 +274,13 @@ class Processes:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _tell(self, number: int) -> None:
+        """A signal to all processes that there are."""
+        for rank in self.ranks:
+            if rank.process.pid is not None and rank.process.is_alive():
+                os.kill(rank.process.pid, signal.SIGCONT)
+                os.kill(rank.process.pid, number)
 
     def _kill(self) -> None:
         for rank in self.ranks:

@@ -146,7 +146,7 @@ class Processes:
                     with _signals_blocked():
                         self._start(Path(folder), port)
                     if self.stopped:  # it came meanwhile, to a thread that does not block it: ranks missed it
-                        self._tell(self.stopped)
+                        self._send_signal(self.stopped)
                     failed = self._wait()
             finally:
                 self._kill()
@@ -266,7 +266,7 @@ class Processes:
         def hand_on(number: int, frame: FrameType | None) -> None:
             self.until = 0.0 if self.stopped else monotonic() + self.grace_s
             self.stopped = number
-            self._tell(number)
+            self._send_signal(number)
 
         before = {number: signal.signal(number, hand_on) for number in SIGNALS}
         try:
@@ -275,7 +275,7 @@ class Processes:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _tell(self, number: int) -> None:
+    def _send_signal(self, number: int) -> None:
         """A signal to all processes that there are."""
         for rank in self.ranks:
             if rank.process.pid is not None and rank.process.is_alive():

@@ -206,6 +206,23 @@ def test_where_no_process_is_left_another_goes_on_from_the_checkpoint(data: Path
     assert [record.loss for record in outcome.records] == undisturbed(given, steps)[outcome.resumed_from :]
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
+def test_a_stopped_process_is_killed_and_the_others_go_on(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gnomon.runtime.elastic_launch.SILENT_S", 0.5)
+
+    def act(folder: Path) -> None:
+        until(changed(folder, 1))
+        os.kill(pids()["gnomon rank 0"], signal.SIGSTOP)
+        until(changed(folder, 2))
+
+    given = job(data, 2, tmp_path / "kept")
+    outcome = beside(given, act)
+    assert "process 0 was stopped for 0 s: it is killed" in capfd.readouterr().err
+    assert [record.loss for record in outcome.records] == undisturbed(given, len(outcome.records))
+
+
 def test_without_restarts_the_last_loss_is_one_error(data: Path, tmp_path: Path) -> None:
     def act(folder: Path) -> None:
         until(changed(folder, 1))

@@ -206,7 +206,8 @@ class _Launched(Processes):
             if not _is_stopped(self.ranks[process].process.pid or 0):
                 self.stopped_since.pop(process, None)
             elif monotonic() - self.stopped_since.setdefault(process, monotonic()) >= SILENT_S:
-                print(f"gnomon: process {process} was stopped for {SILENT_S:.0f} s: it is killed", file=sys.stderr)
+                what = f"process {process} was stopped for {SILENT_S:.0f} s: it is killed"
+                print(f"gnomon: {what}", file=sys.stderr, flush=True)
                 self.ranks[process].process.kill()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gnomon.cli.models import read_model_to_run
 from gnomon.cli.run import STACK, device_of, is_rank_0, need_torch, read_plan
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.hardware import parse_cluster
@@ -23,7 +24,6 @@ from gnomon.prediction import Prediction, predict
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.links import axis_link
 from gnomon.report.tables import Column, gib, number, table, wrapped
-from gnomon.request.runnable import read_runnable_model
 from gnomon.software import stack
 from gnomon.units import show_bytes
 
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     """Predict, look, judge, tell."""
     began, file = perf_counter(), read_plan(options.plan)
     need_torch("looking at the ranks of a plan")
-    graph, _ = read_runnable_model(file.model)
+    graph, _ = read_model_to_run(file.model)
     machines = parse_cluster(file.on)
     device = device_of(file, machines, options.device)
     prediction = predict(graph, machines, file.plan, file.workload, stack(STACK))

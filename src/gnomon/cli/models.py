@@ -14,6 +14,7 @@ from gnomon.late import load_late
 from gnomon.request import cache
 from gnomon.request import model as known
 from gnomon.request.model import is_code
+from gnomon.request.runnable import read_runnable_model
 
 
 def read_model(
@@ -35,3 +36,8 @@ def read_model(
         captured: tuple[Graph, tuple[str, ...]] = read(name)
     cache.store(name, captured, files)
     return captured
+
+
+def read_model_to_run(name: str) -> tuple[Graph, tuple[str, ...]]:
+    """(graph, notes) of a model that the runtime runs: as `request.runnable` reads it, or code of the user's own."""
+    return read_model(name) if is_code(name) else read_runnable_model(name)

@@ -395,7 +395,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
         type=some,
         metavar="PATH",
         help="text to train on: a folder or file of text, .jsonl, .parquet, a saved dataset, or Megatron's PREFIX; "
-        "default Python's standard library",
+        "default Python's standard library; for a model that is code also MODULE:FUNCTION, the batch of a step",
     )
     parser.add_argument(
         "--weights", type=some, metavar="FOLDER", help="safetensors and config.json to begin with; default random"

@@ -19,6 +19,7 @@ from shlex import quote
 from typing import Any
 
 from gnomon import schema
+from gnomon.cli.models import read_model_to_run
 from gnomon.cli.own import with_own
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import no_folder
@@ -33,7 +34,7 @@ from gnomon.plans import PlanFile, load_plan
 from gnomon.prediction import Prediction, predict
 from gnomon.report.prediction import describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
-from gnomon.request.runnable import read_runnable_model
+from gnomon.request.model import is_code
 from gnomon.software import Stack, stack
 from gnomon.timeline import print_timeline
 from gnomon.units import show_bytes
@@ -63,8 +64,10 @@ def run(options: argparse.Namespace) -> int:
     """Read, predict, train, tell."""
     file = _on_processes(read_plan(options.plan), options.processes)
     shared = shares_processes(file, options)
+    if shared and is_code(file.model):
+        raise PlanError("a model that is code runs with a process for each rank; leave --processes and device_of out")
     _check_there(options)
-    graph, notes = read_runnable_model(file.model)
+    graph, notes = read_model_to_run(file.model)
     need_torch("running a plan")
     machines = parse_cluster(file.on)
     device = device_of(file, machines, options.device)
@@ -80,11 +83,7 @@ def run(options: argparse.Namespace) -> int:
         notes += (f"the prediction is for {file.on}, and this runs on {device}",)
     folder = Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints"))
     notes += _check_checkpoints(folder, resume=options.resume, asked=options.checkpoints is not None)
-    model = _source(options, file)
-    if options.weights is not None:
-        load_late("gnomon.runtime.pretrained:values_of")(model, graph)
-    if options.export is not None:
-        load_late("gnomon.runtime.pretrained:check_export")(Path(options.export).expanduser(), model)
+    _check_weights(options, file, graph)
     shown = is_rank_0() and not options.json
     if shown:
         print_lines(_before(file, prediction, notes, options))
@@ -127,6 +126,22 @@ def _turns(file: PlanFile, options: argparse.Namespace) -> tuple[str, ...]:
     )
 
 
+def _check_weights(options: argparse.Namespace, file: PlanFile, graph: Graph) -> None:
+    """InputError for weights that are not the model's, or a folder that they cannot be written to."""
+    if is_code(file.model):
+        load_late("gnomon.runtime.captured_job:check_trainable")(graph, file.plan)
+        if options.export is not None:
+            load_late("gnomon.runtime.own_module:check_target")(_folder(options.export))
+        return
+    if isinstance(options.data, str) and is_code(options.data):
+        raise InputError(f"--data {options.data} makes batches for a model that is code, and {file.model!r} is none")
+    model = _source(options, file)
+    if options.weights is not None:
+        load_late("gnomon.runtime.pretrained:values_of")(model, graph)
+    if options.export is not None:
+        load_late("gnomon.runtime.pretrained:check_export")(_folder(options.export), model)
+
+
 def _stack(file: PlanFile) -> Stack:
     """Our own program; with the numbers of a stack file of it, if the plan names one."""
     named = stack(file.stack) if file.stack.endswith(".toml") else None
@@ -157,6 +172,8 @@ def begins(model: str, weights: str | None, seed: int) -> tuple[str, ...]:
     """What the parameters begin as, said."""
     if weights is not None:
         return (f"parameters begin as the weights in {weights}",)
+    if is_code(model):
+        return (f"parameters begin as {model.partition('(')[0]}() makes them, after torch.manual_seed({seed})",)
     model = parse_adapters(model)[0]
     folder = Path(model) if Path(model).is_dir() else Path(model).parent
     beside = sorted(file.name for file in folder.glob("*.safetensors")) if Path(model).exists() else []
@@ -234,6 +251,7 @@ def _job(
     every = options.checkpoint_every or (CHECKPOINT_EVERY if options.checkpoints else 0)
     return load_late("gnomon.runtime.train:Job")(
         graph=graph,
+        code=file.model if is_code(file.model) else "",
         plan=file.plan,
         program=prediction.structure.program if rewrites(file.plan) else None,
         workload=file.workload,
@@ -290,7 +308,9 @@ def need_torch(what: str) -> None:
 
 
 def source_of(options: argparse.Namespace) -> Any:
-    """The text that was asked for."""
+    """The text that was asked for, or the function that makes batches."""
+    if options.data is not None and is_code(options.data):
+        return load_late("gnomon.runtime.data.own_batches:OwnData")(name=options.data)
     paths = {
         name: None if getattr(options, option) is None else Path(getattr(options, option)).expanduser()
         for name, option in (("path", "data"), ("tokenizer", "tokenizer"), ("chat_template", "chat_template"))
@@ -304,7 +324,11 @@ def _check_there(options: argparse.Namespace) -> None:
     """InputError for files that are not there, before torch is loaded and anything is started."""
     for option, what in (("data", "folder or file with text in it"), ("tokenizer", "folder or file of a tokenizer")):
         name = getattr(options, option)
-        paths = () if name is None else (Path(name).expanduser(), Path(f"{name}.bin").expanduser())
+        paths = (
+            ()
+            if name is None or (option == "data" and is_code(name))
+            else (Path(name).expanduser(), Path(f"{name}.bin").expanduser())
+        )
         if paths and not any(path.exists() for path in paths):
             raise InputError(f"{name!r} does not exist; name a {what} (--{option})")
 
@@ -418,7 +442,8 @@ def _after(options: argparse.Namespace, told: Told) -> None:
     if outcome.checkpoint is not None:
         written.append(f"wrote {outcome.checkpoint}: the checkpoint")
     if options.export is not None and outcome.records and not outcome.stopped:
-        written.append(f"wrote {options.export}: the weights, with their config.json")
+        names = "by the module's names" if is_code(told.file.model) else "with their config.json"
+        written.append(f"wrote {options.export}: the weights, {names}")
     if options.json:
         print_json(told.to_mapping())
     else:
@@ -432,7 +457,8 @@ def summary(told: Told) -> tuple[str, ...]:
         return (f"nothing to do: {outcome.resumed_from} steps are behind it already; ask for more with --steps",)
     predicted, measured = told.prediction.step_s, outcome.step_s
     first, last = outcome.records[0], outcome.records[-1]
-    losses = f"loss {first.loss:.3f} -> {last.loss:.3f}, on held-out text {last.validation_loss:.3f}"
+    held_out = "" if last.validation_loss is None else f", on held-out text {last.validation_loss:.3f}"
+    losses = f"loss {first.loss:.3f} -> {last.loss:.3f}{held_out}"
     if told.shared:
         return ("", f"measured: {number(measured)} s a step, {number(told.tokens / measured, 4)} tokens/s", losses)
     columns = (Column(name="", align="left"), *(Column(name=name) for name in ("predicted", "measured", "off by")))

@@ -36,8 +36,9 @@ def notes_of(capture: Captured) -> tuple[str, ...]:
     return (*capture.notes, *share_lines(capture.graph))
 
 
-def build(named: Named, *, real: bool = False) -> nn.Module:
-    """What the function returns: without memory for weights where it can be. real: with its own values."""
+def build(named: Named, *, real: bool = False, seed: int = 0) -> nn.Module:
+    """What the function returns: without memory for weights where it can be. real: with its own values. seed:
+    of torch, for values that it draws."""
     function = _imported(named)
     if not real:
         with suppress(Exception):
@@ -45,7 +46,7 @@ def build(named: Named, *, real: bool = False) -> nn.Module:
                 module = function()
             if sum(p.numel() for p in module.parameters()) > SMALL:
                 return _checked(named, module)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     try:
         return _checked(named, function())
     except InputError:

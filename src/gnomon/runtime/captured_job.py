@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from gnomon.errors import PlanError
+from gnomon.errors import GraphError, PlanError
 from gnomon.frontend.capture import Captured
+from gnomon.graph import Graph
+from gnomon.graph.text_inputs import labels_of
 from gnomon.plans import Plan, Workload
 from gnomon.runtime.execute import Executor
 from gnomon.runtime.optim import AdamWSettings
@@ -29,21 +31,31 @@ def executor(
 ) -> Executor:
     """The rank's part of a job on the module, whose loss is the mean over the labels of a whole step. PlanError where
     the module's forward returns no loss, or the plan asks for what the runtime does not do."""
-    graph = captured.graph
-    call, loss = graph.source(graph.outputs[0])
-    made = None if call is None else next(op for op in graph.block(call.block).ops if loss.name in op.outputs)
-    if made is None or made.kind != "cross_entropy":
-        raise PlanError(
-            f"{graph.name} returns no loss that is a mean cross-entropy: let its forward return "
-            f"torch.nn.functional.cross_entropy(logits, labels)"
-        )
+    check_trainable(captured.graph, plan)
+    return Executor(
+        captured.graph,
+        plan,
+        workload,
+        settings=settings,
+        values=values_of(dict(module.named_parameters())),
+        states=states_of(module, captured),
+    )
+
+
+def check_trainable(graph: Graph, plan: Plan) -> None:
+    """PlanError for a model without a loss of its own labels, or a plan that the runtime does not run it under."""
+    try:
+        labels_of(graph)
+    except GraphError as error:
+        raise PlanError(str(error)) from None
     if plan.saved.preset != "none" or plan.saved.rules:
         raise PlanError("the runtime does not recompute layers of a captured model yet; give saved.preset = none")
+
+
+def states_of(module: nn.Module, captured: Captured) -> dict[str, Tensor]:
+    """What a module's forward reads beside its inputs and what is trained, by name."""
     states = {**{name: x.clone() for name, x in module.named_buffers()}, **captured.constants}
-    states |= {name: x.detach() for name, x in module.named_parameters() if not x.requires_grad}
-    return Executor(
-        graph, plan, workload, settings=settings, values=values_of(dict(module.named_parameters())), states=states
-    )
+    return states | {name: x.detach() for name, x in module.named_parameters() if not x.requires_grad}
 
 
 def values_of(held: Mapping[str, Tensor]) -> Callable[[Slot], Tensor | None]:

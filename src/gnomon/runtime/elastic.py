@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gnomon.errors import PeerError, PlanError
 from gnomon.runtime.checkpoint import load
-from gnomon.runtime.data import Corpus
+from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.faults import plain
 from gnomon.runtime.logical_workers import LogicalWorkers
 from gnomon.runtime.membership import ANNOUNCED_S, Epoch, Membership, part
@@ -57,7 +57,7 @@ class _Training:
     """What a process knows between two epochs."""
 
     def __init__(
-        self, job: Job, executor: LogicalWorkers, corpus: Corpus, asked: list[int], membership: Membership
+        self, job: Job, executor: LogicalWorkers, corpus: Batches, asked: list[int], membership: Membership
     ) -> None:
         self.job, self.executor, self.corpus = job, executor, corpus
         self.asked, self.membership = asked, membership

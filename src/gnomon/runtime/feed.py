@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gnomon.errors import PlanError
+from gnomon.errors import GraphError, PlanError
 from gnomon.graph import Graph
+from gnomon.graph.text_inputs import labels_of
 from gnomon.plans import Plan, Workload
 from gnomon.plans import batch as batch_of
 from gnomon.runtime.mesh import Groups
@@ -52,6 +53,7 @@ class Feed:
             )
         self.local_positions = workload.seq_len // ways
         """Of a sequence between layers on this rank."""
+        self.labels = _labels_of(graph)
         self.batch: Batch = {}
         self.counted = self.tokens
         """Labels of the step, whose mean the loss is."""
@@ -81,7 +83,7 @@ class Feed:
         if DOCUMENTS in batch and self.shared_seq.ranks > 1:
             raise PlanError("the runtime does not pack documents into rows that ranks divide (cp > 1) yet; use cp = 1")
         self.batch = {name: given.to(self.device) for name, given in batch.items() if name in {*asked, DOCUMENTS}}
-        labels = batch.get("labels")
+        labels = batch.get(self.labels)
         self.counted = self.tokens if labels is None else max(1, int((labels >= 0).sum()))
 
     def of_unit(self, unit: int) -> Batch:
@@ -100,6 +102,14 @@ class Feed:
                 own = self.shared_seq.positions(x.shape[at] // self.shared_seq.ranks, x.device)
                 x = x.index_select(at, own)
         return x
+
+
+def _labels_of(graph: Graph) -> str:
+    """The input that says how many labels a loss is the mean of."""
+    try:
+        return labels_of(graph)
+    except GraphError:  # a loss of another kind is the mean over all positions, but where a batch has labels
+        return "labels"
 
 
 def size_named(graph: Graph, name: str) -> int:

@@ -119,11 +119,11 @@ def export(executor: Executor, target: Path, *, model: Path) -> Path:
         writer = start_folder(target, where, dtype, like, join=True)
     for number in sorted(executor.stages):
         for held in executor.stages[number].held:
-            gathered = _gathered(executor, held)
-            if _is_first(executor, held):
+            was_apart = gathered(executor, held)
+            if is_first(executor, held):
                 for slot in held.slots:
                     writer.put(where, slot, held.value(slot.name))
-            if gathered:
+            if was_apart:
                 held.flat = None
     dist.barrier()
     return target
@@ -165,7 +165,7 @@ def export_checkpoint(path: Path, target: Path, *, model: Path) -> int:
     return sum(torch.Size(slot.whole).numel() for slot in slots)
 
 
-def _is_first(executor: Executor, held: Parameters) -> bool:
+def is_first(executor: Executor, held: Parameters) -> bool:
     """Whether this rank writes these parameters, of all that hold the same ones."""
     here, mesh = executor.groups.here, executor.groups.mesh
     if held.experts:
@@ -173,7 +173,7 @@ def _is_first(executor: Executor, held: Parameters) -> bool:
     return here.data == 0 and here.along["cp"] == 0
 
 
-def _gathered(executor: Executor, held: Parameters) -> bool:
+def gathered(executor: Executor, held: Parameters) -> bool:
     """Gathers a fully sharded stage; whether it was one."""
     if held.flat is not None:
         return False

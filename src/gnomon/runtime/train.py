@@ -25,19 +25,22 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from gnomon.errors import InputError, PlanError, RunError
+from gnomon.errors import GraphError, InputError, PlanError, RunError
 from gnomon.graph import Graph
+from gnomon.graph.text_inputs import ids_of, labels_of
 from gnomon.hardware import Cluster
 from gnomon.plans import Plan, Saved, Workload
 from gnomon.program import Program
 from gnomon.runtime.checkpoint import Saver, checkpoints, load, newest
 from gnomon.runtime.data import Corpus, Source
+from gnomon.runtime.data.own_batches import Batches, OwnBatches, OwnData, TextBatches
 from gnomon.runtime.evaluate import evaluate as evaluate_rows
 from gnomon.runtime.execute import Executor
 from gnomon.runtime.faults import ended, may_start_again, plain
 from gnomon.runtime.feed import size_named
 from gnomon.runtime.launch import BACKENDS, launch, own_device
 from gnomon.runtime.optim import AdamWSettings
+from gnomon.runtime.own_module import OwnModule
 from gnomon.runtime.pretrained import export, values_of
 from gnomon.runtime.processes import GRACE_S, RECOMPUTE_LOADED, SIGNALS, FailedError
 from gnomon.runtime.progress import Progress, peak_bytes
@@ -72,8 +75,11 @@ class Job:
     """Folder in Hugging Face's layout that parameters begin as; None for random ones by the seed."""
     export: tuple[Path, Path] | None = None
     """(folder to write the weights to at the end, folder or config.json of the model that the plan is for)."""
-    data: Source = Source()
-    """Text, and how it becomes tokens."""
+    data: Source | OwnData = Source()
+    """Text, and how it becomes tokens; or a function of the user's that makes batches."""
+    code: str = ""
+    """The model as code, `my_project.model:build(ids=int64[batch,seq])`, which every rank builds and captures in place
+    of `graph`; empty for a model of Gnomon's own."""
     settings: AdamWSettings = AdamWSettings()
     """The update."""
     seed: int = 0
@@ -211,14 +217,17 @@ def preload_of(job: Job) -> Sequence[str]:
     return RECOMPUTE_LOADED if recomputes else ()
 
 
-def corpus_of(job: Job) -> Corpus:
-    """The job's tokens, made if they are not there. InputError for text that cannot be read or is too short, PlanError
-    for a model whose vocabulary is too small."""
+def corpus_of(job: Job) -> Batches:
+    """The job's tokens, made if they are not there, or the batches of a function of the user's. InputError for text
+    that cannot be read or is too short, PlanError for a model whose vocabulary is too small, or that reads no text."""
 
     def say(line: str) -> None:
         if not job.quiet:
             print(line, file=sys.stderr, flush=True)
 
+    if isinstance(job.data, OwnData):
+        return OwnBatches.open(job.data)
+    names = _text_inputs(job.graph) if job.code else None
     corpus = Corpus.open(job.data, say)
     corpus.check(job.workload.seq_len)
     if (vocab := size_named(job.graph, "vocab")) < corpus.vocab_size:
@@ -226,7 +235,21 @@ def corpus_of(job: Job) -> Corpus:
             f"the tokens of {corpus.where} need a vocabulary of {corpus.vocab_size:,}, and {job.graph.name} has "
             f"{vocab:,}; take the model's own tokenizer"
         )
-    return corpus
+    return corpus if names is None else TextBatches.of(corpus, *names)
+
+
+def _text_inputs(graph: Graph) -> tuple[str, str]:
+    """Inputs of a model that is code for a text's token ids and labels. PlanError where it has others too, or none."""
+    try:
+        names = ids_of(graph), labels_of(graph)
+    except GraphError as error:
+        raise PlanError(str(error)) from None
+    if others := [tensor.name for tensor in graph.inputs if tensor.name not in names]:
+        raise PlanError(
+            f"{graph.name} reads {', '.join(others)} beside token ids and labels, which a text has not; give batches "
+            f"of your own with --data MODULE:FUNCTION"
+        )
+    return names
 
 
 def train(job: Job) -> Outcome:
@@ -256,16 +279,8 @@ def _train(job: Job, executors: list[Executor]) -> Outcome:
         dist.barrier()
         corpus = corpus_of(job)
         device = own_device(BACKENDS[job.device])
-        executor = Executor(
-            job.graph,
-            job.plan,
-            job.workload,
-            seed=job.seed,
-            settings=job.settings,
-            program=job.program,
-            device=device,
-            values=None if job.weights is None else values_of(job.weights, job.graph),
-        )
+        own = OwnModule.of(job.code, job.seed) if job.code else None
+        executor = _executor(job, own, device)
         executor.watch()
         executors.append(executor)
         identity, done = identity_of(job, corpus), 0
@@ -284,9 +299,31 @@ def _train(job: Job, executors: list[Executor]) -> Outcome:
             if loop.saver is not None:
                 loop.saver.close()
         if job.export is not None and not loop.stopped:
-            export(executor, job.export[0], model=job.export[1])
+            if own is None:
+                export(executor, job.export[0], model=job.export[1])
+            else:
+                own.export(executor, job.export[0])
         executor.leave()
         return loop.outcome()
+
+
+def _executor(job: Job, own: OwnModule | None, device: torch.device) -> Executor:
+    """This rank of the job, with the values of step 0. own: the model, where it is code."""
+    values = None if job.weights is None or own is not None else values_of(job.weights, job.graph)
+    if own is not None:
+        own.check(job.plan)
+        values = own.values() if job.weights is None else own.begin_with(job.weights)
+    return Executor(
+        job.graph if own is None else own.graph,
+        job.plan,
+        job.workload,
+        seed=job.seed,
+        settings=job.settings,
+        program=job.program,
+        device=device,
+        values=values,
+        states=None if own is None else own.states,
+    )
 
 
 class Loop:
@@ -296,7 +333,7 @@ class Loop:
         self,
         job: Job,
         executor: Executor,
-        corpus: Corpus,
+        corpus: Batches,
         done: int,
         evaluate: Callable[[Batch], float] | None = None,
     ) -> None:
@@ -364,8 +401,7 @@ class Loop:
             self.checkpoint = self.saver.finish() or self.checkpoint
         job, last = self.job, bool(asked) or step == self.job.steps
         if last or (job.validate_every and step % job.validate_every == 0):
-            held_out = self.evaluate(self.corpus.validation_batch(0, **self.size))
-            self.records[-1] = replace(self.records[-1], validation_loss=held_out)
+            self._validate()
         self._show(last)
         due = job.checkpoint_every and step % job.checkpoint_every == 0
         at_end = bool(asked) or (last and (due or job.checkpoint_at_end))
@@ -377,6 +413,12 @@ class Loop:
             self.stopped = asked
             self._say_stopped(step)
         return last
+
+    def _validate(self) -> None:
+        """Puts the loss on held-out data, if there is any, into the last record."""
+        batch = self.corpus.validation_batch(0, **self.size)
+        if batch is not None:
+            self.records[-1] = replace(self.records[-1], validation_loss=self.evaluate(batch))
 
     def _check_loss(self, step: int) -> None:
         """RunError on every rank for a loss that is no number: nothing is learnt after it."""
@@ -422,8 +464,8 @@ class Loop:
             slowdown_said=self.slowdown_said,
             waited=self._waited(),
             process_peak_bytes=peak_bytes(self.executor.device),
-            training_tokens=self.corpus.training.size,
-            validation_tokens=self.corpus.validation.size,
+            training_tokens=self.corpus.training_tokens,
+            validation_tokens=self.corpus.validation_tokens,
             epochs=self.corpus.epochs(self.job.steps, **self.size),
         )
 
@@ -451,7 +493,7 @@ def anyone(flags: Sequence[int]) -> list[int]:
     return [int(flag) for flag in largest]
 
 
-def identity_of(job: Job, corpus: Corpus) -> dict[str, str]:
+def identity_of(job: Job, corpus: Batches) -> dict[str, str]:
     """What a run goes on from beside model, precision and batch."""
     rest = replace(job.settings, lr=0.0)
     return {"seed": str(job.seed), "lr": str(job.settings.lr), "optimizer": repr(rest), "data": corpus.identity}

@@ -59,21 +59,22 @@ def boxes(shape: Sequence[int], low: int, high: int) -> Iterator[Box]:
 
 
 def pieces(parameters: Iterable[tuple[Parameters, Update]], *, writes: bool) -> Iterator[Piece]:
-    """What a rank writes of what it holds; or what it reads, which under ZeRO 1 and 2 is every part of the
-    parameters."""
+    """What a rank writes of what it holds, a tied parameter for the first stage that has it: others may divide it at
+    other places. Or what it reads, which under ZeRO 1 and 2 is every part of the parameters."""
     for held, adam in parameters:
         if adam.factored or adam.kind in own.WHOLE_MATRIX_OPTIMIZERS:
             raise PlanError(
                 f"the runtime does not write checkpoints of {adam.kind}'s states yet; use another optimizer"
             )
+        slots = [slot for slot in held.slots if slot.holders or not writes]
         states = {"first": adam.first, "second": adam.second, "master": held.master}
         for name, state in states.items():
             if state is not None:
-                yield from _of_buffer(name, state, held.mine, held.slots)
+                yield from _of_buffer(name, state, held.mine, slots)
         if writes or held.flat is None:
-            yield from _of_buffer("parameters", held.shard, held.mine, held.slots)
+            yield from _of_buffer("parameters", held.shard, held.mine, slots)
         else:
-            yield from _of_buffer("parameters", held.flat, (0, held.size), held.slots)
+            yield from _of_buffer("parameters", held.flat, (0, held.size), slots)
 
 
 def shared_out(everyone: Sequence[Mapping[str, int]]) -> list[set[str]]:

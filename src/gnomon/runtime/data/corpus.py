@@ -118,6 +118,16 @@ class Corpus:
             notes=tuple(told),
         )
 
+    @property
+    def training_tokens(self) -> int:
+        """There are to train on."""
+        return self.training.size
+
+    @property
+    def validation_tokens(self) -> int:
+        """Held out."""
+        return self.validation.size
+
     def check(self, seq_len: int) -> None:
         """InputError unless both sides fill a row."""
         for what, side in (("to train on", self.training), ("held out", self.validation)):

@@ -1,0 +1,63 @@
+"""`gnomon run` on a user's own module, in the processes of a job: one run a plan, its losses and what it wrote."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from gnomon.frontend.inputs import Named
+from gnomon.frontend.named import build, captured_of
+from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
+from gnomon.runtime import AdamWSettings
+from gnomon.runtime.data.own_batches import OwnData
+from gnomon.runtime.train import Job, train
+
+INPUTS = "(idx=int64[batch,seq=16], targets=int64[batch,seq=16])"
+CODE = f"frontend.project:build{INPUTS}"
+FLOAT = f"frontend.project:build_float{INPUTS}"
+ALL_TRAINED = f"frontend.project:build_all_trained{INPUTS}"
+"""ZeRO 3 divides no weights that are not trained."""
+FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")
+SETTINGS = AdamWSettings(lr=1e-2, weight_decay=0.0, clip_norm=1e9)
+STEPS = 3
+SEED = 5
+BASE = Plan(precision=FP64, schedule=Schedule(micro_batch_size=1))
+PLANS = {
+    "dp": replace(BASE, mesh=Mesh(dp_replicate=2)),
+    **{f"zero {n}": replace(BASE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=n)) for n in (1, 2, 3)},
+    "pp": replace(BASE, mesh=Mesh(pp=2)),
+}
+
+
+def job(plan: Plan, **changes: object) -> Job:
+    """The user's module on the user's batches."""
+    code = ALL_TRAINED if plan.optimizer.zero == 3 else CODE
+    graph = captured_of(Named.parse(code), build(Named.parse(code))).graph
+    made = Job(
+        graph=graph,
+        code=code,
+        plan=plan,
+        workload=Workload(global_batch_size=4, seq_len=16),
+        steps=STEPS,
+        data=OwnData(name="frontend.project:batches"),
+        settings=SETTINGS,
+        seed=SEED,
+        quiet=True,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def every_plan(folder: Path) -> dict[str, list[float]]:
+    """Losses by plan; the weights of each at its end are in a folder of its name. `resumed` stops after a step of ZeRO
+    3 and goes on under it, `again` begins with the weights that dp wrote."""
+    losses = {}
+    for name, plan in PLANS.items():
+        outcome = train(job(plan, export=(folder / name, folder)))
+        losses[name] = [record.loss for record in outcome.records]
+    at = {"checkpoints": folder / "checkpoints"}
+    first = train(job(PLANS["zero 3"], steps=1, **at))
+    rest = train(job(PLANS["zero 3"], resume=True, export=(folder / "resumed", folder), **at))
+    losses["resumed"] = [record.loss for record in (*first.records, *rest.records)]
+    again = train(job(PLANS["zero 2"], steps=1, weights=folder / "dp"))
+    losses["again"] = [record.loss for record in again.records]
+    return losses

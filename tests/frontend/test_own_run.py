@@ -1,0 +1,199 @@
+"""A user's own module trains under plans as it does in a plain loop; its weights go in and out by its own names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from frontend import own_runs, project  # noqa: E402
+from frontend.own_runs import FLOAT, PLANS, SEED, SETTINGS, STEPS  # noqa: E402
+from runtime.ranks import launch  # noqa: E402
+
+from gnomon.cli import main  # noqa: E402
+from gnomon.errors import GraphError, InputError, PlanError  # noqa: E402
+from gnomon.frontend.capture import captured  # noqa: E402
+from gnomon.graph.text_inputs import ids_of, labels_of  # noqa: E402
+from gnomon.models.presets import model as preset  # noqa: E402
+from gnomon.plans import Saved  # noqa: E402
+from gnomon.runtime.captured_job import check_trainable  # noqa: E402
+from gnomon.runtime.data import Corpus, Source  # noqa: E402
+from gnomon.runtime.data.own_batches import OwnBatches, OwnData, TextBatches  # noqa: E402
+from gnomon.runtime.train import corpus_of  # noqa: E402
+from gnomon.runtime.weights import Folder  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[project.Net, list[float]]:
+    """`project.build` in a plain loop."""
+    return looped(project.build)
+
+
+@pytest.fixture(scope="module")
+def plain_all_trained() -> tuple[project.Net, list[float]]:
+    return looped(project.build_all_trained)
+
+
+def looped(build: Callable[[], project.Net]) -> tuple[project.Net, list[float]]:
+    """A module after a loop of its own, with the loss of each step and of one more."""
+    torch.manual_seed(SEED)
+    module = build()
+    trained = [x for x in module.parameters() if x.requires_grad]
+    optimizer = torch.optim.AdamW(
+        trained, lr=SETTINGS.lr, betas=SETTINGS.betas, eps=SETTINGS.eps, weight_decay=SETTINGS.weight_decay
+    )
+    losses = []
+    for step in range(1, STEPS + 1):
+        optimizer.zero_grad()
+        _, loss = module(**project.batches(step))
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    losses.append(float(module(**project.batches(1))[1].detach()))
+    return module, losses
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[float]]]:
+    folder = tmp_path_factory.mktemp("runs")
+    return folder, launch(own_runs.every_plan, 2, folder)[0]
+
+
+@pytest.mark.parametrize("name", [*PLANS, "resumed"])
+def test_it_trains_as_in_a_plain_loop(
+    name: str,
+    plain: tuple[project.Net, list[float]],
+    plain_all_trained: tuple[project.Net, list[float]],
+    runs: tuple[Path, dict[str, list[float]]],
+) -> None:
+    module, losses = plain_all_trained if name in ("zero 3", "resumed") else plain
+    folder, by_plan = runs
+    assert by_plan[name] == pytest.approx(losses[:STEPS], rel=1e-12)
+    written = Folder.of(folder / name)
+    wanted = {own: x for own, x in module.state_dict().items() if own != "places"}
+    assert set(written.entries) == set(wanted)  # the tied name too, and what is not trained
+    for own, x in wanted.items():
+        assert torch.allclose(written.read(own), x, rtol=1e-9, atol=1e-9), own
+    other = project.build()
+    other.load_state_dict({own: written.read(own) for own in written.entries}, strict=False)
+    assert float(other(**project.batches(1))[1].detach()) == pytest.approx(losses[-1], rel=1e-9)
+
+
+def test_a_run_begins_with_weights_by_the_module_s_names(
+    plain: tuple[project.Net, list[float]], runs: tuple[Path, dict[str, list[float]]]
+) -> None:
+    assert runs[1]["again"] == pytest.approx(plain[1][-1:], rel=1e-12)
+
+
+def test_inputs_of_a_text_are_followed_back_from_their_ops() -> None:
+    example = {name: x[:2] for name, x in project.batches(1).items()}
+    graph = captured(project.build(), example).graph
+    assert (ids_of(graph), labels_of(graph)) == ("idx", "targets")
+    assert (ids_of(preset("gpt2")), labels_of(preset("gpt2"))) == ("input_ids", "labels")
+    without = captured(project.build_without_loss(), (torch.randn(2, 8),)).graph
+    with pytest.raises(GraphError, match="returns no loss"):
+        labels_of(without)
+    with pytest.raises(GraphError, match="looks up none"):
+        ids_of(without)
+
+
+def test_labels_that_the_model_computes_are_refused() -> None:
+    class Shifts(project.Net):
+        def forward(self, idx: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(idx, (idx + 1) % project.VOCAB)[1]
+
+    graph = captured(Shifts(), (torch.zeros(2, 16, dtype=torch.int64),)).graph
+    with pytest.raises(GraphError, match="computes the labels"):
+        labels_of(graph)
+
+
+def test_batches_are_a_dict_of_tensors() -> None:
+    given = OwnBatches.open(OwnData(name="frontend.project:no_batches"))
+    with pytest.raises(InputError, match="returned list; it should return a dict"):
+        given.batch(1, seed=0, sequences=4, seq_len=16)
+    with pytest.raises(InputError, match="importing the batches"):
+        OwnBatches.open(OwnData(name="frontend.project:nothing_of_that_name"))
+    with pytest.raises(InputError, match="no function"):
+        OwnBatches.open(OwnData(name="frontend.project:VOCAB"))
+
+
+def test_a_text_s_batches_have_the_names_of_the_model_s_inputs(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("what is read again and again. " * 200)
+    source = Source(path=tmp_path / "text.txt", cache=tmp_path / "cache")
+    corpus, size = Corpus.open(source), {"sequences": 2, "seq_len": 16}
+    text = TextBatches.of(corpus, "idx", "targets")
+    for given, wanted in (
+        (text.batch(3, seed=1, **size), corpus.batch(3, seed=1, **size)),
+        (text.validation_batch(0, **size), corpus.validation_batch(0, **size)),
+    ):
+        assert set(given) == {"idx", "targets"}
+        assert given["idx"].equal(wanted["input_ids"]) and given["targets"].equal(wanted["labels"])
+    with pytest.raises(PlanError, match="need a vocabulary of 256"):
+        corpus_of(own_runs.job(PLANS["dp"], data=source))
+    with pytest.raises(InputError, match="does not keep apart"):
+        TextBatches.of(Corpus.open(replace(source, packing="documents")), "idx", "targets")
+
+
+PLAN = """schema = "gnomon.planfile/1"
+model = "{code}"
+on = "1xcpu-process"
+
+[workload]
+global_batch_size = 4
+seq_len = 16
+
+[plan.schedule]
+micro_batch_size = 2
+
+[plan.precision]
+param = "fp32"
+compute = "fp32"
+grad = "fp32"
+reduce = "fp32"
+master = "none"
+states = "fp32"
+"""
+
+
+def test_the_command_runs_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    plain: tuple[project.Net, list[float]],
+) -> None:
+    """From a plan file, in one process: what it prints and writes; and one clear error each for what cannot run."""
+    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys.modules["gnomon.runtime.train"], "launch", _launch)
+    monkeypatch.chdir(tmp_path)
+    Path("plan.toml").write_text(PLAN.format(code=FLOAT))
+    asked = ["run", "plan.toml", "--data", "frontend.project:batches", "--steps", "2", "--seed", str(SEED)]
+    assert main([*asked, "--export", "out"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"parameters begin as frontend.project:build_float() makes them, after torch.manual_seed({SEED})" in out
+    assert f"loss {plain[1][0]:.3f}" in out and "held-out" not in out and "by the module's names" in out
+    assert "lm_head.weight" in Folder.of(Path("out")).entries
+    assert main([*asked, "--export", "out"]) == 2
+    assert "has weights already" in capsys.readouterr().err
+    Path("plan.toml").write_text(PLAN.format(code="frontend.project:build_without_loss(input=float32[batch,8])"))
+    assert main(asked) == 2
+    assert "returns no loss that is a mean cross-entropy" in " ".join(capsys.readouterr().err.split())
+    Path("plan.toml").write_text(PLAN.format(code="gpt2"))
+    assert main(asked) == 2
+    assert "makes batches for a model that is code" in " ".join(capsys.readouterr().err.split())
+
+
+def _launch(function, size, *args, **options):  # type: ignore[no-untyped-def]
+    del options
+    return launch(function, size, *args)
+
+
+def test_recompute_is_refused_before_anything_starts() -> None:
+    with pytest.raises(PlanError, match="does not recompute"):
+        check_trainable(own_runs.job(PLANS["dp"]).graph, replace(PLANS["dp"], saved=Saved(preset="full")))

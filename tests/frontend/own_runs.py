@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gnomon.frontend.inputs import Named
 from gnomon.frontend.named import build, captured_of
-from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
+from gnomon.plans import Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
 from gnomon.runtime import AdamWSettings
 from gnomon.runtime.data.own_batches import OwnData
 from gnomon.runtime.train import Job, train
@@ -26,6 +26,8 @@ PLANS = {
     "dp": replace(BASE, mesh=Mesh(dp_replicate=2)),
     **{f"zero {n}": replace(BASE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=n)) for n in (1, 2, 3)},
     "pp": replace(BASE, mesh=Mesh(pp=2)),
+    "recompute": replace(BASE, mesh=Mesh(dp_replicate=2), saved=Saved(preset="full")),
+    "pp, recompute attention": replace(BASE, mesh=Mesh(pp=2), saved=Saved(preset="selective")),
 }
 
 

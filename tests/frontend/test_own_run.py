@@ -14,14 +14,16 @@ torch = pytest.importorskip("torch")
 from frontend import own_runs, project  # noqa: E402
 from frontend.own_runs import FLOAT, PLANS, SEED, SETTINGS, STEPS  # noqa: E402
 from runtime.ranks import launch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
 
 from gnomon.cli import main  # noqa: E402
 from gnomon.errors import GraphError, InputError, PlanError  # noqa: E402
 from gnomon.frontend.capture import captured  # noqa: E402
 from gnomon.graph.text_inputs import ids_of, labels_of  # noqa: E402
 from gnomon.models.presets import model as preset  # noqa: E402
-from gnomon.plans import Saved  # noqa: E402
-from gnomon.runtime.captured_job import check_trainable  # noqa: E402
+from gnomon.plans import Saved, SavedRule  # noqa: E402
+from gnomon.runtime.captured_job import check_trainable, random_ops, randomness  # noqa: E402
 from gnomon.runtime.data import Corpus, Source  # noqa: E402
 from gnomon.runtime.data.own_batches import OwnBatches, OwnData, TextBatches  # noqa: E402
 from gnomon.runtime.train import corpus_of  # noqa: E402
@@ -194,6 +196,37 @@ def _launch(function, size, *args, **options):  # type: ignore[no-untyped-def]
     return launch(function, size, *args)
 
 
-def test_recompute_is_refused_before_anything_starts() -> None:
-    with pytest.raises(PlanError, match="does not recompute"):
-        check_trainable(own_runs.job(PLANS["dp"]).graph, replace(PLANS["dp"], saved=Saved(preset="full")))
+class Noisy(project.Net):
+    """Draws numbers of its own."""
+
+    def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, _ = super().forward(idx, targets)
+        logits = logits + torch.randn_like(logits)
+        return logits, functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
+
+def test_what_recompute_would_change_is_refused() -> None:
+    graph = captured(Noisy(), {name: x[:2] for name, x in project.batches(1).items()}).graph
+    assert random_ops(graph) == ("aten.randn_like.default",)
+    check_trainable(graph, PLANS["dp"])
+    with pytest.raises(PlanError, match=r"draws random numbers \(aten.randn_like.default\)"):
+        check_trainable(graph, PLANS["recompute"])
+    rules = replace(PLANS["dp"], saved=Saved(rules=(SavedRule(calls="*", tensors=("*",), action="recompute"),)))
+    with pytest.raises(PlanError, match="keeps single tensors"):
+        check_trainable(own_runs.job(PLANS["dp"]).graph, rules)
+
+
+def test_dropout_is_said() -> None:
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 8))
+    (note,) = randomness(captured(layers, (torch.randn(2, 8),)).graph)
+    assert "draws random numbers (aten.bernoulli_.float)" in note
+    gpt = preset("gpt2")
+    blocks = [
+        replace(block, ops=tuple(replace(op, attrs=(*op.attrs, ("dropout", 0.1))) for op in block.ops))
+        if any(op.kind == "attention" for op in block.ops)
+        else block
+        for block in gpt.blocks
+    ]
+    (note,) = randomness(replace(gpt, blocks=tuple(blocks)))
+    assert "trains without it" in note
+    assert randomness(own_runs.job(PLANS["dp"]).graph) == ()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,7 +11,6 @@ from torch import nn  # noqa: E402
 
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.frontend.capture import captured  # noqa: E402
-from gnomon.plans import Saved  # noqa: E402
 from gnomon.runtime.captured_job import executor  # noqa: E402
 from gnomon.runtime.launch import launch  # noqa: E402
 
@@ -47,9 +44,3 @@ def test_a_module_without_a_loss_is_not_trained() -> None:
     found = captured(linear, (torch.randn(2, 8),))
     with pytest.raises(PlanError, match="returns no loss"):
         executor(linear, found, PLANS["dp"], WORKLOAD)
-
-
-def test_recompute_of_a_captured_model_is_refused() -> None:
-    found = captured(module(), {name: x[:2] for name, x in batches()[0].items()}, training=False)
-    with pytest.raises(PlanError, match="does not recompute"):
-        executor(module(), found, replace(PLANS["dp"], saved=Saved(preset="full")), WORKLOAD)

@@ -84,6 +84,8 @@ def run(options: argparse.Namespace) -> int:
     folder = Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints"))
     notes += _check_checkpoints(folder, resume=options.resume, asked=options.checkpoints is not None)
     _check_weights(options, file, graph)
+    if is_code(file.model):
+        notes += load_late("gnomon.runtime.captured_job:randomness")(graph)
     shown = is_rank_0() and not options.json
     if shown:
         print_lines(_before(file, prediction, notes, options))

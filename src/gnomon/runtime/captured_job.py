@@ -17,6 +17,7 @@ from gnomon.graph import Graph
 from gnomon.graph.text_inputs import labels_of
 from gnomon.plans import Plan, Workload
 from gnomon.runtime.execute import Executor
+from gnomon.runtime.ops.captured import aten
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.parameters import Slot
 
@@ -48,8 +49,42 @@ def check_trainable(graph: Graph, plan: Plan) -> None:
         labels_of(graph)
     except GraphError as error:
         raise PlanError(str(error)) from None
-    if plan.saved.preset != "none" or plan.saved.rules:
-        raise PlanError("the runtime does not recompute layers of a captured model yet; give saved.preset = none")
+    if plan.saved.rules:
+        raise PlanError(
+            "the runtime keeps single tensors (saved.rules) only of models of its own; give a saved.preset alone"
+        )
+    drawn = random_ops(graph)
+    if plan.saved.preset != "none" and drawn:
+        raise PlanError(
+            f"{graph.name} draws random numbers ({', '.join(drawn)}), which computing its layers again would draw "
+            f"anew; give saved.preset = none"
+        )
+
+
+def random_ops(graph: Graph) -> tuple[str, ...]:
+    """ATen ops of a captured graph that draw random numbers, each once."""
+    nodes = (
+        node.target
+        for block in graph.blocks
+        for op in block.ops
+        if op.captured is not None
+        for node in op.captured.nodes
+    )
+    return tuple(dict.fromkeys(target for target in nodes if _draws(target)))
+
+
+def randomness(graph: Graph) -> tuple[str, ...]:
+    """What a run does about dropout and other random numbers of a model, said."""
+    notes = []
+    if any(op.kind == "dropout" or op.attr("dropout", 0.0) for block in graph.blocks for op in block.ops):
+        notes.append("the module has dropout in attention or as one op, and the runtime trains without it")
+    if drawn := random_ops(graph):
+        notes.append(f"the module draws random numbers ({', '.join(drawn)}): other plans draw others")
+    return tuple(notes)
+
+
+def _draws(target: str) -> bool:
+    return torch.Tag.nondeterministic_seeded in aten(target).tags
 
 
 def states_of(module: nn.Module, captured: Captured) -> dict[str, Tensor]:

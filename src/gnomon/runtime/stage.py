@@ -93,11 +93,9 @@ class Stage(nn.Module):
             raise PlanError("the runtime's state-space scans run over whole rows; pack one document a row (stream)")
         for part, again in self._parts():
             if again:
-                names = tuple(self._outer(part))
-                out = self._out(part[-1])
-                values[out] = _again(
-                    partial(self._result, part, names, out, packing), *(values[name] for name in names)
-                )
+                names, outs = tuple(self._outer(part)), self._outs(part)
+                made = _again(partial(self._results, part, names, outs, packing), *(values[name] for name in names))
+                values.update(zip(outs, made, strict=True))
             else:
                 self._run(part, values, packing)
             for name in self.unread[part[-1]]:
@@ -126,18 +124,23 @@ class Stage(nn.Module):
         made = {name for index in part for name in self.writes[index].values()}
         return dict.fromkeys(name for index in part for name in self.reads[index].values() if name not in made)
 
-    def _result(
-        self, part: Sequence[int], names: Sequence[str], out: str, packing: Packing | None, *tensors: Tensor
-    ) -> Tensor:
+    def _results(
+        self,
+        part: Sequence[int],
+        names: Sequence[str],
+        outs: Sequence[str],
+        packing: Packing | None,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
         values = dict(zip(names, tensors, strict=True))
         self._run(part, values, packing)
-        return values[out]
+        return tuple(values[out] for out in outs)
 
-    def _out(self, index: int) -> str:
-        names = list(self.writes[index].values())
-        if len(names) != 1:
-            raise PlanError(f"{self.layers[index].label} makes {len(names)} tensors, and full recompute wants one")
-        return names[0]
+    def _outs(self, part: Sequence[int]) -> tuple[str, ...]:
+        """What layers make that others read, or the stage gives away."""
+        later = {name for index in range(part[-1] + 1, len(self.layers)) for name in self.reads[index].values()}
+        made = [name for index in part for name in self.writes[index].values()]
+        return tuple(name for name in made if name in later or name == self.leaves)
 
     def _run(self, part: Sequence[int], values: dict[str, Tensor], packing: Packing | None) -> None:
         for index in part:
@@ -214,10 +217,10 @@ def bound(inputs: Sequence[GraphTensor], batch: Batch) -> dict[str, int]:
     return sizes
 
 
-def _again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """The function's output, whose inside is computed again in backward."""
-    out: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
-    return out
+def _again(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+    """The function's outputs, whose inside is computed again in backward. It draws no random numbers."""
+    outs: tuple[Tensor, ...] = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return outs
 
 
 def _reads(layer: Layer) -> dict[str, str]:

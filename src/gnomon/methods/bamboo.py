@@ -71,7 +71,7 @@ def _merge(
     )
     stages = {slot.work.stage for slot in slots}
     kept = [row for slot in slots for row in slot.rows if not _within(row, kinds, stages)]
-    kept += _one_sum([row for row in ours if row.kind == "AR"], [row for row in theirs if row.kind == "AR"])
+    kept += _one_sum([row for row in ours if _is_tied_sum(row)], [row for row in theirs if _is_tied_sum(row)])
     norms = [row for row in [*ours, *theirs] if row.kind == "NORM"]
     kept += _one_norm(norms) if norms else []
     updates = sorted((row for row in [*ours, *theirs] if row.kind == "OPT"), key=lambda row: row.stage)
@@ -93,7 +93,7 @@ def _slots(rows: Sequence[Row], kinds: dict[str, Kind]) -> Iterator[_Slot]:
     held: list[Row] = []
     for row in rows:
         kind = kinds[row.kind]
-        if row.kind in ("AR", "NORM", "OPT"):
+        if row.kind in ("NORM", "OPT") or _is_tied_sum(row):
             continue
         if row.group >= 0:
             raise PlanError(f"{row} starts together with others; Bamboo merges plain actions only")
@@ -134,9 +134,14 @@ def _within(row: Row, kinds: dict[str, Kind], stages: set[int]) -> bool:
     return peer in stages
 
 
+def _is_tied_sum(row: Row) -> bool:
+    """Whether it adds up a tied parameter's gradients between stages; that of a stage's replicas meets no other row."""
+    return row.kind == "AR" and row.group >= 0
+
+
 def _one_sum(ours: Sequence[Row], theirs: Sequence[Row]) -> list[Row]:
     """Sums of gradients of parameters that stages share: of those between the two ranks nothing is left to send."""
-    both = {row.group for row in ours if row.group >= 0} & {row.group for row in theirs}
+    both = {row.group for row in ours} & {row.group for row in theirs}
     return [row for row in [*ours, *theirs] if row.group not in both]
 
 

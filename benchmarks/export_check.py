@@ -201,13 +201,13 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 def read(path, facts):
     args = launch_command_parser().parse_args(["--config_file", path, "train.py"])
     args = _validate_launch_command(args)[0]
-    found = {"world": args.num_processes}
+    exported = {"world": args.num_processes}
     if args.use_fsdp:
         env = prepare_multi_gpu_env(args)
         assert env["FSDP_VERSION"] == "2", env["FSDP_VERSION"]
         for axis in ("dp_replicate", "dp_shard", "tp", "cp"):
-            found[axis] = int(env[f"PARALLELISM_CONFIG_{axis.upper()}_SIZE"])
-    return found
+            exported[axis] = int(env[f"PARALLELISM_CONFIG_{axis.upper()}_SIZE"])
+    return exported
 """,
     "nanotron": """
 from unittest.mock import MagicMock
@@ -277,12 +277,12 @@ class Check:
     """Fields that were not expressed."""
 
 
-def facts_of(found: Export) -> dict[str, object]:
+def facts_of(result: Export) -> dict[str, object]:
     """What the parser should find, from the file as Gnomon reads it."""
-    plan, work = found.job.plan, found.job.workload
+    plan, work = result.job.plan, result.job.workload
     mesh = plan.mesh
     split = list(plan.schedule.layers_per_stage)
-    layers = 0 if found.job.model is None else getattr(found.job.model, "num_layers", 0)
+    layers = 0 if result.job.model is None else getattr(result.job.model, "num_layers", 0)
     return {
         "world": mesh.world_size,
         "tp": mesh.tp,
@@ -315,10 +315,10 @@ def checks(program: str, python: str, path: str) -> Iterator[Check]:
     suffix = {"megatron": "sh", "torchtitan": "toml", "deepspeed": "json"}.get(program, "yaml")
     with tempfile.TemporaryDirectory() as folder:
         cases = []
-        for index, found in enumerate(exports.values()):
+        for index, one in enumerate(exports.values()):
             file_path = Path(folder) / f"job{index}.{suffix}"
-            file_path.write_text(found.text, encoding="utf-8")
-            cases.append((str(file_path), facts_of(found)))
+            file_path.write_text(one.text, encoding="utf-8")
+            cases.append((str(file_path), facts_of(one)))
         top = f"import json, sys\nabsent = {ABSENT!r}\ncases = json.loads({json.dumps(cases)!r})\n"
         done = subprocess.run(
             [python, "-c", top + SNIPPETS[program] + LOOP],
@@ -329,8 +329,8 @@ def checks(program: str, python: str, path: str) -> Iterator[Check]:
     answers = [line.removeprefix("FOUND ") for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     if len(answers) != len(exports):
         raise SystemExit(f"{program}: {done.stderr[-1500:]}")
-    for (name, found), answer in zip(exports.items(), answers, strict=True):
-        read, facts = json.loads(answer), facts_of(found)
+    for (name, exported), answer in zip(exports.items(), answers, strict=True):
+        read, facts = json.loads(answer), facts_of(exported)
         # A list that is empty is a split that the program makes itself.
         wrong = [
             f"{key} {value}, not {facts.get(key)}" for key, value in read.items() if value not in ([], facts.get(key))
@@ -340,7 +340,7 @@ def checks(program: str, python: str, path: str) -> Iterator[Check]:
             program=program,
             verdict="WRONG" if wrong else "read",
             detail=", ".join(wrong) or f"{len(read)} values agree",
-            listed=len(found.unwritten),
+            listed=len(exported.unwritten),
         )
 
 

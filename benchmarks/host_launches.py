@@ -62,8 +62,8 @@ class Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
         (out,) = ctx.saved_tensors
-        found: Tensor = torch.ops.aten._softmax_backward_data(grad, out, -1, torch.float32)
-        return found
+        result: Tensor = torch.ops.aten._softmax_backward_data(grad, out, -1, torch.float32)
+        return result
 
 
 class BiasGelu(torch.autograd.Function):
@@ -106,8 +106,8 @@ class Layer(nn.Module):
         inner = Passed.apply(Norm.apply(x, self.norms[1].weight, self.norms[1].bias))
         inner = BiasGelu.apply(nn.functional.linear(inner, self.up.weight), self.up.bias)
         inner = Passed.apply(nn.functional.linear(inner, self.down.weight))
-        found: Tensor = self.add(inner, self.down.bias.expand_as(x), x, 0.1)
-        return found
+        result: Tensor = self.add(inner, self.down.bias.expand_as(x), x, 0.1)
+        return result
 
 
 def main() -> None:

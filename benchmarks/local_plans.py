@@ -120,7 +120,7 @@ def execute(config: LlamaConfig, plan: Plan, work: Workload, budget: Budget, sec
             steps.append(time.perf_counter() - begin)
         timelines += [executor.per_class(executor.measured_step(batch)[1]) for _ in range(2)]
         visits.append(measure(budget))
-    middle = sorted(timelines, key=lambda each: each.makespan_s)[len(timelines) // 2]
+    middle = sorted(timelines, key=lambda entry: entry.makespan_s)[len(timelines) // 2]
     held = executor.per_class(executor.measured_step(batch, memory=True)[1])
     return Run(steps=tuple(steps), timeline=middle, held=held, calibrated=pooled(visits))
 
@@ -157,8 +157,8 @@ class Row:
 def row(name: str, plan: Plan, budget: Budget, seconds: float) -> Row:
     """Runs and predicts one plan."""
     date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    found = launch(execute, plan.world_size, CONFIG, plan, WORK, budget, seconds)
-    runs = [found[rank] for rank in sorted(found)]
+    results = launch(execute, plan.world_size, CONFIG, plan, WORK, budget, seconds)
+    runs = [results[rank] for rank in sorted(results)]
     machine = assembled([run.calibrated for run in runs], processes=len(runs), date=date)
     cluster = measured_cluster(machine, memory_bytes())
     predicted = predict(llama(CONFIG), cluster, plan, WORK, stack("gnomon"))
@@ -180,9 +180,9 @@ def accounted_bytes(timeline: Timeline) -> float:
 
 def differences(row: Row) -> list[str]:
     """Seconds by class, part and kind of action, predicted and measured."""
-    found = difference(row.prediction.timeline(steady=False), row.timeline)
+    result = difference(row.prediction.timeline(steady=False), row.timeline)
     totals: dict[tuple[str, str, str], list[float]] = {}
-    for change in found.changes:
+    for change in result.changes:
         key = (change.worker, str(change.part), change.action.strip("0123456789"))
         one = totals.setdefault(key, [0.0, 0.0])
         one[0] += change.before_s
@@ -201,10 +201,10 @@ def main() -> None:
     options = parser.parse_args()
     budget = Budget(seconds=1.0, rounds=1, repeats=1, alone=False, dtypes=("fp32",))
     rows = []
-    for name, each in PLANS.items():
+    for name, plan in PLANS.items():
         if options.only and not any(part in name for part in options.only):
             continue
-        rows.append(row(name, each, budget, options.seconds))
+        rows.append(row(name, plan, budget, options.seconds))
         one = rows[-1]
         print(
             f"{name:<34} predicted {1e3 * one.predicted_s:7.1f} ms  measured {1e3 * one.measured_s:7.1f} ms  "
@@ -233,14 +233,14 @@ def summary(rows: list[Row]) -> str:
 
 def markdown(rows: list[Row]) -> str:
     """The table as a page."""
-    found = rows[-1].prediction.assumptions
-    said = next((line for line in found if line.startswith("measured on")), "")
+    result = rows[-1].prediction.assumptions
+    message = next((line for line in result if line.startswith("measured on")), "")
     lines = [
         "# Plans on this machine, predicted and measured",
         "",
         "`python benchmarks/local_plans.py -o benchmarks/results/local_plans.md`: "
         f"{CONFIG.name}, {WORK.global_batch_size} x {WORK.seq_len} bytes a step, one thread a process.",
-        f"Calibration and steps take turns; the last one: {said}.",
+        f"Calibration and steps take turns; the last one: {message}.",
         f"{STATE} Peaks are without what lives inside an action only.",
         "",
         "| plan | predicted, ms | measured, ms | error, % | spread of steps, % | peak predicted, MiB | measured, MiB |",

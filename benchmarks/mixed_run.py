@@ -56,8 +56,8 @@ def two_kinds() -> Cluster:
     slow = replace(
         device, name="slowed-process", dense_peak=peaks, memory_bytes_per_s=device.memory_bytes_per_s * times
     )
-    nodes = [replace(node, device=each, nic=catalogue.link("ethernet-25"), nics=1) for each in (device, slow)]
-    return Cluster(name="one process and one slowed", groups=tuple(NodeGroup(node=each) for each in nodes))
+    nodes = [replace(node, device=entry, nic=catalogue.link("ethernet-25"), nics=1) for entry in (device, slow)]
+    return Cluster(name="one process and one slowed", groups=tuple(NodeGroup(node=node) for node in nodes))
 
 
 def planned() -> MixedResult:
@@ -82,7 +82,7 @@ def steps(plans: dict[str, Plan], count: int) -> dict[str, list[tuple[float, flo
         for executor in running.values():
             for stage in executor.stages.values():
                 stage.forward = slowed(stage.forward)  # type: ignore[method-assign]
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in plans}
+    collected: dict[str, list[tuple[float, float]]] = {name: [] for name in plans}
     for step in range(count):
         generator = torch.Generator().manual_seed(step)
         batch = torch.randint(0, CONFIG.vocab_size, (12, WORKLOAD.seq_len + 1), generator=generator)
@@ -94,8 +94,8 @@ def steps(plans: dict[str, Plan], count: int) -> dict[str, list[tuple[float, flo
             result = executor.step(batch)
             executor.synchronise()
             dist.barrier()
-            found[name].append((perf_counter() - start, executor.total_loss(result)))
-    return found
+            collected[name].append((perf_counter() - start, executor.total_loss(result)))
+    return collected
 
 
 def slowed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -113,8 +113,8 @@ def slowed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def main() -> None:
     """Plans, runs, compares."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 24
-    found = planned()
-    best = next(each for each in found.best if each.plan.world_size == 2)
+    result = planned()
+    best = next(candidate for candidate in result.best if candidate.plan.world_size == 2)
     shares = best.plan.stages[0].shares or (1, 1)
     plans = {"equal": plan_of((6, 6)), "planned": best.plan, "the other way": plan_of((4, 8))}
     measured = launch(steps, 2, plans, count)[0]

@@ -231,8 +231,8 @@ MARKS = (
 
 def _places(text: str, *, numbers: bool) -> list[tuple[int, int]]:
     """Start and end of all numbers, or of all words."""
-    found = re.finditer(r"\d[\d._e]*" if numbers else r"[\w-]+", text)
-    return [match.span() for match in found]
+    hit = re.finditer(r"\d[\d._e]*" if numbers else r"[\w-]+", text)
+    return [match.span() for match in hit]
 
 
 def change(text: str, draw: random.Random) -> str:
@@ -243,11 +243,11 @@ def change(text: str, draw: random.Random) -> str:
     lines = text.split("\n")
     i, j = draw.randrange(len(lines)), draw.randrange(len(lines))
     kind = draw.choices(range(12), weights=(16, 8, 4, 3, 3, 2, 1, 1, 1, 1, 1, 1))[0]
-    if kind == 0 and (found := _places(text, numbers=True)):
-        start, end = draw.choice(found)
+    if kind == 0 and (result := _places(text, numbers=True)):
+        start, end = draw.choice(result)
         return text[:start] + draw.choice(NUMBERS) + text[end:]
-    if kind == 1 and (found := _places(text, numbers=False)):
-        (start, end), (a, b) = draw.choice(found), draw.choice(found)
+    if kind == 1 and (result := _places(text, numbers=False)):
+        (start, end), (a, b) = draw.choice(result), draw.choice(result)
         return text[:start] + text[a:b] + text[end:]
     if kind == 2:  # a line is lost
         return "\n".join(lines[:i] + lines[i + 1 :])
@@ -327,16 +327,16 @@ def begin(folder: Path, seed: Seed, command: str, text: str) -> int:
         os._exit(status)
 
 
-def wrong(state: int, used: resource.struct_rusage, said: str) -> str:
+def wrong(state: int, used: resource.struct_rusage, message: str) -> str:
     """What is wrong with an answer; empty if nothing is."""
     if os.WIFSIGNALED(state):
         ended = signal.Signals(os.WTERMSIG(state)).name
         return f"over {CPU_S} s of processor time" if ended == "SIGXCPU" else f"ended by {ended}"
     if (status := os.WEXITSTATUS(state)) not in FINE:
         return f"exit {status}"
-    if "Traceback" in said:
+    if "Traceback" in message:
         return "traceback"
-    if status == 2 and "gnomon" not in said:
+    if status == 2 and "gnomon" not in message:
         return "exit 2 without a word"
     if used.ru_maxrss * 1024 > MEMORY_BYTES:
         return f"{used.ru_maxrss / 2**20:.1f} GiB"
@@ -362,7 +362,7 @@ class Tally:
         """Answers so far."""
         return self.commands.total()
 
-    def add(self, mutation: Mutation, state: int, used: resource.struct_rusage, said: str) -> None:
+    def add(self, mutation: Mutation, state: int, used: resource.struct_rusage, message: str) -> None:
         """One answer; what is wrong with it is printed."""
         if not os.WIFSIGNALED(state):
             self.statuses[os.WEXITSTATUS(state)] += 1
@@ -370,8 +370,8 @@ class Tally:
         self.seconds += used.ru_utime + used.ru_stime
         self.slowest = max(self.slowest, (used.ru_utime + used.ru_stime, mutation.number))
         self.largest = max(self.largest, (used.ru_maxrss, mutation.number))
-        if problem := wrong(state, used, said):
-            line = (said.strip().splitlines() or [""])[-1][:200]
+        if problem := wrong(state, used, message):
+            line = (message.strip().splitlines() or [""])[-1][:200]
             self.failures.append(f"{mutation.number} {mutation.seed.name}: {problem}: {mutation.command}: {line}")
             print(self.failures[-1], flush=True)
 
@@ -386,8 +386,8 @@ def run(mutations: Sequence[Mutation], folder: Path, processes: int) -> Tally:
     def end_one() -> None:
         pid, state, used = os.wait4(-1, 0)
         place, mutation = busy.pop(pid)
-        said = (place / "stderr").read_text(encoding="utf-8", errors="replace")
-        tally.add(mutation, state, used, said)
+        message = (place / "stderr").read_text(encoding="utf-8", errors="replace")
+        tally.add(mutation, state, used, message)
         places.append(place)
 
     told = time.monotonic()
@@ -409,14 +409,16 @@ def load_everything(mutations: Sequence[Mutation]) -> None:
     for package in (cli, formats):
         for module in iter_modules(package.__path__, f"{package.__name__}."):
             import_module(module.name)
-    if sum(each.command.startswith("run ") for each in mutations) > 9:
+    if sum(mutation.command.startswith("run ") for mutation in mutations) > 9:
         import_module("torch")
 
 
 def check_accepted(mutations: Sequence[Mutation], folder: Path) -> None:
     """AssertionError unless every command takes its file as it is, but for `run`, which has no GPUs. Fills caches."""
     home = Path.cwd()
-    for seed, command in {(each.seed.name, each.command): (each.seed, each.command) for each in mutations}.values():
+    for seed, command in {
+        (mutation.seed.name, mutation.command): (mutation.seed, mutation.command) for mutation in mutations
+    }.values():
         (folder / seed.name).write_text(seed.text, encoding="utf-8")
         (folder / f"whole-{seed.name}").write_text(seed.text, encoding="utf-8")
         status = answer(command, folder, seed.name)

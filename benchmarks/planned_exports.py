@@ -113,8 +113,8 @@ def exported_row(model: str, program: str, made: Plan, planned_s: float) -> Row:
         back = predict(graph, machines, job.plan, job.workload, job.stack)
     except GnomonError as error:
         return Row(model=model, program=program, planned_s=planned_s, exported_s=None, note=f"{shown}: {error}")
-    said = "; ".join(f"{one.field}: {one.asked} becomes {one.becomes}" for one in lost if one.field[:5] != "model")
-    note = f"{shown}{' (' + said + ')' if said else ''}"
+    text = "; ".join(f"{one.field}: {one.asked} becomes {one.becomes}" for one in lost if one.field[:5] != "model")
+    note = f"{shown}{' (' + text + ')' if text else ''}"
     return Row(model=model, program=program, planned_s=planned_s, exported_s=back.step_s, note=note)
 
 
@@ -131,12 +131,12 @@ def rows(models: list[str], names: list[str], seconds: float, top: int) -> Itera
                 print(f"{model} {program}: {why}", file=sys.stderr, flush=True)
                 continue
             try:
-                found = searched(model, stack(STACKS[program]), seconds, top)
+                result = searched(model, stack(STACKS[program]), seconds, top)
             except GnomonError as error:
                 print(f"{model} {program}: no plan: {error}", file=sys.stderr, flush=True)
                 continue
-            for each in found.best:
-                yield exported_row(model, program, each.plan, each.prediction.step_s)
+            for candidate in result.best:
+                yield exported_row(model, program, candidate.plan, candidate.prediction.step_s)
 
 
 def main() -> int:

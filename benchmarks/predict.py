@@ -76,8 +76,8 @@ def once(byte_code: str) -> dict[str, tuple[float, float]]:
     env["PYTHONPYCACHEPREFIX"] = byte_code
     command = [sys.executable, "-c", _FIRST + _LARGE]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    found: dict[str, tuple[float, float]] = json.loads(done.stdout)
-    return found
+    collected: dict[str, tuple[float, float]] = json.loads(done.stdout)
+    return collected
 
 
 LOSSES = {
@@ -100,15 +100,15 @@ def losses(name: str) -> tuple[float, float]:
     )
     module, work = sys.modules["gnomon.prediction.predict"], Workload(global_batch_size=batch, seq_len=seq_len)
     real = module.contended  # type: ignore[attr-defined]
-    found: dict[bool, list[float]] = {True: [], False: []}
+    collected: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(2 * (1 + 9)):
         with_losses = turn % 2 == 0
         module.contended = real if with_losses else _alone  # type: ignore[attr-defined]
         start = time.process_time()
         predict(model, cluster, plan, work)
-        found[with_losses].append(time.process_time() - start)
+        collected[with_losses].append(time.process_time() - start)
     module.contended = real  # type: ignore[attr-defined]
-    return statistics.median(found[True][1:]), statistics.median(found[False][1:])
+    return statistics.median(collected[True][1:]), statistics.median(collected[False][1:])
 
 
 def _alone(structure: Structure, pricing: Pricing) -> tuple[Durations, None]:
@@ -128,8 +128,8 @@ def main() -> None:
     for name, claim in claims.items():
         core, clock = zip(*(run[name] for run in runs), strict=True)
         least, median, most = min(core), statistics.median(core), max(core)
-        said = f"< {claim} s" if claim else ""
-        print(f"| {name} | {median:.3f} | {least:.3f} | {most:.3f} | {statistics.median(clock):.3f} | {said} |")
+        text = f"< {claim} s" if claim else ""
+        print(f"| {name} | {median:.3f} | {least:.3f} | {most:.3f} | {statistics.median(clock):.3f} | {text} |")
     print(f"\nfirst of all, nothing compiled to byte code yet: {unprepared[0]:.3f} s of one core\n")
     print("| plan under ZeRO 3 | with losses | without | added |")
     print("|---|---|---|---|")

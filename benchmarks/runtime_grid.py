@@ -31,9 +31,9 @@ TOLD_S = 20.0
 """Seconds between lines of progress."""
 
 
-def reason(said: str) -> str:
+def reason(message: str) -> str:
     """A refusal without the numbers of its plan."""
-    return re.sub(r"\[[^\]]*\]|\d+", "N", said.split(";")[0])
+    return re.sub(r"\[[^\]]*\]|\d+", "N", message.split(";")[0])
 
 
 def main() -> int:
@@ -51,15 +51,15 @@ def main() -> int:
     with grid.Workers(limit_s=options.limit) as workers:
         told = began
         for case in sorted(cases, key=lambda case: case.plan.world_size):
-            verdict, said = workers.judged(case)
+            verdict, message = workers.judged(case)
             verdicts[verdict] += 1
             if time.monotonic() - told > TOLD_S:
                 told = time.monotonic()
                 print(f"{verdicts.total()} of {len(cases)}: {dict(verdicts)}", file=sys.stderr, flush=True)
             if verdict == "refused":
-                reasons[reason(said)] += 1
+                reasons[reason(message)] += 1
             if verdict in ("wrong", "hung"):
-                bad.append(f"{verdict}: {case}: {said}")
+                bad.append(f"{verdict}: {case}: {message}")
                 print(f"{bad[-1]}\n    {case.plan}\n    {case.config}\n    {case.workload}", flush=True)
     lines = report(options.seed, verdicts, reasons, bad, time.monotonic() - began)
     print("\n".join(lines))

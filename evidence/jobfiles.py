@@ -112,8 +112,8 @@ def on_its_devices(path: str, one: Sequence[str], *, whole: bool) -> tuple[Seque
     devices = 8
     for _ in range(4):
         given = (*one, "--on", on(devices))
-        message, said = attempt(("predict", path, *given), whole=whole)
-        wanted = said or nearest_devices(message, devices)
+        message, text = attempt(("predict", path, *given), whole=whole)
+        wanted = text or nearest_devices(message, devices)
         if wanted is None or wanted == devices:
             return given, message
         devices = wanted
@@ -138,8 +138,8 @@ def nearest_devices(message: str | None, devices: int) -> int | None:
     if batch is not None:
         total, micro, ranks = map(int, batch.groups())
         return devices * (total // micro) // ranks or None
-    found = re.search(r"nearest number of devices is (\d+)|takes (\d+) devices", message or "")
-    return int(found[1] or found[2]) if found else None
+    match = re.search(r"nearest number of devices is (\d+)|takes (\d+) devices", message or "")
+    return int(match[1] or match[2]) if match else None
 
 
 def attempt(argv: Sequence[str], *, whole: bool) -> tuple[str | None, int | None]:
@@ -182,8 +182,8 @@ def usages(path: Path) -> Iterator[str]:
     near = [path, *sorted(path.parent.glob("*.md")), *sorted(path.parent.parent.glob("*.md"))]
     call = re.compile(rf"(?:sh|bash|\./)\s*\S*{re.escape(path.name)}((?:\s*\\\s*\n|[^\n`;|])+)")
     seen = set()
-    for each in near:
-        for match in call.finditer(each.read_text(encoding="utf-8", errors="replace")):
+    for candidate in near:
+        for match in call.finditer(candidate.read_text(encoding="utf-8", errors="replace")):
             words = re.sub(r"\\\s*\n", " ", match[1]).replace("\\", " ").split()
             if len(words) > 2 and tuple(words) not in seen:
                 seen.add(tuple(words))
@@ -206,15 +206,15 @@ def outcomes(listed: Iterable[Listed], files: Path, *, whole: bool, workers: int
     """Of all, over processes."""
     with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
         waiting = [pool.submit(tried, one, files, whole=whole) for one in listed]
-        for each in waiting:
-            yield each.result()
+        for entry in waiting:
+            yield entry.result()
 
 
-def report(found: Sequence[Outcome], reasons: int) -> Iterator[str]:
+def report(result: Sequence[Outcome], reasons: int) -> Iterator[str]:
     """Tables of both parts, and the commonest reasons of the files that are not aside."""
     for title, part in (
-        ("developed against", [o for o in found if not o.listed.aside]),
-        ("kept aside", [o for o in found if o.listed.aside]),
+        ("developed against", [o for o in result if not o.listed.aside]),
+        ("kept aside", [o for o in result if o.listed.aside]),
     ):
         if not part:
             continue
@@ -238,7 +238,7 @@ def report(found: Sequence[Outcome], reasons: int) -> Iterator[str]:
         yield ""
     refused = Counter(
         (o.listed.format, "true" if is_true(o) else "wrong", reason(o.message))
-        for o in found
+        for o in result
         if o.outcome == "refused" and not o.listed.aside
     )
     for (name, how, why), times in refused.most_common(reasons):
@@ -262,14 +262,14 @@ def main() -> int:
             f"{len(missing)} files are not below {asked.files}, first {missing[0].below(asked.files)}", file=sys.stderr
         )
     there = [one for one in listed if one not in set(missing)]
-    found = list(outcomes(there, asked.files, whole=asked.whole, workers=asked.workers))
-    for line in report(found, asked.reasons):
+    collected = list(outcomes(there, asked.files, whole=asked.whole, workers=asked.workers))
+    for line in report(collected, asked.reasons):
         print(line)
     if asked.rows:
         with asked.rows.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, delimiter="\t")
             writer.writerow(("part", "format", "outcome", "repository", "path", "given", "message"))
-            for o in found:
+            for o in collected:
                 part = "aside" if o.listed.aside else "open"
                 place = (o.listed.repository, o.listed.path)
                 writer.writerow((part, o.listed.format, o.outcome, *place, shlex.join(o.given), o.message))

@@ -282,17 +282,17 @@ def words_of(outcome: Outcome, files: Path) -> dict[str, object]:
     """A script's words, and what was given in place of its network."""
     path, given = outcome.listed.below(files), outcome.given
     settings = parse_settings([b for a, b in zip(given, given[1:], strict=False) if a == "--set"])
-    found: dict[str, object] = {"given_model": "--model" in given, "words": [], "program": "", "config": ""}
+    collected: dict[str, object] = {"given_model": "--model" in given, "words": [], "program": "", "config": ""}
     if path.suffix in (".json", ".toml", ".yaml", ".yml"):
-        return found
+        return collected
     text = path.read_text(encoding="utf-8-sig")
     if text.lstrip().startswith("--"):
-        return {**found, "words": text.replace("\\\n", " ").split()}
+        return {**collected, "words": text.replace("\\\n", " ").split()}
     script = launches(text, os.environ, settings, path.resolve().parent)
     launch = script.launches[-1] if outcome.listed.format != "megatron" else training_launch(script, str(path))
     words = [*launch.options, *(f"{k}={v}" for k, v in settings.items() if "." in k)]
     name = next((w.partition("=")[2] for w in words if w.startswith("--config-name=")), "")
-    return {**found, "words": words, "program": launch.program, "config": name.strip("'\"").removesuffix(".yaml")}
+    return {**collected, "words": words, "program": launch.program, "config": name.strip("'\"").removesuffix(".yaml")}
 
 
 def network_facts(outcome: Outcome, files: Path) -> dict[str, object]:
@@ -300,9 +300,9 @@ def network_facts(outcome: Outcome, files: Path) -> dict[str, object]:
     from gnomon.formats.huggingface.read import read_hf_config
 
     path = outcome.listed.below(files)
-    found = read_hf_config(path.read_text(encoding="utf-8"), path.stem)
-    sizes = {dim.name.rpartition(".")[2]: dim.size for block in found.graph.blocks for dim in block.dims}
-    layers = sum(layer.call.first is not None for layer in found.graph.layers())
+    result = read_hf_config(path.read_text(encoding="utf-8"), path.stem)
+    sizes = {dim.name.rpartition(".")[2]: dim.size for block in result.graph.blocks for dim in block.dims}
+    layers = sum(layer.call.first is not None for layer in result.graph.layers())
     names = {"hidden": "hidden", "heads": "heads", "kv_heads": "kv_heads", "ffn": "ffn", "vocab": "vocab"}
     return {"layers": layers, **{name: sizes.get(dim) for name, dim in names.items()}}
 
@@ -376,15 +376,16 @@ def main() -> int:
             for o in outcomes(listed, asked.files, whole=False, workers=asked.workers)
             if "as it" in o.outcome or "with" in o.outcome
         ]
-        found = list(checked(name, read, asked.files, checkout, asked.scratch))
-        good = [one for one in found if not one.refused]
+        collected = list(checked(name, read, asked.files, checkout, asked.scratch))
+        good = [one for one in collected if not one.refused]
         counted = Counter(same=sum(len(o.same) for o in good), other=sum(len(o.other) for o in good))
         total = counted["same"] + counted["other"]
-        print(f"{name:12} {len(good):7} {total:6} {counted['same']:6} {counted['other']:5} {len(found) - len(good):23}")
+        refused = len(collected) - len(good)
+        print(f"{name:12} {len(good):7} {total:6} {counted['same']:6} {counted['other']:5} {refused:23}")
         for one in good:
             for field in one.other:
                 print(f"    {one.listed.repository}/{one.listed.path}: {field}")
-        for why, times in Counter(one.refused[:90] for one in found if one.refused).most_common(4):
+        for why, times in Counter(one.refused[:90] for one in collected if one.refused).most_common(4):
             print(f"    {times} not read by its parser: {why}")
         wrong += counted["other"]
     return 1 if wrong else 0

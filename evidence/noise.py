@@ -77,5 +77,5 @@ def noise(rows: Iterable[Row]) -> Noise:
 
 def _apart(groups: Sequence[Sequence[float]]) -> tuple[float | None, int]:
     """(median distance from the mean of its group, values) over groups of more than one."""
-    found = [abs(v / np.mean(values) - 1) for values in groups if len(values) > 1 for v in values]
-    return (float(np.median(found)) if found else None), len(found)
+    collected = [abs(v / np.mean(values) - 1) for values in groups if len(values) > 1 for v in values]
+    return (float(np.median(collected)) if collected else None), len(collected)

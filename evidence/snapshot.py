@@ -49,12 +49,12 @@ def line(row: Score | Refused) -> dict[str, Any]:
 def differences(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> list[str]:
     """A line for each row that is not the same."""
     old, new = ({row["id"]: row for row in rows} for rows in (before, after))
-    found = []
+    collected = []
     for name in sorted({*old, *new}):
         one, other = old.get(name, {}), new.get(name, {})
         if fields := [key for key in sorted({*one, *other}) if one.get(key) != other.get(key)]:
-            found.append(f"{name}: " + "; ".join(f"{key} {one.get(key)} -> {other.get(key)}" for key in fields))
-    return found
+            collected.append(f"{name}: " + "; ".join(f"{key} {one.get(key)} -> {other.get(key)}" for key in fields))
+    return collected
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -85,9 +85,9 @@ def _scored(runs: Sequence[Run], workers: int) -> Iterable[Score | Refused]:
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_silently) as pool:
         with _interrupts_wait():
-            found = pool.map(score, runs, chunksize=CHUNK)
+            result = pool.map(score, runs, chunksize=CHUNK)
         try:
-            yield from found
+            yield from result
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
             raise
@@ -178,33 +178,33 @@ def _text(summaries: Sequence[Summary]) -> Sequence[str]:
 def _explain(wanted: str, runs: Sequence[Run], refused: Sequence[Refused], *, as_json: bool) -> int:
     """One row: why it is refused, or its prediction beside what was measured."""
     gone = next((r for r in refused if r.id == wanted), None)
-    found = next((r for r in runs if r.id == wanted), None)
-    if gone is None and found is None:
+    actual = next((r for r in runs if r.id == wanted), None)
+    if gone is None and actual is None:
         known = [r.id for r in runs] + [r.id for r in refused]
         hint = nearest(wanted[:60], known) or (f"; they are named as in {known[0]!r}" if known else "")
         raise InputError(f"no row {wanted[:60]!r}{hint}; --rows FILE writes every row's id")
-    result = score(found) if found is not None else gone
+    result = score(actual) if actual is not None else gone
     if isinstance(result, Refused):
         if as_json:
             print_json({"id": wanted, "refused": result.reason})
         else:
             print_lines(wrapped(result.reason, indent="", bullet="refused: "))
         return 0
-    assert found is not None and isinstance(result, Score)
-    prediction = predict(found.graph, found.cluster, found.plan, found.workload, found.stack)
+    assert actual is not None and isinstance(result, Score)
+    prediction = predict(actual.graph, actual.cluster, actual.plan, actual.workload, actual.stack)
     if as_json:
-        measured = {"step_s": list(found.readings_s), "memory_bytes": found.memory_bytes, "covers": found.covers}
+        measured = {"step_s": list(actual.readings_s), "memory_bytes": actual.memory_bytes, "covers": actual.covers}
         print_json({"id": wanted, "measured": measured, "error": result.error, "prediction": prediction.to_mapping()})
     else:
-        print_lines((*_beside(found, result), "", *prediction_text(prediction, assumed=found.notes)))
+        print_lines((*_beside(actual, result), "", *prediction_text(prediction, assumed=actual.notes)))
     return 0
 
 
-def _beside(found: Run, result: Score) -> Sequence[str]:
-    row: Row = found.row
-    lines = [f"{found.id}: {row.model}, {row.framework} on {row.num_devices} {row.device}"]
+def _beside(made: Run, result: Score) -> Sequence[str]:
+    row: Row = made.row
+    lines = [f"{made.id}: {row.model}, {row.framework} on {row.num_devices} {row.device}"]
     lines += wrapped(row.source or "source not given")
-    lines += wrapped(describe(found.plan, found.workload))
+    lines += wrapped(describe(made.plan, made.workload))
     lines += ["", f"{'':<12}{'measured':>12}{'predicted':>12}{'error %':>10}"]
     lines.append(
         f"{'step s':<12}{number(result.measured_s, 4):>12}{number(result.predicted_s, 4):>12}"

@@ -140,11 +140,11 @@ def _without_model(run: Run, *known: tuple[Run, Prediction]) -> tuple[Run, Predi
     return read, made or first_prediction(read)
 
 
-def _band(found: Prediction, numbers: Fitted | None, seconds: Seconds) -> Ratios:
+def _band(result: Prediction, numbers: Fitted | None, seconds: Seconds) -> Ratios:
     """The band of a prediction of so many seconds under other numbers."""
     if numbers is None:
-        return band_of(evidence(found.pricing, found.step_s))
-    return band_of(evidence(found.pricing.with_numbers(numbers), seconds))
+        return band_of(evidence(result.pricing, result.step_s))
+    return band_of(evidence(result.pricing.with_numbers(numbers), seconds))
 
 
 def _worst(run: Run, predicted: float) -> float:
@@ -152,20 +152,20 @@ def _worst(run: Run, predicted: float) -> float:
     return max(run.readings_s, key=lambda seconds: abs(predicted / seconds - 1))
 
 
-def _error(run: Run, found: Prediction, numbers: Fitted | None) -> float:
+def _error(run: Run, result: Prediction, numbers: Fitted | None) -> float:
     """The error of a prediction, under other numbers if there are any."""
-    seconds = predicted_s(run, found, numbers)
+    seconds = predicted_s(run, result, numbers)
     return seconds / _worst(run, seconds) - 1
 
 
-def predicted_bytes(run: Run, found: Prediction) -> int:
+def predicted_bytes(run: Run, result: Prediction) -> int:
     """Peak of the kind that the source measured, of its rank or the highest."""
-    ranks = [rank for rank in found.memory if run.memory_rank is None or run.memory_rank in rank.ranks]
+    ranks = [rank for rank in result.memory if run.memory_rank is None or run.memory_rank in rank.ranks]
     if run.memory_metric == "allocated":
-        return max(rank.allocated_bytes for rank in ranks or found.memory)
+        return max(rank.allocated_bytes for rank in ranks or result.memory)
     if run.memory_metric == "reserved":
-        return max(rank.reserved_bytes for rank in ranks or found.memory)
-    return max(rank.peak_bytes for rank in ranks or found.memory)
+        return max(rank.reserved_bytes for rank in ranks or result.memory)
+    return max(rank.peak_bytes for rank in ranks or result.memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +243,7 @@ def summarise(scores: Iterable[Score], refused: Iterable[Refused], rows: Iterabl
     for row in rows:
         table_rows[row.family].append(row)
     names = sorted({*done, *left})
-    found = [_summary(name, done[name], left[name], table_rows[name]) for name in names]
+    collected = [_summary(name, done[name], left[name], table_rows[name]) for name in names]
     measured = [name for name in names if name != COMPOSED]
     if len(measured) > 1:
         everything = _summary(
@@ -252,8 +252,8 @@ def summarise(scores: Iterable[Score], refused: Iterable[Refused], rows: Iterabl
             [r for name in measured for r in left[name]],
             [r for name in measured for r in table_rows[name]],
         )
-        found.append(everything)
-    return tuple(found)
+        collected.append(everything)
+    return tuple(collected)
 
 
 def _summary(family: str, scores: Sequence[Score], refused: Sequence[Refused], rows: Sequence[Row]) -> Summary:

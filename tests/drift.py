@@ -87,14 +87,14 @@ class Fixed:
 def predicted(command: str) -> Fixed:
     """A command's prediction now."""
     asked = read_request(parser().parse_args(["predict", *shlex.split(command)]))
-    found = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
-    return Fixed(command, found.step_s, found.tightest.peak_bytes)
+    prediction = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
+    return Fixed(command, prediction.step_s, prediction.tightest.peak_bytes)
 
 
 def kept() -> tuple[dict[str, Any], tuple[Fixed, ...]]:
     """(why they were last changed, the predictions) of the file."""
     table = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    return table["changed"], tuple(Fixed(**each) for each in table["predictions"])
+    return table["changed"], tuple(Fixed(**entry) for entry in table["predictions"])
 
 
 def digest(path: Path) -> str:
@@ -109,17 +109,17 @@ def main() -> int:
     if fragment.parent.name != "changelog.d" or not fragment.is_file():
         print(f"{fragment} is no fragment in changelog.d", file=sys.stderr)
         return 2
-    found = [predicted(command) for command in COMMANDS]
+    actual = [predicted(command) for command in COMMANDS]
     if FILE.exists():
         changed, before = kept()
-        if list(before) != found and changed["text"] == digest(fragment):
+        if list(before) != actual and changed["text"] == digest(fragment):
             print(f"{fragment} says why of an earlier change; write a new fragment or say more", file=sys.stderr)
             return 2
     lines = ["# Written by tests/drift.py, with the fragment that says why.", "[changed]"]
     lines += [f'because = "changelog.d/{fragment.name}"', f'text = "{digest(fragment)}"']
-    for each in found:
-        lines += ["", "[[predictions]]", f'command = "{each.command}"']
-        lines += [f"step_s = {each.step_s!r}", f"peak_bytes = {each.peak_bytes}"]
+    for entry in actual:
+        lines += ["", "[[predictions]]", f'command = "{entry.command}"']
+        lines += [f"step_s = {entry.step_s!r}", f"peak_bytes = {entry.peak_bytes}"]
     FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0
 

@@ -27,8 +27,8 @@ def once(name: str, make: Callable[[], T]) -> T:
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
-            found: T = pickle.loads(path.read_bytes())
-            return found
+            document: T = pickle.loads(path.read_bytes())
+            return document
         made = make()
         path.write_bytes(pickle.dumps(made))
         return made

@@ -22,9 +22,9 @@ def names(path: Path) -> list[tuple[str, str]]:
 
 def test_names_from_the_package_exist() -> None:
     asked = [
-        (path.name, *each)
+        (path.name, *name)
         for path in sorted(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))
-        for each in names(path)
+        for name in names(path)
     ]
     missing = [
         (file, module, name)

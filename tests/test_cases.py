@@ -51,8 +51,8 @@ def test_case(case: Case) -> None:
         assert print_program(lowered) == print_program(program)
         assert lowered == program
     if case.expected.problem:
-        found = problems(program)
-        assert found and found[0].what == case.expected.problem, [str(problem) for problem in found]
+        result = problems(program)
+        assert result and result[0].what == case.expected.problem, [str(problem) for problem in result]
     else:
         check_times(case, program)
         check_memory(case, validate(program))
@@ -69,36 +69,36 @@ def check_times(case: Case, program: Program) -> None:
     structure = validate(program)
     seconds = durations(program, case.busy, case.lag)
     times = play(Clock.of(structure, seconds))
-    found: dict[str, object] = {}
+    actual: dict[str, object] = {}
     expected: dict[str, object] = {}
     if wanted.makespan is not None:
-        found["makespan"], expected["makespan"] = float(times.end.max()), wanted.makespan
+        actual["makespan"], expected["makespan"] = float(times.end.max()), wanted.makespan
     if wanted.period is not None:
-        found["period"], expected["period"] = period(structure, seconds).seconds, wanted.period
+        actual["period"], expected["period"] = period(structure, seconds).seconds, wanted.period
     timeline = simulate(structure, seconds)
     shares, exposed = breakdown(timeline), exposed_communication(timeline)
     assert shares.step_s == float(times.end.max())
     for rank_class, idle in wanted.idle.items():
-        found[f"idle {rank_class}"], expected[f"idle {rank_class}"] = shares.idle_s(f"class {rank_class}"), idle
+        actual[f"idle {rank_class}"], expected[f"idle {rank_class}"] = shares.idle_s(f"class {rank_class}"), idle
     for rank_class, shown in wanted.exposed.items():
-        found[f"exposed {rank_class}"], expected[f"exposed {rank_class}"] = exposed[f"class {rank_class}"], shown
+        actual[f"exposed {rank_class}"], expected[f"exposed {rank_class}"] = exposed[f"class {rank_class}"], shown
     rows = rows_by_action(program)
     for action, end in wanted.ends.items():
         assert action in rows, f"no action {action!r}"
-        found[action], expected[action] = float(times.end[structure.order.position[rows[action]]]), end
-    assert found == expected
+        actual[action], expected[action] = float(times.end[structure.order.position[rows[action]]]), end
+    assert actual == expected
 
 
 def check_memory(case: Case, structure: Structure) -> None:
     """Peaks in issue order and in time order."""
     wanted, program = case.expected, structure.program
-    found: dict[str, Peak] = {}
+    actual: dict[str, Peak] = {}
     expected: dict[str, Peak] = {}
     if wanted.issue_peaks:
         issued = issue_order_peak(program, structure.deps, case.sizes)
         for rank_class, peak in wanted.issue_peaks.items():
             name = program.token(issued[rank_class].row) if peak.action else ""
-            found[f"issue {rank_class}"] = Peak(size=issued[rank_class].bytes, action=name, moment=peak.moment)
+            actual[f"issue {rank_class}"] = Peak(size=issued[rank_class].bytes, action=name, moment=peak.moment)
             expected[f"issue {rank_class}"] = peak
     if wanted.time_peaks:
         seconds: Durations = durations(program, case.busy, case.lag)
@@ -106,9 +106,9 @@ def check_memory(case: Case, structure: Structure) -> None:
         for rank_class, peak in wanted.time_peaks.items():
             name = held[rank_class].action if peak.action else ""
             moment = held[rank_class].moment_s if peak.moment is not None else None
-            found[f"time {rank_class}"] = Peak(size=held[rank_class].bytes, action=name, moment=moment)
+            actual[f"time {rank_class}"] = Peak(size=held[rank_class].bytes, action=name, moment=moment)
             expected[f"time {rank_class}"] = peak
-    assert found == expected
+    assert actual == expected
 
 
 def rows_by_action(program: Program) -> dict[str, int]:

@@ -24,9 +24,9 @@ PAGES = [str(page.relative_to(ROOT)) for page in FILES if ">>> " in page.read_te
 
 @pytest.mark.parametrize("page", PAGES)
 def test_examples(page: str) -> None:
-    found = doctest.testfile(str(ROOT / page), module_relative=False, optionflags=doctest.ELLIPSIS)
-    assert found.attempted > 0
-    assert found.failed == 0
+    result = doctest.testfile(str(ROOT / page), module_relative=False, optionflags=doctest.ELLIPSIS)
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 def test_there_are_pages_with_examples() -> None:
@@ -56,11 +56,11 @@ def test_the_plan_on_the_first_page_takes_as_long_as_it_says() -> None:
         optimizer=Optimizer(zero=1),
     )
     work = Workload(global_batch_size=128, seq_len=8192)
-    found = predict("llama-3.1-8b", "4x8xh100-sxm", plan, work, stack("megatron-lm"))
+    prediction = predict("llama-3.1-8b", "4x8xh100-sxm", plan, work, stack("megatron-lm"))
     bucketed = replace(plan, overlap=Overlap(bucket_bytes=160_000_000))
     same = predict("llama-3.1-8b", "4x8xh100-sxm", bucketed, work, stack("megatron-lm"))
-    assert show_seconds(same.step_s) == show_seconds(found.step_s)
-    assert f"step {show_seconds(found.step_s)}" in text and "finds none faster than this one" in text
+    assert show_seconds(same.step_s) == show_seconds(prediction.step_s)
+    assert f"step {show_seconds(prediction.step_s)}" in text and "finds none faster than this one" in text
 
 
 def test_the_table_of_methods_is_the_registry(capsys: pytest.CaptureFixture[str]) -> None:

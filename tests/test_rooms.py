@@ -109,24 +109,24 @@ def depth_of(room: str) -> int:
     return len(ROOMS) if room in FACE else ROOMS.index(room)
 
 
-def import_problems(path: str, room: str, found: Import) -> Iterator[str]:
+def import_problems(path: str, room: str, result: Import) -> Iterator[str]:
     """What is wrong with one import of the module at `path`."""
-    where, top = f"{path}:{found.line}", found.target.split(".")[0]
+    where, top = f"{path}:{result.line}", result.target.split(".")[0]
     if top != "gnomon":
         allowed = top in sys.stdlib_module_names or top == "numpy" or (top == "torch" and room in TORCH_ROOMS)
-        allowed = allowed or (OPTIONAL.get(top) == room and found.in_function)
-        allowed = allowed or (top == "torch" and room == "cli" and found.late)
+        allowed = allowed or (OPTIONAL.get(top) == room and result.in_function)
+        allowed = allowed or (top == "torch" and room == "cli" and result.late)
         allowed = allowed or path == LATE
         if not allowed:
             yield f"{where} imports {top!r}: {room} may use the standard library and numpy only"
         return
-    if found.in_function and room not in FACE:  # the package's face loads its verbs when they are first used
-        yield f"{where} imports {found.target} inside a function: move it to the top, or the code to another room"
-    to = room_of(found.target)
+    if result.in_function and room not in FACE:  # the package's face loads its verbs when they are first used
+        yield f"{where} imports {result.target} inside a function: move it to the top, or the code to another room"
+    to = room_of(result.target)
     if to not in ROOMS and to not in FACE:
-        yield f"{where} imports {found.target}: {to!r} is not a room"
+        yield f"{where} imports {result.target}: {to!r} is not a room"
     elif depth_of(to) > depth_of(room):
-        yield f"{where} imports {found.target}: {to!r} is below {room!r}"
+        yield f"{where} imports {result.target}: {to!r} is below {room!r}"
 
 
 def problems(files: Mapping[str, str]) -> list[str]:
@@ -147,8 +147,8 @@ def problems(files: Mapping[str, str]) -> list[str]:
             out.append(f"{path} must open with two lines or more: what it is, what it returns, what it leaves out")
         reader = ImportReader(module if path.endswith("__init__.py") else module.rpartition(".")[0], known)
         reader.visit(tree)
-        edges[module] = {found.target for found in reader.imports if found.target in known and not found.late}
-        out += [problem for found in reader.imports for problem in import_problems(path, room, found)]
+        edges[module] = {entry.target for entry in reader.imports if entry.target in known and not entry.late}
+        out += [problem for entry in reader.imports for problem in import_problems(path, room, entry)]
     try:
         TopologicalSorter(edges).prepare()
     except CycleError as error:
@@ -216,13 +216,13 @@ def test_the_package_names_no_published_table() -> None:
     assert len(known) > 15 and "nanotron-ultrascale" in known and "nanotron" not in known
     assert named("if row.family == 'Korthikanti-2022':", known) == ["korthikanti-2022"]
     package = REPOSITORY / "src/gnomon"
-    found = [
+    actual = [
         f"{path.relative_to(package)}: {name}"
         for path in sorted(package.rglob("*"))
         if path.suffix in (".py", ".toml") and "formats" not in path.relative_to(package).parts
         for name in named(_own_words(path), known | SPOKEN if path.suffix == ".py" else known)
     ]
-    assert not found
+    assert not actual
     imports = [
         path for path in package.rglob("*.py") if re.search(r"^(from|import) evidence\b", path.read_text("utf-8"), re.M)
     ]
@@ -273,7 +273,7 @@ def test_what_is_allowed_passes(files: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         (package(graph="import gnomon.plans.plan"), "graph.py:5 imports gnomon.plans.plan: 'plans' is below 'graph'"),
         (package(graph="from gnomon import plans", plans=""), "'plans' is below 'graph'"),
@@ -309,9 +309,9 @@ def test_what_is_allowed_passes(files: dict[str, str]) -> None:
         ({"errors.py": "# no docstring\nx = 1\n"}, "errors.py must open with two lines"),
     ],
 )
-def test_what_is_not_allowed_is_named(files: dict[str, str], said: str) -> None:
+def test_what_is_not_allowed_is_named(files: dict[str, str], message: str) -> None:
     [problem] = problems(files)
-    assert said in problem
+    assert message in problem
 
 
 MOST_LINES = {"file": 600, "class": 300, "function": 80}
@@ -332,17 +332,17 @@ def size_problems(path: str, source: str) -> Iterator[str]:
         kind = "class" if isinstance(node, ast.ClassDef) else "function"
         if (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > MOST_LINES[kind]:
             yield f"{path}:{node.lineno} {kind} {node.name} has {lines} lines, over {MOST_LINES[kind]}"
-        methods = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+        methods = [entry for entry in node.body if isinstance(entry, ast.FunctionDef | ast.AsyncFunctionDef)]
         if kind == "class" and len(methods) > MOST_METHODS and DECLARES.get(path) != node.name:
             yield f"{path}:{node.lineno} class {node.name} has {len(methods)} methods, over {MOST_METHODS}"
 
 
 def test_nothing_is_too_large_to_read_at_once() -> None:
-    found: list[str] = []
+    actual: list[str] = []
     for root in (REPOSITORY / "src/gnomon", REPOSITORY / "evidence"):
         for path in sorted(root.rglob("*.py")):
-            found += size_problems(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8"))
-    assert found == []
+            actual += size_problems(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8"))
+    assert actual == []
 
 
 def test_sizes_are_looked_at() -> None:

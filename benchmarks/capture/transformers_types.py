@@ -168,8 +168,8 @@ def caught(kind: str, how: str, model: Any, example: Any, prove_too: bool) -> di
     from gnomon.frontend.opaque import shares
 
     begin = time.process_time()
-    found = captured(model, example, name=kind)
-    spent, graph = time.process_time() - begin, found.graph
+    result = captured(model, example, name=kind)
+    spent, graph = time.process_time() - begin, result.graph
     moved, used = shares(graph, {}), set(graph.parameters())
     row: dict[str, Any] = {
         "type": kind,
@@ -177,12 +177,12 @@ def caught(kind: str, how: str, model: Any, example: Any, prove_too: bool) -> di
         "cpu_s": round(spent, 2),
         "how": how,
         "inputs": sorted(example),
-        "notes": list(found.notes),
-        "steps": found.steps,
+        "notes": list(result.notes),
+        "steps": result.steps,
         "blocks": len(graph.blocks),
         "layers": len(graph.layers()),
         "longest_run": max(call.repeat for call in graph.calls),
-        "symbols": list(found.symbols),
+        "symbols": list(result.symbols),
         "opaque_bytes": round(sum(s.bytes for s in moved.values()), 3),
         "opaque_flops": round(sum(s.flops for s in moved.values()), 3),
         "parameters": graph.num_parameters() + graph.num_frozen(),
@@ -247,8 +247,8 @@ def flops_error(model: Any, example: Any, graph: Any) -> float:
 def proof(model: Any, example: Any) -> dict[str, Any]:
     from gnomon.runtime.prove import prove
 
-    found = prove(model, example)
-    return {"outputs": found.outputs, "gradients": found.gradients, "first": found.first, "holds": found.holds}
+    result = prove(model, example)
+    return {"outputs": result.outputs, "gradients": result.gradients, "first": result.first, "holds": result.holds}
 
 
 def _said(error: BaseException) -> str:
@@ -345,13 +345,13 @@ def table(rows: list[dict[str, Any]], every: int) -> str:
             lines.append(f"| {row['type']} | no: {why[:140]} | | | | | | | | | |")
             continue
         held = row.get("proof")
-        said = f"{max(held['outputs'], held['gradients']):.0e}" if isinstance(held, dict) else "-"
+        text = f"{max(held['outputs'], held['gradients']):.0e}" if isinstance(held, dict) else "-"
         error = row.get("flops_error")
         lines.append(
             f"| {row['type']} | {row['how']} | {row['cpu_s']} | {row['steps']} | {row['blocks']} | {row['layers']} | "
             f"{row['opaque_bytes']:.0%} | {row['opaque_flops']:.0%} | "
             f"{f'{error:.2%}' if isinstance(error, float) else '-'} | "
-            f"{', '.join(name for name, value in row['plans'].items() if isinstance(value, float))} | {said} |"
+            f"{', '.join(name for name, value in row['plans'].items() if isinstance(value, float))} | {text} |"
         )
     return "\n".join(lines)
 

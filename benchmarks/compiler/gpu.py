@@ -119,7 +119,7 @@ def bandwidth() -> float:
 
 def apart(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> float:
     """Largest difference, of the largest element."""
-    a, b = ([x.detach() for x in found] for found in (a, b))
+    a, b = ([x.detach() for x in entry] for entry in (a, b))
     return max(
         float((x.double() - y.double()).abs().max() / y.double().abs().max().clamp_min(1e-30))
         for x, y in zip(a, b, strict=True)
@@ -150,7 +150,7 @@ def one(name: str, case: Case, speed: float, rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         for way, call in calls.items():
             times[way].append(timed(call, 10))
-    row |= {way: statistics.median(found) for way, found in times.items()}
+    row |= {way: statistics.median(time) for way, time in times.items()}
     outs = calls["eager"]()
     least = sum(x.nbytes for x in (*inputs, *outs))
     row["share"] = least / speed * 1e3 / row["gnomon"]
@@ -197,7 +197,7 @@ def llama(rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         for way, run in ways.items():
             times[way].append(timed(lambda run=run: step(run), 2))
-    row |= {way: statistics.median(found) for way, found in times.items()}
+    row |= {way: statistics.median(time) for way, time in times.items()}
     row["groups"] = sum(len(made.program.planned) for made in reports)
     row["kept"] = sum(made.kept(p) for made in reports for p in made.program.planned)
     return row

@@ -108,11 +108,11 @@ def main() -> None:
     for case in cases():
         if options.only and not any(word in case.name for word in options.only.split(",")):
             continue
-        found = measured(case, peers, options.rounds)
-        shown = " | ".join(f"{found[p][1]:.2f} ({found[p][0]:.2f}-{found[p][2]:.2f})" for p in peers)
-        ratio = f"{found['eager'][1] / found['gnomon'][1]:.2f}" if {"eager", "gnomon"} <= set(peers) else ""
-        bound = found["add"][1] / 2 * case.moved
-        first = ", ".join(f"{p} {found[p][3]:.1f}" for p in peers)
+        result = measured(case, peers, options.rounds)
+        shown = " | ".join(f"{result[p][1]:.2f} ({result[p][0]:.2f}-{result[p][2]:.2f})" for p in peers)
+        ratio = f"{result['eager'][1] / result['gnomon'][1]:.2f}" if {"eager", "gnomon"} <= set(peers) else ""
+        bound = result["add"][1] / 2 * case.moved
+        first = ", ".join(f"{p} {result[p][3]:.1f}" for p in peers)
         print(f"| {case.name} | {shown} | {ratio} | {bound:.2f} | {first} |", flush=True)
 
 

@@ -126,16 +126,17 @@ def main() -> None:
         data.mkdir()
         for i in range(60):
             (data / f"{i}.txt").write_text(f"the loss goes down, line {i % 7} of the text. " * 40)
-        found = [kill(number, job(data, Path(name) / f"{number}")) for number in range(options.kills)]
-        most = replace(job(data, Path(name) / "x"), steps=max(len(seen) for _, _, seen in found), checkpoints=None)
+        collected = [kill(number, job(data, Path(name) / f"{number}")) for number in range(options.kills)]
+        most = replace(job(data, Path(name) / "x"), steps=max(len(seen) for _, _, seen in collected), checkpoints=None)
         undisturbed = launch(losses, 1, most)[0]
-    for one, other, seen in found:
+    for one, other, seen in collected:
         noticed.append(one)
         going.append(other)
         equal += seen == undisturbed[: len(seen)]
     print("| kills | noticed, median | worst | all train again, median | worst | equal |\n|---|---|---|---|---|---|")
     print(
-        f"| {len(found)} | {median(noticed) * 1e3:.0f} ms | {max(noticed) * 1e3:.0f} ms | {median(going) * 1e3:.0f} ms "
+        f"| {len(collected)} | {median(noticed) * 1e3:.0f} ms | {max(noticed) * 1e3:.0f} ms "
+        f"| {median(going) * 1e3:.0f} ms "
         f"| {max(going) * 1e3:.0f} ms | {equal} |"
     )
     ratios = launch(turns, 1, options.pairs)[0]

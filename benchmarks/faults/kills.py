@@ -131,9 +131,9 @@ def _told() -> Iterator[list[float]]:
     ended = training.ended
 
     def noting(*args: object, **more: object) -> RunError:
-        found = ended(*args, **more)  # type: ignore[arg-type]
+        result = ended(*args, **more)  # type: ignore[arg-type]
         at.append(time.time())
-        return found
+        return result
 
     with patch.object(training, "ended", noting):
         yield at

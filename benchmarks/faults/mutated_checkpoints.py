@@ -110,21 +110,21 @@ def put_somewhere(value: Any, draw: random.Random) -> Any:
     """The same JSON with a value in another's place, or a key lost or new."""
     if isinstance(value, dict) and value and draw.random() < 0.9:
         key = draw.choice(list(value))
-        found = dict(value)
+        collected = dict(value)
         if draw.random() < 0.1:
-            del found[key]
+            del collected[key]
         elif draw.random() < 0.1:
-            found[f"{key}x"] = found.pop(key)
+            collected[f"{key}x"] = collected.pop(key)
         else:
-            found[key] = put_somewhere(value[key], draw)
-        return found
+            collected[key] = put_somewhere(value[key], draw)
+        return collected
     if isinstance(value, list) and value and draw.random() < 0.8:
-        found, at = list(value), draw.randrange(len(value))
+        collected, at = list(value), draw.randrange(len(value))
         if draw.random() < 0.2:
-            found.append(found[at])
+            collected.append(collected[at])
         else:
-            found[at] = put_somewhere(value[at], draw)
-        return found
+            collected[at] = put_somewhere(value[at], draw)
+        return collected
     if isinstance(value, int) and not isinstance(value, bool) and draw.random() < 0.6:
         return value + draw.choice((-8, -1, 1, 2, 8))
     if isinstance(value, str) and "@" in value and draw.random() < 0.5:
@@ -144,8 +144,8 @@ def forged(path: Path, draw: random.Random) -> str:
         length = int.from_bytes(raw[:8], "little")
         header = json.loads(raw[8 : 8 + length])
         if draw.random() < 0.5:
-            said = json.loads(header["__metadata__"]["pieces"])
-            header["__metadata__"]["pieces"] = json.dumps(put_somewhere(said, draw))
+            message = json.loads(header["__metadata__"]["pieces"])
+            header["__metadata__"]["pieces"] = json.dumps(put_somewhere(message, draw))
         else:
             header = put_somewhere(header, draw)
         text = json.dumps(header).encode()
@@ -194,7 +194,7 @@ def texts() -> dict[str, tuple[str, Callable[[str], object]]]:
     }  # fmt: skip
     graph = llama(CONFIG)
     small = Plan(mesh=Mesh(pp=2), schedule=Schedule(name="one_f_one_b", num_microbatches=2))
-    found = predict(graph, parse_cluster("2xh100-sxm"), small, WORK, stack("gnomon"))
+    prediction = predict(graph, parse_cluster("2xh100-sxm"), small, WORK, stack("gnomon"))
 
     def plan_again(text: str) -> None:
         read = schema.load(PlanFile, text)
@@ -207,7 +207,7 @@ def texts() -> dict[str, tuple[str, Callable[[str], object]]]:
     return {
         "plan": (schema.dump(file), plan_again),
         "config": (json.dumps(config, indent=1), lambda text: read_runnable(text, "model")),
-        "timeline": (print_timeline(found.timeline()), timeline_again),
+        "timeline": (print_timeline(prediction.timeline()), timeline_again),
     }
 
 
@@ -234,7 +234,7 @@ def main() -> int:
     parser.add_argument("--only", type=int)
     options = parser.parse_args()
     numbers = range(options.first, options.first + options.count) if options.only is None else [options.only]
-    tally, found, began = Counter[tuple[str, str]](), list[str](), time.monotonic()
+    tally, actual, began = Counter[tuple[str, str]](), list[str](), time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         whole, known = checkpoint(Path(place)), texts()
         for number in numbers:
@@ -243,21 +243,21 @@ def main() -> int:
             try:
                 tally[one(number, whole, folder, known)] += 1
             except Exception as error:
-                found.append(f"{number}: {type(error).__name__}: {str(error)[:120]}")
+                actual.append(f"{number}: {type(error).__name__}: {str(error)[:120]}")
                 if options.only is not None:
                     traceback.print_exc()
             if time.monotonic() - at > LIMIT_S:
-                found.append(f"{number}: took {time.monotonic() - at:.0f} s")
+                actual.append(f"{number}: took {time.monotonic() - at:.0f} s")
             if sorted(path.name for path in folder.parent.iterdir()) != ["inner"]:
-                found.append(f"{number}: wrote outside of its folder")
+                actual.append(f"{number}: wrote outside of its folder")
             shutil.rmtree(folder.parent)
             if sys.stderr.isatty() and number % 100 == 0:
-                print(f"\r{number}  found {len(found)}", end="", file=sys.stderr, flush=True)
+                print(f"\r{number}  found {len(actual)}", end="", file=sys.stderr, flush=True)
     for (kind, outcome), count in sorted(tally.items()):
         print(f"{kind:11} {outcome:30} {count:6,}")
-    print("\n".join(found[:40]))
-    print(f"{len(numbers):,} mutations in {time.monotonic() - began:.0f} s; found: {len(found)}")
-    return 1 if found else 0
+    print("\n".join(actual[:40]))
+    print(f"{len(numbers):,} mutations in {time.monotonic() - began:.0f} s; found: {len(actual)}")
+    return 1 if actual else 0
 
 
 if __name__ == "__main__":

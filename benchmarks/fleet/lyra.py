@@ -44,7 +44,7 @@ def main() -> None:
     demand = repeated(read_demand(options.traces / "genai_load_5min.csv"), 40 * DAY_S)
     cluster = machines("15x8xv100-sxm-32gb", inference="16x8xv100-sxm-32gb")
     rules = Rules(costs=Costs(saves_when_preempted=False), demand=demand)
-    found = defaultdict(list)
+    collected = defaultdict(list)
     for day in map(float, options.days.split(",")):
         week = between(every, day * DAY_S, (day + 7) * DAY_S)
         for seed in map(int, options.seeds.split(",")):
@@ -55,7 +55,7 @@ def main() -> None:
                 began = time.process_time()
                 result = replay(trace, cluster, policy(name), rules=rules)
                 f = result.figures()
-                found[name].append(f | {"lost_h": result.device_s["lost"] / 3600})
+                collected[name].append(f | {"lost_h": result.device_s["lost"] / 3600})
                 print(
                     f"day {day:.0f} seed {seed} {name:18} {len(jobs):,} jobs: JCT {f['jct_mean_s'] / 3600:.2f} h, "
                     f"p99 {f['jct_p99_s'] / 3600:.1f} h, queue {f['queue_mean_s'] / 3600:.2f} h, "
@@ -63,21 +63,25 @@ def main() -> None:
                     f"{time.process_time() - began:.1f} CPU-s",
                     flush=True,
                 )
-    print(f"\n{'mean of ' + str(len(found['lyra'])):18} JCT h  p99 h  queue h  preempted  resized  lost GPU-h  unmet")
+    print(
+        f"\n{'mean of ' + str(len(collected['lyra'])):18} JCT h  p99 h  queue h  preempted  resized  lost GPU-h  unmet"
+    )
     for name in NAMES:
-        m = {key: mean(each[key] for each in found[name]) for key in found[name][0]}
+        m = {key: mean(entry[key] for entry in collected[name]) for key in collected[name][0]}
         print(
             f"{name:18} {m['jct_mean_s'] / 3600:5.2f}  {m['jct_p99_s'] / 3600:5.1f}  {m['queue_mean_s'] / 3600:7.2f}  "
             f"{m['preemptions']:9.1f}  {m['resizes']:7.1f}  {m['lost_h']:10.1f}  {m['unmet_node_s']:5.0f}"
         )
-    ratios = [a["jct_mean_s"] / b["jct_mean_s"] for a, b in zip(found["lyra-no-loan"], found["lyra"], strict=True)]
+    ratios = [
+        a["jct_mean_s"] / b["jct_mean_s"] for a, b in zip(collected["lyra-no-loan"], collected["lyra"], strict=True)
+    ]
     print(f"\nJCT without loaning over Lyra's: {min(ratios):.2f} to {max(ratios):.2f}, mean {mean(ratios):.2f}")
     for a, b in (("lyra", "lyra-random"), ("lyra-rigid", "lyra-rigid-random")):
-        pairs = [(x["preemptions"], y["preemptions"]) for x, y in zip(found[a], found[b], strict=True)]
+        pairs = [(x["preemptions"], y["preemptions"]) for x, y in zip(collected[a], collected[b], strict=True)]
         fewer = sum(x <= y for x, y in pairs)
-        total = [sum(each) for each in zip(*pairs, strict=True)]
+        total = [sum(pair) for pair in zip(*pairs, strict=True)]
         print(f"preemptions, {a} against {b}: {total[0]:.0f} and {total[1]:.0f}; no more in {fewer} of {len(pairs)}")
-    unmet = sum(each["unmet_node_s"] for runs in found.values() for each in runs)
+    unmet = sum(run["unmet_node_s"] for runs in collected.values() for run in runs)
     print(f"node-seconds that inference missed in all runs: {unmet:.0f}")
 
 

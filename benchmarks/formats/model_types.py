@@ -47,10 +47,10 @@ def built(config: Any) -> Iterator[int]:
     text = config.get_text_config()
     head = text.vocab_size * text.hidden_size if hasattr(text, "vocab_size") and hasattr(text, "hidden_size") else 0
     for auto in autos:
-        for each in (text, config):
+        for entry in (text, config):
             try:
                 with torch.device("meta"):
-                    body = auto.from_config(each)
+                    body = auto.from_config(entry)
             except Exception:
                 continue
             count = sum(p.numel() for p in body.parameters())

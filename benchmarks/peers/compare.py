@@ -87,7 +87,7 @@ def _case(run: Run) -> Case | None:
     if not sayable:
         return None
     try:
-        found = predict(run.graph, run.cluster, plan, run.workload, run.stack)
+        prediction = predict(run.graph, run.cluster, plan, run.workload, run.stack)
     except GnomonError:
         return None
     count, _ = batch(plan, run.workload)
@@ -123,7 +123,7 @@ def _case(run: Run) -> Case | None:
         "global_batch": size,
         "micro_batch": max(1, size // (count * data_ranks)),
     }
-    return Case(id=row.id, family=run.family, job=job, measured_s=run.step_s, gnomon_s=found.step_s)
+    return Case(id=row.id, family=run.family, job=job, measured_s=run.step_s, gnomon_s=prediction.step_s)
 
 
 def _environment(folder: Path) -> str:
@@ -146,9 +146,9 @@ def _ask(python: str, driver: str, argument: str, cases: Sequence[Case], folder:
         check=True,
         cwd=folder,
     )
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(found) == len(cases), f"{driver} answered {len(found)} of {len(cases)} jobs"
-    return {answer["id"]: answer for answer in found}
+    collected = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(collected) == len(cases), f"{driver} answered {len(collected)} of {len(cases)} jobs"
+    return {answer["id"]: answer for answer in collected}
 
 
 def _page(
@@ -157,11 +157,13 @@ def _page(
     packages = f"Calculon {commit}, llm-analysis 0.2.2, gnomon {gnomon.__version__}"
     yield f"{len(cases)} runs; {packages}; Python {platform.python_version()}; Gnomon took {own_s:.0f} s for all"
     yield from ("", "Absolute errors of the step time in %, median and worst, all on the same runs:", "")
-    said = {case.id: tuple(name for name in answers if "step_s" in answers[name][case.id]) for case in cases}
-    for names in sorted({said[case.id] for case in cases if said[case.id]}, key=len, reverse=True):
-        yield from _table([case for case in cases if said[case.id] == names], {name: answers[name] for name in names})
-    for name, found in answers.items():
-        wall = statistics.median(answer["wall_s"] for answer in found.values() if "wall_s" in answer)
+    message = {case.id: tuple(name for name in answers if "step_s" in answers[name][case.id]) for case in cases}
+    for names in sorted({message[case.id] for case in cases if message[case.id]}, key=len, reverse=True):
+        yield from _table(
+            [case for case in cases if message[case.id] == names], {name: answers[name] for name in names}
+        )
+    for name, one in answers.items():
+        wall = statistics.median(answer["wall_s"] for answer in one.values() if "wall_s" in answer)
         yield f"{name}: {wall * 1e3:.1f} ms a run at the median."
     yield ""
     yield from (f"Run by run, {SHOWN}:", "")
@@ -171,8 +173,8 @@ def _page(
         if case.family == SHOWN:
             cells = [_beside(case.gnomon_s, case), *(_beside(a[case.id].get("step_s"), case) for a in answers.values())]
             yield f"| {case.id} | {case.measured_s:.2f} | {' | '.join(cells)} |"
-    for name, found in answers.items():
-        refused = Counter(answer["refused"] for answer in found.values() if answer["refused"])
+    for name, answered in answers.items():
+        refused = Counter(answer["refused"] for answer in answered.values() if answer["refused"])
         if refused:
             yield from ("", f"Not said by {name}:", "")
             yield from (f"- {count} runs: {reason}" for reason, count in refused.most_common(6))
@@ -188,7 +190,7 @@ def _table(cases: Sequence[Case], answers: dict[str, dict[str, dict[str, Any]]])
         mine = [case for case in cases if case.family == family or (measured and case.family != COMPOSED)]
         star = " (fitted)" if _is_fitted(family) else ""
         predicted = [[case.gnomon_s for case in mine]]
-        predicted += [[found[case.id]["step_s"] for case in mine] for found in answers.values()]
+        predicted += [[answer[case.id]["step_s"] for case in mine] for answer in answers.values()]
         cells = [_errors(values, [case.measured_s for case in mine]) for values in predicted]
         yield f"| {family}{star} | {len(mine)} | {' | '.join(cells)} |"
     yield ""
@@ -196,8 +198,8 @@ def _table(cases: Sequence[Case], answers: dict[str, dict[str, dict[str, Any]]])
 
 def _is_fitted(family: str) -> bool:
     """Whether some of Gnomon's numbers were fitted to runs of this family, as their record says."""
-    found = fitted()
-    records = [*([found.universal] if found.universal else []), *found.stacks, *found.links]
+    result = fitted()
+    records = [*([result.universal] if result.universal else []), *result.stacks, *result.links]
     return any(re.search(rf"\b{re.escape(family)}\b", record.provenance.data) for record in records)
 
 

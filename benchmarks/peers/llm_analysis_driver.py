@@ -65,7 +65,7 @@ def _step_s(job: dict[str, Any], analysis: Any, config: Any, dtype: Any, recompu
         sp_size=job["tp"] if job["sequence_parallel"] else 1,
     )
     made = analysis.LLMAnalysis(model, device, dtype, parallel, flops_efficiency=efficiency, hbm_memory_efficiency=0.9)
-    found = made.training(
+    result = made.training(
         batch_size_per_gpu=job["micro_batch"],
         global_batch_size=job["global_batch"],
         seq_len=job["seq_len"],
@@ -75,7 +75,7 @@ def _step_s(job: dict[str, Any], analysis: Any, config: Any, dtype: Any, recompu
         flash_attn=job["flash"],
         mlp_gated_linear_units=job["gated"],
     )
-    return float(found["latency_per_iter"])
+    return float(result["latency_per_iter"])
 
 
 if __name__ == "__main__":

@@ -200,7 +200,7 @@ def kinds(timeline: Timeline) -> dict[str, float]:
 
 def exact(device: str) -> dict[str, float]:
     """Largest relative difference of three steps' losses in fp64 between `device` and the CPU."""
-    found = {}
+    collected = {}
     work = Workload(global_batch_size=4, seq_len=64)
     ids = torch.randint(0, 256, (4, 65), generator=torch.Generator().manual_seed(0))
     for name in ("llama-mini", "llama-tiny"):
@@ -209,8 +209,8 @@ def exact(device: str) -> dict[str, float]:
             plan = Plan(schedule=Schedule(num_microbatches=2), precision=FP64)
             with gnomon.prepare(name, plan, workload=work, device=where) as job:
                 losses[where] = [job.step(ids) for _ in range(3)]
-        found[name] = max(abs(a / b - 1) for a, b in zip(losses["cpu"], losses[device], strict=True))
-    return found
+        collected[name] = max(abs(a / b - 1) for a, b in zip(losses["cpu"], losses[device], strict=True))
+    return collected
 
 
 def main() -> int:
@@ -225,7 +225,7 @@ def main() -> int:
     options = parser.parse_args()
     began = time.perf_counter()
     name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-    cluster = next(found for part, found in CLUSTERS.items() if part in name)
+    cluster = next(cluster for part, cluster in CLUSTERS.items() if part in name)
     print(f"{name}, torch {torch.__version__}, predicted as {cluster}", flush=True)
     agrees = exact(options.device)
     print("fp64 losses, largest relative difference to the CPU:", agrees, flush=True)

@@ -72,29 +72,29 @@ def cases() -> Iterator[tuple[str, Small]]:
                 ways = mesh.tp * (mesh.cp if layout.context == "ulysses" else 1)
                 graph = tiny(model(name), tp=ways, ep=mesh.ep, layers=2)
                 work = Workload(global_batch_size=2 * max(mesh.data_ranks, 1), seq_len=16)
-                said = f"{name}, {mesh.describe()}, {plan.schedule.name}, zero {zero}, {plan.saved.preset} recompute"
+                text = f"{name}, {mesh.describe()}, {plan.schedule.name}, zero {zero}, {plan.saved.preset} recompute"
                 yield (
-                    said + (f", {layout.context}" if mesh.cp > 1 else ""),
+                    text + (f", {layout.context}" if mesh.cp > 1 else ""),
                     Small(graph=graph, plan=plan, workload=work),
                 )
 
 
 def run(world: int, most: int) -> list[tuple[str, str, float, int]]:
     """(case, what is wrong, largest difference, tensors compared) of all cases of so many processes."""
-    found = []
-    for name, job in list(each for each in cases() if each[1].plan.world_size == world)[:most]:
+    collected = []
+    for name, job in list(case for case in cases() if case[1].plan.world_size == world)[:most]:
         try:
             result = compare(job)
-            said = (name, result.first and f"{result.first} is off by {result.off:.1e}", result.largest, result.tensors)
+            text = (name, result.first and f"{result.first} is off by {result.off:.1e}", result.largest, result.tensors)
         except GnomonError as error:
-            said = (name, f"refused: {error}", 0.0, 0)
+            text = (name, f"refused: {error}", 0.0, 0)
         except Exception:
             print(name, format_exc(), flush=True)
             raise
-        found.append(said)
+        collected.append(text)
         if dist.get_rank() == 0:
-            print(f"{said[1] or 'equal'}: {name} ({said[2]:.0e}, {said[3]} tensors)", flush=True)
-    return found
+            print(f"{text[1] or 'equal'}: {name} ({text[2]:.0e}, {text[3]} tensors)", flush=True)
+    return collected
 
 
 def main() -> int:
@@ -107,7 +107,7 @@ def main() -> int:
     for world in MESHES:
         rows += launch(run, world, world, options.most)[0]
         write(options.output, rows, time.monotonic() - began)
-    return int(any(said and not said.startswith("refused") for _, said, _, _ in rows))
+    return int(any(message and not message.startswith("refused") for _, message, _, _ in rows))
 
 
 def write(path: Path, rows: list[tuple[str, str, float, int]], seconds: float) -> None:
@@ -127,7 +127,7 @@ def write(path: Path, rows: list[tuple[str, str, float, int]], seconds: float) -
         "",
         "| plan | result | largest difference | compared |",
         "|---|---|---|---|",
-        *(f"| {name} | {said or 'equal'} | {off:.1e} | {count} |" for name, said, off, count in rows),
+        *(f"| {name} | {message or 'equal'} | {off:.1e} | {count} |" for name, message, off, count in rows),
     ]
     path.write_text("\n".join(lines) + "\n")
 

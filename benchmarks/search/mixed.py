@@ -76,17 +76,17 @@ def main() -> None:
     for name in sys.argv[1:] or CASES:
         case, start = CASES[name], time.process_time()
         work = Workload(global_batch_size=case.batch, seq_len=case.seq_len)
-        found = plan_mixed(case.model, case.cluster, work, base=Plan(precision=case.precision))
-        best, plain = found.best[0], data_parallel(case)
-        others = [found.equal, plain, *(each for _, each in found.alone)]
-        assert all(each.step_s >= best.step_s for each in others if each is not None), name
-        gain = [None if each is None else each.step_s / best.step_s for each in others]
+        result = plan_mixed(case.model, case.cluster, work, base=Plan(precision=case.precision))
+        best, plain = result.best[0], data_parallel(case)
+        others = [result.equal, plain, *(entry for _, entry in result.alone)]
+        assert all(other.step_s >= best.step_s for other in others if other is not None), name
+        gain = [None if other is None else other.step_s / best.step_s for other in others]
         gains.append((gain[0], gain[1]))
-        sure = "proved" if found.proved else f"within {(best.step_s / found.bound_s - 1) * 100:.1f} %"
+        sure = "proved" if result.proved else f"within {(best.step_s / result.bound_s - 1) * 100:.1f} %"
         shown = ["none fits" if g is None else f"{g:.2f}x" for g in gain]
         rows.append((name, number(best.step_s), *shown[:2], " ".join(shown[2:]), sure,
-                     str(found.predicted), f"{time.process_time() - start:.0f}"))  # fmt: skip
-        print(f"{name}: {short_mixed(best, found.space.kinds)}", file=sys.stderr, flush=True)
+                     str(result.predicted), f"{time.process_time() - start:.0f}"))  # fmt: skip
+        print(f"{name}: {short_mixed(best, result.space.kinds)}", file=sys.stderr, flush=True)
     heads = ("case", "step s", "equal", "data parallel", "each kind alone", "optimum", "predicted", "core s")
     print(*table([Column(name=head, align="left") for head in heads], rows, width=130), sep="\n")
     for what, column in (("equal shares and layers", 0), ("equal data parallelism", 1)):

@@ -44,17 +44,17 @@ def main() -> None:
         length = 1024 if model.startswith("gpt2") else 4096
         base = Plan(optimizer=Optimizer(clip=False)) if name == "deepspeed" else None
         work = Workload(global_batch_size=batch, seq_len=length)
-        found = gnomon.plan(model, machines, work, program, Goal(memory_bytes=memory), base=base)
+        result = gnomon.plan(model, machines, work, program, Goal(memory_bytes=memory), base=base)
         searched, start = time.process_time() - start, time.process_time()
         open_ = allowed(program, allow=allow, forbid=(), fixed=())
-        quick = refine(found, choices=open_, effort=QUICK)
+        quick = refine(result, choices=open_, effort=QUICK)
         hasty, start = time.process_time() - start, time.process_time()
-        refined = refine(found, choices=open_)
+        refined = refine(result, choices=open_)
         spent = time.process_time() - start
-        gain = 1 - refined.best.step_s / found.best[0].step_s
+        gain = 1 - refined.best.step_s / result.best[0].step_s
         gains.append(gain)
         by = ", ".join(f"{s.choice.name} {show_value(s.choice, s.after)}" for s in refined.steps) or "nothing"
-        little = f"{(1 - quick.best.step_s / found.best[0].step_s) * 100:.2f}"
+        little = f"{(1 - quick.best.step_s / result.best[0].step_s) * 100:.2f}"
         cells = (model, machines, name, f"{searched:.1f}", f"{hasty:.1f}", little)
         cells += (f"{spent:.1f}", f"{refined.tried}", f"{gain * 100:.2f}", by)
         print(f"| {' | '.join(cells)} |", flush=True)

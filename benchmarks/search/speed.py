@@ -58,8 +58,8 @@ def run(job: tuple[str, str, int, int, int], byte_code: str) -> dict[str, Any]:
     env["PYTHONPYCACHEPREFIX"] = byte_code
     command = [sys.executable, "-c", _ONE, json.dumps(job)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    collected: dict[str, Any] = json.loads(done.stdout)
+    return collected
 
 
 def main() -> None:

@@ -105,15 +105,15 @@ def models() -> None:
             trials = Trials(before)
             rows = before.structure.program.num_rows
             search = Search(trials, Least(trials, UNLIMITED, "none"), budget=max(8, min(120, 60_000 // rows)))
-            found = search.run()
-            assert found is not None
-            gain = 1 - found.trial.step_s / before.step_s
+            outcome = search.run()
+            assert outcome is not None
+            gain = 1 - outcome.trial.step_s / before.step_s
             gains.append(gain)
-            proven = "yes" if found.cuts.proven else "no"
+            proven = "yes" if outcome.cuts.proven else "no"
             print(
-                f"| {name} | {mesh.describe()} | {schedule} | {before.step_s:.4f} | {found.trial.step_s:.4f} | "
-                f"{100 * gain:.1f} | {' '.join(map(str, found.counts))} | {found.cuts.predicted} of "
-                f"{found.cuts.every:,} | {proven} | {time.process_time() - clock:.1f} |",
+                f"| {name} | {mesh.describe()} | {schedule} | {before.step_s:.4f} | {outcome.trial.step_s:.4f} | "
+                f"{100 * gain:.1f} | {' '.join(map(str, outcome.counts))} | {outcome.cuts.predicted} of "
+                f"{outcome.cuts.every:,} | {proven} | {time.process_time() - clock:.1f} |",
                 flush=True,
             )
     print(f"\n{len(gains)} pipelines: gain {100 * min(gains):.1f} % at the worst, "
@@ -129,7 +129,7 @@ def memory() -> None:
     for name, on, mesh, batch, seq, micro, zero in MEMORY:
         graph, cluster, work = model(name), parse_cluster(on), work_of(name, batch, seq)
         limit = int(0.92 * min(g.node.device.memory_bytes for g in cluster.groups))
-        found = {}
+        collected = {}
         for preset in ("none", "selective", "full"):
             plan = Plan(
                 mesh=mesh,
@@ -137,9 +137,9 @@ def memory() -> None:
                 optimizer=Optimizer(zero=zero),  # type: ignore[arg-type]
                 saved=Saved(preset=preset),  # type: ignore[arg-type]
             )
-            found[preset] = predict(graph, cluster, plan, work)
-        fits = {p: each.step_s for p, each in found.items() if max(r.peak_bytes for r in each.memory) <= limit}
-        trials = Trials(found["none"])
+            collected[preset] = predict(graph, cluster, plan, work)
+        fits = {p: entry.step_s for p, entry in collected.items() if max(r.peak_bytes for r in entry.memory) <= limit}
+        trials = Trials(collected["none"])
         trial = Least(trials, limit, "stage").fit(equal(len(trials.counted), trials.num_stages))
         told = f"{mesh.describe()}, {micro} x {seq} tokens"
         if trial is None:
@@ -164,16 +164,16 @@ def random_cases(count: int = 200) -> None:
         for seed in range(count):
             case = cuts.pipeline(seed)
             trials = Trials(case.prediction)
-            found = Search(trials, Least(trials, UNLIMITED, "none"), budget=budget).run()
-            assert found is not None
+            result = Search(trials, Least(trials, UNLIMITED, "none"), budget=budget).run()
+            assert result is not None
             every = list(cuts.every_cut(len(trials.counted), trials.num_stages))
             best = min(
                 trials.of(cut, trials.recut.plain(cut, case.prediction.plan.saved.preset)).step_s for cut in every
             )
-            if found.trial.step_s > best:
-                misses.append(found.trial.step_s / best - 1)
-                wrong += found.cuts.proven
-            proven, done, total = proven + found.cuts.proven, done + found.cuts.predicted, total + len(every)
+            if result.trial.step_s > best:
+                misses.append(result.trial.step_s / best - 1)
+                wrong += result.cuts.proven
+            proven, done, total = proven + result.cuts.proven, done + result.cuts.predicted, total + len(every)
         assert not wrong, "a cut was said to be the best that is not"
         print(f"| {budget} | {count} | {proven} | {len(misses)} | {100 * max(misses, default=0.0):.2f} | {done} | "
               f"{total} |", flush=True)  # fmt: skip
@@ -189,7 +189,7 @@ def planner() -> None:
             graph, cluster = gpt(test_dapple.model(vocab)), parse_cluster(on)
             half = Precision(param="fp16", compute="fp16") if "v100" in on else Precision()
             work, base = Workload(global_batch_size=24, seq_len=512), Plan(precision=half)
-            found = dapple(graph, cluster, work, base=base, counts=(6,))
+            replicas = dapple(graph, cluster, work, base=base, counts=(6,))
             prices = Prices(graph, cluster, work, base, 6, PLAIN_STACK)
             steps = []
             for pieces in test_dapple.every(prices, 4):
@@ -197,10 +197,10 @@ def planner() -> None:
                     steps.append(predict(graph, cluster, prices.plan(pieces), work).step_s)
                 except GnomonError:
                     continue
-            assert found.best is not None
-            off.append(found.best.step_s / min(steps) - 1)
-            print(f"| {on} | {vocab:,} | {len(steps)} | {min(steps):.5f} | {found.best.step_s:.5f} | "
-                  f"{100 * off[-1]:.2f} | {cuts_of(found.best)} |", flush=True)  # fmt: skip
+            assert replicas.best is not None
+            off.append(replicas.best.step_s / min(steps) - 1)
+            print(f"| {on} | {vocab:,} | {len(steps)} | {min(steps):.5f} | {replicas.best.step_s:.5f} | "
+                  f"{100 * off[-1]:.2f} | {cuts_of(replicas.best)} |", flush=True)  # fmt: skip
     print(f"\noff {100 * max(off):.2f} % at the worst, {100 * statistics.median(off):.2f} % in the median\n")
     print("| model | cluster | data parallel s | found s | gain % | (layers, replicas) | predicted | s |")
     print("|---|---|---|---|---|---|---|---|")
@@ -208,14 +208,15 @@ def planner() -> None:
                                  ("gpt2-xl", "2x2xa100-sxm-40gb", 16, 1024)):  # fmt: skip
         half = Precision(param="fp16", compute="fp16") if "v100" in on else Precision()
         clock = time.process_time()
-        found = dapple(model(name), parse_cluster(on), work_of(name, batch, seq), base=Plan(precision=half))
-        alone = found.parallel
+        replicas = dapple(model(name), parse_cluster(on), work_of(name, batch, seq), base=Plan(precision=half))
+        alone = replicas.parallel
         told = "" if alone is None else f"{alone.step_s:.4f}" + ("" if alone.fits else ", does not fit")
-        if found.best is None:
-            print(f"| {name} | {on} | {told} | nothing fits | | | {found.predicted} | |")
+        if replicas.best is None:
+            print(f"| {name} | {on} | {told} | nothing fits | | | {replicas.predicted} | |")
             continue
-        print(f"| {name} | {on} | {told} | {found.best.step_s:.4f} | {100 * found.gain:.1f} | {cuts_of(found.best)} | "
-              f"{found.predicted} | {time.process_time() - clock:.1f} |", flush=True)  # fmt: skip
+        print(f"| {name} | {on} | {told} | {replicas.best.step_s:.4f} | {100 * replicas.gain:.1f} | "
+              f"{cuts_of(replicas.best)} | "
+              f"{replicas.predicted} | {time.process_time() - clock:.1f} |", flush=True)  # fmt: skip
 
 
 HEAVY = (
@@ -248,10 +249,10 @@ def against_equal() -> None:
                     continue
                 if made.tightest.fits and made.step_s < equal_s:
                     equal_s, shape = made.step_s, f"{len(pieces)}, {count}"
-        found = dapple(graph, cluster, work, base=base, counts=counts).best
-        assert found is not None and found.step_s <= equal_s
-        print(f"| {name} | {on} | {equal_s:.4f} | {shape} | {found.step_s:.4f} | "
-              f"{100 * (1 - found.step_s / equal_s):.1f} | {cuts_of(found)} |", flush=True)  # fmt: skip
+        replicas = dapple(graph, cluster, work, base=base, counts=counts).best
+        assert replicas is not None and replicas.step_s <= equal_s
+        print(f"| {name} | {on} | {equal_s:.4f} | {shape} | {replicas.step_s:.4f} | "
+              f"{100 * (1 - replicas.step_s / equal_s):.1f} | {cuts_of(replicas)} |", flush=True)  # fmt: skip
 
 
 PUBLISHED = {
@@ -274,10 +275,10 @@ def published() -> None:
             kinds = dapple_profiles.of_paper(profile, config)
             theirs, clock = kinds[plan.partition(" ")[0]], time.process_time()
             kind = min(kinds, key=lambda name: kinds[name].seconds)
-            found = dapple_profiles.best(profile, config)
+            result = dapple_profiles.best(profile, config)
             clock = time.process_time() - clock
             row = [profile.name, config, plan, f"{theirs.seconds:.3f}", _shape(kinds[kind])]
-            row += [f"{kinds[kind].seconds:.3f}", _shape(found), f"{found.seconds:.3f}", f"{clock:.1f}"]
+            row += [f"{kinds[kind].seconds:.3f}", _shape(result), f"{result.seconds:.3f}", f"{clock:.1f}"]
             print(f"| {' | '.join(row)} |", flush=True)
 
 

@@ -71,10 +71,10 @@ class Tally:
 
 def main(budget_s: float, share: int, shares: int) -> None:
     """Plays a share of all points, or as many as the budget allows, those with the least bounds first."""
-    found = gnomon.plan(MODEL, CLUSTER, WORKLOAD, top=1)
-    best = found.best[0]
+    result = gnomon.plan(MODEL, CLUSTER, WORKLOAD, top=1)
+    best = result.best[0]
     graph, cluster = model(MODEL), parse_cluster(CLUSTER)
-    space = make_space(graph, cluster, WORKLOAD, base=found.space.base, stack=PLAIN_STACK)
+    space = make_space(graph, cluster, WORKLOAD, base=result.space.base, stack=PLAIN_STACK)
     search = Search(graph, cluster, WORKLOAD, space, PLAIN_STACK, Goal(), top=1)
     start = time.process_time()
     every = list(bounded(search))
@@ -89,7 +89,7 @@ def main(budget_s: float, share: int, shares: int) -> None:
     tally, low = Tally(), 0.0
     for margin in MARGINS:
         part = sorted(
-            (each for each in every if low <= each[0] < best.step_s * margin), key=lambda each: order(each[1])
+            (entry for entry in every if low <= entry[0] < best.step_s * margin), key=lambda entry: order(entry[1])
         )
         part = part[len(part) * (share - 1) // shares : len(part) * share // shares]
         for done, (bound, point) in enumerate(part):
@@ -119,5 +119,5 @@ def play(search: Search, point: Point, bound: float, best_s: float, tally: Tally
 
 
 if __name__ == "__main__":
-    share, shares = (int(each) for each in (sys.argv[2] if len(sys.argv) > 2 else "1/1").split("/"))
+    share, shares = (int(sy) for sy in (sys.argv[2] if len(sys.argv) > 2 else "1/1").split("/"))
     main(float(sys.argv[1]) if len(sys.argv) > 1 else 7200.0, share, shares)

@@ -53,8 +53,8 @@ TERMS = ("host", "attention", "collectives in layers", "recompute", "head", "dat
 class Without(Fits):
     """Some runs of some families, whose prices lack a term."""
 
-    def __init__(self, found: dict[str, list[Case]]) -> None:
-        self.all, self.best, self.newest, self.steps = found, {}, {}, 6
+    def __init__(self, result: dict[str, list[Case]]) -> None:
+        self.all, self.best, self.newest, self.steps = result, {}, {}, 6
 
 
 def take_out(term: str) -> Callable[[], None]:
@@ -64,17 +64,17 @@ def take_out(term: str) -> Callable[[], None]:
     def lacking(self: Pricing, name: str, block: int) -> Phase:
         total = Phase()
         for layer, times in self._layers(block)[1]:
-            found = getattr(layer, name) * times
+            result = getattr(layer, name) * times
             is_head = layer.sharded.block.name == "head"
             if (term == "recompute" and name == "recompute") or (term == "head" and is_head):
                 continue
             total = total + Phase(
-                compute_s=found.compute_s - (found.attention_s if term == "attention" else 0.0),
-                attention_s=0.0 if term == "attention" else found.attention_s,
-                comm_s={} if term == "collectives in layers" else found.comm_s,
-                kernels=found.kernels,
-                collectives=found.collectives,
-                flops=found.flops,
+                compute_s=result.compute_s - (result.attention_s if term == "attention" else 0.0),
+                attention_s=0.0 if term == "attention" else result.attention_s,
+                comm_s={} if term == "collectives in layers" else result.comm_s,
+                kernels=result.kernels,
+                collectives=result.collectives,
+                flops=result.flops,
             )
         return total
 
@@ -101,16 +101,16 @@ def take_out(term: str) -> Callable[[], None]:
     return put_back
 
 
-def errors(found: dict[str, list[Case]]) -> dict[str, str]:
+def errors(result: dict[str, list[Case]]) -> dict[str, str]:
     """Family -> median / mean error, its stack fitted to these cases."""
     out = {}
     for job in JOBS:
-        mine = [family for family in job.families if family in found]
+        mine = [family for family in job.families if family in result]
         if not mine:
             continue
-        numbers = Without(found).job(job, lambda case: True, fitted())
+        numbers = Without(result).job(job, lambda case: True, fitted())
         for family in mine:
-            off = np.abs(np.expm1([case.log_error(numbers) for case in found[family]]))
+            off = np.abs(np.expm1([case.log_error(numbers) for case in result[family]]))
             out[family] = f"{np.median(off):.1%} / {off.mean():.1%}"
     return out
 
@@ -161,13 +161,13 @@ def main() -> None:
         kernels(runs)
         return
     good = [run for run in runs if usable(run)]
-    found = {f: cases(spread_evenly([r for r in good if r.family == f], options.per_family)) for f in FAMILIES}
+    collected = {f: cases(spread_evenly([r for r in good if r.family == f], options.per_family)) for f in FAMILIES}
     print("| without | " + " | ".join(FAMILIES) + " |\n|---|" + "---|" * len(FAMILIES))
     for term in ("", *TERMS):
         put_back = take_out(term)
-        for given in found.values():
+        for given in collected.values():
             forget(given)
-        shown = errors(found)
+        shown = errors(collected)
         put_back()
         print(f"| {term or '(nothing)'} | " + " | ".join(shown.get(f, "") for f in FAMILIES) + " |", flush=True)
     every = cases(spread_evenly([run for run in runs if run.family == "nanotron-ultrascale"], 20 * options.per_family))

@@ -60,10 +60,10 @@ def refit(runs: Sequence[Run], sample: int) -> Fitted:
 
 def by_family(given: Iterable[Case], numbers: Fitted) -> list[str]:
     """Shares of each family."""
-    found: dict[str, list[float]] = defaultdict(list)
+    collected: dict[str, list[float]] = defaultdict(list)
     for case in given:
-        found[case.run.family].append(case.log_error(numbers))
-    return [shares(found[family]) if found[family] else "" for family in FAMILIES]
+        collected[case.run.family].append(case.log_error(numbers))
+    return [shares(collected[family]) if collected[family] else "" for family in FAMILIES]
 
 
 def spread(groups: Iterable[Sequence[float]]) -> str:
@@ -83,8 +83,8 @@ def floors(runs: Sequence[Run]) -> None:
         rounding = []
         for run in mine:
             row = run.row
-            each = (row.global_batch or 0) * (row.tp or 1) * (row.pp or 1) * (row.cp or 1) / (row.num_devices or 1)
-            key = (*(getattr(row, c) for c in ALIKE), row.framework, row.micro_batch, row.recompute, each)
+            share = (row.global_batch or 0) * (row.tp or 1) * (row.pp or 1) * (row.cp or 1) / (row.num_devices or 1)
+            key = (*(getattr(row, c) for c in ALIKE), row.framework, row.micro_batch, row.recompute, share)
             releases[key, row.num_devices].append(run.step_s)
             scales[key, row.model].append(run.step_s)
             text = f"{row.value!r}"
@@ -107,18 +107,18 @@ def main() -> None:
         few = list(runs)
         return [run for f in FAMILIES for run in spread_evenly([r for r in few if r.family == f], options.per_family)]
 
-    found = cases(chosen(every))
+    result = cases(chosen(every))
     print("\n| without | " + " | ".join(FAMILIES) + " |\n|---|" + "---|" * len(FAMILIES))
     for term in ("", *TERMS):
         put_back = take_out(term)
-        forget(found)
-        print(f"| {term or '(nothing)'} | " + " | ".join(by_family(found, numbers)) + " |", flush=True)
+        forget(result)
+        print(f"| {term or '(nothing)'} | " + " | ".join(by_family(result, numbers)) + " |", flush=True)
         put_back()
     for name, (function, unsaid) in FACTS.items():
-        said = getattr(nvidia, function)
+        message = getattr(nvidia, function)
         setattr(nvidia, function, unsaid)
         given = cases(chosen(read_runs(options.table)[0]))
-        setattr(nvidia, function, said)
+        setattr(nvidia, function, message)
         print(f"| {name} | " + " | ".join(by_family(given, numbers)) + " |", flush=True)
 
 

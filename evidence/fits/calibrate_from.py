@@ -54,15 +54,15 @@ def drawn(family: str, runs: Sequence[Run], draws: int) -> Iterator[tuple[int, f
             for case in (case for i, case in enumerate(given) if i not in mine):
                 fitted = replace(case.made.pricing.stack, own=own.stack.own if own else None)
                 seconds = predicted_s(case.run, case.made, base, stack=fitted)
-                found = evidence(case.made.pricing.with_numbers(base, fitted), seconds)
-                yield count, float(np.log(case.run.step_s / seconds)), found
+                result = evidence(case.made.pricing.with_numbers(base, fitted), seconds)
+                yield count, float(np.log(case.run.step_s / seconds)), result
 
 
 def judge(family: str, runs: Sequence[Run], draws: int) -> Iterator[str]:
     """Lines of one family."""
     rows = list(drawn(family, runs, draws))
     for count in (0, *COUNTS):
-        part = [(ratio, band_of(found)) for n, ratio, found in rows if n == count]
+        part = [(ratio, band_of(row)) for n, ratio, row in rows if n == count]
         errors = np.expm1([-ratio for ratio, _ in part])
         size = np.abs(errors)
         inside = np.mean([band.low <= np.exp(ratio) <= band.high for ratio, band in part])

@@ -62,12 +62,12 @@ def _table(data: Path, table: str) -> list[dict[str, str]]:
 
 def points(rows: Iterable[dict[str, str]], *, least: float = 512) -> Points:
     """Bytes and seconds; `size_kb` of a table stands for KiB."""
-    found = []
+    collected = []
     for row in rows:
         size = float(row["bytes"]) if "bytes" in row else float(row["size_kb"]) * 1024
         if size >= least and float(row["time_us"]) > 0:
-            found.append((size, float(row["time_us"]) * 1e-6))
-    return Points(bytes=np.array([f[0] for f in found]), seconds=np.array([f[1] for f in found]))
+            collected.append((size, float(row["time_us"]) * 1e-6))
+    return Points(bytes=np.array([f[0] for f in collected]), seconds=np.array([f[1] for f in collected]))
 
 
 def errors(predicted: Array, measured: Array) -> tuple[float, float]:

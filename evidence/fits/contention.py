@@ -64,31 +64,31 @@ def lose(term: str, value: float) -> Callable[[], None]:
     return put_back
 
 
-def sample(term: str, runs: list[Run], each: int) -> tuple[Cases, Cases]:
+def sample(term: str, runs: list[Run], entry: int) -> tuple[Cases, Cases]:
     """(runs that show the term, those that their stacks are fitted to), by family."""
     shows, fits = dict[str, list[Case]](), dict[str, list[Case]]()
     with_numbers = {family for job in JOBS for family in job.families}
     for family in sorted({run.family for run in runs if shown(term, run)}):
         mine = [run for run in runs if run.family == family]
-        few = spread_evenly([run for run in mine if shown(term, run)], each)
-        found = [case for case in cases(few) if shown(term, case.run)]
-        if not found:
+        few = spread_evenly([run for run in mine if shown(term, run)], entry)
+        collected = [case for case in cases(few) if shown(term, case.run)]
+        if not collected:
             continue
-        shows[family] = fits[family] = found
+        shows[family] = fits[family] = collected
         if family in with_numbers and term == "collectives":
             rest = [run for run in mine if not shown(term, run)]
-            fits[family] = found + (cases(spread_evenly(rest, len(found))) if rest else [])
+            fits[family] = collected + (cases(spread_evenly(rest, len(collected))) if rest else [])
     return shows, fits
 
 
 def errors(shows: Cases, fits: Cases) -> dict[str, tuple[str, str]]:
     """Family -> errors of other models' numbers (on record, fitted again)."""
-    found, again = dict[str, list[float]](), dict[str, list[float]]()
+    actual, again = dict[str, list[float]](), dict[str, list[float]]()
     for family, given in shows.items():
         apart = folds().without_source(family) is not None  # None: no number was fitted to it
         for case in given:
             numbers = folds().without_model(case.run.row.model) if apart else fitted()
-            found.setdefault(family, []).append(case.log_error(numbers))
+            actual.setdefault(family, []).append(case.log_error(numbers))
     for job in JOBS:
         mine = {family: shows[family] for family in job.families if family in shows}
         for fold in folds().models if mine else ():
@@ -96,12 +96,12 @@ def errors(shows: Cases, fits: Cases) -> dict[str, tuple[str, str]]:
             for family, given in mine.items():
                 held = [case for case in given if fold_of(case.run.row.model) == int(fold.left_out)]
                 again.setdefault(family, []).extend(case.log_error(part) for case in held)
-    return {f: (shares(found[f]), shares(again[f]) if f in again else "") for f in shows}
+    return {f: (shares(actual[f]), shares(again[f]) if f in again else "") for f in shows}
 
 
 def without(fits: Cases, job: Job, fold: int) -> Fitted:
     """The stack's numbers fitted again to models of other folds."""
-    base = next(each.numbers for each in folds().models if each.left_out == str(fold))
+    base = next(model.numbers for model in folds().models if model.left_out == str(fold))
     return Without(fits).job(job, lambda case: fold_of(case.run.row.model) != fold, base)
 
 

@@ -66,14 +66,14 @@ def fit_across(want: Across) -> tuple[AcrossFit, ...]:
 
     def loss(p: Array) -> float:
         rows = rows_at(p)
-        each = [log_error(predict(rows, link, f.bytes), f.seconds) for link, f, _ in halves]
-        return float(np.mean(each))
+        share = [log_error(predict(rows, link, f.bytes), f.seconds) for link, f, _ in halves]
+        return float(np.mean(share))
 
     first = np.array([_value(want.rows[i], name) for i, name in free])
     low, high = (np.array([LIMITS[name.removeprefix(SMALL)][side] for _, name in free]) for side in (0, 1))
     starts = [first, *(first * np.random.default_rng(seed).uniform(0.4, 2.0, len(first)) for seed in range(5))]
-    found = min((search(loss, np.clip(start, low, high), low, high) for start in starts), key=loss)
-    rows = rows_at(np.array([rounded(v) for v in found]))
+    result = min((search(loss, np.clip(start, low, high), low, high) for start in starts), key=loss)
+    rows = rows_at(np.array([rounded(v) for v in result]))
     miss = np.concatenate([np.abs(predict(rows, link, h.bytes) / h.seconds - 1) for link, _, h in halves])
     sizes = np.concatenate([m.bytes for _, m in want.groups])
     return tuple(
@@ -105,8 +105,8 @@ def _with(row: AcrossFit, name: str, value: float) -> AcrossFit:
 
 def _row(link: str, kinds: tuple[str, ...], algorithm: str, data: str, **constants: float) -> AcrossFit:
     values = {"start_s": 2e-5, "step_s": 1e-5, "inside_step_s": 0.0, "share": 0.85, "ramp": 1.0, **constants}
-    said = Provenance(data=data, date=DATE, error="unchecked", range="all")
-    return AcrossFit(link=link, collectives=kinds, algorithm=algorithm, provenance=said, **values)  # type: ignore[arg-type]
+    source = Provenance(data=data, date=DATE, error="unchecked", range="all")
+    return AcrossFit(link=link, collectives=kinds, algorithm=algorithm, provenance=source, **values)  # type: ignore[arg-type]
 
 
 def alps(ranks: int) -> AxisLink:
@@ -272,24 +272,24 @@ def _p5_rows(data: Path) -> list[Across]:
 
 def _p5_groups(data: Path, op: str) -> tuple[tuple[AxisLink, Points], ...]:
     """By number of nodes; sizes are in MiB, times the size over the bandwidth that the table states."""
-    found: dict[int, list[tuple[float, float]]] = {}
+    collected: dict[int, list[tuple[float, float]]] = {}
     with open(data / P5 / "data" / f"nccl_{op}.csv", newline="") as file:
         for row in csv.DictReader(file):
             size = float(row["size(MB)"]) * 2**20
             for column in ("out algbw(GB/s)", "in algbw(GB/s)"):
-                found.setdefault(int(row["Nodes"]), []).append((size, size / (float(row[column]) * 1e9)))
+                collected.setdefault(int(row["Nodes"]), []).append((size, size / (float(row[column]) * 1e9)))
     return tuple(
         (
             group(f"{nodes}xaws-p5", nodes * 8, 8),
             Points(bytes=np.array([m[0] for m in some]), seconds=np.array([m[1] for m in some])),
         )
-        for nodes, some in sorted(found.items())
+        for nodes, some in sorted(collected.items())
     )
 
 
 def _tcp_rows(data: Path) -> list[Across]:
     """Sockets over 10 Gb/s Ethernet."""
-    found = []
+    collected = []
     for op in ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv"):
         meshes = [(n, k) for n in (2, 4) for k in (1, 2, 4)] if op != "sendrecv" else [(2, 1)]
         if op == "reduce_scatter":  # its rows of 4 nodes are shifted by a column
@@ -297,16 +297,16 @@ def _tcp_rows(data: Path) -> list[Across]:
         groups = tuple((_tcp(n, k), points(apex(data, "V100-PCIE-16GB", op, n, k), least=1024)) for n, k in meshes)
         kinds = ("all_gather", "broadcast") if op == "all_gather" else (OPS.get(op, op),)
         algorithm = "direct" if op in OPS else "ring"
-        said = "collectives_apex.csv: 2 and 4 nodes of V100-PCIe, 10 Gb/s Ethernet, half"
+        text = "collectives_apex.csv: 2 and 4 nodes of V100-PCIe, 10 Gb/s Ethernet, half"
         row = _row(
             "ethernet",
             kinds,
             algorithm,
-            said,
+            text,
             start_s=2e-4,
             step_s=1e-5 if op == "sendrecv" else 1e-4,
             inside_step_s=1e-5,
         )
         fixed = ((0, "step_s"), (0, "inside_step_s")) if op == "sendrecv" else ()
-        found.append(Across(label=f"10GbE {op}", rows=(row,), fixed=fixed, groups=groups))
-    return found
+        collected.append(Across(label=f"10GbE {op}", rows=(row,), fixed=fixed, groups=groups))
+    return collected

@@ -222,7 +222,7 @@ def _charted(data: Path, of: AttentionTable, mode: str, causal: str) -> list[Row
 
 
 def attention_row(
-    of: AttentionTable, direction: str, values: dict[str, float], said: Provenance = BLANK
+    of: AttentionTable, direction: str, values: dict[str, float], message: Provenance = BLANK
 ) -> AttentionCurve:
     kept: dict[str, Any] = {name: value for name, value in values.items() if name not in PAGED}
     return AttentionCurve(
@@ -230,7 +230,7 @@ def attention_row(
         direction=direction,  # type: ignore[arg-type]
         head_dim=of.head_dim,
         memory_efficiency=MEMORY,
-        provenance=said,
+        provenance=message,
         block=of.block if direction == "forward" else 128,
         **kept,
     )
@@ -291,26 +291,26 @@ def bend_of(of: AttentionTable, tables: list[Part], values: dict[str, float]) ->
     parts = [part.fitted() for part in tables]
     folds = [np.floor(np.log2(p.shape.q_len) + 3 * np.log2(p.shape.batch)).astype(int) % FOLDS for p in parts]
 
-    long, fold_of = (np.concatenate(each) for each in ([p.shape.q_len >= 1024 for p in parts], folds))
+    long, fold_of = (np.concatenate(fold) for fold in ([p.shape.q_len >= 1024 for p in parts], folds))
     plain, bent = _left(of, parts, values, np.zeros(len(BEND_WAVES)))[0], np.zeros(len(long))
     for fold in range(FOLDS):
         mine = fold_of == fold
         bent[mine] = _left(of, parts, values, _bend(of, parts, values, [which != fold for which in folds]))[0][mine]
     if np.abs(bent[long]).mean() > PAYS * np.abs(plain[long]).mean():
         return ()
-    found = _bend(of, parts, values, [np.ones(len(which), bool) for which in folds])
-    return tuple(round(float(np.exp(value)), 3) for value in found)
+    result = _bend(of, parts, values, [np.ones(len(which), bool) for which in folds])
+    return tuple(round(float(np.exp(value)), 3) for value in result)
 
 
 def _bend(of: AttentionTable, parts: list[Part], values: dict[str, float], which: list[Any]) -> Array:
     """Logs of factors, by least squares with one shape more of 0 at each; far shapes count as those at a tenth."""
-    found, chosen = np.zeros(len(BEND_WAVES)), np.concatenate(which)
+    actual, chosen = np.zeros(len(BEND_WAVES)), np.concatenate(which)
     for _ in range(8):
-        logs, waves, weight = (each[chosen] for each in _left(of, parts, values, found))
+        logs, waves, weight = (part[chosen] for part in _left(of, parts, values, actual))
         hats = np.array([np.interp(waves, np.log(BEND_WAVES), hat) for hat in np.eye(len(BEND_WAVES))])
         scaled = hats * weight * np.minimum(1, 0.1 / np.maximum(np.abs(logs), 1e-9))
-        found = found + np.linalg.solve(scaled @ hats.T + np.eye(len(found)), scaled @ logs - found)
-    return found
+        actual = actual + np.linalg.solve(scaled @ hats.T + np.eye(len(actual)), scaled @ logs - actual)
+    return actual
 
 
 def _left(of: AttentionTable, parts: list[Part], values: dict[str, float], bend: Array) -> tuple[Array, Array, Array]:
@@ -349,10 +349,10 @@ def fit_attention(data: Path, of: AttentionTable) -> tuple[Result, dict[str, flo
     names = " and ".join(name for name in (of.prefill, of.encoder) if name)
     text = f"attention_*_aiconfigurator.csv: {of.device}, {names}, head size {', '.join(of.sizes)}, {count} shapes; "
     text = (text if tables else "") + (f"{of.chart} charts: {points} points" if charts else "")
-    said = provenance(text.removesuffix("; "), held, f"length >= 1024; shorter {short.median:.0%} / {short.p90:.0%}")
+    source = provenance(text.removesuffix("; "), held, f"length >= 1024; shorter {short.median:.0%} / {short.p90:.0%}")
     if not tables:
-        said = replace(said, error=f"fit {held.median:.1%} / {held.p90:.1%} (median / p90), nothing held out")
-    row = replace(attention_row(of, "forward", values, said), bend=bend)
+        source = replace(source, error=f"fit {held.median:.1%} / {held.p90:.1%} (median / p90), nothing held out")
+    row = replace(attention_row(of, "forward", values, source), bend=bend)
     name = f"{of.kernel} forward {of.head_dim} {machine.name}" + ("" if tables else " (charts, all fitted)")
     also = f"shorter: {short}" + (straight if bend else "")
     return Result(machine.arch, row, name, "length >= 1024", held, also), values
@@ -384,42 +384,42 @@ def fit_backward(data: Path, of: AttentionTable, forward: dict[str, float]) -> R
     held = error(512, False)
     points = sum(len(part.seconds) for part in parts)
     less = ", of both directions less the forward" if both else ""
-    said = Provenance(
+    source = Provenance(
         data=f"{of.chart} charts on {of.charted}: {points} points of 16k tokens{less}",
         date=DATE,
         error=f"fit {held.median:.1%} / {held.p90:.1%} (median / p90), nothing held out",
         range="length 512 to 16k",
     )
     name = f"{of.kernel} backward {of.head_dim} {machine.name} (charts, all fitted)"
-    return Result(machine.arch, attention_row(of, "backward", values, said), name, "length 512 to 16k", held)
+    return Result(machine.arch, attention_row(of, "backward", values, source), name, "length 512 to 16k", held)
 
 
 def fit_every_attention(data: Path) -> list[Result]:
     """Forwards and backwards. A class without a backward borrows the ratio of a neighbour's; A100's 64, measured only
     with both directions together, borrows H100's ratio of 64 to 128 for the forward."""
-    found: list[Result] = []
+    collected: list[Result] = []
     for of in ATTENTIONS:
         result, values = fit_attention(data, of)
-        found += [result, *filter(None, [fit_backward(data, of, values)])]
+        collected += [result, *filter(None, [fit_backward(data, of, values)])]
         if of.device == "a100_sxm":
-            rows = {(r.row.kernel, r.row.direction, r.row.head_dim): r.row for r in found if r.arch == "hopper"}  # type: ignore[union-attr]
+            rows = {(r.row.kernel, r.row.direction, r.row.head_dim): r.row for r in collected if r.arch == "hopper"}  # type: ignore[union-attr]
             ratio = rows["flash2", "forward", 64].efficiency / rows["flash2", "forward", 128].efficiency  # type: ignore[union-attr]
             small = replace(of, head_dim=64, sizes=("64",), prefill="")
             values = rounded(values | {"efficiency": values["efficiency"] * ratio})
-            said = assumed(f"the row of 128 times H100's ratio of 64 to 128, {ratio:.2f}")
-            row = attention_row(small, "forward", values, said)
-            found.append(Result(result.arch, row, "flash2 forward 64 a100 (assumed)", "-", NONE))
-            found += filter(None, [fit_backward(data, small, values)])
-    found += [_borrowed_backward(r, found) for r in found if _lacks_backward(r, found)]
-    return found + [*_triton(found), *_flash1(found)]
+            source = assumed(f"the row of 128 times H100's ratio of 64 to 128, {ratio:.2f}")
+            row = attention_row(small, "forward", values, source)
+            collected.append(Result(result.arch, row, "flash2 forward 64 a100 (assumed)", "-", NONE))
+            collected += filter(None, [fit_backward(data, small, values)])
+    collected += [_borrowed_backward(r, collected) for r in collected if _lacks_backward(r, collected)]
+    return collected + [*_triton(collected), *_flash1(collected)]
 
 
 def _by_bars(
-    found: list[Result], kernel: AttentionKernel, device: str, width: int, bars: Bars, forward: float
+    result: list[Result], kernel: AttentionKernel, device: str, width: int, bars: Bars, forward: float
 ) -> list[Result]:
     """Forward and backward of an older kernel: FlashAttention-2's constants at the speed that bars of both directions
     together show. forward: its FLOP/s over the backward's."""
-    machine, known = catalogue.device(device), {_key(r): r.row for r in found}
+    machine, known = catalogue.device(device), {_key(r): r.row for r in result}
     base = {way: known[machine.arch, "flash2", way, width] for way in ("forward", "backward")}
     lengths = np.array(BAR_LENGTHS, dtype=np.float64)
     count = np.full_like(lengths, 2048 / width)
@@ -450,7 +450,7 @@ def _by_bars(
     values = rounded(fit({"efficiency": Range(0.1, 1.0, 0.3)}, both, seconds, 500))
     held = Error.of(both(values), seconds)
     masks = "" if len(bars) > 1 else " without a mask"
-    said = Provenance(
+    source = Provenance(
         data=f"{_BAR_NAMES[kernel]} charts on {machine.name.split('-')[0].upper()}: {len(seconds)} points{masks}, "
         f"forward {forward:.2f} times as fast as backward; else as flash2",
         date=DATE,
@@ -459,7 +459,7 @@ def _by_bars(
     )
     made = []
     for way, row in rows(values).items():
-        row = replace(row, efficiency=float(f"{row.efficiency:.3g}"), provenance=said)
+        row = replace(row, efficiency=float(f"{row.efficiency:.3g}"), provenance=source)
         name = f"{kernel} {way} {width} {machine.name.split('-')[0]} (charts, all fitted)"
         made.append(Result(machine.arch, row, name, "-", held))
     return made
@@ -468,31 +468,31 @@ def _by_bars(
 _BAR_NAMES = {"triton": "FlashAttention Triton", "flash1": "FlashAttention"}
 
 
-def _flash1(found: list[Result]) -> list[Result]:
+def _flash1(made: list[Result]) -> list[Result]:
     """The first FlashAttention, on A100 and H100."""
     return [
         result
         for device, widths in FLASH1.items()
         for width, bars in widths.items()
-        for result in _by_bars(found, "flash1", device, width, bars, FLASH1_FORWARD)
+        for result in _by_bars(made, "flash1", device, width, bars, FLASH1_FORWARD)
     ]
 
 
-def _triton(found: list[Result]) -> list[Result]:
+def _triton(outcome: list[Result]) -> list[Result]:
     """Triton's kernel of 2023: on A100 by its bars; on H100 its share of FlashAttention-2 on A100, as the first
     FlashAttention has (83 of 203 TFLOP/s at 16k, 139 of 338)."""
-    known, made = {_key(r): r.row for r in found}, []
+    known, made = {_key(r): r.row for r in outcome}, []
     for width, bars in TRITON.items():
-        for result in _by_bars(found, "triton", "a100-sxm-80gb", width, bars, TRITON_FORWARD):
+        for result in _by_bars(outcome, "triton", "a100-sxm-80gb", width, bars, TRITON_FORWARD):
             made.append(result)
             way = _key(result)[2]
             row, near, here = result.row, known["ampere", "flash2", way, width], known["hopper", "flash2", way, width]
             assert isinstance(row, AttentionCurve)
             assert isinstance(near, AttentionCurve) and isinstance(here, AttentionCurve)
             ratio = row.efficiency / near.efficiency
-            said = assumed(f"flash2 times A100's ratio of triton to flash2, {ratio:.2f}")
+            source = assumed(f"flash2 times A100's ratio of triton to flash2, {ratio:.2f}")
             speed = float(f"{here.efficiency * ratio:.3g}")
-            there = replace(here, kernel="triton", efficiency=speed, provenance=said)
+            there = replace(here, kernel="triton", efficiency=speed, provenance=source)
             made.append(Result("hopper", there, f"triton {way} {width} hopper (assumed)", "-", NONE))
     return made
 
@@ -503,25 +503,25 @@ def _key(result: Result) -> tuple[str, str, str, int]:
     return result.arch, row.kernel, row.direction, row.head_dim
 
 
-def _lacks_backward(result: Result, found: list[Result]) -> bool:
+def _lacks_backward(result: Result, made: list[Result]) -> bool:
     arch, kernel, direction, size = _key(result)
-    return direction == "forward" and (arch, kernel, "backward", size) not in map(_key, found)
+    return direction == "forward" and (arch, kernel, "backward", size) not in map(_key, made)
 
 
-def _borrowed_backward(result: Result, found: list[Result]) -> Result:
+def _borrowed_backward(result: Result, outcome: list[Result]) -> Result:
     """Backward over forward as in the nearest class of the kernel, else of the generation, else FlashAttention-2's on
     A100."""
     arch, kernel, _, size = _key(result)
-    known = {_key(r): r.row for r in found}
+    known = {_key(r): r.row for r in outcome}
     pairs = [(key, known[*key[:2], "forward", key[3]]) for key in known if key[2] == "backward"]
     pairs = [(key, forward) for key, forward in pairs if (*key[:2], "forward", key[3]) in known]
     near = min(pairs, key=lambda p: (p[0][0] != arch, p[0][1] != kernel, p[0][1] != "flash2", abs(p[0][3] - size)))
     back, row = known[near[0]], result.row
     assert isinstance(back, AttentionCurve) and isinstance(row, AttentionCurve) and isinstance(near[1], AttentionCurve)
     ratio = back.efficiency / near[1].efficiency
-    said = assumed(f"{ratio:.2f} of the forward's efficiency, as {near[0][1]} {near[0][3]} on {near[0][0]}")
+    source = assumed(f"{ratio:.2f} of the forward's efficiency, as {near[0][1]} {near[0][3]} on {near[0][0]}")
     made = replace(
         row, direction="backward", block=128, wave_overlap=None, bend=(), t0_s=float(f"{2 * row.t0_s:.3g}"),
-        prologue_s=back.prologue_s, efficiency=float(f"{row.efficiency * ratio:.3g}"), provenance=said,
+        prologue_s=back.prologue_s, efficiency=float(f"{row.efficiency * ratio:.3g}"), provenance=source,
     )  # fmt: skip
     return Result(result.arch, made, f"{kernel} backward {size} {arch} (assumed)", "-", NONE)

@@ -87,8 +87,8 @@ def predicted(run: Run) -> Row | None:
 
 
 def blank(values: dict[str, float]) -> BandNumbers:
-    said = Provenance(data="being fitted", date=DATE, error="unknown", range="unknown")
-    return BandNumbers(**values, memory_below=0.1, memory_above=0.1, provenance=said)
+    source = Provenance(data="being fitted", date=DATE, error="unknown", range="unknown")
+    return BandNumbers(**values, memory_below=0.1, memory_above=0.1, provenance=source)
 
 
 def design(rows: Sequence[Row]) -> Array:
@@ -130,8 +130,8 @@ def fit(rows: Sequence[Row]) -> dict[str, float]:
                     x, best = tried, then
         if best > before - 1e-7:
             step /= 2
-    found = dict(zip(names, x[:-1].tolist(), strict=True))
-    return {**found, "below": 1.0, "above": float(x[-1])}
+    collected = dict(zip(names, x[:-1].tolist(), strict=True))
+    return {**collected, "below": 1.0, "above": float(x[-1])}
 
 
 def needed(rows: Sequence[Row], values: dict[str, float]) -> Array:
@@ -150,7 +150,7 @@ def calibrated(rows: Sequence[Row], own: Sequence[Row], sizes: Mapping[str, int]
     """
     need, weight = [], []
     count = {family: sum(row.family == family for row in rows) for family in sizes}
-    roots = sum(each**0.5 for each in count.values())
+    roots = sum(entry**0.5 for entry in count.values())
     for family, size in sizes.items():
         rest = [row for row in (*rows, *own) if row.family.split(",")[0] != family]
         need.append(needed([row for row in rows if row.family == family], fit(rest)))
@@ -190,9 +190,9 @@ def main() -> None:
     ]
     rows = [row for row in map(predicted, some) if row is not None]
     own = [
-        Row(f"{family}, {count} own", ratio, found)
+        Row(f"{family}, {count} own", ratio, run)
         for family in FAMILIES
-        for count, ratio, found in drawn(family, runs, draws=2)
+        for count, ratio, run in drawn(family, runs, draws=2)
         if count
     ]
     families = sorted({row.family for row in rows})
@@ -216,8 +216,8 @@ def main() -> None:
     print(f"\n{told}\n" + ", ".join(f"{name} {value:.3g}" for name, value in values.items()))
     memory = [np.array([r.memory for r in rows if r.family == f and r.memory is not None]) for f in families]
     memory = [part for part in memory if len(part) > 1]
-    each = np.concatenate([np.quantile(part, np.linspace(0.01, 0.99, 99)) for part in memory])
-    low, high = np.quantile(each, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
+    piece = np.concatenate([np.quantile(part, np.linspace(0.01, 0.99, 99)) for part in memory])
+    low, high = np.quantile(piece, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
     print(f"memory: measured over predicted from {np.exp(low):.3f} to {np.exp(high):.3f}")
     if options.write:
         made = replace(

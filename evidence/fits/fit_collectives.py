@@ -76,15 +76,15 @@ def fit_inside(want: Inside) -> InsideFit:
     for ranks, (fitted, _) in halves.items():
         per_byte = float(collectives.bound_seconds(kind, 1.0, links[ranks]))
         if want.nccl is None:
-            found = _fit_cost(fitted, per_byte, log_error)
+            result = _fit_cost(fitted, per_byte, log_error)
         else:
             switch = switch_bytes(links[ranks].arch, kind, ranks, want.nccl)
-            found = replace(
+            result = replace(
                 _fit_cost(fitted.where(fitted.bytes > switch), per_byte, log_spread),
                 small=_fit_cost(fitted.where(fitted.bytes <= switch), per_byte, log_spread),
                 small_bytes=float(switch),
             )
-        costs.append((ranks, per_byte, found))
+        costs.append((ranks, per_byte, result))
     sizes = np.concatenate([m.bytes for _, m in want.groups.values()])
     row = InsideFit(
         link=want.link,
@@ -101,8 +101,8 @@ def fit_inside(want: Inside) -> InsideFit:
     )
     row = with_bends(row, kind, links, {ranks: fitted for ranks, (fitted, _) in halves.items()})
     miss = np.concatenate([_misses(row, kind, links[ranks], held) for ranks, (_, held) in halves.items()])
-    said = provenance(want.data, float(np.median(miss)), float(np.quantile(miss, 0.9)), sizes)
-    return replace(row, provenance=said)
+    source = provenance(want.data, float(np.median(miss)), float(np.quantile(miss, 0.9)), sizes)
+    return replace(row, provenance=source)
 
 
 def _misses(row: InsideFit, kind: Any, link: AxisLink, held: Points) -> Array:
@@ -112,13 +112,13 @@ def _misses(row: InsideFit, kind: Any, link: AxisLink, held: Points) -> Array:
 
 def _fit_cost(points: Points, per_byte: float, loss: Callable[[Array, Array], float]) -> Cost:
     """per_byte: seconds at the link's peak."""
-    found = search(
+    result = search(
         lambda p: loss(cost(p[0], per_byte / p[1], p[2], points.bytes), points.seconds),
         np.array([points.seconds.min(), 0.8, 0.5]),
         np.array([1e-7, 0.01, 0.01]),
         np.array([1e-2, 1.0, 50.0]),
     )
-    return Cost(start_s=float(found[0]), s_per_byte=per_byte / float(found[1]), ramp=float(found[2]))
+    return Cost(start_s=float(result[0]), s_per_byte=per_byte / float(result[1]), ramp=float(result[2]))
 
 
 def _constants(costs: list[tuple[float, Cost]]) -> dict[str, tuple[float, ...]]:
@@ -150,7 +150,7 @@ def nccl_rows(data: Path, device: str, op: str, ranks: int, version: str = "*") 
 def inside_rows(data: Path) -> list[Inside]:
     """AIConfigurator's runs in fp16, and in int8 where bytes are only moved: all-reduces of H100 on int8 do without the
     switches' sums."""
-    found = []
+    collected = []
     for device, spec, link, versions, nccl in (
         ("a100_sxm", "dgx-a100-80gb", "nvlink3", "2.27.3", (2, 27)),
         ("h100_sxm", "dgx-h100", "nvlink4", "2.23, 2.27.3 and 2.29.2", (2, 29)),
@@ -169,8 +169,8 @@ def inside_rows(data: Path) -> list[Inside]:
             kinds = ("all_gather", "broadcast") if op == "all_gather" else (OPS.get(op, op),)
             dtypes = " and ".join(DTYPES[op])
             source = f"{AIC}.csv: {device}, nccl-tests, {dtypes}, NCCL {versions}"
-            found.append(Inside(label=device, link=link, kinds=kinds, groups=groups, data=source, nccl=nccl))
-    return found + other_rows(data)
+            collected.append(Inside(label=device, link=link, kinds=kinds, groups=groups, data=source, nccl=nccl))
+    return collected + other_rows(data)
 
 
 def other_rows(data: Path) -> list[Inside]:
@@ -179,7 +179,7 @@ def other_rows(data: Path) -> list[Inside]:
         n: (group("1xdgx-1-v100-32gb", n, n), points(read(data, "allreduce_vtrain", device="v100*", num_gpus=str(n))))
         for n in (2, 4, 8)
     }
-    found = [
+    collected = [
         Inside(
             label="v100 SXM",
             link="nvlink2",
@@ -194,7 +194,7 @@ def other_rows(data: Path) -> list[Inside]:
         }
         kinds = ("all_gather", "broadcast") if op == "all_gather" else (OPS.get(op, op),)
         source = "collectives_apex.csv: 4 V100-PCIe, half"
-        found.append(Inside(label="v100 PCIe", link="pcie3-x16", kinds=kinds, groups=rows, data=source))
+        collected.append(Inside(label="v100 PCIe", link="pcie3-x16", kinds=kinds, groups=rows, data=source))
     for label, spec, link, rows, data_name in (
         ("h100_sxm", "dgx-h100", "nvlink4",
          [row for dtype in ("half", "float") for row in apex(data, "H100-SXM-80GB", "sendrecv", 1, 2, dtype)],
@@ -208,8 +208,8 @@ def other_rows(data: Path) -> list[Inside]:
         groups = {2: (group(f"1x{spec}", 2, 2), points(rows, least=1024))}
         source = f"{data_name}: {label}, one message"
         nccl = (2, 27) if link.startswith("nvlink") else None
-        found.append(Inside(label=label, link=link, kinds=("send_recv",), groups=groups, data=source, nccl=nccl))
-    return found
+        collected.append(Inside(label=label, link=link, kinds=("send_recv",), groups=groups, data=source, nccl=nccl))
+    return collected
 
 
 def copies(data: Path) -> tuple[CopyFit, Points]:
@@ -218,18 +218,18 @@ def copies(data: Path) -> tuple[CopyFit, Points]:
     measured = Points(bytes=size, seconds=size / (np.array([float(row["value"]) for row in rows]) * 1e9))
     host = catalogue.node("dgx-h100").host
     fitted, held = measured.halves()
-    found = search(
+    result = search(
         lambda p: log_error(cost(p[0], 1 / (host.bytes_per_s * p[1]), p[2], fitted.bytes), fitted.seconds),
         np.array([2.5e-6, 0.87, 0.1]),
         np.array([1e-7, 0.1, 0.001]),
         np.array([1e-4, 1.0, 10.0]),
     )
-    miss = errors(cost(found[0], 1 / (host.bytes_per_s * found[1]), found[2], held.bytes), held.seconds)
+    miss = errors(cost(result[0], 1 / (host.bytes_per_s * result[1]), result[2], held.bytes), held.seconds)
     row = CopyFit(
         link="pcie",
-        start_s=rounded(found[0]),
-        share=rounded(found[1]),
-        ramp=rounded(found[2]),
+        start_s=rounded(result[0]),
+        share=rounded(result[1]),
+        ramp=rounded(result[2]),
         provenance=provenance("misc_bandwidths_published.csv: H100, PCIe 5, host to device, pinned", *miss, size),
     )
     return row, measured
@@ -239,9 +239,9 @@ def copies(data: Path) -> tuple[CopyFit, Points]:
 
 
 def report(label: str, kinds: tuple[str, ...], row: Any, groups: Iterable[Points]) -> None:
-    said, halves = row.provenance, [measured.halves() for measured in groups]
+    message, halves = row.provenance, [measured.halves() for measured in groups]
     print(
-        f"| {label} | {row.link} | {', '.join(kinds)} | {said.error} | {said.range} | {repeats(halves)} "
+        f"| {label} | {row.link} | {', '.join(kinds)} | {message.error} | {message.range} | {repeats(halves)} "
         f"| {between(halves)} |"
     )
 
@@ -285,8 +285,8 @@ def versions(data: Path, rows: Sequence[InsideFit]) -> None:
                 halves.append((held, held))
             every_miss = np.concatenate(miss)
             if len(every_miss):
-                said = f"{np.median(every_miss):.1%} / {np.quantile(every_miss, 0.9):.1%}"
-                print(f"| {OPS.get(op, op)} | {version} | {said} | {repeats(halves)} |")
+                text = f"{np.median(every_miss):.1%} / {np.quantile(every_miss, 0.9):.1%}"
+                print(f"| {OPS.get(op, op)} | {version} | {text} | {repeats(halves)} |")
 
 
 def without_a_size(data: Path) -> None:
@@ -296,14 +296,14 @@ def without_a_size(data: Path) -> None:
         straight, bent = [], []
         for ranks in want.groups if len(want.groups) > 1 else ():
             link, measured = want.groups[ranks]
-            others = replace(want, groups={n: found for n, found in want.groups.items() if n != ranks})
+            others = replace(want, groups={n: group for n, group in want.groups.items() if n != ranks})
             row, held = fit_inside(others), measured.halves()[1]
             small = row.small and replace(row.small, bend=None)
             straight.append(_misses(replace(row, bend=None, small=small), want.kinds[0], link, held))
             bent.append(_misses(row, want.kinds[0], link, held))
         if bent:
-            said = [np.concatenate(miss) for miss in (straight, bent)]
-            shown = " | ".join(f"{np.median(miss):.1%} / {np.quantile(miss, 0.9):.1%}" for miss in said)
+            message = [np.concatenate(miss) for miss in (straight, bent)]
+            shown = " | ".join(f"{np.median(miss):.1%} / {np.quantile(miss, 0.9):.1%}" for miss in message)
             print(f"| {want.label} x{'/'.join(map(str, want.groups))} | {', '.join(want.kinds)} | {shown} |")
 
 
@@ -341,8 +341,8 @@ def judge(data: Path) -> None:
         predicted = np.asarray(collectives.collective_seconds(OPS.get(op, op), measured.bytes, link))
         median, p90 = errors(predicted, measured.seconds)
         bias = float(np.median(predicted / measured.seconds - 1))
-        said = f"{median:.1%} / {p90:.1%} | {bias:+.1%} | {len(measured.bytes)}"
-        print(f"| {label}, from {size_text(least)} | {op} | {said} |")
+        text = f"{median:.1%} / {p90:.1%} | {bias:+.1%} | {len(measured.bytes)}"
+        print(f"| {label}, from {size_text(least)} | {op} | {text} |")
 
 
 def _medians(rows: list[dict[str, str]]) -> list[dict[str, str]]:

@@ -42,11 +42,11 @@ def errors(run: Run) -> Mapping[Pair, float] | None:
     plain = contention.SLOWED, contention.FULL_RATE
     try:
         read, made = fitted_reading(run)
-        found = {}
+        collected = {}
         for pair in GRID:
             contention.SLOWED, contention.FULL_RATE = pair
-            found[pair] = float(np.log(predicted_s(read, made, numbers) / run.step_s))
-        return found
+            collected[pair] = float(np.log(predicted_s(read, made, numbers) / run.step_s))
+        return collected
     except GnomonError:
         return None
     finally:
@@ -74,9 +74,9 @@ def main() -> None:
     families: dict[str, list[Mapping[Pair, float]]] = {}
     for name in sorted({run.family for run in runs}):
         mine = spread_evenly([run for run in runs if run.family == name], options.per_family)
-        found = [one for one in map(errors, mine) if one is not None]
-        if len(found) >= SMALLEST:
-            families[name] = found
+        collected = [one for one in map(errors, mine) if one is not None]
+        if len(collected) >= SMALLEST:
+            families[name] = collected
     print(f"from all {len(families)} families: {best(families.values())}", flush=True)
     print("| left out | runs | pair without it: median, p90 | pair on record: median, p90 |\n|---|---:|---|---|")
     for name, rows in families.items():

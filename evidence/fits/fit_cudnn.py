@@ -56,19 +56,19 @@ def speeds_of(folder: Path, release: str) -> dict[tuple[int, int, int, int], tup
     """(sequences, length, heads, key heads) -> FLOP/s forward and backward: bf16, a causal mask, heads of 128."""
     tag, path = RELEASES[release]
     text = subprocess.run(["git", "-C", folder, "show", f"{tag}:{path}"], check=True, capture_output=True, text=True)
-    lines, found = text.stdout.splitlines(), {}
+    lines, actual = text.stdout.splitlines(), {}
     if "q_seqlen" in lines[0]:
         for row in csv.DictReader(lines):
             if (row["data_type"], row["attn_mask"]) == ("bfloat16", "top_left"):
                 sizes = (row["batch_size"], row["q_seqlen"], row["num_q_heads"], row["num_kv_heads"])
-                found[tuple(map(int, sizes))] = float(row["fwd_tflops"]), float(row["bwd_tflops"])
+                actual[tuple(map(int, sizes))] = float(row["fwd_tflops"]), float(row["bwd_tflops"])
     else:  # columns were renamed in between: sizes, then PyTorch's three speeds, then cuDNN's forward, backward, both
         shift = 1 if "dropout_p" in lines[0] else 0
         for batch, heads, length, _, causal, *speeds in csv.reader(lines[1:]):
             if causal == "True":
                 key = (int(batch), int(length), int(heads), int(heads))
-                found[key] = float(speeds[shift + 3]), float(speeds[shift + 4])
-    return {key: (a * 1e12, b * 1e12) for key, (a, b) in found.items() if 4096 <= key[1] <= 32768}
+                actual[key] = float(speeds[shift + 3]), float(speeds[shift + 4])
+    return {key: (a * 1e12, b * 1e12) for key, (a, b) in actual.items() if 4096 <= key[1] <= 32768}
 
 
 def print_releases(folder: Path) -> None:
@@ -84,8 +84,8 @@ def print_releases(folder: Path) -> None:
                 sizes = (batch, length, length, heads, kv_heads, 128)
                 price = attention_seconds(*sizes, causal=True, backward=backward, device=h100, curves=curves)
                 part.append(speed * float(price) / work)
-        said = (f"{np.median(part):.3f} ({min(part):.2f} to {max(part):.2f})" for part in parts)
-        print(f"| {release} | {len(parts[0])} | {' | '.join(said)} |")
+        text = (f"{np.median(part):.3f} ({min(part):.2f} to {max(part):.2f})" for part in parts)
+        print(f"| {release} | {len(parts[0])} | {' | '.join(text)} |")
 
 
 def rows_of(folder: Path) -> Iterator[Row]:
@@ -143,27 +143,27 @@ def found_rows(rows: list[Row], file: CurveFile) -> Iterator[tuple[AttentionCurv
                 parts = [[r for r in mine if r["attn_mask"] == mask] for mask in ("top_left", "no_mask")]
                 start = known.get((direction, size)) or known[direction, 128]
                 row, error = fit_row(parts, catalogue.device(name), replace(start, head_dim=size))
-                said = Provenance(
+                source = Provenance(
                     data=f"{SOURCE}, {gpu}: {len(mine)} shapes of {', '.join(models)}",
                     date=DATE,
                     error=f"held out {error.median:.1%} / {error.p90:.1%} (median / p90)",
                     range="length 2048 to 75k, bf16",
                 )
                 for device in devices:
-                    yield replace(row, device=device, provenance=said), error, len(mine)
+                    yield replace(row, device=device, provenance=source), error, len(mine)
 
 
 def ratios(rows: list[Row], what: str, other: str) -> Iterator[str]:
     """Time in a narrow dtype over that in bf16, of lengths of training, by device, head size, direction and window."""
     keys = ("gpu_name", "head_dim_qk", "profile_pass", "sliding_window_size", "attn_mask", "model_name", "q_seqlen")
     base = {tuple(r[k] for k in keys): float(r["time_ms"]) for r in rows if r["data_type"] == other}
-    found: dict[tuple[str, ...], list[float]] = {}
+    collected: dict[tuple[str, ...], list[float]] = {}
     for row in rows:
         key = tuple(row[k] for k in keys)
         if row["data_type"] == what and key in base and row["attn_mask"] == "top_left":
             if row["q_seqlen"] in ("4096", "8192"):
-                found.setdefault(key[:4], []).append(float(row["time_ms"]) / base[key])
-    for key, values in sorted(found.items()):
+                collected.setdefault(key[:4], []).append(float(row["time_ms"]) / base[key])
+    for key, values in sorted(collected.items()):
         yield f"| {what} | {' | '.join(key)} | {np.median(values):.2f} | {len(values)} |"
 
 
@@ -180,9 +180,9 @@ def main() -> None:
         return
     rows, path = list(rows_of(args.folder)), CURVES / "blackwell.toml"
     file = schema.load_file(CurveFile, path)
-    found = list(found_rows(rows, file))
+    collected = list(found_rows(rows, file))
     print("| curve | device | shapes | efficiency | prologue | held out |\n|---|---|---:|---:|---:|---|")
-    for row, error, count in found:
+    for row, error, count in collected:
         of = row.device or "gb200-nvl72 (all Blackwell)"
         name = f"cudnn {row.direction} {row.head_dim}"
         print(f"| {name} | {of} | {count} | {row.efficiency} | {row.prologue_s * 1e6:.2f} us | {error} |")
@@ -191,7 +191,7 @@ def main() -> None:
     for dtype in ("mxfp8", "fp8"):
         print("\n".join(ratios(rows, dtype, "bfloat16")))
     if args.write:
-        path.write_text(schema.dump(merged(file, [row for row, _, _ in found])), encoding="utf-8")
+        path.write_text(schema.dump(merged(file, [row for row, _, _ in collected])), encoding="utf-8")
 
 
 if __name__ == "__main__":

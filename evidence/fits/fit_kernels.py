@@ -116,13 +116,13 @@ GEMMS = (
 )
 
 
-def gemm_row(rate: str, values: dict[str, float], said: Provenance = BLANK, device: str = "") -> GemmCurve:
+def gemm_row(rate: str, values: dict[str, float], message: Provenance = BLANK, device: str = "") -> GemmCurve:
     kept = {name: value for name, value in values.items() if name not in ("cache_gain", *CASTS)}
     memory = values["memory_efficiency"]
     return GemmCurve(
         dtype="bf16" if rate == "fp16" else rate,
         cache_efficiency=float(f"{memory + (1 - memory) * values['cache_gain']:.3g}"),
-        provenance=said,
+        provenance=message,
         device=device,
         **kept,
     )
@@ -154,13 +154,13 @@ def fit_gemm(data: Path, of: GemmTable) -> Result:
     rest = Error.of(predict(~main & out, values), seconds[~main & out])
     big = out & (m >= 1024) & (n >= 1024) & (k >= 1024)
     cubes = Error.of(predict(big, values), seconds[big])
-    said = "".join(f"; {name} {values[name]:.3g}" for name in CASTS if of.casts)
+    words = "".join(f"; {name} {values[name]:.3g}" for name in CASTS if of.casts)
     if of.floor_s is not None:
-        said += f"; floor {values['t0_s'] * 1e6:.3g} us is the host's, {of.floor_s * 1e6:.3g} us put in its place"
+        words += f"; floor {values['t0_s'] * 1e6:.3g} us is the host's, {of.floor_s * 1e6:.3g} us put in its place"
         values["t0_s"] = of.floor_s
     stack = ", ".join(value for _, value in of.wanted) or "single and batched"
     shapes = "m >= 256, n and k >= 512"
-    text = f"{of.table}.csv: {of.device}, {stack}, {len(rows)} shapes{said}"
+    text = f"{of.table}.csv: {of.device}, {stack}, {len(rows)} shapes{words}"
     where = shapes + (f"; smaller ones {rest.median:.0%} / {rest.p90:.0%}" if rest.count else "")
     row = gemm_row(of.rate, values, provenance(text, held, where), machine.name if of.own else "")
     name = f"GEMM {of.rate} {machine.name} ({stack})"
@@ -302,22 +302,22 @@ def fit_stream(data: Path, of: StreamTable) -> Result:
     held = Error.of(predict(main & out, values), seconds[main & out])
     big = Error.of(predict(large & out, values), seconds[large & out])
     text = f"{of.table}.csv: {of.device}, {', '.join(of.ops)} {of.mode}".strip() + f", {int(main.sum())} shapes"
-    said = provenance(
+    source = provenance(
         text, held, "under 2 MB, and over 4 times the cache" if whole else "100 MB and more; floor as in casts"
     )
     if out is main:
-        said = replace(said, error=f"fit {held.median:.1%} / {held.p90:.1%} (median / p90), nothing held out")
+        source = replace(source, error=f"fit {held.median:.1%} / {held.p90:.1%} (median / p90), nothing held out")
     row = StreamCurve(
         kind=of.kind,
         t0_s=values.get("t0_s", FLOOR_S),
         efficiency=values["efficiency"],
         cache_efficiency=float(f"{cached(values):.3g}"),
-        provenance=said,
+        provenance=source,
         device=machine.name if of.own else "",
     )
     name = f"{of.kind} streaming {of.machine} ({', '.join(of.ops)} {of.mode})".replace(" )", ")")
     every = Error.of(predict(out, values), seconds[out])
-    return Result(of.arch, row, name, said.range, held, f"over 100 MB: {big}; all: {every}")
+    return Result(of.arch, row, name, source.range, held, f"over 100 MB: {big}; all: {every}")
 
 
 # --- files

@@ -108,7 +108,7 @@ def main() -> None:
         run for run in runs if of_benchmark(run.row) and (run.row.num_devices or 0) > (run.row.devices_per_node or 8)
     ]
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        jobs = [found for found in pool.map(job, mine, chunksize=16) if found is not None]
+        jobs = [entry for entry in pool.map(job, mine, chunksize=16) if entry is not None]
     known = best(jobs)
     for way, name in enumerate(("without checks", "checked", "checked and polled")):
         print(f"all {name}: {summary([one.log_errors[way] for one in jobs])}", flush=True)

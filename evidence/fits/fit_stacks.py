@@ -217,14 +217,14 @@ class Fits:
     def everything(self, keep: Callable[[Case], bool], base: Fitted | None = None) -> Fitted:
         """All numbers from the cases that are kept. Factors of networks come with a stack, and the numbers of all
         stacks need them: those stacks are fitted first. base: what they are before; None for nothing."""
-        found = self.universal(keep, Fitted()) if base is None else base
+        result = self.universal(keep, Fitted()) if base is None else base
         for job in JOBS:
             if any(name.startswith("link:") for name, _ in job.numbers):
-                found = self.job(job, keep, found)
-        found = self.universal(keep, found)
+                result = self.job(job, keep, result)
+        result = self.universal(keep, result)
         for job in JOBS:
-            found = self.job(job, keep, found)
-        return found
+            result = self.job(job, keep, result)
+        return result
 
 
 def centre(name: str, arch: str, base: Fitted, job: Job) -> float:
@@ -235,8 +235,8 @@ def centre(name: str, arch: str, base: Fitted, job: Job) -> float:
     if name.startswith("link:"):
         return 1.0
     every = base.universal
-    found = [n.value for n in (every.numbers if every else ()) if n.name == name and arch.startswith(n.arch)]
-    return found[-1] if found else next(n.centre for n in UNIVERSAL if n.name == name)
+    collected = [n.value for n in (every.numbers if every else ()) if n.name == name and arch.startswith(n.arch)]
+    return collected[-1] if collected else next(n.centre for n in UNIVERSAL if n.name == name)
 
 
 def provenance(given: Sequence[Case], error: str) -> Provenance:
@@ -259,7 +259,7 @@ def shares(errors: Sequence[float]) -> str:
     return f"{np.median(size):.1%} / {size.mean():.1%} / {np.percentile(size, 90):.1%}, {np.median(off):+.1%}"
 
 
-def with_errors(found: Fitted, fits: Fits, models: dict[str, list[float]], sources: dict[str, list[float]]) -> Fitted:
+def with_errors(result: Fitted, fits: Fits, models: dict[str, list[float]], sources: dict[str, list[float]]) -> Fitted:
     """The numbers with the errors of what was left out in their provenance."""
 
     def told(record_families: Sequence[str], where: dict[str, list[float]], what: str) -> str:
@@ -269,16 +269,16 @@ def with_errors(found: Fitted, fits: Fits, models: dict[str, list[float]], sourc
     job_of = {job.stack: job for job in JOBS}
     stacks = tuple(
         replace(r, provenance=replace(r.provenance, error=told(job_of[r.stack].families, models, "models")))
-        for r in found.stacks
+        for r in result.stacks
     )
     by_link = {name[5:]: job for job in JOBS for name, _ in job.numbers if name.startswith("link:")}
     links = tuple(
         replace(n, provenance=replace(n.provenance, error=told(by_link[n.link].families, models, "models")))
-        for n in found.links
+        for n in result.links
     )
-    assert found.universal is not None
-    said = replace(found.universal.provenance, error=told(fits.families, sources, "sources"))
-    return replace(found, stacks=stacks, links=links, universal=replace(found.universal, provenance=said))
+    assert result.universal is not None
+    source = replace(result.universal.provenance, error=told(fits.families, sources, "sources"))
+    return replace(result, stacks=stacks, links=links, universal=replace(result.universal, provenance=source))
 
 
 def main() -> None:
@@ -298,35 +298,35 @@ def main() -> None:
     fits = Fits(runs)
     print(f"{sum(map(len, fits.all.values()))} cases, {perf_counter() - begun:.0f} s", flush=True)
     if options.nearby:
-        found = fits.everything(lambda case: True, fits.from_record(fitted()))
+        result = fits.everything(lambda case: True, fits.from_record(fitted()))
     else:
-        found = fits.everything(lambda case: True)
+        result = fits.everything(lambda case: True)
     fits.best, fits.steps = fits.newest, 1  # without a part of the runs the numbers are near: slopes are at hand
-    print_numbers(found)
+    print_numbers(result)
     print(f"{perf_counter() - begun:.0f} s", flush=True)
     models: dict[str, list[float]] = {}
     sources: dict[str, list[float]] = {}
     by_model, by_source = [], []
     if not options.no_folds:
-        with get_context("fork").Pool(options.workers, _shared, (fits, found)) as pool:
+        with get_context("fork").Pool(options.workers, _shared, (fits, result)) as pool:
             for left, part, held in pool.imap(_fold, [*map(str, range(MODEL_FOLDS)), *fits.families], chunksize=1):
                 (by_model if left.isdigit() else by_source).append(Fold(left_out=left, numbers=part))
                 for family, errors in held.items():
                     (models if left.isdigit() else sources).setdefault(family, []).extend(errors)
                 print(f"without {left}, {perf_counter() - begun:.0f} s", flush=True)
-    print_errors(fits, found, models, sources)
+    print_errors(fits, result, models, sources)
     if options.write and not options.no_folds:
         folder = Path(gnomon.prices.__file__).parent
-        found = with_errors(found, fits, models, sources)
-        (folder / "fitted.toml").write_text(schema.dump(found), encoding="utf-8")
+        result = with_errors(result, fits, models, sources)
+        (folder / "fitted.toml").write_text(schema.dump(result), encoding="utf-8")
         FILE.write_text(schema.dump(Folds(models=tuple(by_model), sources=tuple(by_source))), encoding="utf-8")
 
 
 def one_stack(runs: Sequence[Run], job: Job, *, write: bool) -> None:
     """A stack's own numbers again, on record and in every fold; those of all stacks and of other stacks stay."""
     fits, record, known = Fits(runs, job.families), fitted(), folds()
-    found = fits.job(job, lambda case: True, record)
-    print_numbers(found)
+    result = fits.job(job, lambda case: True, record)
+    print_numbers(result)
     models: dict[str, list[float]] = {}
     sources: dict[str, list[float]] = {}
     by_model, by_source = [], []
@@ -336,7 +336,7 @@ def one_stack(runs: Sequence[Run], job: Job, *, write: bool) -> None:
             held = [c.log_error(part) for c in given if str(fold_of(c.run.row.model)) == fold.left_out]
             models.setdefault(family, []).extend(held)
         by_model.append(Fold(left_out=fold.left_out, numbers=part))
-    mine = next(each for each in found.stacks if each.stack == job.stack)
+    mine = next(stack for stack in result.stacks if stack.stack == job.stack)
     before = {fold.left_out: fold.numbers for fold in known.sources}
     for left in sorted({*before, *fits.families}):
         base = before.get(left, record)  # a source that no number was fitted to
@@ -346,16 +346,16 @@ def one_stack(runs: Sequence[Run], job: Job, *, write: bool) -> None:
         else:
             part = replace(base, stacks=tuple(mine if r.stack == job.stack else r for r in base.stacks))
         by_source.append(Fold(left_out=left, numbers=part))
-    print_errors(fits, found, models, sources)
+    print_errors(fits, result, models, sources)
     if write:
         told = "; ".join(f"{family} {shares(errors)}" for family, errors in models.items() if errors)
         error = f"models left out, median / mean / p90, bias: {told}"
         mine = replace(mine, provenance=replace(mine.provenance, error=error))
-        stacks = tuple(mine if r.stack == job.stack else r for r in found.stacks)
+        stacks = tuple(mine if r.stack == job.stack else r for r in result.stacks)
         its = {name.partition(":")[2] for name, _ in job.numbers}
-        links = tuple(replace(n, provenance=mine.provenance) if n.link in its else n for n in found.links)
+        links = tuple(replace(n, provenance=mine.provenance) if n.link in its else n for n in result.links)
         folder = Path(gnomon.prices.__file__).parent
-        (folder / "fitted.toml").write_text(schema.dump(replace(found, stacks=stacks, links=links)), encoding="utf-8")
+        (folder / "fitted.toml").write_text(schema.dump(replace(result, stacks=stacks, links=links)), encoding="utf-8")
         written = Folds(models=tuple(by_model), sources=tuple(by_source))
         FILE.write_text(schema.dump(written), encoding="utf-8")
 
@@ -364,18 +364,18 @@ _SHARED: list[tuple[Fits, Fitted]] = []
 """What the processes that fit the folds have in common."""
 
 
-def _shared(fits: Fits, found: Fitted) -> None:
-    _SHARED.append((fits, found))
+def _shared(fits: Fits, result: Fitted) -> None:
+    _SHARED.append((fits, result))
 
 
 def _fold(left: str) -> tuple[str, Fitted, dict[str, list[float]]]:
     """(what was left out, the numbers without it, log errors of it by family)."""
-    fits, found = _SHARED[0]
+    fits, result = _SHARED[0]
     if not left.isdigit():
-        part = without(fits, left, found)
+        part = without(fits, left, result)
         return left, part, {left: [case.log_error(part) for case in fits.all[left]]}
     fold = int(left)
-    part = fits.everything(lambda case: fold_of(case.run.row.model) != fold, found)
+    part = fits.everything(lambda case: fold_of(case.run.row.model) != fold, result)
     held = {
         family: [c.log_error(part) for c in fits.all[family] if fold_of(c.run.row.model) == fold]
         for family in fits.families
@@ -383,14 +383,14 @@ def _fold(left: str) -> tuple[str, Fitted, dict[str, list[float]]]:
     return left, part, held
 
 
-def without(fits: Fits, family: str, found: Fitted) -> Fitted:
+def without(fits: Fits, family: str, result: Fitted) -> Fitted:
     """The numbers as they would be without a source: of all stacks, of its own stack, of its network."""
 
     def keep(case: Case) -> bool:
         return case.run.family != family
 
     mine = [job for job in JOBS if family in job.families]
-    part = found
+    part = result
     for job in mine:
         part = fits.job(job, keep, part)
     part = fits.universal(keep, part)
@@ -399,22 +399,22 @@ def without(fits: Fits, family: str, found: Fitted) -> Fitted:
     return part
 
 
-def print_numbers(found: Fitted) -> None:
+def print_numbers(result: Fitted) -> None:
     """Every number, and how many there are."""
-    for record in (found.universal, *found.stacks):
+    for record in (result.universal, *result.stacks):
         if record is not None:
             print(record.stack, ", ".join(f"{n.name} {n.arch}".strip() + f" {n.value:.3g}" for n in record.numbers))
-    print("links", ", ".join(f"{n.link} {n.factor:.3g} hop_s {n.hop_s:.3g}" for n in found.links))
-    print(f"{found.count} numbers in all, {found.shared} of all stacks and links", flush=True)
+    print("links", ", ".join(f"{n.link} {n.factor:.3g} hop_s {n.hop_s:.3g}" for n in result.links))
+    print(f"{result.count} numbers in all, {result.shared} of all stacks and links", flush=True)
 
 
-def print_errors(fits: Fits, found: Fitted, models: dict[str, list[float]], sources: dict[str, list[float]]) -> None:
+def print_errors(fits: Fits, result: Fitted, models: dict[str, list[float]], sources: dict[str, list[float]]) -> None:
     """One line a family."""
     print("\n| family | runs | neutral | of all stacks | fitted | models left out | source left out |")
     print("|---|---:|---|---|---|---|---|")
-    alone = replace(found, stacks=())
+    alone = replace(result, stacks=())
     for family, given in ((family, fits.all[family]) for family in fits.families):
-        columns = [shares([case.log_error(numbers) for case in given]) for numbers in (Fitted(), alone, found)]
+        columns = [shares([case.log_error(numbers) for case in given]) for numbers in (Fitted(), alone, result)]
         columns += [shares(where[family]) if where.get(family) else "" for where in (models, sources)]
         print(f"| {family} | {len(given)} | " + " | ".join(columns) + " |", flush=True)
 

@@ -130,9 +130,9 @@ def search(loss: Callable[[Array], float], start: Array, low: Array, high: Array
             for factor in (1 + step, 1 / (1 + step)):
                 tried = best.copy()
                 tried[i] = min(max(tried[i] * factor, low[i]), high[i])
-                found = loss(tried)
-                if found < least - 1e-9:
-                    best, least, better = tried, found, True
+                result = loss(tried)
+                if result < least - 1e-9:
+                    best, least, better = tried, result, True
         step = step if better else step * 0.6
     return best
 

@@ -56,7 +56,7 @@ def exact(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     rows, _ = read_table(text)
     rows = (*rows, *_without_device(path))
-    found: list[tuple[Row, float]] = []
+    collected: list[tuple[Row, float]] = []
     left: dict[str, int] = defaultdict(int)
     known: dict[str, Prediction] = {}
     for row in rows:
@@ -64,13 +64,13 @@ def exact(path: Path) -> None:
             left["no memory given"] += 1
             continue
         try:
-            found.append((row, allocated(to_run(completed(row)), known) / 2**30 / row.mem_gib - 1))
+            collected.append((row, allocated(to_run(completed(row)), known) / 2**30 / row.mem_gib - 1))
         except GnomonError as error:
             left[str(error)[:70]] += 1
-    line("all", [error for _, error in found])
+    line("all", [error for _, error in collected])
     for feature in FEATURES:
         groups: dict[str, list[float]] = defaultdict(list)
-        for row, error in found:
+        for row, error in collected:
             groups[str(getattr(row, feature))].append(error)
         for name, errors in sorted(groups.items()):
             line(f"{feature} {name}", errors)
@@ -128,8 +128,8 @@ def other_reading(run: Run) -> float:
         other = run.stack.changed(facts, checked_collectives=None)
     else:
         other = chosen(run.stack, "the other reading", checked_collectives=True)
-    found = predict(run.graph, run.cluster, run.plan, run.workload, other)
-    return predicted_bytes(run, found) / (run.memory_bytes or 1) - 1
+    prediction = predict(run.graph, run.cluster, run.plan, run.workload, other)
+    return predicted_bytes(run, prediction) / (run.memory_bytes or 1) - 1
 
 
 BLIND = (
@@ -144,18 +144,18 @@ def verdicts() -> None:
     source says all that decides, and of those written down before any was predicted."""
     counts: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     blind = "before"
-    for case, found in cases():
+    for case, entry in cases():
         blind = next((name for name, first in BLIND if first == case["id"]), blind)
         if "file" in case:
             blind = "before"
         lacks = case.get("lacks", "")
         for group in ("all", "lacking" if lacks else "complete", blind):
-            counts[group][case["verdict"]].append(found.tightest.verdict)
-        print(f"{case['id']:<28} {case['verdict']:<5} {found.verdict}" + (f" [lacks {lacks}]" if lacks else ""))
+            counts[group][case["verdict"]].append(entry.tightest.verdict)
+        print(f"{case['id']:<28} {case['verdict']:<5} {entry.verdict}" + (f" [lacks {lacks}]" if lacks else ""))
     for group, of in counts.items():
-        said = {verdict: {word: words.count(word) for word in sorted(set(words))} for verdict, words in of.items()}
+        message = {verdict: {word: words.count(word) for word in sorted(set(words))} for verdict, words in of.items()}
         called = of["oom"].count("does not fit") / max(len(of["oom"]), 1)
-        print(f"{group}: {len(of['oom'])} ran out, {100 * called:.0f} % called; {len(of['fits'])} ran; {said}")
+        print(f"{group}: {len(of['oom'])} ran out, {100 * called:.0f} % called; {len(of['fits'])} ran; {message}")
 
 
 def cases() -> Iterable[tuple[dict[str, str], Prediction]]:

@@ -108,14 +108,16 @@ class Group:
 def groups(runs: Sequence[Run], scores: Iterable[Score]) -> list[Group]:
     """Of at least SMALLEST layouts, in order of name."""
     by_id = {run.id: run for run in runs}
-    found: dict[tuple[object, ...], list[tuple[Run, Score]]] = defaultdict(list)
+    collected: dict[tuple[object, ...], list[tuple[Run, Score]]] = defaultdict(list)
     for score in scores:
         run = by_id[score.id]
         row = run.row
-        found[row.family, row.model, row.num_devices, row.global_batch, row.seq_len, row.precision].append((run, score))
+        collected[row.family, row.model, row.num_devices, row.global_batch, row.seq_len, row.precision].append(
+            (run, score)
+        )
     made = [
         Group(name=f"{key[1]} on {key[2]}, batch {key[3]} x {key[4]}", runs=tuple(members))
-        for key, members in sorted(found.items(), key=str)
+        for key, members in sorted(collected.items(), key=str)
         if len({str(run.plan) for run, _ in members}) >= SMALLEST
     ]
     return made
@@ -271,9 +273,9 @@ def tuned_line(run: Run) -> str:
     """A configuration beside the search's best for the same model, machines, batch, program and precision."""
     run, made = fitted_reading(run)
     space = make_space(run.graph, run.cluster, run.workload, base=run.plan, stack=run.stack)
-    found = solve(run.graph, run.cluster, run.workload, space, run.stack, top=TOP)
-    best = found.best[0]
-    faster = sum(each.step_s < made.step_s * (1 - 1e-9) for each in found.best)
+    result = solve(run.graph, run.cluster, run.workload, space, run.stack, top=TOP)
+    best = result.best[0]
+    faster = sum(candidate.step_s < made.step_s * (1 - 1e-9) for candidate in result.best)
     rank = f"{faster + 1}" if faster < TOP else f"over {TOP}"
     theirs = Found(point=best.point, plan=made.plan, prediction=made)
     lost = loss(best, theirs)

@@ -135,17 +135,17 @@ def spread_evenly(runs: Iterable[Run], count: int) -> list[Run]:
 
 def cases(runs: Iterable[Run]) -> list[Case]:
     """Those that can be predicted."""
-    found = []
+    collected = []
     for run in runs:
         try:
-            found.append(Case(*fitted_reading(run)))
+            collected.append(Case(*fitted_reading(run)))
         except GnomonError:
             continue
-    return found
+    return collected
 
 
 def with_values(
-    base: Fitted, stack: str, numbers: Sequence[Number], values: Sequence[float], said: Provenance
+    base: Fitted, stack: str, numbers: Sequence[Number], values: Sequence[float], message: Provenance
 ) -> Fitted:
     """`base` with these numbers of a stack (ANY: of all) and of links in place of its own."""
     own: list[StackNumber] = []
@@ -153,13 +153,13 @@ def with_values(
     for number, value in zip(numbers, values, strict=True):
         value = float(f"{value:.3g}")
         if number.link:
-            plain = LinkNumber(link=number.link, factor=1.0, provenance=said)
+            plain = LinkNumber(link=number.link, factor=1.0, provenance=message)
             changed = {"factor": value} if number.name.startswith("link:") else {"hop_s": value}
-            links[number.link] = replace(links.get(number.link, plain), provenance=said, **changed)
+            links[number.link] = replace(links.get(number.link, plain), provenance=message, **changed)
         else:
             name: Name = number.name  # type: ignore[assignment]
             own.append(StackNumber(stack=stack, name=name, value=value, arch=number.arch))
-    record = StackRecord(numbers=tuple(own), provenance=said)
+    record = StackRecord(numbers=tuple(own), provenance=message)
     if stack == ANY:
         return Fitted(universal=record, stacks=base.stacks, links=tuple(links.values()))
     rest = tuple(r for r in base.stacks if r.stack != stack)
@@ -177,10 +177,10 @@ class Problem:
     weight: float = 16.0
     """Rows that a family counts for, however many it has."""
 
-    def fitted(self, x: Array, said: Provenance | None = None) -> Fitted:
+    def fitted(self, x: Array, message: Provenance | None = None) -> Fitted:
         """`base` with the numbers whose logs are x."""
         blank = Provenance(data="being fitted", date="2026-11-21", error="unknown", range="unknown")
-        return with_values(self.base, self.stack, self.numbers, np.exp(x).tolist(), said or blank)
+        return with_values(self.base, self.stack, self.numbers, np.exp(x).tolist(), message or blank)
 
     def weights(self, given: Sequence[Case]) -> Array:
         """Of each case: a family's rows share its weight."""

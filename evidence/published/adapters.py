@@ -27,10 +27,10 @@ def adapters_of(row: Row) -> tuple[Adapters | None, tuple[str, ...]]:
     if not re.search(r"lora", row.model.lower()):
         return None, ()
     known = next(((rule.set["lora"], rule.source) for rule in matching(row, "lora")), None)
-    found = None if known is None else (Adapters(**{**known[0], "targets": tuple(known[0]["targets"])}), known[1])
+    result = None if known is None else (Adapters(**{**known[0], "targets": tuple(known[0]["targets"])}), known[1])
     if (of_recipe := automodel.adapters(row)) is not None:
-        found = of_recipe, automodel.SOURCE
+        result = of_recipe, automodel.SOURCE
     joined = re.search(r"nemo|megatron", row.framework.lower()) is not None
     usual = replace(USUAL, targets=("c_attn",)) if re.search(JOINED_QKV, row.model.lower()) else USUAL
-    made, why = found or (replace(usual, joined=joined), "assumed, the row does not give them")
+    made, why = result or (replace(usual, joined=joined), "assumed, the row does not give them")
     return made, (f"LoRA of rank {made.rank} on {', '.join(made.targets) or 'all linears of layers'}: {why}",)

@@ -30,8 +30,8 @@ def _release(row: Row) -> str:
     """Commit of a LoRA run's program; empty for other runs."""
     if not re.search(r"automodel.*lora", f"{row.framework} {row.model}".lower()):
         return ""
-    found = re.search(r"@(507bfb751|c0e4fe1bc)", row.source or "")
-    return found[1] if found else "2013a4dd6"
+    match = re.search(r"@(507bfb751|c0e4fe1bc)", row.source or "")
+    return match[1] if match else "2013a4dd6"
 
 
 def adapters(row: Row) -> Adapters | None:
@@ -63,11 +63,11 @@ def kernels(row: Row) -> Mapping[str, str | bool]:
         mixture: dict[str, str | bool] = {"norm": "fused", "recompute_stops": True}
         mixture |= {"activation": "fused", "moe_weights": "activation"}
         return mixture | ({"attention_kernel": "flash2"} if re.search(TORCH_ATTENTION, row.notes.lower()) else {})
-    found: dict[str, str | bool] = {"attention_kernel": "flash2"}
+    collected: dict[str, str | bool] = {"attention_kernel": "flash2"}
     if release == "2013a4dd6":
-        found |= {"norm": "fused", "activation": "fused"}
-        found |= {"launch_mode": "compiled", "recompute_stops": True} if (row.tp or 1) > 1 else {}
-    return found | ({"norm": "fused"} if release == "c0e4fe1bc" else {})
+        collected |= {"norm": "fused", "activation": "fused"}
+        collected |= {"launch_mode": "compiled", "recompute_stops": True} if (row.tp or 1) > 1 else {}
+    return collected | ({"norm": "fused"} if release == "c0e4fe1bc" else {})
 
 
 TORCH_ATTENTION = r"flexattn|torchsdpa"
@@ -90,12 +90,12 @@ def with_recipe(row: Row) -> tuple[Row, tuple[str, ...]]:
     return row, tuple(notes)
 
 
-def precision(row: Row, found: Precision) -> Precision:
+def precision(row: Row, result: Precision) -> Precision:
     """Parameters as they are published, in bf16, and so their gradients and Adam's states (`torch_dtype: bf16`, or that
     of the model's own config; `torch.optim.Adam`). FSDP2 reduces dense models' gradients in bf16 (FSDP2Config's
     `mp_policy`), mixtures' in fp32 (components/moe/parallelizer.py)."""
-    if "automodel" not in row.framework.lower() or found.compute != "bf16" or found.fp8 is not None:
-        return found
+    if "automodel" not in row.framework.lower() or result.compute != "bf16" or result.fp8 is not None:
+        return result
     reduce: DType = "fp32" if row.experts or row.ep else "bf16"
     return Precision(param="bf16", compute="bf16", grad="bf16", reduce=reduce, master="none", states="bf16")
 
@@ -104,12 +104,12 @@ def rounds(row: Row, data_ranks: int) -> int:
     """Local batches of a step, each a whole pass through the pipeline (`_forward_backward_step`: `schedule.step`)."""
     if "automodel" not in row.framework.lower() or (row.pp or 1) == 1 or not row.global_batch:
         return 1
-    each = row.global_batch // data_ranks
-    found = re.search(r"LBS=(\d+) GA=(\d+)", row.notes)
-    local = int(found[1]) if found and int(found[1]) * int(found[2]) == each else 0
+    share = row.global_batch // data_ranks
+    match = re.search(r"LBS=(\d+) GA=(\d+)", row.notes)
+    local = int(match[1]) if match and int(match[1]) * int(match[2]) == share else 0
     if not local and _release(row):
         local = first(row, "local_batch", 0)
-    return each // local if local and each % local == 0 else 1
+    return share // local if local and share % local == 0 else 1
 
 
 def layout(row: Row, plan: Plan) -> Plan:

@@ -51,10 +51,10 @@ def with_recompute(row: Row, release: str) -> tuple[Row, tuple[str, ...]]:
     recipe, and a note."""
     if not row.experts or (row.recompute and _LATER not in row.notes):
         return row, ()
-    found: str | None = first(row, "recipe_recompute", release=release)
-    if found is None or found == row.recompute:
+    result: str | None = first(row, "recipe_recompute", release=release)
+    if result is None or result == row.recompute:
         return row, ()
-    return replace(row, recompute=found), (f"recompute {found}: the recipe of release {release}",)
+    return replace(row, recompute=result), (f"recompute {result}: the recipe of release {release}",)
 
 
 def with_offloading(row: Row, release: str) -> tuple[Row, tuple[str, ...]]:
@@ -89,8 +89,8 @@ def with_sharding(row: Row) -> tuple[Row, tuple[str, ...]]:
 
 def hybrid_mtp(row: Row) -> int:
     """How often the second prediction of a hybrid runs in Megatron-Bridge's recipes; 0 elsewhere."""
-    found: int = first(row, "mtp_repeats", 0)
-    return found
+    result: int = first(row, "mtp_repeats", 0)
+    return result
 
 
 def narrow_calls(row: Row) -> tuple[str, ...]:
@@ -109,12 +109,12 @@ def mtp_stages(row: Row, stages: int) -> tuple[int, ...]:
     takes one layer from the first stage for the embedding and two from the last."""
     if row.layers != _DEEPSEEK_LAYERS or stages < 2 or stages > 32 or 64 % stages or not mtp_modules(row):
         return ()
-    each = 64 // stages
+    share = 64 // stages
     if stages == 32:
         return (1, *[2] * 30, 0)
     if "bridge" not in row.framework.lower():
-        return (each - 1, *[each] * (stages - 2), each - 2)
-    return (*[each] * (stages - 1), each - 3)
+        return (share - 1, *[share] * (stages - 2), share - 2)
+    return (*[share] * (stages - 1), share - 3)
 
 
 def recipe(row: Row, release: str) -> Recipe:

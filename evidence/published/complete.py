@@ -68,9 +68,9 @@ def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
         ranks = max(1, row.num_devices // ((row.tp or 1) * (row.pp or 1) * (row.cp or 1)))
         if row.global_batch == row.micro_batch * row.num_devices != row.micro_batch * ranks:
             row = replace(row, micro_batch=row.global_batch // ranks)
-        elif row.micro_batch is not None and (each := (row.global_batch or 0) // ranks) < row.micro_batch and each:
-            row = replace(row, micro_batch=each)
-            notes.append(f"{each} sequences of a device: the global batch over the devices")
+        elif row.micro_batch is not None and (share := (row.global_batch or 0) // ranks) < row.micro_batch and share:
+            row = replace(row, micro_batch=share)
+            notes.append(f"{share} sequences of a device: the global batch over the devices")
     if row.micro_batch is None and (size := first(row, "recipe_micro_batch")):
         row = replace(row, micro_batch=size)
         notes.append(f"microbatches of {size}: what the recipe sets")
@@ -78,29 +78,29 @@ def completed(row: Row) -> tuple[Row, tuple[str, ...]]:
     notes += batch_notes
     counted = re.search(NEUSIGHT_STAGES, row.source or "")
     if counted and row.global_batch and row.dp and row.global_batch % (row.dp * int(counted[1])) == 0:
-        each = row.global_batch // (row.dp * int(counted[1]))
-        if each != row.micro_batch:
-            row = replace(row, micro_batch=each)
-            notes.append(f"microbatches of {each}: the source's file names {counted[1]} of them")
-    found = re.search(r"tokens/step=(\d+)", row.notes)
+        share = row.global_batch // (row.dp * int(counted[1]))
+        if share != row.micro_batch:
+            row = replace(row, micro_batch=share)
+            notes.append(f"microbatches of {share}: the source's file names {counted[1]} of them")
+    match = re.search(r"tokens/step=(\d+)", row.notes)
     length: int = first(row, "max_target_length", 0)
-    if found and length and row.seq_len is None and row.global_batch is None and int(found[1]) % length == 0:
-        row = replace(row, seq_len=length, global_batch=int(found[1]) // length)
-        notes.append(f"{row.global_batch} sequences of {length}: the recipe's length, {found[1]} tokens a step")
-    if found and row.seq_len is None and row.global_batch and int(found[1]) % row.global_batch == 0:
-        row = replace(row, seq_len=int(found[1]) // row.global_batch)
-        notes.append(f"sequences of {row.seq_len}: {found[1]} tokens a step")
+    if match and length and row.seq_len is None and row.global_batch is None and int(match[1]) % length == 0:
+        row = replace(row, seq_len=length, global_batch=int(match[1]) // length)
+        notes.append(f"{row.global_batch} sequences of {length}: the recipe's length, {match[1]} tokens a step")
+    if match and row.seq_len is None and row.global_batch and int(match[1]) % row.global_batch == 0:
+        row = replace(row, seq_len=int(match[1]) // row.global_batch)
+        notes.append(f"sequences of {row.seq_len}: {match[1]} tokens a step")
     return row, tuple(notes)
 
 
 def _flash_repo(row: Row) -> tuple[Row, list[str]]:
     """The batch that the configs of FlashAttention's own training code set."""
-    each: int | None = first(row, "sequences_of_1.3b")
-    if row.micro_batch or row.global_batch or each is None:
+    share: int | None = first(row, "sequences_of_1.3b")
+    if row.micro_batch or row.global_batch or share is None:
         return row, []
-    each = each if row.hidden == FLASH_WIDTH or row.seq_len == 8192 else each // 2
-    row = replace(row, micro_batch=each, global_batch=FLASH_TOKENS // (row.seq_len or 1))
-    return row, [f"{row.global_batch} sequences, microbatches of {each}: the config of the source"]
+    share = share if row.hidden == FLASH_WIDTH or row.seq_len == 8192 else share // 2
+    row = replace(row, micro_batch=share, global_batch=FLASH_TOKENS // (row.seq_len or 1))
+    return row, [f"{row.global_batch} sequences, microbatches of {share}: the config of the source"]
 
 
 def _of_tokens(row: Row) -> bool:

@@ -163,10 +163,10 @@ def _other_settings(run: Run) -> Iterator[Run]:
         yield replace(run, plan=tried, notes=(*run.notes, note))
 
 
-def _room(run: Run, found: Prediction) -> bool:
+def _room(run: Run, result: Prediction) -> bool:
     """Whether it may have run; under XLA, which would rather make tensors again than gather parameters late, with room
     to do as it likes."""
-    return found.has_room if re.search(XLA, run.row.framework.lower()) else found.may_have_run
+    return result.has_room if re.search(XLA, run.row.framework.lower()) else result.may_have_run
 
 
 def _least(run: Run, first: tuple[Run, Prediction]) -> tuple[Run, Prediction]:
@@ -176,12 +176,12 @@ def _least(run: Run, first: tuple[Run, Prediction]) -> tuple[Run, Prediction]:
     for saved in lighter_first(run.row.layers or 0, run.plan.num_stages, xla=xla)[1:]:
         tried = replace(run, plan=replace(run.plan, saved=saved))
         try:
-            found = first_prediction(tried)
+            result = first_prediction(tried)
         except GnomonError:
             continue
-        what = "the least that fits" if _room(tried, found) else "nothing fits; taken as much as can be"
-        last = replace(tried, notes=(*run.notes, f"recompute not stated: {what}, {_words(saved)}")), found
-        if _room(tried, found):
+        what = "the least that fits" if _room(tried, result) else "nothing fits; taken as much as can be"
+        last = replace(tried, notes=(*run.notes, f"recompute not stated: {what}, {_words(saved)}")), result
+        if _room(tried, result):
             break
     return last
 

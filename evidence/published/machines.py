@@ -131,9 +131,9 @@ def cluster(row: Row) -> tuple[Cluster, tuple[str, ...]]:
         note = f"{note}; " * bool(note) + f"{devices} devices do not fill nodes of {per_node}: nodes of {fitting}"
         per_node = fitting
     shape = (devices // per_node, per_node) if devices > per_node else (1, devices)
-    found = next((rest for p, *rest in NETWORKS if re.search(p, row.interconnect or "", re.IGNORECASE)), None)
-    node, port, ports, gbps = (*found, 0) if found else _network(row.interconnect or "", device, shape[1])
-    if not found and port and shape[0] > 1:
+    match = next((rest for p, *rest in NETWORKS if re.search(p, row.interconnect or "", re.IGNORECASE)), None)
+    node, port, ports, gbps = (*match, 0) if match else _network(row.interconnect or "", device, shape[1])
+    if not match and port and shape[0] > 1:
         note = f"{note}; " * bool(note) + f"{ports} x {gbps} Gb/s between nodes ({port}): {row.interconnect}"
     return _cluster(device, shape, node, port, ports, gbps), (note,) if note else ()
 
@@ -176,10 +176,10 @@ def _device(row: Row) -> tuple[str, str]:
         return "h100-sxm-96gb", "torchtitan's H100: the 96 GB part of its benchmark pages"
     if name in catalogue.device_names(aliases=True):
         return name, ""
-    found = next((to for pattern, to in DEVICE_WORDS if re.search(rf"(?<![a-z])(?:{pattern})(?!\d)", text)), None)
-    if found is None and re.search(r"[^a-z0-9.-]|^\d+x", text):  # what a cluster's text cannot hold
+    match = next((to for pattern, to in DEVICE_WORDS if re.search(rf"(?<![a-z])(?:{pattern})(?!\d)", text)), None)
+    if match is None and re.search(r"[^a-z0-9.-]|^\d+x", text):  # what a cluster's text cannot hold
         raise InputError(f"unknown device {row.device[:60]!r}; `gnomon catalogue devices` lists those on record")
-    return (name, "") if found is None else (found, f"device {name!r} taken as {found}")
+    return (name, "") if match is None else (match, f"device {name!r} taken as {match}")
 
 
 @lru_cache(maxsize=512)

@@ -40,13 +40,13 @@ def readings(row: Row, vocab: int, usual: Callable[[], Peak] | None = None) -> t
     vocab: rows of the embedding, for sources whose FLOP formula counts the head. usual: model FLOPs and peak, for
     sources whose formula is not known.
     """
-    found = [
+    collected = [
         seconds
         for metric, value in ((row.metric, row.value), (row.second_metric, row.second_value))
         if metric is not None and value is not None and (seconds := _timed(row, metric, value)) is not None
     ]
-    if found:
-        return tuple(sorted(found, key=lambda s: s != found[0]))
+    if collected:
+        return tuple(sorted(collected, key=lambda s: s != collected[0]))
     formula = _FORMULAS.get(row.family)
     if formula is None and usual is not None:
         return (_by_model_flops(row, usual()),)

@@ -118,8 +118,8 @@ def expert_slices(row: Row, tp: int) -> int:
     """Tensor-parallel ranks of an expert: Megatron-LM's default is tp, and names of its tests say when it is not."""
     if row.experts is None or not is_test(row):
         return 1
-    found = re.search(r"_etp(\d+)", row.section or "")
-    return int(found[1]) if found else tp
+    match = re.search(r"_etp(\d+)", row.section or "")
+    return int(match[1]) if match else tp
 
 
 def optimizer_instances(row: Row) -> int:

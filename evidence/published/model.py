@@ -203,9 +203,9 @@ def _vocab(row: Row, name: str) -> tuple[int, tuple[str, ...]]:
     notes: tuple[str, ...] = ()
     if size is None:
         named = next(((rows, why) for pattern, rows, why in VOCABULARIES if re.search(pattern, name)), None)
-        found = tokenizer(row) or named
-        found = found or (USUAL_ROWS, f"none is known for {row.model!r}: GPT-2's tokenizer, padded")
-        size, notes = found[0], (f"vocab {found[0]} not in the row: {found[1]}",)
+        result = tokenizer(row) or named
+        result = result or (USUAL_ROWS, f"none is known for {row.model!r}: GPT-2's tokenizer, padded")
+        size, notes = result[0], (f"vocab {result[0]} not in the row: {result[1]}",)
     if re.search(UNPADDED, row.source or ""):
         size, notes = size // (row.tp or 1) * (row.tp or 1), (*notes, "vocabulary not padded: the source's own model")
     elif re.search(r"megatron|nemo|libai|primus", row.framework.lower()):
@@ -409,8 +409,8 @@ def _mixture(row: Row, name: str, vocab: int) -> tuple[Config, tuple[str, ...]]:
 def _widths(ffn: str) -> dict[str, int]:
     """Widths of feed-forwards by kind: `dense`, `shared` and `expert`, as is what has no word."""
     words = {"dense": "dense", "shared": "shared"}
-    found = re.finditer(r"(\d+)(?:[ _-]*\(?(dense|shared|expert|moe|routed)\b)?", ffn)
-    return {words.get(match[2] or "", "expert"): int(match[1]) for match in found}
+    hit = re.finditer(r"(\d+)(?:[ _-]*\(?(dense|shared|expert|moe|routed)\b)?", ffn)
+    return {words.get(match[2] or "", "expert"): int(match[1]) for match in hit}
 
 
 def _with_shared(

@@ -40,32 +40,32 @@ def ports_of(words: str, per_node: int, usual: tuple[int, int]) -> tuple[str, in
     """(link, Gb/s, ports of a node of so many devices). usual: Gb/s of a port of the device's usual node, and ports."""
     parts = [part for part in re.split(r"[;,+]| and | with ", words) if not re.search(WITHIN, part.lower())]
     bytes_a_second = r"(\d+(?:\.\d+)?) ?GB(?:/s|ps)"
-    said = " ".join(parts)
-    said = re.sub(bytes_a_second, lambda m: f"{float(m[1]) * 8:g} Gb/s", said).lower()
-    links = next((links for pattern, links in KINDS if re.search(pattern, said)), None)
+    text = " ".join(parts)
+    text = re.sub(bytes_a_second, lambda m: f"{float(m[1]) * 8:g} Gb/s", text).lower()
+    links = next((links for pattern, links in KINDS if re.search(pattern, text)), None)
     if links is None:
         return None
-    gbps, ports = _ports(said, per_node, usual)
+    gbps, ports = _ports(text, per_node, usual)
     if not gbps or not ports:
         return None
     nearest = min(links, key=lambda rate: (abs(rate - gbps), rate))
     return links[nearest], gbps, ports
 
 
-def _ports(said: str, per_node: int, usual: tuple[int, int]) -> tuple[int, int]:
+def _ports(message: str, per_node: int, usual: tuple[int, int]) -> tuple[int, int]:
     """(Gb/s of a port, ports); zeros where only the usual network is named, or none."""
-    if found := re.search(OF_GENERATION, said):
-        return GENERATIONS[found[2]], int(found[1])
-    if found := re.search(COUNTED, said):
-        return _gbps(found[2], found[3]), int(found[1])
-    named = next((rate for name, rate in GENERATIONS.items() if re.search(rf"{name}(?:[ -]?\d+)?\b", said)), 0)
-    stated = re.search(RATE, said)
-    gbps = _gbps(stated[1], stated[2]) if stated else named or (200 if "slingshot" in said else 0)
+    if match := re.search(OF_GENERATION, message):
+        return GENERATIONS[match[2]], int(match[1])
+    if match := re.search(COUNTED, message):
+        return _gbps(match[2], match[3]), int(match[1])
+    named = next((rate for name, rate in GENERATIONS.items() if re.search(rf"{name}(?:[ -]?\d+)?\b", message)), 0)
+    stated = re.search(RATE, message)
+    gbps = _gbps(stated[1], stated[2]) if stated else named or (200 if "slingshot" in message else 0)
     if not gbps:
         return 0, 0
-    if re.search(EACH, said):
+    if re.search(EACH, message):
         return gbps, per_node
-    if re.search(ALL, said) or gbps > 800:
+    if re.search(ALL, message) or gbps > 800:
         return _divided(gbps, per_node)
     if gbps == usual[0] or not stated and not named:
         return 0, 0

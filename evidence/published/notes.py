@@ -119,4 +119,4 @@ def _compiled(notes: str, program: str) -> bool | None:
 
 
 def _first(patterns: tuple[str, ...], text: str) -> str:
-    return next((found[1].rstrip(".") for pattern in patterns if (found := re.search(pattern, text))), "")
+    return next((match[1].rstrip(".") for pattern in patterns if (match := re.search(pattern, text))), "")

@@ -160,8 +160,8 @@ def mesh(row: Row) -> tuple[Mesh, Notes]:
     if row.dp is not None and row.dp != dp:
         raise InputError(f"dp = {row.dp}, but {devices} devices / (tp {tp} x pp {pp} x cp {cp}) = {dp}")
     shard = dp // optimizer_instances(row)
-    found = re.search(SHARD_RANKS, (row.zero_or_fsdp or "").lower())
-    ranks = int(next(filter(None, found.groups()))) if found else 0
+    match = re.search(SHARD_RANKS, (row.zero_or_fsdp or "").lower())
+    ranks = int(next(filter(None, match.groups()))) if match else 0
     if ranks and not (ranks == 1 and re.search(XLA, row.framework.lower())):
         shard = min(ranks, dp)
     elif re.search(r"hsdp|hybrid[-_ ]?shard|^hybrid", (row.zero_or_fsdp or "").lower()):
@@ -229,8 +229,8 @@ def plan(row: Row, facts: NoteFacts) -> tuple[Plan, Notes]:
 
 def _exchange(row: Row, axes: Mesh) -> Literal["ring", "ulysses"]:
     """How ranks that share a sequence exchange it."""
-    said = f"{row.framework} {row.sequence_parallel or ''} {row.notes}".lower()
-    return "ulysses" if axes.cp > 1 and re.search(r"ulysses|all.?to.?all sequence|deepspeed sp\b", said) else "ring"
+    text = f"{row.framework} {row.sequence_parallel or ''} {row.notes}".lower()
+    return "ulysses" if axes.cp > 1 and re.search(r"ulysses|all.?to.?all sequence|deepspeed sp\b", text) else "ring"
 
 
 def _decomposed(row: Row) -> bool:
@@ -245,8 +245,8 @@ def _micro_batch(row: Row, axes: Mesh) -> tuple[int, Notes]:
     if row.micro_batch is not None:
         return row.micro_batch, ()
     if row.global_batch is not None and re.search(XLA, row.framework.lower()) and axes.pp == 1:
-        each = max(1, row.global_batch // axes.data_ranks)
-        return each, (f"micro_batch not given: all {each} sequences of a rank at once, as {row.framework} does",)
+        share = max(1, row.global_batch // axes.data_ranks)
+        return share, (f"micro_batch not given: all {share} sequences of a rank at once, as {row.framework} does",)
     if axes.cp > 1 or axes.pp > 1:
         return 1, ("micro_batch not given: taken as 1",)
     raise InputError("micro_batch not given")
@@ -262,8 +262,8 @@ def redistributed(layers: int, stages: int, head: float) -> tuple[int, ...]:
         return max(last + head, -(-(layers - last) // (stages - 1)))
 
     last = min(range(layers // stages, -1, -1), key=longest)
-    each, more = divmod(layers - last, stages - 1)
-    return (*(each + (stage >= stages - 1 - more) for stage in range(stages - 1)), last)
+    share, more = divmod(layers - last, stages - 1)
+    return (*(share + (stage >= stages - 1 - more) for stage in range(stages - 1)), last)
 
 
 def redis_head(vocab_size: int, hidden: int, seq_len: int) -> float:
@@ -280,8 +280,8 @@ def libai_stages(layers: int, stages: int) -> tuple[int, ...]:
     2026-11-22. Empty where stages are even."""
     if stages < 4 or layers < 8 or layers % stages:
         return ()
-    each, more = divmod(layers + min(stages - 1, layers // stages), stages)
-    counts = [each + (stage >= stages - more) for stage in range(stages - 1)]
+    share, more = divmod(layers + min(stages - 1, layers // stages), stages)
+    counts = [share + (stage >= stages - more) for stage in range(stages - 1)]
     return (*counts, layers - sum(counts)) if sum(counts) < layers else ()
 
 
@@ -301,9 +301,9 @@ def with_stages(made: Plan, row: Row, config: Config, facts: NoteFacts) -> tuple
         note = f"stages of {' '.join(map(str, counts))} layers: LiBai gives those in the middle more"
         return replace(made, schedule=replace(made.schedule, layers_per_stage=counts)), (note,)
     if stages > 1 and layers % stages and (layers + 2) % stages == 0 and re.search(MEGATRON, row.framework.lower()):
-        each = (layers + 2) // stages
-        note = f"stages of {each} layers, the first and the last one fewer: they have the embedding and the head"
-        counts = (each - 1, *[each] * (stages - 2), each - 1)
+        share = (layers + 2) // stages
+        note = f"stages of {share} layers, the first and the last one fewer: they have the embedding and the head"
+        counts = (share - 1, *[share] * (stages - 2), share - 1)
         return replace(made, schedule=replace(made.schedule, layers_per_stage=counts)), (note,)
     if not re.search(r"nanotron", row.framework.lower()) or not isinstance(config, LlamaConfig):
         return made, ()
@@ -390,13 +390,13 @@ MEMORY_EFFICIENT_WORDS = r"xformers|mem(?:ory)?[-_ ]?eff"
 YES = r"(?:yes|true|on|1|enabled|y|sp|megatron)(?![a-z0-9])"
 
 
-def _attention(said: str) -> str | None:
+def _attention(message: str) -> str | None:
     """Which attention a row's `flash_attention` is."""
-    if not said:
+    if not message:
         return None
-    if re.match(UNFUSED_WORDS, said):
+    if re.match(UNFUSED_WORDS, message):
         return "unfused"
-    return "memory_efficient" if re.search(MEMORY_EFFICIENT_WORDS, said) else "flash"
+    return "memory_efficient" if re.search(MEMORY_EFFICIENT_WORDS, message) else "flash"
 
 
 def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
@@ -410,10 +410,10 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
         notes = (f"no record of what {row.framework} does",)
     elif not re.search(SAME, program):
         notes = (f"{row.framework} taken as the stack {name}",)
-    said = (row.flash_attention or "").lower()
-    attention = _attention(said)
+    text = (row.flash_attention or "").lower()
+    attention = _attention(text)
     other = name is not None and not re.search(FITTED, program)
-    kernel = next((kernel for pattern, kernel in KERNELS if re.search(pattern, said)), None)
+    kernel = next((kernel for pattern, kernel in KERNELS if re.search(pattern, text)), None)
     eager = bool(re.search(HUGGING_FACE, program)) and not facts.compiled
     wide = eager and re.search(r"llama|mistral|mixtral|qwen", row.model.lower())
     if attention == "unfused" and (wide or (name == "pytorch-fsdp" and "amp" in (row.precision or "").lower())):
@@ -421,98 +421,98 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     launch = "compiled" if facts.compiled or re.search(XLA, program) else None
     base = Stack(name=row.framework, version="") if name is None else named_stack(name)
     told = {"attention": attention, "launch_mode": launch, "attention_kernel": kernel}
-    found = chosen(base, f"published runs, {row.family}", **told)
+    result = chosen(base, f"published runs, {row.family}", **told)
     if other:
-        found = chosen(found, f"published runs: {row.framework} is read as the nearest stack", nearest=True)
-    found = _as_launched(found, row, facts, program, eager=eager)
+        result = chosen(result, f"published runs: {row.framework} is read as the nearest stack", nearest=True)
+    result = _as_launched(result, row, facts, program, eager=eager)
     if held := next((why for pattern, why in HELD_OUTPUTS if re.search(pattern, program)), None):
-        found = chosen(found, held, outputs_held=True)
+        result = chosen(result, held, outputs_held=True)
     if re.search(r"oneflow", program) and (row.tp or 1) == 1:
-        found = chosen(found, ONEFLOW_LOSS, cross_entropy="fused")
+        result = chosen(result, ONEFLOW_LOSS, cross_entropy="fused")
     if re.search(HUGGING_FACE, program) and "fsdp" in (row.zero_or_fsdp or "").lower():
-        found = chosen(found, NO_SYNC, unsharded_accumulation=True)
+        result = chosen(result, NO_SYNC, unsharded_accumulation=True)
     if re.search(r"v100", row.device.lower()) and re.search(r"megatron", program):
-        found = chosen(found, "CUDA before 11.7 loads every kernel with the context", preloaded_kernels=True)
-    found = _before_core(found, f"{program} {row.source or ''}".lower())
+        result = chosen(result, "CUDA before 11.7 loads every kernel with the context", preloaded_kernels=True)
+    result = _before_core(result, f"{program} {row.source or ''}".lower())
     if name == "llm-foundry" and re.search(r"a100.*pure", f"{row.device} {row.precision}".lower()):
-        found = chosen(found, EARLY_FOUNDRY, recompute_stops=False)
+        result = chosen(result, EARLY_FOUNDRY, recompute_stops=False)
     if name == "llm-foundry" and re.search(r"scripts/train/benchmarking", row.source or ""):
         flash = re.search(r"large scale", (row.section or "").lower()) and re.search(FOUNDRY_FLASH, row.model.lower())
-        found = chosen(found, FOUNDRY_KERNELS, attention_kernel="flash2" if flash else "triton", cublas="12.1")
+        result = chosen(result, FOUNDRY_KERNELS, attention_kernel="flash2" if flash else "triton", cublas="12.1")
     if re.search(r"deepep|hybridep", row.notes.lower()):
-        found = chosen(found, f"published runs, {row.family}: DeepEP", moe_dispatch="fused")
-    found = _as_recipes_set(found, row, facts, program)
+        result = chosen(result, f"published runs, {row.family}: DeepEP", moe_dispatch="fused")
+    result = _as_recipes_set(result, row, facts, program)
     if name == "nanotron":
-        found = nanotron.as_started(found, row)
-    return with_test_options(found, row), notes
+        result = nanotron.as_started(result, row)
+    return with_test_options(result, row), notes
 
 
-def _as_launched(found: Stack, row: Row, facts: NoteFacts, program: str, *, eager: bool) -> Stack:
+def _as_launched(result: Stack, row: Row, facts: NoteFacts, program: str, *, eager: bool) -> Stack:
     """Compiled by torch or XLA, or the eager code of transformers."""
     if facts.compiled and not re.search(XLA, program):
-        found = chosen(found, "torch.compile fuses what lies between products", **COMPILED)
+        result = chosen(result, "torch.compile fuses what lies between products", **COMPILED)
     if re.search(XLA, program):
         loss = "chunked" if settings.tiled(row) else "fused"
-        found = chosen(found, "XLA fuses what lies between products", cross_entropy=loss)
+        result = chosen(result, "XLA fuses what lies between products", cross_entropy=loss)
         if _attention((row.flash_attention or "").lower()) != "unfused":
-            found = chosen(found, XLA_ATTENTION, attention="flash", attention_kernel="cudnn")
+            result = chosen(result, XLA_ATTENTION, attention="flash", attention_kernel="cudnn")
     if row.experts and re.search(r"maxtext", program) and not says(row, "drops_tokens"):
-        found = chosen(found, MAXTEXT_ROWS, moe_rows="sorted")
+        result = chosen(result, MAXTEXT_ROWS, moe_rows="sorted")
     if re.search(r"paxml", program):
-        found = chosen(found, PAXML_TE, transformer_engine=True)
+        result = chosen(result, PAXML_TE, transformer_engine=True)
     if eager:
-        found = chosen(found, "the eager code of transformers", **EAGER)
+        result = chosen(result, "the eager code of transformers", **EAGER)
         if re.search(r"fusedadam", program):
-            found = chosen(found, FUSED_ADAM, optimizer_step="fused")
+            result = chosen(result, FUSED_ADAM, optimizer_step="fused")
         if re.search(r"liger", program):
-            found = chosen(found, LIGER, **LIGER_KERNELS)
-    return found
+            result = chosen(result, LIGER, **LIGER_KERNELS)
+    return result
 
 
-def _as_recipes_set(found: Stack, row: Row, facts: NoteFacts, program: str) -> Stack:
+def _as_recipes_set(result: Stack, row: Row, facts: NoteFacts, program: str) -> Stack:
     """As the recipe or script of the row's program and release has it."""
     if re.search(r"megatron-bridge", program):
         set_by = recipe(row, facts.release)
-        found = chosen(
-            found,
+        result = chosen(
+            result,
             BRIDGE_RECIPES,
             moe_dispatch="hybrid_ep" if set_by.hybrid_ep else "fused" if set_by.one_copy else None,
             moe_experts="fused" if set_by.fused else None,
             launch_mode="cuda_graph" if set_by.graphs else None,
         )
     if re.search(r"nemo|megatron-bridge", program) and _sums_in_fp8(row, facts.release):
-        found = chosen(found, FP8_SUMS, tp_reduce_dtype="fp8")
+        result = chosen(result, FP8_SUMS, tp_reduce_dtype="fp8")
     if nvidia.eager_activation(row):
-        found = chosen(found, sources("eager_activation"), activation="unfused")
+        result = chosen(result, sources("eager_activation"), activation="unfused")
     if nvidia.local_attention(row):
-        found = chosen(found, nvidia.LOCAL_ATTENTION, attention="unfused")
+        result = chosen(result, nvidia.LOCAL_ATTENTION, attention="unfused")
     if nvidia.without_cudnn(row):
-        found = chosen(found, sources("without_cudnn"), attention_kernel="flash2")
-    if found.layers.attention_kernel == "cudnn":
-        found = chosen(found, sources("cudnn"), cudnn=nvidia.cudnn(row, facts.release))
+        result = chosen(result, sources("without_cudnn"), attention_kernel="flash2")
+    if result.layers.attention_kernel == "cudnn":
+        result = chosen(result, sources("cudnn"), cudnn=nvidia.cudnn(row, facts.release))
     if of_date := torchtitan.kernels(row, facts.compiled):
-        found = chosen(found, torchtitan.SOURCE, **of_date)
+        result = chosen(result, torchtitan.SOURCE, **of_date)
     if of_recipe := automodel.kernels(row):
-        found = chosen(found, automodel.SOURCE, **of_recipe)
+        result = chosen(result, automodel.SOURCE, **of_recipe)
     if program == "nemo" and nvidia.unfused_loss(row):
-        found = chosen(found, nvidia.UNFUSED_LOSS, cross_entropy="in_place")
+        result = chosen(result, nvidia.UNFUSED_LOSS, cross_entropy="in_place")
     if program == "nemo" and row.experts and facts.release < CORE_13:
-        found = chosen(found, BEFORE_CORE_13, moe_weights="output")
-    return found
+        result = chosen(result, BEFORE_CORE_13, moe_weights="output")
+    return result
 
 
 def _on_deepspeed(row: Row) -> bool:
-    said = (row.zero_or_fsdp or "").lower()
-    return re.search(DEEPSPEED_FILES, said) is not None and "fsdp" not in said
+    text = (row.zero_or_fsdp or "").lower()
+    return re.search(DEEPSPEED_FILES, text) is not None and "fsdp" not in text
 
 
-def _before_core(base: Stack, said: str) -> Stack:
+def _before_core(base: Stack, message: str) -> Stack:
     """Megatron-LM, and its forks, as they were before Megatron Core. said: program and source."""
-    if base.layers.backward_overlap and re.search(EARLY, said):
+    if base.layers.backward_overlap and re.search(EARLY, message):
         base = chosen(base, "Megatron-LM of 2021", backward_overlap=False)
-    if base.gradients.grad_accumulation_fused and re.search(EARLY, said):
+    if base.gradients.grad_accumulation_fused and re.search(EARLY, message):
         base = chosen(base, ADDED_GRADIENTS, grad_accumulation_fused=False)
-    if re.search(BEFORE_CORE, said):
+    if re.search(BEFORE_CORE, message):
         base = chosen(base, PARTED_MESSAGES, p2p_partitioned=True)
         base = chosen(base, UPDATE_IN_PASSES, update_in_passes=True)
     return base

@@ -243,10 +243,10 @@ TOKENS = r"(?i)([\d.]+) ?([kmb]) tokens"
 def _of_tokens(row: Row, given: Mapping[str, str]) -> Row:
     """The row with a batch in tokens as a note of tokens a step, which `complete` divides by the length: a power of two
     of millions is one of 2^20, as batches are whole numbers of sequences."""
-    found = re.fullmatch(TOKENS, given.get("global_batch", ""))
-    if found is None:
+    match = re.fullmatch(TOKENS, given.get("global_batch", ""))
+    if match is None:
         return row
-    count, power = float(found[1]), "kmb".index(found[2].lower()) + 1
+    count, power = float(match[1]), "kmb".index(match[2].lower()) + 1
     whole = count >= 1 and count.is_integer() and int(count) & (int(count) - 1) == 0
     tokens = round(count * (1 << 10 * power if whole else 10 ** (3 * power)))
     if row.seq_len:

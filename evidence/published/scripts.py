@@ -41,8 +41,8 @@ def _whole_stages(row: Row, notes: list[str]) -> Row:
     known = re.search(BY_STAGE, (row.source or "").lower()) and row.hidden and row.params_b and row.pp
     if not known or row.layers is not None:
         return row
-    embedding, each = VOCABULARY_OF_BLOOM * (row.hidden or 0), 12 * (row.hidden or 0) ** 2
+    embedding, share = VOCABULARY_OF_BLOOM * (row.hidden or 0), 12 * (row.hidden or 0) ** 2
     stages = row.pp or 1
-    layers = round((1e9 * (row.params_b or 0.0) - embedding) / each / stages) * stages
+    layers = round((1e9 * (row.params_b or 0.0) - embedding) / share / stages) * stages
     notes.append(f"{layers} layers: what {row.params_b:g} billion parameters leave, as many on each stage")
     return replace(row, layers=layers)

@@ -111,20 +111,20 @@ ZERO_BUBBLE = r"megatron-lm (?:fork|zero-?bubble)|zero-?bubble"
 
 def precision(row: Row) -> tuple[Precision, Notes]:
     """Dtypes of the run."""
-    found, notes = _precision(row)
+    result, notes = _precision(row)
     program = row.framework.lower()
-    if re.search(XLA, program) and found.compute == "bf16":
+    if re.search(XLA, program) and result.compute == "bf16":
         # weights stay in fp32 and are cast where they are used; gradients leave their products in bf16
-        return replace(found, param="fp32", grad="fp32", reduce="bf16", master="none"), notes
+        return replace(result, param="fp32", grad="fp32", reduce="bf16", master="none"), notes
     if (
         (re.search(NARROW_GRADIENTS, program) or nvidia.narrow_gradients(row))
-        and found.compute == "bf16"
-        and found.param == "bf16"
+        and result.compute == "bf16"
+        and result.param == "bf16"
     ):
-        return replace(found, grad="bf16", reduce="bf16"), notes
+        return replace(result, grad="bf16", reduce="bf16"), notes
     if re.search(OWN_GRADIENTS, program) and re.search(r"zero[-_ ]?[1-3]|gemini", (row.zero_or_fsdp or "").lower()):
-        return replace(found, grad=found.param, reduce=found.param), notes
-    return found, notes
+        return replace(result, grad=result.param, reduce=result.param), notes
+    return result, notes
 
 
 def _precision(row: Row) -> tuple[Precision, Notes]:
@@ -178,18 +178,18 @@ def _before_bf16_optimizer(row: Row) -> bool:
 def saved(row: Row) -> tuple[Saved, Notes, bool]:
     """What is recomputed or offloaded, notes, and whether the source leaves recompute open."""
     how, offload = (row.recompute or "").lower(), (row.offload or "none").lower()
-    if found := re.match(r"act:(.*)", offload):
-        return _remat(found[1].split(","), row)
+    if match := re.match(r"act:(.*)", offload):
+        return _remat(match[1].split(","), row)
     if how == "qkv_proj_offloaded":
         return _remat(["query_proj", "key_proj", "value_proj"], row)
     if how in KEPT_BY_PRESETS:
         return _remat([], row, KEPT_BY_PRESETS[how])
     if moves_optimizer(row) and not re.search(r"activation", offload):
         offload = "none"
-    if found := re.fullmatch(r"activation cpu offload num_layers=(\d+)", offload):
+    if match := re.fullmatch(r"activation cpu offload num_layers=(\d+)", offload):
         if (row.pp or 1) > 1:
             raise InputError(f"offload {row.offload!r} with pp = {row.pp}: which layers is not said")
-        rules = (SavedRule(calls=f"layers[0:{found[1]}]", action="offload"),)
+        rules = (SavedRule(calls=f"layers[0:{match[1]}]", action="offload"),)
         return Saved(rules=rules), () if how else (_OPEN,), not how
     if not how and offload == "none" and (by_recipe := _by_recipe(row)) is not None:
         return by_recipe
@@ -308,34 +308,34 @@ def _recompute(how: str, row: Row) -> tuple[Saved, Notes, bool]:
         return Saved(), (f"recompute {row.recompute!r}: what of, is not said; taken as not stated",), True
     if how in ("none", "no", "off", "false", "0", "no_recompute") or re.search(r"=\s*(?:false|off|none|0)$", how):
         return _norms_again(row), (), False
-    if found := re.search(r"(?<![\d.])(0?\.\d+|\d\d)(%?)$", how):
-        share = float(found[1]) / (100 if found[2] else 1)
+    if match := re.search(r"(?<![\d.])(0?\.\d+|\d\d)(%?)$", how):
+        share = float(match[1]) / (100 if match[2] else 1)
         if 0 < share < 1:
             count = int(share * (row.layers or 0) / (row.pp or 1))
             return Saved(rules=(SavedRule(first_per_stage=count, action="recompute"),)), (), False
     if how == "full block num_layers=none":
         return Saved(), (f"recompute {row.recompute!r}: {OLDER_THAN_RECIPES}",), False
-    if found := re.search(r"block\D*(\d+)", how):
-        return Saved(rules=(SavedRule(first_per_stage=int(found[1]), action="recompute"),)), (), False
-    if found := re.search(r"uniform\D*(\d+)", how):
-        return Saved(preset="full", every=int(found[1])), (), False
+    if match := re.search(r"block\D*(\d+)", how):
+        return Saved(rules=(SavedRule(first_per_stage=int(match[1]), action="recompute"),)), (), False
+    if match := re.search(r"uniform\D*(\d+)", how):
+        return Saved(preset="full", every=int(match[1])), (), False
     if how.startswith("unsloth"):  # unsloth_zoo gradient_checkpointing.py Unsloth_Offloaded_Gradient_Checkpointer
         return _inputs_away(row)
     if _whole(how, row):
         if re.search(XLA, row.framework.lower()):
             return Saved(rules=(again(row.layers or 0),)), (), False
         return Saved(preset="full"), (), False
-    if found := re.search(r"(?:every|selective[ :=(]*)\D*(\d+)", how):  # torchtitan: every n-th layer is recomputed
+    if match := re.search(r"(?:every|selective[ :=(]*)\D*(\d+)", how):  # torchtitan: every n-th layer is recomputed
         count = row.layers or 0
-        some = tuple(SavedRule(calls=f"layers[{i}]", action="recompute") for i in range(0, count, int(found[1])))
+        some = tuple(SavedRule(calls=f"layers[{i}]", action="recompute") for i in range(0, count, int(match[1])))
         return Saved(rules=some), (), False
-    if found := re.search(r"\[(.*)\]", how):
+    if match := re.search(r"\[(.*)\]", how):
         rules = tuple(
             SavedRule(tensors=tensors, action="recompute", calls=calls)
             for pattern, tensors in MODULES
-            if re.search(pattern, found[1]) and (calls := _layers_with(tensors, row))
+            if re.search(pattern, match[1]) and (calls := _layers_with(tensors, row))
         )
-        preset: Preset = "selective" if "core_attn" in found[1] else "none"
+        preset: Preset = "selective" if "core_attn" in match[1] else "none"
         note = f"recompute {row.recompute}: what our blocks have of these modules"
         return Saved(preset=preset, rules=rules), (note,), False
     if re.search(r"\bop\b|sac|per.?op|^minimal|save_dot", how):
@@ -393,15 +393,15 @@ def lighter_first(layers: int, stages: int, *, xla: bool) -> tuple[Saved, ...]:
     layers, a quarter of each stage's at a time; all of them. xla: as XLA runs it, at last with what layers read moved
     to the host, as MaxText's recipes have it (`decoder_layer_input: offload`, configs/base.yml; read 2026-11-22)."""
     between = SavedRule(tensors=("*norm*", "*act", "*.act"), action="recompute")
-    found = [Saved(), Saved(rules=(between,))]
-    each = -(-layers // max(stages, 1))
+    collected = [Saved(), Saved(rules=(between,))]
+    share = -(-layers // max(stages, 1))
     for quarter in (1, 2, 3):
-        if (count := each * quarter // 4) > 0:
-            found.append(Saved(rules=(between, SavedRule(first_per_stage=count, action="recompute"))))
+        if (count := share * quarter // 4) > 0:
+            collected.append(Saved(rules=(between, SavedRule(first_per_stage=count, action="recompute"))))
     away = SavedRule(tensors=("input",), action="offload")
     if xla:
-        return (*dict.fromkeys(found), Saved(rules=(again(layers),)), Saved(rules=(again(layers), away)))
-    return (*dict.fromkeys(found), Saved(preset="full"))
+        return (*dict.fromkeys(collected), Saved(rules=(again(layers),)), Saved(rules=(again(layers), away)))
+    return (*dict.fromkeys(collected), Saved(preset="full"))
 
 
 def _unmoved(name: str) -> str:
@@ -411,10 +411,10 @@ def _unmoved(name: str) -> str:
 
 def _virtual_stages(row: Row, pp: int) -> int:
     text = row.vpp or "1"
-    if found := re.fullmatch(r"layers/vstage=(\d+)", text):
-        stages, rest = divmod(row.layers or 0, pp * int(found[1]))
+    if match := re.fullmatch(r"layers/vstage=(\d+)", text):
+        stages, rest = divmod(row.layers or 0, pp * int(match[1]))
         if rest or not stages:
-            raise InputError(f"{row.layers} layers do not divide into pp = {pp} with {found[1]} a virtual stage")
+            raise InputError(f"{row.layers} layers do not divide into pp = {pp} with {match[1]} a virtual stage")
         return stages
     if not text.isdigit():
         raise InputError(f"vpp = {text!r} is not a whole number")
@@ -463,8 +463,8 @@ def _by_program(row: Row) -> tuple[Optimizer, Notes] | None:
     if (row.num_devices or 1) == 1:
         return None
     stage: Any
-    if found := re.search(r"zero[- ]?(?:stage[- ]?)?([123])", program):
-        stage = int(found[1])
+    if match := re.search(r"zero[- ]?(?:stage[- ]?)?([123])", program):
+        stage = int(match[1])
     elif re.search(SHARDED, program) and "automodel" not in program:
         stage = 3
     elif re.search(DISTRIBUTED, program):
@@ -486,8 +486,8 @@ def optimizer(row: Row) -> tuple[Optimizer, Notes]:
         return default
     if name in ("none", "ddp", "no"):
         return Optimizer(zero=0), ()
-    if found := re.search(STAGES, name):
-        stage: Any = int(next(filter(None, found.groups())))
+    if match := re.search(STAGES, name):
+        stage: Any = int(next(filter(None, match.groups())))
         return Optimizer(zero=stage), ()
     if re.search(r"grad_op|shard_grad|no.?reshard", name):
         return Optimizer(zero=3, reshard_after_forward=False), ()

@@ -199,9 +199,9 @@ def with_sizes(row: Row) -> tuple[Row, tuple[str, ...]]:
         row, notes = _maxtext(row)
     else:
         notes = ()
-    found = next((values for pattern, values in KNOWN if re.search(pattern, row.model.lower())), None)
-    if found is not None and row.hidden in (None, found[1]) and row.layers in (None, found[0]):
-        known = dict(zip(FIELDS, found, strict=True))
+    match = next((values for pattern, values in KNOWN if re.search(pattern, row.model.lower())), None)
+    if match is not None and row.hidden in (None, match[1]) and row.layers in (None, match[0]):
+        known = dict(zip(FIELDS, match, strict=True))
         if row.hidden is not None:  # of vocabularies, what the program pads or replaces goes first
             known.pop("vocab")
         filled = _filled(row, known)
@@ -229,8 +229,8 @@ def _maxtext(row: Row) -> tuple[Row, tuple[str, ...]]:
     row = _filled(row, {"vocab": MAXTEXT_ROWS if re.match(MAXTEXT, row.model.lower()) else None})
     if re.match(MAXTEXT, row.model.lower()) and row.seq_len is None:
         row = replace(row, seq_len=MAXTEXT_SEQ)
-    found = re.search(r'"global_parameter_scale": "(\d+)"', row.notes)
-    scale = int(found[1]) if found else 0
+    match = re.search(r'"global_parameter_scale": "(\d+)"', row.notes)
+    scale = int(match[1]) if match else 0
     if scale < 1 or scale & (scale - 1) or row.layers is not None:
         return row, ()
     whole, rest = divmod(scale.bit_length() - 1, 3)

@@ -45,8 +45,8 @@ def is_titan(row: Row) -> bool:
 
 def _month(row: Row) -> int:
     """Year and month that the source names, as 202412; 0 for none."""
-    found = re.search(DATED, f"{row.source or ''} {row.section or ''}")
-    return int(found[1] + found[2]) if found else 0
+    match = re.search(DATED, f"{row.source or ''} {row.section or ''}")
+    return int(match[1] + match[2]) if match else 0
 
 
 def with_recipe(row: Row) -> tuple[Row, tuple[str, ...]]:
@@ -78,14 +78,14 @@ def kernels(row: Row, compiled: bool | None) -> Mapping[str, Any]:
     month = _month(row) if is_titan(row) else 0
     if not month:
         return {}
-    found: dict[str, Any] = {}
+    collected: dict[str, Any] = {}
     if month < FUSED_SINCE:
-        found["optimizer_step"] = "foreach"
+        collected["optimizer_step"] = "foreach"
     if month < CUDNN_SINCE and not re.search(r"b[23]00", row.device.lower()):
-        found["attention_kernel"] = "flash2"
+        collected["attention_kernel"] = "flash2"
     if month < STOPS_BEFORE and not compiled:
-        found["recompute_stops"] = True
-    return found
+        collected["recompute_stops"] = True
+    return collected
 
 
 def narrow(row: Row, fp8: Fp8) -> Fp8:

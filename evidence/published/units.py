@@ -32,11 +32,11 @@ def in_usual_units(row: Row) -> tuple[Row, tuple[str, ...]]:
         metric, value = getattr(row, name), getattr(row, amount)
         if metric is None or value is None or metric in USUAL:
             continue
-        found = _usual(row, re.sub(r"[^a-z0-9]+", "_", metric.lower().replace("/", "_per_")).strip("_"), value)
-        if found is not None:
-            changed: dict[str, object] = {name: found[0], amount: found[1]}
+        match = _usual(row, re.sub(r"[^a-z0-9]+", "_", metric.lower().replace("/", "_per_")).strip("_"), value)
+        if match is not None:
+            changed: dict[str, object] = {name: match[0], amount: match[1]}
             row = replace(row, **changed)  # type: ignore[arg-type]
-            notes.append(f"{metric} = {value:g} read as {found[0]} = {found[1]:.6g}")
+            notes.append(f"{metric} = {value:g} read as {match[0]} = {match[1]:.6g}")
     return row, tuple(notes)
 
 
@@ -44,20 +44,20 @@ def _usual(row: Row, metric: str, value: float) -> tuple[str, float] | None:
     """(metric, value) in usual units; None where that is not known."""
     if metric in USUAL:
         return metric, value
-    if found := re.fullmatch(SECONDS, metric):
-        return "s_per_step", value / (1000 if found[1] or found[2] else 1)
+    if match := re.fullmatch(SECONDS, metric):
+        return "s_per_step", value / (1000 if match[1] or match[2] else 1)
     if re.fullmatch(STEPS, metric):
         return "s_per_step", 1 / value
-    if found := re.fullmatch(SHARE, metric):
-        return f"{found[1]}_pct", value * 100 if value < 1 else value
+    if match := re.fullmatch(SHARE, metric):
+        return f"{match[1]}_pct", value * 100 if value < 1 else value
     if metric == "tgs":  # InternEvo's log: tokens a GPU a second
         return "tokens_per_s_per_device", value
-    if found := re.fullmatch(RATE, metric):
-        return _rate(row, found[2] == "tok", value * (1000 if found[1] else 1), found[3] or found[4] or "total")
-    if (found := re.fullmatch(FLOPS, metric)) and (of := _of(found[2] or ("device" if found[1] == "t" else "total"))):
+    if match := re.fullmatch(RATE, metric):
+        return _rate(row, match[2] == "tok", value * (1000 if match[1] else 1), match[3] or match[4] or "total")
+    if (match := re.fullmatch(FLOPS, metric)) and (of := _of(match[2] or ("device" if match[1] == "t" else "total"))):
         devices = row.num_devices or 0
         if of == "one" or devices:
-            return "tflops_per_device", value * (1000 if found[1] == "p" else 1) / (1 if of == "one" else devices)
+            return "tflops_per_device", value * (1000 if match[1] == "p" else 1) / (1 if of == "one" else devices)
     return None
 
 
@@ -71,5 +71,5 @@ def _rate(row: Row, tokens: bool, value: float, words: str) -> tuple[str, float]
         return "tokens_per_s_per_device", value
     if not of or not devices:
         return None
-    each = value / devices if of == "all" else value
-    return ("tokens_per_s_per_device", each) if tokens else ("samples_per_s", each * devices)
+    share = value / devices if of == "all" else value
+    return ("tokens_per_s_per_device", share) if tokens else ("samples_per_s", share * devices)

@@ -49,19 +49,19 @@ ASSUMED = r"not given|not in the|assumed|unknown|not stated"
 
 def with_words(row: Row) -> tuple[Row, tuple[str, ...]]:
     """The row with what its notes say of columns that are empty, and notes on it."""
-    said = "; ".join(part for part in re.split(r"[;.] |;", row.notes) if not re.search(ASSUMED, part.lower())).lower()
-    found: dict[str, Any] = {}
+    text = "; ".join(part for part in re.split(r"[;.] |;", row.notes) if not re.search(ASSUMED, part.lower())).lower()
+    collected: dict[str, Any] = {}
     for column, pattern, value in WORDS:
-        if getattr(row, column) is None and column not in found and re.search(pattern, said):
-            found[column] = value
+        if getattr(row, column) is None and column not in collected and re.search(pattern, text):
+            collected[column] = value
     for column, pattern in NUMBERS:
-        if getattr(row, column) is None and (number := re.search(pattern, said)):
-            found[column] = number[1] if column == "vpp" else int(number[1])
-    steps = re.search(ACCUMULATED, said)
-    if row.micro_batch is None and "micro_batch" not in found and steps and row.global_batch and row.num_devices:
-        axes = [found.get(axis) or getattr(row, axis) or 1 for axis in ("tp", "pp", "cp")]
-        each, rest = divmod(row.global_batch, max(1, row.num_devices // (axes[0] * axes[1] * axes[2])) * int(steps[1]))
-        if each and not rest:
-            found["micro_batch"] = each
-    notes = tuple(f"{column} {value}: in the notes" for column, value in found.items())
-    return replace(row, **found), notes
+        if getattr(row, column) is None and (number := re.search(pattern, text)):
+            collected[column] = number[1] if column == "vpp" else int(number[1])
+    steps = re.search(ACCUMULATED, text)
+    if row.micro_batch is None and "micro_batch" not in collected and steps and row.global_batch and row.num_devices:
+        axes = [collected.get(axis) or getattr(row, axis) or 1 for axis in ("tp", "pp", "cp")]
+        share, rest = divmod(row.global_batch, max(1, row.num_devices // (axes[0] * axes[1] * axes[2])) * int(steps[1]))
+        if share and not rest:
+            collected["micro_batch"] = share
+    notes = tuple(f"{column} {value}: in the notes" for column, value in collected.items())
+    return replace(row, **collected), notes

@@ -81,9 +81,9 @@ def each_rank_holds_half() -> None:
 def bytes_of_the_sums() -> None:
     def sums(plan: Plan) -> list[tuple[int, int, object]]:
         layer = shard_graph(GRAPH, plan.layout, plan.mesh, {"batch": 1, "seq": 4096}, BF16)["layers"]
-        found = parameter_collectives(layer, plan.mesh, plan.optimizer, Precision())
-        assert all(c.when == "before_step" and c.kind == "all_reduce" for c in found)
-        return [(c.ranks, c.bytes, c.sent_bytes) for c in found]
+        result = parameter_collectives(layer, plan.mesh, plan.optimizer, Precision())
+        assert all(c.when == "before_step" and c.kind == "all_reduce" for c in result)
+        return [(c.ranks, c.bytes, c.sent_bytes) for c in result]
 
     assert sums(PLAN) == [(2, 2_098_176, 2_098_176)] and 36 * 2_098_176 == 75_534_336
     assert sums(SEQUENCE_PARALLEL) == [(4, 16_384, 24_576), (2, 2_098_176, 2_098_176)]

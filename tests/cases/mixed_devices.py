@@ -78,8 +78,8 @@ def lowered(chosen: Plan) -> Callable[[], Program]:
 
 def weights_are_shares_of_the_batch() -> None:
     units = parse_program(BY_SPEED).units
-    found = [(unit.worker, Fraction(unit.weight).limit_denominator(100)) for unit in units]
-    assert found == [(0, Fraction(5, 18)), (1, Fraction(4, 18))] * 2
+    actual = [(unit.worker, Fraction(unit.weight).limit_denominator(100)) for unit in units]
+    assert actual == [(0, Fraction(5, 18)), (1, Fraction(4, 18))] * 2
     assert sorted(sequence for unit in units for sequence, _, _ in unit.pieces) == list(range(18))
 
 

@@ -105,8 +105,8 @@ def counted_once() -> None:
 
 
 def one_buffer() -> None:
-    found = [(one.buffer, one.stage, same.stage) for one, same in parse_program(SAME_RANK).aliases]
-    assert found == [("P", 0, 2), ("G", 0, 2), ("P", 3, 1), ("G", 3, 1)]
+    actual = [(one.buffer, one.stage, same.stage) for one, same in parse_program(SAME_RANK).aliases]
+    assert actual == [("P", 0, 2), ("G", 0, 2), ("P", 3, 1), ("G", 3, 1)]
 
 
 NOTHING = dict.fromkeys(("S", "X", "Y", "DX", "DY"), 0)

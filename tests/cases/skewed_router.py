@@ -74,9 +74,9 @@ def who_waits_for_whom() -> None:
     structure = validate(parse_program(PROGRAM))
     parts = breakdown(simulate(structure, durations(structure.program, SKEWED)))
     for rank_class, waits in ((0, 0.0), (1, 2.0), (2, 3.0)):
-        found = [share for share in parts.of(f"class {rank_class}") if share.part == "bubble"]
-        assert sum(share.seconds for share in found) == waits
-        assert {share.action for share in found} <= {"EXPERTS"}
+        match = [share for share in parts.of(f"class {rank_class}") if share.part == "bubble"]
+        assert sum(share.seconds for share in match) == waits
+        assert {share.action for share in match} <= {"EXPERTS"}
         assert parts.seconds(f"class {rank_class}", "communication", busy=False) == 1.75 + 2
 
 

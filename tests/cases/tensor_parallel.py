@@ -171,8 +171,8 @@ def sent(program: Program) -> float:
 
 
 def same_bytes() -> None:
-    found = [sent(parse_program(text)) for text in (ALL_REDUCE, SEQUENCE_PARALLEL, SPLIT)]
-    assert found == [2 * 2 * ACTIVATION * 3 / 4] * 3
+    actual = [sent(parse_program(text)) for text in (ALL_REDUCE, SEQUENCE_PARALLEL, SPLIT)]
+    assert actual == [2 * 2 * ACTIVATION * 3 / 4] * 3
 
 
 def same_bytes_in_a_layer() -> None:

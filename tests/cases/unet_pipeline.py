@@ -149,14 +149,14 @@ def lowered(plan: Plan) -> Callable[[], Program]:
 
 def bytes_between_stages() -> None:
     blocks = {call.name: GRAPH.block(call.block) for call in GRAPH.calls}
-    found = {
+    actual = {
         (hop.source, hop.target): sum(
             nbytes(blocks[layer].tensor(name), {"batch": 1}, BF16) for layer, name in hop.tensors
         )
         for hop in transfers(STRAIGHT, GRAPH)
     }
     # From 1 to 2: mid_0.y and down_1_0.y, 16 x 4 x 4, and downsample_0.y, 8 x 4 x 4. From 2 to 3: 16 x 8 x 8.
-    assert found == {(0, 1): 1024 + 64, (0, 2): 64, (0, 3): 2112, (1, 2): 512 + 512 + 256, (2, 3): 2048}
+    assert actual == {(0, 1): 1024 + 64, (0, 2): 64, (0, 3): 2112, (1, 2): 512 + 512 + 256, (2, 3): 2048}
 
 
 def only_the_time_embedding_travels_in_a_v() -> None:

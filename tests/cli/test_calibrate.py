@@ -26,9 +26,9 @@ class Asked:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    found = Asked(MEASURED)
-    monkeypatch.setattr(calibrate, "_runtime", lambda: (found.calibrate, dict, lambda: 2, lambda: 16 << 30))
-    return found
+    result = Asked(MEASURED)
+    monkeypatch.setattr(calibrate, "_runtime", lambda: (result.calibrate, dict, lambda: 2, lambda: 16 << 30))
+    return result
 
 
 def test_it_writes_the_cluster_file_and_says_what_it_found(

@@ -35,8 +35,8 @@ def test_it_writes_a_stack_that_predict_takes(tmp_path: Path, capsys: pytest.Cap
     assert max(len(line) for line in out.splitlines() if "wrote" not in line) <= 80
     assert "not used: 1 rows" in out and "d: " in out
     target = tmp_path / "mine.toml"
-    found = schema.load_file(Stack, target)
-    assert found.own is not None and found.own.runs == 3 and "runs.csv: a, b, c" in found.own.data
+    result = schema.load_file(Stack, target)
+    assert result.own is not None and result.own.runs == 3 and "runs.csv: a, b, c" in result.own.data
     assert main(["predict", "gpt2", "--on", "1x8xa100-sxm-80gb", "--stack", str(target), "--seq-len", "1024"]) == 0
     assert "3 own runs" in " ".join(capsys.readouterr().out.split())
     assert [path.name for path in tmp_path.iterdir() if "part" in path.name] == []
@@ -50,9 +50,11 @@ def test_the_command_leads_here(tmp_path: Path) -> None:
 
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(asked(tmp_path, as_json=True)) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [row["id"] for row in found["runs"]] == ["a", "b", "c"]
-    assert set(found["factors"]) == {"kernels", "attention", "host", "collectives"} and len(found["left_out"]) == 3
+    document = json.loads(capsys.readouterr().out)
+    assert [row["id"] for row in document["runs"]] == ["a", "b", "c"]
+    assert (
+        set(document["factors"]) == {"kernels", "attention", "host", "collectives"} and len(document["left_out"]) == 3
+    )
 
 
 def test_nothing_to_fit(tmp_path: Path) -> None:

@@ -40,8 +40,12 @@ def plan(tmp_path: Path) -> str:
 def test_the_file_goes_to_standard_output_and_what_is_beside_it_to_the_other(plan: str, capsys: Out) -> None:
     assert main(["export", plan, "--to", "torchtitan", "--strict"]) == 0
     out, err = capsys.readouterr()
-    found = read_torchtitan(out).plan
-    assert (found.mesh, found.optimizer, found.precision) == (FILE.plan.mesh, FILE.plan.optimizer, FILE.plan.precision)
+    result = read_torchtitan(out).plan
+    assert (result.mesh, result.optimizer, result.precision) == (
+        FILE.plan.mesh,
+        FILE.plan.optimizer,
+        FILE.plan.precision,
+    )
     assert err.startswith("torchtitan v0.2.2") and "not expressed" not in err and "to be said elsewhere" in err
 
 
@@ -69,10 +73,10 @@ def test_strict_refuses_what_is_not_expressed_and_writes_nothing(plan: str, tmp_
 
 def test_json_has_the_text_and_the_lists(plan: str, capsys: Out) -> None:
     assert main(["export", plan, "--to", "deepspeed", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert json.loads(found["text"])["zero_optimization"]["stage"] == 3
-    assert [one["field"] for one in found["unwritten"]] == ["precision.param", "precision.master"]
-    assert found["program"] == "DeepSpeed 0.19.6" and found["elsewhere"]
+    document = json.loads(capsys.readouterr().out)
+    assert json.loads(document["text"])["zero_optimization"]["stage"] == 3
+    assert [one["field"] for one in document["unwritten"]] == ["precision.param", "precision.master"]
+    assert document["program"] == "DeepSpeed 0.19.6" and document["elsewhere"]
 
 
 def test_what_cannot_be_exported_says_why(plan: str, tmp_path: Path, capsys: Out) -> None:
@@ -96,7 +100,7 @@ def test_plans_over_kinds_say_what_no_job_file_says(tmp_path: Path, capsys: pyte
                         virtual=2)  # fmt: skip
     unlike = MixedPoint("stages", (0, 1), (1, 2), (11, 5), (), 4, False, "none", 0, "one_f_one_b")
     shares = MixedPoint("replicas", (0, 1), (1, 1), (16,), (6, 2), 1, False, "none", 0, "one_f_one_b")
-    for point, said in (
+    for point, message in (
         (stages, "the machines in the order of 1x2xh100-sxm+1x2xa100-sxm-80gb"),
         (unlike, "some have dp_shard=2, others tp=2"),
         (shares, "data-parallel ranks take 3 and 1 sequences of a microbatch"),
@@ -104,4 +108,4 @@ def test_plans_over_kinds_say_what_no_job_file_says(tmp_path: Path, capsys: pyte
         path = tmp_path / "plan.toml"
         save_plan_file(PlanFile(model="llama-3.2-1b", on=on, workload=work, plan=space.plan(point)), path)
         assert main(["export", str(path), "--to", "megatron"]) == (0 if point is stages else 2)
-        assert said in " ".join(capsys.readouterr().err.split())
+        assert message in " ".join(capsys.readouterr().err.split())

@@ -55,9 +55,9 @@ def test_the_chosen_plan_is_written_and_fits(tmp_path: Path, capsys: pytest.Capt
     predicted = json.loads(capsys.readouterr().out)
     assert predicted["memory"][0]["peak_bytes"] <= 26 * 2**30
     assert main(["fit", *LIMITED, "--json", "--choose", "1"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    fastest = min(found["combined"], key=lambda rung: rung["step_s"])
-    assert fastest["step_s"] == predicted["step_s"] and found["chosen"] == 0 and not found["fits"]
+    document = json.loads(capsys.readouterr().out)
+    fastest = min(document["combined"], key=lambda rung: rung["step_s"])
+    assert fastest["step_s"] == predicted["step_s"] and document["chosen"] == 0 and not document["fits"]
     assert main(["fit", "--plan", str(path), "--memory", "26GiB"]) == 0
     assert "to spare" in capsys.readouterr().out
 
@@ -66,16 +66,16 @@ def test_a_job_file_that_ran_out(capsys: pytest.CaptureFixture[str], tmp_path: P
     job, on = str(FIXTURES / "accelerate" / "fsdp1.yaml"), "4x1xa100-sxm-40gb"
     given = ["fit", "--from", "accelerate", job, "--on", on]
     assert main([*given, "--model", "llama-3.2-1b", "--micro-batch-size", "16", "--seq-len", "4096", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["schema"] == "gnomon.fit/1" and found["alone"] and not found["fits"] and found["combined"]
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "gnomon.fit/1" and document["alone"] and not document["fits"] and document["combined"]
     assert main([*given, "-o", str(tmp_path / "plan.toml")]) == 2
     assert "--model NAME" in capsys.readouterr().err
 
 
 def test_largest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", *LIMITED[:-2], "--memory", "30GiB", "--largest", "batch", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["schema"] == "gnomon.fit.largest/1" and found["sizes"][0]["changes"] == []
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "gnomon.fit.largest/1" and document["sizes"][0]["changes"] == []
     assert main(["fit", *ASKED, "--largest", "batch", "-o", "x.toml"]) == 2
     assert "leave out -o" in capsys.readouterr().err
 

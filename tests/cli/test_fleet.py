@@ -26,7 +26,7 @@ def jobs(tmp_path: Path) -> str:
     return str(path)
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> str:
+def message(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -34,7 +34,7 @@ def test_replay_prints_a_table_and_where_device_hours_went(jobs: str, capsys: py
     assert (
         main(["fleet", "replay", jobs, "--on", "2x8xv100-sxm-32gb", "--policy", "fifo", "--compare", "sjf,srtf"]) == 0
     )
-    out = said(capsys)
+    out = message(capsys)
     assert "4 jobs submitted in 240 s, on 2 x 8 v100-sxm-32gb" in out
     assert "1 rows of" in out and "line 5: asks for no device" in out
     assert "a job without a model scales linearly" in out
@@ -43,9 +43,9 @@ def test_replay_prints_a_table_and_where_device_hours_went(jobs: str, capsys: py
 
 def test_json_has_every_figure(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "replay", jobs, "--on", "2x8xv100-sxm-32gb", "--policy", "sjf", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    [one] = found["policies"]
-    assert found["jobs"] == 4 and found["left_out"] == [{"line": 5, "reason": "asks for no device"}]
+    document = json.loads(capsys.readouterr().out)
+    [one] = document["policies"]
+    assert document["jobs"] == 4 and document["left_out"] == [{"line": 5, "reason": "asks for no device"}]
     assert sum(one["device_s"].values()) == pytest.approx(16 * one["makespan_s"])
     # c and e pass b, which waits for a's node.
     assert one["jct_mean_s"] == pytest.approx((7200 + (7200 - 60 + 3600) + 600 + 1200) / 4)
@@ -69,13 +69,13 @@ def test_what_is_refused(jobs: str, more: str, wanted: str, capsys: pytest.Captu
 def test_failures_elastic_jobs_and_days(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
     more = "--node-mtbf 0.1 --repair 1 --elastic 1 --pack --no-notice --skip-larger --days 1 --restart 5"
     assert main(["fleet", "replay", jobs, "--on", "2x8xv100-sxm-32gb", *more.split()]) == 0
-    out = said(capsys)
+    out = message(capsys)
     assert "jobs were made elastic" in out and "a node fails every 0.1 days" in out and "down" in out
 
 
 def test_policies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "policies", "--json"]) == 0
-    assert {"fifo", "sjf", "srtf", "las", "tiresias"} <= {each["name"] for each in json.loads(capsys.readouterr().out)}
+    assert {"fifo", "sjf", "srtf", "las", "tiresias"} <= {load["name"] for load in json.loads(capsys.readouterr().out)}
 
 
 def test_the_page_and_the_trace_hold_every_job(jobs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +101,7 @@ def test_the_page_and_the_trace_hold_every_job(jobs: str, tmp_path: Path, capsys
 def test_what_if_answers_machines_or_policy(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
     base = ["fleet", "what-if", jobs, "--on", "2x8xh100-sxm"]
     assert main([*base, "--add", "1x8xh100-sxm", "--compare", "sjf", "--price", "2"]) == 0
-    out = said(capsys)
+    out = message(capsys)
     assert "policy sjf in place of fifo: " in out and "more machines under fifo: " in out
     assert "for $16 an hour more" in out
     assert main(base) == 2
@@ -119,10 +119,10 @@ def test_points_pairs_and_pollux_workloads_are_read(tmp_path: Path, capsys: pyte
     pairs.write_text(head + "net,net,1,v100,0.8,0.8\n")
     more = ["--on", "1x2xv100-sxm-16gb", "--points", str(points), "--pairs", str(pairs), "--policy", "gandiva"]
     assert main(["fleet", "replay", str(trace), *more, "--memory", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert any("1 points of devices spread over nodes" in note for note in found["notes"])
+    document = json.loads(capsys.readouterr().out)
+    assert any("1 points of devices spread over nodes" in note for note in document["notes"])
     # 600 steps at 1 a second, then 600 at 1.5 on both devices: the second waits for the first.
-    assert found["policies"][0]["makespan_s"] == pytest.approx(1000)
+    assert document["policies"][0]["makespan_s"] == pytest.approx(1000)
     assert main(["fleet", "replay", str(trace), "--on", "1x2xv100-sxm-16gb"]) == 2
     assert "--points" in capsys.readouterr().err
 
@@ -132,15 +132,15 @@ def test_forecast_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     text = 'schema = "gnomon.planfile/1"\nmodel = "llama-tiny"\non = "2x8xa100-sxm-80gb"\n[workload]\n'
     plan.write_text(text + "global_batch_size = 64\nseq_len = 512\n[plan]\nmesh = {dp_shard = 8, tp = 2}\n")
     assert main(["fleet", "forecast", str(plan), "--devices", "2..32", "--price", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    rates = {each["devices"]: each["samples_per_s"] for each in found["forecasts"]}
+    document = json.loads(capsys.readouterr().out)
+    rates = {entry["devices"]: entry["samples_per_s"] for entry in document["forecasts"]}
     assert list(rates) == [2, 4, 8, 16, 32] and rates[4] > rates[2]
-    for each in found["forecasts"]:
-        assert each["band_s"][0] <= each["step_s"] <= each["band_s"][1] and each["resize_s"] > 60
-        assert each["samples_per_s"] == pytest.approx(64 / each["step_s"])
-        cost = 1e6 / each["samples_per_s"] / 3600 * 2 * each["devices"]
-        assert each["dollars_per_million_samples"] == pytest.approx(cost)
+    for entry in document["forecasts"]:
+        assert entry["band_s"][0] <= entry["step_s"] <= entry["band_s"][1] and entry["resize_s"] > 60
+        assert entry["samples_per_s"] == pytest.approx(64 / entry["step_s"])
+        cost = 1e6 / entry["samples_per_s"] / 3600 * 2 * entry["devices"]
+        assert entry["dollars_per_million_samples"] == pytest.approx(cost)
     assert main(["fleet", "forecast", str(plan), "--devices", "2,3,12"]) == 0
-    out = said(capsys)
+    out = message(capsys)
     assert "3 devices: 3 devices are not a multiple of tp x pp x cp = 2" in out and "not whole nodes of 8" in out
     assert main(["fleet", "forecast", str(plan), "--devices", "8...64"]) == 2

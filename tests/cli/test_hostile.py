@@ -150,15 +150,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert {path.name for path in tmp_path.iterdir()} - before <= {"s.timeline", "cut.timeline"}
 
 
-@pytest.mark.parametrize(("words", "said"), REFUSED)
-def test_one_clear_answer(words: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("words", "message"), REFUSED)
+def test_one_clear_answer(words: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if "timeline" in words:
         assert main(["predict", "--plan", "p.toml", "--timeline", "s.timeline"]) == 0
         (folder / "cut.timeline").write_bytes((folder / "s.timeline").read_bytes()[:400])
         capsys.readouterr()
     status = main(words.split())
     out, err = capsys.readouterr()
-    assert (status, out) == (2, "") and said in err and "mistake in Gnomon itself" not in err
+    assert (status, out) == (2, "") and message in err and "mistake in Gnomon itself" not in err
 
 
 @pytest.mark.parametrize("words", ["predict --plan marked.toml", "predict --plan windows.toml"])

@@ -90,8 +90,8 @@ def test_tokens_of_an_image_follow_from_the_model(capsys: pytest.CaptureFixture[
     status, out, _ = ask(capsys, "predict", *one)
     assert status == 0 and "1 microbatch of 4 x 197 tokens" in out and "samples/s/device" in out
     status, out, _ = ask(capsys, "predict", "vit-b-16", "--on", "1x8xh100-sxm", "--global-batch", "2048", "--json")
-    found = json.loads(out)  # of one sample each, the device waits for the host: 0.2 % MFU
-    assert found["plan"]["schedule"]["micro_batch_size"] == 64 and found["mfu"] > 0.1
+    document = json.loads(out)  # of one sample each, the device waits for the host: 0.2 % MFU
+    assert document["plan"]["schedule"]["micro_batch_size"] == 64 and document["mfu"] > 0.1
     status, out, _ = ask(capsys, "plan", *one)
     assert status == 0 and "x 197 tokens" in out and "a sample of the model has 197 tokens" in out
     for more in (["--longest", "64"], ["--vary", "seq_len=64,128"]):
@@ -171,7 +171,7 @@ def test_not_fitting_is_status_1_with_advice(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--stack megatron-lm --zero 3", "megatron-lm does not run this plan: ZeRO 3 (it has 0, 1)"),
         ("--stack megatron-lm --pp 2 --schedule zero_bubble_h1", "megatron-lm does not run this plan: schedule zero_"),
@@ -180,17 +180,17 @@ def test_not_fitting_is_status_1_with_advice(capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_what_a_program_cannot_run_is_said_above_the_numbers(
-    words: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    words: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     asked = f"predict llama-tiny --on 1x8xh100-sxm --global-batch 32 --seq-len 64 {words}".split()
     main(asked)
     text = capsys.readouterr().out
     above, _, below = text.partition("\nstep ")
-    assert said in " ".join(above.split()) and "by its record" not in below
+    assert message in " ".join(above.split()) and "by its record" not in below
     main([*asked, "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["beyond_stack"] and all(
-        any(each in line for line in found["assumptions"]) for each in found["beyond_stack"]
+    document = json.loads(capsys.readouterr().out)
+    assert document["beyond_stack"] and all(
+        any(entry in line for line in document["assumptions"]) for entry in document["beyond_stack"]
     )
 
 
@@ -207,24 +207,24 @@ def test_a_plan_beyond_its_program_is_advised_back_and_no_further(
     path = tmp_path / "plan.toml"
     path.write_text(schema.dump(file), encoding="utf-8")
     assert main(["predict", "--plan", str(path), "--json"]) == 1
-    advised = [each["change"] for each in json.loads(capsys.readouterr().out)["advice"]]
-    assert "ZeRO stage 1" in advised and not any("ZeRO stage 2" in each or "3" in each for each in advised)
+    advised = [load["change"] for load in json.loads(capsys.readouterr().out)["advice"]]
+    assert "ZeRO stage 1" in advised and not any("ZeRO stage 2" in entry or "3" in entry for entry in advised)
     assert main(["explain", str(path), "--json"]) == 1
     reasons = json.loads(capsys.readouterr().out)
-    changes = [each["change"] for each in reasons["changes"]]
+    changes = [reason["change"] for reason in reasons["changes"]]
     assert reasons["beyond_stack"] and "ZeRO 0 -> 1" in changes and "schedule one_f_one_b" in changes
     assert not {"ZeRO 0 -> 2", "ZeRO 0 -> 3", "cp 1 -> 2", "schedule zero_bubble_v"} & {*changes}
 
 
 def test_json_is_the_same_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = ask(capsys, *LLAMA, "--zero", "3", "--json")
-    found = json.loads(out)
+    document = json.loads(out)
     assert status == 0
-    assert found["schema"] == "gnomon.prediction/1"
-    assert found["fits"] is True
-    assert found["tokens_per_s_per_device"] == pytest.approx(128 * 4096 / 32 / found["step_s"])
-    assert sum(found["breakdown_s"].values()) == pytest.approx(found["step_s"])
-    assert any("micro batch not given" in line for line in found["assumptions"])
+    assert document["schema"] == "gnomon.prediction/1"
+    assert document["fits"] is True
+    assert document["tokens_per_s_per_device"] == pytest.approx(128 * 4096 / 32 / document["step_s"])
+    assert sum(document["breakdown_s"].values()) == pytest.approx(document["step_s"])
+    assert any("micro batch not given" in line for line in document["assumptions"])
 
 
 def test_plan_file_and_options_that_change_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -395,12 +395,12 @@ def test_a_plan_comes_through_a_pipe(whole: bool, tmp_path: Path, capsys: pytest
     text = schema.dump(PlanFile(model="llama-tiny", on="1x2xh100-sxm", workload=workload, plan=plan) if whole else plan)
     words = ("predict",) if whole else ("predict", "llama-tiny", "--on", "1x2xh100-sxm", "--seq-len", "64")
     (tmp_path / "plan.toml").write_text(text)
-    status, said, _ = ask(capsys, *words, "--plan", str(tmp_path / "plan.toml"))
+    status, message, _ = ask(capsys, *words, "--plan", str(tmp_path / "plan.toml"))
     assert status == 0
     read, write = os.pipe()
     os.write(write, text.encode())
     os.close(write)
-    assert ask(capsys, *words, "--plan", f"/dev/fd/{read}") == (0, said, "")
+    assert ask(capsys, *words, "--plan", f"/dev/fd/{read}") == (0, message, "")
     os.close(read)
 
 
@@ -487,14 +487,14 @@ def test_a_job_file_is_recognised_and_what_it_leaves_open_is_given_as_its_messag
     )
     words = ["predict", str(script), "--on", "8xh100-sxm"]
     typed = {"--set SEQ=": "--set SEQ=512", "--vocab-size": "--vocab-size 1000"}
-    for said, advice in typed.items():
+    for message, advice in typed.items():
         status, _, err = ask(capsys, *words)
-        assert status == 2 and said in err
+        assert status == 2 and message in err
         words += advice.split()
     status, out, _ = ask(capsys, *words, "--json")
-    found = json.loads(out)
-    assert status == 0 and "the file is for 16 devices, predicted here on 8 (--on)" in found["assumptions"]
-    notes = "\n".join(found["notes"])
+    document = json.loads(out)
+    assert status == 0 and "the file is for 16 devices, predicted here on 8 (--on)" in document["assumptions"]
+    notes = "\n".join(document["notes"])
     assert "not predicted: magic_option = 3" in notes and "final global batch" in notes
     assert "no effect on time or memory: lr" in notes
     status, _, err = ask(capsys, *words, "--strict")
@@ -508,11 +508,11 @@ def test_a_job_file_is_recognised_and_what_it_leaves_open_is_given_as_its_messag
 
 def test_adapters_are_asked_for_by_options_or_by_the_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     job = ("--on", "1x2xa100-sxm-80gb", "--global-batch", "8", "--seq-len", "256", "--json")
-    found = [
+    actual = [
         json.loads(ask(capsys, "predict", *words, *job)[1])
         for words in (("llama-tiny", "--lora-rank", "8", "--lora-base", "nf4"), ("llama-tiny+qlora8",))
     ]
-    assert found[0]["step_s"] == found[1]["step_s"] and "parameters of adapters are trained" in found[0]["notes"][0]
+    assert actual[0]["step_s"] == actual[1]["step_s"] and "parameters of adapters are trained" in actual[0]["notes"][0]
     path = tmp_path / "plan.toml"
     status, _, _ = ask(capsys, "plan", "llama-tiny", "--lora-rank", "8", *job[:-1], "-o", str(path))
     assert status == 0 and schema.load_file(PlanFile, path).model == "llama-tiny+lora8"
@@ -536,8 +536,8 @@ def test_an_encoder_takes_a_size_of_its_own(capsys: pytest.CaptureFixture[str]) 
     asked = ["predict", "t5-base", "--on", "1x8xh100-sxm", "--json"]
     status, out, _ = ask(capsys, *asked)
     assert status == 0
-    said = next(word for word in json.loads(out)["assumptions"] if "tokens of the encoder" in word)
-    typed = re.findall(r"\((--size) (\S+)\)", said)[0]
+    message = next(word for word in json.loads(out)["assumptions"] if "tokens of the encoder" in word)
+    typed = re.findall(r"\((--size) (\S+)\)", message)[0]
     again = json.loads(ask(capsys, *asked, *typed)[1])
     assert again["step_s"] == json.loads(out)["step_s"]
     assert not any("tokens of the encoder" in word for word in again["assumptions"])
@@ -569,6 +569,6 @@ def test_parameters_are_printed(
     model: str, total: int, active: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["predict", model, "--on", "4x8xh100-sxm", "--zero", "3"]
-    found = json.loads(ask(capsys, *asked, "--json")[1])
-    assert (found["parameters"], found["active_parameters"]) == (total, active)
+    document = json.loads(ask(capsys, *asked, "--json")[1])
+    assert (document["parameters"], document["active_parameters"]) == (total, active)
     assert f"\n  {text}\n" in ask(capsys, *asked)[1]

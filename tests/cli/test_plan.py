@@ -53,21 +53,21 @@ def test_recomputation_by_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_json_has_the_points(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--json", "--top", "2"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    points = found["points"]
+    document = json.loads(capsys.readouterr().out)
+    points = document["points"]
     assert points.pop("space") == sum(points.values())
-    assert len(found["best"]) == 2 and found["best"][0]["loses_s"] == 0.0
-    assert found["safest"] in (None, 1) and found["best"][0]["prediction"]["band"]["high_s"] > 0
+    assert len(document["best"]) == 2 and document["best"][0]["loses_s"] == 0.0
+    assert document["safest"] in (None, 1) and document["best"][0]["prediction"]["band"]["high_s"] > 0
 
 
 def test_options_fix_and_forbid(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--json", "--tp", "2", "--forbid", "zero>0", "--forbid", "recompute!=full"]) == 0
-    points = [each["point"] for each in json.loads(capsys.readouterr().out)["best"]]
+    points = [load["point"] for load in json.loads(capsys.readouterr().out)["best"]]
     assert {(p["tp"], p["zero"], p["recompute"]) for p in points} == {(2, 0, "full")}
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--memory", "1GiB"], "no plan of llama-tiny on 1x2xa100-sxm-80gb fits in 1.00 GiB"),
         (["--tp", "4"], "tp=4 is 4 ranks, but 1x2xa100-sxm-80gb has 2"),
@@ -77,9 +77,9 @@ def test_options_fix_and_forbid(capsys: pytest.CaptureFixture[str]) -> None:
         (["--zero", "3", "--forbid", "zero>2"], "zero = 3 is asked for, but forbidden are zero>2; drop one of them"),
     ],
 )
-def test_what_cannot_be_met_is_said(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_met_is_said(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, *more]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_batch_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,8 +95,8 @@ def test_a_plan_file_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert "bounded by" in out and "one change" in out and "is the network the problem?" in out
     assert main(["explain", path, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["changes"] and all(each["step_s"] or each["why_not"] for each in found["changes"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["changes"] and all(entry["step_s"] or entry["why_not"] for entry in document["changes"])
 
 
 FEW = [*SMALL, "--schedule", "one_f_one_b", "--recompute", "none"]
@@ -117,9 +117,9 @@ def test_other_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "global_batch=4",
     ]
     assert main([*FEW, "--pareto", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    steps = [case["step_s"] for case in found["cases"]]
-    assert found["schema"] == "gnomon.sweep/1" and steps == sorted(steps)
+    document = json.loads(capsys.readouterr().out)
+    steps = [case["step_s"] for case in document["cases"]]
+    assert document["schema"] == "gnomon.sweep/1" and steps == sorted(steps)
     assert main([*FEW, "--max-step", "1s"]) == 0
     assert "fewest devices for 1.00 s: 2, in whole nodes" in capsys.readouterr().out
     assert main([*FEW, "--max-step", "1us"]) == 1
@@ -134,10 +134,10 @@ def test_costs_are_shown_with_their_source(capsys: pytest.CaptureFixture[str]) -
     out = capsys.readouterr().out
     assert "1M tokens cost" in out and "rent: $3.60 a device-hour of a100-sxm-80gb, as given" in out
     assert main([*FEW, "--price", "3.6", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    step = found["best"][0]["prediction"]["step_s"]
-    assert found["dollars_per_step"] == pytest.approx(2 * 3.6 / 3600 * step)
-    assert found["dollars_per_million_tokens"] == pytest.approx(found["dollars_per_step"] / (8 * 128) * 1e6)
+    document = json.loads(capsys.readouterr().out)
+    step = document["best"][0]["prediction"]["step_s"]
+    assert document["dollars_per_step"] == pytest.approx(2 * 3.6 / 3600 * step)
+    assert document["dollars_per_million_tokens"] == pytest.approx(document["dollars_per_step"] / (8 * 128) * 1e6)
 
 
 def test_a_batch_in_tokens(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,9 +150,9 @@ def test_a_batch_in_tokens(capsys: pytest.CaptureFixture[str]) -> None:
 def test_cheapest_fewest_and_at_most(capsys: pytest.CaptureFixture[str]) -> None:
     batch = ["--tokens-per-batch", "8k"]
     assert main([*BARE, *batch, "--vary", "nodes=1..2", "--best", "cost", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    costs = {case["label"]: case["dollars_per_million_tokens"] for case in found["cases"]}
-    assert found["said"].startswith(f"cheapest: {min(costs, key=lambda label: costs[label])}")
+    document = json.loads(capsys.readouterr().out)
+    costs = {case["label"]: case["dollars_per_million_tokens"] for case in document["cases"]}
+    assert document["said"].startswith(f"cheapest: {min(costs, key=lambda label: costs[label])}")
     assert main([*BARE, *batch, "--deadline", "100d", "--tokens", "1G"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert (
@@ -172,14 +172,14 @@ def test_cheapest_fewest_and_at_most(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_largest_model_by_choices_beyond_the_search(capsys: pytest.CaptureFixture[str]) -> None:
     few = [*FEW, "--tp", "1", "--pp", "1", "--zero", "0", "--recompute", "full", "--no-clip", "--memory", "1700MiB"]
     assert main([*few, "--largest", "layers", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    last, others = found["cases"][-1], [case for case in found["cases"][:-1] if "step_s" in case]
+    document = json.loads(capsys.readouterr().out)
+    last, others = document["cases"][-1], [case for case in document["cases"][:-1] if "step_s" in case]
     assert last["fits_by"]["choices"] == {"optimizer_offload": True} and last["choices"]["optimizer_offload"] is True
     assert last["fits_by"]["peak_bytes_without"] > 1700 * 2**20 >= last["peak_bytes"]
     assert last["fits_by"]["longer_step"] == pytest.approx(last["step_s"] / last["fits_by"]["step_s_without"] - 1)
-    assert "it fits by optimizer_offload yes, +" in found["said"]
+    assert "it fits by optimizer_offload yes, +" in document["said"]
     plain = [case["label"] for case in others if "fits_by" not in case]
-    assert f"without such choices {plain[-1]} does" in found["said"]
+    assert f"without such choices {plain[-1]} does" in document["said"]
     assert main([*few, "--largest", "layers", "--json", "--no-refine"]) == 0
     exact = json.loads(capsys.readouterr().out)["cases"][-1]
     assert exact["label"] == plain[-1] and exact["choices"] == {} and "fits_by" not in exact
@@ -188,11 +188,13 @@ def test_the_largest_model_by_choices_beyond_the_search(capsys: pytest.CaptureFi
 def test_a_spent_budget_is_said_with_what_is_proved(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["plan", "llama-3.1-8b", "--on", "2x8xh100-sxm", "--global-batch", "64", "--seq-len", "4096"]
     assert main([*asked, "--budget", "1us", "--equal-stages", "--no-refine"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "plans were not looked at (--budget): some of them have no bound yet" in said and "fits:" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "plans were not looked at (--budget): some of them have no bound yet" in output and "fits:" in output
     assert main([*asked, "--budget", "1us", "--equal-stages", "--no-refine", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["points"]["not_looked_at"] > 0 and found["others_take_s_or_more"] == 0  # no time to work out bounds
+    document = json.loads(capsys.readouterr().out)
+    assert (
+        document["points"]["not_looked_at"] > 0 and document["others_take_s_or_more"] == 0
+    )  # no time to work out bounds
 
 
 def test_interrupt_ends_a_search_with_its_best_so_far() -> None:
@@ -235,11 +237,15 @@ def test_choices_are_fixed_refined_and_written(tmp_path: Path, capsys: pytest.Ca
         str(path),
     ]
     assert main([*asked, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["refined"]["exact"] is False
+    document = json.loads(capsys.readouterr().out)
+    assert document["refined"]["exact"] is False
     file = load_plan_file(path)
     assert not file.plan.optimizer.reshard_after_forward and file.predicted is not None
-    assert file.predicted.step_s == found["refined"]["prediction"]["step_s"] <= found["best"][0]["prediction"]["step_s"]
+    assert (
+        file.predicted.step_s
+        == document["refined"]["prediction"]["step_s"]
+        <= document["best"][0]["prediction"]["step_s"]
+    )
     assert main([*FEW, "--refine", "--fix", "dp_shard=2", "--fix", "keep_gathered=no"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "tried on " in out and "A better combination may exist" in out and "taken to run every choice" in out
@@ -263,9 +269,9 @@ def test_plans_that_a_table_cuts_stand_below_in_full(capsys: pytest.CaptureFixtu
 
 def test_what_has_no_effect_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--fix", "prefetch=3", "--zero", "1", "--memory", "900GiB", "--top", "1", "--json"]) == 0
-    said = " ".join(json.loads(capsys.readouterr().out)["assumptions"])
-    assert "prefetch is fixed, and means nothing in this plan" in said
-    assert "--memory 900GiB is more than a device has: 79.2 GiB are allowed" in said
+    output = " ".join(json.loads(capsys.readouterr().out)["assumptions"])
+    assert "prefetch is fixed, and means nothing in this plan" in output
+    assert "--memory 900GiB is more than a device has: 79.2 GiB are allowed" in output
     assert main([*SMALL, "--fix", "prefetch=3", "--zero", "3", "--fix", "dp_shard=2", "--top", "1", "--json"]) == 0
     assert "means nothing" not in capsys.readouterr().out
     assert main([*SMALL, "--sequence-parallel", "--tp", "1", "--top", "1"]) == 0
@@ -278,10 +284,10 @@ def test_choices_are_tried_unless_left_out(tmp_path: Path, capsys: pytest.Captur
     asked = ["plan", "llama-3.2-1b", "--on", "1x4xa100-sxm-80gb", "--global-batch", "8", "--seq-len", "2048"]
     asked += ["--tp", "4", "--fix", "sequence_parallel=yes"]
     assert main([*asked, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    refined = found["refined"]["prediction"]["step_s"]
-    assert found["best"][0]["prediction"]["step_s"] == refined and not found["refined"]["steps"]
-    assert found["refined"]["starts"] == 5 and found["refined"]["predictions"] <= 40
+    document = json.loads(capsys.readouterr().out)
+    refined = document["refined"]["prediction"]["step_s"]
+    assert document["best"][0]["prediction"]["step_s"] == refined and not document["refined"]["steps"]
+    assert document["refined"]["starts"] == 5 and document["refined"]["predictions"] <= 40
     assert main([*asked, "--vary", "memory=40GiB,60GiB", "--json"]) == 0
     assert {case["step_s"] for case in json.loads(capsys.readouterr().out)["cases"]} == {refined}
     path = tmp_path / "plan.toml"
@@ -296,7 +302,7 @@ def test_choices_are_tried_unless_left_out(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--allow", "fp8", "--no-refine"], "--allow fp8 is for what --no-refine leaves out"),
         (["--refine", "--no-refine"], "not allowed with argument --refine"),
@@ -309,13 +315,13 @@ def test_choices_are_tried_unless_left_out(tmp_path: Path, capsys: pytest.Captur
         (["--refine", "--pareto"], "--refine is for the fastest plan"),
     ],
 )
-def test_choices_that_cannot_be(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_choices_that_cannot_be(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, *more]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--vary", "seqlen=1"], "did you mean"),
         (["--vary", "seq_len="], "has no values"),
@@ -335,9 +341,9 @@ def test_choices_that_cannot_be(more: list[str], said: str, capsys: pytest.Captu
         (["--price", "cheap"], "is no price"),
     ],
 )
-def test_questions_that_do_not_go_together(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_questions_that_do_not_go_together(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, *more]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_uneven_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -350,8 +356,8 @@ def test_uneven_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     made = load_plan_file(path).plan
     assert len(made.schedule.layers_per_stage) == 4 and sum(made.schedule.layers_per_stage) == 16
     assert main([*asked, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["uneven"]["gain"] > 0.1 and found["best"][1]["loses_s"] > 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["uneven"]["gain"] > 0.1 and document["best"][1]["loses_s"] > 0
     assert main([*asked, "--equal-stages"]) == 0
     assert "uneven" not in capsys.readouterr().out
     assert main([*asked, "--layers-per-stage", "4,4,5,3"]) == 0
@@ -359,16 +365,16 @@ def test_uneven_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--layers-per-stage", "4,4", "--equal-stages"], "contradict"),
         (["--layers-per-stage", "4,4", "--pp", "4"], "one number for each stage"),
         (["--layers-per-stage", "4,4", "--pareto"], "for one plan on devices"),
     ],
 )
-def test_layers_that_contradict(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_that_contradict(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, *more]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_stages_with_other_numbers_of_replicas(capsys: pytest.CaptureFixture[str]) -> None:
@@ -377,8 +383,8 @@ def test_stages_with_other_numbers_of_replicas(capsys: pytest.CaptureFixture[str
     out = " ".join(capsys.readouterr().out.split())
     assert "other numbers of replicas (DAPPLE): " in out and "layers x replicas" in out
     assert main([*asked, "--uneven-replicas", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["uneven_replicas"]
-    assert sum(stage["replicas"] for stage in found["stages"]) == 3 and found["prediction"]["fits"]
+    document = json.loads(capsys.readouterr().out)["uneven_replicas"]
+    assert sum(stage["replicas"] for stage in document["stages"]) == 3 and document["prediction"]["fits"]
     assert main([*asked, "--uneven-replicas", "--stack", "megatron-lm"]) == 2
     assert "not run by megatron-lm" in capsys.readouterr().err
     assert main([*asked, "--uneven-replicas", "--stack", "gnomon"]) == 0

@@ -76,16 +76,16 @@ def test_a_stack_of_ones_own_is_found_again_from_the_plan_file(
 
 def test_json_says_what_is_gained_and_points_add_up(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*asked, "--json", "--top", "2"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    points = found["points"]
+    document = json.loads(capsys.readouterr().out)
+    points = document["points"]
     assert points.pop("space") == sum(points.values())
-    best = found["best"][0]["prediction"]["step_s"]
-    others = [found["equal"], *found["alone"].values()]
-    assert found["proved"] and all(each["prediction"]["step_s"] > best for each in others)
+    best = document["best"][0]["prediction"]["step_s"]
+    others = [document["equal"], *document["alone"].values()]
+    assert document["proved"] and all(other["prediction"]["step_s"] > best for other in others)
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--vary", "nodes=1,2"], "a number of them does not say which; write the choices, as in --vary on="),
         (["--try", "2"], "--try is for equal devices"),
@@ -96,17 +96,17 @@ def test_json_says_what_is_gained_and_points_add_up(asked: list[str], capsys: py
     ],
 )
 def test_what_cannot_be_met_is_said(
-    asked: list[str], more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    asked: list[str], more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*asked, *more]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_other_questions_and_reasons(asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*asked, "--max-devices", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [case["devices"] for case in found["cases"]] == [1, 1, 2]
-    assert found["said"].startswith("fastest on at most 2 devices, in whole nodes: 2")
+    document = json.loads(capsys.readouterr().out)
+    assert [case["devices"] for case in document["cases"]] == [1, 1, 2]
+    assert document["said"].startswith("fastest on at most 2 devices, in whole nodes: 2")
     path = tmp_path / "plan.toml"
     assert main([*asked, "--stack", "gnomon", "-o", str(path)]) == 0
     assert len(load_plan_file(path).runners_up) >= 2

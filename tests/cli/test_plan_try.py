@@ -111,10 +111,10 @@ def test_the_measured_best_is_kept_whatever_becomes_of_the_others(
 def test_json(tells: Path, capsys: pytest.CaptureFixture[str]) -> None:
     story(0.5, "killed")
     assert main([*WORDS, *FP32, "--try", "2", "--try-steps", "2", "--try-dir", str(tells), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    tried = found["tried"]
+    document = json.loads(capsys.readouterr().out)
+    tried = document["tried"]
     assert (tried["schema"], tried["kept"], tried["folder"]) == ("gnomon.tried/1", 0, str(tells))
-    assert [each["ended"] for each in tried["attempts"]] == ["ran", "failed"]
+    assert [trial["ended"] for trial in tried["attempts"]] == ["ran", "failed"]
     assert tried["attempts"][0]["measured_step_s"] == 0.5
     assert schema.load_file(Stack, tried["stack"]).own is not None
 
@@ -130,7 +130,7 @@ def test_nothing_ran(tells: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_was_measured_corrects_the_next_plan(tells: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Three runs of twice what is predicted: with the numbers that they give, the next prediction is nearer."""
     assert main([*WORDS, *FP32, "--top", "3", "--json"]) == 0
-    before = [each["prediction"]["step_s"] for each in json.loads(capsys.readouterr().out)["best"]]
+    before = [load["prediction"]["step_s"] for load in json.loads(capsys.readouterr().out)["best"]]
     measured = [2 * seconds for seconds in before]
     story(*measured)
     assert main([*WORDS, *FP32, "--try", "3", "--try-dir", str(tells)]) == 0
@@ -154,8 +154,8 @@ def home(tells: Path) -> Path:
 def predicted(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[float, str]:
     """(seconds of the best plan's step, what it rests on) of another plan request."""
     assert main([*WORDS, *FP32, "--stack", "gnomon", "--top", "1", "--json", *words]) == 0
-    found = json.loads(capsys.readouterr().out)
-    return found["best"][0]["prediction"]["step_s"], " ".join(found["assumptions"])
+    document = json.loads(capsys.readouterr().out)
+    return document["best"][0]["prediction"]["step_s"], " ".join(document["assumptions"])
 
 
 def test_what_was_measured_is_taken_by_the_next_command(
@@ -174,11 +174,11 @@ def test_what_was_measured_is_taken_by_the_next_command(
     assert "from now on predictions for this machine take what 4 runs say" in " ".join(out.split())
     assert max(len(line) for line in out.splitlines() if str(tells) not in line) <= 80
     assert (home / "local-gnomon.toml").is_file() and len(list((home / "runs").glob("*.toml"))) == 4
-    after, said = predicted(capsys)
+    after, message = predicted(capsys)
     assert abs(after / before / 2 - 1) < 0.3
-    assert "calibrated from 4 runs of " in said and "--no-local-calibration ignores them" in said
-    plain, said = predicted(capsys, "--no-local-calibration")
-    assert plain == before and "calibrated from" not in said
+    assert "calibrated from 4 runs of " in message and "--no-local-calibration ignores them" in message
+    plain, message = predicted(capsys, "--no-local-calibration")
+    assert plain == before and "calibrated from" not in message
     assert predicted(capsys, "--stack", "megatron-lm")[1].count("calibrated from") == 0
     assert predicted(capsys, "--on", "1x2xa100-sxm-80gb")[1].count("calibrated from") == 0
     steps = {}
@@ -230,8 +230,8 @@ def test_numbers_hold_for_one_machine_as_it_was_calibrated(home: Path) -> None:
     options = Namespace(no_local_calibration=False)
 
     def taken(machines: Cluster, of: Stack = stack("gnomon")) -> tuple[bool, str]:  # noqa: B008
-        said: list[str] = []
-        return with_own(of, machines, options, said).own == own, " ".join(said)
+        message: list[str] = []
+        return with_own(of, machines, options, message).own == own, " ".join(message)
 
     assert taken(machine)[0] and "calibrated from 3 runs of 2026-11-22 on this machine" in taken(machine)[1]
     later = measured_cluster(replace(MEASURED, date="2027-01-01T00:00:00Z"), 16 << 30)
@@ -310,7 +310,7 @@ def test_machines_that_are_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_mistakes(tells: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for words, said in (
+    for words, message in (
         (("--try", "0"), "is not between 1 and 50"),
         (("--try", "2", "--try-steps", "-1"), "is not between 1 and 1000"),
         (("--try", "2", "--try-timeout", "10"), "bare '10'"),
@@ -323,7 +323,7 @@ def test_mistakes(tells: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
         story(0.5, 0.5)
         assert main([*WORDS, *FP32, *words]) == 2
         out, err = capsys.readouterr()
-        assert out == "" and said in err and err.count("\n") == 1
+        assert out == "" and message in err and err.count("\n") == 1
     monkeypatch.setattr(plan_try, "find_spec", lambda name: None)
     assert main([*WORDS, *FP32, "--try", "2"]) == 2
     assert "pip install gnomon[torch]" in capsys.readouterr().err

@@ -198,8 +198,8 @@ ASKED = [
 """What a careless or hostile user asks, and what the one message says."""
 
 
-@pytest.mark.parametrize(("words", "said"), ASKED)
-def test_one_clear_answer(words: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("words", "message"), ASKED)
+def test_one_clear_answer(words: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "p.toml").write_text(PLAN_FILE)
     (folder / "spoilt.toml").write_text(PLAN_FILE.replace("1x2x", "1x4x"))
     (folder / "plan-of-gpt2.toml").write_text(PLAN_FILE.replace("llama-tiny", "gpt2").replace("64", "2048"))
@@ -207,4 +207,4 @@ def test_one_clear_answer(words: str, said: str, folder: Path, capsys: pytest.Ca
     (folder / "stack.toml").write_text('schema = "gnomon.stack/2"\nname = "mine"\nversion = "1"\n')
     assert main(["predict", "--plan", "p.toml", "--timeline", "step.timeline"]) == 0
     capsys.readouterr()
-    assert said in refused(capsys, *words.split())
+    assert message in refused(capsys, *words.split())

@@ -19,21 +19,21 @@ PLAN = Plan(mesh=Mesh(pp=2), schedule=Schedule(micro_batch_size=1))
 def embedded(page: Path) -> dict[str, object]:
     """The data that a page carries."""
     text = page.read_text(encoding="utf-8")
-    found: dict[str, object] = json.loads(text.split('id="data">')[1].split("</script>")[0])
-    return found
+    document: dict[str, object] = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    return document
 
 
 def test_predict_writes_page_trace_and_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {name: tmp_path / f"out.{name}" for name in ("html", "trace", "timeline")}
     assert main([*TINY, "--json", *(word for n, f in files.items() for word in (f"--{n}", str(f)))]) == 0
-    found = json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)
     timeline = parse_timeline(files["timeline"].read_text())
-    assert timeline.makespan_s == found["makespan_s"] and timeline.period_s == found["step_s"]
+    assert timeline.makespan_s == document["makespan_s"] and timeline.period_s == document["step_s"]
     trace = json.loads(files["trace"].read_text())
     assert sum(e["ph"] == "X" for e in trace["traceEvents"]) == timeline.spans.size
     data = embedded(files["html"])
     assert data["title"] == "llama-tiny on 1x2xh100-sxm"
-    assert data["answer"][0]["value"] == found["step_s"]  # type: ignore[index]
+    assert data["answer"][0]["value"] == document["step_s"]  # type: ignore[index]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.html", "out.timeline", "out.trace"]
 
 

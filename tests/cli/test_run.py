@@ -47,7 +47,7 @@ def test_without_torch_it_says_what_to_install(
 
 
 @pytest.mark.parametrize(
-    ("file", "said"),
+    ("file", "message"),
     [
         (FILE.plan, "does not say which model, machines and batch it is for"),
         (replace(FILE, model="nemotron-h-8b"), "the runtime does not run 'nemotron-h-8b'"),
@@ -59,17 +59,17 @@ def test_without_torch_it_says_what_to_install(
 )
 def test_what_cannot_run_is_said(
     file: PlanFile | Plan,
-    said: str,
+    message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gnomon.cli.run.find_spec", lambda name: find_spec("json"))
-    assert said in refused(file, tmp_path, capsys)
+    assert message in refused(file, tmp_path, capsys)
 
 
 @pytest.mark.parametrize(
-    ("plan", "said"),
+    ("plan", "message"),
     [
         (FILE.plan, "the plan has 2 ranks, which are no use to 3 processes"),
         (
@@ -83,11 +83,11 @@ def test_what_cannot_run_is_said(
     ],
 )
 def test_processes_that_a_plan_cannot_have_are_said(
-    plan: Plan, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plan: Plan, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_plan_file(replace(FILE, plan=plan), tmp_path / "plan.toml")
     assert main(["run", str(tmp_path / "plan.toml"), "--processes", "3"]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--data", "--tokenizer"])
@@ -124,20 +124,20 @@ def test_a_schedule_of_the_learning_rate(words: str, rates: dict[int, float]) ->
     """The factor of a step by hand."""
     pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
     options = parser().parse_args(["run", "plan.toml", *words.split()])
-    found = _schedule(options)
-    assert {step: pytest.approx(found.factor(step)) for step in rates} == rates
+    result = _schedule(options)
+    assert {step: pytest.approx(result.factor(step)) for step in rates} == rates
     asked = words.partition("--lr-schedule ")[2].split()[:1]
     assert not asked or f"--lr-schedule {asked[0]}" in _resume_command(options)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--min-lr 0.0001", "is what the learning rate"),
         ("--lr-schedule cosine --min-lr 0.1", "a rate below --lr"),
         ("--steps 10 --lr-schedule wsd --warmup-steps 10", "leave none of 10 steps"),
     ],
 )
-def test_schedules_that_cannot_be(words: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_schedules_that_cannot_be(words: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         _schedule(parser().parse_args(["run", "plan.toml", *words.split()]))

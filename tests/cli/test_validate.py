@@ -46,11 +46,11 @@ def test_summary(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_json(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(table), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    first = found["runs"][0]
+    document = json.loads(capsys.readouterr().out)
+    first = document["runs"][0]
     assert first["error"] == pytest.approx(first["predicted_s"] / 0.25 - 1)
     assert first["memory_error"] == pytest.approx(first["predicted_bytes"] / (20 * 2**30) - 1)
-    assert len(found["runs"]) == 3 and found["refused"] == []
+    assert len(document["runs"]) == 3 and document["refused"] == []
 
 
 def test_a_plan_file_stands_for_all_other_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,13 +92,13 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "said"), WRONG, ids=[said for _, _, said in WRONG])
-def test_what_is_wrong_is_said_with_its_place(old: str, new: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("old", "new", "message"), WRONG, ids=[message for _, _, message in WRONG])
+def test_what_is_wrong_is_said_with_its_place(old: str, new: str, message: str, tmp_path: Path) -> None:
     assert old in TABLE
     (tmp_path / "t.csv").write_text(TABLE.replace(old, new, 1))
     with pytest.raises(InputError, match="t.csv") as error:
         read_runs(tmp_path / "t.csv")
-    assert said in str(error.value) and "line " in str(error.value)
+    assert message in str(error.value) and "line " in str(error.value)
 
 
 def test_every_option_that_says_how_a_job_runs_is_a_column() -> None:

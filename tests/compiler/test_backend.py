@@ -44,9 +44,9 @@ class Block(torch.nn.Module):
 def test_the_entry_point_names_the_backend() -> None:
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     assert 'gnomon = "gnomon.compiler.backend:gnomon"' in text
-    for found in entry_points(group="torch_dynamo_backends"):
-        if found.name == "gnomon":
-            assert found.value == "gnomon.compiler.backend:gnomon"
+    for point in entry_points(group="torch_dynamo_backends"):
+        if point.name == "gnomon":
+            assert point.value == "gnomon.compiler.backend:gnomon"
 
 
 def test_a_block_trains_as_in_eager_and_one_compilation_serves_lengths() -> None:

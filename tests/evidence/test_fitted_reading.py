@@ -96,8 +96,8 @@ def test_the_nearest_way_of_starting_a_run_is_the_one_that_made_its_time(
 ) -> None:
     run = as_measured(to_run(row_with(**LATE)), readings().nanotron)
     true = replace(run, stack=started(run.stack, checked, poll_s))
-    (found,) = nearest([replace(run, readings_s=(predicted_s(true, first_prediction(true)),))], 1)
-    assert found.error == pytest.approx(0, abs=1e-9)
+    (result,) = nearest([replace(run, readings_s=(predicted_s(true, first_prediction(true)),))], 1)
+    assert result.error == pytest.approx(0, abs=1e-9)
 
 
 def test_thresholds_of_a_model_are_those_fitted_without_it() -> None:

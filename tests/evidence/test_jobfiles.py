@@ -33,9 +33,9 @@ def test_a_file_is_tried(more: str, outcome: str, given: str, tmp_path: Path) ->
     one = Listed(repository="a/b", path="x.sh", commit="0" * 40, format="megatron")
     one.below(tmp_path).parent.mkdir(parents=True)
     one.below(tmp_path).write_text(SCRIPT + more)
-    found = tried(one, tmp_path, whole=False)
-    assert (found.outcome, " ".join(found.given)) == (outcome, given) or found.outcome == "refused" == outcome
-    assert any("megatron" in line for line in report([found], 5))
+    result = tried(one, tmp_path, whole=False)
+    assert (result.outcome, " ".join(result.given)) == (outcome, given) or result.outcome == "refused" == outcome
+    assert any("megatron" in line for line in report([result], 5))
 
 
 def test_arguments_are_those_of_the_scripts_own_usage(tmp_path: Path) -> None:
@@ -47,9 +47,9 @@ def test_arguments_are_those_of_the_scripts_own_usage(tmp_path: Path) -> None:
 
 def test_refusals_are_for_true_reasons_or_not() -> None:
     one = Listed(repository="a/b", path="x.sh", commit="0" * 40, format="megatron")
-    said = ("the file trains 'x', whose sizes are not known here", "expected an integer")
-    found = [Outcome(listed=one, outcome="refused", given=(), message=message) for message in said]
-    assert [is_true(each) for each in found] == [True, False]
+    text = ("the file trains 'x', whose sizes are not known here", "expected an integer")
+    actual = [Outcome(listed=one, outcome="refused", given=(), message=message) for message in text]
+    assert [is_true(entry) for entry in actual] == [True, False]
 
 
 def test_what_a_refusal_asks_for(tmp_path: Path) -> None:

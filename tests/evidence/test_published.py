@@ -22,22 +22,22 @@ from gnomon.models.presets import model
 
 
 def test_korthikanti_row() -> None:
-    found = run(GPT3)
-    assert found.plan.mesh.describe() == "pp=8 x tp=8"
-    assert found.plan.schedule.name == "interleaved_one_f_one_b"
-    assert found.plan.schedule.virtual_stages == 3
-    assert found.plan.layout.sequence_parallel
-    assert found.plan.saved.preset == "selective"
-    assert found.plan.optimizer.zero == 0
-    assert found.plan.precision.compute == "fp16"
-    assert found.stack.layers.attention == "unfused"
-    assert found.workload.batch_size == 64
-    assert found.step_s == 13.75
-    assert found.cluster.num_devices == 64
-    assert isinstance(found.model, GptConfig)
-    assert found.model.vocab_size == 51_200
-    assert any("vocab 51200 not in the row" in note for note in found.notes)
-    assert found.graph.num_parameters() == pytest.approx(175e9, rel=0.005)
+    outcome = run(GPT3)
+    assert outcome.plan.mesh.describe() == "pp=8 x tp=8"
+    assert outcome.plan.schedule.name == "interleaved_one_f_one_b"
+    assert outcome.plan.schedule.virtual_stages == 3
+    assert outcome.plan.layout.sequence_parallel
+    assert outcome.plan.saved.preset == "selective"
+    assert outcome.plan.optimizer.zero == 0
+    assert outcome.plan.precision.compute == "fp16"
+    assert outcome.stack.layers.attention == "unfused"
+    assert outcome.workload.batch_size == 64
+    assert outcome.step_s == 13.75
+    assert outcome.cluster.num_devices == 64
+    assert isinstance(outcome.model, GptConfig)
+    assert outcome.model.vocab_size == 51_200
+    assert any("vocab 51200 not in the row" in note for note in outcome.notes)
+    assert outcome.graph.num_parameters() == pytest.approx(175e9, rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -58,21 +58,21 @@ def test_korthikanti_row() -> None:
 )
 def test_vocabularies_that_names_settle(model: str, rows: int) -> None:
     """Sizes given, vocabulary not: the rows of the tokenizer that the model is known by."""
-    found = run(GPT3 | {"model": model, "framework": "some trainer", "vocab": ""})
-    assert found.model.vocab_size == rows
+    outcome = run(GPT3 | {"model": model, "framework": "some trainer", "vocab": ""})
+    assert outcome.model.vocab_size == rows
 
 
 def test_nanotron_row_in_seconds() -> None:
     """256 sequences of 4096 tokens on 16 devices at 38,839.82 tokens/s each: 1.6873 s."""
-    found = run(LLAMA)
-    assert found.step_s == pytest.approx(256 * 4096 / 16 / 38839.82)
-    assert found.step_s == pytest.approx(1.68734, abs=1e-5)
-    assert isinstance(found.model, LlamaConfig)
-    assert found.model.tied
-    assert found.graph.num_parameters() == pytest.approx(1.34e9, rel=0.005)
-    assert found.plan.mesh.dp_shard == 16
-    assert found.plan.optimizer.zero == 1
-    assert found.plan.schedule.name == "one_f_one_b"
+    outcome = run(LLAMA)
+    assert outcome.step_s == pytest.approx(256 * 4096 / 16 / 38839.82)
+    assert outcome.step_s == pytest.approx(1.68734, abs=1e-5)
+    assert isinstance(outcome.model, LlamaConfig)
+    assert outcome.model.tied
+    assert outcome.graph.num_parameters() == pytest.approx(1.34e9, rel=0.005)
+    assert outcome.plan.mesh.dp_shard == 16
+    assert outcome.plan.optimizer.zero == 1
+    assert outcome.plan.schedule.name == "one_f_one_b"
 
 
 def test_seconds_win_over_tokens_and_both_are_kept() -> None:
@@ -148,17 +148,17 @@ def test_refusals_name_the_reason(change: Mapping[str, str], why: str) -> None:
 
 
 def test_adapters_that_no_recipe_gives_are_an_assumption_in_words() -> None:
-    found = run(LLAMA | {"family": "somebody", "model": "llama2-7b LoRA"})
-    assert "LoRA of rank 16 on q_proj, k_proj, v_proj: assumed, the row does not give them" in found.notes
-    layer = next(block for block in found.graph.blocks if any("lora_A" in tensor.name for tensor in block.tensors))
+    outcome = run(LLAMA | {"family": "somebody", "model": "llama2-7b LoRA"})
+    assert "LoRA of rank 16 on q_proj, k_proj, v_proj: assumed, the row does not give them" in outcome.notes
+    layer = next(block for block in outcome.graph.blocks if any("lora_A" in tensor.name for tensor in block.tensors))
     assert sum(tensor.kind == "parameter" and "lora_A" in tensor.name for tensor in layer.tensors) == 3
 
 
 def test_a_column_that_is_not_given_is_an_assumption_in_words() -> None:
-    found = run(GPT3 | {"recompute": "", "precision": "fp16?", "device": "a100"})
-    assert "recompute not stated" in found.notes and found.recompute_open
-    assert "precision fp16 assumed by the table" in found.notes
-    assert any("memory of the A100 not stated" in note for note in found.notes)
+    outcome = run(GPT3 | {"recompute": "", "precision": "fp16?", "device": "a100"})
+    assert "recompute not stated" in outcome.notes and outcome.recompute_open
+    assert "precision fp16 assumed by the table" in outcome.notes
+    assert any("memory of the A100 not stated" in note for note in outcome.notes)
 
 
 def test_an_id_counts_once() -> None:
@@ -169,9 +169,9 @@ def test_an_id_counts_once() -> None:
 
 def test_fsdp_keeps_fp32_shards() -> None:
     row = LLAMA | {"framework": "torchtitan", "zero_or_fsdp": "fsdp-full_shard", "notes": ""}
-    found = run(row)
-    assert found.plan.optimizer.zero == 3 and found.plan.optimizer.reshard_after_forward
-    assert (found.plan.precision.param, found.plan.precision.compute) == ("fp32", "bf16")
+    outcome = run(row)
+    assert outcome.plan.optimizer.zero == 3 and outcome.plan.optimizer.reshard_after_forward
+    assert (outcome.plan.precision.param, outcome.plan.precision.compute) == ("fp32", "bf16")
     kept = run(row | {"zero_or_fsdp": "fsdp-shard_grad_op"})
     assert not kept.plan.optimizer.reshard_after_forward
     hybrid = run(row | {"zero_or_fsdp": "hsdp"})
@@ -197,10 +197,10 @@ def test_mixtures() -> None:
         "ep": "8",
         "notes": "",
     }
-    found = run(moe)
-    assert isinstance(found.model, MixtralConfig)
-    assert found.graph.num_parameters() == 30_532_122_624  # Qwen3-30B-A3B's published size
-    assert found.plan.mesh.ep == 8
+    outcome = run(moe)
+    assert isinstance(outcome.model, MixtralConfig)
+    assert outcome.graph.num_parameters() == 30_532_122_624  # Qwen3-30B-A3B's published size
+    assert outcome.plan.mesh.ep == 8
     latent = moe | {
         "model": "DeepSeekV3",
         "layers": "61",
@@ -221,15 +221,15 @@ def test_mixtures() -> None:
     "name", ["deepseek-coder-33b", "baichuan2-13b", "vicuna-7b", "qwen2.5-32b", "yi-6b", "olmo-7b"]
 )
 def test_models_with_llamas_layer(name: str) -> None:
-    found = run(LLAMA | {"model": name, "notes": ""})
-    assert isinstance(found.model, LlamaConfig) and not any("taken as a gated one" in note for note in found.notes)
+    outcome = run(LLAMA | {"model": name, "notes": ""})
+    assert isinstance(outcome.model, LlamaConfig) and not any("taken as a gated one" in note for note in outcome.notes)
 
 
 def test_gemmas_are_known_by_name() -> None:
     """Their windows and the heads of their full layers stand in no column; the smallest of Gemma 4 have no builder."""
     left_out = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), "")
-    found = run(LLAMA | left_out | {"model": "Gemma3-12B"})
-    assert found.graph.num_parameters() == model("gemma-3-12b").num_parameters()
+    outcome = run(LLAMA | left_out | {"model": "Gemma3-12B"})
+    assert outcome.graph.num_parameters() == model("gemma-3-12b").num_parameters()
     routed = run(LLAMA | left_out | {"model": "gemma4-26b", "arch": "moe"})
     assert routed.graph.num_parameters() == model("gemma-4-26b-a4b").num_parameters()
     assert "inputs of their own" in reason(LLAMA | left_out | {"model": "gemma4-2b"})
@@ -237,24 +237,24 @@ def test_gemmas_are_known_by_name() -> None:
 
 def test_oneflows_loss_is_one_kernel_unless_logits_are_divided() -> None:
     for tp, expected in (("1", "fused"), ("2", None)):
-        found = run(
+        outcome = run(
             LLAMA | {"framework": "LiBai/OneFlow", "tp": tp, "dp": str(8 // int(tp)), "num_devices": "8", "pp": "1"}
         )
-        assert found.stack.loss.cross_entropy == expected
+        assert outcome.stack.loss.cross_entropy == expected
 
 
 def test_an_ungated_feed_forward_keeps_its_parameters() -> None:
     """24,576 wide without a gate is 2 matrices; 16,384 wide with one is 3: both 2 x 6144 x 24576 parameters."""
     row = LLAMA | {"model": "GPT 15b", "hidden": "6144", "heads": "48", "kv_heads": "8", "ffn": "24576"}
-    found = run(row | {"notes": ""})
-    assert isinstance(found.model, LlamaConfig)
-    assert 3 * found.model.ffn_size == 2 * 24_576
-    assert any("taken as a gated one of 16384" in note for note in found.notes)
+    outcome = run(row | {"notes": ""})
+    assert isinstance(outcome.model, LlamaConfig)
+    assert 3 * outcome.model.ffn_size == 2 * 24_576
+    assert any("taken as a gated one of 16384" in note for note in outcome.notes)
 
 
 def row_with(**values: str) -> Row:
-    (found,), _ = read_table(text(GPT3 | values))
-    return found
+    (result,), _ = read_table(text(GPT3 | values))
+    return result
 
 
 def test_what_only_notes_say() -> None:
@@ -307,7 +307,7 @@ def test_libraries_that_published_benchmarks_ran_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "hidden", "seq_len", "kernel", "batch", "each"),
+    ("message", "hidden", "seq_len", "kernel", "batch", "entry"),
     [
         ("FA1", 2048, 2048, "flash1", 512, 8),
         ("FA2", 2048, 8192, "flash2", 128, 4),
@@ -316,12 +316,12 @@ def test_libraries_that_published_benchmarks_ran_on() -> None:
     ],
 )
 def test_flash_attention_s_own_training_code(
-    said: str, hidden: int, seq_len: int, kernel: str | None, batch: int, each: int
+    message: str, hidden: int, seq_len: int, kernel: str | None, batch: int, entry: int
 ) -> None:
     """Which kernel ran is in the row; batches are in the repository's configs."""
-    found = run(
+    outcome = run(
         GPT3
-        | {"framework": "flash-attention training repo", "flash_attention": said, "hidden": str(hidden)}
+        | {"framework": "flash-attention training repo", "flash_attention": message, "hidden": str(hidden)}
         | {"seq_len": str(seq_len), "micro_batch": "", "global_batch": "", "num_devices": "8"}
         | {
             "tp": "1",
@@ -335,15 +335,15 @@ def test_flash_attention_s_own_training_code(
         }
         | {"ffn": str(4 * hidden), "metric": "tflops_per_device"}
     )
-    assert found.stack.layers.attention_kernel == kernel
-    assert found.stack.layers.attention == ("flash" if kernel else "unfused")
-    assert (found.workload.batch_size, found.plan.schedule.micro_batch_size) == (batch, each)
+    assert outcome.stack.layers.attention_kernel == kernel
+    assert outcome.stack.layers.attention == ("flash" if kernel else "unfused")
+    assert (outcome.workload.batch_size, outcome.plan.schedule.micro_batch_size) == (batch, entry)
 
 
 def test_a_batch_that_no_config_gives_stays_open() -> None:
     row = GPT3 | {"framework": "flash-attention training repo", "flash_attention": "no", "seq_len": "8192"}
     _, refused = read_runs(text(row | {"micro_batch": "", "global_batch": ""}))
-    assert [each.reason for each in refused] == ["global_batch not given"]
+    assert [entry.reason for entry in refused] == ["global_batch not given"]
 
 
 def test_recipes_that_reduce_partial_sums_in_eight_bits() -> None:
@@ -382,12 +382,12 @@ def test_oneflow_reduces_on_the_stream_that_computes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "stages", "each"),
+    ("layers", "stages", "entry"),
     [(24, 4, (6, 7, 7, 4)), (48, 8, (6, 6, 7, 7, 7, 7, 7, 1)), (24, 2, ()), (26, 4, ())],
 )
-def test_libai_s_middle_stages_have_more_layers(layers: int, stages: int, each: tuple[int, ...]) -> None:
+def test_libai_s_middle_stages_have_more_layers(layers: int, stages: int, entry: tuple[int, ...]) -> None:
     """By hand from its loop: 27 layers counted for 24 in four stages, the last three of them of seven."""
-    assert libai_stages(layers, stages) == each
+    assert libai_stages(layers, stages) == entry
 
 
 def test_layers_redistributed_around_a_heavy_head() -> None:
@@ -403,9 +403,9 @@ def test_last_stages_of_redis_as_its_artifact_has_them() -> None:
     """layers_last of artifact/exp_one_host.csv (sail-sg/VocabularyParallelism 6191c3b): 32 layers of 3072, 8 stages."""
     for seq_len in (2048, 4096):
         heads = [redis_head(vocab, 3072, seq_len) for vocab in (32_000, 64_000, 128_000, 256_000)]
-        found = [redistributed(32, 8, head) for head in heads]
-        assert tuple(stages[-1] for stages in found) == (4, 3, 2, 0)
-        assert all(sum(stages) == 32 and sorted(stages[:-1]) == list(stages[:-1]) for stages in found)
+        actual = [redistributed(32, 8, head) for head in heads]
+        assert tuple(stages[-1] for stages in actual) == (4, 3, 2, 0)
+        assert all(sum(stages) == 32 and sorted(stages[:-1]) == list(stages[:-1]) for stages in actual)
 
 
 def test_networks() -> None:
@@ -467,9 +467,11 @@ def test_what_a_page_says_of_precision_outside_its_rows() -> None:
 def test_the_eager_code_of_transformers() -> None:
     gpt2 = GPT3 | {"model": "gpt2", "framework": "PyTorch (Hugging Face transformers)", "tp": "1", "pp": "1", "vpp": ""}
     gpt2 |= {"sequence_parallel": "", "num_devices": "1", "recompute": "none"}
-    found = run(gpt2)
-    assert isinstance(found.model, GptConfig) and found.model.activation == "gelu_new" and found.model.dropout == 0.1
-    assert (found.stack.layers.norm, found.stack.layers.activation, found.stack.layers.attention) == (
+    outcome = run(gpt2)
+    assert (
+        isinstance(outcome.model, GptConfig) and outcome.model.activation == "gelu_new" and outcome.model.dropout == 0.1
+    )
+    assert (outcome.stack.layers.norm, outcome.stack.layers.activation, outcome.stack.layers.attention) == (
         "unfused",
         "unfused",
         "unfused",
@@ -484,10 +486,10 @@ def test_virtual_stages_that_a_source_states_elsewhere() -> None:
     silent = {**GPT3, "id": "silent", "pp": "8", "vpp": ""}
     other = {**GPT3, "id": "other", "pp": "8", "vpp": "6"}
 
-    def found(*rows: dict[str, str]) -> Run:
+    def result(*rows: dict[str, str]) -> Run:
         return next(r for r in read_runs(text(*rows))[0] if r.id == "silent")
 
-    assert found(stated, silent).plan.schedule.virtual_stages == 3
-    assert any("virtual stages not in the row: 3" in note for note in found(stated, silent).notes)
-    assert found(stated, silent, other).plan.schedule.virtual_stages == 1
-    assert found({**stated, "tp": "1", "num_devices": ""}, silent).plan.schedule.virtual_stages == 1
+    assert result(stated, silent).plan.schedule.virtual_stages == 3
+    assert any("virtual stages not in the row: 3" in note for note in result(stated, silent).notes)
+    assert result(stated, silent, other).plan.schedule.virtual_stages == 1
+    assert result({**stated, "tp": "1", "num_devices": ""}, silent).plan.schedule.virtual_stages == 1

@@ -39,20 +39,20 @@ def tuned(release: str, **row: str) -> Run:
     ],
 )
 def test_kernels_by_release(release: str, norm: str, activation: str, launch: str) -> None:
-    found = tuned(release).stack
-    assert (found.layers.norm, found.layers.activation, found.launch.launch_mode) == (norm, activation, launch)
-    assert (found.layers.attention_kernel, found.loss.cross_entropy) == ("flash2", "unfused")
+    result = tuned(release).stack
+    assert (result.layers.norm, result.layers.activation, result.launch.launch_mode) == (norm, activation, launch)
+    assert (result.layers.attention_kernel, result.loss.cross_entropy) == ("flash2", "unfused")
 
 
 def test_one_device_has_liger_and_no_compiler() -> None:
-    found = tuned("x@HEAD", tp="1", dp="1", num_devices="1", zero_or_fsdp="fsdp2 shard=1", model="Llama3 8B LoRA")
-    assert (found.stack.layers.norm, found.stack.layers.activation, found.stack.launch.launch_mode) == (
+    result = tuned("x@HEAD", tp="1", dp="1", num_devices="1", zero_or_fsdp="fsdp2 shard=1", model="Llama3 8B LoRA")
+    assert (result.stack.layers.norm, result.stack.layers.activation, result.stack.launch.launch_mode) == (
         "fused",
         "fused",
         "eager",
     )
-    assert found.plan.layout.loss_parallel and not found.plan.overlap.splits
-    assert found.adapters is not None and found.adapters.dropout == 0.1
+    assert result.plan.layout.loss_parallel and not result.plan.overlap.splits
+    assert result.adapters is not None and result.adapters.dropout == 0.1
 
 
 def test_norms_of_mixtures_are_fused() -> None:
@@ -78,14 +78,16 @@ def test_what_tensor_parallel_ranks_exchange() -> None:
 
 def test_adapters_by_release() -> None:
     for release, joined in (("@507bfb751", True), ("@c0e4fe1bc", True), ("x@HEAD", False)):
-        found = tuned(release).adapters
-        assert found is not None and (found.scaled, found.joined, found.dropout) == ("inner", joined, 0.0)
+        result = tuned(release).adapters
+        assert result is not None and (result.scaled, result.joined, result.dropout) == ("inner", joined, 0.0)
     assert adapters(run(LLAMA).row) is None
 
 
 def test_runs_that_train_all_weights_are_left_alone() -> None:
-    found = tuned("x@HEAD", model="Llama3 70B")
-    assert found.adapters is None and found.stack.layers.attention_kernel == "cudnn" and found.plan.layout.loss_parallel
+    result = tuned("x@HEAD", model="Llama3 70B")
+    assert (
+        result.adapters is None and result.stack.layers.attention_kernel == "cudnn" and result.plan.layout.loss_parallel
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,29 +26,29 @@ GROK = DENSE | {"model": "Grok 1 314b", "arch": "moe", "experts": "8", "topk": "
     ],
 )
 def test_attention_by_release(path: str, release: str, kernel: str) -> None:
-    found = run(DENSE | {"source": f"NVIDIA/dgxc-benchmarking/{path}@{release}"})
-    assert found.stack.layers.attention_kernel == kernel
+    outcome = run(DENSE | {"source": f"NVIDIA/dgxc-benchmarking/{path}@{release}"})
+    assert outcome.stack.layers.attention_kernel == kernel
 
 
 def test_gradients_in_sixteen_bits() -> None:
-    found = run(DENSE | {"source": "NVIDIA/dgxc-benchmarking/llama3.1/README_70b.md@v24.11.1"})
-    assert (found.plan.precision.grad, found.plan.precision.reduce) == ("bf16", "bf16")
-    found = run(DENSE | {"source": "NVIDIA/NeMo/docs/source/performance/performance_long_sequence.md"})
-    assert found.plan.precision.grad == "fp32"
+    outcome = run(DENSE | {"source": "NVIDIA/dgxc-benchmarking/llama3.1/README_70b.md@v24.11.1"})
+    assert (outcome.plan.precision.grad, outcome.plan.precision.reduce) == ("bf16", "bf16")
+    outcome = run(DENSE | {"source": "NVIDIA/NeMo/docs/source/performance/performance_long_sequence.md"})
+    assert outcome.plan.precision.grad == "fp32"
 
 
 def test_experts_divided_over_tp_before_the_scripts_say_otherwise() -> None:
     for release, ranks in (("v24.11.1", 4), ("v25.05.02", 1)):
-        found = run(GROK | {"source": f"NVIDIA/dgxc-benchmarking/grok1/README_314b.md@{release}"})
-        assert found.plan.mesh.etp == ranks
+        outcome = run(GROK | {"source": f"NVIDIA/dgxc-benchmarking/grok1/README_314b.md@{release}"})
+        assert outcome.plan.mesh.etp == ranks
 
 
 def test_nemotrons_squared_relu_is_compiled_in_nemo_1_only() -> None:
     row = DENSE | {"model": "Nemotron4 15b", "hidden": "6144", "heads": "48", "kv_heads": "8", "ffn": "24576"}
     for release, how in (("v24.11.1", "fused"), ("v25.04.02", "unfused")):
-        found = run(row | {"source": f"NVIDIA/dgxc-benchmarking/nemotron/README.md@{release}"})
-        assert isinstance(found.model, DecoderConfig) and not found.model.gated and found.model.ffn_size == 24_576
-        assert found.stack.layers.activation == how
+        outcome = run(row | {"source": f"NVIDIA/dgxc-benchmarking/nemotron/README.md@{release}"})
+        assert isinstance(outcome.model, DecoderConfig) and not outcome.model.gated and outcome.model.ffn_size == 24_576
+        assert outcome.stack.layers.activation == how
 
 
 @pytest.mark.parametrize(
@@ -62,27 +62,27 @@ def test_nemotrons_squared_relu_is_compiled_in_nemo_1_only() -> None:
 )
 def test_the_scripts_tokenizer_makes_the_vocabulary(model: str, path: str, release: str, rows: int) -> None:
     """50,257 and 128,256, each padded to a multiple of 128 times four ranks."""
-    found = run(DENSE | {"model": model, "source": f"NVIDIA/dgxc-benchmarking/{path}@{release}", "vocab": ""})
-    assert found.model.vocab_size == rows
+    outcome = run(DENSE | {"model": model, "source": f"NVIDIA/dgxc-benchmarking/{path}@{release}", "vocab": ""})
+    assert outcome.model.vocab_size == rows
 
 
 def test_grok_1_has_the_tokenizer_of_llama_3() -> None:
-    found = run(GROK | {"source": "NVIDIA/dgxc-benchmarking/grok1/README_314b.md@v24.11.1", "vocab": ""})
-    assert found.model.vocab_size == 128_512
+    outcome = run(GROK | {"source": "NVIDIA/dgxc-benchmarking/grok1/README_314b.md@v24.11.1", "vocab": ""})
+    assert outcome.model.vocab_size == 128_512
 
 
 def test_gpt_3_of_nemo_has_dropout() -> None:
-    found = run(GPT3 | DGXC | {"model": "NeMo Megatron BF16", "tp": "4", "pp": "2", "dp": "8"})
-    assert isinstance(found.model, GptConfig) and found.model.dropout == found.model.attention_dropout == 0.1
+    outcome = run(GPT3 | DGXC | {"model": "NeMo Megatron BF16", "tp": "4", "pp": "2", "dp": "8"})
+    assert isinstance(outcome.model, GptConfig) and outcome.model.dropout == outcome.model.attention_dropout == 0.1
 
 
 def test_packed_sequences_are_short() -> None:
     """16 sequences of 256 tokens in each of 32 packs of 4096; the time is that of the packs."""
     row = DENSE | {"seq_len": "4096", "micro_batch": "1", "global_batch": "32", "metric": "s_per_step", "value": "1.32"}
-    found = run(row | {"source": "NVIDIA/dgxc-benchmarking/llama3/finetuning/README_8b.md@v25.02.02"})
-    assert (found.workload.seq_len, found.workload.batch_size) == (256, 512)
-    assert found.plan.schedule.micro_batch_size == 16
-    assert found.step_s == 1.32
+    outcome = run(row | {"source": "NVIDIA/dgxc-benchmarking/llama3/finetuning/README_8b.md@v25.02.02"})
+    assert (outcome.workload.seq_len, outcome.workload.batch_size) == (256, 512)
+    assert outcome.plan.schedule.micro_batch_size == 16
+    assert outcome.step_s == 1.32
 
 
 TUNED = DENSE | {"seq_len": "4096", "micro_batch": "1", "global_batch": "32", "sequence_parallel": "yes"}
@@ -100,11 +100,11 @@ def test_fine_tuning_of_2024_is_packed_too() -> None:
 def test_adapters_of_2024_have_an_optimizer_of_their_own_on_each_rank() -> None:
     of = TUNED | OF_2024 | {"section": "Finetuning 24.07 final (2024-09)"}
     for name, zero, divided in (("LLAMA2-70B LoRA", 0, False), ("LLAMA2-70B SFT", 1, True)):
-        found = run(of | {"model": name})
-        assert (found.plan.optimizer.zero, found.plan.layout.sequence_parallel) == (zero, divided)
+        outcome = run(of | {"model": name})
+        assert (outcome.plan.optimizer.zero, outcome.plan.layout.sequence_parallel) == (zero, divided)
     newer = {"source": "NVIDIA/dgxc-benchmarking/llama3/finetuning/README_70b.md@v25.02.02", "model": "Llama3 70b LORA"}
-    found = run(TUNED | newer)
-    assert (found.plan.optimizer.zero, found.plan.layout.sequence_parallel) == (0, True)
+    outcome = run(TUNED | newer)
+    assert (outcome.plan.optimizer.zero, outcome.plan.layout.sequence_parallel) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -127,22 +127,22 @@ def test_parameters_are_divided_within_sixteen_nodes() -> None:
     row = LLAMA | DGXC | {"framework": "MaxText", "tp": "1", "pp": "1", "dp": "", "zero_or_fsdp": ""}
     source = {"source": "NVIDIA/dgxc-benchmarking/maxtext/README_70b.md@v25.02.02", "micro_batch": "2"}
     for devices, shards in (("256", 256), ("1024", 128)):
-        found = run(row | source | {"num_devices": devices, "global_batch": str(2 * int(devices))})
-        assert found.plan.mesh.dp_shard == shards
+        outcome = run(row | source | {"num_devices": devices, "global_batch": str(2 * int(devices))})
+        assert outcome.plan.mesh.dp_shard == shards
 
 
 def test_megatron_lm_before_core_sends_in_parts() -> None:
-    found = run(GPT3 | {"source": "arXiv 2205.05198 Table 5"})
-    assert found.stack.messages.p2p_partitioned
+    outcome = run(GPT3 | {"source": "arXiv 2205.05198 Table 5"})
+    assert outcome.stack.messages.p2p_partitioned
     assert not run(GPT3 | {"source": "elsewhere"}).stack.messages.p2p_partitioned
 
 
 @pytest.mark.parametrize(("framework", "gathers"), [("MaxText", True), ("Paxml", False)])
 def test_xla_gathers_in_the_eight_bits_of_its_own_products(framework: str, gathers: bool) -> None:
     row = LLAMA | DGXC | {"framework": framework, "tp": "1", "pp": "1", "precision": "fp8", "zero_or_fsdp": "fsdp"}
-    found = run(row | {"micro_batch": "2", "global_batch": "128", "dp": "64"})
-    assert found.plan.precision.fp8 is not None and found.plan.precision.fp8.gather == gathers
-    assert bool(found.stack.layers.transformer_engine) != gathers
+    outcome = run(row | {"micro_batch": "2", "global_batch": "128", "dp": "64"})
+    assert outcome.plan.precision.fp8 is not None and outcome.plan.precision.fp8.gather == gathers
+    assert bool(outcome.stack.layers.transformer_engine) != gathers
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_xla_gathers_in_the_eight_bits_of_its_own_products(framework: str, gathe
     ],
 )
 def test_parameters_in_eight_bits_are_gathered_so(framework: str, precision: str, gathers: bool) -> None:
-    found = run(DENSE | {"framework": framework, "precision": precision}).plan.precision.fp8
-    assert found is not None and found.gather is gathers
+    outcome = run(DENSE | {"framework": framework, "precision": precision}).plan.precision.fp8
+    assert outcome is not None and outcome.gather is gathers
 
 
 @pytest.mark.parametrize(("release", "layers"), [("25.09", 0), ("25.11", 20), ("26.02", 0)])
@@ -165,9 +165,9 @@ def test_dense_recipes_with_megatron_fsdp_move_activations(release: str, layers:
     """70B on GB300; from 26.02 on its rows say themselves what they move."""
     row = DENSE | {"model": "LLAMA3_70B", "framework": "Megatron-Bridge", "device": "gb300", "precision": "fp8-cs"}
     row |= {"tp": "1", "pp": "1", "dp": "64", "zero_or_fsdp": "fsdp(megatron)", "recompute": "", "offload": ""}
-    found = run(row | {"notes": f"NeMo container {release}"})
-    assert [rule.calls for rule in found.plan.saved.rules] == ([f"layers[0:{layers}]"] if layers else [])
-    assert found.recompute_open is (layers == 0)
+    outcome = run(row | {"notes": f"NeMo container {release}"})
+    assert [rule.calls for rule in outcome.plan.saved.rules] == ([f"layers[0:{layers}]"] if layers else [])
+    assert outcome.recompute_open is (layers == 0)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +181,6 @@ def test_dense_recipes_with_megatron_fsdp_move_activations(release: str, layers:
     ],
 )
 def test_cudnn_of_the_container(framework: str, source: str, release: str, cudnn: str | None) -> None:
-    said = {"framework": framework, "source": source, "notes": f"NeMo container {release}" if release else ""}
-    found = run(DENSE | said | {"section": "LLAMA2-7B (FP8) - H100 with CP"})
-    assert found.stack.layers.attention_kernel == "cudnn" and found.stack.layers.cudnn == cudnn
+    message = {"framework": framework, "source": source, "notes": f"NeMo container {release}" if release else ""}
+    outcome = run(DENSE | message | {"section": "LLAMA2-7B (FP8) - H100 with CP"})
+    assert outcome.stack.layers.attention_kernel == "cudnn" and outcome.stack.layers.cudnn == cudnn

@@ -73,8 +73,8 @@ def test_layers_are_those_that_parameters_leave_as_many_on_each_stage() -> None:
     page = "bigscience-workshop/bigscience/train/tr11-176B-ml/chronicles-prequel.md"
     row = replace(GPT, source=page, section="Choosing the fastest 3D Topology", model="bloom-proto", hidden=14400)
     for billions, stages, layers in ((195, 11, 77), (191, 7, 77), (205, 9, 81), (183, 12, 72)):
-        found, notes = with_script_facts(replace(row, params_b=billions, pp=stages))
-        assert (found.layers, found.heads) == (layers, 96)
+        result, notes = with_script_facts(replace(row, params_b=billions, pp=stages))
+        assert (result.layers, result.heads) == (layers, 96)
         assert any(f"{layers} layers" in note for note in notes)
 
 

@@ -46,8 +46,8 @@ TEST = Row(
 
 def allocated_gib(run: Run) -> float:
     """Predicted peak of the rank that the row is of."""
-    found = predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
-    (rank,) = [memory for memory in found.memory if run.memory_rank in memory.ranks]
+    prediction = predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
+    (rank,) = [memory for memory in prediction.memory if run.memory_rank in memory.ranks]
     return rank.allocated_bytes / 2**30
 
 
@@ -71,10 +71,10 @@ def test_gpt_with_groups_of_heads_has_biases_and_dropout(tp: int, pp: int, micro
     changes = {"layers": 32, "hidden": 4096, "heads": 32, "ffn": "16384", "seq_len": 8192, "recompute": "none"}
     axes = {"tp": tp, "pp": pp, "dp": 2, "vpp": "layers/vstage=1" if pp > 1 else None, "micro_batch": micro_batch}
     test = replace(TEST, section=f"gpt3_7b_tp{tp}_pp{pp}_memory_speed", device="h100-sxm-80gb", global_batch=8)
-    found = to_run(replace(test, **changes, **axes, zero_or_fsdp="zero1"))  # type: ignore[arg-type]
-    assert isinstance(found.model, DecoderConfig) and found.model.ffn_bias and not found.model.gated
-    assert found.stack.gradients.grad_accumulation_fused is False
-    made = predict(found.graph, found.cluster, found.plan, found.workload, found.stack)
+    result = to_run(replace(test, **changes, **axes, zero_or_fsdp="zero1"))  # type: ignore[arg-type]
+    assert isinstance(result.model, DecoderConfig) and result.model.ffn_bias and not result.model.gated
+    assert result.stack.gradients.grad_accumulation_fused is False
+    made = predict(result.graph, result.cluster, result.plan, result.workload, result.stack)
     assert max(memory.allocated_bytes for memory in made.memory) / 2**30 == pytest.approx(measured, rel=0.01)
 
 

@@ -37,7 +37,7 @@ def test_a_program_that_nobody_knows_is_read() -> None:
 )
 def test_devices(device: str, named: str) -> None:
     run = to_run(replace(NOBODY, device=device, precision="fp16"))
-    assert {found.name for found in run.cluster.devices} == {named}
+    assert {device.name for device in run.cluster.devices} == {named}
 
 
 def test_torchtitans_h100_is_the_96_gb_part() -> None:
@@ -181,8 +181,8 @@ def test_autocast_has_the_softmax_in_fp32_and_nanogpt_holds_logits() -> None:
 def test_open_recompute_is_the_least_that_fits() -> None:
     """Four and a half billion parameters with 16384 tokens a device: all activations do not fit 80 GB, some do."""
     tight = replace(NOBODY, device="h100", recompute=None, layers=16, micro_batch=2)
-    run, found = fitted_reading(to_run(tight))
-    assert found.fits and run.plan.saved.rules
+    run, result = fitted_reading(to_run(tight))
+    assert result.fits and run.plan.saved.rules
     assert any("recompute not stated: the least that fits" in note for note in run.notes)
     roomy, _ = fitted_reading(to_run(replace(tight, micro_batch=1, seq_len=1024)))
     assert not roomy.plan.saved.rules
@@ -434,8 +434,8 @@ def test_a_dense_model_of_megatron_bridge_has_nothing_of_it() -> None:
 def test_what_xla_runs_again_is_the_least() -> None:
     """Under full recompute a layer's last product is not run again: nothing reads what it made."""
     maxtext = replace(NOBODY, framework="MaxText", zero_or_fsdp="fsdp", recompute="full")
-    found, torch = (fitted_reading(to_run(r))[1].pricing for r in (maxtext, replace(maxtext, framework="SomeTrainer")))
-    again, whole = (p.compute.phase("recompute", 1).flops for p in (found, torch))
+    actual, torch = (fitted_reading(to_run(r))[1].pricing for r in (maxtext, replace(maxtext, framework="SomeTrainer")))
+    again, whole = (p.compute.phase("recompute", 1).flops for p in (actual, torch))
     down = 2 * 8192 * 4096 * 14336
     assert whole - again == pytest.approx(down, rel=1e-6)
 

@@ -61,7 +61,7 @@ def test_the_first_rule_of_the_release_says_it(folder: Path, release: str, ranks
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("since", "after", "rule 1 of f.toml has 'after'; a rule has date, match, set"),
         ('source = "a script"', "", "rule 1 of f.toml lacks source"),
@@ -70,11 +70,11 @@ def test_the_first_rule_of_the_release_says_it(folder: Path, release: str, ranks
         ("[[rules]]", "[[rule]]", "a file of sources holds"),
     ],
 )
-def test_a_file_that_is_not_as_it_must_be_is_refused(folder: Path, old: str, new: str, said: str) -> None:
+def test_a_file_that_is_not_as_it_must_be_is_refused(folder: Path, old: str, new: str, message: str) -> None:
     (folder / "f.toml").write_text(TEXT.replace(old, new, 1))
     with pytest.raises(FormatError, match="f.toml") as error:
         first(ROW, "ranks")
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_what_is_on_record_can_be_read_and_says_where_from() -> None:

@@ -116,9 +116,9 @@ def predicted(**changes: Any) -> Prediction:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_without_runs_are_predicted_soundly(name: str) -> None:
-    found = predicted(**PROGRAMS[name])
-    assert found.mfu is not None and 0.15 < found.mfu < (0.8 if "MaxText" in name else 0.75), found.mfu
-    assert found.fits
+    result = predicted(**PROGRAMS[name])
+    assert result.mfu is not None and 0.15 < result.mfu < (0.8 if "MaxText" in name else 0.75), result.mfu
+    assert result.fits
 
 
 DEVICES = sorted(d.name for d in map(catalogue.device, catalogue.device_names()) if d.kind != "cpu")
@@ -129,8 +129,8 @@ def test_every_device_of_the_catalogue_trains(device: str) -> None:
     """One device, so that slow buses of workstations do not count: between a sixth and four fifths of its peak."""
     peak = catalogue.device(device).dense_peak
     precision = "bf16" if peak.bf16 else "fp16" if peak.fp16 else "fp32"
-    found = predicted(device=device, num_devices=1, global_batch=8, precision=precision, layers=2, vocab=32_000)
-    assert found.mfu is not None and 0.15 < found.mfu < 0.8, found.mfu
+    result = predicted(device=device, num_devices=1, global_batch=8, precision=precision, layers=2, vocab=32_000)
+    assert result.mfu is not None and 0.15 < result.mfu < 0.8, result.mfu
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_spellings_of_devices(written: str, named: str) -> None:
 
 
 def band_of(**changes: Any) -> float:
-    found = predicted(**changes)
-    return found.band.high_s / found.band.low_s
+    result = predicted(**changes)
+    return result.band.high_s / result.band.low_s
 
 
 def test_what_is_not_known_has_a_wider_band() -> None:
@@ -234,7 +234,7 @@ def test_inputs_of_layers_on_the_host() -> None:
         predict(run.graph, run.cluster, replace(run.plan, saved=saved), run.workload, run.stack).memory[0].by_class
         for saved in (Saved(preset="full"), away)
     )
-    each = 2 * 4096 * 4096 * 2
-    assert kept["activations"] - moved["activations"] == 8 * each
-    assert moved["temporary"] <= kept["temporary"] + 2 * each
+    share = 2 * 4096 * 4096 * 2
+    assert kept["activations"] - moved["activations"] == 8 * share
+    assert moved["temporary"] <= kept["temporary"] + 2 * share
     assert all(kept[name] == moved[name] for name in ("parameters", "gradients", "states"))

@@ -53,9 +53,9 @@ def test_columns_of_ones_own_are_passed_over_and_said_but_slips_are_errors(
     lines = TABLE.splitlines()
     (tmp_path / "own.csv").write_text("\n".join([f"{lines[0]},owner,ticket", *(f"{line},me,7" for line in lines[1:])]))
     assert main(["validate", str(tmp_path / "own.csv"), "--json"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["families"][0]["predicted"] == 2
-    assert said.err.count("not read: columns 'owner', 'ticket'") == 1
+    output = capsys.readouterr()
+    assert json.loads(output.out)["families"][0]["predicted"] == 2
+    assert output.err.count("not read: columns 'owner', 'ticket'") == 1
     (tmp_path / "slip.csv").write_text(TABLE.replace("seq_len", "seqlen"))
     assert main(["validate", str(tmp_path / "slip.csv")]) == 2
     assert "a column 'seqlen' that is not known (did you mean 'seq_len'" in capsys.readouterr().err
@@ -80,9 +80,9 @@ def test_explain(table: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "memory GiB" in out
     assert max(len(line) for line in out.splitlines()) <= 80
     assert main(["validate", table, "--explain", "r1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["measured"]["step_s"] == [0.1]
-    assert found["error"] == pytest.approx(found["prediction"]["step_s"] / 0.1 - 1)
+    document = json.loads(capsys.readouterr().out)
+    assert document["measured"]["step_s"] == [0.1]
+    assert document["error"] == pytest.approx(document["prediction"]["step_s"] / 0.1 - 1)
     assert main(["validate", table, "--explain", "r3"]) == 0
     assert capsys.readouterr().out == "refused: micro_batch not given\n"
     assert main(["validate", table, "--explain", "r9"]) == 2

@@ -59,13 +59,13 @@ def scored(predicted: float, measured: float, *, group: str = "m", family: str =
 
 
 def test_errors_by_hand() -> None:
-    found = errors([0.1, -0.2, 0.3, -0.4])
-    assert found is not None
-    assert found.median == pytest.approx(0.25)
-    assert found.mean == pytest.approx(0.25)
-    assert found.worst == pytest.approx(0.4)
-    assert found.p90 == pytest.approx(0.37)  # 0.3 + 0.7 x 0.1
-    assert found.bias == pytest.approx(-0.05)
+    result = errors([0.1, -0.2, 0.3, -0.4])
+    assert result is not None
+    assert result.median == pytest.approx(0.25)
+    assert result.mean == pytest.approx(0.25)
+    assert result.worst == pytest.approx(0.4)
+    assert result.p90 == pytest.approx(0.37)  # 0.3 + 0.7 x 0.1
+    assert result.bias == pytest.approx(-0.05)
     assert errors([]) is None
 
 
@@ -81,11 +81,11 @@ def test_spearman_by_hand() -> None:
 def test_spearman_sees_only_order(values: list[int], random: object) -> None:
     other = list(values)
     random.shuffle(other)  # type: ignore[attr-defined]
-    found = spearman(values, other)
-    assert found is not None
-    assert -1 - 1e-9 <= found <= 1 + 1e-9
+    result = spearman(values, other)
+    assert result is not None
+    assert -1 - 1e-9 <= result <= 1 + 1e-9
     assert spearman(values, [float(np.log(v)) for v in values]) == pytest.approx(1)
-    assert spearman([v**3 for v in values], other) == pytest.approx(found)
+    assert spearman([v**3 for v in values], other) == pytest.approx(result)
 
 
 def test_rank_correlation_within_groups() -> None:
@@ -141,14 +141,14 @@ def test_families_whose_readings_see_the_outcome_are_shown_with_and_without() ->
 def test_a_run_is_scored_by_predict() -> None:
     (run, *others), refused = read_runs(TABLE)
     assert not refused
-    found = score(run)
-    assert isinstance(found, Score)
+    result = score(run)
+    assert isinstance(result, Score)
     prediction = predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
-    assert found.predicted_s == prediction.step_s
-    assert found.error == pytest.approx(prediction.step_s / 0.1 - 1)
-    assert found.without_model == found.without_source == found.error  # nothing was fitted to this source
-    assert found.measured_bytes == 10 * 2**30
-    assert found.predicted_bytes == max(rank.peak_bytes for rank in prediction.memory)
+    assert result.predicted_s == prediction.step_s
+    assert result.error == pytest.approx(prediction.step_s / 0.1 - 1)
+    assert result.without_model == result.without_source == result.error  # nothing was fitted to this source
+    assert result.measured_bytes == 10 * 2**30
+    assert result.predicted_bytes == max(rank.peak_bytes for rank in prediction.memory)
     # Without the update the time is shorter by exactly the update and the norm before it.
     without = score(others[0])
     whole = score(replace(others[0], covers="step"))
@@ -163,8 +163,8 @@ def test_columns_of_truth(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def slow(share: float) -> Fitted:
         number = StackNumber(stack=ANY, name="compute", value=share)
-        said = Provenance(data="a test", date="2026-11-21", error="none", range="this test")
-        return Fitted(universal=StackRecord(numbers=(number,), provenance=said))
+        source = Provenance(data="a test", date="2026-11-21", error="none", range="this test")
+        return Fitted(universal=StackRecord(numbers=(number,), provenance=source))
 
     models = tuple(Fold(left_out=str(i), numbers=slow(0.8)) for i in range(MODEL_FOLDS))
     made = Folds(models=models, sources=(Fold(left_out="f", numbers=slow(0.4)),))
@@ -194,6 +194,6 @@ def test_the_worst_reading_counts() -> None:
 def test_what_cannot_run_is_refused_by_predict() -> None:
     """One layer cannot be cut into eight stages."""
     runs, _ = read_runs(TABLE)
-    found = score(runs[2])
-    assert isinstance(found, Refused)
-    assert "8 stages" in found.reason
+    result = score(runs[2])
+    assert isinstance(result, Refused)
+    assert "8 stages" in result.reason

@@ -164,8 +164,8 @@ def test_what_a_case_lacks_is_one_of_a_few_things() -> None:
 )
 def test_torchtitan_reserves_what_its_commit_says(name: str, reserved_gib: float) -> None:
     """pytorch/torchtitan#1690, Qwen3 32B, with the vocabulary whole and divided."""
-    found = predicted(f"torchtitan-1690-{name}").tightest
-    assert found.reserved_bytes == pytest.approx(reserved_gib * 2**30, rel=0.06)
+    result = predicted(f"torchtitan-1690-{name}").tightest
+    assert result.reserved_bytes == pytest.approx(reserved_gib * 2**30, rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -177,14 +177,14 @@ def test_an_update_under_zero_2_holds_what_its_message_says(
 ) -> None:
     """Tensors of DeepSpeed's update, whose gradients are gone by then. It makes two roots; `more` is how many it would
     have asked for after the one that failed."""
-    found = predicted(name).tightest.allocated_bytes / 2**30
-    assert found == pytest.approx(allocated_gib + (1 + more) * asked_gib, rel=0.002)
+    result = predicted(name).tightest.allocated_bytes / 2**30
+    assert result == pytest.approx(allocated_gib + (1 + more) * asked_gib, rel=0.002)
 
 
 def test_lora_without_checkpoints_holds_what_its_message_says() -> None:
     """NVIDIA-NeMo/Automodel#1176: 77.45 GiB allocated, 3.91 asked for."""
-    found = predicted("automodel-1176").tightest.allocated_bytes / 2**30
-    assert found == pytest.approx(77.45 + 3.91, rel=0.03)
+    result = predicted("automodel-1176").tightest.allocated_bytes / 2**30
+    assert result == pytest.approx(77.45 + 3.91, rel=0.03)
 
 
 def test_torchtitan_keeps_what_its_policy_lists() -> None:

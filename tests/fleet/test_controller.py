@@ -287,7 +287,7 @@ def test_clusters_of_other_sizes() -> None:
 def test_rows_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(PLAN)
     head = "job_id,num_gpus,duration_s,min_gpus,max_gpus,command,plan,steps,options\n"
-    for row, said in (
+    for row, message in (
         (f"a,,,1,2,,{tmp_path}/p.toml,0,", "line 2: steps is 0"),
         (f"a,3,,,,,{tmp_path}/p.toml,9,", "line 2: plan .* on 3 devices: "),
         (f"a,4,,,2,,{tmp_path}/p.toml,9,", "line 2: job 'a' asks for 4 devices, which is not from"),
@@ -298,5 +298,5 @@ def test_rows_that_are_refused(tmp_path: Path) -> None:
         ("a,2,,,,train,,,", "line 2: duration_s is missing"),
     ):
         (tmp_path / "jobs.csv").write_text(head + row + "\n")
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             read_tasks(tmp_path / "jobs.csv")

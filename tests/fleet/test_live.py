@@ -72,7 +72,7 @@ def table(folder: Path, *rows: tuple[str, int, float, float], chained: bool = Fa
     return path
 
 
-def said(folder: Path, name: str) -> list[str]:
+def message(folder: Path, name: str) -> list[str]:
     path = folder / f"{name}.out"
     return path.read_text().split("\n")[:-1] if path.exists() else []
 
@@ -81,14 +81,14 @@ def test_a_shorter_job_preempts_and_the_longer_resumes(tmp_path: Path) -> None:
     tasks = read_tasks(table(tmp_path, ("long", 2, 9000, 0.2), ("short", 1, 1, 0.1), chained=True))
 
     def clock() -> float:  # the short job is submitted as soon as the long one runs
-        return 1010.0 if said(tmp_path, "long") else 0.0
+        return 1010.0 if message(tmp_path, "long") else 0.0
 
     fates = Controller(folder=tmp_path / "f", tasks=tasks, devices=2, policy=policy("srtf"), clock=clock).run()
     assert [fate.state for fate in fates.values()] == ["done", "done"]
     assert fates["long"].preemptions == 1 and fates["long"].attempt == 2
-    long = said(tmp_path, "long")
+    long = message(tmp_path, "long")
     assert long[1] == "stop" and long[-1] == "end" and float(long[2].split()[1]) > 0  # it went on, not from 0
-    assert said(tmp_path, "short") == ["start 0.0", "end"]
+    assert message(tmp_path, "short") == ["start 0.0", "end"]
     events = [event["event"] for event in read_events(tmp_path / "f/journal.jsonl")[0] if event["job"] == "long"]
     assert events == ["starting", "stopping", "preempted", "starting", "done"]
 
@@ -99,7 +99,7 @@ def test_kill_9_of_the_controller_loses_nothing_and_runs_nothing_twice(tmp_path:
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     first = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not (said(tmp_path, "a") and said(tmp_path, "b")) and time.monotonic() < deadline:
+    while not (message(tmp_path, "a") and message(tmp_path, "b")) and time.monotonic() < deadline:
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
     first.wait()
@@ -107,10 +107,10 @@ def test_kill_9_of_the_controller_loses_nothing_and_runs_nothing_twice(tmp_path:
         journal.write('{"event":"sta')  # a line that the crash cut off
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    fates = {each["job"]: each for each in json.loads(done.stdout)}
+    fates = {load["job"]: load for load in json.loads(done.stdout)}
     assert {name: fate["state"] for name, fate in fates.items()} == dict.fromkeys("abc", "done")
     for name in "abc":
-        assert said(tmp_path, name) == ["start 0.0", "end"]
+        assert message(tmp_path, name) == ["start 0.0", "end"]
         assert fates[name]["starts"] == 1
 
 

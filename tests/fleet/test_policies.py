@@ -103,17 +103,17 @@ def test_lyra_vacates_the_node_whose_jobs_cost_least() -> None:
         (job("c", 8), ((2, 4), (3, 4))),
     ]
     decisions = policy("lyra").decide(state_of(machines, running, owed=1), Curve(machines))
-    assert [(each.job, each.allocation) for each in decisions] == [("c", ())]
+    assert [(decision.job, decision.allocation) for decision in decisions] == [("c", ())]
     # Node 3 is free then, so two nodes cost no more.
     decisions = policy("lyra").decide(state_of(machines, running, owed=2), Curve(machines))
-    assert [(each.job, each.allocation) for each in decisions] == [("c", ())]
+    assert [(decision.job, decision.allocation) for decision in decisions] == [("c", ())]
 
 
 def test_lyra_scales_in_before_it_preempts() -> None:
     machines = lent(1, 2)
     running = [(job("a", 4, min_devices=2, max_devices=8), ((0, 2), (1, 2))), (job("b", 2), ((2, 2),))]
     decisions = policy("lyra").decide(state_of(machines, running, owed=1), Curve(machines))
-    assert [each.job for each in decisions] == ["a"]
+    assert [decision.job for decision in decisions] == ["a"]
     assert {node for node, _ in decisions[0].allocation} == {0} or 1 not in dict(decisions[0].allocation)
 
 
@@ -133,7 +133,7 @@ def mixed_trace(seed: int, count: int = 60) -> Trace:
                 max_devices=2 * devices if elastic else 0,
             )
         )
-    return Trace(name="t", format="philly", jobs=tuple(sorted(jobs, key=lambda each: each.submit_s)))
+    return Trace(name="t", format="philly", jobs=tuple(sorted(jobs, key=lambda entry: entry.submit_s)))
 
 
 def test_lyra_meets_inference_and_shortens_jobs() -> None:
@@ -147,7 +147,7 @@ def test_lyra_meets_inference_and_shortens_jobs() -> None:
     assert mean["lyra"] < mean["lyra-no-loan"] and mean["lyra-rigid"] < mean["lyra-no-loan"]
 
 
-@pytest.mark.parametrize("name", [each.name for each in POLICIES if not each.slices])
+@pytest.mark.parametrize("name", [policy.name for policy in POLICIES if not policy.slices])
 def test_a_policy_changes_nothing_and_repeats_itself(name: str) -> None:
     machines = lent(2, 1)
     running = [(job("a", 4, min_devices=2, max_devices=8), ((0, 4),)), (job("b", 1), ((1, 1),))]
@@ -166,7 +166,7 @@ def replayed(name: str, machines: Machines, *jobs: Job, **curve: float) -> tuple
     result = replay(trace, machines, policy(name), rules=Rules(record=True), forecasts=Curve(machines, **curve))
     total = machines.devices * result.end_s
     assert sum(result.device_s.values()) == pytest.approx(total)
-    return [round(float(each), 6) for each in result.finish_s], trace
+    return [round(float(entry), 6) for entry in result.finish_s], trace
 
 
 def one_pool(nodes: int, per_node: int, **more: object) -> Machines:
@@ -243,13 +243,13 @@ def test_mig_slices_are_always_legal(seed: int) -> None:
     profiles = ("1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb", "1g.20gb")
     chosen = [str(random.choice(profiles)) for _ in range(40)]
     jobs = tuple(
-        Job(id=f"j{i}", submit_s=float(random.integers(500)), work_s=100.0, devices=int(each[0]), slice=each)
-        for i, each in enumerate(chosen)
+        Job(id=f"j{i}", submit_s=float(random.integers(500)), work_s=100.0, devices=int(entry[0]), slice=entry)
+        for i, entry in enumerate(chosen)
     )
     machines = one_pool(3, 7, mig=True)
-    trace = Trace(name="t", format="philly", jobs=tuple(sorted(jobs, key=lambda each: each.submit_s)))
+    trace = Trace(name="t", format="philly", jobs=tuple(sorted(jobs, key=lambda entry: entry.submit_s)))
     result = replay(trace, machines, policy("elastic-batch"), rules=Rules(record=True))
-    assert result.device_s["useful"] == pytest.approx(sum(100 * each.devices for each in jobs))
+    assert result.device_s["useful"] == pytest.approx(sum(100 * job.devices for job in jobs))
     for run in result.runs:  # at no moment more compute slices than a device has
         [(node, _)] = run.allocation
         at = [r for r in result.runs if r.allocation[0][0] == node and r.start_s <= run.start_s < r.end_s]
@@ -310,8 +310,8 @@ def test_sia_equals_brute_force(seed: int) -> None:
     best = 0.0
     for picks in product(range(-1, 3), repeat=3):
         chosen = [group[i] for group, i in zip(options, picks, strict=True) if i >= 0]
-        if all(sum(each.count for each in chosen if each.pool == pool) <= devices for pool, devices in room.items()):
-            best = max(best, sum(each.value for each in chosen))
+        if all(sum(entry.count for entry in chosen if entry.pool == pool) <= devices for pool, devices in room.items()):
+            best = max(best, sum(entry.value for entry in chosen))
     for chosen_ones in (exact(options, room), choose_configurations(options, room)):
         assert sum(option.value for option in chosen_ones if option is not None) == pytest.approx(best)
 

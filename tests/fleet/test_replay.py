@@ -32,7 +32,7 @@ def cluster(nodes: int, per_node: int) -> Machines:
 
 
 def finish(result: Result) -> list[float]:
-    return [round(float(each), 6) for each in result.finish_s]
+    return [round(float(entry), 6) for entry in result.finish_s]
 
 
 def test_fifo_sjf_and_backfill_by_hand() -> None:
@@ -96,13 +96,13 @@ def test_jobs_go_to_the_faster_pool_and_finish_sooner() -> None:
 
 def test_a_policy_that_breaks_the_rules_is_stopped() -> None:
     jobs = trace((0, 10, 2))
-    for decisions, said in (
+    for decisions, message in (
         ((Decision("j0", ((0, 5),)),), "5 devices of node 0, which has 4 free"),
         ((Decision("nobody", ((0, 1),)),), "'nobody', which is not active"),
         ((), "never starts 1 jobs"),
     ):
         bad = Policy(name="bad", paper="-", about="-", decide=lambda state, told, d=decisions: d)
-        with pytest.raises(RunError, match=said):
+        with pytest.raises(RunError, match=message):
             replay(jobs, cluster(1, 4), bad)
 
 
@@ -150,7 +150,7 @@ def check_conserved(result: Result) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("name", [each.name for each in POLICIES if not each.slices])
+@pytest.mark.parametrize("name", [policy.name for policy in POLICIES if not policy.slices])
 def test_every_device_second_is_accounted_for(name: str, seed: int) -> None:
     jobs, failures, notice = drawn(seed)
     rules = Rules(

@@ -20,14 +20,14 @@ def test_a_slurm_script() -> None:
     check_slurm(script, 32)
     assert "#SBATCH --time=36:00:00" in script and "#SBATCH --partition=gpu" in script
     assert "--nnodes=4 --nproc-per-node=8" in script and "'/data/llama plan.toml'" in script
-    for before, after, said in (
+    for before, after, message in (
         ("--nodes=4", "--nodes=3", "asks for 24 devices, the plan has 32"),
         ("--nodes=4", "--nodez=4", "no option '--nodez=4'"),
         ("--nodes=4", "--nodes=four", "--nodes must be a whole number"),
         ("36:00:00", "36:70:00", "--time must be"),
         ("#!/bin/bash", "bash", "begins with #!"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             check_slurm(script.replace(before, after), 32)
 
 
@@ -48,7 +48,7 @@ def test_a_kueue_job() -> None:
     assert [
         item["kind"] for item in kubernetes(Submission(name="a", plan="p", nodes=1, per_node=2), queued=True)["items"]
     ] == ["Job"]
-    for path, value, said in (
+    for path, value, message in (
         ("spec.suspend", False, "created suspended"),
         ("spec.completions", 3, "asks for 24 devices"),
         ("spec.completions", "4", "spec.completions must be of type int"),
@@ -63,19 +63,19 @@ def test_a_kueue_job() -> None:
     ):
         wrong = json.loads(json.dumps(made))
         changed(path, value)(wrong["items"][1])
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             check_kubernetes(wrong, 32, queued=True)
 
 
 def test_names_that_kubernetes_refuses_later_are_refused_at_once() -> None:
     """Of the Service, of the last pod and of the queue's label."""
-    for name, nodes, queue, said in (
+    for name, nodes, queue, message in (
         ("7b", 2, "", "'7b' begins with a digit"),
         ("x" * 62, 1, "", "has 62 characters; its last pod would be '" + "x" * 62 + "-0'"),
         ("x" * 61, 11, "", "a name of at most 63: give a shorter --name"),
         ("a", 1, "my queue", "queue 'my queue' is no label"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             kubernetes(Submission(name=name, plan="p", nodes=nodes, per_node=8, queue=queue), queued=True)
     for name, nodes, queue in (("7b", 1, ""), ("x" * 61, 10, "team_a.gpu")):
         job = Submission(name=name, plan="p", nodes=nodes, per_node=8, queue=queue)

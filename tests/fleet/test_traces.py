@@ -47,7 +47,7 @@ def test_a_plain_table() -> None:
         ("a", 0.0, 10.0, 1, "x", 2),
         ("b", 5.0, 20.0, 8, "y", 3),
     ]
-    assert [(each.line, each.reason) for each in trace.left_out] == [(4, "asks for no device")]
+    assert [(entry.line, entry.reason) for entry in trace.left_out] == [(4, "asks for no device")]
 
 
 def test_elastic_jobs_slices_and_memory_are_columns() -> None:
@@ -59,7 +59,7 @@ def test_elastic_jobs_slices_and_memory_are_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ("a,,10,1,x", "line 4: submit_s is missing"),
         ("a,-3,10,1,x", "line 4: submit_s is negative: -3"),
@@ -70,14 +70,14 @@ def test_elastic_jobs_slices_and_memory_are_columns() -> None:
         ("b,1,1,1,x", "line 4: job 'b' is there twice, first in line 2"),
     ],
 )
-def test_a_mistake_is_named_with_its_line_or_listed(row: str, said: str) -> None:
+def test_a_mistake_is_named_with_its_line_or_listed(row: str, message: str) -> None:
     text = PLAIN.replace("a,0,10,1,x\n", "").replace("c,5,1,0,y\n", "d,0,1,1,y\n") + row + "\n"
     with pytest.raises(InputError) as error:
         read(text)
-    assert said in str(error.value) and "--skip-bad" in str(error.value)
+    assert message in str(error.value) and "--skip-bad" in str(error.value)
     trace = read(text, skip_bad=True)
     assert [job.id for job in trace.jobs] == ["d", "b"]
-    assert said in f"line {trace.left_out[0].line}: {trace.left_out[0].reason}"
+    assert message in f"line {trace.left_out[0].line}: {trace.left_out[0].reason}"
 
 
 def test_sacct() -> None:
@@ -86,7 +86,7 @@ def test_sacct() -> None:
         ("1", 0.0, 3600.0, 4, "a100"),
         ("5_7", 30.0, 10.0, 8, "h100-sxm"),
     ]
-    assert [each.line for each in trace.left_out] == [3, 4, 5, 6]
+    assert [entry.line for entry in trace.left_out] == [3, 4, 5, 6]
     assert "never started (PENDING)" in trace.left_out[1].reason
     late = SACCT.replace("2026-01-01T01:01:00|COMPLETED|billing", "2025-12-31T00:00:00|COMPLETED|billing")
     with pytest.raises(InputError, match="line 2: it ends 86460 s before it starts"):
@@ -108,7 +108,7 @@ def test_pods_of_kubernetes() -> None:
         ("team/a", 60.0, 2, ""),
         ("team/e", 10.0, 3, "3g.20gb"),
     ]
-    assert [each.reason.split(" ", 2)[2] for each in trace.left_out] == ["still runs", "never started", "uses no GPU"]
+    assert [entry.reason.split(" ", 2)[2] for entry in trace.left_out] == ["still runs", "never started", "uses no GPU"]
 
 
 def test_events_of_kubernetes() -> None:

@@ -27,22 +27,22 @@ def job(text: str, **arguments: Any) -> Job:
 
 
 def test_hybrid_sharding_replicates_over_machines() -> None:
-    found = job(
+    result = job(
         (FILES / "fsdp1.yaml").read_text(), gradient_accumulation_steps=4, micro_batch_size=1, model="llama-3.1-8b"
     )
-    assert (found.plan.mesh.dp_replicate, found.plan.mesh.dp_shard) == (4, 8)
-    assert found.plan.optimizer.zero == 3 and found.plan.optimizer.reshard_after_forward
-    assert found.plan.saved == Saved(preset="full") and found.workload.global_batch_size == 32 * 4
-    precision = found.plan.precision
+    assert (result.plan.mesh.dp_replicate, result.plan.mesh.dp_shard) == (4, 8)
+    assert result.plan.optimizer.zero == 3 and result.plan.optimizer.reshard_after_forward
+    assert result.plan.saved == Saved(preset="full") and result.workload.global_batch_size == 32 * 4
+    precision = result.plan.precision
     assert (precision.param, precision.compute, precision.reduce, precision.master) == ("fp32", "bf16", "bf16", "none")
-    assert found.unexpressed == () and found.devices == 32
-    check(found.plan, found.graph(), None, found.workload)
+    assert result.unexpressed == () and result.devices == 32
+    check(result.plan, result.graph(), None, result.workload)
 
 
 def test_context_parallelism() -> None:
-    found = read_accelerate(FILES / "cp8.yaml", seq_len=8192, micro_batch_size=1)
-    assert found.plan.mesh.cp == 8 and found.plan.mesh.dp_shard == 1 and found.plan.layout.context == "all_gather"
-    assert found.workload.global_batch_size == 1
+    result = read_accelerate(FILES / "cp8.yaml", seq_len=8192, micro_batch_size=1)
+    assert result.plan.mesh.cp == 8 and result.plan.mesh.dp_shard == 1 and result.plan.layout.context == "all_gather"
+    assert result.workload.global_batch_size == 1
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_deepspeed_config_is_read_as_deepspeed_reads_its_own() -> None:
         "gradient_accumulation_steps: 4\n  gradient_clipping: 1.0\n  offload_optimizer_device: none\n"
         "  offload_param_device: none\n  zero3_init_flag: true\n  zero3_save_16bit_model: true\n  zero_stage: 3"
     )
-    found = job(text)
+    result = job(text)
     own = read_deepspeed(
         '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}, "gradient_clipping": 1.0, '
         '"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}',
@@ -93,8 +93,8 @@ def test_a_deepspeed_config_is_read_as_deepspeed_reads_its_own() -> None:
         seq_len=1024,
         model="gpt2",
     )
-    assert (found.plan, found.workload, found.stack) == (own.plan, own.workload, own.stack)
-    assert found.workload.global_batch_size == 2 * 4 * 8 and found.plan.precision.compute == "bf16"
+    assert (result.plan, result.workload, result.stack) == (own.plan, own.workload, own.stack)
+    assert result.workload.global_batch_size == 2 * 4 * 8 and result.plan.precision.compute == "bf16"
     assert job(text, gradient_accumulation_steps=1).workload.global_batch_size == 16
     offloaded = job(text.replace("offload_optimizer_device: none", "offload_optimizer_device: cpu"))
     assert offloaded.plan.optimizer.offload is not None
@@ -104,7 +104,7 @@ FSDP = "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  "
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("num_processes: 8", "missing key 'distributed_type'"),
         ("distributed_type: MEGATRON_LM\nnum_processes: 8", "--from megatron"),
@@ -123,13 +123,13 @@ FSDP = "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  "
         ),
     ],
 )
-def test_what_the_program_refuses_is_refused_with_the_fix(text: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_the_program_refuses_is_refused_with_the_fix(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         job(text)
 
 
 def test_what_has_no_place_is_reported() -> None:
-    found = job(FSDP + "fsdp_offload_params: true\n  fsdp_forward_prefetch: true\n  fsdp_auto_wrap_policy: NO_WRAP")
-    names = {u.field.removeprefix("fsdp_config.fsdp_") for u in found.unexpressed}
+    result = job(FSDP + "fsdp_offload_params: true\n  fsdp_forward_prefetch: true\n  fsdp_auto_wrap_policy: NO_WRAP")
+    names = {u.field.removeprefix("fsdp_config.fsdp_") for u in result.unexpressed}
     assert names == {"forward_prefetch", "auto_wrap_policy"}
-    assert found.plan.optimizer.offload is not None and found.plan.optimizer.offload_parameters
+    assert result.plan.optimizer.offload is not None and result.plan.optimizer.offload_parameters

@@ -29,9 +29,9 @@ def job(devices: int = 8, **values: Any) -> Job:
 def test_parameters_on_the_host() -> None:
     """ZeRO-Infinity: at stage 3 only; on NVMe they are read as on the host, and that is said."""
     zero = {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}, "offload_optimizer": {"device": "cpu"}}
-    found = job(zero_optimization=zero, gradient_clipping=0.0)
-    assert found.plan.optimizer.offload_parameters and found.plan.optimizer.offload == Offload()
-    assert not found.unexpressed
+    result = job(zero_optimization=zero, gradient_clipping=0.0)
+    assert result.plan.optimizer.offload_parameters and result.plan.optimizer.offload == Offload()
+    assert not result.unexpressed
     alone = job(zero_optimization={"stage": 3, "cpu_offload_param": True})
     assert alone.plan.optimizer.offload_parameters and alone.plan.optimizer.offload is None
     below = job(zero_optimization={**zero, "stage": 2}, gradient_clipping=0.0)
@@ -40,20 +40,20 @@ def test_parameters_on_the_host() -> None:
 
 
 def test_zero_offload() -> None:
-    found = read_deepspeed(FILES / "zero2_offload.json", devices=16, seq_len=2048)
-    assert found.plan.optimizer.offload == Offload() and found.plan.optimizer.zero == 2
+    result = read_deepspeed(FILES / "zero2_offload.json", devices=16, seq_len=2048)
+    assert result.plan.optimizer.offload == Offload() and result.plan.optimizer.zero == 2
     # 256 = 4 sequences x 4 accumulation steps x 16 ranks.
-    assert found.workload.global_batch_size == 256 and found.plan.schedule.micro_batch_size == 4
-    assert found.plan.precision.param == "fp16" and found.plan.precision.grad == "fp16"
-    assert found.plan.overlap.bucket_bytes == int(2e8) * 2 and found.plan.overlap.grad_reduce
-    assert {u.field for u in found.unexpressed} == {"zero_optimization.allgather_bucket_size"}
-    assert found.plan.optimizer.clip
+    assert result.workload.global_batch_size == 256 and result.plan.schedule.micro_batch_size == 4
+    assert result.plan.precision.param == "fp16" and result.plan.precision.grad == "fp16"
+    assert result.plan.overlap.bucket_bytes == int(2e8) * 2 and result.plan.overlap.grad_reduce
+    assert {u.field for u in result.unexpressed} == {"zero_optimization.allgather_bucket_size"}
+    assert result.plan.optimizer.clip
     with pytest.raises(InputError, match="which model"):
-        found.graph()
+        result.graph()
 
 
 def test_auto_is_filled_by_arguments() -> None:
-    found = read_deepspeed(
+    result = read_deepspeed(
         FILES / "zero3_auto.json",
         devices=8,
         seq_len=512,
@@ -63,25 +63,25 @@ def test_auto_is_filled_by_arguments() -> None:
         model="gpt2",
         saved=Saved(preset="full"),
     )
-    assert found.workload.global_batch_size == 64 and found.plan.optimizer.zero == 3
-    assert found.plan.saved == Saved(preset="full")
-    assert found.graph().num_parameters() == 124_439_808
-    check(found.plan, found.graph(), None, found.workload)
+    assert result.workload.global_batch_size == 64 and result.plan.optimizer.zero == 3
+    assert result.plan.saved == Saved(preset="full")
+    assert result.graph().num_parameters() == 124_439_808
+    check(result.plan, result.graph(), None, result.workload)
 
 
 def test_what_a_file_leaves_open_is_taken_as_usual_and_listed() -> None:
-    found = read_deepspeed(FILES / "zero3_auto.json", devices=8)
-    assert found.plan.precision.param == "bf16" and found.plan.schedule.micro_batch_size == 1
-    assert [line.rpartition("(")[2] for line in found.assumed] == ["--precision)", "--micro-batch-size)", "--seq-len)"]
+    result = read_deepspeed(FILES / "zero3_auto.json", devices=8)
+    assert result.plan.precision.param == "bf16" and result.plan.schedule.micro_batch_size == 1
+    assert [line.rpartition("(")[2] for line in result.assumed] == ["--precision)", "--micro-batch-size)", "--seq-len)"]
     wider = read_deepspeed(FILES / "zero3_auto.json", devices=8, given=Given(global_batch=64, micro_batch_size=2))
     assert wider.workload.global_batch_size == 64 and wider.plan.schedule.micro_batch_size == 2
 
 
 def test_auto_that_arguments_do_not_fill() -> None:
     file = FILES / "zero3_auto.json"
-    found = read_deepspeed(file, devices=8, seq_len=512, micro_batch_size=2, mixed_precision="no")
-    assert found.plan.precision.param == "fp32"
-    assert {u.field.rpartition(".")[2] for u in found.unexpressed} == {
+    result = read_deepspeed(file, devices=8, seq_len=512, micro_batch_size=2, mixed_precision="no")
+    assert result.plan.precision.param == "fp32"
+    assert {u.field.rpartition(".")[2] for u in result.unexpressed} == {
         "gradient_clipping",
         "reduce_bucket_size",
         "stage3_prefetch_bucket_size",
@@ -99,9 +99,9 @@ def test_two_sizes_give_the_third(micro: int, steps: int, devices: int) -> None:
     sizes = dict(zip(names, (micro * steps * devices, micro, steps), strict=True))
     for left_out in names:
         rest = {key: value for key, value in sizes.items() if key != left_out}
-        found = read_deepspeed(json.dumps(rest), devices=devices, seq_len=8)
-        assert found.workload.global_batch_size == micro * steps * devices
-        assert found.plan.schedule.micro_batch_size == micro
+        result = read_deepspeed(json.dumps(rest), devices=devices, seq_len=8)
+        assert result.workload.global_batch_size == micro * steps * devices
+        assert result.plan.schedule.micro_batch_size == micro
 
 
 def test_precision() -> None:
@@ -132,8 +132,8 @@ def test_what_has_no_place_is_reported() -> None:
         "zero_quantized_weights": True,
         "zero_hpz_partition_size": 8,
     }
-    found = job(zero_optimization=zero, progressive_layer_drop={"enabled": True})
-    assert {u.field for u in found.unexpressed} == {
+    result = job(zero_optimization=zero, progressive_layer_drop={"enabled": True})
+    assert {u.field for u in result.unexpressed} == {
         "zero_optimization.offload_param.device",
         "zero_optimization.zero_quantized_weights",
         "zero_optimization.zero_hpz_partition_size",
@@ -142,7 +142,7 @@ def test_what_has_no_place_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"train_batch_size": 100}, "= 100 is not .* = 2 x 6 x 8 = 96; set it to 96"),
         ({"train_batch_size": 12, "train_micro_batch_size_per_gpu": None}, "= 8 x 1 = 8; the nearest legal one is 16"),
@@ -155,8 +155,8 @@ def test_what_has_no_place_is_reported() -> None:
         ({"train_micro_batch_size_per_gpu": 0}, "at least 1"),
     ],
 )
-def test_what_the_program_refuses_is_refused_with_the_fix(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_the_program_refuses_is_refused_with_the_fix(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         job(**values)
 
 

@@ -57,8 +57,8 @@ def export(program: str, plan: Plan, name: str = "llama-3.1-8b", work: Workload 
     return exported(asked, draft(asked))
 
 
-def lost(found: Export) -> dict[str, tuple[str, str]]:
-    return {one.field: (one.asked, one.becomes) for one in found.unwritten}
+def lost(result: Export) -> dict[str, tuple[str, str]]:
+    return {one.field: (one.asked, one.becomes) for one in result.unwritten}
 
 
 def test_there_is_a_writer_for_each_program() -> None:
@@ -218,9 +218,9 @@ def changed(plan: Plan, field: str, value: Any) -> Plan:
 
 
 def test_each_field_of_a_plan_has_a_change_to_try_and_a_reason() -> None:
-    found = set(leaves(Plan))
-    assert found == set(CHANGES)
-    for field in found - {"stages"}:
+    actual = set(leaves(Plan))
+    assert actual == set(CHANGES)
+    for field in actual - {"stages"}:
         assert reason_for(field, tuple(REASONS.items()))
 
 
@@ -248,9 +248,9 @@ def test_a_field_is_written_or_listed(program: str, field: str) -> None:
     assert listed or said_in_code or text[0] != text[1]
 
 
-def body(found: Export) -> list[str]:
+def body(result: Export) -> list[str]:
     """The file without its comments."""
-    return [line for line in found.text.splitlines() if not line.startswith("#")]
+    return [line for line in result.text.splitlines() if not line.startswith("#")]
 
 
 # What each program can say comes back equal.
@@ -345,8 +345,8 @@ def megatron_plans(draw: st.DrawFn) -> tuple[str, Plan]:
 def test_what_megatron_can_say_comes_back(case: tuple[str, Plan]) -> None:
     name, plan = case
     work = replace(WORK, global_batch_size=plan.mesh.data_ranks * plan.mesh.pp * 3)
-    found = export("megatron", plan, name, work)
-    left = set(lost(found)) - {"model.vocab_size"}
+    exported = export("megatron", plan, name, work)
+    left = set(lost(exported)) - {"model.vocab_size"}
     zero = normalized(plan, graph_of(name), work).optimizer.zero
     gathers = plan.overlap.param_gather and (not plan.overlap.grad_reduce) and zero > 0
     assert left <= ({"overlap.param_gather"} if gathers else set())
@@ -522,9 +522,9 @@ def nanotron_plans(draw: st.DrawFn) -> tuple[str, Plan]:
 def test_what_nanotron_can_say_comes_back(case: tuple[str, Plan]) -> None:
     name, plan = case
     work = replace(WORK, global_batch_size=plan.mesh.data_ranks * 4)
-    found = lost(export("nanotron", plan, name, work))
+    result = lost(export("nanotron", plan, name, work))
     # Its own rule divides the layers, and says nothing of mixtures; a sum in ring order of 1 on a mesh of one.
-    assert set(found) <= {"schedule.layers_per_stage", "model.vocab_size"}
+    assert set(result) <= {"schedule.layers_per_stage", "model.vocab_size"}
 
 
 # By hand.
@@ -553,8 +553,8 @@ def test_a_megatron_script_in_full() -> None:
         optimizer=Optimizer(zero=1),
         saved=Saved(preset="full", every=2),
     )
-    found = export("megatron", plan)
-    assert lost(found) == {}
+    exported = export("megatron", plan)
+    assert lost(exported) == {}
     for words in (
         "torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py",
         f"--pipeline-model-parallel-layout 'E{'t' * 17}|{'t' * 15}L'",
@@ -565,8 +565,8 @@ def test_a_megatron_script_in_full() -> None:
         "--hidden-dropout 0.0",
         "--num-query-groups 8",
     ):
-        assert f" {words} " in found.text.replace("\n", " ") or found.text.startswith(words), words
-    assert found.beyond == ()
+        assert f" {words} " in exported.text.replace("\n", " ") or exported.text.startswith(words), words
+    assert exported.beyond == ()
 
 
 def test_stages_that_differ_in_layers_only_are_a_mesh() -> None:
@@ -585,11 +585,11 @@ def test_stages_that_differ_in_layers_only_are_a_mesh() -> None:
 
 
 def test_what_is_not_expressed_is_said_in_the_file() -> None:
-    found = export(
+    exported = export(
         "nanotron", Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=1), optimizer=Optimizer(zero=3))
     )
-    assert lost(found)["optimizer.zero"] == ("3", "1")
-    assert "#   - optimizer.zero = 3 becomes 1: nanotron has ZeRO 0 and 1" in found.text.splitlines()
+    assert lost(exported)["optimizer.zero"] == ("3", "1")
+    assert "#   - optimizer.zero = 3 becomes 1: nanotron has ZeRO 0 and 1" in exported.text.splitlines()
 
 
 def test_another_recomputation_keeps_no_more() -> None:
@@ -599,20 +599,22 @@ def test_another_recomputation_keeps_no_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "said"), [("megatron", "scaling of rotary embeddings"), ("nanotron", "rope_theta")]
+    ("program", "message"), [("megatron", "scaling of rotary embeddings"), ("nanotron", "rope_theta")]
 )
-def test_what_changes_results_and_no_time_is_said(program: str, said: str) -> None:
+def test_what_changes_results_and_no_time_is_said(program: str, message: str) -> None:
     """A Llama 3 trained with the program's own rotary base would be another model."""
     plan = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=1))
-    assert any(said in line for line in export(program, plan).elsewhere)
+    assert any(message in line for line in export(program, plan).elsewhere)
 
 
 def test_a_llama_that_torchtitan_has_not_is_to_be_registered() -> None:
     plan = Plan(
         mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=1), optimizer=Optimizer(zero=3), precision=FSDP
     )
-    found = export("torchtitan", plan, "llama-2-7b")
-    assert lost(found) == {} and "dim=4096, n_layers=32" in found.elsewhere[0] and "11008" in found.elsewhere[0]
+    exported = export("torchtitan", plan, "llama-2-7b")
+    assert (
+        lost(exported) == {} and "dim=4096, n_layers=32" in exported.elsewhere[0] and "11008" in exported.elsewhere[0]
+    )
     with pytest.raises(InputError, match="no model like gpt2"):
         export("torchtitan", plan, "gpt2")
 
@@ -632,5 +634,5 @@ def test_models_and_batches_that_no_file_says() -> None:
 
 def test_what_a_model_has_and_a_program_has_not_is_listed() -> None:
     plan = Plan(mesh=Mesh(dp_shard=2), schedule=Schedule(micro_batch_size=1))
-    found = lost(export("megatron", plan, "pythia-1.4b", WORK))
-    assert found["model.parallel_residual"] == ("true", "false")
+    result = lost(export("megatron", plan, "pythia-1.4b", WORK))
+    assert result["model.parallel_residual"] == ("true", "false")

@@ -292,10 +292,10 @@ def test_every_reader_is_tried() -> None:
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_a_published_config_has_the_published_parameters(kind: str) -> None:
     _, _, count, left_out = PUBLISHED[kind]
-    found = read(kind)
-    assert found.graph.num_parameters() == count - left_out
-    assert found.config is None  # else `gnomon run` would train it as a Llama
-    assert not left_out or found.notes
+    loaded = read(kind)
+    assert loaded.graph.num_parameters() == count - left_out
+    assert loaded.config is None  # else `gnomon run` would train it as a Llama
+    assert not left_out or loaded.notes
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
@@ -438,5 +438,5 @@ def test_they_are_predicted_over_all_axes(kind: str) -> None:
         layout=Layout(sequence_parallel=kind != "falcon"),
     )
     on = "1x8xh100-sxm" if kind == "falcon" else "2x8xh100-sxm"
-    found = predict(read(kind).graph, on, job, Workload(global_batch_size=16, seq_len=1024))
-    assert 0 < found.mfu < 0.7
+    prediction = predict(read(kind).graph, on, job, Workload(global_batch_size=16, seq_len=1024))
+    assert 0 < prediction.mfu < 0.7

@@ -57,17 +57,17 @@ def test_parameters_are_those_of_transformers(kind: str) -> None:
     values = config_of(kind)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(transformers.CONFIG_MAPPING[kind](**values))
-    found = from_hf_config(values, kind)
-    assert found.graph.num_parameters() == sum(p.numel() for p in model.parameters())
-    assert not [note for note in found.notes if "no reader knows" in note and "bias" in note]
+    result = from_hf_config(values, kind)
+    assert result.graph.num_parameters() == sum(p.numel() for p in model.parameters())
+    assert not [note for note in result.notes if "no reader knows" in note and "bias" in note]
 
 
 @pytest.mark.parametrize(("kind", "like"), SAME_KEYS.items())
 def test_types_of_the_same_keys_are_the_same_network(kind: str, like: str) -> None:
     assert like in READERS and kind not in READERS
     values = config_of(like)
-    found = from_hf_config({**values, "model_type": kind}, kind)
-    assert found.graph.num_parameters() == from_hf_config(values, like).graph.num_parameters()
+    result = from_hf_config({**values, "model_type": kind}, kind)
+    assert result.graph.num_parameters() == from_hf_config(values, like).graph.num_parameters()
 
 
 def test_a_window_that_nothing_places_is_refused() -> None:

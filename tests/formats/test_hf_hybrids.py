@@ -145,9 +145,9 @@ def test_maverick_has_mixtures_in_every_second_layer() -> None:
 
 def test_a_model_of_images_and_text_is_its_language_model() -> None:
     text = {"model_type": "llama4_text", **PUBLISHED["llama4_text"][0]}
-    found = from_hf_config({"model_type": "llama4", "text_config": text, "vision_config": {"hidden_size": 1408}}, "m")
-    assert found.graph.num_parameters() == read("llama4_text").graph.num_parameters()
-    assert found.notes[0].startswith("only its language model (llama4_text)")
+    result = from_hf_config({"model_type": "llama4", "text_config": text, "vision_config": {"hidden_size": 1408}}, "m")
+    assert result.graph.num_parameters() == read("llama4_text").graph.num_parameters()
+    assert result.notes[0].startswith("only its language model (llama4_text)")
 
 
 def test_a_language_model_may_be_tied_from_outside() -> None:

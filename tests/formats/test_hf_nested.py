@@ -50,17 +50,17 @@ QWEN_VL = {
 @pytest.mark.parametrize(("text", "preset"), [(GEMMA_27B, "gemma-3-27b"), (GEMMA_4B, "gemma-3-4b")])
 def test_gemma_3_as_it_is_published_leaves_sizes_to_its_class(text: dict[str, Any], preset: str) -> None:
     """The files of the hub give no vocabulary, and that of 4B no heads. The preset has no room for 64 more tokens."""
-    found = from_hf_config({"model_type": "gemma3", "text_config": text, "vision_config": {}}, "m")
-    assert found.graph.num_parameters() == model(preset).num_parameters() + 64 * text["hidden_size"]
-    assert "vocab_size 262,208" in found.notes[1]
-    assert ("num_attention_heads 8" in found.notes[1]) == (preset == "gemma-3-4b")
+    result = from_hf_config({"model_type": "gemma3", "text_config": text, "vision_config": {}}, "m")
+    assert result.graph.num_parameters() == model(preset).num_parameters() + 64 * text["hidden_size"]
+    assert "vocab_size 262,208" in result.notes[1]
+    assert ("num_attention_heads 8" in result.notes[1]) == (preset == "gemma-3-4b")
 
 
 def test_llava_names_its_vicuna_by_vocabulary_alone() -> None:
     """7.06 B in the checkpoint, of which 6.74 are the language model's."""
     text = {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32064}
-    found = from_hf_config({"model_type": "llava", "text_config": text}, "m")
-    assert found.graph.num_parameters() == 6_738_415_616 + 2 * 64 * 4096  # Llama 2 7B, and 64 tokens more
+    result = from_hf_config({"model_type": "llava", "text_config": text}, "m")
+    assert result.graph.num_parameters() == 6_738_415_616 + 2 * 64 * 4096  # Llama 2 7B, and 64 tokens more
 
 
 def test_sizes_are_required_where_no_config_is_around() -> None:
@@ -69,9 +69,9 @@ def test_sizes_are_required_where_no_config_is_around() -> None:
 
 
 def test_a_flat_file_of_images_and_text_is_read_as_its_text() -> None:
-    found = from_hf_config(QWEN_VL, "m")
-    assert found.graph.num_parameters() == model("qwen2.5-7b").num_parameters()
-    assert found.notes == (
+    result = from_hf_config(QWEN_VL, "m")
+    assert result.graph.num_parameters() == model("qwen2.5-7b").num_parameters()
+    assert result.notes == (
         "only its language model (qwen2): what reads images or sound, and its projector, are left out",
     )
 

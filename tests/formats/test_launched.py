@@ -218,9 +218,9 @@ CASES = {
 def read(folder: Path, case: Case, **more: object) -> Job:
     path = folder / case.name
     path.write_text(case.text, encoding="utf-8")
-    found = programs.recognised(path)
-    assert found is not None and found.name == case.format
-    return found.read(path, Given(settings=case.given, **more))  # type: ignore[arg-type]
+    result = programs.recognised(path)
+    assert result is not None and result.name == case.format
+    return result.read(path, Given(settings=case.given, **more))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -254,7 +254,7 @@ def test_stages_of_a_recipe_are_its_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("run.sh", VERL.replace("verl.trainer.main_ppo", "x") + "model_engine=veomni", "engine 'veomni' is not read"),
         ("run.sh", VERL.replace("per_gpu=4", "per_gpu=$M"), r"give --set M=…"),
@@ -280,13 +280,13 @@ def test_stages_of_a_recipe_are_its_layout(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_refusals_say_the_way_on(name: str, text: str, said: str, tmp_path: Path) -> None:
+def test_refusals_say_the_way_on(name: str, text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
-    found = programs.recognised(path)
-    assert found is not None
-    with pytest.raises(GnomonError, match=said):
-        found.read(path, Given())
+    result = programs.recognised(path)
+    assert result is not None
+    with pytest.raises(GnomonError, match=message):
+        result.read(path, Given())
 
 
 def test_advice_works_when_typed(tmp_path: Path) -> None:
@@ -296,10 +296,10 @@ def test_advice_works_when_typed(tmp_path: Path) -> None:
     )
     path = tmp_path / "run.sh"
     path.write_text(looped, encoding="utf-8")
-    found = programs.find("megatron-bridge")
+    result = programs.find("megatron-bridge")
     with pytest.raises(InputError, match="a loop gives it several values: --set c=2,1"):
-        found.read(path, Given(model="llama-3.1-8b", devices=8))
-    job = found.read(path, Given(model="llama-3.1-8b", devices=8, settings={"c": "4,2"}))
+        result.read(path, Given(model="llama-3.1-8b", devices=8))
+    job = result.read(path, Given(model="llama-3.1-8b", devices=8, settings={"c": "4,2"}))
     assert (job.plan.mesh.tp, job.plan.mesh.pp) == (4, 2)
 
 

@@ -67,24 +67,24 @@ def job(options: dict[str, Any] = GPT, devices: int = 8, **changes: Any) -> Job:
 
 
 def test_the_llama_example() -> None:
-    found = read_megatron(SCRIPTS / "llama3_8b.sh")
-    assert found.graph().num_parameters() == 8_030_261_248
-    assert found.devices == 8 and found.plan.mesh.dp_shard == 8
-    assert (found.workload.global_batch_size, found.workload.seq_len) == (128, 8192)
-    assert found.plan.optimizer.zero == 1 and found.plan.overlap.grad_reduce and found.plan.overlap.param_gather
-    assert found.plan.precision.grad == "bf16" and found.plan.precision.master == "fp32"
-    assert found.plan.precision.fp8 is not None and found.plan.precision.fp8.recipe == "delayed"
-    assert found.plan.overlap.bucket_bytes == 40_000_000 * 2
-    assert found.stack.loss.cross_entropy == "fused" and found.stack.layers.attention == "flash"
-    assert not found.plan.layout.sequence_parallel and any("sequence_parallel" in note for note in found.notes)
-    assert found.unexpressed == ()
-    check(found.plan, found.graph(), None, found.workload)
+    result = read_megatron(SCRIPTS / "llama3_8b.sh")
+    assert result.graph().num_parameters() == 8_030_261_248
+    assert result.devices == 8 and result.plan.mesh.dp_shard == 8
+    assert (result.workload.global_batch_size, result.workload.seq_len) == (128, 8192)
+    assert result.plan.optimizer.zero == 1 and result.plan.overlap.grad_reduce and result.plan.overlap.param_gather
+    assert result.plan.precision.grad == "bf16" and result.plan.precision.master == "fp32"
+    assert result.plan.precision.fp8 is not None and result.plan.precision.fp8.recipe == "delayed"
+    assert result.plan.overlap.bucket_bytes == 40_000_000 * 2
+    assert result.stack.loss.cross_entropy == "fused" and result.stack.layers.attention == "flash"
+    assert not result.plan.layout.sequence_parallel and any("sequence_parallel" in note for note in result.notes)
+    assert result.unexpressed == ()
+    check(result.plan, result.graph(), None, result.workload)
 
 
 def test_the_175b_row_of_korthikanti() -> None:
     env = {"BATCH": "64", "VOCAB": "v.json"}
-    found = read_megatron(SCRIPTS / "gpt3_175b.sh", devices=64, env=env)
-    plan = found.plan
+    result = read_megatron(SCRIPTS / "gpt3_175b.sh", devices=64, env=env)
+    plan = result.plan
     assert (plan.mesh.tp, plan.mesh.pp, plan.mesh.dp_shard) == (8, 8, 1)
     assert (plan.schedule.name, plan.schedule.virtual_stages) == ("interleaved_one_f_one_b", 3)
     assert plan.saved == Saved(preset="selective") and plan.layout.sequence_parallel
@@ -92,7 +92,7 @@ def test_the_175b_row_of_korthikanti() -> None:
     assert plan.overlap.pipeline_sends
     # 12 l h² (1 + 13 / 12h) + (V + s) h + 2h, with V = 50257 padded to 51200 (a multiple of 128 x 8).
     h, layers, vocab = 12288, 96, 51200
-    assert found.graph().num_parameters() == layers * (12 * h * h + 13 * h) + (vocab + 2048) * h + 2 * h
+    assert result.graph().num_parameters() == layers * (12 * h * h + 13 * h) + (vocab + 2048) * h + 2 * h
     with pytest.raises(InputError, match="= 8 microbatches, but the global batch gives 4; .* of 128 gives 8"):
         read_megatron(SCRIPTS / "gpt3_175b.sh", devices=1024, env=env)
     with pytest.raises(InputError, match="'BATCH', which the script does not set"):
@@ -100,8 +100,8 @@ def test_the_175b_row_of_korthikanti() -> None:
 
 
 def test_devices_come_from_slurm_when_the_launcher_is_srun() -> None:
-    found = read_megatron(SCRIPTS / "gpt3_175b.sh", env={"BATCH": "1024"})
-    assert found.devices == 1024 and found.plan.mesh.dp_shard == 16
+    result = read_megatron(SCRIPTS / "gpt3_175b.sh", env={"BATCH": "1024"})
+    assert result.devices == 1024 and result.plan.mesh.dp_shard == 16
 
 
 def test_defaults_are_those_of_the_program() -> None:
@@ -134,9 +134,9 @@ def test_defaults_are_those_of_the_program() -> None:
     ],
 )
 def test_recomputation(changes: dict[str, Any], saved: Saved) -> None:
-    found = job(**changes)
-    assert found.plan.saved == saved
-    check(found.plan, found.graph())
+    result = job(**changes)
+    assert result.plan.saved == saved
+    check(result.plan, result.graph())
 
 
 def test_stages_of_unequal_size() -> None:
@@ -148,14 +148,14 @@ def test_stages_of_unequal_size() -> None:
 
 
 def test_a_layout_string() -> None:
-    found = job(num_layers=5, pipeline_model_parallel_size=2, pipeline_model_parallel_layout="Et|t|tt|tL")
-    assert found.plan.schedule.layers_per_stage == (1, 1, 2, 1) and found.plan.schedule.virtual_stages == 2
+    result = job(num_layers=5, pipeline_model_parallel_size=2, pipeline_model_parallel_layout="Et|t|tt|tL")
+    assert result.plan.schedule.layers_per_stage == (1, 1, 2, 1) and result.plan.schedule.virtual_stages == 2
     repeated = job(num_layers=6, pipeline_model_parallel_size=4, pipeline_model_parallel_layout="E|(tt|)*2,t*2,L")
     assert repeated.plan.schedule.layers_per_stage == (0, 2, 2, 2)
 
 
 def test_a_deepseek_shape() -> None:
-    found = job(
+    result = job(
         LLAMA,
         devices=16,
         num_layers=8,
@@ -173,11 +173,11 @@ def test_a_deepseek_shape() -> None:
         moe_token_dispatcher_type="alltoall",
         mtp_num_layers=1,
     )
-    model = found.model
+    model = result.model
     assert isinstance(model, DeepseekConfig)
     assert (model.num_dense_layers, model.num_shared_experts, model.mtp_modules) == (2, 2, 1)
-    assert (found.plan.mesh.ep, found.plan.mesh.etp, found.stack.experts.moe_dispatch) == (8, 1, "all_to_all")
-    assert found.unexpressed == ()
+    assert (result.plan.mesh.ep, result.plan.mesh.etp, result.stack.experts.moe_dispatch) == (8, 1, "all_to_all")
+    assert result.unexpressed == ()
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_modules_that_are_made_again(model: Any, modules: tuple[str, ...], calls
 
 
 def test_fused_experts_and_dispatch_beside_another_microbatch() -> None:
-    found = job(
+    result = job(
         num_experts=8,
         moe_router_topk=2,
         expert_model_parallel_size=4,
@@ -210,22 +210,22 @@ def test_fused_experts_and_dispatch_beside_another_microbatch() -> None:
         fp8_recipe="mxfp8",
         fp8_dot_product_attention=True,
     )
-    assert (found.stack.experts.moe_dispatch, found.stack.experts.moe_experts) == ("fused", "fused")
-    assert found.plan.overlap.experts and found.plan.precision.fp8 is not None and found.plan.precision.fp8.attention
-    assert not {u.field for u in found.unexpressed} & {"overlap_moe_expert_parallel_comm", "fp8_dot_product_attention"}
+    assert (result.stack.experts.moe_dispatch, result.stack.experts.moe_experts) == ("fused", "fused")
+    assert result.plan.overlap.experts and result.plan.precision.fp8 is not None and result.plan.precision.fp8.attention
+    assert not {u.field for u in result.unexpressed} & {"overlap_moe_expert_parallel_comm", "fp8_dot_product_attention"}
 
 
 def test_deterministic_mode_is_the_stacks() -> None:
-    found = job(deterministic_mode=True)
-    assert found.stack.layers.deterministic and not any(u.field == "deterministic_mode" for u in found.unexpressed)
+    result = job(deterministic_mode=True)
+    assert result.stack.layers.deterministic and not any(u.field == "deterministic_mode" for u in result.unexpressed)
     assert job().stack.layers.deterministic is None
 
 
 def test_megatron_deepspeed() -> None:
-    found = job(deepspeed=True, zero_stage=2, deepspeed_config="ds.json", train_tokens=10**9, use_flash_attn_v2=True)
-    assert found.plan.optimizer.zero == 2
-    assert (found.stack.name, found.stack.layers.attention) == ("megatron-deepspeed", "flash")
-    assert [u.field for u in found.unexpressed] == ["deepspeed_config"]
+    result = job(deepspeed=True, zero_stage=2, deepspeed_config="ds.json", train_tokens=10**9, use_flash_attn_v2=True)
+    assert result.plan.optimizer.zero == 2
+    assert (result.stack.name, result.stack.layers.attention) == ("megatron-deepspeed", "flash")
+    assert [u.field for u in result.unexpressed] == ["deepspeed_config"]
     ulysses = job(deepspeed=True, ds_sequence_parallel_size=4).plan
     assert (ulysses.mesh.cp, ulysses.mesh.dp_shard, ulysses.layout.context) == (4, 2, "ulysses")
     assert job(deepspeed=True).stack.layers.attention == "unfused"
@@ -236,10 +236,10 @@ def test_megatron_deepspeed() -> None:
 
 
 def test_what_has_no_place_is_reported() -> None:
-    found = job(
+    result = job(
         LLAMA, tensor_model_parallel_size=2, sequence_parallel=True, tp_comm_overlap=True, fp32_residual_connection=True
     )
-    assert {u.field for u in found.unexpressed} == {"tp_comm_overlap", "fp32_residual_connection"}
+    assert {u.field for u in result.unexpressed} == {"tp_comm_overlap", "fp32_residual_connection"}
     dropout = job(LLAMA, hidden_dropout=None, attention_dropout=None)  # 0.1 each unless given
     assert {u.field for u in dropout.unexpressed} == {"hidden_dropout", "attention_dropout"}
     [ramp] = job(rampup_batch_size="16 16 100").unexpressed
@@ -259,16 +259,16 @@ def test_what_has_no_place_is_reported() -> None:
     ],
 )
 def test_other_decoders_are_put_together_of_their_parts(changes: dict[str, Any], parts: dict[str, Any]) -> None:
-    found = job(**changes)
-    assert isinstance(found.model, DecoderConfig) and found.unexpressed == ()
-    assert {name: getattr(found.model, name) for name in parts} == parts
-    check(found.plan, found.graph(), None, found.workload)
+    result = job(**changes)
+    assert isinstance(result.model, DecoderConfig) and result.unexpressed == ()
+    assert {name: getattr(result.model, name) for name in parts} == parts
+    check(result.plan, result.graph(), None, result.workload)
 
 
 def test_latent_attention_without_experts() -> None:
-    found = job(LLAMA, group_query_attention=None, multi_latent_attention=True, kv_lora_rank=128)
-    assert isinstance(found.model, DeepseekConfig) and found.model.num_dense_layers == 24
-    assert not [dim for block in found.graph().blocks for dim in block.dims if dim.name == "experts"]
+    result = job(LLAMA, group_query_attention=None, multi_latent_attention=True, kv_lora_rank=128)
+    assert isinstance(result.model, DeepseekConfig) and result.model.num_dense_layers == 24
+    assert not [dim for block in result.graph().blocks for dim in block.dims if dim.name == "experts"]
 
 
 @pytest.mark.parametrize(
@@ -287,9 +287,9 @@ def test_what_a_script_leaves_open_is_given_by_one_rule() -> None:
     with pytest.raises(InputError, match="'TP', which the script does not set; .* or give --set TP="):
         read_megatron(text, devices=8)
     settings = {"TP": "2", "seq_length": "512", "--num-layers": "12", "MORE": "--swiglu --sequence-parallel"}
-    found = read_megatron(text, devices=8, given=Given(settings=settings, vocab_size=1000))
-    assert (found.plan.mesh.tp, found.workload.seq_len, found.plan.layout.sequence_parallel) == (2, 512, True)
-    assert isinstance(found.model, DecoderConfig) and (found.model.num_layers, found.model.vocab_size) == (12, 1024)
+    result = read_megatron(text, devices=8, given=Given(settings=settings, vocab_size=1000))
+    assert (result.plan.mesh.tp, result.workload.seq_len, result.plan.layout.sequence_parallel) == (2, 512, True)
+    assert isinstance(result.model, DecoderConfig) and (result.model.num_layers, result.model.vocab_size) == (12, 1024)
     with pytest.raises(InputError, match=r"uses no variable 'PT'.*did you mean 'TP'"):
         read_megatron(text, devices=8, given=Given(settings={"PT": "2"}))
     other = read_megatron(text, devices=8, given=Given(settings={"TP": "2"}, model=llama3_1_70b()))
@@ -321,12 +321,12 @@ def test_a_forks_options_are_read_by_their_families() -> None:
 
 def test_without_a_tokenizer_it_is_that_of_pretrain_gpt() -> None:
     """GPT-2's 50,257 tokens in multiples of 128 x tp, as in Megatron-LM's own example of GPT-3."""
-    found = job(GPT, vocab_size=None, tensor_model_parallel_size=8)
-    assert isinstance(found.model, GptConfig) and found.model.vocab_size == 51200
+    result = job(GPT, vocab_size=None, tensor_model_parallel_size=8)
+    assert isinstance(result.model, GptConfig) and result.model.vocab_size == 51200
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"tensor_model_parallel_size": 3},
@@ -355,8 +355,8 @@ def test_without_a_tokenizer_it_is_that_of_pretrain_gpt() -> None:
         ({"optimizer": "adam2"}, "understood are adam"),
     ],
 )
-def test_what_the_program_refuses_is_refused_with_the_fix(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_the_program_refuses_is_refused_with_the_fix(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         job(**changes)
 
 
@@ -394,23 +394,23 @@ def test_a_script_without_one_training_is_refused(tmp_path: Path) -> None:
 )
 def test_any_arguments_are_read_or_refused(arguments: list[str]) -> None:
     try:
-        found = read_megatron(arguments, devices=8)
+        result = read_megatron(arguments, devices=8)
     except GnomonError as error:
         assert str(error)
     else:
-        assert found.plan.world_size == found.devices == 8 and found.stack.name == "megatron-lm"
+        assert result.plan.world_size == result.devices == 8 and result.stack.name == "megatron-lm"
 
 
 BRIDGE = "model.tensor_model_parallel_size=4 model.pipeline_model_parallel_size=2 model.seq_length=4096"
 
 
 def test_bridge_overrides_lie_over_what_recipes_share() -> None:
-    found = read_megatron_bridge(
+    result = read_megatron_bridge(
         f"{BRIDGE} model.sequence_parallel=true optimizer.lr=1e-4", model=llama3_1_70b(), devices=16
     )
-    assert (found.workload.global_batch_size, found.plan.schedule.micro_batch_size) == (32, 2)
-    assert found.plan.optimizer.zero == 1 and found.plan.overlap.param_gather and found.plan.layout.sequence_parallel
-    assert found.stack.name == "megatron-bridge" and isinstance(found.model, LlamaConfig)
+    assert (result.workload.global_batch_size, result.plan.schedule.micro_batch_size) == (32, 2)
+    assert result.plan.optimizer.zero == 1 and result.plan.overlap.param_gather and result.plan.layout.sequence_parallel
+    assert result.stack.name == "megatron-bridge" and isinstance(result.model, LlamaConfig)
     fp8 = read_megatron_bridge(
         f"{BRIDGE} mixed_precision=bf16_with_fp8_current_scaling_mixed ++ddp.overlap_param_gather=false",
         model=llama3_1_70b(),
@@ -422,7 +422,7 @@ def test_bridge_overrides_lie_over_what_recipes_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         ("model.seq_length=4096", "tensor_model_parallel_size is not among the overrides"),
         (f"{BRIDGE} model.tensor_model_paralel_size=4", "did you mean 'tensor_model_parallel_size'"),
@@ -432,6 +432,6 @@ def test_bridge_overrides_lie_over_what_recipes_share() -> None:
         (f"{BRIDGE} what", "is not section.field=value"),
     ],
 )
-def test_bridge_refusals(overrides: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_bridge_refusals(overrides: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read_megatron_bridge(overrides, model=llama3_1_70b(), devices=16, given=Given(strict=True))

@@ -22,7 +22,7 @@ torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py {SIZES} --save $LOG_DIR/c
 def test_paths_redirections_and_a_ramp_of_the_batch() -> None:
     job = read_megatron(SCRIPT.format(layers=8))
     assert (job.devices, job.stated_devices, job.workload.global_batch_size) == (16, 16, 64)
-    assert [found.field for found in job.unexpressed] == ["rampup_batch_size"]
+    assert [entry.field for entry in job.unexpressed] == ["rampup_batch_size"]
     assert "final global batch, 64" in job.unexpressed[0].why
 
 
@@ -33,7 +33,7 @@ def test_a_multimodal_program_is_no_decoder() -> None:
 
 def test_a_mixture_that_is_not_recomputed() -> None:
     job = read_megatron(SCRIPT.format(layers=8), given=Given(settings={"moe_layer_recompute": "false"}))
-    assert [found.field for found in job.unexpressed] == ["rampup_batch_size"]
+    assert [entry.field for entry in job.unexpressed] == ["rampup_batch_size"]
 
 
 def test_blooms_layers_and_its_embeddings_share_the_stages() -> None:

@@ -25,15 +25,15 @@ def job(*changes: tuple[str, str]) -> Job:
 
 
 def test_the_tiny_llama() -> None:
-    found = read_nanotron(FILE)
+    result = read_nanotron(FILE)
     # Tied: V h + L (2 h² (1 + 2/16) + 3 h f + 2 h) + h.
     h, f, layers, vocab = 2048, 11008, 28, 128256
-    assert found.graph().num_parameters() == vocab * h + layers * (2 * h * h + 2 * h * h // 8 + 3 * h * f + 2 * h) + h
-    assert (found.devices, found.plan.mesh.dp_shard, found.plan.mesh.tp) == (8, 4, 2)
-    assert found.workload.global_batch_size == 12 and found.workload.seq_len == 4096
-    assert found.plan.layout.sequence_parallel and found.plan.precision.grad == "fp32"
-    assert [u.field for u in found.unexpressed] == ["parallelism.tp_linear_async_communication"]
-    check(found.plan, found.graph(), None, found.workload)
+    assert result.graph().num_parameters() == vocab * h + layers * (2 * h * h + 2 * h * h // 8 + 3 * h * f + 2 * h) + h
+    assert (result.devices, result.plan.mesh.dp_shard, result.plan.mesh.tp) == (8, 4, 2)
+    assert result.workload.global_batch_size == 12 and result.workload.seq_len == 4096
+    assert result.plan.layout.sequence_parallel and result.plan.precision.grad == "fp32"
+    assert [u.field for u in result.unexpressed] == ["parallelism.tp_linear_async_communication"]
+    check(result.plan, result.graph(), None, result.workload)
 
 
 def test_the_default_engine_is_all_forward_all_backward() -> None:
@@ -48,13 +48,13 @@ def test_without_fp32_accumulation_the_update_is_on_the_parameters() -> None:
 
 
 def test_the_vocabulary_is_padded() -> None:
-    found = job(("make_vocab_size_divisible_by: 1", "make_vocab_size_divisible_by: 1000"))
-    assert found.model is not None and not isinstance(found.model, str)
-    assert found.model.vocab_size == 130_000  # 128256 up to a multiple of 1000 x tp
+    result = job(("make_vocab_size_divisible_by: 1", "make_vocab_size_divisible_by: 1000"))
+    assert result.model is not None and not isinstance(result.model, str)
+    assert result.model.vocab_size == 130_000  # 128256 up to a multiple of 1000 x tp
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("zero_stage: 0", "zero_stage: 2", "stages 0 and 1"),
         ("  tp: 2", "  tp: 3", "heads = 16 is not divisible by parallelism.tp = 3; the nearest .* is 2"),
@@ -67,8 +67,8 @@ def test_the_vocabulary_is_padded() -> None:
         ("  dp: 4", "", "missing key 'parallelism.dp'"),
     ],
 )
-def test_what_the_program_refuses_is_refused_with_the_fix(old: str, new: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_the_program_refuses_is_refused_with_the_fix(old: str, new: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         job((old + "\n", new + "\n"))
 
 

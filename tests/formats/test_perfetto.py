@@ -71,8 +71,8 @@ def check_flows(events: list[dict[str, Any]], slices: dict[tuple[int, int], list
 
 def pipeline(schedule: str = "one_f_one_b", steady: bool = False) -> Timeline:
     job = Plan(mesh=Mesh(pp=2), schedule=Schedule(name=schedule, micro_batch_size=1))  # type: ignore[arg-type]
-    found = predict("llama-tiny", "1x2xh100-sxm", job, Workload(global_batch_size=4, seq_len=64))
-    return found.timeline(steady=steady)
+    prediction = predict("llama-tiny", "1x2xh100-sxm", job, Workload(global_batch_size=4, seq_len=64))
+    return prediction.timeline(steady=steady)
 
 
 @pytest.mark.parametrize("steady", [False, True])
@@ -82,17 +82,17 @@ def test_predictions_are_legal_traces(schedule: str, steady: bool) -> None:
     trace = perfetto_trace([timeline])
     check(trace)
     phases = Counter(event["ph"] for event in trace["traceEvents"])
-    assert phases["X"] == timeline.spans.size and min(phases[each] for each in "CMsf") > 0
+    assert phases["X"] == timeline.spans.size and min(phases[entry] for entry in "CMsf") > 0
 
 
 def test_slices_are_the_spans_in_microseconds() -> None:
     timeline = pipeline()
     events = perfetto_trace([timeline])["traceEvents"]
-    found = sorted((e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X")
+    actual = sorted((e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X")
     spans = timeline.spans
     wanted = sorted((timeline.action(i), spans.start_s[i] * 1e6, spans.duration_s[i] * 1e6) for i in range(spans.size))
-    assert [name for name, *_ in found] == [name for name, *_ in wanted]
-    assert np.array([v[1:] for v in found]) == pytest.approx(np.array([v[1:] for v in wanted]), abs=2e-3)
+    assert [name for name, *_ in actual] == [name for name, *_ in wanted]
+    assert np.array([v[1:] for v in actual]) == pytest.approx(np.array([v[1:] for v in wanted]), abs=2e-3)
     forward = next(e for e in events if e["name"] == "1F0")
     assert forward["args"]["stage"] == 1 and forward["args"]["unit"] == 0 and forward["args"]["flops"] > 0
     assert "waited for" in forward["args"]

@@ -141,10 +141,10 @@ def test_depth_and_length_are_bounded(text: str) -> None:
 def test_any_text_is_read_or_refused(text: str) -> None:
     """A comment before it changes nothing."""
     try:
-        found = launches(text, {"a": "1"})
+        result = launches(text, {"a": "1"})
     except GnomonError:
         with pytest.raises(GnomonError):
             launches(f"# b\n{text}", {"a": "1"})
     else:
         later = launches(f"# b\n{text}", {"a": "1"})
-        assert (later.launches, later.variables) == (found.launches, found.variables)
+        assert (later.launches, later.variables) == (result.launches, result.variables)

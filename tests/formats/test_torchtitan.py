@@ -34,24 +34,24 @@ def job(devices: int | None = 8, flavor: str = "8B", **sections: dict[str, Any])
 
 
 def test_the_405b_file() -> None:
-    found = read_torchtitan(FILE, devices=128)
-    assert found.graph().num_parameters() == 405_853_388_800
-    plan = found.plan
-    assert (plan.mesh.dp_shard, plan.mesh.tp) == (16, 8) and found.workload.global_batch_size == 32
+    result = read_torchtitan(FILE, devices=128)
+    assert result.graph().num_parameters() == 405_853_388_800
+    plan = result.plan
+    assert (plan.mesh.dp_shard, plan.mesh.tp) == (16, 8) and result.workload.global_batch_size == 32
     assert plan.optimizer.zero == 3 and plan.optimizer.reshard_after_forward and plan.saved == Saved(preset="full")
     assert (
         plan.precision.fp8 is not None and plan.precision.fp8.gather and plan.precision.fp8.except_ops == ("lm_head",)
     )
     assert (plan.precision.param, plan.precision.compute, plan.precision.master) == ("fp32", "bf16", "none")
     assert plan.layout.sequence_parallel and plan.layout.loss_parallel
-    assert (found.stack.launch.launch_mode, found.stack.layers.norm, found.stack.loss.cross_entropy) == (
+    assert (result.stack.launch.launch_mode, result.stack.layers.norm, result.stack.loss.cross_entropy) == (
         "compiled",
         "fused",
         "fused",
     )
-    assert found.stack.layers.recompute_stops is True  # the checkpoint is inside what is compiled
-    assert [u.field for u in found.unexpressed] == ["parallelism.enable_async_tensor_parallel"]
-    check(plan, found.graph(), None, found.workload)
+    assert result.stack.layers.recompute_stops is True  # the checkpoint is inside what is compiled
+    assert [u.field for u in result.unexpressed] == ["parallelism.enable_async_tensor_parallel"]
+    check(plan, result.graph(), None, result.workload)
 
 
 def test_the_newer_flags_mean_the_same() -> None:
@@ -68,9 +68,9 @@ def test_accumulated_gradients_are_rounds_of_the_pipeline() -> None:
     """32 sequences on two data-parallel ranks, four of them a local batch: four passes of four microbatches each."""
     pipeline = {"pipeline_parallel_degree": 4, "pipeline_parallel_microbatch_size": 1}
     training = {"local_batch_size": 4, "global_batch_size": 32}
-    found = job(parallelism=pipeline, training=training)
-    assert (found.plan.schedule.rounds, found.plan.mesh.data_ranks) == (4, 2) and not found.notes
-    check(found.plan, found.graph(), None, found.workload)
+    result = job(parallelism=pipeline, training=training)
+    assert (result.plan.schedule.rounds, result.plan.mesh.data_ranks) == (4, 2) and not result.notes
+    check(result.plan, result.graph(), None, result.workload)
     assert job(training=training).plan.schedule.rounds == 1
     words = "--module llama3 --config llama3_8b --parallelism.pipeline-parallel-degree 2"
     words += " --parallelism.num_pp_microbatches 4"
@@ -104,15 +104,15 @@ def test_stage_split(layers: int, stages: int, split: tuple[int, ...]) -> None:
     ],
 )
 def test_schedules(name: str, ours: str, virtual: int, placement: str) -> None:
-    found = job(
+    result = job(
         parallelism={"pipeline_parallel_degree": 4, "pipeline_parallel_schedule": name},
         training={"local_batch_size": 8},
     )
-    schedule = found.plan.schedule
+    schedule = result.plan.schedule
     assert (schedule.name, schedule.virtual_stages, schedule.placement) == (ours, virtual, placement)
-    assert schedule.micro_batch_size == 1 and not found.plan.optimizer.reshard_after_forward
-    listed = problems(found.plan, found.graph(), None, found.workload)
-    errors = [each.name for each in listed if each.severity == "error"]
+    assert schedule.micro_batch_size == 1 and not result.plan.optimizer.reshard_after_forward
+    listed = problems(result.plan, result.graph(), None, result.workload)
+    errors = [entry.name for entry in listed if entry.severity == "error"]
     assert errors == (["composite"] if name == "DualPipeV" else [])  # under FSDP its F&B have no rows by layer
 
 
@@ -135,7 +135,7 @@ def test_activation_checkpointing() -> None:
 
 def test_experts_keep_what_their_ranks_exchanged() -> None:
     """Products of DeepSeek-V3's 16B: q, kv_a, kv_b, o, router, shared gate, up, down; the odd ones stay."""
-    found = {}
+    actual = {}
     for degree in (1, 8):
         made = read_torchtitan(
             f"""
@@ -150,11 +150,11 @@ def test_experts_keep_what_their_ranks_exchanged() -> None:
             """,
             devices=8,
         )
-        found[degree] = set(made.plan.saved.rules[0].tensors)
+        actual[degree] = set(made.plan.saved.rules[0].tensors)
         check(made.plan, made.graph())
-    assert {"self_attn.q_proj", "self_attn.kv_b_proj", "mlp.gate", "mlp.shared_experts.up_proj"} <= found[1]
-    assert not any("gate_proj" in name for name in found[1] - {"mlp.gate_proj"})
-    assert found[8] - found[1] == {"mlp.dispatch", "mlp.experts.down_proj"}
+    assert {"self_attn.q_proj", "self_attn.kv_b_proj", "mlp.gate", "mlp.shared_experts.up_proj"} <= actual[1]
+    assert not any("gate_proj" in name for name in actual[1] - {"mlp.gate_proj"})
+    assert actual[8] - actual[1] == {"mlp.dispatch", "mlp.experts.down_proj"}
 
 
 def test_older_names() -> None:
@@ -169,7 +169,7 @@ def test_degrees_give_the_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "message"),
     [
         ({"parallelism": {"tensor_parallel_degree": 3}}, "nearest number of devices is 9"),
         ({"parallelism": {"data_parallel_shard_degree": 4}}, "multiply to 4 .* there are 8 devices"),
@@ -193,8 +193,8 @@ def test_degrees_give_the_devices() -> None:
         ),
     ],
 )
-def test_what_the_program_refuses_is_refused_with_the_fix(sections: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_the_program_refuses_is_refused_with_the_fix(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         job(**sections)
 
 
@@ -217,17 +217,17 @@ def test_flavors_are_the_published_models() -> None:
     counts = {"llama3 8B": 8_030_261_248, "deepseek_v3 16B": 15_706_484_224, "deepseek_v3 236B": 235_741_434_880}
     for name, count in counts.items():
         family, size = name.split()
-        found = read_torchtitan(f'[model]\nname = "{family}"\nflavor = "{size}"', devices=8)
+        result = read_torchtitan(f'[model]\nname = "{family}"\nflavor = "{size}"', devices=8)
         biases = {"deepseek_v3 16B": 64 * 26, "deepseek_v3 236B": 160 * 59}.get(name, 0)  # V3's router has a bias
-        assert found.model == FLAVORS[name]
-        assert found.graph().num_parameters() - count in (0, biases)
+        assert result.model == FLAVORS[name]
+        assert result.graph().num_parameters() - count in (0, biases)
 
 
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        found = read_torchtitan(text, devices=8)
+        result = read_torchtitan(text, devices=8)
     except GnomonError as error:
         assert str(error)
     else:
-        assert found.plan.world_size == found.devices == 8 and found.stack.name == "torchtitan"
+        assert result.plan.world_size == result.devices == 8 and result.stack.name == "torchtitan"

@@ -264,9 +264,9 @@ def read(folder: Path, name: str, **more: object) -> Job:
     case = CASES[name]
     path = folder / case.name
     path.write_text(case.text, encoding="utf-8")
-    found = programs.recognised(path)
-    assert found is not None and found.name == name
-    return found.read(path, Given(devices=case.devices, **more))  # type: ignore[arg-type]
+    result = programs.recognised(path)
+    assert result is not None and result.name == name
+    return result.read(path, Given(devices=case.devices, **more))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -301,11 +301,11 @@ def test_a_key_that_nobody_knows_is_listed_and_strict_refuses_it(name: str, tmp_
     text = text.replace("frobnicate: 3", "frobnicate = 3") if name == "xtuner" else text
     path = tmp_path / case.name
     path.write_text(text, encoding="utf-8")
-    found = programs.find(name)
-    job = found.read(path, Given(devices=case.devices))
+    result = programs.find(name)
+    job = result.read(path, Given(devices=case.devices))
     assert any(str(field).startswith("frobnicate = 3") for field in job.unexpressed)
     with pytest.raises(InputError, match="frobnicate"):
-        found.read(path, Given(devices=case.devices, strict=True))
+        result.read(path, Given(devices=case.devices, strict=True))
 
 
 REGISTRY = """
@@ -330,15 +330,15 @@ def test_torchtitans_registry_is_read_and_never_run(tmp_path: Path) -> None:
     (tmp_path / "llama3").mkdir()
     path = tmp_path / "llama3/config_registry.py"
     path.write_text(f"raise SystemExit\n{REGISTRY}", encoding="utf-8")
-    found = programs.recognised(path)
-    assert found is not None and found.name == "torchtitan"
+    result = programs.recognised(path)
+    assert result is not None and result.name == "torchtitan"
     with pytest.raises(InputError, match="--set config=base"):
-        found.read(path, Given(devices=8))
-    job = found.read(path, Given(devices=8, settings={"config": "large"}))
+        result.read(path, Given(devices=8))
+    job = result.read(path, Given(devices=8, settings={"config": "large"}))
     assert (job.plan.mesh.tp, job.plan.mesh.dp_shard, job.plan.saved.preset) == (4, 2, "full")
     assert (job.plan.schedule.micro_batch_size, job.workload.seq_len) == (2, 8192)
     assert round(job.graph().num_parameters() / 1e9, 1) == 70.6
-    assert found.read(path, Given(devices=8, settings={"config": "base"})).plan.mesh.dp_shard == 8
+    assert result.read(path, Given(devices=8, settings={"config": "base"})).plan.mesh.dp_shard == 8
 
 
 @pytest.mark.parametrize(
@@ -397,9 +397,9 @@ def test_references_are_followed_and_circles_stay() -> None:
         "g": "${f}",
         "h": "${multiply:4, ${a}}",
     }
-    found = resolved(values, {"X": "9"})
-    assert (found["a"], found["b"], found["e"], found["h"]) == (3, {"c": 3, "d": 3}, "9-3", 12)
-    assert resolved(values)["e"] == "7-3" and "${" in str(found["f"])
+    result = resolved(values, {"X": "9"})
+    assert (result["a"], result["b"], result["e"], result["h"]) == (3, {"c": 3, "d": 3}, "9-3", 12)
+    assert resolved(values)["e"] == "7-3" and "${" in str(result["f"])
 
 
 def test_a_format_is_one_small_folder() -> None:

@@ -29,7 +29,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (BOMB, "once its aliases are written out"),
         ("a: &a [*a]", "alias within what it repeats"),
@@ -49,8 +49,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: 2020-99-99", "is no timestamp"),
     ],
 )
-def test_what_is_no_job_file_is_refused(text: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_is_no_job_file_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read_yaml(text, "t")
 
 
@@ -77,11 +77,11 @@ def test_without_the_package_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) ->
 def test_any_text_is_read_or_refused(text: str) -> None:
     """What is read is read again from what is written of it."""
     try:
-        found = read_yaml(text, "t")
+        result = read_yaml(text, "t")
     except GnomonError as error:
         assert str(error)
     else:
-        assert read_yaml(emit_yaml(found), "t") == found
+        assert read_yaml(emit_yaml(result), "t") == result
 
 
 scalars = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False)

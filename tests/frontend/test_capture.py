@@ -86,8 +86,8 @@ def test_graph_and_module_compute_the_same(module: nn.Module, example: tuple[Ten
 
 
 def test_a_backward_of_one_s_own_is_named_and_fails_the_proof() -> None:
-    found = captured(Custom(), (torch.randn(2, 8),))
-    assert any("Square" in note and "models.py:" in note for note in found.notes)
+    result = captured(Custom(), (torch.randn(2, 8),))
+    assert any("Square" in note and "models.py:" in note for note in result.notes)
     proof = prove(Custom(), (torch.randn(2, 8),))
     assert proof.outputs == 0 and proof.gradients > 0.1
     with pytest.raises(CaptureError, match="gradients by"):
@@ -95,8 +95,8 @@ def test_a_backward_of_one_s_own_is_named_and_fails_the_proof() -> None:
 
 
 def test_a_branch_on_values_is_marked_with_file_and_line() -> None:
-    found = captured(Branching(), (torch.randn(2, 8),))
-    assert any("models.py:" in note and "depends on values" in note for note in found.notes)
+    result = captured(Branching(), (torch.randn(2, 8),))
+    assert any("models.py:" in note and "depends on values" in note for note in result.notes)
     with pytest.raises(CaptureError, match=r"models\.py:\d+: Python reads a number that depends on"):
         captured(Branching().to("meta"), (torch.empty(2, 8, device="meta"),))
 

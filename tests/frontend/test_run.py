@@ -41,6 +41,6 @@ def test_a_captured_model_trains_as_its_module() -> None:
 
 def test_a_module_without_a_loss_is_not_trained() -> None:
     linear = nn.Linear(8, 8)
-    found = captured(linear, (torch.randn(2, 8),))
+    result = captured(linear, (torch.randn(2, 8),))
     with pytest.raises(PlanError, match="returns no loss"):
-        executor(linear, found, PLANS["dp"], WORKLOAD)
+        executor(linear, result, PLANS["dp"], WORKLOAD)

@@ -21,18 +21,18 @@ def test_public_prices_are_the_newest_and_of_those_the_lowest() -> None:
 
 def test_a_cluster_of_two_kinds_is_the_sum() -> None:
     cluster = parse_cluster("1x8xh100-sxm+2x8xa100-sxm-80gb")
-    found = rent(cluster, parse_prices(("h100-sxm=2.5,a100-sxm-80gb=$1.25/h",)))
-    assert found is not None and found.dollars_per_hour == pytest.approx(8 * 2.5 + 16 * 1.25)
-    assert len(found.sources) == 2 and "as given" in found.sources[0]
+    result = rent(cluster, parse_prices(("h100-sxm=2.5,a100-sxm-80gb=$1.25/h",)))
+    assert result is not None and result.dollars_per_hour == pytest.approx(8 * 2.5 + 16 * 1.25)
+    assert len(result.sources) == 2 and "as given" in result.sources[0]
     every = rent(cluster, parse_prices(("3",)))
     assert every is not None and every.dollars_per_hour == pytest.approx(24 * 3)
 
 
 def test_the_source_and_date_of_a_public_price_are_said() -> None:
-    found = rent(parse_cluster("8xh100-sxm"))
+    result = rent(parse_cluster("8xh100-sxm"))
     price = newest_price("h100-sxm-80gb")
-    assert found is not None and price is not None
-    assert price.source in found.sources[0] and price.date in found.sources[0]
+    assert result is not None and price is not None
+    assert price.source in result.sources[0] and price.date in result.sources[0]
 
 
 def test_nothing_is_guessed() -> None:

@@ -165,7 +165,7 @@ def test_a_host_update_a_step_late() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (replace(plan(), schedule=Schedule()), "give a workload or num_microbatches"),
         (plan("interleaved_one_f_one_b", 2, mesh=Mesh(pp=3)), "a multiple of 3 microbatches"),
@@ -186,6 +186,6 @@ def test_a_host_update_a_step_late() -> None:
         (plan(overlap=Overlap(priority=("all_to_all",))), r"overlap.priority = \['all_to_all'\], but .* ready"),
     ],
 )
-def test_what_is_refused(given: Plan, said: str) -> None:
-    with pytest.raises(PlanError, match=said):
+def test_what_is_refused(given: Plan, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
         lower(GRAPH, given)

@@ -22,8 +22,8 @@ def program(rounds: int, count: int, ranks: int, virtual: int = 1) -> Program:
     return lower(TINY, Plan(mesh=Mesh(pp=ranks), schedule=schedule))
 
 
-def seconds(found: Program) -> float:
-    return makespan(validate(found), durations(found, {"F": 1.0, "B": 2.0, "*": 0.0}))
+def seconds(result: Program) -> float:
+    return makespan(validate(result), durations(result, {"F": 1.0, "B": 2.0, "*": 0.0}))
 
 
 @pytest.mark.parametrize(("rounds", "count", "ranks"), [(1, 8, 2), (2, 8, 2), (4, 8, 2), (3, 12, 4), (8, 8, 1)])

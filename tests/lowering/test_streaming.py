@@ -40,19 +40,19 @@ def times(program: Program) -> tuple[dict[str, list[float]], dict[str, list[floa
     given = {name: seconds for name, seconds in SECONDS.items() if name in names}
     structure = validate(program)
     played = play(Clock.of(structure, durations(program, given)))
-    begin, end = (np.ravel(each)[structure.order.position] for each in (played.start, played.end))
+    begin, end = (np.ravel(entry)[structure.order.position] for entry in (played.start, played.end))
     return {n: begin[names == n].tolist() for n in set(names)}, {n: end[names == n].tolist() for n in set(names)}
 
 
 def test_every_gradient_goes_down_once_a_unit_and_every_parameter_comes_up_once() -> None:
     program = stream_gradients(parse_program(BLOCKS))
     assert parse_program(print_program(program)) == program
-    found = kinds(program)
-    assert (found.count("D2H"), found.count("HOST_ADD")) == (
+    result = kinds(program)
+    assert (result.count("D2H"), result.count("HOST_ADD")) == (
         8,
         4,
     )  # each of 4 gradients of 2 units; the later ones added
-    assert (found.count("HOST_OPT"), found.count("H2D"), found.count("OPT")) == (4, 4, 0)
+    assert (result.count("HOST_OPT"), result.count("H2D"), result.count("OPT")) == (4, 4, 0)
     once = kinds(stream_gradients(parse_program(BLOCKS), each_unit=False))
     assert once.count("D2H") == once.count("H2D") == 4 and "HOST_ADD" not in once  # 2 Psi down and 2 Psi up: 4 Psi
 
@@ -108,11 +108,11 @@ def test_thirteen_billion_parameters_fit_a_v100() -> None:
 
     def step(**changes: object) -> float:
         optimizer = replace(plan.optimizer, **changes)  # type: ignore[arg-type]
-        found = predict("llama-2-13b", cluster, replace(plan, optimizer=optimizer), work)
-        sizes.append(found.tightest.by_class["gradients"])
-        fits.append(found.has_room)
-        assert host_memory(found).bytes > 12 * 13e9
-        return found.step_s
+        prediction = predict("llama-2-13b", cluster, replace(plan, optimizer=optimizer), work)
+        sizes.append(prediction.tightest.by_class["gradients"])
+        fits.append(prediction.has_room)
+        assert host_memory(prediction).bytes > 12 * 13e9
+        return prediction.step_s
 
     sizes, fits = list[int](), list[bool]()
     clipped, free, late, summed = (

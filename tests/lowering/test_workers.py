@@ -82,8 +82,8 @@ def test_every_sequence_is_computed_once(shares: list[int], count: int, name: st
     for kind in ("F", "W" if name == "zero_bubble_h1" else "B"):
         for stage in (0, 1):
             rows = [r for r in range(program.num_rows) if program.token(r).startswith(f"{stage}{kind}")]
-            found = Counter(piece[0] for r in rows for piece in program.units[program.unit[r]].pieces)
-            assert found == dict.fromkeys(range(count * size), 1)
+            result = Counter(piece[0] for r in rows for piece in program.units[program.unit[r]].pieces)
+            assert result == dict.fromkeys(range(count * size), 1)
     assert sum(unit.weight for unit in program.units) == pytest.approx(1)
 
 

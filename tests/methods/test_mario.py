@@ -79,9 +79,9 @@ def test_the_oracle_table(p: int, m: int) -> None:
     overlapped = overlap_recompute(naive)
     lean = remove_redundancy(overlapped)
     preposed = prepose_forward(lean, simulate(), sizes=SIZES)
-    found = tuple(makespan(program) for program in (base, naive, overlapped, lean, preposed))
-    assert found == ORACLE[p, m]
-    assert found == (
+    actual = tuple(makespan(program) for program in (base, naive, overlapped, lean, preposed))
+    assert actual == ORACLE[p, m]
+    assert actual == (
         (m + p - 1) * 3,
         (m + p - 1) * 4,
         4 * m + 3 * (p - 1),
@@ -108,8 +108,8 @@ def test_a_forward_cannot_be_preposed_on_one_stage_alone_when_its_input_comes_fr
     mine = [row for row in rows[2] if row.unit == 5 and row.kind in ("RECV_F", "C", "SEND_F")]
     at = next(i for i, row in enumerate(rows[2]) if row.kind == "R" and row.unit == 1)
     rows[2] = [*rows[2][:at], *mine, *(row for row in rows[2][at:] if row not in mine)]
-    found = problems(with_rows(lean, rows))
-    assert {problem.what for problem in found} & {"deadlock", "wrong order on a communicator"}
+    result = problems(with_rows(lean, rows))
+    assert {problem.what for problem in result} & {"deadlock", "wrong order on a communicator"}
 
 
 def test_moves_over_several_stages_pay_when_messages_take_time() -> None:

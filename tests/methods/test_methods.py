@@ -49,36 +49,36 @@ def plain() -> Prediction:
     return predicted(PIPELINE)
 
 
-@pytest.mark.parametrize("name", [each.name for each in METHODS if "planned" in each.marks])
+@pytest.mark.parametrize("name", [method.name for method in METHODS if "planned" in method.marks])
 def test_what_can_be_planned_is_predicted_and_differs(name: str, plain: Prediction) -> None:
-    found = method(name)
-    variants = list(found.variants(PIPELINE))
-    assert variants and not found.used(PIPELINE)
+    result = method(name)
+    variants = list(result.variants(PIPELINE))
+    assert variants and not result.used(PIPELINE)
     for plan in variants:
-        assert found.used(plan)
+        assert result.used(plan)
         other = predicted(plan)
         peaks = [rank.peak_bytes for rank in other.memory]
         assert (other.step_s, peaks) != (plain.step_s, [rank.peak_bytes for rank in plain.memory])
-    assert list(found.variants(variants[0])) == [], "a plan that has it is offered it again"
+    assert list(result.variants(variants[0])) == [], "a plan that has it is offered it again"
 
 
-@pytest.mark.parametrize("name", [each.name for each in METHODS if each.switch == "schedule.passes"])
+@pytest.mark.parametrize("name", [method.name for method in METHODS if method.switch == "schedule.passes"])
 def test_a_pass_is_predicted_or_refused_by_name(name: str) -> None:
-    found = method(name)
-    if "predicted" in found.marks:
+    result = method(name)
+    if "predicted" in result.marks:
         assert predicted(named(name)).step_s > 0
         return
-    with pytest.raises(PlanError, match=f"{name} .* is not predicted yet: {found.missing['predicted'][:20]}"):
+    with pytest.raises(PlanError, match=f"{name} .* is not predicted yet: {result.missing['predicted'][:20]}"):
         predicted(named(name))
 
 
-@pytest.mark.parametrize("each", METHODS, ids=lambda each: each.name)
-def test_a_missing_mark_has_a_reason_and_is_refused(each: object) -> None:
-    found = method(each.name)  # type: ignore[attr-defined]
-    assert set(found.marks) | set(found.missing) == {"rewritten", "planned", "predicted", "run"}
-    assert all(len(reason) > 10 for reason in found.missing.values())
-    variant = next(found.variants(PIPELINE), named(found.name)) if found.switch != "placement" else None
-    if "run" in found.missing and variant is not None:
+@pytest.mark.parametrize("entry", METHODS, ids=lambda entry: entry.name)
+def test_a_missing_mark_has_a_reason_and_is_refused(entry: object) -> None:
+    result = method(entry.name)  # type: ignore[attr-defined]
+    assert set(result.marks) | set(result.missing) == {"rewritten", "planned", "predicted", "run"}
+    assert all(len(reason) > 10 for reason in result.missing.values())
+    variant = next(result.variants(PIPELINE), named(result.name)) if result.switch != "placement" else None
+    if "run" in result.missing and variant is not None:
         with pytest.raises(PlanError, match="is not run yet"):
             check_methods(variant, "run")
 
@@ -126,10 +126,10 @@ def test_what_cannot_be_is_one_error(plan: Plan, says: str) -> None:
 
 
 def test_all_methods_are_those_that_keep_the_mathematics() -> None:
-    names = [each.name for each in methods_named("all")]
+    names = [entry.name for entry in methods_named("all")]
     assert "mario" in names
     assert "delayed_update" not in names
-    assert [each.name for each in methods_named("delayed-update, mario,mario")] == ["delayed_update", "mario"]
+    assert [entry.name for entry in methods_named("delayed-update, mario,mario")] == ["delayed_update", "mario"]
     with pytest.raises(PlanError, match="lina .* cannot be planned yet"):
         methods_named("lina")
 
@@ -149,7 +149,7 @@ def test_a_plan_is_searched_with_methods_and_the_table_is_printed(capsys: pytest
     assert status == 2
     assert "stack megatron-lm is not known to run it" in err
     status, out, _ = answer("catalogue", "methods")
-    assert [line.split()[0] for line in out.splitlines()[1 : 1 + len(METHODS)]] == [each.name for each in METHODS]
+    assert [line.split()[0] for line in out.splitlines()[1 : 1 + len(METHODS)]] == [method.name for method in METHODS]
 
 
 def test_the_plan_in_the_documentation_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

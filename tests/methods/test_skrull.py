@@ -93,7 +93,7 @@ def forward_s(unit: Unit, cp: int, exchange: int) -> float:
     and values: on the slowest rank the exchange beside the whole sequences, then the divided ones."""
     where, tokens = dict(unit.local), {sequence: stop for sequence, _, stop in unit.pieces}
     divided = [count for sequence, count in tokens.items() if sequence not in where]
-    whole = [sum(square(tokens[each]) for each, rank in unit.local if rank == mine) for mine in range(cp)]
+    whole = [sum(square(tokens[entry]) for entry, rank in unit.local if rank == mine) for mine in range(cp)]
     return max(exchange * sum(divided), *whole) + sum(map(square, divided)) / cp
 
 
@@ -103,7 +103,7 @@ def played_forward_s(unit: Unit, cp: int, exchange: int) -> float:
     divided = [count for sequence, count in tokens.items() if sequence not in where]
     busy = {"*": 0.0, "AG_KV": float(exchange * sum(divided)), "DIST": sum(map(square, divided)) / cp}
     for rank in set(where.values()):
-        busy[f"{rank}:LOCAL"] = float(sum(square(tokens[each]) for each, mine in unit.local if mine == rank))
+        busy[f"{rank}:LOCAL"] = float(sum(square(tokens[entry]) for entry, mine in unit.local if mine == rank))
     program = microbatch_step(unit, cp)
     busy = {name: seconds for name, seconds in busy.items() if name == "*" or name.split(":")[-1] in kinds_of(program)}
     return simulate(validate(program), durations(program, busy)).makespan_s

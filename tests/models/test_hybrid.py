@@ -53,8 +53,8 @@ def test_parameters_of_a_mixer_by_hand() -> None:
     block = hybrid.layer_block(SMALL, "M")
     projection = 2 * 128 + 2 * 4 * 32 + 8
     convolution = (128 + 2 * 4 * 32) * (4 + 1)
-    found = sum(prod(dim.size or 0 for dim in parameter.atoms) for parameter in block.parameters)
-    assert found == 64 * projection + convolution + 3 * 8 + 128 + 128 * 64 + 64
+    result = sum(prod(dim.size or 0 for dim in parameter.atoms) for parameter in block.parameters)
+    assert result == 64 * projection + convolution + 3 * 8 + 128 + 128 * 64 + 64
 
 
 def test_work_and_what_is_kept() -> None:

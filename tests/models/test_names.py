@@ -12,7 +12,7 @@ def test_ids_of_the_hub_are_known() -> None:
     assert set(HUB_IDS) <= set(PRESETS)
     for name, ids in HUB_IDS.items():
         for hub_id in ids:
-            assert {known_name(each) for each in (hub_id, hub_id.upper(), hub_id.rpartition("/")[2])} == {name}
+            assert {known_name(entry) for entry in (hub_id, hub_id.upper(), hub_id.rpartition("/")[2])} == {name}
 
 
 def test_case_does_not_matter() -> None:

@@ -59,13 +59,13 @@ def test_in_python(file: Path) -> None:
     plan = Plan(mesh=Mesh(pp=2), schedule=Schedule(name="last_first", micro_batch_size=1))
     work = Workload(global_batch_size=4, seq_len=32)
     other = Plan(mesh=Mesh(pp=2), schedule=Schedule(name="gpipe", micro_batch_size=1))
-    own, same = (gnomon.predict("llama-tiny", "1x2xh100-sxm", each, work) for each in (plan, other))
+    own, same = (gnomon.predict("llama-tiny", "1x2xh100-sxm", entry, work) for entry in (plan, other))
     assert own.step_s == pytest.approx(same.step_s, rel=0.05)
     assert under_way("last_first", 2, 1, 4) == 4
     with pytest.raises(gnomon.errors.PlanError, match="schedule last_first needs at least 2 microbatches, not 1"):
         check(plan, own.pricing.graph, None, Workload(global_batch_size=1, seq_len=32))
-    found = gnomon.plan("llama-tiny", "1x2xh100-sxm", work, fixed={"pp": 2, "schedule": "last_first"})
-    assert found.best[0].plan.schedule.name == "last_first"
+    result = gnomon.plan("llama-tiny", "1x2xh100-sxm", work, fixed={"pp": 2, "schedule": "last_first"})
+    assert result.best[0].plan.schedule.name == "last_first"
     space = gnomon.plan("llama-tiny", "1x2xh100-sxm", work, fixed={"pp": 2}).space
     assert "last_first" in space.schedule
 

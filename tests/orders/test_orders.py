@@ -106,13 +106,13 @@ def test_only_the_orders_name_themselves() -> None:
     """One fact, one place: outside its own file a schedule's name is no string of the package, but for the default."""
     source = Path(orders.__file__).parents[1]
     wanted = re.compile(f'"({"|".join(orders.names())})"')
-    found = {
+    actual = {
         f"{path.relative_to(source)}: {line.strip()}"
         for path in source.rglob("*.py")
         for line in path.read_text(encoding="utf-8").splitlines()
         if (name := wanted.search(line)) and path != source / "orders" / f"{name.group(1)}.py"
     }
-    assert found == {'orders/order.py: DEFAULT = "one_f_one_b"'}
+    assert actual == {'orders/order.py: DEFAULT = "one_f_one_b"'}
 
 
 FILE = """
@@ -138,7 +138,7 @@ def file_of(folder: Path, *, name: str = "last_first", backwards: str = "reverse
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"name": "gpipe"}, "has an order named 'gpipe', and there is one already; choose another name"),
         ({"facts": ", backward='split'"}, "backward = 'split' is said, and rank 0 has 1 B and 0 I"),
@@ -151,9 +151,9 @@ def file_of(folder: Path, *, name: str = "last_first", backwards: str = "reverse
     ],
 )  # fmt: skip
 def test_a_file_that_does_not_say_what_its_rows_are_is_refused(
-    tmp_path: Path, fields: dict[str, str], said: str
+    tmp_path: Path, fields: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(GnomonError, match=said):
+    with pytest.raises(GnomonError, match=message):
         orders.add(file_of(tmp_path, **fields))
     assert not orders.added()
 
@@ -172,13 +172,13 @@ def test_rows_that_wait_for_each_other_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("x = 1", "has no order; define ORDER"), ("import nothing_of_the_kind", "cannot be loaded: ModuleNotFoundError")],
 )
-def test_a_file_without_an_order_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_without_an_order_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "order.py"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(GnomonError, match=said):
+    with pytest.raises(GnomonError, match=message):
         orders.add(path)
     with pytest.raises(GnomonError, match="is no Python file with an order"):
         orders.add(tmp_path / "missing.py")

@@ -107,7 +107,7 @@ def test_small_pipelines(rows: Rows, wanted: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "said"),
+    ("build", "message"),
     [
         (lambda: rows("one_f_one_b", 0, 4), "at least 1 pipeline rank and 1 microbatch, but has 0 and 4"),
         (lambda: rows("gpipe", 4, 0), "schedule gpipe needs at least 1 pipeline rank"),
@@ -125,6 +125,6 @@ def test_small_pipelines(rows: Rows, wanted: list[str]) -> None:
         (lambda: rows("zbv", 2, 4), r"unknown schedule 'zbv' \(here it is 'zero_bubble_v'\)"),
     ],
 )
-def test_what_a_schedule_refuses(build: Callable[[], Rows], said: str) -> None:
-    with pytest.raises(PlanError, match=said):
+def test_what_a_schedule_refuses(build: Callable[[], Rows], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
         build()

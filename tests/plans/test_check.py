@@ -61,13 +61,13 @@ def plan(name: str = "one_f_one_b", *, m: int | None = None, mbs: int | None = N
 def errors(
     a_plan: Plan, graph: object = LLAMA, cluster: Devices | None = None, workload: Workload | None = None
 ) -> dict[str, str]:
-    found = problems(a_plan, graph, cluster, workload)  # type: ignore[arg-type]
-    return {problem.name: problem.message for problem in found if problem.severity == "error"}
+    result = problems(a_plan, graph, cluster, workload)  # type: ignore[arg-type]
+    return {problem.name: problem.message for problem in result if problem.severity == "error"}
 
 
 def notes(a_plan: Plan, graph: object = LLAMA, workload: Workload | None = None) -> dict[str, str]:
-    found = problems(a_plan, graph, None, workload)  # type: ignore[arg-type]
-    return {problem.name: problem.message for problem in found if problem.severity == "note"}
+    result = problems(a_plan, graph, None, workload)  # type: ignore[arg-type]
+    return {problem.name: problem.message for problem in result if problem.severity == "note"}
 
 
 def test_a_sound_plan_has_no_problems() -> None:
@@ -170,8 +170,11 @@ def test_router_loads_that_cannot_be_and_what_others_do() -> None:
     )
     steep = errors(eight, MIXTRAL, workload=work(kind="zipf", s=2.0))["router_share"]
     assert "65% of its (token, expert) pairs to one expert, but a token goes to 2" in steep
-    said = notes(eight, MIXTRAL, workload=work(kind="zipf", s=1.0, capacity=1.25))["router_load"]
-    assert "the busiest of ep = 8 ranks computes and holds 1.25 times the mean rows" in said and "drops 23.9%" in said
+    message = notes(eight, MIXTRAL, workload=work(kind="zipf", s=1.0, capacity=1.25))["router_load"]
+    assert (
+        "the busiest of ep = 8 ranks computes and holds 1.25 times the mean rows" in message
+        and "drops 23.9%" in message
+    )
     assert "has no experts" in notes(plan(mbs=1), LLAMA, workload=work(kind="zipf", s=1.0))["no_effect"]
     assert "router_load" not in notes(eight, MIXTRAL, workload=work())
 
@@ -266,8 +269,8 @@ def test_patterns_that_match_nothing_are_not_lost() -> None:
 
 def test_axes_without_effect_are_said() -> None:
     idle = replace(plan(mbs=1), layout=Layout(sequence_parallel=True), optimizer=Optimizer(zero=1))
-    found = [problem.message for problem in problems(idle, LLAMA) if problem.name == "no_effect"]
-    assert found == [
+    actual = [problem.message for problem in problems(idle, LLAMA) if problem.name == "no_effect"]
+    assert actual == [
         "sequence_parallel has no effect at tp = 1",
         "ZeRO 1 has no effect: dp_shard x cp = 1, so there is nothing to divide over",
     ]

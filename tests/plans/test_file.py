@@ -60,9 +60,9 @@ def test_paths_go_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert schema.load_file(PlanFile, "plan.toml").model == "./my-model/config.json"
     below.rename(tmp_path / "moved")
     os.chdir(tmp_path)
-    found = load_plan_file("moved/plan.toml")
-    assert Path(found.model).resolve() == tmp_path / "moved" / "my-model" / "config.json"
-    assert Path(found.on) == other / "two.toml"
+    result = load_plan_file("moved/plan.toml")
+    assert Path(result.model).resolve() == tmp_path / "moved" / "my-model" / "config.json"
+    assert Path(result.on) == other / "two.toml"
 
 
 def test_a_folder_without_a_slash_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_a_folder_without_a_slash_is_a_path(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right", "said"),
+    ("wrong", "right", "message"),
     [
         ("", 'model = "llama-tiny"\n', "model"),
         ('on = ""', 'on = "local"', "must say `on`"),
@@ -82,10 +82,10 @@ def test_a_folder_without_a_slash_is_a_path(tmp_path: Path, monkeypatch: pytest.
         ('schema = "gnomon.plan/1"', 'schema = "gnomon.planfile/1"', "Expected a gnomon.planfile file"),
     ],
 )
-def test_a_broken_file_says_what_is_wrong(wrong: str, right: str, said: str, tmp_path: Path) -> None:
+def test_a_broken_file_says_what_is_wrong(wrong: str, right: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(TEXT.replace(right, wrong))
-    with pytest.raises(GnomonError, match=said):
+    with pytest.raises(GnomonError, match=message):
         load_plan_file(path)
 
 

@@ -54,15 +54,15 @@ def test_presets_against_korthikanti() -> None:
 
 
 def test_presets_are_about_repeated_layers() -> None:
-    found = savings(plan(Saved(preset="full")), GPT, FUSED)
-    assert found["embed"].policy == () and found["head"].policy == ()
-    assert {action for _, action in found["layers[0]"].policy} == {"recompute"}
+    result = savings(plan(Saved(preset="full")), GPT, FUSED)
+    assert result["embed"].policy == () and result["head"].policy == ()
+    assert {action for _, action in result["layers[0]"].policy} == {"recompute"}
 
 
 def test_runs_of_layers_keep_one_input() -> None:
-    found = savings(plan(Saved(preset="full", every=3), pp=2), GPT, FUSED)
+    result = savings(plan(Saved(preset="full", every=3), pp=2), GPT, FUSED)
     # Two stages of four layers; a run begins with each stage.
-    inputs = [found[f"layers[{i}]"].input for i in range(8)]
+    inputs = [result[f"layers[{i}]"].input for i in range(8)]
     assert inputs == ["keep", "recompute", "recompute", "keep"] * 2
 
 
@@ -72,18 +72,18 @@ def test_the_last_rule_that_matches_decides() -> None:
         SavedRule(calls="layers[1]", tensors=("mlp.c_fc",), action="offload"),
         SavedRule(calls="layers[2]", tensors=("mlp.*",), action="keep"),
     )
-    found = savings(plan(Saved(rules=rules)), GPT, FUSED)
-    assert dict(found["layers[0]"].policy)["mlp.c_fc"] == "recompute"
-    assert dict(found["layers[1]"].policy)["mlp.c_fc"] == "offload"
-    assert dict(found["layers[1]"].policy)["mlp.c_proj"] == "recompute"
-    assert found["layers[2]"].policy == ()
-    assert found["layers[4]"].policy == ()
+    result = savings(plan(Saved(rules=rules)), GPT, FUSED)
+    assert dict(result["layers[0]"].policy)["mlp.c_fc"] == "recompute"
+    assert dict(result["layers[1]"].policy)["mlp.c_fc"] == "offload"
+    assert dict(result["layers[1]"].policy)["mlp.c_proj"] == "recompute"
+    assert result["layers[2]"].policy == ()
+    assert result["layers[4]"].policy == ()
 
 
 def test_a_rule_for_the_first_layers_of_each_stage() -> None:
     rule = SavedRule(calls="layers", action="recompute", first_per_stage=1)
-    found = savings(plan(Saved(rules=(rule,)), pp=2), GPT, FUSED)
-    assert [bool(found[f"layers[{i}]"].policy) for i in range(8)] == [True, False, False, False] * 2
+    result = savings(plan(Saved(rules=(rule,)), pp=2), GPT, FUSED)
+    assert [bool(result[f"layers[{i}]"].policy) for i in range(8)] == [True, False, False, False] * 2
 
 
 def test_an_exception_from_full() -> None:
@@ -102,9 +102,9 @@ def test_a_stage_has_a_preset_of_its_own() -> None:
     """Stage 0 of three and five layers: two recomputed whole, one at its attention; stage 1 keeps all."""
     rules = (SavedRule(stages=(0,), preset="selective"), SavedRule(stages=(0,), first_per_stage=2, preset="full"))
     a_plan = Plan(mesh=Mesh(pp=2), schedule=Schedule(layers_per_stage=(3, 5)), saved=Saved(rules=rules))
-    found = layer_presets(a_plan, GPT)
-    assert [found[f"layers[{i}]"] for i in range(8)] == ["full", "full", "selective", *["none"] * 5]
-    assert "embed" not in found and "head" not in found
+    result = layer_presets(a_plan, GPT)
+    assert [result[f"layers[{i}]"] for i in range(8)] == ["full", "full", "selective", *["none"] * 5]
+    assert "embed" not in result and "head" not in result
     made = savings(a_plan, GPT, UNFUSED)
     assert [made[f"layers[{i}]"].whole for i in range(4)] == [True, True, False, False]
     assert kept_bytes(a_plan, "layers[0]") == kept_bytes(plan(Saved(preset="full")), "layers[0]")
@@ -114,14 +114,14 @@ def test_a_stage_has_a_preset_of_its_own() -> None:
 
 def test_a_rule_on_tensors_changes_the_preset_before_it() -> None:
     rules = (SavedRule(calls="layers", preset="full"), SavedRule(calls="layers[1]", tensors=("mlp.*",)))
-    found = savings(plan(Saved(rules=rules)), GPT, FUSED)
-    assert found["layers[0]"] == savings(plan(Saved(preset="full")), GPT, FUSED)["layers[0]"]
-    assert dict(found["layers[1]"].policy)["mlp.c_fc"] == "keep"
+    result = savings(plan(Saved(rules=rules)), GPT, FUSED)
+    assert result["layers[0]"] == savings(plan(Saved(preset="full")), GPT, FUSED)["layers[0]"]
+    assert dict(result["layers[1]"].policy)["mlp.c_fc"] == "keep"
 
 
 def test_what_keeps_everything_runs_nothing_again() -> None:
-    found = savings(plan(Saved(preset="full", rules=(SavedRule(calls="layers[7]"),))), GPT, FUSED)
-    assert found["layers[6]"].whole and not found["layers[7]"].whole
+    result = savings(plan(Saved(preset="full", rules=(SavedRule(calls="layers[7]"),))), GPT, FUSED)
+    assert result["layers[6]"].whole and not result["layers[7]"].whole
 
 
 def test_rules_that_contradict_themselves_are_refused() -> None:

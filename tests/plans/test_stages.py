@@ -121,8 +121,8 @@ def test_selectors() -> None:
 
 
 def test_a_chain_sends_one_tensor_between_neighbours() -> None:
-    found = transfers(Plan(mesh=Mesh(pp=3)), chain(3))
-    assert [(t.source, t.target, t.tensors) for t in found] == [
+    result = transfers(Plan(mesh=Mesh(pp=3)), chain(3))
+    assert [(t.source, t.target, t.tensors) for t in result] == [
         (0, 1, (("layers[0]", "y"),)),
         (1, 2, (("layers[1]", "y"),)),
     ]
@@ -134,8 +134,8 @@ def skip_plan(inputs: tuple[int, ...] | None) -> Plan:
 
 
 def test_a_skip_goes_straight_to_its_reader() -> None:
-    found = {(t.source, t.target): t.tensors for t in transfers(skip_plan(None), skips())}
-    assert found == {
+    actual = {(t.source, t.target): t.tensors for t in transfers(skip_plan(None), skips())}
+    assert actual == {
         (0, 1): (("u0", "y"),),
         (1, 2): (("u1", "y"),),
         (2, 3): (("d1", "y"),),
@@ -147,9 +147,9 @@ def test_a_skip_may_travel_through_the_stages_between() -> None:
     plan = Plan(
         stages=tuple(Stage(calls=(n,), inputs=(i - 1,) if i else ()) for i, n in enumerate(("u0", "u1", "d1", "d0")))
     )
-    found = {(t.source, t.target): t.tensors for t in transfers(plan, skips())}
+    actual = {(t.source, t.target): t.tensors for t in transfers(plan, skips())}
     # u0's output is needed by u1 anyway, so the first hop carries it once.
-    assert found == {(0, 1): (("u0", "y"),), (1, 2): (("u1", "y"), ("u0", "y")), (2, 3): (("d1", "y"), ("u0", "y"))}
+    assert actual == {(0, 1): (("u0", "y"),), (1, 2): (("u1", "y"), ("u0", "y")), (2, 3): (("d1", "y"), ("u0", "y"))}
 
 
 def test_a_stage_that_cannot_get_its_input_is_refused() -> None:
@@ -174,10 +174,10 @@ def test_t5_sends_the_encoder_to_every_decoder_stage() -> None:
             ),
         )
     )
-    found = {(t.source, t.target): {tensor for _, tensor in t.tensors} for t in transfers(plan, graph)}
-    assert found[0, 1] == {"memory"}
-    assert found[0, 2] == {"memory"}
-    assert {"y", "bias"} <= found[1, 2]
+    actual = {(t.source, t.target): {tensor for _, tensor in t.tensors} for t in transfers(plan, graph)}
+    assert actual[0, 1] == {"memory"}
+    assert actual[0, 2] == {"memory"}
+    assert {"y", "bias"} <= actual[1, 2]
 
 
 def test_a_real_unet_divides_call_by_call() -> None:

@@ -32,8 +32,8 @@ PLAIN = Evidence(
 SHARE = st.floats(0, 1)
 
 
-def width(found: Evidence) -> float:
-    ratios = band_of(found)
+def width(result: Evidence) -> float:
+    ratios = band_of(result)
     return ratios.high / ratios.low
 
 
@@ -60,12 +60,12 @@ def job(on: str = "1x8xh100-sxm", program: Stack | None = None, **changes: objec
         measured=st.booleans(),
     )
 )
-def test_a_band_holds_the_prediction_and_hardness_never_narrows_it(found: Evidence) -> None:
-    ratios = band_of(found)
+def test_a_band_holds_the_prediction_and_hardness_never_narrows_it(result: Evidence) -> None:
+    ratios = band_of(result)
     assert 0 < ratios.low < 1 < ratios.high
-    harder = replace(found, launch=1.0, communication=1.0, waiting=1.0, crossing=True, routed=True, measured=False)
-    harder = replace(harder, nodes=found.nodes + 1, tensor_across=True, debugged=True)
-    assert width(harder) >= width(found)
+    harder = replace(result, launch=1.0, communication=1.0, waiting=1.0, crossing=True, routed=True, measured=False)
+    harder = replace(harder, nodes=result.nodes + 1, tensor_across=True, debugged=True)
+    assert width(harder) >= width(result)
 
 
 def test_the_less_is_known_the_wider() -> None:
@@ -82,32 +82,32 @@ def test_more_own_runs_never_widen_it() -> None:
 
 
 def test_a_prediction_has_its_band() -> None:
-    found = job()
-    band = found.band
-    assert band.low_s < found.step_s < band.high_s and band.coverage == COVERAGE
-    assert band.low_bytes < found.tightest.peak_bytes < band.high_bytes
-    shown = found.to_mapping()["band"]
+    result = job()
+    band = result.band
+    assert band.low_s < result.step_s < band.high_s and band.coverage == COVERAGE
+    assert band.low_bytes < result.tightest.peak_bytes < band.high_bytes
+    shown = result.to_mapping()["band"]
     assert shown["low_s"] == band.low_s and shown["coverage"] == COVERAGE
 
 
 def test_evidence_of_a_prediction() -> None:
-    found = evidence(job().pricing, job().step_s)
-    assert (found.known, found.crossing, found.routed, found.eight_bit, found.measured) == (
+    result = evidence(job().pricing, job().step_s)
+    assert (result.known, result.crossing, result.routed, result.eight_bit, result.measured) == (
         "stack",
         False,
         False,
         False,
         True,
     )
-    assert found.launch > 0 and found.communication >= 0
-    shares = found.launch + found.communication
+    assert result.launch > 0 and result.communication >= 0
+    shares = result.launch + result.communication
     assert shares <= 1
     far = job("2x8xh100-sxm", Stack(name="unheard-of", version="0"), mesh=Mesh(dp_shard=8, tp=2), layout=Layout())
     assert evidence(far.pricing, far.step_s).known == "device"
     assert evidence(far.pricing, far.step_s).crossing
     eight = job(precision=Precision(fp8=Fp8(recipe="tensorwise")))
     assert evidence(eight.pricing, eight.step_s).eight_bit
-    assert width(evidence(far.pricing, far.step_s)) > width(found)
+    assert width(evidence(far.pricing, far.step_s)) > width(result)
 
 
 def test_own_runs_narrow_a_band() -> None:
@@ -121,8 +121,8 @@ def test_own_runs_narrow_a_band() -> None:
 
 
 def test_the_numbers_say_where_they_are_from() -> None:
-    said = band_numbers().provenance
-    assert "left out" in said.data and "in their band" in said.error and said.date.startswith("2026-")
+    message = band_numbers().provenance
+    assert "left out" in message.data and "in their band" in message.error and message.date.startswith("2026-")
     assert memory_ratios().low < 1 < memory_ratios().high
     with pytest.raises(InputError, match="hold the prediction"):
         Ratios(low=1.1, high=1.2)

@@ -39,30 +39,30 @@ def run(stack: Stack, *, nodes: int = 2, tp: int = 1, zero: int = 1, micro: int 
     return predict(gpt_model(8, 2048, 16, dropout=0.0), f"{nodes}x4xh100-sxm-80gb", job, workload, stack)
 
 
-def seconds(found: Prediction, kind: str) -> float:
-    key = next(key for key in found.structure.program.keys if key.kind == kind)
-    return found.pricing.seconds(key)
+def seconds(result: Prediction, kind: str) -> float:
+    key = next(key for key in result.structure.program.keys if key.kind == kind)
+    return result.pricing.seconds(key)
 
 
 def test_whole_gradients_are_summed_at_once_after_the_backward() -> None:
-    found, usual = run(stack_with("whole_gradients")), run(stack_with())
-    key = next(key for key in found.structure.program.keys if key.kind == "REDUCE_GRAD")
-    size = found.pricing.amounts(key)[0]
-    at_once = float(collective_seconds("all_reduce", size, found.pricing.stages[0].links["dp_shard+cp"]))
-    assert seconds(found, "REDUCE_GRAD") == pytest.approx(at_once)
+    actual, usual = run(stack_with("whole_gradients")), run(stack_with())
+    key = next(key for key in actual.structure.program.keys if key.kind == "REDUCE_GRAD")
+    size = actual.pricing.amounts(key)[0]
+    at_once = float(collective_seconds("all_reduce", size, actual.pricing.stages[0].links["dp_shard+cp"]))
+    assert seconds(actual, "REDUCE_GRAD") == pytest.approx(at_once)
     assert seconds(usual, "REDUCE_GRAD") < at_once / 2  # a part, most of it beside the backward
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
 def test_a_tied_head_travels_with_the_embedding_beside_it(zero: int) -> None:
-    found = run(stack_with(), zero=zero)
-    stage = found.pricing.stages[0]
-    sent = {"REDUCE_GRAD" if zero else "AR": DTYPE_BITS[found.plan.precision.reduce]}
+    outcome = run(stack_with(), zero=zero)
+    stage = outcome.pricing.stages[0]
+    sent = {"REDUCE_GRAD" if zero else "AR": DTYPE_BITS[outcome.plan.precision.reduce]}
     if zero:
-        sent["UNSHARD"] = DTYPE_BITS[found.plan.precision.compute]
+        sent["UNSHARD"] = DTYPE_BITS[outcome.plan.precision.compute]
     for kind, bits in sent.items():
-        key = next(key for key in found.structure.program.keys if key.kind == kind)
-        assert found.pricing.amounts(key)[0] == sum(stage.elements) * bits // 8
+        key = next(key for key in outcome.structure.program.keys if key.kind == kind)
+        assert outcome.pricing.amounts(key)[0] == sum(stage.elements) * bits // 8
 
 
 def test_without_zero_gradients_are_summed_whole_anyway() -> None:
@@ -74,7 +74,7 @@ def test_backward_collectives_hide_under_products(micro: int) -> None:
     """Of the backward, what hides is at most two of three collectives, and never more than the products take."""
     apart, beside = (run(stack_with(*names), nodes=1, tp=4, micro=micro) for names in ((), ("backward_overlap",)))
     key = Key(rank_class=0, kind="B", stage=0, shape="", name="")
-    waits, waits_less = (found.pricing.compute.parts("B", key.stage)["tp"] for found in (apart, beside))
+    waits, waits_less = (entry.pricing.compute.parts("B", key.stage)["tp"] for entry in (apart, beside))
     assert waits / 4 < waits_less < waits
     products = beside.pricing.compute.parts("B", key.stage)["compute"]
     assert waits - waits_less < products

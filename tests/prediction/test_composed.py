@@ -26,33 +26,33 @@ def run(program: Stack, batch: int = 1, **axes: int) -> Prediction:
     return predict("gpt2", "1x8xa100-sxm-80gb", plan, WORK, program)
 
 
-def parts(found: Prediction, kind: str) -> dict[str, float]:
-    return found.pricing.compute.parts(kind, 0)
+def parts(result: Prediction, kind: str) -> dict[str, float]:
+    return result.pricing.compute.parts(kind, 0)
 
 
 def test_vtrains_messages_are_twice_as_large_over_a_quarter_of_800_gigabits() -> None:
-    found = run(stack("vtrain"), batch=2, pp=4)
-    sent = next(key for key in found.structure.program.keys if key.kind == "SEND_F")
+    outcome = run(stack("vtrain"), batch=2, pp=4)
+    sent = next(key for key in outcome.structure.program.keys if key.kind == "SEND_F")
     activation = 2 * 1024 * 768 * 2  # sequences, tokens, hidden, bytes
-    assert found.pricing.seconds(sent) == pytest.approx(2 * activation / (800 * 2**30 / 8 / 4))
+    assert outcome.pricing.seconds(sent) == pytest.approx(2 * activation / (800 * 2**30 / 8 / 4))
 
 
 def test_no_host_runs_ahead_beside_a_collective() -> None:
     """The second of four stages has three layers and nothing else. gpt2's are shorter than their launches."""
-    found = run(stack_with(composed=True), tp=2, pp=4).pricing
-    ((layer, alike),) = found.stages[1].layers
-    host = layer.forward.launches * found.priced.launch_s[1]
-    assert len(alike) == 3 and host > layer.forward.compute_s / found.priced.rates[1].compute
-    waited = layer.forward.comm_s["tp"] * found.priced.rates[1].exposed
-    assert sum(found.compute.parts("F", 1).values()) == pytest.approx(3 * (host + waited))
+    outcome = run(stack_with(composed=True), tp=2, pp=4).pricing
+    ((layer, alike),) = outcome.stages[1].layers
+    host = layer.forward.launches * outcome.priced.launch_s[1]
+    assert len(alike) == 3 and host > layer.forward.compute_s / outcome.priced.rates[1].compute
+    waited = layer.forward.comm_s["tp"] * outcome.priced.rates[1].exposed
+    assert sum(outcome.compute.parts("F", 1).values()) == pytest.approx(3 * (host + waited))
 
 
 def test_embedding_and_head_have_no_collective() -> None:
     """Twelve layers' alone, of the fourteen blocks that sum over ranks forward."""
-    found = run(stack_with(composed=True), tp=4).pricing
-    (layers,) = [price for price, alike in found.stages[0].layers if len(alike) == 12]
-    waited = 12 * layers.forward.comm_s["tp"] * found.priced.rates[0].exposed
-    assert found.compute.parts("F", 0)["tp"] == pytest.approx(waited)
+    outcome = run(stack_with(composed=True), tp=4).pricing
+    (layers,) = [price for price, alike in outcome.stages[0].layers if len(alike) == 12]
+    waited = 12 * layers.forward.comm_s["tp"] * outcome.priced.rates[0].exposed
+    assert outcome.compute.parts("F", 0)["tp"] == pytest.approx(waited)
     assert run(stack_with(), tp=4).pricing.compute.parts("F", 0)["tp"] > waited
 
 
@@ -77,7 +77,7 @@ def test_the_gradient_of_the_loss_and_the_last_norm_are_not_profiled() -> None:
 
 def test_launches_forward_are_dearer_and_those_of_a_layer_as_dear_together() -> None:
     even, uneven = run(stack_with(composed=True), tp=4), run(stack_with(composed=True, forward_launches=2.0), tp=4)
-    host = [{kind: parts(found, kind)["launch"] for kind in "FB"} for found in (even, uneven)]
+    host = [{kind: parts(entry, kind)["launch"] for kind in "FB"} for entry in (even, uneven)]
     layer = even.pricing.stages[0].layers[0][0]
     assert layer.forward.launches < layer.forward.kernels  # collectives are no launches here
     assert host[1]["F"] > host[0]["F"] and host[1]["B"] < host[0]["B"]
@@ -85,6 +85,6 @@ def test_launches_forward_are_dearer_and_those_of_a_layer_as_dear_together() -> 
 
 
 def test_nobody_plans_for_a_simulator() -> None:
-    found = run(stack("vtrain"))
+    outcome = run(stack("vtrain"))
     with pytest.raises(PlanError, match="is a simulator, which runs nothing"):
-        stack_limits(stack("vtrain"), found.pricing.graph, Plan())
+        stack_limits(stack("vtrain"), outcome.pricing.graph, Plan())

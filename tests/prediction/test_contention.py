@@ -28,14 +28,14 @@ def test_rounds_climb_and_stay_under_their_bound(nodes: int, micro: int, prefetc
         optimizer=Optimizer(zero=3),
         overlap=Overlap(prefetch=prefetch),
     )
-    found = small(plan, f"{nodes}x8xa100-sxm-80gb", batch=64 * nodes)
-    alone, now = found.pricing.durations(found.structure.program), found.step.durations
-    kernels = np.array([key.kind in PHASES for key in found.structure.program.keys])
+    result = small(plan, f"{nodes}x8xa100-sxm-80gb", batch=64 * nodes)
+    alone, now = result.pricing.durations(result.structure.program), result.step.durations
+    kernels = np.array([key.kind in PHASES for key in result.structure.program.keys])
     assert (now.busy >= alone.busy).all()
     assert (now.busy[~kernels] == alone.busy[~kernels]).all()
     assert (now.busy <= alone.busy / (1 - SLOWED) * (1 + 1e-9) + 1e-9).all()
-    assert found.step_s >= period(found.structure, alone).seconds
-    assert (contended(found.structure, found.pricing)[0].busy == now.busy).all()
+    assert result.step_s >= period(result.structure, alone).seconds
+    assert (contended(result.structure, result.pricing)[0].busy == now.busy).all()
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -47,19 +47,19 @@ def test_the_way_back_only_climbs(monkeypatch: pytest.MonkeyPatch, nodes: int, b
         schedule=Schedule(micro_batch_size=2),
         optimizer=Optimizer(zero=3),
     )
-    found = small(plan, f"{nodes}x8xa100-sxm-80gb", batch=32 * nodes)
-    durations, before = found.pricing.durations(found.structure.program), found.step.durations.busy
+    result = small(plan, f"{nodes}x8xa100-sxm-80gb", batch=32 * nodes)
+    durations, before = result.pricing.durations(result.structure.program), result.step.durations.busy
     alone = durations.busy
     with monkeypatch.context() as patched:
         patched.setattr(contention, "BACK", back)
-        now, after = contended(found.structure, found.pricing)
-        again, _ = contended(found.structure, found.pricing)
-    moved = np.array([key.kind in TRANSFERS for key in found.structure.program.keys])
+        now, after = contended(result.structure, result.pricing)
+        again, _ = contended(result.structure, result.pricing)
+    moved = np.array([key.kind in TRANSFERS for key in result.structure.program.keys])
     assert (now.busy == again.busy).all()
     assert (now.busy[moved] >= before[moved]).all() and (now.busy[moved] > before[moved]).any()
     assert (now.busy[moved] <= alone[moved] / (1 - back) * (1 + 1e-9) + 1e-9).all()
-    assert period(found.structure, now).seconds >= period(found.structure, durations).seconds
-    assert period(found.structure, now, after).seconds == period(found.structure, now).seconds
+    assert period(result.structure, now).seconds >= period(result.structure, durations).seconds
+    assert period(result.structure, now, after).seconds == period(result.structure, now).seconds
 
 
 def test_nothing_beside_nothing_slower() -> None:
@@ -68,24 +68,24 @@ def test_nothing_beside_nothing_slower() -> None:
         Plan(schedule=Schedule(micro_batch_size=2)),
         Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=2), optimizer=Optimizer(zero=1)),
     ):
-        found = small(plan, f"1x{plan.world_size}xa100-sxm-80gb")
-        assert (found.step.durations.busy == found.pricing.durations(found.structure.program).busy).all()
+        result = small(plan, f"1x{plan.world_size}xa100-sxm-80gb")
+        assert (result.step.durations.busy == result.pricing.durations(result.structure.program).busy).all()
 
 
 def test_seconds_beside() -> None:
     """No more than a kernel lasts; nothing beside reductions that take no time; more beside longer ones."""
     plan = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=2), optimizer=Optimizer(zero=3))
-    found = small(plan, "1x8xa100-sxm-80gb")
-    keys, alone = found.structure.program.keys, found.pricing.durations(found.structure.program)
+    result = small(plan, "1x8xa100-sxm-80gb")
+    keys, alone = result.structure.program.keys, result.pricing.durations(result.structure.program)
     ours = np.array([key.kind == "B" for key in keys])
     others = np.array([float(key.kind == "REDUCE_GRAD") for key in keys])
     found_s = []
     for factor in (0.0, 1.0, 4.0):
         busy = quantise(np.where(others, alone.busy * factor, alone.busy))
-        covered = Beside(found.structure, ours, others).seconds(Durations(busy=busy))
+        covered = Beside(result.structure, ours, others).seconds(Durations(busy=busy))
         assert (covered[~ours] == 0).all() and (covered <= alone.busy * (1 + 1e-9)).all()
         found_s.append(covered.sum())
-        half = Beside(found.structure, ours, others / 2).seconds(Durations(busy=busy))
+        half = Beside(result.structure, ours, others / 2).seconds(Durations(busy=busy))
         assert (half <= covered * (1 + 1e-9)).all() and (half >= covered / 2 * (1 - 1e-9)).all()
     assert 0.0 == found_s[0] < found_s[1] < found_s[2]
 
@@ -113,11 +113,11 @@ def test_slow_networks_take_less() -> None:
     plan = Plan(mesh=Mesh(dp_shard=32), schedule=Schedule(micro_batch_size=8), optimizer=Optimizer(zero=3))
     shares = []
     for factor in (0.25, 0.5, 2.0):
-        found = small(plan, scaled(parse_cluster("4x8xa100-sxm-80gb"), network=factor), batch=256)
-        alone = found.pricing.durations(found.structure.program).busy
-        key = next(k for k in found.structure.program.keys if k.kind == "REDUCE_GRAD")
-        (link,) = {link for _, link in found.pricing.carried(key)}
-        shares.append((weight(found.pricing, key, 1.0), link.across_bytes_per_s / FULL_RATE))
-        assert (found.step.durations.busy >= alone).all()
+        result = small(plan, scaled(parse_cluster("4x8xa100-sxm-80gb"), network=factor), batch=256)
+        alone = result.pricing.durations(result.structure.program).busy
+        key = next(k for k in result.structure.program.keys if k.kind == "REDUCE_GRAD")
+        (link,) = {link for _, link in result.pricing.carried(key)}
+        shares.append((weight(result.pricing, key, 1.0), link.across_bytes_per_s / FULL_RATE))
+        assert (result.step.durations.busy >= alone).all()
     assert [share for share, _ in shares] == [min(1.0, rate) for _, rate in shares]
     assert shares[0][0] < 1.0 == shares[-1][0]

@@ -35,9 +35,9 @@ PLAIN = stack_with()
 POLLED = stack_with(p2p_poll_s=0.1)
 
 
-def seconds(found: Prediction, kind: str) -> float:
-    key = next(key for key in found.structure.program.keys if key.kind == kind and not key.name)
-    return found.pricing.seconds(key)
+def seconds(result: Prediction, kind: str) -> float:
+    key = next(key for key in result.structure.program.keys if key.kind == kind and not key.name)
+    return result.pricing.seconds(key)
 
 
 def test_each_rank_of_a_group_is_heard_before_a_collective() -> None:
@@ -104,9 +104,9 @@ def test_runs_of_the_benchmark_are_read_by_their_times(
         f"a,nanotron-ultrascale,s,llama-8B,32,4096,32,32,14336,131072,4096,h100-sxm-80gb,{8 * nodes},8,bf16,nanotron,"
         f"{tp},{pp},{8 * nodes // tp // pp},zero1,1,512,none,yes,tokens_per_s_per_device,1000,{notes}"
     )
-    (found,), refused = read_runs(f"{HEADER}\n{row}\n")
+    (result,), refused = read_runs(f"{HEADER}\n{row}\n")
     assert not refused
-    read = as_measured(found, readings().nanotron).stack
+    read = as_measured(result, readings().nanotron).stack
     assert (bool(read.launch.checked_collectives), read.messages.p2p_poll_s is not None) == (checked, polled)
 
 
@@ -116,9 +116,9 @@ def test_larger_models_on_32_nodes_ran_again_with_one_sequence_alone(params_b: f
         f"a,nanotron-ultrascale,s,llama,32,4096,32,32,14336,131072,4096,h100-sxm-80gb,256,8,bf16,nanotron,"
         f"8,2,16,zero1,{micro},512,none,yes,tokens_per_s_per_device,1000,{NOTES},{params_b}"
     )
-    (found,), refused = read_runs(f"{HEADER},params_b\n{row}\n")
+    (result,), refused = read_runs(f"{HEADER},params_b\n{row}\n")
     assert not refused
-    assert (as_measured(found, readings().nanotron).stack.messages.p2p_poll_s is not None) == polled
+    assert (as_measured(result, readings().nanotron).stack.messages.p2p_poll_s is not None) == polled
 
 
 def test_checks_of_buckets_are_host_time_of_the_backward() -> None:
@@ -126,8 +126,8 @@ def test_checks_of_buckets_are_host_time_of_the_backward() -> None:
     plan = Plan(mesh=Mesh(dp_replicate=8), schedule=Schedule(micro_batch_size=1))
     plan = replace(plan, overlap=replace(plan.overlap, bucket_bytes=2**20))
     small = Workload(global_batch_size=8, seq_len=64)
-    found = [predict("gpt2", "1x8xh100-sxm-80gb", plan, small, s) for s in (CHECKED, PLAIN)]
-    checked, plain = (seconds(each, "AR") for each in found)
+    actual = [predict("gpt2", "1x8xh100-sxm-80gb", plan, small, s) for s in (CHECKED, PLAIN)]
+    checked, plain = (seconds(entry, "AR") for entry in actual)
     elements = 124_439_808  # gpt2, tied
     assert checked - plain >= 0.9 * elements * 4 / 2**20 * 8 * CHECK_S / 2  # buckets of bf16 or fp32
 
@@ -136,8 +136,8 @@ def test_a_bucket_holds_whole_tensors_and_the_first_layers_comes_last() -> None:
     """gpt2's embedding is 31% of its parameters: no less of the reduction has nothing beside it."""
     plan = Plan(mesh=Mesh(dp_replicate=8), schedule=Schedule(micro_batch_size=2))
     plan = replace(plan, overlap=replace(plan.overlap, bucket_bytes=50 * 2**20))
-    found = [predict("gpt2", "1x8xh100-sxm-80gb", plan, WORK, s) for s in (stack_with(reducer_buckets=True), PLAIN)]
-    reducer, other = (seconds(each, "AR") for each in found)
+    actual = [predict("gpt2", "1x8xh100-sxm-80gb", plan, WORK, s) for s in (stack_with(reducer_buckets=True), PLAIN)]
+    reducer, other = (seconds(entry, "AR") for entry in actual)
     assert reducer > other
     at_once = replace(plan, overlap=replace(plan.overlap, grad_reduce=False))
     first = predict("gpt2", "1x8xh100-sxm-80gb", at_once, WORK, PLAIN)
@@ -154,6 +154,6 @@ def test_slices_of_a_gather_are_copied_one_by_one() -> None:
             optimizer=Optimizer(zero=zero),  # type: ignore[arg-type]
             overlap=Overlap(param_gather=False),
         )
-        found, usual = (predict("gpt2", "1x8xh100-sxm-80gb", plan, WORK, s) for s in (sliced, PLAIN))
-        copies = 8 * found.pricing.stages[0].num_tensors * LAUNCH_S
-        assert found.step_s - usual.step_s == pytest.approx(copies * zero, rel=1e-6, abs=1e-9)
+        actual, usual = (predict("gpt2", "1x8xh100-sxm-80gb", plan, WORK, s) for s in (sliced, PLAIN))
+        copies = 8 * actual.pricing.stages[0].num_tensors * LAUNCH_S
+        assert actual.step_s - usual.step_s == pytest.approx(copies * zero, rel=1e-6, abs=1e-9)

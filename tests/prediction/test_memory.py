@@ -26,9 +26,9 @@ MIXED = Precision(param="fp16", compute="fp16", grad="fp16")
 """ZeRO's 16 bytes a parameter: 2 parameter, 2 gradient, 4 master, 4 + 4 moments."""
 
 
-def static(found: Prediction) -> dict[str, int]:
+def static(result: Prediction) -> dict[str, int]:
     """Bytes that stay between steps on the first stage's ranks."""
-    return found.step.stages[0].static_bytes()
+    return result.step.stages[0].static_bytes()
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ def static(found: Prediction) -> dict[str, int]:
 def test_zero_divides_what_the_paper_says(zero: Literal[0, 1, 2, 3], per_parameter: float) -> None:
     """Rajbhandari et al. 2020: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N for N ranks."""
     job = replace(plan(dp_shard=8), precision=MIXED, optimizer=Optimizer(zero=zero))
-    found = small(job, "1x8xh100-sxm")
-    parameters = found.step.stages[0].elements[0]
+    result = small(job, "1x8xh100-sxm")
+    parameters = result.step.stages[0].elements[0]
     # 8 layers of 12h² + 13h, tied embedding of 51200 x 1024, 2048 positions, final norm
     assert parameters == 8 * (12 * 1024**2 + 13 * 1024) + (51200 + 2048) * 1024 + 2 * 1024
-    assert sum(static(found).values()) == pytest.approx(per_parameter * parameters, rel=1e-6)
+    assert sum(static(result).values()) == pytest.approx(per_parameter * parameters, rel=1e-6)
 
 
 def test_bytes_of_a_parameter_follow_precision_and_optimizer() -> None:
@@ -82,10 +82,10 @@ def test_activations_of_a_layer(micro: int, tp: int, sequence_parallel: bool, pr
     in fp32, 16 bytes a token, divided under sequence parallelism."""
     job = plan(preset, micro=micro, tp=tp, sequence_parallel=sequence_parallel)
     workload = Workload(global_batch_size=micro, seq_len=SEQ)
-    found = predict(gpt_model(2, HIDDEN, HEADS), f"1x{tp}xa100-sxm-80gb", job, workload, MEGATRON_2022)
+    prediction = predict(gpt_model(2, HIDDEN, HEADS), f"1x{tp}xa100-sxm-80gb", job, workload, MEGATRON_2022)
     statistics = 0 if preset == "full" else 16 * SEQ * micro / (tp if sequence_parallel else 1)
 
-    assert found.step.stages[0].kept_bytes[1] == SEQ * micro * HIDDEN * per_element + statistics
+    assert prediction.step.stages[0].kept_bytes[1] == SEQ * micro * HIDDEN * per_element + statistics
 
 
 def test_a_loss_in_place_holds_one_fp32_copy_of_the_logits() -> None:
@@ -95,56 +95,58 @@ def test_a_loss_in_place_holds_one_fp32_copy_of_the_logits() -> None:
     fact = Fact(field="cross_entropy", source="this test", date="2026-11-21")
     job, work = plan(), Workload(global_batch_size=1, seq_len=SEQ)
     model = gpt_model(2, HIDDEN, HEADS)
-    found = {
+    actual = {
         how: predict(model, "1x1xa100-sxm-80gb", job, work, MEGATRON_2022.changed((*facts, fact), cross_entropy=how))
         .memory[0]
         .by_class
         for how in ("in_place", "unfused")
     }
-    vocab = found["in_place"]["logits"] // (4 * SEQ)
+    vocab = actual["in_place"]["logits"] // (4 * SEQ)
     assert vocab >= 50_257
-    assert found["in_place"]["temporary"] - 2 * vocab * SEQ < 16 * HIDDEN * SEQ
-    assert found["unfused"]["temporary"] - 8 * vocab * SEQ < 16 * HIDDEN * SEQ
-    assert found["unfused"]["logits"] == found["in_place"]["logits"]
+    assert actual["in_place"]["temporary"] - 2 * vocab * SEQ < 16 * HIDDEN * SEQ
+    assert actual["unfused"]["temporary"] - 8 * vocab * SEQ < 16 * HIDDEN * SEQ
+    assert actual["unfused"]["logits"] == actual["in_place"]["logits"]
 
 
 def test_one_f_one_b_holds_fewer_microbatches_on_later_ranks() -> None:
     """With 4 pipeline ranks, rank r holds 4 - r microbatches of its stage."""
-    found = small(plan(pp=4), "1x4xh100-sxm", batch=8)
-    held = [rank.by_class["activations"] + rank.by_class["logits"] for rank in found.memory]
-    own = [sum(stage.kept_bytes) for stage in found.step.stages]
-    for rank, (total, each) in enumerate(zip(held, own, strict=True)):
-        assert total == pytest.approx((4 - rank) * each, rel=0.02)
+    result = small(plan(pp=4), "1x4xh100-sxm", batch=8)
+    held = [rank.by_class["activations"] + rank.by_class["logits"] for rank in result.memory]
+    own = [sum(stage.kept_bytes) for stage in result.step.stages]
+    for rank, (total, entry) in enumerate(zip(held, own, strict=True)):
+        assert total == pytest.approx((4 - rank) * entry, rel=0.02)
 
 
 def test_peak_is_in_the_backward_and_the_verdict_says_so() -> None:
-    found = small(plan(), "1x1xh100-sxm", batch=2)
-    rank = found.tightest
+    result = small(plan(), "1x1xh100-sxm", batch=2)
+    rank = result.tightest
     assert rank.peak_at == "backward of unit 0"
     assert sum(rank.by_class.values()) == rank.peak_bytes
-    assert found.fits and rank.peak_bytes <= rank.limit_bytes
+    assert result.fits and rank.peak_bytes <= rank.limit_bytes
     gib = f"{rank.peak_bytes / 2**30:.1f} of {rank.limit_bytes / 2**30:.4g} GiB"
-    assert found.verdict.startswith(f"fits: {gib} (rank 0, backward of unit 0, ")
+    assert result.verdict.startswith(f"fits: {gib} (rank 0, backward of unit 0, ")
 
 
 def test_a_plan_that_does_not_fit_says_so() -> None:
-    found = small(plan(micro=64), "1x1xv100-sxm-16gb", batch=64)
-    assert not found.fits
-    assert found.verdict.startswith("does not fit: ")
+    result = small(plan(micro=64), "1x1xv100-sxm-16gb", batch=64)
+    assert not result.fits
+    assert result.verdict.startswith("does not fit: ")
 
 
 def test_a_plan_that_needs_what_the_allocator_could_give_back_may_not_fit() -> None:
     rank = small(plan(), "1x1xh100-sxm", batch=2).tightest
     assert rank.verdict == "fits" and rank.peak_bytes == rank.usual_bytes
     between = rank.usual_bytes - 60 * 2**20  # of 79 MiB of free segments that could be given back
-    found = small(plan(), scaled(parse_cluster("1x1xh100-sxm"), memory_bytes=between), batch=2)
-    full = found.tightest
+    result = small(plan(), scaled(parse_cluster("1x1xh100-sxm"), memory_bytes=between), batch=2)
+    full = result.tightest
     assert full.allocated_bytes == rank.allocated_bytes and full.usual_bytes == rank.usual_bytes
-    assert found.fits and full.verdict == "may not fit" and full.peak_bytes <= between
-    assert found.verdict.startswith("may not fit: ") and f", usually {rank.usual_bytes / 2**30:.1f} (" in found.verdict
-    assert found.to_mapping()["memory"][0]["verdict"] == "may not fit" and not found.has_room
-    assert advice(found) and all(each.peak_bytes < full.usual_bytes for each in advice(found))
-    assert any("what would fit with room" in line for line in prediction_text(found, advice=advice(found)))
+    assert result.fits and full.verdict == "may not fit" and full.peak_bytes <= between
+    assert (
+        result.verdict.startswith("may not fit: ") and f", usually {rank.usual_bytes / 2**30:.1f} (" in result.verdict
+    )
+    assert result.to_mapping()["memory"][0]["verdict"] == "may not fit" and not result.has_room
+    assert advice(result) and all(entry.peak_bytes < full.usual_bytes for entry in advice(result))
+    assert any("what would fit with room" in line for line in prediction_text(result, advice=advice(result)))
 
 
 @given(micro=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2, 4]), sequence_parallel=st.booleans())
@@ -154,8 +156,8 @@ def test_more_recompute_never_keeps_more(micro: int, tp: int, sequence_parallel:
     for preset in ("none", "selective", "full"):
         job = plan(preset, micro=micro, tp=tp, sequence_parallel=sequence_parallel)
         workload = Workload(global_batch_size=4, seq_len=1024)
-        found = predict(gpt_model(8, 1024, 16), f"1x{tp}xa100-sxm-80gb", job, workload, MEGATRON_2022)
-        kept[preset] = sum(found.step.stages[0].kept_bytes)
+        prediction = predict(gpt_model(8, 1024, 16), f"1x{tp}xa100-sxm-80gb", job, workload, MEGATRON_2022)
+        kept[preset] = sum(prediction.step.stages[0].kept_bytes)
     assert kept["full"] < kept["selective"] < kept["none"]
 
 
@@ -173,8 +175,8 @@ def test_runs_of_recomputed_layers_keep_one_input_for_each_run() -> None:
     """8 layers in runs of 4: two inputs of s·b·h in fp16."""
     job = plan("full")
     for every in (1, 2, 4):
-        found = small(replace(job, saved=Saved(preset="full", every=every)), "1x1xh100-sxm", batch=1)
-        inputs = [kept for kept in found.step.stages[0].kept_bytes[1:-1] if kept]
+        result = small(replace(job, saved=Saved(preset="full", every=every)), "1x1xh100-sxm", batch=1)
+        inputs = [kept for kept in result.step.stages[0].kept_bytes[1:-1] if kept]
         assert inputs == [1024 * 1024 * 2] * (8 // every)
 
 
@@ -216,8 +218,8 @@ def test_offloaded_activations_leave_the_device_and_take_time() -> None:
 def test_an_encoder_output_is_kept_once() -> None:
     """Every decoder layer of T5 reads the encoder's output; it is one tensor."""
     workload = Workload(global_batch_size=1, seq_len=128, sizes=(("enc_seq", 4096),))
-    found = predict("t5-small", "1x1xh100-sxm", Plan(schedule=Schedule(micro_batch_size=1)), workload)
-    stage = found.step.stages[0]
+    prediction = predict("t5-small", "1x1xh100-sxm", Plan(schedule=Schedule(micro_batch_size=1)), workload)
+    stage = prediction.step.stages[0]
     once = 4096 * 512 * 2
     shared = sum(kept.bytes for price in stage.order for kept in price.kept if kept.is_input and kept.bytes == once)
     apart = sum(kept.bytes for price in stage.order for kept in price.kept)
@@ -259,13 +261,13 @@ def test_gradients_that_stay_beside_wider_ones() -> None:
 def test_gradients_that_stay_whole_between_microbatches() -> None:
     """Two bytes of every parameter in FSDP's no_sync, and none where there is one microbatch."""
     job = replace(plan(dp_shard=2), optimizer=Optimizer(zero=3))
-    for batch, each in ((2, 0), (4, 2)):
-        found = [
+    for batch, entry in ((2, 0), (4, 2)):
+        actual = [
             predict(gpt_model(2, 512, 8), "1x2xh100-sxm", job, Workload(global_batch_size=batch, seq_len=64), stack)
             for stack in (MEGATRON_2022, with_facts(unsharded_accumulation=True))
         ]
-        without, whole = (each.tightest.by_class["gradients"] for each in found)
-        assert whole - without == each * sum(found[0].step.stages[0].elements)
+        without, whole = (entry.tightest.by_class["gradients"] for entry in actual)
+        assert whole - without == entry * sum(actual[0].step.stages[0].elements)
 
 
 @pytest.mark.parametrize(
@@ -274,19 +276,19 @@ def test_gradients_that_stay_whole_between_microbatches() -> None:
 )
 def test_the_update_makes_an_fp32_gradient_and_roots(step: str, bytes_per_parameter: float) -> None:
     """ZeRO 1 on two ranks, fp16 gradients: each updates half of the parameters, DeepSpeed as one flat tensor."""
-    found = peak(with_facts(optimizer_step=step, grad_buffers="contiguous"), MIXED)
-    assert found.tightest.peak_at == "optimizer step"
-    parameters = found.step.stages[0].elements[0]
-    assert found.tightest.by_class["temporary"] == pytest.approx(bytes_per_parameter * parameters, rel=1e-6)
+    result = peak(with_facts(optimizer_step=step, grad_buffers="contiguous"), MIXED)
+    assert result.tightest.peak_at == "optimizer step"
+    parameters = result.step.stages[0].elements[0]
+    assert result.tightest.by_class["temporary"] == pytest.approx(bytes_per_parameter * parameters, rel=1e-6)
 
 
 @pytest.mark.parametrize(("step", "bytes_per_parameter"), [("fused", (4 + 2) / 2), ("single", (4 + 2 * 4) / 2 - 2)])
 def test_an_update_may_let_gradients_go(step: str, bytes_per_parameter: float) -> None:
     """DeepSpeed's: fp16 gradients are joined and copied to fp32, and gone (here all of them) before roots are made."""
     facts = with_facts(optimizer_step=step, grad_buffers="contiguous", update_frees_gradients=True)
-    found = peak(facts, MIXED)
-    parameters = found.step.stages[0].elements[0]
-    assert found.tightest.by_class["temporary"] == pytest.approx(bytes_per_parameter * parameters, rel=1e-6)
+    result = peak(facts, MIXED)
+    parameters = result.step.stages[0].elements[0]
+    assert result.tightest.by_class["temporary"] == pytest.approx(bytes_per_parameter * parameters, rel=1e-6)
 
 
 @pytest.mark.parametrize(("step", "bytes_each"), [("fused", 4 + 2), ("foreach", 4 + 4), ("single", 4 + 2 * 4)])
@@ -296,16 +298,18 @@ def test_zero_3_updates_its_part_in_parts(step: str, bytes_each: float) -> None:
     workload = Workload(global_batch_size=2, seq_len=64)
     for most in (10**7, 10**12):
         facts = with_facts(optimizer_step=step, grad_buffers="contiguous", update_elements=most)
-        found = predict(gpt_model(8, 1024, 16), "1x2xa100-sxm-80gb", job, workload, facts)
-        part = min(most, found.step.stages[0].elements[0] / 2)
-        updates = np.isin(found.step.program.kind, [k.name == "OPT" for k in found.step.program.kinds].index(True))
-        inside = temporaries(found.step.program, found.pricing)[updates].max()
+        prediction = predict(gpt_model(8, 1024, 16), "1x2xa100-sxm-80gb", job, workload, facts)
+        part = min(most, prediction.step.stages[0].elements[0] / 2)
+        updates = np.isin(
+            prediction.step.program.kind, [k.name == "OPT" for k in prediction.step.program.kinds].index(True)
+        )
+        inside = temporaries(prediction.step.program, prediction.pricing)[updates].max()
         assert inside == pytest.approx(bytes_each * part, rel=1e-6)
 
 
 def test_fp32_gradients_need_no_copy() -> None:
-    found = peak(with_facts(optimizer_step="fused"), Precision())
-    assert found.tightest.peak_at != "optimizer step"
+    result = peak(with_facts(optimizer_step="fused"), Precision())
+    assert result.tightest.peak_at != "optimizer step"
 
 
 def test_flat_buffers_of_a_reduction_are_reserved_apart() -> None:
@@ -343,9 +347,9 @@ def test_xla_writes_a_gradient_of_logits_over_them_where_room_is_short() -> None
     assert roomy.verdict == "fits" and logits >= 8 * 1024 * 50257 * 2
     for part, verdict in ((0.4, "may not fit"), (2.5, "does not fit")):
         memory = int(roomy.usual_bytes - part * logits)
-        found = predict("gpt2", scaled(cluster, memory_bytes=memory), job, workload).tightest
-        assert found.verdict == verdict and found.usual_bytes == roomy.usual_bytes
-        assert sum(found.by_class.values()) == found.peak_bytes
+        prediction = predict("gpt2", scaled(cluster, memory_bytes=memory), job, workload).tightest
+        assert prediction.verdict == verdict and prediction.usual_bytes == roomy.usual_bytes
+        assert sum(prediction.by_class.values()) == prediction.peak_bytes
 
 
 def test_a_loop_that_holds_what_the_model_returned_has_the_logits_once_more() -> None:
@@ -382,8 +386,8 @@ def test_a_loss_in_parts_never_has_whole_logits() -> None:
         predict("llama-3.1-8b", "1x8xh100-sxm", job, work, base.changed(facts, cross_entropy=how))
         for how in ("fused", "chunked")
     )
-    assert [each.step.stages[0].logits_bytes for each in (whole, parts)] == [8192 * 128256 * 2, 8192 * 4096 * 2]
-    inside = [each.step.stages[0].order[-1].transient_bytes for each in (whole, parts)]
+    assert [part.step.stages[0].logits_bytes for part in (whole, parts)] == [8192 * 128256 * 2, 8192 * 4096 * 2]
+    inside = [part.step.stages[0].order[-1].transient_bytes for part in (whole, parts)]
     assert inside[0] - inside[1] == 8192 * (128256 - 4096) * 2
     assert parts.memory[0].peak_bytes < whole.memory[0].peak_bytes
     assert parts.step_s == whole.step_s

@@ -68,11 +68,11 @@ def test_presets(name: str, mesh: str) -> None:
         with pytest.raises(GnomonError, match=REFUSED[name, mesh]):
             predict(name, cluster, job, workload_for(name))
         return
-    found = predict(name, cluster, job, workload_for(name))
-    assert 0 < found.step_s < 60
-    assert 0 < found.mfu < 0.8
-    assert len(found.memory) == job.mesh.pp
-    assert sum(found.breakdown.values()) == found.step_s
+    prediction = predict(name, cluster, job, workload_for(name))
+    assert 0 < prediction.step_s < 60
+    assert 0 < prediction.mfu < 0.8
+    assert len(prediction.memory) == job.mesh.pp
+    assert sum(prediction.breakdown.values()) == prediction.step_s
 
 
 def llama(cluster: str = "1x8xh100-sxm", workload: Workload = TOKENS, **fields: Any) -> Prediction:
@@ -106,12 +106,12 @@ def test_context_parallelism(context: Literal["ring", "all_gather", "ulysses"]) 
     """Long sequences over 4 ranks: attention dominates, a ring hides under it, and a zig-zag order evens it out."""
     long = Workload(global_batch_size=4, seq_len=32768)
     job: dict[str, Any] = {"mesh": Mesh(dp_shard=2, cp=4), "optimizer": Optimizer(zero=3)}
-    found = llama(workload=long, layout=Layout(context=context), **job)
-    exposed = found.breakdown.get("cp communication", 0.0)
-    assert exposed < 0.05 * found.step_s
+    result = llama(workload=long, layout=Layout(context=context), **job)
+    exposed = result.breakdown.get("cp communication", 0.0)
+    assert exposed < 0.05 * result.step_s
     if context == "ring":
         uneven = llama(workload=long, layout=Layout(context_order="contiguous"), **job)
-        assert uneven.step_s > found.step_s
+        assert uneven.step_s > result.step_s
 
 
 def test_a_ring_merges_what_its_steps_put_out() -> None:
@@ -203,7 +203,7 @@ def test_parameters_on_the_host(ranks: int) -> None:
     assert there.tightest.peak_bytes < here.tightest.peak_bytes
     assert there.step_s > here.step_s and there.breakdown["offload"] > 0
     assert host_memory(there).bytes == 2 * elements  # of a node, whole
-    assert any("parameters on the host" in each for each in there.assumptions)
+    assert any("parameters on the host" in assumption for assumption in there.assumptions)
     # every microbatch's two passes copy all parameters over the link of the device, at most 32 GB/s
     least = 16 // ranks * 2 * 2 * elements / ranks / 32e9
     assert there.step_s > least
@@ -272,9 +272,9 @@ def test_shares_suit_the_devices() -> None:
 def test_every_schedule_has_prices(name: Any, virtual: int, placement: Any) -> None:
     schedule = Schedule(name=name, virtual_stages=virtual, placement=placement, micro_batch_size=1)
     job = Plan(mesh=Mesh(pp=4, tp=2), schedule=schedule, layout=Layout(sequence_parallel=True))
-    found = predict(LLAMA, "1x8xh100-sxm", job, TOKENS)
-    assert sum(found.breakdown.values()) == found.step_s
-    assert 0.2 < found.mfu < 0.7
+    prediction = predict(LLAMA, "1x8xh100-sxm", job, TOKENS)
+    assert sum(prediction.breakdown.values()) == prediction.step_s
+    assert 0.2 < prediction.mfu < 0.7
 
 
 def test_asynchronous_tensor_parallelism_hides_communication() -> None:
@@ -289,9 +289,9 @@ def test_what_no_run_has_shown_is_said() -> None:
     job: dict[str, Any] = {"mesh": Mesh(tp=8), "layout": Layout(sequence_parallel=True)}
     cut = llama(overlap=Overlap(splits=(Split(op="*down_proj", dim="seq", parts=4),)), **job)
     away = llama(saved=Saved(rules=(SavedRule(tensors=("*act",), action="offload"),)), **job)
-    told = [[line.split(":")[0] for line in found.assumptions] for found in (llama(**job), cut, away)]
-    said = ("cut products (async_tp) hide all parts of a collective but one", "activations on the host")
-    assert [[text in lines for text in said] for lines in told] == [[False, False], [True, False], [False, True]]
+    told = [[line.split(":")[0] for line in entry.assumptions] for entry in (llama(**job), cut, away)]
+    message = ("cut products (async_tp) hide all parts of a collective but one", "activations on the host")
+    assert [[text in lines for text in message] for lines in told] == [[False, False], [True, False], [False, True]]
 
 
 def test_errors_name_what_is_missing() -> None:
@@ -305,14 +305,16 @@ def test_errors_name_what_is_missing() -> None:
 
 def test_images_are_counted_where_there_are_no_sequences() -> None:
     job = Plan(schedule=Schedule(micro_batch_size=4))
-    found = predict("vit-b-16", "1x1xh100-sxm", job, Workload(global_batch_size=8, seq_len=197))
-    assert found.counted == "samples" and found.tokens_per_s_per_device * found.step_s == pytest.approx(8)
+    prediction = predict("vit-b-16", "1x1xh100-sxm", job, Workload(global_batch_size=8, seq_len=197))
+    assert prediction.counted == "samples" and prediction.tokens_per_s_per_device * prediction.step_s == pytest.approx(
+        8
+    )
     # 14 x 14 patches and a class token: 17.6 billion multiply-adds an image (Touvron et al. 2021), 6 FLOPs each
-    assert found.model_flops == pytest.approx(8 * 6 * 17.6e9, rel=0.01)
+    assert prediction.model_flops == pytest.approx(8 * 6 * 17.6e9, rel=0.01)
     with pytest.raises(
         PlanError, match="sequences of 1 tokens, but vit-b-16 has 197 tokens a sample; use seq_len = 197"
     ):
-        predict("vit-b-16", "1x1xh100-sxm", job, replace(found.workload, seq_len=1))
+        predict("vit-b-16", "1x1xh100-sxm", job, replace(prediction.workload, seq_len=1))
 
 
 def test_transformer_engine_gathers_in_eight_bits_and_casts_once() -> None:

@@ -65,17 +65,17 @@ def test_a_faster_machine_is_never_slower(job: Plan, faster: str, by: float) -> 
 
 @given(job=plans())
 def test_the_breakdown_adds_up_to_the_bit(job: Plan) -> None:
-    found = small(job, SPEC, batch=32, seq_len=512)
-    assert sum(found.breakdown.values()) == found.step_s
-    assert min(found.breakdown.values()) > 0
+    result = small(job, SPEC, batch=32, seq_len=512)
+    assert sum(result.breakdown.values()) == result.step_s
+    assert min(result.breakdown.values()) > 0
 
 
 @given(job=plans(), batch=st.sampled_from([32, 64]))
 def test_tokens_are_conserved(job: Plan, batch: int) -> None:
-    found = small(job, SPEC, batch=batch, seq_len=512)
-    assert found.tokens_per_s_per_device * found.step_s * 8 == pytest.approx(batch * 512, rel=1e-12)
-    assert 0 < found.mfu <= found.hfu < 1
-    assert found.step_s <= found.makespan_s
+    result = small(job, SPEC, batch=batch, seq_len=512)
+    assert result.tokens_per_s_per_device * result.step_s * 8 == pytest.approx(batch * 512, rel=1e-12)
+    assert 0 < result.mfu <= result.hfu < 1
+    assert result.step_s <= result.makespan_s
 
 
 @given(
@@ -99,9 +99,9 @@ def test_the_bubble_of_one_f_one_b() -> None:
     a model without much of either."""
     job = replace(plan(micro=4, pp=4), optimizer=Optimizer(clip=False))
     workload = Workload(global_batch_size=64, seq_len=2048)
-    found = predict(gpt_model(16, 4096, 32, vocab=64, dropout=0.0), "1x4xh100-sxm", job, workload)
-    busiest = found.breakdown
-    share = busiest["bubble"] / (found.step_s - busiest["OPT"])
+    prediction = predict(gpt_model(16, 4096, 32, vocab=64, dropout=0.0), "1x4xh100-sxm", job, workload)
+    busiest = prediction.breakdown
+    share = busiest["bubble"] / (prediction.step_s - busiest["OPT"])
     assert share == pytest.approx(3 / 19, rel=0.1)
 
 
@@ -129,26 +129,26 @@ def test_partitioned_messages_between_stages_are_parts_and_a_gather() -> None:
 
 def test_a_slow_host_shows() -> None:
     """A kernel each 8 us: a tiny model waits for launches most of its step."""
-    found = predict("llama-tiny", "1x1xh100-sxm", plan(), Workload(global_batch_size=1, seq_len=64))
-    assert found.breakdown["launch"] > found.step_s / 2
+    prediction = predict("llama-tiny", "1x1xh100-sxm", plan(), Workload(global_batch_size=1, seq_len=64))
+    assert prediction.breakdown["launch"] > prediction.step_s / 2
 
 
 @given(job=plans())
 def test_work_is_conserved(job: Plan) -> None:
     """FLOPs of all ranks and microbatches are those of the mathematics."""
-    found = small(job, SPEC, batch=32, seq_len=512)
+    result = small(job, SPEC, batch=32, seq_len=512)
     phases = ("forward", "input_grad", "weight_grad")
-    done = sum(stage.phase(name).flops * len(stage.ranks) for stage in found.step.stages for name in phases)
-    assert done * found.pricing.count == pytest.approx(found.model_flops, rel=1e-12)
+    done = sum(stage.phase(name).flops * len(stage.ranks) for stage in result.step.stages for name in phases)
+    assert done * result.pricing.count == pytest.approx(result.model_flops, rel=1e-12)
 
 
 def test_full_recompute_runs_the_layers_forward_again() -> None:
     """3 parts of work become 4, but for the head, which is not run again."""
-    found = small(plan("full"), "1x1xh100-sxm")
-    stage = found.step.stages[0]
+    result = small(plan("full"), "1x1xh100-sxm")
+    stage = result.step.stages[0]
     assert stage.phase("recompute").flops == stage.phase("forward").flops - stage.order[-1].forward.flops
-    again = stage.phase("recompute").flops * found.pricing.count
-    assert found.hfu / found.mfu == pytest.approx(1 + again / found.model_flops, rel=1e-12)
+    again = stage.phase("recompute").flops * result.pricing.count
+    assert result.hfu / result.mfu == pytest.approx(1 + again / result.model_flops, rel=1e-12)
 
 
 def test_a_long_head_does_not_hide_layers_that_are_launched_too_slowly() -> None:
@@ -177,8 +177,8 @@ def test_a_checkpoint_that_stops_early_leaves_out_the_last_product() -> None:
     work, model = Workload(global_batch_size=8, seq_len=1024), gpt_model(8, 1024, 16, dropout=0.0)
     facts = tuple(fact for fact in record.facts if fact.field != "recompute_stops")
     again = [
-        predict(model, "1x1xa100-sxm-80gb", job, work, each).pricing.compute.phase("recompute", 0).flops
-        for each in (record.changed(facts, recompute_stops=None), record)
+        predict(model, "1x1xa100-sxm-80gb", job, work, fact).pricing.compute.phase("recompute", 0).flops
+        for fact in (record.changed(facts, recompute_stops=None), record)
     ]
     assert again[0] - again[1] == 8 * 2 * 8 * 1024 * 4096 * 1024
 
@@ -189,8 +189,8 @@ def test_metrics_of_the_loss_read_and_write_the_logits_again() -> None:
     work, model = Workload(global_batch_size=8, seq_len=1024), gpt_model(4, 1024, 16, vocab=50257, dropout=0.0)
     facts = tuple(fact for fact in record.facts if fact.field != "loss_metrics")
     without, with_metrics = (
-        predict(model, "1x1xa100-sxm-80gb", plan(micro=8), work, each)
-        for each in (record.changed(facts, loss_metrics=None), record)
+        predict(model, "1x1xa100-sxm-80gb", plan(micro=8), work, fact)
+        for fact in (record.changed(facts, loss_metrics=None), record)
     )
     least = 2 * 14 * 8 * 1024 * 50257 / catalogue.device("a100-sxm-80gb").memory_bytes_per_s
     assert least < with_metrics.step_s - without.step_s < 2 * least
@@ -200,8 +200,8 @@ def test_metrics_of_the_loss_read_and_write_the_logits_again() -> None:
 def test_one_plan_at_several_lengths_is_priced_at_each(lengths: list[int]) -> None:
     """Prices are shared between predictions of one plan, but not between lengths, whichever comes first."""
     job = plan(dp_shard=2, tp=4)
-    found = {length: small(job, SPEC, batch=8, seq_len=length) for length in lengths}
-    memory = [found[length].tightest.by_class["activations"] for length in sorted(found)]
+    actual = {length: small(job, SPEC, batch=8, seq_len=length) for length in lengths}
+    memory = [actual[length].tightest.by_class["activations"] for length in sorted(actual)]
     assert memory == sorted(set(memory))
 
 
@@ -219,7 +219,7 @@ def test_partial_sums_in_eight_bits_are_half_as_long() -> None:
     )
     work, model = Workload(global_batch_size=4, seq_len=2048), gpt_model(8, 8192, 64, dropout=0.0)
     wide_s, narrow_s = (
-        predict(model, "1x8xh100-sxm", job, work, each).pricing.stages[0].layers[1][0].forward.comm_s["tp"]
-        for each in (record, narrow)
+        predict(model, "1x8xh100-sxm", job, work, entry).pricing.stages[0].layers[1][0].forward.comm_s["tp"]
+        for entry in (record, narrow)
     )
     assert 0.6 < narrow_s / wide_s < 0.75

@@ -37,7 +37,9 @@ def test_seconds_per_iteration(name: str, recompute: str) -> None:
         precision=FP16,
     )
     workload = Workload(global_batch_size=batch, seq_len=2048)
-    found = predict(gpt_model(layers, hidden, heads), f"{devices // 8}x8xa100-sxm-80gb", plan, workload, MEGATRON_2022)
+    prediction = predict(
+        gpt_model(layers, hidden, heads), f"{devices // 8}x8xa100-sxm-80gb", plan, workload, MEGATRON_2022
+    )
 
-    assert found.step_s == pytest.approx(full_s if recompute == "full" else selective_s, rel=0.15)
-    assert found.fits  # they ran
+    assert prediction.step_s == pytest.approx(full_s if recompute == "full" else selective_s, rel=0.15)
+    assert prediction.fits  # they ran

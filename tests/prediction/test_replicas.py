@@ -38,7 +38,7 @@ def test_the_slowest_replica_is_the_step_of_all_classes_together(shares: tuple[i
     """To 0.2 %: where the two kinds are nearly as slow, buckets hide beside one's computing and not quite beside the
     other's. A bucket is reduced when the slowest has it, so its reduction is priced beside the most computing."""
     chosen = plan(*shares)
-    found = predict(GRAPH, CLUSTER, chosen, WORKLOAD)
+    prediction = predict(GRAPH, CLUSTER, chosen, WORKLOAD)
     kernels, _, stack = kernels_of(PLAIN_STACK)
     count, size = batch(chosen, WORKLOAD)
     workers = _workers(chosen, GRAPH, CLUSTER, WORKLOAD, size, kernels, stack)
@@ -53,4 +53,4 @@ def test_the_slowest_replica_is_the_step_of_all_classes_together(shares: tuple[i
         for key in program.keys
     ]
     together = period(validate(program), Durations(busy=quantise(np.array(busy)))).seconds
-    assert together * 0.998 <= found.step_s <= together
+    assert together * 0.998 <= prediction.step_s <= together

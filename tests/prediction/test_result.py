@@ -23,36 +23,36 @@ def too_big(**fields: object) -> Prediction:
 
 
 def test_mapping_is_json_and_complete() -> None:
-    found = small(plan(pp=2, tp=2), "1x4xh100-sxm")
-    mapping = json.loads(json.dumps(found.to_mapping()))
+    result = small(plan(pp=2, tp=2), "1x4xh100-sxm")
+    mapping = json.loads(json.dumps(result.to_mapping()))
     assert mapping["schema"] == "gnomon.prediction/1"
-    assert mapping["step_s"] == found.step_s
-    assert sum(mapping["breakdown_s"].values()) == found.step_s
+    assert mapping["step_s"] == result.step_s
+    assert sum(mapping["breakdown_s"].values()) == result.step_s
     assert (mapping["plan"]["mesh"]["pp"], mapping["plan"]["mesh"]["tp"]) == (2, 2)
     assert mapping["workload"]["global_batch_size"] == 16
     assert (mapping["devices"], mapping["microbatches"]) == (4, 16)
-    assert [rank["peak_bytes"] for rank in mapping["memory"]] == [rank.peak_bytes for rank in found.memory]
-    assert mapping["verdict"] == found.verdict
+    assert [rank["peak_bytes"] for rank in mapping["memory"]] == [rank.peak_bytes for rank in result.memory]
+    assert mapping["verdict"] == result.verdict
     assert sorted(mapping["memory"][0]["ranks"] + mapping["memory"][1]["ranks"]) == [0, 1, 2, 3]
 
 
 def test_timeline_is_one_period() -> None:
-    found = small(plan(pp=2, tp=2), "1x4xh100-sxm")
-    timeline = found.timeline()
-    assert timeline.step_s == found.step_s
-    assert found.timeline(steady=False).makespan_s == found.makespan_s
+    result = small(plan(pp=2, tp=2), "1x4xh100-sxm")
+    timeline = result.timeline()
+    assert timeline.step_s == result.step_s
+    assert result.timeline(steady=False).makespan_s == result.makespan_s
 
 
 def test_the_verb() -> None:
-    found = gnomon.predict("llama-tiny", "1x1xh100-sxm", plan(), Workload(global_batch_size=4, seq_len=64))
-    assert found.fits
+    prediction = gnomon.predict("llama-tiny", "1x1xh100-sxm", plan(), Workload(global_batch_size=4, seq_len=64))
+    assert prediction.fits
 
 
 def test_advice_fits_and_says_what_it_costs() -> None:
     """Static memory alone is too much for recompute or smaller microbatches: ZeRO has to divide it."""
-    found = too_big(optimizer=Optimizer(zero=1))
-    given = advice(found)
-    assert not found.fits and given
+    result = too_big(optimizer=Optimizer(zero=1))
+    given = advice(result)
+    assert not result.fits and given
     for entry in given:
         again = predict("llama-3.1-8b", "1x8xh100-sxm", entry.plan, WORK)
         assert again.fits and again.step_s == entry.step_s
@@ -65,13 +65,13 @@ def test_advice_is_the_fastest_first() -> None:
         job = Plan(mesh=mesh, schedule=Schedule(micro_batch_size=4))
         given = advice(predict("llama-3.1-8b", "1x8xh100-sxm", job, Workload(global_batch_size=64, seq_len=8192)))
         assert given[0].what.startswith("ZeRO stage 3") and given[0].plan.mesh.dp_shard == 8
-        assert [each.step_s for each in given] == sorted(each.step_s for each in given)
+        assert [entry.step_s for entry in given] == sorted(entry.step_s for entry in given)
 
 
 def test_advice_may_take_two_changes_or_none() -> None:
     job = Plan(mesh=Mesh(dp_shard=32), schedule=Schedule(micro_batch_size=1))
-    found = predict("llama-3.1-70b", "4x8xh100-sxm", job, WORK)
-    assert advice(found)[0].what == "ZeRO stage 3 and recompute full"
+    prediction = predict("llama-3.1-70b", "4x8xh100-sxm", job, WORK)
+    assert advice(prediction)[0].what == "ZeRO stage 3 and recompute full"
     hopeless = predict("llama-3.1-70b", "1x1xh100-sxm", Plan(schedule=Schedule(micro_batch_size=1)), WORK)
     assert advice(hopeless) == ()
     assert advice(small(plan(), "1x1xh100-sxm")) == ()
@@ -82,13 +82,13 @@ def test_an_optimizer_on_the_host_is_tried_where_that_takes_no_ten_seconds(monke
         Plan(mesh=Mesh(tp=8), schedule=Schedule(micro_batch_size=1)),
         Workload(global_batch_size=4, seq_len=4096),
     )
-    found = predict("llama-3.1-70b", "1x8xh100-sxm", job, work)
-    assert any("optimizer on the host" in each.what for each in advice(found))
+    prediction = predict("llama-3.1-70b", "1x8xh100-sxm", job, work)
+    assert any("optimizer on the host" in entry.what for entry in advice(prediction))
     monkeypatch.setattr(import_module("gnomon.prediction.advice"), "MOST_STREAMED", 80 * 4 - 1)
-    assert not any("optimizer on the host" in each.what for each in advice(found))
+    assert not any("optimizer on the host" in entry.what for entry in advice(prediction))
 
 
 @pytest.mark.parametrize("zero", [0, 3])
 def test_assumptions_are_said(zero: int) -> None:
-    found = small(replace(plan(dp_shard=8), optimizer=Optimizer(zero=zero)), "1x8xh100-sxm")  # type: ignore[arg-type]
-    assert any("flash attention" in line for line in found.assumptions)
+    result = small(replace(plan(dp_shard=8), optimizer=Optimizer(zero=zero)), "1x8xh100-sxm")  # type: ignore[arg-type]
+    assert any("flash attention" in line for line in result.assumptions)

@@ -43,8 +43,8 @@ def test_every_parameter_is_held_once(how: Vocabulary) -> None:
     whole, divided = predicted("ends"), predicted(how)
     parameters = [sum(sum(stage.elements) for stage in made.pricing.stages) for made in (whole, divided)]
     assert parameters[0] == parameters[1]
-    each = [sum(stage.elements) for stage in divided.pricing.stages]
-    assert max(each) - min(each) < 0.01 * max(each) + 256 * HIDDEN  # positions are on the first rank alone
+    share = [sum(stage.elements) for stage in divided.pricing.stages]
+    assert max(share) - min(share) < 0.01 * max(share) + 256 * HIDDEN  # positions are on the first rank alone
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -69,18 +69,18 @@ def test_a_heavy_head_is_faster_divided() -> None:
             tied=False,
         )
     )
-    found = {}
+    actual = {}
     for how in ("ends", *HOWS):
         plan = Plan(mesh=Mesh(pp=4), schedule=Schedule(micro_batch_size=1, vocabulary=how))  # type: ignore[arg-type]
-        found[how] = predict(wide, "1x4xa100-sxm-80gb", plan, Workload(global_batch_size=16, seq_len=2048)).step_s
-    assert all(found[how] < 0.6 * found["ends"] for how in HOWS)
+        actual[how] = predict(wide, "1x4xa100-sxm-80gb", plan, Workload(global_batch_size=16, seq_len=2048)).step_s
+    assert all(actual[how] < 0.6 * actual["ends"] for how in HOWS)
 
 
 def test_a_barrier_more_holds_a_microbatch_more() -> None:
     one, two = predicted("vocab_2"), predicted("vocab_1")
     kept = one.step.sizes["0S"]
     more = [b.by_class["activations"] - a.by_class["activations"] for a, b in zip(one.memory, two.memory, strict=True)]
-    assert all(kept <= each <= kept + 4 * TOKENS * HIDDEN for each in more)
+    assert all(kept <= entry <= kept + 4 * TOKENS * HIDDEN for entry in more)
 
 
 def test_what_ranks_exchange() -> None:
@@ -95,8 +95,8 @@ def test_what_ranks_exchange() -> None:
 
 
 def test_traffic_has_the_exchanges() -> None:
-    sent = {each.axes: each.sent_bytes for each in traffic(predicted("vocab_1"))}
-    whole = {each.axes: each.sent_bytes for each in traffic(predicted("ends"))}
+    sent = {entry.axes: entry.sent_bytes for entry in traffic(predicted("vocab_1"))}
+    whole = {entry.axes: entry.sent_bytes for entry in traffic(predicted("ends"))}
     assert sent["pp"] > whole["pp"] + 16 * (4 + 2 + 2 + 2) * TOKENS * HIDDEN
 
 

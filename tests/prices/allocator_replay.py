@@ -62,7 +62,7 @@ def replay(events: Iterable[tuple[Hashable, int]], *, expandable: bool = False) 
         if sign < 0:
             pool.give(block)
             del live[name]
-        reserved = sum(each.reserved for each in pools.values())
+        reserved = sum(pool.reserved for pool in pools.values())
         peaks = [max(pair) for pair in zip(peaks, (requested, allocated, reserved), strict=True)]
     return Replay(requested_bytes=peaks[0], allocated_bytes=peaks[1], reserved_bytes=peaks[2])
 

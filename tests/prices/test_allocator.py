@@ -77,10 +77,12 @@ def test_segments(asked: int, segment: int) -> None:
 def test_published_snapshot() -> None:
     # discuss.pytorch.org 178671: W (1000 x 10), b and X in fp32, y = X @ W + b, with the cuBLAS workspace. The snapshot
     # shows blocks of 40448, 512 and 4096 bytes, a free 512, y's 512 and 2051072 free in 2 MiB; 8519680 in 20 MiB.
-    found = replay([("W", 40_000), ("b", 40), ("X", 4_000), ("workspace", 8_519_680), ("XW", 40), ("y", 40), ("XW", 0)])
-    assert found.reserved_bytes == 2_097_152 + 20_971_520
-    assert found.allocated_bytes == 45_568 + 512 + 8_519_680
-    assert 2_097_152 - (found.allocated_bytes - 8_519_680) == 2_051_072
+    replayed = replay(
+        [("W", 40_000), ("b", 40), ("X", 4_000), ("workspace", 8_519_680), ("XW", 40), ("y", 40), ("XW", 0)]
+    )
+    assert replayed.reserved_bytes == 2_097_152 + 20_971_520
+    assert replayed.allocated_bytes == 45_568 + 512 + 8_519_680
+    assert 2_097_152 - (replayed.allocated_bytes - 8_519_680) == 2_051_072
 
 
 def test_best_fit_split_and_merge_by_hand() -> None:
@@ -128,10 +130,10 @@ def traces(draw: st.DrawFn, least: int = 1) -> list[tuple[int, int]]:
 
 @given(traces(), st.booleans())
 def test_peaks_are_ordered(events: list[tuple[int, int]], expandable: bool) -> None:
-    found = replay(events, expandable=expandable)
-    assert found.requested_bytes <= found.allocated_bytes <= found.reserved_bytes
-    assert found.reserved_bytes <= sum(max(segment_bytes(size), round_up(size) + 20 * MIB) for _, size in events)
-    assert found.reserved_bytes % (2 * MIB) == 0
+    replayed = replay(events, expandable=expandable)
+    assert replayed.requested_bytes <= replayed.allocated_bytes <= replayed.reserved_bytes
+    assert replayed.reserved_bytes <= sum(max(segment_bytes(size), round_up(size) + 20 * MIB) for _, size in events)
+    assert replayed.reserved_bytes % (2 * MIB) == 0
 
 
 @given(traces(least=MIB + 1))
@@ -220,16 +222,16 @@ def test_peaks_do_not_fall_and_what_is_needed_decides(
     allocated: int, more: int, name: str, stack: Stack, groups: int, peers: int, largest: int, flat: int
 ) -> None:
     on = device(name)
-    found, fuller = (
+    actual, fuller = (
         placed(on, stack, size, groups, exchange_peers=peers, largest=largest, flat=flat)
         for size in (allocated, allocated + more)
     )
-    assert allocated <= found.peak_bytes <= fuller.peak_bytes or largest > allocated
-    assert found.peak_bytes <= found.usual_bytes <= fuller.usual_bytes
+    assert allocated <= actual.peak_bytes <= fuller.peak_bytes or largest > allocated
+    assert actual.peak_bytes <= actual.usual_bytes <= fuller.usual_bytes
     # On a whole device what decides is the least that must be there, not what usually is.
     if on.kind != "tpu" and largest <= allocated:
         needed = reserved_least(allocated, stack) + least_overhead(on, stack, groups)
-        assert (found.peak_bytes <= on.memory_bytes) == (needed <= on.memory_bytes)
+        assert (actual.peak_bytes <= on.memory_bytes) == (needed <= on.memory_bytes)
 
 
 def test_xla_gathers_no_earlier_than_there_is_room() -> None:

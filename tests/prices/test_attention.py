@@ -63,8 +63,8 @@ def test_a_bend_is_a_line_over_waves_of_blocks() -> None:
             causal=True,
         )  # fmt: skip
         endless = replace(H100, memory_bytes_per_s=1e30)
-        straight, found = (attention_model(shape, 1e15, endless, each) - row.t0_s for each in (row, bent))
-        assert found == pytest.approx(factor * straight)
+        straight, actual = (attention_model(shape, 1e15, endless, entry) - row.t0_s for entry in (row, bent))
+        assert actual == pytest.approx(factor * straight)
     with pytest.raises(InputError, match="a factor for each"):
         replace(row, bend=(1.0,))
     with pytest.raises(InputError, match="over the factor before"):

@@ -199,8 +199,8 @@ def test_times_jump_where_nccl_changes_protocol(
 
 @given(any_kind, st.lists(sizes, max_size=5), any_link)
 def test_arrays_are_priced_as_their_elements(kind: str, many: list[float], seen: AxisLink) -> None:
-    found = collective_seconds(kind, np.array(many), seen)
-    assert found.tolist() == [collective_seconds(kind, size, seen) for size in many]
+    result = collective_seconds(kind, np.array(many), seen)
+    assert result.tolist() == [collective_seconds(kind, size, seen) for size in many]
     assert p2p_seconds(np.array(many), seen).tolist() == [p2p_seconds(size, seen) for size in many]
 
 
@@ -254,10 +254,10 @@ def test_each_row_says_what_it_is_from() -> None:
     """Measured rows have an error on sizes kept out; assumed ones say so and claim none."""
     file = collective_fits()
     for row in (*file.inside, *file.across, *file.copies):
-        said = row.provenance
-        assert said.data.startswith("assumed: ") == (said.error == "unchecked"), said
-        assert said.error == "unchecked" or said.error.startswith("held out "), said
-        assert said.date >= "2026-11-21" and said.range
+        message = row.provenance
+        assert message.data.startswith("assumed: ") == (message.error == "unchecked"), message
+        assert message.error == "unchecked" or message.error.startswith("held out "), message
+        assert message.date >= "2026-11-21" and message.range
 
 
 def test_a_row_without_its_source_is_refused() -> None:

@@ -23,10 +23,10 @@ def test_each_row_says_what_it_is_from(path: Path) -> None:
     file = schema.load_file(CurveFile, path)
     assert file.arch == path.stem
     for row in (*file.gemm, *file.attention, *file.stream):
-        said = row.provenance
-        assert said.date >= "2026-11-21"
-        assert ("assumed" in said.data) == (said.error == "unchecked"), said
-        assert "assumed" in said.data or said.error.startswith(("held out ", "fit ")), said
+        message = row.provenance
+        assert message.date >= "2026-11-21"
+        assert ("assumed" in message.data) == (message.error == "unchecked"), message
+        assert "assumed" in message.data or message.error.startswith(("held out ", "fit ")), message
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -102,7 +102,7 @@ def test_amd_rows_say_which_published_product_they_are_from() -> None:
         ("mi325x-256gb", "MI325X, 785"),
         ("mi355x-288gb", "MI355X, 1565"),
     ):
-        assert any(text in said for said in curves_for(catalogue.device(name)).assumptions), name
+        assert any(text in message for message in curves_for(catalogue.device(name)).assumptions), name
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_older_kernels_are_about_half_as_fast_as_flash_attention_2(head_dim: int
 def test_a_stack_s_attention_kernel_is_used_where_the_device_has_it() -> None:
     """cuDNN's fused attention has curves on Hopper; on Ampere libraries take FlashAttention-2 instead."""
     assert curves_with(catalogue.device("h100-sxm-80gb"), "cudnn").attention_kernel == "cudnn"
-    found = curves_with(catalogue.device("a100-sxm-80gb"), "cudnn")
-    assert found.attention_kernel == "flash2"
-    assert not any("does not say which kernel" in line for line in found.assumptions)
+    result = curves_with(catalogue.device("a100-sxm-80gb"), "cudnn")
+    assert result.attention_kernel == "flash2"
+    assert not any("does not say which kernel" in line for line in result.assumptions)
     assert any(
         "does not say which kernel" in line for line in curves_with(catalogue.device("a100-sxm-80gb"), None).assumptions
     )
@@ -190,7 +190,7 @@ def test_a_release_of_cudnn_is_of_account_where_it_was_measured() -> None:
 
 def test_without_a_stack_attention_is_what_programs_run_on_that_generation() -> None:
     """FlashAttention-2 has no kernels of Blackwell's own: at 0.6 of cuDNN's speed, no program takes it there."""
-    found = curves_with(catalogue.device("b200-sxm-180gb"), None)
-    assert found.attention_kernel == "cudnn"
-    assert "attention runs as cuDNN's attention on blackwell: the stack does not say which kernel" in found.assumptions
+    result = curves_with(catalogue.device("b200-sxm-180gb"), None)
+    assert result.attention_kernel == "cudnn"
+    assert "attention runs as cuDNN's attention on blackwell: the stack does not say which kernel" in result.assumptions
     assert curves_with(catalogue.device("a100-sxm-80gb"), None).attention_kernel == "flash2"

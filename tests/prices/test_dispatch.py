@@ -28,11 +28,11 @@ def ep_link(nodes: int, *, device: str = "h100-sxm") -> AxisLink:
 
 def counted(places: int, experts: int, topk: int, groups: int, chosen: int) -> float:
     """The mean over every choice that a token has."""
-    size, found = experts // groups, []
+    size, actual = experts // groups, []
     for some in combinations(range(groups), chosen):
         inside = [e for e in range(experts) if e // size in some]
-        found += [len({e * places // experts for e in mine}) for mine in combinations(inside, topk)]
-    return float(np.mean(found))
+        actual += [len({e * places // experts for e in mine}) for mine in combinations(inside, topk)]
+    return float(np.mean(actual))
 
 
 @pytest.mark.parametrize(
@@ -52,16 +52,16 @@ def test_holders_are_the_mean_over_all_choices(places: int, experts: int, topk: 
 def test_holders_are_bounded_and_grow(place_bits: int, part: int, topk: int, split: int) -> None:
     """One expert, one place; never more than places or experts; more with either; fewer in fewer groups."""
     places, experts = 2**place_bits, 32 * part
-    found = holders(places, experts, topk)
-    assert 1 - 1e-12 <= found <= min(places, topk) + 1e-12
+    result = holders(places, experts, topk)
+    assert 1 - 1e-12 <= result <= min(places, topk) + 1e-12
     assert holders(places, experts, 1) == pytest.approx(1)
     assert holders(1, experts, topk) == 1
-    assert found <= holders(places, experts, topk + 1) + 1e-12
-    assert found <= holders(2 * places, experts, topk) + 1e-12
+    assert result <= holders(places, experts, topk + 1) + 1e-12
+    assert result <= holders(2 * places, experts, topk) + 1e-12
     if topk <= experts // split:
         within = [holders(places, experts, topk, split, chosen) for chosen in range(1, split + 1)]
         assert all(a <= b + 1e-9 for a, b in zip(within, within[1:], strict=False))
-        assert within[-1] == pytest.approx(found)
+        assert within[-1] == pytest.approx(result)
 
 
 def test_deepseek_v3_goes_to_four_nodes_at_most() -> None:
@@ -104,8 +104,8 @@ def test_deepep_as_it_was_measured(nodes: int, gb_per_s: float, off: float) -> N
     groups = (8, 4) if nodes == 8 else (1, 1)
     visits, ranks = (holders(places, 256, 8, *groups) for places in (nodes, 8 * nodes))
     token = 7168 * 2
-    found = dispatch_seconds(4096 * 8 * token, ep_link(nodes), nodes=visits / 8, ranks=ranks / 8)
-    assert found == pytest.approx(4096 * visits * token / (gb_per_s * 1e9), rel=off)
+    result = dispatch_seconds(4096 * 8 * token, ep_link(nodes), nodes=visits / 8, ranks=ranks / 8)
+    assert result == pytest.approx(4096 * visits * token / (gb_per_s * 1e9), rel=off)
 
 
 def test_a_job_with_it_is_shorter_in_forward_and_backward() -> None:
@@ -119,8 +119,8 @@ def test_a_job_with_it_is_shorter_in_forward_and_backward() -> None:
             plan = Plan(
                 mesh=Mesh(dp_shard=64, ep=ep), optimizer=Optimizer(zero=1), schedule=Schedule(micro_batch_size=1)
             )
-            found = predict(graph, "8x8xh100-sxm", plan, Workload(global_batch_size=64, seq_len=4096), program)
-            waits[ep, how] = {kind: found.pricing.compute.parts(kind, 0)["ep"] for kind in ("F", "B")}
+            prediction = predict(graph, "8x8xh100-sxm", plan, Workload(global_batch_size=64, seq_len=4096), program)
+            waits[ep, how] = {kind: prediction.pricing.compute.parts(kind, 0)["ep"] for kind in ("F", "B")}
     for kind in ("F", "B"):
         assert waits[64, "fused"][kind] < 0.5 * waits[64, "all_to_all"][kind]
         assert 0.4 * waits[8, "all_to_all"][kind] < waits[8, "fused"][kind] < waits[8, "all_to_all"][kind]
@@ -141,9 +141,9 @@ def test_hybrid_ep_gathers_the_routing_of_all_tokens_and_sends_weights_with_each
     copies = {name: holders(places, 512, 22) / 22 for name, places in (("nodes", 8), ("ranks", 64))}
     bare, more = (dispatch_seconds(8192 * 22 * row, link, **copies) for row in (1024 * 2, 1024 * 2 + 64 * 4))
     gathered = collective_seconds("all_gather", 8192 * 64 * 512, link)
-    found = {kind: waits["hybrid_ep"][kind] - waits["fused"][kind] for kind in ("F", "B")}
-    assert found["F"] == pytest.approx(2 * (gathered + more - bare) * exposed)
-    assert found["B"] == pytest.approx(2 * (more - bare) * exposed)
+    actual = {kind: waits["hybrid_ep"][kind] - waits["fused"][kind] for kind in ("F", "B")}
+    assert actual["F"] == pytest.approx(2 * (gathered + more - bare) * exposed)
+    assert actual["B"] == pytest.approx(2 * (more - bare) * exposed)
 
 
 def test_dispatch_beside_another_microbatch_takes_a_part_of_the_device() -> None:
@@ -157,8 +157,8 @@ def test_dispatch_beside_another_microbatch_takes_a_part_of_the_device() -> None
             schedule=Schedule(micro_batch_size=1),
             overlap=Overlap(experts=beside),
         )
-        found = predict(graph, "8x8xh100-sxm", plan, Workload(global_batch_size=64, seq_len=4096))
-        layer = next(p.forward for p in found.pricing.stages[0].order if "ep" in p.forward.comm_s)
+        prediction = predict(graph, "8x8xh100-sxm", plan, Workload(global_batch_size=64, seq_len=4096))
+        layer = next(p.forward for p in prediction.pricing.stages[0].order if "ep" in p.forward.comm_s)
         waits[beside] = layer.comm_s["ep"], layer.compute_s
     whole, compute = waits[False]
     left = max(whole - compute, 0) + min(whole, compute) * DISPATCH_SMS / 132

@@ -27,10 +27,10 @@ def test_launches_in_a_loop_count_for_a_part() -> None:
 def test_rows_are_sorted_where_there_are_several_experts_and_padded_for_eight_bits(
     experts: int, low: str, passes: int
 ) -> None:
-    found = row_passes("dispatch", 1e9, experts, low, H100, curves_for(H100), backward=False)  # type: ignore[arg-type]
+    result = row_passes("dispatch", 1e9, experts, low, H100, curves_for(H100), backward=False)  # type: ignore[arg-type]
     least = 2e9 * passes / H100.memory_bytes_per_s
-    assert least <= found.device_s <= 1.6 * least
-    assert found.kernels == 12 + passes
+    assert least <= result.device_s <= 1.6 * least
+    assert result.kernels == 12 + passes
 
 
 def test_only_transformer_engine_has_them_and_kernels_of_dispatch_do_the_passes() -> None:
@@ -46,8 +46,8 @@ def test_only_transformer_engine_has_them_and_kernels_of_dispatch_do_the_passes(
             schedule=Schedule(micro_batch_size=1),
             precision=Precision(fp8=Fp8(recipe="tensorwise")),
         )
-        found = predict(graph, "1x8xh100-sxm", plan, Workload(global_batch_size=8, seq_len=4096), stack)
-        phase = found.pricing.compute.phase("forward", 0)
+        prediction = predict(graph, "1x8xh100-sxm", plan, Workload(global_batch_size=8, seq_len=4096), stack)
+        phase = prediction.pricing.compute.phase("forward", 0)
         return phase.kernels, phase.compute_s
 
     plain, engine = forward(8, False, "all_to_all"), forward(8, True, "all_to_all")
@@ -73,8 +73,8 @@ def test_biases_and_clamps_of_experts_cost_megatron_and_not_fused_experts() -> N
                 precision=Precision(fp8=Fp8(recipe="mxfp8")),
             )
             graph = mixtral(replace(plain, expert_bias=biased))
-            found = predict(graph, "1x8xb200", plan, Workload(global_batch_size=8, seq_len=4096), stack).pricing
-            times[biased, how] = [found.compute.phase(name, 0).compute_s for name in ("forward", "input_grad")]
+            prediction = predict(graph, "1x8xb200", plan, Workload(global_batch_size=8, seq_len=4096), stack).pricing
+            times[biased, how] = [prediction.compute.phase(name, 0).compute_s for name in ("forward", "input_grad")]
     rows = 4096 * 8 * 2  # of a rank's experts, bytes of one column
     least = (8 * 768 + 14 * 2048) * rows / catalogue.device("b200").memory_bytes_per_s
     assert times[True, "grouped"][0] - times[False, "grouped"][0] >= least
@@ -91,12 +91,12 @@ def test_a_rotary_embedding_with_a_factor_runs_op_by_op_on_megatron() -> None:
         Stack(name="any", version="1").changed((fact,), transformer_engine=True),
         Stack(name="x", version="1"),
     ):
-        found = {}
+        actual = {}
         for factor in (False, True):
             graph = mixtral(replace(plain, rotary_factor=factor))
             made = predict(graph, "1x8xb200", plan, Workload(global_batch_size=8, seq_len=4096), stack).pricing
-            found[factor] = made.compute.phase("forward", 0), made.compute.phase("input_grad", 0)
-        for (one, two), passes, kernels in zip(zip(*found.values(), strict=True), (10, 12), (22, 12), strict=True):
+            actual[factor] = made.compute.phase("forward", 0), made.compute.phase("input_grad", 0)
+        for (one, two), passes, kernels in zip(zip(*actual.values(), strict=True), (10, 12), (22, 12), strict=True):
             if not stack.layers.transformer_engine:
                 assert one == two
                 continue

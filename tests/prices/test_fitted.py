@@ -51,17 +51,17 @@ def job() -> Prediction:
     return predict("gpt2", "1x4xh100-sxm-80gb", plan, workload, TEST)
 
 
-def step_s(found: Fitted) -> float:
+def step_s(result: Fitted) -> float:
     made = job()
-    return period(made.structure, made.pricing.with_numbers(found).durations(made.structure.program)).seconds
+    return period(made.structure, made.pricing.with_numbers(result).durations(made.structure.program)).seconds
 
 
 def test_every_number_says_where_it_is_from_and_for_what_it_holds() -> None:
-    found = fitted()
-    assert found.stacks and found.count <= 6 * len(found.stacks) + 20
-    assert found.universal is not None and found.shared <= 20
-    records = (found.universal, *found.stacks)
-    for provenance in (*(r.provenance for r in records), *(n.provenance for n in found.links)):
+    result = fitted()
+    assert result.stacks and result.count <= 6 * len(result.stacks) + 20
+    assert result.universal is not None and result.shared <= 20
+    records = (result.universal, *result.stacks)
+    for provenance in (*(r.provenance for r in records), *(n.provenance for n in result.links)):
         assert "runs of" in provenance.data and provenance.date.startswith("2026-")
         assert "left out" in provenance.error and "devices" in provenance.range
 
@@ -102,10 +102,10 @@ def test_a_generation_comes_before_all_devices() -> None:
         StackNumber(stack="test", name="compute", value=0.9),
         StackNumber(stack="test", name="compute", value=0.8, arch="hopper"),
     )
-    found = Fitted(stacks=(StackRecord(numbers=own, provenance=SOURCE),))
-    assert found.rates(TEST, "hopper").compute == 0.8
-    assert found.rates(TEST, "ampere").compute == 0.9
-    assert schema.load(Fitted, schema.dump(found)) == found
+    result = Fitted(stacks=(StackRecord(numbers=own, provenance=SOURCE),))
+    assert result.rates(TEST, "hopper").compute == 0.8
+    assert result.rates(TEST, "ampere").compute == 0.9
+    assert schema.load(Fitted, schema.dump(result)) == result
 
 
 def test_a_generation_without_a_number_has_that_of_the_nearest() -> None:
@@ -138,9 +138,9 @@ def test_a_stack_without_runs_has_the_rates_of_all_stacks_and_says_so() -> None:
 
 def test_op_by_op_attention_is_not_slowed_by_what_fused_kernels_reach() -> None:
     every = (StackNumber(stack=ANY, name="attention", value=0.6),)
-    found = Fitted(universal=StackRecord(numbers=every, provenance=SOURCE))
-    assert rates(TEST, H100, found).attention == 0.6
-    assert rates(TEST.changed((FACT,), attention="unfused"), H100, found).attention == 1.0
+    result = Fitted(universal=StackRecord(numbers=every, provenance=SOURCE))
+    assert rates(TEST, H100, result).attention == 0.6
+    assert rates(TEST.changed((FACT,), attention="unfused"), H100, result).attention == 1.0
 
 
 def test_own_numbers_go_before_those_on_record() -> None:
@@ -153,8 +153,8 @@ def test_own_numbers_go_before_those_on_record() -> None:
         range="hopper",
     )
     mine = replace(TEST, own=own)
-    found = rates(mine, H100, numbers(compute=0.8, exposed=0.9))
-    assert (found.compute, found.exposed) == (0.5, 0.9)
+    result = rates(mine, H100, numbers(compute=0.8, exposed=0.9))
+    assert (result.compute, result.exposed) == (0.5, 0.9)
     assert "3 own runs" in sustained(mine, H100).note
     assert known(mine, H100) == "own"
     with pytest.raises(InputError, match="did you mean 'compute'"):
@@ -167,15 +167,15 @@ def test_numbers_of_all_stacks_stand_in_for_a_record() -> None:
         StackNumber(stack=ANY, name="compute", value=0.8, arch="hopper"),
         StackNumber(stack=ANY, name="exposed", value=0.7),
     )
-    found = replace(numbers(compute=0.9), universal=StackRecord(numbers=every, provenance=SOURCE))
+    result = replace(numbers(compute=0.9), universal=StackRecord(numbers=every, provenance=SOURCE))
     other = Stack(name="other", version="0")
-    assert rates(TEST, H100, found) == Rates(compute=0.9, exposed=0.7)
-    assert rates(other, H100, found) == Rates(compute=0.8, exposed=0.7)
-    assert found.count == 3 and found.shared == 2
-    assert known(other, H100, found) == "device"
-    assert known(other, catalogue.device("v100-sxm-32gb"), found) == "nothing"
+    assert rates(TEST, H100, result) == Rates(compute=0.9, exposed=0.7)
+    assert rates(other, H100, result) == Rates(compute=0.8, exposed=0.7)
+    assert result.count == 3 and result.shared == 2
+    assert known(other, H100, result) == "device"
+    assert known(other, catalogue.device("v100-sxm-32gb"), result) == "nothing"
     with pytest.raises(InputError, match="named '\\*'"):
-        replace(found, universal=numbers(compute=0.9).stacks[0])
+        replace(result, universal=numbers(compute=0.9).stacks[0])
     many = tuple(StackNumber(stack=ANY, name="compute", value=0.8, arch=f"a{i}") for i in range(21))
     with pytest.raises(InputError, match="at most 20"):
         Fitted(universal=StackRecord(numbers=many, provenance=SOURCE))
@@ -198,14 +198,14 @@ def test_triton_s_attention_has_a_number_of_its_own() -> None:
     """Neither what other kernels reach nor the stack's number for them holds for it, and its own holds for no other."""
     every = (StackNumber(stack=ANY, name="attention", value=0.6),)
     own = (StackNumber(stack="test", name="triton", value=1.2), StackNumber(stack="test", name="attention", value=0.7))
-    found = Fitted(
+    result = Fitted(
         universal=StackRecord(numbers=every, provenance=SOURCE), stacks=(StackRecord(numbers=own, provenance=SOURCE),)
     )
     facts = (FACT, replace(FACT, field="attention_kernel"))
     triton = TEST.changed(facts, attention="flash", attention_kernel="triton")
-    assert rates(triton, H100, found).attention == 1.2
-    assert rates(replace(triton, name="other"), H100, found).attention == 1.0
-    assert rates(TEST, H100, found).attention == 0.7
+    assert rates(triton, H100, result).attention == 1.2
+    assert rates(replace(triton, name="other"), H100, result).attention == 1.0
+    assert rates(TEST, H100, result).attention == 0.7
 
 
 HOST = ("host_kernel_s", "host_collective_s", "host_unit_s")

@@ -155,20 +155,20 @@ def test_a_softmax_fused_with_a_causal_mask_reads_half_of_the_scores() -> None:
         b = BlockBuilder("one")
         q, k, v = (b.input(name, BATCH, SEQ, heads, width) for name in "qkv")
         back = backward(b.build(b.attention("core", q, k, v, causal=causal)), UNFUSED, BF16)
-        found = forward_of(back.forward, "core:probs").device_s
-        assert found == pytest.approx(stream_seconds(share * size, size, H100, CURVES, kind="reduce"), rel=1e-3)
+        result = forward_of(back.forward, "core:probs").device_s
+        assert result == pytest.approx(stream_seconds(share * size, size, H100, CURVES, kind="reduce"), rel=1e-3)
         grad = next(g for g in back.ops if g.path == "core:probs")
-        found = grad_seconds(grad, back.forward, SETTING, H100, CURVES).device_s
-        assert found == pytest.approx(stream_seconds(share * 2 * size, size, H100, CURVES, kind="reduce"), rel=1e-3)
+        result = grad_seconds(grad, back.forward, SETTING, H100, CURVES).device_s
+        assert result == pytest.approx(stream_seconds(share * 2 * size, size, H100, CURVES, kind="reduce"), rel=1e-3)
 
 
 def test_a_dropout_fused_with_the_addition_after_it_writes_its_mask_and_no_more() -> None:
     b = BlockBuilder("one")
     x = b.input("x", BATCH, SEQ, HIDDEN)
     block = backward(b.build(b.add("sum", x, b.dropout("drop", x, 0.1))), FUSED, BF16).forward
-    found = fused_dropout_seconds(block.op("drop"), block, SETTING, H100, CURVES)
-    assert found.kernels == 0
-    assert 2048 * 4096 / H100.memory_bytes_per_s <= found.device_s < forward_of(block, "drop").device_s / 3
+    result = fused_dropout_seconds(block.op("drop"), block, SETTING, H100, CURVES)
+    assert result.kernels == 0
+    assert 2048 * 4096 / H100.memory_bytes_per_s <= result.device_s < forward_of(block, "drop").device_s / 3
 
 
 def test_fp8_halves_large_products_and_adds_casts() -> None:
@@ -224,8 +224,8 @@ def test_a_scale_for_32_numbers_makes_products_of_a_library_longer_and_not_those
     curves, known = curves_for(b200), Cast(again=True)
 
     def seconds(experts: Experts, low: Low) -> float:
-        found = op_seconds(block.op("up"), block, SETTING, b200, curves, fp8=low, cast=known, experts=experts)
-        return float(found.device_s)
+        result = op_seconds(block.op("up"), block, SETTING, b200, curves, fp8=low, cast=known, experts=experts)
+        return float(result.device_s)
 
     assert seconds("looped", "mxfp8") == pytest.approx(MXFP8_TIME * seconds("looped", "fp8"))
     assert seconds("fused", "mxfp8") == pytest.approx(seconds("fused", "fp8"))
@@ -331,16 +331,16 @@ def test_a_kind_without_a_rule_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 def prices_of(name: str, kernels: Kernels, setting: Setting) -> list[tuple[Op | GradOp, OpPrice, float]]:
     """Each op and gradient step of a model, its price, and the FLOPs of products that it must do."""
     graph = model(name)
-    found: list[tuple[Op | GradOp, OpPrice, float]] = []
+    actual: list[tuple[Op | GradOp, OpPrice, float]] = []
     for call in graph.calls:
         back = call_backward(graph, call, kernels, setting)
         for op in back.forward.ops:
             work = forward_work(op, back.forward, setting)
-            found.append((op, op_seconds(op, back.forward, setting, H100, CURVES), work.matmul_flops))  # type: ignore[arg-type]
+            actual.append((op, op_seconds(op, back.forward, setting, H100, CURVES), work.matmul_flops))  # type: ignore[arg-type]
         for grad in back.ops:
             work = grad_work(grad, back.forward, setting)
-            found.append((grad, grad_seconds(grad, back.forward, setting, H100, CURVES), work.matmul_flops))  # type: ignore[arg-type]
-    return found
+            actual.append((grad, grad_seconds(grad, back.forward, setting, H100, CURVES), work.matmul_flops))  # type: ignore[arg-type]
+    return actual
 
 
 def sizes_of(name: str) -> dict[str, int]:

@@ -68,15 +68,15 @@ def test_never_falls_with_size_however_noisy_the_points(
 @given(size, size, size, st.floats(1e8, 1e12))
 def test_no_product_is_faster_than_the_fastest_seen(m: float, n: float, k: float, rate: float) -> None:
     machine = of(grid("matmul", "forward", "m n k", products(rate, 1e-6)))
-    found = matmul_seconds(machine, m, n, k, 1, dtype="fp32", role="forward", peak=rate)
-    assert found >= 2 * m * n * k / rate * (1 - 1e-9)
+    result = matmul_seconds(machine, m, n, k, 1, dtype="fp32", role="forward", peak=rate)
+    assert result >= 2 * m * n * k / rate * (1 - 1e-9)
 
 
 def test_a_machine_of_one_rate_has_that_rate_between_and_beyond_the_points() -> None:
     machine = of(grid("matmul", "forward", "m n k", products(1e11)))
     for m, n, k in ((200, 100, 300), (64, 64, 64), (4096, 512, 2048)):
-        found = matmul_seconds(machine, m, n, k, 3, dtype="fp32", role="forward", peak=1e11)
-        assert found == pytest.approx(3 * 2 * m * n * k / 1e11)
+        result = matmul_seconds(machine, m, n, k, 3, dtype="fp32", role="forward", peak=1e11)
+        assert result == pytest.approx(3 * 2 * m * n * k / 1e11)
 
 
 def test_attention_grows_with_the_square_of_the_sequence_beyond_the_longest() -> None:
@@ -85,15 +85,15 @@ def test_attention_grows_with_the_square_of_the_sequence_beyond_the_longest() ->
     one = Table(
         what="attention", dtype="fp32", direction="forward", axes=axes, seconds=seconds, alone_s=(), spread=(0.0,) * 4
     )
-    found = attention_points(of(one), 8, 1024 * 1024, 32, dtype="fp32", backward=False)
-    assert found == pytest.approx(1e-9 * 8 * 1024 * 1024)
+    result = attention_points(of(one), 8, 1024 * 1024, 32, dtype="fp32", backward=False)
+    assert result == pytest.approx(1e-9 * 8 * 1024 * 1024)
     assert attention_points(of(one), 4, 96 * 96, 32, dtype="fp32", backward=False) == pytest.approx(1e-9 * 4 * 96 * 96)
 
 
 def test_arrays_of_sizes_give_arrays() -> None:
     machine = of(grid("add", "forward", "elements", (1e-6, 2e-6, 9e-6)))
-    found = stream_points(machine, np.array([12 * 32, 12 * 128, 12 * 512]))
-    assert np.allclose(found, [1e-6, 2e-6, 9e-6])
+    result = stream_points(machine, np.array([12 * 32, 12 * 128, 12 * 512]))
+    assert np.allclose(result, [1e-6, 2e-6, 9e-6])
     assert stream_points(machine, 12 * 32 * 4, kernels=4) == pytest.approx(4e-6)
 
 
@@ -148,10 +148,10 @@ def test_predictions_follow_the_machine() -> None:
 def test_predictions_say_what_was_measured_where_and_when() -> None:
     plan = Plan(mesh=Mesh(dp_replicate=2), schedule=Schedule(num_microbatches=2), precision=FP32)
     work = Workload(global_batch_size=8, seq_len=64)
-    found = predict(model("llama-tiny"), measured_cluster(machine_of(), 1 << 34), plan, work, stack("gnomon"))
-    assert [line for line in found.assumptions if "measured on box, 2026-11-21" in line]
-    assert not [line for line in found.assumptions if "no kernel data" in line or "burst" in line]
-    assert math.isfinite(found.step_s)
+    prediction = predict(model("llama-tiny"), measured_cluster(machine_of(), 1 << 34), plan, work, stack("gnomon"))
+    assert [line for line in prediction.assumptions if "measured on box, 2026-11-21" in line]
+    assert not [line for line in prediction.assumptions if "no kernel data" in line or "burst" in line]
+    assert math.isfinite(prediction.step_s)
 
 
 def test_the_catalogue_measures_nothing() -> None:
@@ -163,6 +163,6 @@ def test_gradients_of_a_measured_machine_are_reduced_at_once_after_the_backward(
     plan = Plan(mesh=Mesh(dp_replicate=2), schedule=Schedule(num_microbatches=2), precision=FP32)
     work = Workload(global_batch_size=8, seq_len=64)
     graph = model("llama-tiny")
-    found = predict(graph, measured_cluster(machine_of(), 1 << 34), plan, work, stack("gnomon"))
+    prediction = predict(graph, measured_cluster(machine_of(), 1 << 34), plan, work, stack("gnomon"))
     size = 4 * sum(math.prod(dim.size or 0 for dim in t.atoms) for t in graph.parameters().values())
-    assert found.breakdown["dp communication"] == pytest.approx(1e-4 + 1e-9 * size, rel=0.1)
+    assert prediction.breakdown["dp communication"] == pytest.approx(1e-4 + 1e-9 * size, rel=0.1)

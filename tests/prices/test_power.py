@@ -21,8 +21,8 @@ B200 = catalogue.device("b200-sxm-180gb")
 
 
 def test_devices_with_fewer_watts_a_flop_sustain_less_of_their_peaks() -> None:
-    found = {name: power_share(catalogue.device(name)) for name in SHARES}
-    assert found == {name: pytest.approx(share, rel=0.01) for name, share in SHARES.items()}
+    actual = {name: power_share(catalogue.device(name)) for name in SHARES}
+    assert actual == {name: pytest.approx(share, rel=0.01) for name, share in SHARES.items()}
     assert "0.79 of its peaks" in sustained(Stack(name="any", version="1"), B200).note
     assert powered(B200).dense_peak.fp8 == pytest.approx(4500e12 * power_share(B200))
     assert powered(B200).memory_bytes_per_s == B200.memory_bytes_per_s

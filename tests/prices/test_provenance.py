@@ -62,11 +62,11 @@ def test_the_files_of_constants_are_found() -> None:
 def test_every_constant_has_a_provenance(path: Path) -> None:
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     assert list(unproven(table, path.name, proven=False)) == []
-    found = list(provenances(table))
-    assert found
-    for said in found:
-        assert set(said) == set(WANTED) and all(said.values())
-        assert re.fullmatch(r"202\d-\d\d-\d\d", said["date"])
+    actual = list(provenances(table))
+    assert actual
+    for message in actual:
+        assert set(message) == set(WANTED) and all(message.values())
+        assert re.fullmatch(r"202\d-\d\d-\d\d", message["date"])
 
 
 def test_the_walk_sees_what_is_missing() -> None:

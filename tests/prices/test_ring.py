@@ -26,10 +26,10 @@ QUERIES, KEYS = 64 * 2**20, 16 * 2**20
     ],
 )
 def test_two_ranks(backward: bool, queries: float, keys: float, launches: int) -> None:
-    found = ring_seconds(QUERIES, KEYS, 2, H100, CURVES, backward=backward)
+    result = ring_seconds(QUERIES, KEYS, 2, H100, CURVES, backward=backward)
     moved = QUERIES * queries + KEYS * keys
-    assert found.kernels == launches
-    assert found.device_s == pytest.approx(stream_seconds(moved, 0, H100, CURVES, kernels=launches))
+    assert result.kernels == launches
+    assert result.device_s == pytest.approx(stream_seconds(moved, 0, H100, CURVES, kernels=launches))
 
 
 def test_each_further_rank_costs_as_much() -> None:

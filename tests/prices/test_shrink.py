@@ -40,13 +40,13 @@ def test_an_outlier_pulls_no_harder_than_one_scale() -> None:
 
 
 def test_what_no_run_depends_on_stays() -> None:
-    found = fit(np.array([[1.0, 0.0]]), np.array([0.6]))
-    assert found[1] == 0.0
+    fitted = fit(np.array([[1.0, 0.0]]), np.array([0.6]))
+    assert fitted[1] == 0.0
 
 
 def test_limits_hold() -> None:
     assert fit(np.full((100, 1), 1.0), np.full(100, 0.9), scale=0.01)[0] <= 5.0
-    found = shrunk_fit(
+    result = shrunk_fit(
         lambda points: points - 3.0,
         np.zeros(1),
         np.ones(1),
@@ -54,7 +54,7 @@ def test_limits_hold() -> None:
         weights=np.full(1, 100.0),
         scale=10.0,
     )
-    assert found == pytest.approx([1.0])
+    assert result == pytest.approx([1.0])
 
 
 @given(st.integers(0, 10_000))

@@ -43,14 +43,14 @@ def test_each_device_of_a_chip_multiplies_its_rows_by_all_weights() -> None:
 )
 def test_products_of_tpu_7x_take_what_google_measured(side: int, flops_per_s: float) -> None:
     """Squares in bf16 on one of a chip's two devices, which is two such products on the chip."""
-    found = gemm_seconds(side, side, side, 2, dtype="bf16", device=IRONWOOD, curves=curves_for(IRONWOOD))
-    assert found == pytest.approx(2 * side**3 / flops_per_s, rel=0.05)
+    result = gemm_seconds(side, side, side, 2, dtype="bf16", device=IRONWOOD, curves=curves_for(IRONWOOD))
+    assert result == pytest.approx(2 * side**3 / flops_per_s, rel=0.05)
 
 
 def experts(rows: str | None, precision: Precision | None = None, *, again: bool = False) -> Prediction:
     """Two layers of a mixture on four chips of TPU 7x."""
-    said = ("launch_mode", "moe_rows") if rows else ("launch_mode",)
-    facts = tuple(Fact(field=name, source="test", date="2026-11-23") for name in said)
+    message = ("launch_mode", "moe_rows") if rows else ("launch_mode",)
+    facts = tuple(Fact(field=name, source="test", date="2026-11-23") for name in message)
     stack = Stack(name="x", version="").changed(facts, moe_rows=rows, launch_mode="compiled")
     saved = Saved(rules=(SavedRule(calls="layers[0:2]", action="recompute"),)) if again else Saved()
     plan = Plan(
@@ -78,9 +78,9 @@ def test_rows_put_in_order_are_passes_of_their_own() -> None:
 
 def test_gradients_that_are_searched_for_maxima_take_longer_to_cast() -> None:
     """Constant scales leave activations as they were."""
-    found, fixed = (experts("sorted", Precision(fp8=Fp8(recipe="tensorwise", fixed=fixed))) for fixed in (False, True))
-    assert fixed.breakdown["B"] > found.breakdown["B"] * 1.01
-    assert fixed.breakdown["F"] == pytest.approx(found.breakdown["F"])
+    actual, fixed = (experts("sorted", Precision(fp8=Fp8(recipe="tensorwise", fixed=fixed))) for fixed in (False, True))
+    assert fixed.breakdown["B"] > actual.breakdown["B"] * 1.01
+    assert fixed.breakdown["F"] == pytest.approx(actual.breakdown["F"])
 
 
 def test_weights_are_cast_again_where_their_products_run_again() -> None:

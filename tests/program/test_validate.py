@@ -218,8 +218,8 @@ def test_a_buffer_that_is_not_there_is_refused() -> None:
 
 def test_messages_to_stages_that_are_not_there_are_told_apart() -> None:
     kinds = "kind A on s comm net send -3\nkind B on s comm net send -4\n"
-    found = problems(program_of(f"{kinds}class 0\n 0A0\nclass 1\n 1B0\n"))
-    assert [(problem.what, problem.action) for problem in found] == [
+    result = problems(program_of(f"{kinds}class 0\n 0A0\nclass 1\n 1B0\n"))
+    assert [(problem.what, problem.action) for problem in result] == [
         ("send without receive", "0A0"),
         ("send without receive", "1B0"),
     ]
@@ -264,13 +264,13 @@ def compare(program: Program) -> set[str]:
         with pytest.raises(ProgramError):
             problems(program)
         return {"names what is not there"}
-    found = problems(program)
+    result = problems(program)
     if any(what == "deadlock" for what, _, _ in wanted.findings):
-        assert [problem.what for problem in found] == ["deadlock"]
+        assert [problem.what for problem in result] == ["deadlock"]
         check_cycle(program, wanted)
     else:
-        assert Counter((p.what, p.rank_class, p.action) for p in found) == wanted.findings
-    return {problem.what for problem in found} or {"can run"}
+        assert Counter((p.what, p.rank_class, p.action) for p in result) == wanted.findings
+    return {problem.what for problem in result} or {"can run"}
 
 
 def check_cycle(program: Program, wanted: Result) -> None:

@@ -55,8 +55,8 @@ PROBE = """
 
 def test_in_a_browser(tmp_path: Path) -> None:
     job = Plan(mesh=Mesh(pp=2), schedule=Schedule(micro_batch_size=1))
-    found = predict("llama-tiny", "1x2xh100-sxm", job, Workload(global_batch_size=4, seq_len=64))
-    page = page_html(page_data([found.timeline(steady=False)], prediction=found, plan=dump(job)))
+    prediction = predict("llama-tiny", "1x2xh100-sxm", job, Workload(global_batch_size=4, seq_len=64))
+    page = page_html(page_data([prediction.timeline(steady=False)], prediction=prediction, plan=dump(job)))
     file, net = tmp_path / "report.html", tmp_path / "net.json"
     file.write_text(page.replace("</body>", PROBE), encoding="utf-8")
     assert CHROMIUM is not None
@@ -69,10 +69,10 @@ def test_in_a_browser(tmp_path: Path) -> None:
     assert [url for url in asked if "google" not in url and "gvt1" not in url] == []  # the browser's own aside
 
     shown = dict(re.findall(r'data-figure="([^"]+)">([^<]+)<', dom))
-    assert shown["step"] == show_seconds(found.step_s)
-    assert shown["MFU"] == f"{percent(found.mfu)} %"
-    assert shown["tokens/s/device"] == number(found.tokens_per_s_per_device, 4)
-    for part, seconds in found.breakdown.items():
+    assert shown["step"] == show_seconds(prediction.step_s)
+    assert shown["MFU"] == f"{percent(prediction.mfu)} %"
+    assert shown["tokens/s/device"] == number(prediction.tokens_per_s_per_device, 4)
+    for part, seconds in prediction.breakdown.items():
         assert f'</i>{WORDS.get(part, part.lower())}</td><td class="n">{number(seconds)}</td>' in dom
 
     match = re.search(r'<pre id="probe">(.*?)</pre>', dom, re.DOTALL)
@@ -111,8 +111,8 @@ DENSE = """
 def test_dense_timelines_have_the_colours_of_the_legend(scale: int, tmp_path: Path) -> None:
     """Some hundred spans in each pixel: none is blended with its neighbours."""
     job = Plan(mesh=Mesh(pp=2), schedule=Schedule(micro_batch_size=1))
-    found = predict("llama-tiny", "1x2xh100-sxm", job, Workload(global_batch_size=3000, seq_len=64))
-    page = page_html(page_data([found.timeline(steady=False)], prediction=found, plan=dump(job)))
+    prediction = predict("llama-tiny", "1x2xh100-sxm", job, Workload(global_batch_size=3000, seq_len=64))
+    page = page_html(page_data([prediction.timeline(steady=False)], prediction=prediction, plan=dump(job)))
     # The names of times along the axis are blended with what is behind them, as all letters are.
     page = page.replace("g.fillText(seconds(at)", "void (seconds(at)")
     file = tmp_path / "report.html"

@@ -36,11 +36,11 @@ MEASURED = replace(run(1.25, 3.0, 0.5), clock="measured")
 
 def test_the_largest_wrong_price_is_named_with_its_count_and_share() -> None:
     """4 backwards take 3 s for 2 s, 4 forwards 1.25 for 1: 4 s of the 5 s that are missing."""
-    found = compare(PREDICTED, MEASURED)
-    assert found.largest is not None
-    assert (found.largest.worker, found.largest.action, found.largest.count) == ("class 0", "B", 4)
+    comparison = compare(PREDICTED, MEASURED)
+    assert comparison.largest is not None
+    assert (comparison.largest.worker, comparison.largest.action, comparison.largest.count) == ("class 0", "B", 4)
     assert (
-        found.sentence
+        comparison.sentence
         == "B (backward) on class 0: 3,000 ms each measured, 2,000 predicted; 4 of them a step: 80% of the gap"
     )
 
@@ -57,8 +57,8 @@ def test_what_a_prediction_gives_no_time_is_still_an_action() -> None:
     rows: list[Row] = [(0, "compute", "F", "compute", 0.0, 13.0, -1), free]
     workers = (Worker(name="class 0", count=2),)
     slower: list[Row] = [rows[0], (0, "compute", "RESHARD", "compute", 13.0, 13.5, -1)]
-    found = compare(timeline(rows, workers=workers), replace(timeline(slower, workers=workers), clock="measured"))
-    assert found.largest is not None and found.largest.action == "RESHARD"
+    comparison = compare(timeline(rows, workers=workers), replace(timeline(slower, workers=workers), clock="measured"))
+    assert comparison.largest is not None and comparison.largest.action == "RESHARD"
     with pytest.raises(InputError, match="1 x RESHARD"):
         compare(timeline(rows, workers=workers), replace(timeline(rows[:1], workers=workers), clock="measured"))
 
@@ -66,16 +66,16 @@ def test_what_a_prediction_gives_no_time_is_still_an_action() -> None:
 def test_what_was_measured_says_under_what_conditions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(tmp_path / name) for name in ("predicted.timeline", "measured.timeline")]
     busy = replace(MEASURED, assumptions=("this machine is 3 times slower now",))
-    for path, each in zip(paths, (PREDICTED, busy), strict=True):
-        Path(path).write_text(print_timeline(each))
+    for path, entry in zip(paths, (PREDICTED, busy), strict=True):
+        Path(path).write_text(print_timeline(entry))
     assert main(["compare", *paths]) == 0
     assert capsys.readouterr().out.endswith("\nof what was measured\n  - this machine is 3 times slower now\n")
 
 
 def test_a_communication_that_is_waited_for_is_a_price() -> None:
-    found = compare(run(1, 2, 0.5, message=0.25), replace(run(1, 2, 0.5, message=2.25), clock="measured"))
+    comparison = compare(run(1, 2, 0.5, message=0.25), replace(run(1, 2, 0.5, message=2.25), clock="measured"))
     assert (
-        found.sentence
+        comparison.sentence
         == "waiting for AR on class 0: 2,250 ms each measured, 250 predicted; one of them a step: 100% of the gap"
     )
 
@@ -89,10 +89,10 @@ def test_prices_that_make_up_for_each_other() -> None:
 
 
 def test_steps_that_agree_blame_no_price() -> None:
-    found = compare(PREDICTED, replace(PREDICTED, clock="measured"))
-    assert found.largest is None
-    assert found.sentence == "no price is wrong by more than 1% of the step"
-    assert comparison_text(found)[0] == "step: 12.5 s predicted, 12.5 s measured: equal"
+    comparison = compare(PREDICTED, replace(PREDICTED, clock="measured"))
+    assert comparison.largest is None
+    assert comparison.sentence == "no price is wrong by more than 1% of the step"
+    assert comparison_text(comparison)[0] == "step: 12.5 s predicted, 12.5 s measured: equal"
     near = replace(run(1.0, 2.0, 0.5 + 2**-10), clock="measured")
     assert comparison_text(compare(PREDICTED, near))[0].endswith("12.5 s measured: equal to 0.1%")
 
@@ -105,10 +105,10 @@ def test_what_is_listed_adds_up_to_the_difference(
     one: tuple[float, float, float, float], two: tuple[float, float, float, float]
 ) -> None:
     before, after = (run(f, b, o, message=m) for f, b, o, m in (one, two))
-    found = compare(before, replace(after, clock="measured"))
-    d = found.difference
+    comparison = compare(before, replace(after, clock="measured"))
+    d = comparison.difference
     assert sum(change.seconds for change in d.of("class 0")) == d.seconds == after.makespan_s - before.makespan_s
-    lines = comparison_text(found)
+    lines = comparison_text(comparison)
     assert max(len(line) for line in lines) <= 80
     assert any(line.startswith("step  ") for line in lines) == bool(d.changes)
 
@@ -127,8 +127,11 @@ def test_timelines_of_different_plans_are_refused() -> None:
 
 
 def test_an_action_that_is_priced_at_nothing_is_of_the_same_plan() -> None:
-    found = compare(run(1, 2, 0), run(1, 2, 0.5))
-    assert found.largest is not None and (found.largest.action, found.largest.predicted_s) == ("OPT", 0.0)
+    comparison = compare(run(1, 2, 0), run(1, 2, 0.5))
+    assert comparison.largest is not None and (comparison.largest.action, comparison.largest.predicted_s) == (
+        "OPT",
+        0.0,
+    )
 
 
 def test_memory_is_compared_by_class() -> None:
@@ -143,9 +146,9 @@ def test_memory_is_compared_by_class() -> None:
         )
         return replace(timeline, buffers=("parameters", "activations"), memory=memory)
 
-    found = compare(held(PREDICTED, 2 << 20), held(MEASURED, 3 << 20))
-    assert found.peak_bytes == {"class 0": (3 << 20, 4 << 20)}
-    text = "\n".join(comparison_text(found))
+    comparison = compare(held(PREDICTED, 2 << 20), held(MEASURED, 3 << 20))
+    assert comparison.peak_bytes == {"class 0": (3 << 20, 4 << 20)}
+    text = "\n".join(comparison_text(comparison))
     assert "activations" in text
     assert "what did not change" in text
     assert "one of the two has no memory" in "\n".join(comparison_text(compare(PREDICTED, MEASURED)))
@@ -160,14 +163,14 @@ def test_classes_that_only_one_side_tells_of_are_named_and_not_compared() -> Non
 
     mib = float(1 << 20)
     one = held(PREDICTED, ("parameters", "logits", "temporary"), [4 * mib, 2 * mib, 3 * mib])
-    found = compare(one, held(MEASURED, ("parameters", "logits"), [5 * mib, 0.0]))
-    assert found.peak_bytes == {"class 0": (4 * mib, 5 * mib)}
-    assert found.left_out == {"logits": (2 * mib, 0.0), "temporary": (3 * mib, 0.0)}
-    assert [change.buffer for change in found.difference.memory] == ["parameters"]
-    text = "\n".join(comparison_text(found))
+    comparison = compare(one, held(MEASURED, ("parameters", "logits"), [5 * mib, 0.0]))
+    assert comparison.peak_bytes == {"class 0": (4 * mib, 5 * mib)}
+    assert comparison.left_out == {"logits": (2 * mib, 0.0), "temporary": (3 * mib, 0.0)}
+    assert [change.buffer for change in comparison.difference.memory] == ["parameters"]
+    text = "\n".join(comparison_text(comparison))
     assert "only predicted has, at its most on a rank: logits (2.00), temporary (3.00)" in text
     assert "logits  " not in text
-    assert found.to_mapping()["memory_left_out"]["temporary"] == [3 * mib, 0.0]
+    assert comparison.to_mapping()["memory_left_out"]["temporary"] == [3 * mib, 0.0]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

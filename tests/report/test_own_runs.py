@@ -68,9 +68,9 @@ def measured(kernels: float, host: float) -> list[MeasuredRun]:
 
 
 def test_runs_as_predicted_move_nothing() -> None:
-    found = fit_own(measured(1.0, 1.0), source="mine.csv", date="2026-11-21")
-    assert [factor for _, factor in found.factors] == pytest.approx([1.0] * len(SPREADS), abs=1e-3)
-    assert max(map(abs, found.before)) < 1e-6 and max(map(abs, found.after)) < 1e-3
+    result = fit_own(measured(1.0, 1.0), source="mine.csv", date="2026-11-21")
+    assert [factor for _, factor in result.factors] == pytest.approx([1.0] * len(SPREADS), abs=1e-3)
+    assert max(map(abs, result.before)) < 1e-6 and max(map(abs, result.after)) < 1e-3
 
 
 def test_slow_kernels_and_a_slow_host_are_told_apart() -> None:
@@ -79,9 +79,9 @@ def test_slow_kernels_and_a_slow_host_are_told_apart() -> None:
     kernels, host = dict(slow.factors)["kernels"], dict(late.factors)["host"]
     assert 1.05 < kernels <= 1.2 and 1.3 < host <= 1.6
     assert dict(slow.factors)["host"] < host and dict(late.factors)["kernels"] < kernels
-    for found in (slow, late):
-        assert np.median(np.abs(found.after)) < np.median(np.abs(found.before)) / 2
-        assert np.median(np.abs(found.left_out)) < np.median(np.abs(found.before))
+    for entry in (slow, late):
+        assert np.median(np.abs(entry.after)) < np.median(np.abs(entry.before)) / 2
+        assert np.median(np.abs(entry.left_out)) < np.median(np.abs(entry.before))
 
 
 def test_one_run_moves_less_than_many() -> None:
@@ -92,11 +92,11 @@ def test_one_run_moves_less_than_many() -> None:
 
 
 def test_the_stack_file_is_the_stack_and_predicts_as_fitted() -> None:
-    found = fit_own(measured(1.2, 1.0), source="mine.csv", date="2026-11-21")
-    again = schema.load(Stack, schema.dump(found.stack))
-    assert again == found.stack
+    result = fit_own(measured(1.2, 1.0), source="mine.csv", date="2026-11-21")
+    again = schema.load(Stack, schema.dump(result.stack))
+    assert again == result.stack
     assert again.own is not None and again.own.runs == len(runs()) and "before" in again.own.error
-    run, after = found.runs[0], found.after[0]
+    run, after = result.runs[0], result.after[0]
     assert predicted(run, again) / run.step_s - 1 == pytest.approx(after, abs=1e-6)
 
 

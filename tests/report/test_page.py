@@ -24,7 +24,7 @@ from gnomon.units import quantise
 WORK = Workload(global_batch_size=4, seq_len=64)
 
 
-def found(**axes: int) -> Prediction:
+def result(**axes: int) -> Prediction:
     job = Plan(mesh=Mesh(**axes), schedule=Schedule(micro_batch_size=1))
     return predict("llama-tiny", f"1x{job.world_size}xh100-sxm", job, WORK)
 
@@ -54,7 +54,7 @@ def read_back(part: dict[str, Any]) -> list[tuple[int, int, int, float, float]]:
 
 
 def test_columns_give_the_spans_back() -> None:
-    timeline = found(pp=4).timeline(steady=False)
+    timeline = result(pp=4).timeline(steady=False)
     s = timeline.spans
     wanted = sorted(
         zip(*(c.tolist() for c in (s.worker, s.stream, s.kind, s.start_s, s.end_s)), strict=True),
@@ -66,7 +66,7 @@ def test_columns_give_the_spans_back() -> None:
 
 
 def test_causes_and_memory_survive() -> None:
-    timeline = found(pp=2).timeline(steady=False)
+    timeline = result(pp=2).timeline(steady=False)
     part = span_columns(timeline)
     assert sum(cause != 0 for cause in part["cause"]) == (timeline.spans.cause >= 0).sum()
     spans = read_back(part)
@@ -83,7 +83,7 @@ def test_causes_and_memory_survive() -> None:
 
 def test_memory_of_a_repeating_timeline_is_folded() -> None:
     """Each class begins its period with what earlier ones left, and never holds less than nothing."""
-    timeline = found(pp=4).timeline()
+    timeline = result(pp=4).timeline()
     part = span_columns(timeline)
     spans = read_back(part)
     level = np.array(part["resident"])
@@ -118,7 +118,7 @@ def test_a_long_timeline_is_cut_and_says_so() -> None:
 
 
 def test_the_answer_is_the_predictions() -> None:
-    job = found(pp=2)
+    job = result(pp=2)
     data = page_data([job.timeline(steady=False)], prediction=job)
     figures = {figure["name"]: figure["value"] for figure in data["answer"]}
     assert figures["step"] == job.step_s
@@ -134,7 +134,7 @@ def test_the_answer_is_the_predictions() -> None:
 
 
 def test_breakdowns_add_up() -> None:
-    job = found(pp=4)
+    job = result(pp=4)
     before = job.timeline(steady=False)
     data = page_data([before, measured(before)], prediction=job)
     assert sum(part["seconds"] for part in data["breakdown"]["steady"]) == job.step_s
@@ -146,7 +146,7 @@ def test_breakdowns_add_up() -> None:
 
 
 def test_measured_stands_beside_predicted() -> None:
-    job = found(pp=2)
+    job = result(pp=2)
     before = job.timeline(steady=False)
     data = page_data([before, measured(before)], prediction=job)
     assert f"{(before.makespan_s * 1.25 / job.step_s - 1) * 100:.1f} % longer than predicted" in data["sentence"]
@@ -162,14 +162,14 @@ def test_measured_stands_beside_predicted() -> None:
 
 
 def test_period_and_makespan_are_not_compared() -> None:
-    job = found(pp=2)
+    job = result(pp=2)
     data = page_data([job.timeline(), measured(job.timeline(steady=False))], prediction=job)
     assert "compare two of a kind" in data["difference"]["said"]
 
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_one_or_two_timelines(count: int) -> None:
-    timeline = found().timeline()
+    timeline = result().timeline()
     with pytest.raises(ValueError, match="a predicted timeline, a measured one, or both"):
         page_data([timeline] * count)
 
@@ -205,7 +205,7 @@ EVIL = '</script><script>alert(1)</script><img src=x onerror=alert(2)>" \u2028 &
 
 
 def test_texts_cannot_break_out() -> None:
-    job = replace(found(pp=2), model=EVIL, assumptions=(EVIL.replace("\u2028", ""),), notes=(EVIL,))
+    job = replace(result(pp=2), model=EVIL, assumptions=(EVIL.replace("\u2028", ""),), notes=(EVIL,))
     timeline = job.timeline(steady=False)
     timeline = replace(timeline, workers=(Worker(name="</script><b>0"), Worker(name="'\"><b>1")))
     page = page_html(page_data([timeline], prediction=job, plan=EVIL, title=EVIL, assumed=[EVIL]))
@@ -217,7 +217,7 @@ def test_texts_cannot_break_out() -> None:
 
 
 def test_the_page_needs_nothing_else() -> None:
-    job = found(pp=2)
+    job = result(pp=2)
     page = page_html(page_data([job.timeline(steady=False)], prediction=job, plan=dump(job.plan)))
     assert Elements(page).loads == ["data:,"]
     assert "default-src 'none'" in page

@@ -50,12 +50,12 @@ def test_a_plan_that_is_as_fast_and_surer_is_named() -> None:
     is as sure as the best."""
     point = gnomon.plan("llama-tiny", "1x1xa100-sxm-80gb", Workload(global_batch_size=1, seq_len=64), top=1).best[0]
 
-    def found(step_s: float, high_s: float) -> Found:
+    def result(step_s: float, high_s: float) -> Found:
         band = Band(low_s=step_s / 2, high_s=high_s, low_bytes=1, high_bytes=2)
         made = replace(point.prediction, step_s=step_s)
         vars(made)["band"] = band  # as if the plan were better or less well known
         return replace(point, prediction=made)
 
-    best, sure, slow, close = found(1.0, 1.5), found(1.01, 1.3), found(1.03, 1.1), found(1.001, 1.495)
+    best, sure, slow, close = result(1.0, 1.5), result(1.01, 1.3), result(1.03, 1.1), result(1.001, 1.495)
     assert safest(best, [best, slow, sure, close]) is sure
     assert safest(best, [best, slow, close]) is None

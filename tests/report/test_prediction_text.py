@@ -19,11 +19,11 @@ def llama_on_eight(**changes: object) -> Prediction:
 
 
 def test_lines_fit_80_columns_and_name_the_verdict() -> None:
-    found = llama_on_eight(optimizer=Optimizer(zero=3))
-    lines = prediction_text(found, assumed=("sequence length not given: 4096 tokens",))
+    result = llama_on_eight(optimizer=Optimizer(zero=3))
+    lines = prediction_text(result, assumed=("sequence length not given: 4096 tokens",))
     assert max(len(line) for line in lines) <= 80
     text = "\n".join(lines)
-    assert "fits: " in text and found.fits
+    assert "fits: " in text and result.fits
     assert "- sequence length not given: 4096 tokens" in text
     assert "forward" in text and "backward" in text
 
@@ -31,11 +31,11 @@ def test_lines_fit_80_columns_and_name_the_verdict() -> None:
 def test_small_sizes_are_read_without_an_exponent() -> None:
     """A model of MiB on a device of GiB: each size in its own unit."""
     job = plan(mesh=Mesh(), schedule=Schedule(micro_batch_size=2))
-    found = predict("llama-tiny", "1xh100-sxm", job, Workload(global_batch_size=2, seq_len=64))
-    peak = f"{found.tightest.peak_bytes / 2**20:.1f} MiB"
-    assert found.tightest.peak_bytes < 2**30
-    assert found.verdict.startswith(f"fits: {peak} of 79.1 GiB (rank 0, ")
-    assert any(line.split()[:4] == ["peak", "memory", *peak.split()] for line in prediction_text(found))
+    prediction = predict("llama-tiny", "1xh100-sxm", job, Workload(global_batch_size=2, seq_len=64))
+    peak = f"{prediction.tightest.peak_bytes / 2**20:.1f} MiB"
+    assert prediction.tightest.peak_bytes < 2**30
+    assert prediction.verdict.startswith(f"fits: {peak} of 79.1 GiB (rank 0, ")
+    assert any(line.split()[:4] == ["peak", "memory", *peak.split()] for line in prediction_text(prediction))
 
 
 def test_memory_of_a_row_adds_up_to_its_peak() -> None:
@@ -48,8 +48,8 @@ def test_memory_of_a_row_adds_up_to_its_peak() -> None:
 
 
 def test_the_step_adds_up() -> None:
-    found = llama_on_eight(optimizer=Optimizer(zero=1))
-    lines = prediction_text(found)
+    result = llama_on_eight(optimizer=Optimizer(zero=1))
+    lines = prediction_text(result)
     start = next(i for i, line in enumerate(lines) if line.startswith("step of the busiest rank"))
     shares = [float(line.split()[-1]) for line in lines[start + 1 : lines.index("", start)]]
     assert sum(shares) == pytest.approx(100, abs=0.1 * len(shares))
@@ -57,9 +57,9 @@ def test_the_step_adds_up() -> None:
 
 def test_only_the_tightest_rank_classes_are_listed() -> None:
     p = plan(mesh=Mesh(pp=16), schedule=Schedule(micro_batch_size=1))
-    found = predict("llama-3.1-8b", "2x8xh100-sxm", p, Workload(global_batch_size=32, seq_len=2048))
-    assert len(found.memory) == 16
-    lines = prediction_text(found)
+    prediction = predict("llama-3.1-8b", "2x8xh100-sxm", p, Workload(global_batch_size=32, seq_len=2048))
+    assert len(prediction.memory) == 16
+    lines = prediction_text(prediction)
     assert "… and 8 classes of ranks with more room; --json lists all" in lines
 
 
@@ -70,7 +70,7 @@ def test_describe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "action", "tensors", "said"),
+    ("preset", "action", "tensors", "message"),
     [
         ("full", "keep", ("self_attn.core*", "self_attn.q_proj"), "recompute full but core, q_proj"),
         ("full", "keep", ("a.p", "a.q", "a.r", "a.s"), "recompute full but p, q, r, …"),
@@ -78,22 +78,22 @@ def test_describe() -> None:
         ("none", "keep", ("mlp.act",), "recompute none"),
     ],
 )
-def test_tensors_saved_otherwise_are_named(preset: str, action: str, tensors: tuple[str, ...], said: str) -> None:
+def test_tensors_saved_otherwise_are_named(preset: str, action: str, tensors: tuple[str, ...], message: str) -> None:
     rule = SavedRule(calls="*", tensors=tensors, action=action)  # type: ignore[arg-type]
     saved = Saved(preset=preset, rules=(rule,))  # type: ignore[arg-type]
     p = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=1), saved=saved)
-    assert describe(p, Workload(global_batch_size=16, seq_len=2048)).endswith(f"; {said}")
+    assert describe(p, Workload(global_batch_size=16, seq_len=2048)).endswith(f"; {message}")
 
 
 def test_advice_stands_under_a_verdict_of_not_fitting() -> None:
     """8B with every state on each rank takes 18 x 8.03e9 bytes = 135 GiB of 79."""
-    found = llama_on_eight()
-    assert not found.fits
-    change = Advice(what="ZeRO stage 2", plan=found.plan, step_s=0.5, peak_bytes=70 * 2**30, limit_bytes=80 * 2**30)
-    lines = prediction_text(found, advice=(change,))
+    result = llama_on_eight()
+    assert not result.fits
+    change = Advice(what="ZeRO stage 2", plan=result.plan, step_s=0.5, peak_bytes=70 * 2**30, limit_bytes=80 * 2**30)
+    lines = prediction_text(result, advice=(change,))
     verdict = next(i for i, line in enumerate(lines) if line.startswith("does not fit: "))
     title = lines.index("what would fit, fastest first")
     assert verdict < title
     assert lines[title + 2].split() == ["ZeRO", "stage", "2", "500", "ms", "70.0"]
-    assert any(line.startswith("none of the changes") for line in prediction_text(found, advice=()))
-    assert not any(line.startswith("none of the changes") for line in prediction_text(found))
+    assert any(line.startswith("none of the changes") for line in prediction_text(result, advice=()))
+    assert not any(line.startswith("none of the changes") for line in prediction_text(result))

@@ -111,7 +111,7 @@ def test_other_cases_are_bars_from_zero(cases: tuple[Case, ...]) -> None:
     page = sweep_page(cases, "sweep")
     widths = [float(value) for value in re.findall(r'class="step" style="width:([\d.]+)%', page)]
     seconds = [c.best.step_s if c.best else 0.0 for c in cases]
-    assert widths == pytest.approx([100 * each / max(seconds) for each in seconds], abs=0.01)
+    assert widths == pytest.approx([100 * entry / max(seconds) for entry in seconds], abs=0.01)
     assert "<polyline" not in page and "<th>case</th>" in page
 
 
@@ -138,6 +138,6 @@ def test_no_page_is_wider_than_its_window(front: bool, cases: tuple[Case, ...], 
     dom = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False).stdout
     match = re.search(r'<pre id="out">(.*?)</pre>', dom)
     assert match, dom[-300:]
-    found = sorted(json.loads(match[1]))
-    assert [frame for frame, _, _ in found] == [400, 1280]
-    assert all(scroll <= client for _, scroll, client in found), found
+    actual = sorted(json.loads(match[1]))
+    assert [frame for frame, _, _ in actual] == [400, 1280]
+    assert all(scroll <= client for _, scroll, client in actual), actual

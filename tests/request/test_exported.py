@@ -28,9 +28,9 @@ JOBS = {
 def to_program(model: str, name: str) -> Target:
     on, work = JOBS[model]
     config, graph = read_config(model)
-    found = target(stack(name), config, graph, parse_cluster(on), work)
-    assert found is not None
-    return found
+    result = target(stack(name), config, graph, parse_cluster(on), work)
+    assert result is not None
+    return result
 
 
 def offered(to: Target, seed: str, count: int, *, flat: bool = False) -> list[Plan]:
@@ -38,15 +38,15 @@ def offered(to: Target, seed: str, count: int, *, flat: bool = False) -> list[Pl
     base = based(Plan(), to, precision=True)
     space = make_space(to.graph, to.machines, to.workload, base=base, stack=to.stack)
     points = [point for point in space.points() if not flat or point.pp == 1]
-    random, found = Random(seed), list[Plan]()
-    while len(found) < count:
+    random, actual = Random(seed), list[Plan]()
+    while len(actual) < count:
         try:
             plan = space.plan(random.choice(points))
             predict(to.graph, to.machines, plan, to.workload, to.stack)
         except GnomonError:  # a combination that no plan has, as experts that do not divide
             continue
-        found.append(plan)
-    return found
+        actual.append(plan)
+    return actual
 
 
 @pytest.mark.parametrize("model", JOBS)
@@ -58,12 +58,12 @@ def test_what_is_offered_for_a_program_comes_back_from_its_file(model: str, name
         return
     for plan in offered(to, f"{model} {name}", 3):
         try:
-            said, prediction = to.offered(plan)  # as `gnomon plan` does
+            message, prediction = to.offered(plan)  # as `gnomon plan` does
         except GnomonError:  # what it leaves out, as experts over groups that the program makes otherwise
             continue
-        assert beyond(to.stack, said) == ()
-        again, repeated = to.predicted(said)
-        assert again == said
+        assert beyond(to.stack, message) == ()
+        again, repeated = to.predicted(message)
+        assert again == message
         assert repeated.step_s == pytest.approx(prediction.step_s, rel=SAME)
 
 
@@ -84,11 +84,11 @@ def test_the_search_for_a_program_knows_what_its_files_say(name: str) -> None:
     to = to_program("llama-3.1-8b", name)
     for plan in offered(to, name, 3, flat=True):
         try:
-            said, prediction = to.predicted(plan)
+            message, prediction = to.predicted(plan)
         except GnomonError:
             continue
         before = predict(to.graph, to.machines, plan, to.workload, to.stack)
-        assert prediction.step_s == pytest.approx(before.step_s, rel=0.05), said
+        assert prediction.step_s == pytest.approx(before.step_s, rel=0.05), message
 
 
 def test_a_plan_of_a_program_that_has_no_such_plan() -> None:

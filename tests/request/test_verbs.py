@@ -52,10 +52,10 @@ def test_the_command_line_answers_alike(tmp_path: Path, capsys: pytest.CaptureFi
     words = "--tp 2 --global-batch 8 --seq-len 64 --micro-batch-size 1 --stack megatron-lm --json"
     assert main(["predict", str(path), "--on", ON, *words.split()]) == 0
     told = json.loads(capsys.readouterr().out)
-    found = predict(
+    prediction = predict(
         model=str(path), plan=Plan(mesh=Mesh(tp=2), schedule=Schedule(micro_batch_size=1)), stack="megatron"
     )
-    assert told["step_s"] == found.step_s and told["memory"] == found.to_mapping()["memory"]
+    assert told["step_s"] == prediction.step_s and told["memory"] == prediction.to_mapping()["memory"]
 
 
 WRONG: tuple[tuple[Callable[[], object], type[GnomonError], str], ...] = (
@@ -103,7 +103,7 @@ WRONG: tuple[tuple[Callable[[], object], type[GnomonError], str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("call", "kind", "said"), WRONG)
-def test_one_clear_error(call: Callable[[], object], kind: type[GnomonError], said: str) -> None:
-    with pytest.raises(kind, match=said):
+@pytest.mark.parametrize(("call", "kind", "message"), WRONG)
+def test_one_clear_error(call: Callable[[], object], kind: type[GnomonError], message: str) -> None:
+    with pytest.raises(kind, match=message):
         call()

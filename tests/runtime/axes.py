@@ -71,8 +71,8 @@ BROKEN = "gathered, in the wrong order"
 
 def compare_all(world_size: int) -> dict[str, Compared]:
     """Of every case of so many processes, in one of them."""
-    found = {name: parity.compare(job) for name, job in CASES.items() if job.plan.world_size == world_size}
+    actual = {name: parity.compare(job) for name, job in CASES.items() if job.plan.world_size == world_size}
     if world_size == 2:
         with patch.object(context, "in_order", lambda x, axis: x):
-            found[BROKEN] = parity.compare(CASES["gathered"])
-    return found
+            actual[BROKEN] = parity.compare(CASES["gathered"])
+    return actual

@@ -54,10 +54,10 @@ RUN = {
 def values(cls: type) -> dict[str, tuple[Any, ...]]:
     """Field -> its values, of fields that have a few: booleans and enums."""
     hints = get_type_hints(cls)
-    found = {field.name: hints[field.name] for field in fields(cls)}
+    actual = {field.name: hints[field.name] for field in fields(cls)}
     return {
         name: (False, True) if hint is bool else get_args(hint)
-        for name, hint in found.items()
+        for name, hint in actual.items()
         if hint is bool or get_origin(hint) is Literal
     }
 
@@ -158,14 +158,14 @@ def _drawn(rng: random.Random, number: int, field: tuple[str, str, Any], name: s
 
 def _part(rng: random.Random, part: str, field: tuple[str, str, Any]) -> dict[str, Any]:
     """Values of a part's fields, the one that is set among them."""
-    found = {}
+    actual = {}
     for name, of in values(PARTS[part]).items():
         of = RUN.get(name, of)
         default = PARTS[part].__dataclass_fields__[name].default
-        found[name] = rng.choice((default, rng.choice(of)))
+        actual[name] = rng.choice((default, rng.choice(of)))
     if field[0] == part:
-        found[field[1]] = field[2]
-    return found
+        actual[field[1]] = field[2]
+    return actual
 
 
 def _saved(rng: random.Random, layers: int) -> Saved:
@@ -402,21 +402,21 @@ class Workers:
         ranks = {self.pipes[rank]: rank for rank in range(case.plan.world_size)}
         for pipe in ranks:
             pipe.send((number, case))
-        found: dict[int, Answer] = {}
+        actual: dict[int, Answer] = {}
         until = monotonic() + self.limit_s
-        while len(found) < len(ranks) and (left := until - monotonic()) > 0:
-            for pipe in wait([pipe for pipe, rank in ranks.items() if rank not in found], left):
+        while len(actual) < len(ranks) and (left := until - monotonic()) > 0:
+            for pipe in wait([pipe for pipe, rank in ranks.items() if rank not in actual], left):
                 assert isinstance(pipe, Connection)
                 try:
-                    found[ranks[pipe]] = pipe.recv()
+                    actual[ranks[pipe]] = pipe.recv()
                 except EOFError:
-                    found[ranks[pipe]] = Answer(kind="failed", message="the process died")
-            if any(answer.kind == "failed" for answer in found.values()):
+                    actual[ranks[pipe]] = Answer(kind="failed", message="the process died")
+            if any(answer.kind == "failed" for answer in actual.values()):
                 until = min(until, monotonic() + 5.0)  # the others may wait for it, or say better what is wrong
-        if len(found) < len(ranks) or any(answer.kind == "failed" for answer in found.values()):
+        if len(actual) < len(ranks) or any(answer.kind == "failed" for answer in actual.values()):
             self._end()
             self._start()
-        return found
+        return actual
 
     def judged(self, case: Case) -> tuple[Verdict, str]:
         """The case run and judged."""
@@ -427,7 +427,7 @@ def judge(case: Case, answers: dict[int, Answer]) -> tuple[Verdict, str]:
     """(verdict, what is wrong or why it is refused)."""
     kinds = {answer.kind for answer in answers.values()}
     if failed := {rank: answer.message for rank, answer in answers.items() if answer.kind == "failed"}:
-        return "wrong", "; ".join(f"rank {rank}: {said}" for rank, said in failed.items())
+        return "wrong", "; ".join(f"rank {rank}: {message}" for rank, message in failed.items())
     if len(answers) < case.plan.world_size:
         silent = sorted(set(range(case.plan.world_size)) - set(answers))
         others = f"; others: {sorted(kinds)}" if kinds else ""
@@ -470,5 +470,5 @@ def _differences(case: Case, answers: dict[int, Answer]) -> Iterator[str]:
             yield f"{int((~held).sum())} elements of {name} are on no rank"
 
 
-def _near(found: float, wanted: float) -> bool:
-    return abs(found - wanted) <= 1e-9 * abs(wanted)
+def _near(result: float, wanted: float) -> bool:
+    return abs(result - wanted) <= 1e-9 * abs(wanted)

@@ -355,9 +355,9 @@ def compare(kind: str, folder: Path) -> Compared:
             if isinstance(read.numerics, str):
                 return Compared(kind=kind, refusal=read.numerics)
             graph = with_numerics(read.graph, read.numerics)
-            found = Folder.of(folder / "weights")
-            where = settled(found, layout(graph, kind.partition(" ")[0]))
-            ours = OneProcess(graph, values=reader(found, where), dtype=torch.float64)
+            made = Folder.of(folder / "weights")
+            where = settled(made, layout(graph, kind.partition(" ")[0]))
+            ours = OneProcess(graph, values=reader(made, where), dtype=torch.float64)
         except GnomonError as error:
             return Compared(kind=kind, refusal=str(error))
         given = inputs_of(graph)
@@ -365,7 +365,7 @@ def compare(kind: str, folder: Path) -> Compared:
         loss = functional.cross_entropy(logits.flatten(0, -2), given["labels"].flatten())
         loss.backward()
         own = ours.loss(given, count=given["labels"].numel())
-        raw = OneProcess(without_loss(graph), values=reader(found, where), dtype=torch.float64)
+        raw = OneProcess(without_loss(graph), values=reader(made, where), dtype=torch.float64)
         with torch.no_grad():
             off = float((raw.output(given) - logits).abs().max() / logits.abs().max())
             for parameter in model.parameters():

@@ -30,10 +30,10 @@ class Results:
 
 def results(world_size: int) -> dict[int, Results]:
     """By rank. A job that failed is not started again: every test that asks for it fails with the same error."""
-    found = _outcome(world_size)
-    if isinstance(found, Exception):
-        raise AssertionError(f"the job of {world_size} processes failed, once for all its tests") from found
-    return found
+    result = _outcome(world_size)
+    if isinstance(result, Exception):
+        raise AssertionError(f"the job of {world_size} processes failed, once for all its tests") from result
+    return result
 
 
 @cache

@@ -32,11 +32,11 @@ LOADED = ["torch", "torch.distributed", "gnomon.runtime"]
 
 def context() -> ForkServerContext:
     """Where processes that have torch come from."""
-    found = get_context("forkserver")
-    found.set_forkserver_preload(LOADED)
+    result = get_context("forkserver")
+    result.set_forkserver_preload(LOADED)
     with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path)):
         forkserver.ensure_running()
-    return found
+    return result
 
 
 def launch(
@@ -66,10 +66,10 @@ def launch(
 
 def _gathered(pipes: dict[Connection, int]) -> dict[int, Any]:
     """The results of all ranks."""
-    found: dict[int, Any] = {}
-    while len(found) < len(pipes):
-        ready = wait([pipe for pipe, rank in pipes.items() if rank not in found], LIMIT_S)
-        assert ready, f"no rank of {len(pipes)} has ended in {LIMIT_S:.0f} s; there are results of {sorted(found)}"
+    actual: dict[int, Any] = {}
+    while len(actual) < len(pipes):
+        ready = wait([pipe for pipe, rank in pipes.items() if rank not in actual], LIMIT_S)
+        assert ready, f"no rank of {len(pipes)} has ended in {LIMIT_S:.0f} s; there are results of {sorted(actual)}"
         for pipe in ready:
             assert isinstance(pipe, Connection)
             try:
@@ -77,8 +77,8 @@ def _gathered(pipes: dict[Connection, int]) -> dict[int, Any]:
             except EOFError:
                 ended, result = False, "the process died"
             assert ended, f"rank {pipes[pipe]}: {result}"
-            found[pipes[pipe]] = pickle.loads(result)
-    return {rank: found[rank] for rank in sorted(found)}
+            actual[pipes[pipe]] = pickle.loads(result)
+    return {rank: actual[rank] for rank in sorted(actual)}
 
 
 def _rank(

@@ -48,11 +48,11 @@ def of_class(timeline: Timeline, cls: int, buffer: str) -> np.ndarray:
 @pytest.mark.parametrize("name", accounted.PLANS)
 def test_products_are_those_of_the_graph(name: str) -> None:
     """Forward, both gradients and recompute of each rank's layers, for all its microbatches."""
-    found, plan = predicted(name), _plan(name)
+    actual, plan = predicted(name), _plan(name)
     phases = ("forward", "input_grad", "weight_grad", "recompute")
     for rank, results in jobs.results(plan.world_size).items():
-        stages = [stage for stage in found.step.stages if rank in stage.ranks]
-        want = found.pricing.count * sum(stage.phase(phase).flops for stage in stages for phase in phases)
+        stages = [stage for stage in actual.step.stages if rank in stage.ranks]
+        want = actual.pricing.count * sum(stage.phase(phase).flops for stage in stages for phase in phases)
         assert results.accounted[name].flops == want
 
 
@@ -84,56 +84,56 @@ def test_every_class_of_memory_is_as_predicted_after_every_row(name: str) -> Non
     are a view of the batch), and under sequence parallelism ids of all tokens, and vectors of norms between I and W (2
     and 10 % where nearly nothing else is kept). Messages that were sent, which live until an answer proves that they
     were taken: at most one for each microbatch both ways more than predicted. The peak of all: 5 %."""
-    found, plan = predicted(name), _plan(name)
-    message = max(size for label, size in found.step.sizes.items() if label.endswith(("X", "DY")))
-    for memory in found.memory:
-        measured = measured_rows(name, found, memory.rank_class)
-        want = predicted_rows(found, memory.rank_class)
+    actual, plan = predicted(name), _plan(name)
+    message = max(size for label, size in actual.step.sizes.items() if label.endswith(("X", "DY")))
+    for memory in actual.memory:
+        measured = measured_rows(name, actual, memory.rank_class)
+        want = predicted_rows(actual, memory.rank_class)
         close = {"parameters": 0.0, "gradients": 0.01 if plan.layout.sequence_parallel else 0.0, "activations": 0.01}
         if "full" in (plan.saved.preset, *(rule.preset for rule in plan.saved.rules)):
             close["activations"] = 0.1 if plan.layout.sequence_parallel else 0.02
         for part, share in close.items():
             far = np.abs(measured[part] - want[part])
-            assert far.max() <= share * want[part].max(), (part, row_of(found, memory.rank_class, int(far.argmax())))
+            assert far.max() <= share * want[part].max(), (part, row_of(actual, memory.rank_class, int(far.argmax())))
         sent = measured["communication"] - want["communication"]
-        assert -2 * message <= sent.min() and sent.max() <= 2 * found.pricing.count * message
+        assert -2 * message <= sent.min() and sent.max() <= 2 * actual.pricing.count * message
         assert sum(measured.values()).max() == pytest.approx(sum(want.values()).max(), rel=0.05)
 
 
-def rows_of(found: Prediction, cls: int) -> range:
-    program = found.structure.program
+def rows_of(result: Prediction, cls: int) -> range:
+    program = result.structure.program
     return range(int(program.class_ptr[cls]), int(program.class_ptr[cls + 1]))
 
 
-def row_of(found: Prediction, cls: int, index: int) -> str:
-    return found.structure.program.token(rows_of(found, cls)[index])
+def row_of(result: Prediction, cls: int, index: int) -> str:
+    return result.structure.program.token(rows_of(result, cls)[index])
 
 
-def measured_rows(name: str, found: Prediction, cls: int) -> dict[str, np.ndarray]:
+def measured_rows(name: str, result: Prediction, cls: int) -> dict[str, np.ndarray]:
     """Part -> bytes after each row."""
-    first = next(memory.ranks[0] for memory in found.memory if memory.rank_class == cls)
-    noted = jobs.results(found.plan.world_size)[first].accounted[name].held
+    first = next(memory.ranks[0] for memory in result.memory if memory.rank_class == cls)
+    noted = jobs.results(result.plan.world_size)[first].accounted[name].held
     now, after, at = noted[0][1], [], dict(noted[1:])
-    for row in rows_of(found, cls):
+    for row in rows_of(result, cls):
         now = at.get(row, now)
         after.append(now)
     columns = dict(zip(CLASSES, np.array(after, float).T, strict=True))
-    return {part: sum((columns[each] for each in classes), np.zeros(len(after))) for part, classes in PARTS.items()}
+    return {part: sum((columns[kind] for kind in classes), np.zeros(len(after))) for part, classes in PARTS.items()}
 
 
-def predicted_rows(found: Prediction, cls: int) -> dict[str, np.ndarray]:
+def predicted_rows(result: Prediction, cls: int) -> dict[str, np.ndarray]:
     """The same, of the prediction: what stays, and what has come and gone by the end of each row."""
-    program, rows = found.structure.program, rows_of(found, cls)
-    moves = held_moves(found.structure, found.pricing, found.step.sizes)
-    rank = next(memory.ranks[0] for memory in found.memory if memory.rank_class == cls)
-    static = [stage.static_bytes() for stage in found.step.stages if rank in stage.ranks]
+    program, rows = result.structure.program, rows_of(result, cls)
+    moves = held_moves(result.structure, result.pricing, result.step.sizes)
+    rank = next(memory.ranks[0] for memory in result.memory if memory.rank_class == cls)
+    static = [stage.static_bytes() for stage in result.step.stages if rank in stage.ranks]
     out = {}
     for part, classes in PARTS.items():
         of_part = [CLASS_OF.get(program.buffers[buffer].name) in classes for buffer in moves.buffer.tolist()]
         mine = np.array(of_part) & (moves.row >= rows.start) & (moves.row < rows.stop)
         come = np.bincount(moves.row[mine] - rows.start, moves.bytes[mine], len(rows))
-        there = part == "parameters" or (part == "gradients" and found.plan.optimizer.zero < 2)
-        stays = sum(each[kind] for each in static for kind in classes) if there else 0
+        there = part == "parameters" or (part == "gradients" and result.plan.optimizer.zero < 2)
+        stays = sum(entry[kind] for entry in static for kind in classes) if there else 0
         out[part] = np.cumsum(come) + stays
     return out
 

@@ -20,16 +20,16 @@ pytestmark = pytest.mark.torch
 @pytest.mark.parametrize("name", axes.CASES)
 def test_a_plan_computes_what_the_plain_model_computes(name: str) -> None:
     for results in jobs.results(axes.CASES[name].plan.world_size).values():
-        found = results.axes[name]
-        assert not found.first, (found.first, found.off)
-        assert found.tensors > 100
+        result = results.axes[name]
+        assert not result.first, (result.first, result.off)
+        assert result.tensors > 100
 
 
 def test_the_first_tensor_that_differs_is_named() -> None:
     """Keys gathered in the order of ranks, not of positions: the first attention is wrong, and nothing before it."""
-    found = jobs.results(2)[0].axes[axes.BROKEN]
-    assert found.first.startswith("self_attn.core of layers[0], microbatch 0")
-    assert found.off > 1e-3
+    results = jobs.results(2)[0].axes[axes.BROKEN]
+    assert results.first.startswith("self_attn.core of layers[0], microbatch 0")
+    assert results.off > 1e-3
 
 
 @pytest.mark.parametrize("window", [0, 5])
@@ -68,8 +68,8 @@ def test_pieces_merge_to_attention_over_everything(window: int, cap: float, caus
 
 def test_keys_that_nobody_sees_are_no_piece() -> None:
     rule = Rule(causal=True, window=0, scale=1.0, cap=0.0)
-    found = list(pieces(((0, 4), (12, 4)), ((4, 8),), rule))
-    assert [(piece.q.start, piece.k.start, piece.k.stop, piece.diagonal) for piece in found] == [(4, 0, 8, False)]
+    actual = list(pieces(((0, 4), (12, 4)), ((4, 8),), rule))
+    assert [(piece.q.start, piece.k.start, piece.k.stop, piece.diagonal) for piece in actual] == [(4, 0, 8, False)]
 
 
 def test_a_plan_in_small_keeps_its_axes_and_divides_its_model() -> None:
@@ -80,7 +80,7 @@ def test_a_plan_in_small_keeps_its_axes_and_divides_its_model() -> None:
     small = in_small(model("mixtral-8x7b"), plan, Workload(global_batch_size=512, seq_len=8192))
     assert small.plan.mesh == Mesh(pp=2, cp=2, tp=2, ep=4)
     assert small.graph.num_parameters() < 100_000
-    assert any("in small" in said for said in small.simplified)
+    assert any("in small" in message for message in small.simplified)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gemma-2-9b", "gpt2"])

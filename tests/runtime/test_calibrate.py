@@ -26,16 +26,16 @@ TINY = Budget(seconds=0.1, fine=False, rounds=1, dtypes=("fp32",))
 
 
 def test_two_processes_are_measured_and_predicted_with() -> None:
-    found = calibrate(2, TINY)
-    what = {table.key for table in found.tables}
+    calibrated = calibrate(2, TINY)
+    what = {table.key for table in calibrated.tables}
     assert {("matmul", "fp32", way) for way in ("forward", "input_grad", "weight_grad")} <= what
     assert {("attention", "fp32", "backward"), ("adamw", "fp32", ""), ("all_reduce", "", "")} <= what
-    assert all(len(t.alone_s) == (0 if t.dtype == "" else len(t.seconds)) for t in found.tables)
+    assert all(len(t.alone_s) == (0 if t.dtype == "" else len(t.seconds)) for t in calibrated.tables)
     plan = Plan(mesh=Mesh(dp_replicate=2), schedule=Schedule(num_microbatches=2), precision=parity.FP32)
-    cluster = measured_cluster(found, memory_bytes())
+    cluster = measured_cluster(calibrated, memory_bytes())
     predicted = predict(llama(parity.CONFIG), cluster, plan, parity.WORKLOAD, stack("gnomon"))
     assert 0 < predicted.step_s < math.inf
-    assert found.note in predicted.assumptions
+    assert calibrated.note in predicted.assumptions
 
 
 def test_computing_loses_to_collectives_beside_it_what_was_measured() -> None:

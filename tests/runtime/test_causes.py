@@ -52,16 +52,16 @@ def test_a_receive_begins_with_its_send_and_the_norm_with_the_last_rank() -> Non
 def test_waiting_for_another_stage_is_a_bubble_and_adds_up() -> None:
     """Worker 0 idles from 1 to 5: 0.25 s of message, F and B of worker 1, 0.25 s of message. Worker 1 idles until 1.25
     for F of worker 0 and its message, and from 4.75 to 7 for the message to and B of worker 0."""
-    found = breakdown(settled())
+    parts = breakdown(settled())
     for worker, compute, bubble, communication in (
         ("w0", 1 + 2 + 0.5, 1.75 + 1.75, 0.25 + 0.25 + 0.5),
         ("w1", 1.75 + 1.75 + 0.5, 1.0 + 2.0, 0.25 + 0.25 + 0.5),
     ):
-        assert found.seconds(worker, "compute") == compute
-        assert found.seconds(worker, "bubble") == bubble
-        assert found.seconds(worker, "communication") == communication
-        assert found.seconds(worker, "host") == 0
-        assert compute + bubble + communication == found.step_s == 8.0
+        assert parts.seconds(worker, "compute") == compute
+        assert parts.seconds(worker, "bubble") == bubble
+        assert parts.seconds(worker, "communication") == communication
+        assert parts.seconds(worker, "host") == 0
+        assert compute + bubble + communication == parts.step_s == 8.0
 
 
 def test_a_receive_whose_sender_is_not_shown_stays_as_it_is() -> None:

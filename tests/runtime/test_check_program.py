@@ -66,7 +66,7 @@ def twice(name: str) -> Edit:
 
 
 @pytest.mark.parametrize(
-    ("plan", "edit", "said"),
+    ("plan", "edit", "message"),
     [
         ("dp", without("0AR dp"), "stage 0 has 0 AR over dp, .* has 1: ranks that should hold the same would drift"),
         ("dp", twice("0AR dp"), "stage 0 has 2 AR over dp"),
@@ -84,22 +84,22 @@ def twice(name: str) -> Edit:
         ("zero bubble h1", without("0W3"), "leak"),
     ],
 )
-def test_what_is_no_step_of_the_plan(plan: str, edit: Edit, said: str) -> None:
+def test_what_is_no_step_of_the_plan(plan: str, edit: Edit, message: str) -> None:
     config, given = parity.config_of(plan), parity.PLANS[plan.removesuffix(", tied")]
     program = edited(lower(llama(config), given, None, parity.WORKLOAD), edit)
     # no process group is there: what is refused is refused before any is asked for
-    with pytest.raises(ProgramError if said else ValueError, match=said or "process group"):
+    with pytest.raises(ProgramError if message else ValueError, match=message or "process group"):
         Executor(llama(config), given, parity.WORKLOAD, program=program)
 
 
 def test_a_program_of_another_plan() -> None:
     plan = parity.PLANS["dp"]
-    for other, said in (
+    for other, message in (
         (parity.PLANS["1f1b"], "2 rank classes"),
         (parity.PLANS["tp"], "2 microbatches and the plan 4"),
     ):
         program = lower(llama(parity.CONFIG), other, None, parity.WORKLOAD)
-        with pytest.raises(ProgramError, match=said):
+        with pytest.raises(ProgramError, match=message):
             Executor(llama(parity.CONFIG), plan, parity.WORKLOAD, program=program)
 
 

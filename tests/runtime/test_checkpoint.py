@@ -46,10 +46,10 @@ def test_boxes_are_the_range(shape: list[int], data: st.DataObject) -> None:
     low = data.draw(st.integers(0, size))
     high = data.draw(st.integers(low, size))
     numbers = np.arange(size).reshape(shape)
-    found = list(boxes(shape, low, high))
-    parts = [numbers[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))].flatten() for box in found]
+    actual = list(boxes(shape, low, high))
+    parts = [numbers[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))].flatten() for box in actual]
     assert [n for part in parts for n in part.tolist()] == list(range(low, high))
-    assert len(found) <= 2 * len(shape) - 1
+    assert len(actual) <= 2 * len(shape) - 1
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +73,9 @@ def test_training_goes_on_under_another_plan(world_size: int, folder: Path, writ
 
 
 def test_another_batch_or_a_broken_file_is_said(folder: Path, written: dict[str, parity.Curve], tmp_path: Path) -> None:
-    said = launch(resharded.refused, 1, folder / "1f1b", tmp_path)[0]
-    assert "another model, precision or batch" in said[0]
-    assert "is whole" in said[1] and "has 0 bytes and was written with" in said[1] and "remove" in said[1]
+    message = launch(resharded.refused, 1, folder / "1f1b", tmp_path)[0]
+    assert "another model, precision or batch" in message[0]
+    assert "is whole" in message[1] and "has 0 bytes and was written with" in message[1] and "remove" in message[1]
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_damage_anywhere_is_found_and_the_checkpoint_before_is_taken(
     seed: int, executor: Executor, two: Path, tmp_path: Path
 ) -> None:
     """Of the newest one: a byte of any file turned over, or a file cut off, emptied or gone."""
-    drawn, folder, said = random.Random(seed), tmp_path / "copy", list[str]()
+    drawn, folder, message = random.Random(seed), tmp_path / "copy", list[str]()
     shutil.copytree(two, folder)
     before = parameters(executor).clone()
     victim = drawn.choice(sorted((folder / "step-000002").iterdir()))
@@ -130,9 +130,9 @@ def test_damage_anywhere_is_found_and_the_checkpoint_before_is_taken(
         case _:
             victim.unlink()
     executor.stages[0].held[0].shard.add_(1)
-    assert load(folder, executor, say=said.append) == 1
+    assert load(folder, executor, say=message.append) == 1
     assert torch.equal(parameters(executor), before)
-    assert len(said) == 1 and "step-000002" in said[0] and said[0].endswith("taking the checkpoint before it")
+    assert len(message) == 1 and "step-000002" in message[0] and message[0].endswith("taking the checkpoint before it")
     assert problems_of(folder / "step-000002") and not problems_of(folder / "step-000001")
 
 
@@ -161,9 +161,9 @@ def test_nothing_in_a_checkpoint_is_unpickled(executor: Executor, two: Path, tmp
         file.write_bytes(evil)
     assert load(folder, executor, say=lambda line: None) == 1
     assert not (tmp_path / "was here").exists()
-    said = json.loads((two / "step-000002" / RECORD).read_text())
-    said["files"][0]["name"] = "../step-000001/" + said["files"][0]["name"]
-    (folder / "step-000002" / RECORD).write_text(json.dumps(said))
+    message = json.loads((two / "step-000002" / RECORD).read_text())
+    message["files"][0]["name"] = "../step-000001/" + message["files"][0]["name"]
+    (folder / "step-000002" / RECORD).write_text(json.dumps(message))
     assert "its checksum is of other contents" in problems_of(folder / "step-000002")[0]
 
 

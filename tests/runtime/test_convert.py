@@ -82,9 +82,9 @@ def test_from_any_plan_to_any_other_bit_by_bit(
     before, after = tensors(source), tensors(under_b)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    said, same = read_record(under_b), read_record(source)
-    assert (said.step, said.updates, said.identity) == (same.step, same.updates, same.identity)
-    assert len(said.files) == plan(second).world_size
+    message, same = read_record(under_b), read_record(source)
+    assert (message.step, message.updates, message.identity) == (same.step, same.updates, same.identity)
+    assert len(message.files) == plan(second).world_size
 
 
 def test_what_it_costs_is_said_before(written: Path) -> None:
@@ -107,30 +107,30 @@ def test_another_model_or_precision_is_refused(written: Path, tmp_path: Path) ->
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A config.json, a plan for it, and checkpoints of the model."""
-    found = tmp_path_factory.mktemp("tools")
+    result = tmp_path_factory.mktemp("tools")
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 256,
         "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False,
         "hidden_act": "silu",
     }  # fmt: skip
-    (found / "model").mkdir()
-    (found / "model/config.json").write_text(json.dumps(config))
+    (result / "model").mkdir()
+    (result / "model/config.json").write_text(json.dumps(config))
     one = replace(parity.PLANS["one device"], precision=parity.FP32)
-    file = PlanFile(model=str(found / "model"), on="1xcpu-process", workload=parity.WORKLOAD, plan=one)
+    file = PlanFile(model=str(result / "model"), on="1xcpu-process", workload=parity.WORKLOAD, plan=one)
     two = replace(file, on="2xcpu-process", plan=replace(one, mesh=Mesh(tp=2)))
-    save_plan_file(two, found / "two.toml")
+    save_plan_file(two, result / "two.toml")
     with alone():
         executor = Executor(read_runnable_model(file.model)[0], one, parity.WORKLOAD, seed=3)
-        save(found / "saved", executor, 4)
+        save(result / "saved", executor, 4)
         executor.leave()
-    return found
+    return result
 
 
 def asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     status = main(["checkpoint", *words])
-    said = capsys.readouterr()
-    return status, said.out, said.err
+    output = capsys.readouterr()
+    return status, output.out, output.err
 
 
 def test_inspect_verify_convert_and_export(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,11 +173,11 @@ def test_what_the_assistant_says_is_learnt_and_nothing_else(tmp_path: Path, toke
         labels, ids = batch["labels"][0], batch["input_ids"][0]
         first = labels[batch["documents"][0] == 0]
         runs = "".join(chr(0) if label == NOTHING else chr(1) for label in first.tolist())
-        said = [
+        message = [
             encoder.tokenizer.decode(first[run.start() : run.end()].tolist(), skip_special_tokens=False)
             for run in re.finditer("\x01+", runs)
         ]
-        assert said == want
+        assert message == want
         own, after = first[:-1], ids[1 : len(first)]
         assert torch.equal(own[own >= 0], after[own >= 0])
     pairs = jsonl(tmp_path / "pairs.jsonl", [{"prompt": "the fox", "completion": " again."}] * 30)
@@ -200,9 +200,9 @@ DAMAGED = {
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_line_is_named(name: str, tmp_path: Path) -> None:
-    content, said = DAMAGED[name]
+    content, message = DAMAGED[name]
     (tmp_path / "d.jsonl").write_text(content)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         Corpus.open(source(tmp_path / "d.jsonl", tmp_path))
     assert not list((tmp_path / "cache").iterdir()), "nothing half made is left"
 
@@ -269,9 +269,13 @@ def test_megatrons_header_is_as_documented_and_damage_is_found(tmp_path: Path) -
     assert raw[:9] == b"MMIDIDX\x00\x00"
     assert struct.unpack_from("<QBQQ", raw, 9) == (1, 8, 2, 3)
     assert struct.unpack_from("<2i2q3q", raw, 34) == (3, 2, 0, 6, 0, 1, 2)
-    found = Tokens.open(tmp_path / "t")
-    assert (found.ids.tolist(), found.starts.tolist(), found.lengths.tolist()) == ([1, 2, 3, 4000, 5], [0, 3], [3, 2])
-    for at, value, said in (
+    result = Tokens.open(tmp_path / "t")
+    assert (result.ids.tolist(), result.starts.tolist(), result.lengths.tolist()) == (
+        [1, 2, 3, 4000, 5],
+        [0, 3],
+        [3, 2],
+    )
+    for at, value, message in (
         (0, b"X", "is no index of Megatron-LM"),
         (9, b"\x02", "has version 2"),
         (17, b"\x06", "dtype 6"),
@@ -281,7 +285,7 @@ def test_megatrons_header_is_as_documented_and_damage_is_found(tmp_path: Path) -
         (66, b"\x07", "its table of documents does not go from 0 to 2"),
     ):
         (tmp_path / "t.idx").write_bytes(raw[:at] + value + raw[at + 1 :])
-        with pytest.raises(FormatError, match=said):
+        with pytest.raises(FormatError, match=message):
             Tokens.open(tmp_path / "t")
     (tmp_path / "t.idx").write_bytes(raw)
     (tmp_path / "t.bin").write_bytes(b"1234")
@@ -300,8 +304,8 @@ def test_a_single_file_is_divided_and_one_too_short_is_refused(tmp_path: Path) -
 
 
 def test_the_standard_library_is_text_that_every_machine_has(tmp_path: Path) -> None:
-    found = documents_.find(Source().root)
-    assert found.kind == "text" and len(found.files) > 500
+    result = documents_.find(Source().root)
+    assert result.kind == "text" and len(result.files) > 500
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,13 +314,13 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "none" / "a.txt").touch()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "picture.png").write_bytes(b"1234")
-    for name, said in (
+    for name, message in (
         ("nowhere", "does not exist; name a folder"),
         ("empty", r"no text in it; files that count end in \.py"),
         ("none", "no text in it; all its 1 files are empty"),
         ("other", "no text in it"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             Corpus.open(source(tmp_path / name, tmp_path))
 
     def refused(*at: object) -> None:

@@ -32,10 +32,10 @@ def step_on_meta(name: str) -> set[str]:
     """Devices of all that a rank holds after a step on tensors without values: torch refuses to mix devices."""
     executor = Executor(llama(parity.CONFIG), PLANS[name], parity.WORKLOAD, device=torch.device("meta"))
     result = executor.step(parity.batch(0))
-    found = [result.loss, result.grad_norm]
+    actual = [result.loss, result.grad_norm]
     for held, adam in executor.parameters():
-        found += [t for t in (held.flat, held.master, adam.first, adam.second) if t is not None]
-    return {str(tensor.device) for tensor in found}
+        actual += [t for t in (held.flat, held.master, adam.first, adam.second) if t is not None]
+    return {str(tensor.device) for tensor in actual}
 
 
 def steps_on_meta() -> dict[str, set[str]]:
@@ -43,8 +43,8 @@ def steps_on_meta() -> dict[str, set[str]]:
 
 
 def test_everything_of_a_step_lies_on_the_device() -> None:
-    found = launch(steps_on_meta, 1)[0]
-    assert found == {name: {"meta"} for name in PLANS}
+    results = launch(steps_on_meta, 1)[0]
+    assert results == {name: {"meta"} for name in PLANS}
 
 
 def test_each_process_has_the_device_of_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,30 +43,30 @@ def alone() -> Told:
     return launch(logical, 1, PLAN, [on(PLAN, 1)] * STEPS)[0]
 
 
-def assert_same_bits(found: Told, expected: Told) -> None:
-    assert found[0] == expected[0]
-    assert all(torch.equal(one, other) for one, other in zip(found[1], expected[1], strict=True))
+def assert_same_bits(result: Told, expected: Told) -> None:
+    assert result[0] == expected[0]
+    assert all(torch.equal(one, other) for one, other in zip(result[1], expected[1], strict=True))
 
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_losses_and_parameters_are_the_same_bits_on_any_number_of_processes(processes: int, alone: Told) -> None:
-    for found in launch(logical, processes, PLAN, [on(PLAN, processes)] * STEPS).values():
-        assert_same_bits(found, alone)
+    for process in launch(logical, processes, PLAN, [on(PLAN, processes)] * STEPS).values():
+        assert_same_bits(process, alone)
 
 
 def test_and_when_workers_move_before_every_step(alone: Told) -> None:
     """Each step at a placement of its own, that leaves some of three processes without a worker, in any order."""
     chance = random.Random(7)
     placements = [tuple(chance.randrange(3) for _ in range(4)) for _ in range(STEPS)]
-    for found in launch(logical, 3, PLAN, placements).values():
-        assert_same_bits(found, alone)
+    for placement in launch(logical, 3, PLAN, placements).values():
+        assert_same_bits(placement, alone)
 
 
 def test_two_workers_are_the_bits_of_two_ranks_and_four_their_sums_in_another_order(alone: Told) -> None:
     ranks = launch(ordinary, 2, TWO, STEPS)[0]
-    found = launch(logical, 1, TWO, [on(TWO, 1)] * STEPS)[0]
-    assert_same_bits((found[0][:-1], found[1]), ranks)
-    torch.testing.assert_close(torch.tensor(alone[0]), torch.tensor(found[0]), rtol=1e-4, atol=1e-4)
+    results = launch(logical, 1, TWO, [on(TWO, 1)] * STEPS)[0]
+    assert_same_bits((results[0][:-1], results[1]), ranks)
+    torch.testing.assert_close(torch.tensor(alone[0]), torch.tensor(results[0]), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def changed(folder: Path, count: int) -> Callable[[], bool]:
 
 
 def pids() -> dict[str, int]:
-    return {each.name: each.pid for each in active_children() if each.pid and each.name.startswith("gnomon rank")}
+    return {child.name: child.pid for child in active_children() if child.pid and child.name.startswith("gnomon rank")}
 
 
 def beside(given: Job, act: Callable[[Path], None], *, stops: bool = True) -> Outcome:
@@ -187,8 +187,8 @@ def test_a_killed_process_is_replaced_and_the_job_rescaled_while_the_others_stay
     assert [tuple(change["placement"]) for change in changes] == decided, "what was observed decides"
     assert changes[1]["why"] == "process 1 was killed by SIGKILL"
     assert changes[1]["noticed_at"] is not None and changes[3]["noticed_at"] is None
-    said = capsys.readouterr()
-    assert "4 logical workers on 2 processes" in said.out
+    output = capsys.readouterr()
+    assert "4 logical workers on 2 processes" in output.out
     assert main(["scale", str(tmp_path / "kept"), "--to", "2"]) == 2, "it is over"
 
 

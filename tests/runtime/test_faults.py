@@ -81,9 +81,9 @@ def test_processes_end_with_the_one_that_started_them_even_by_kill_9(tmp_path: P
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks at sockets in /proc")
 def test_nothing_listens_but_on_the_loopback_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STARTER", str(os.getpid()))
-    found = [address for addresses in launch(faulty.listening, 2).values() for address in addresses]
-    assert len(found) >= 4  # the store, as both see it, and a gloo listener of each
-    assert set(found) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    actual = [address for addresses in launch(faulty.listening, 2).values() for address in addresses]
+    assert len(actual) >= 4  # the store, as both see it, and a gloo listener of each
+    assert set(actual) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def beside(job: Job, act: Callable[[], None]) -> Outcome:
 
 def rank(number: int) -> int:
     """Its process."""
-    return next(each.pid for each in active_children() if each.name == f"gnomon rank {number}" and each.pid)
+    return next(child.pid for child in active_children() if child.name == f"gnomon rank {number}" and child.pid)
 
 
 def signalled(number: int, sent: signal.Signals) -> Callable[[], None]:
@@ -136,9 +136,9 @@ def test_a_run_that_lost_a_rank_starts_again_and_ends_as_if_nothing_had_happened
         )
         undisturbed = launch(training.train, 2, replace(asked, checkpoints=None))[0].records
         outcome = beside(asked, signalled(1, signal.SIGKILL))
-        said = capfd.readouterr().err
-        assert "gnomon: rank 1 of 2 was killed by SIGKILL, so the run ended; rank 0 waited " in said
-        assert "is whole: gnomon run; starting again from " in said
+        output = capfd.readouterr().err
+        assert "gnomon: rank 1 of 2 was killed by SIGKILL, so the run ended; rank 0 waited " in output
+        assert "is whole: gnomon run; starting again from " in output
         assert outcome.resumed_from >= 2
         resumed = undisturbed[outcome.resumed_from :]
         assert [r.loss for r in outcome.records] == [r.loss for r in resumed]
@@ -167,12 +167,12 @@ def test_control_c_wakes_a_stopped_rank_and_ends_the_run_with_a_checkpoint(data:
 
 def test_torch_s_words_become_ours() -> None:
     lost = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:3811")
-    found = plain(lost, 0, "at row 14, AR of stage 0 over dp")
-    assert isinstance(found, PeerError)
-    assert str(found) == "rank 0 waited at row 14, AR of stage 0 over dp for another process, which is gone"
+    result = plain(lost, 0, "at row 14, AR of stage 0 over dp")
+    assert isinstance(result, PeerError)
+    assert str(result) == "rank 0 waited at row 14, AR of stage 0 over dp for another process, which is gone"
     memory = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.")
-    found = plain(memory, 3, "at row 2, 0F1")
-    assert isinstance(found, RunError) and str(found).startswith("rank 3 ran out of memory at row 2, 0F1 (")
+    result = plain(memory, 3, "at row 2, 0F1")
+    assert isinstance(result, RunError) and str(result).startswith("rank 3 ran out of memory at row 2, 0F1 (")
     other = TypeError("a mistake")
     assert plain(other, 0, "") is other
 
@@ -181,5 +181,5 @@ def test_the_cause_is_told_before_what_follows_from_it() -> None:
     follows = Failure(rank=0, exitcode=1, kind="PeerError", message="rank 0 waited", at=1.0)
     error = Failure(rank=1, exitcode=1, kind="RunError", message="the loss is nan", at=2.0)
     killed = Failure(rank=2, exitcode=-9, at=3.0)
-    assert [each.rank for each in FailedError([follows, error, killed], 3).failures] == [2, 1, 0]
+    assert [failure.rank for failure in FailedError([follows, error, killed], 3).failures] == [2, 1, 0]
     assert str(FailedError([error], 3)) == "rank 1 of 3 the loss is nan"

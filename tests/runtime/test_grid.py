@@ -17,13 +17,13 @@ def test_every_value_of_every_field_is_right_or_refused() -> None:
     """A plan for each, with tied and untied weights in turn."""
     cases = sorted((grid.draw(number) for number in range(len(grid.FIELDS))), key=lambda case: case.plan.world_size)
     with grid.Workers() as workers:
-        found = [(case, *workers.judged(case)) for case in cases]
-    wrong = [f"{case}: {verdict}: {said}" for case, verdict, said in found if verdict in ("wrong", "hung")]
+        actual = [(case, *workers.judged(case)) for case in cases]
+    wrong = [f"{case}: {verdict}: {message}" for case, verdict, message in actual if verdict in ("wrong", "hung")]
     assert not wrong, "\n".join(wrong)
-    verdicts = Counter(verdict for _, verdict, _ in found)
+    verdicts = Counter(verdict for _, verdict, _ in actual)
     assert verdicts["equal"] >= 24, verdicts
-    assert {case.plan.world_size for case, verdict, _ in found if verdict == "equal"} == {1, 2, 4}
-    assert {case.config.tied for case, verdict, _ in found if verdict == "equal"} == {True, False}
+    assert {case.plan.world_size for case, verdict, _ in actual if verdict == "equal"} == {1, 2, 4}
+    assert {case.config.tied for case, verdict, _ in actual if verdict == "equal"} == {True, False}
 
 
 def test_a_case_that_hangs_or_fails_is_told_from_one_that_trains() -> None:

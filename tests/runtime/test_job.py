@@ -26,10 +26,10 @@ def test_any_plan_trains_as_one_process_and_gives_whole_parameters(tmp_path: Pat
     assert state["model.layers.0.self_attn.q_proj.weight"].shape == (16, 16), "as a PyTorch module has it"
     results = launch(prepared.all_plans, 2, tmp_path)
     for rank in results:
-        for name, (losses, found) in results[rank].items():
+        for name, (losses, result) in results[rank].items():
             assert losses == pytest.approx(want, rel=1e-9), name
-            assert list(found) == list(state)
-            for key, value in found.items():
+            assert list(result) == list(state)
+            for key, value in result.items():
                 torch.testing.assert_close(value, state[key], rtol=1e-9, atol=1e-12)
 
 

@@ -33,29 +33,29 @@ IDS = torch.arange(4 * 17).view(4, 17) * 7 % 64
 @contextmanager
 def job(precision: Precision, scale: LossScale | None = None) -> Iterator[PreparedJob]:
     plan = Plan(schedule=Schedule(num_microbatches=2), precision=precision)
-    with gnomon.prepare(llama(CONFIG), plan, workload=WORK, settings=AdamWSettings(lr=1e-2), seed=3) as found:
+    with gnomon.prepare(llama(CONFIG), plan, workload=WORK, settings=AdamWSettings(lr=1e-2), seed=3) as result:
         if scale is not None:
-            found.executor.state.loss_scale = scale
-        yield found
+            result.executor.state.loss_scale = scale
+        yield result
 
 
 def test_fp16_learns_as_fp32_does() -> None:
     """To what 11 bits of a number lose."""
     losses = []
     for precision in (FP32, FP16):
-        with job(precision) as found:
-            losses.append([found.step(IDS) for _ in range(5)])
+        with job(precision) as result:
+            losses.append([result.step(IDS) for _ in range(5)])
     assert losses[1] == pytest.approx(losses[0], rel=5e-3) and losses[1][-1] < losses[1][0]
 
 
 def test_a_power_of_two_changes_no_bit() -> None:
-    found = []
+    actual = []
     for scale in (None, LossScale(scale=2.0**12)):
         with job(FP32, scale) as run:
             norms = [run.executor.step(IDS).grad_norm.item() for _ in range(3)]
-            found.append((norms, run.state_dict()))
-    assert found[0][0] == found[1][0]
-    assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
+            actual.append((norms, run.state_dict()))
+    assert actual[0][0] == actual[1][0]
+    assert all(torch.equal(value, actual[1][1][name]) for name, value in actual[0][1].items())
 
 
 def test_an_overflow_leaves_the_step_out_and_halves_the_scale(tmp_path: Path) -> None:

@@ -54,10 +54,10 @@ def test_it_compares_with_a_prediction(name: str) -> None:
     structure = validate(program)
     predicted = simulate(structure, durations(program, {"*": 1e-3}))
     by_class = jobs.results(plan.world_size)[0].measured[name][1]
-    found = difference(predicted, by_class)
-    assert {change.worker for change in found.changes} == {f"class {c}" for c in range(program.num_classes)}
+    result = difference(predicted, by_class)
+    assert {change.worker for change in result.changes} == {f"class {c}" for c in range(program.num_classes)}
     for cls in range(program.num_classes):
-        total = sum(change.seconds for change in found.changes if change.worker == f"class {cls}")
+        total = sum(change.seconds for change in result.changes if change.worker == f"class {cls}")
         assert total == by_class.step_s - predicted.step_s
 
 

@@ -71,9 +71,9 @@ def after_one_step(graph: Graph, saved: Saved, batch: dict[str, Tensor]) -> list
     plan = Plan(schedule=Schedule(num_microbatches=1), precision=parity.FP64, saved=saved)
     executor = Executor(graph, plan, Workload(global_batch_size=rows, seq_len=SEQ), settings=parity.SETTINGS)
     result = executor.step(batch)
-    found = [result.loss, result.grad_norm, executor.stages[0].held[0].shard]
+    actual = [result.loss, result.grad_norm, executor.stages[0].held[0].shard]
     executor.leave()
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -56,7 +56,7 @@ def test_it_trains_as_the_plain_model(name: str, case: str) -> None:
             seen[key][start : start + len(values)] = True
             np.testing.assert_allclose(values, whole[start : start + len(values)], rtol=1e-9, atol=1e-12)
     if not divides(plan):
-        assert all(bool(each.all()) for each in seen.values())
+        assert all(bool(entry.all()) for entry in seen.values())
 
 
 @pytest.mark.parametrize("world_size", sorted({plan.world_size for plan in parity.PLANS.values()}))
@@ -115,9 +115,9 @@ def _is_part(whole: np.ndarray, values: np.ndarray) -> bool:
 def test_the_plain_model_learns_and_has_the_parameters_of_the_graph() -> None:
     model = Llama(parity.CONFIG)
     graph = llama(parity.CONFIG)
-    found = {name: value.numel() for name, value in model.named_parameters()}
+    actual = {name: value.numel() for name, value in model.named_parameters()}
     sizes = {name: int(np.prod([dim.size for dim in t.atoms])) for name, t in graph.parameters().items()}
-    assert found == sizes
+    assert actual == sizes
 
 
 def test_two_steps_move_the_model_by_more_than_the_tolerance() -> None:

@@ -32,12 +32,12 @@ BASE = Plan(precision=FP32)
 
 def losses(given: tuple[tuple[LlamaConfig, Plan], ...]) -> list[float]:
     """Of one step of each plan, on this rank."""
-    found = []
+    actual = []
     for config, plan in given:
         executor = Executor(llama(config), plan, WORKLOAD)
-        found.append(executor.total_loss(executor.step(token_ids(config))))
+        actual.append(executor.total_loss(executor.step(token_ids(config))))
         executor.leave()
-    return found
+    return actual
 
 
 def token_ids(config: LlamaConfig) -> torch.Tensor:
@@ -50,11 +50,11 @@ def planned() -> tuple[tuple[LlamaConfig, Plan], ...]:
     config = LLAMAS["llama-tiny"]()
     tied = replace(config, tied=True)
     out = []
-    for each in (config, tied):
-        best = gnomon.plan(llama(each), CLUSTER, WORKLOAD, stack("gnomon"), base=BASE, top=3).best
+    for one in (config, tied):
+        best = gnomon.plan(llama(one), CLUSTER, WORKLOAD, stack("gnomon"), base=BASE, top=3).best
         assert len(best) == 3
-        out += [(each, found.plan) for found in best]
-    for each in (config, tied):
+        out += [(one, candidate.plan) for candidate in best]
+    for entry in (config, tied):
         for fixed in (
             {"tp": 2},
             {"pp": 2},
@@ -63,16 +63,16 @@ def planned() -> tuple[tuple[LlamaConfig, Plan], ...]:
             {"dp_shard": 2, "zero": 3},
             {"dp_replicate": 2},
         ):
-            space = make_space(llama(each), CLUSTER, WORKLOAD, base=BASE, fixed=fixed, stack=stack("gnomon"))
-            out += [(each, f.plan) for f in solve(llama(each), CLUSTER, WORKLOAD, space, stack("gnomon"), top=1).best]
+            space = make_space(llama(entry), CLUSTER, WORKLOAD, base=BASE, fixed=fixed, stack=stack("gnomon"))
+            out += [(entry, f.plan) for f in solve(llama(entry), CLUSTER, WORKLOAD, space, stack("gnomon"), top=1).best]
     return tuple(out)
 
 
 def test_the_best_plans_run_and_give_the_same_loss() -> None:
     given = planned()
-    found = launch(losses, 2, given)
+    results = launch(losses, 2, given)
     for config in {config for config, _ in given}:
-        of_model = [loss for (each, _), loss in zip(given, found[0], strict=True) if each == config]
+        of_model = [loss for (entry, _), loss in zip(given, results[0], strict=True) if entry == config]
         assert all(loss == pytest.approx(of_model[0], rel=1e-5) for loss in of_model), of_model
 
 
@@ -82,7 +82,7 @@ def test_plans_with_other_replicas_in_every_stage_run_and_give_the_same_loss() -
     prices = Prices(llama(config), cluster, WORKLOAD, BASE, 2, stack("gnomon"))
     proposed = [replace(prices.plan(pieces), precision=FP64) for _, pieces in pipelines(prices, 4)[0]]
     replicas = {tuple(plan.stage_mesh(s).data_ranks for s in range(plan.num_stages)) for plan in proposed}
-    assert any(len(set(each)) > 1 for each in replicas), replicas
+    assert any(len(set(replica)) > 1 for replica in replicas), replicas
     ids = token_ids(config)
     alone = Llama(config, seed=0, dtype=torch.float64)(ids[:, :-1], ids[:, 1:]).item() / ids[:, 1:].numel()
     given = tuple((config, plan) for plan in proposed if plan.world_size == 4)

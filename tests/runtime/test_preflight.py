@@ -45,8 +45,8 @@ def test_ranks_that_have_what_they_need_are_ready() -> None:
 
 def test_what_is_missing_is_named() -> None:
     """Ranks of one host share its memory on CPUs; a GPU is one rank's."""
-    (said,) = judged(FOUR, peak=5 * GIB).problems[:1]
-    assert said.startswith("ranks 0, 1 on node-0 need 10.0 GiB and 8.00 GiB are free: ")
+    (message,) = judged(FOUR, peak=5 * GIB).problems[:1]
+    assert message.startswith("ranks 0, 1 on node-0 need 10.0 GiB and 8.00 GiB are free: ")
     assert not judged(FOUR, peak=5 * GIB, shared=False).problems
     other = [*FOUR[:3], replace(FOUR[3], software="Python 3.11, torch 2.12")]
     assert judged(other).problems[0].startswith("rank 3 on node-1 has Python 3.11, torch 2.12, and others have ")
@@ -56,7 +56,7 @@ def test_what_is_missing_is_named() -> None:
 
 def test_a_slow_rank_and_a_slow_link_are_named() -> None:
     slow = [FOUR[0], replace(FOUR[1], link_s=9e-3), replace(FOUR[2], busy_s=3e-3), FOUR[3]]
-    assert [said.partition(" than")[0].partition(" as long")[0] for said in judged(slow).warnings] == [
+    assert [message.partition(" than")[0].partition(" as long")[0] for message in judged(slow).warnings] == [
         "rank 2 on node-1 computes 3.0 times slower",
         "the link from rank 1 on node-0 to rank 2 takes 4.5 times",
     ]
@@ -68,10 +68,10 @@ def test_check_looks_at_every_rank(tmp_path: Path, capsys: pytest.CaptureFixture
     file = PlanFile(model="llama-mini", on="2xcpu-process", workload=work, plan=plan)
     save_plan_file(file, tmp_path / "plan.toml")
     assert main(["check", str(tmp_path / "plan.toml"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["rank"] for one in found["ranks"]] == [0, 1] and not found["problems"]
-    assert [row["what"].partition(" of")[0] for row in found["links"]] == ["all-reduce"] * 3 + ["message"]
-    assert all(row["measured_s"] > 0 and row["predicted_s"] > 0 for row in found["links"])
+    document = json.loads(capsys.readouterr().out)
+    assert [one["rank"] for one in document["ranks"]] == [0, 1] and not document["problems"]
+    assert [row["what"].partition(" of")[0] for row in document["links"]] == ["all-reduce"] * 3 + ["message"]
+    assert all(row["measured_s"] > 0 and row["predicted_s"] > 0 for row in document["links"])
     assert main(["check", str(tmp_path / "plan.toml")]) == 0
     out = capsys.readouterr().out
     assert out.startswith("llama-mini on 2xcpu-process: 2 ranks, Python ") and "\nready: looked for " in out

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize(
-    ("plan", "said"),
+    ("plan", "message"),
     [
         (Plan(layout=Layout(rules=(LayoutRule(dim="ffn"),))), "layout.rules"),
         (Plan(layout=Layout(vocab_parallel=False)), "vocab_parallel"),
@@ -46,27 +46,27 @@ pytestmark = pytest.mark.torch
         (Plan(mesh=Mesh(dp_replicate=2), placement=(1, 0)), "placement"),
     ],
 )
-def test_decisions_that_are_not_carried_out(plan: Plan, said: str) -> None:
-    with pytest.raises(PlanError, match=said):
+def test_decisions_that_are_not_carried_out(plan: Plan, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
         check_plan(plan)
 
 
 @pytest.mark.parametrize(
-    ("precision", "said"),
+    ("precision", "message"),
     [
         (replace(parity.FP32, param="fp16", compute="fp32"), "param fp16"),
         (replace(parity.FP32, compute="bf16"), "compute"),
         (replace(parity.FP32, reduce="bf16"), "reduce bf16"),
     ],
 )
-def test_dtypes_that_would_have_to_be_mixed(precision: Precision, said: str) -> None:
-    with pytest.raises(PlanError, match=said):
+def test_dtypes_that_would_have_to_be_mixed(precision: Precision, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
         dtypes(Plan(precision=precision))
 
 
 def test_usual_mixed_precision_has_a_master_copy() -> None:
-    found = dtypes(Plan())
-    assert (found.param, found.grad, found.master) == (torch.bfloat16, torch.float32, torch.float32)
+    result = dtypes(Plan())
+    assert (result.param, result.grad, result.master) == (torch.bfloat16, torch.float32, torch.float32)
     assert dtypes(Plan(precision=parity.FP32)).master is None
 
 
@@ -95,8 +95,8 @@ def test_sequences_are_not_cut() -> None:
 def test_coordinates_of_each_rank() -> None:
     """pp outermost, tp innermost: ranks 0 to 3 are stage 0, and 4 to 7 stage 1."""
     plan = Plan(mesh=Mesh(pp=2, dp_shard=2, tp=2))
-    found = [coordinates(plan, rank) for rank in range(8)]
-    assert [(c.pipeline_rank, c.shard, c.along["tp"]) for c in found] == [
+    actual = [coordinates(plan, rank) for rank in range(8)]
+    assert [(c.pipeline_rank, c.shard, c.along["tp"]) for c in actual] == [
         (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1),
     ]  # fmt: skip
-    assert [c.position for c in found] == [0, 1, 2, 3] * 2
+    assert [c.position for c in actual] == [0, 1, 2, 3] * 2

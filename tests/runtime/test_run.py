@@ -105,9 +105,9 @@ def command(folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 def losses(out: str) -> dict[int, float]:
-    found = json.loads(out)
-    assert found["schema"] == "gnomon.run/1"
-    return {row["step"]: row["loss"] for row in found["steps"]}
+    document = json.loads(out)
+    assert document["schema"] == "gnomon.run/1"
+    return {row["step"]: row["loss"] for row in document["steps"]}
 
 
 def members(launcher: int) -> list[int]:
@@ -175,13 +175,13 @@ def stopped(folder: Folder, number: signal.Signals, *, group: bool) -> int:
     target = -process.pid if group else process.pid
     status, err = folder.end(process, lambda: "step " in folder.errors, lambda: os.kill(target, number))
     assert status == 128 + number, err
-    said = err.rstrip().split("\n")[-1]
-    assert said.startswith(f"stopped by {number.name} after step ")
-    assert said.endswith(" --resume")
+    message = err.rstrip().split("\n")[-1]
+    assert message.startswith(f"stopped by {number.name} after step ")
+    assert message.endswith(" --resume")
     assert "Traceback" not in err
     (kept,) = (folder.path / "plan.checkpoints").iterdir()
     done = int(kept.name.removeprefix("step-"))
-    assert f"after step {done}; checkpoint in plan.checkpoints/{kept.name}" in said
+    assert f"after step {done}; checkpoint in plan.checkpoints/{kept.name}" in message
     return done
 
 
@@ -230,8 +230,8 @@ def test_a_rank_that_is_killed_is_one_clear_error_and_the_checkpoint_before_is_w
     assert "is whole: gnomon run plan.toml" in errors[0]
     assert "Traceback" not in err
     done = max(int(path.name.removeprefix("step-")) for path in kept.glob("step-*"))
-    found, out, err = command(*words, "--steps", str(done + 2), "--resume", "--json")
-    assert found == 0, err
+    result, out, err = command(*words, "--steps", str(done + 2), "--resume", "--json")
+    assert result == 0, err
     assert list(losses(out)) == [done + 1, done + 2]
 
 
@@ -246,9 +246,9 @@ def test_a_checkpoint_that_cannot_be_written_is_one_clear_error(folder: Folder) 
     small = (*TRAIN, "--data", "little")
     status, out, err = folder.run(*small, "--steps", "4", "--checkpoints", "saved", prefix=FULL_DISK)
     assert status == 2, (out, err)
-    said = err.rstrip().split("\n")[-1]
-    assert said.startswith("gnomon: cannot write a checkpoint to 'saved': ")
-    assert "File too large" in said and "there is no earlier one" in said and "lost" not in said
+    message = err.rstrip().split("\n")[-1]
+    assert message.startswith("gnomon: cannot write a checkpoint to 'saved': ")
+    assert "File too large" in message and "there is no earlier one" in message and "lost" not in message
     assert not list((folder.path / "saved").glob("*step*"))
 
 
@@ -259,9 +259,9 @@ def test_a_checkpoint_that_one_rank_alone_cannot_write_does_not_hang(folder: Fol
     (folder.path / "saved" / ".step-000004.partial").write_text("in the way")
     status, _, err = command(*every, "--steps", "4")
     assert status == 2, err
-    said = err.rstrip().split("\n")[-1]
-    assert "cannot write a checkpoint to 'saved': File exists (rank 0)" in said
-    assert "saved/step-000002 is whole: go on from it with --resume" in said
+    message = err.rstrip().split("\n")[-1]
+    assert "cannot write a checkpoint to 'saved': File exists (rank 0)" in message
+    assert "saved/step-000002 is whole: go on from it with --resume" in message
 
 
 @pytest.mark.parametrize("place", ["plan.toml", "plan.toml/inside", "/proc/nowhere"])

@@ -114,13 +114,13 @@ Parts = list[tuple[int, list[Layer]]]
 
 def rank_parts(plan: Plan, rank: int) -> Parts:
     """What a rank has."""
-    found, number = Parts(), 0
+    actual, number = Parts(), 0
     for stage, layers in enumerate(stage_layers(plan, GRAPH)):
         for part in [[layer] for layer in layers] if plan.optimizer.zero == 3 else [list(layers)]:
             if rank in plan.stage_ranks[stage]:
-                found.append((number, part))
+                actual.append((number, part))
             number += 1
-    return found
+    return actual
 
 
 def replica(plan: Plan, rank: int) -> int:
@@ -131,19 +131,19 @@ def replica(plan: Plan, rank: int) -> int:
 
 def activation_collectives(plan: Plan, parts: Parts) -> Counter[traced.Call]:
     """Of a rank's layers and units."""
-    found: Counter[traced.Call] = Counter()
+    result: Counter[traced.Call] = Counter()
     blocks = sharded(plan)
     for layer in (layer for _, layers in parts for layer in layers):
         for collective in blocks[layer.call.block].collectives:
             axes = traced.named((collective.axis,), plan.mesh)
-            found[collective.kind, axes, collective.ranks, collective.bytes] += plan.schedule.num_microbatches or 1
-    return found
+            result[collective.kind, axes, collective.ranks, collective.bytes] += plan.schedule.num_microbatches or 1
+    return result
 
 
 def gradient_collectives(plan: Plan, parts: Parts) -> Counter[traced.Call]:
     """Of parameters and gradients: those of a row's layers together, as often as the Program has the row. Without sums
     over tp of what ZeRO divides."""
-    found: Counter[traced.Call] = Counter()
+    result: Counter[traced.Call] = Counter()
     program = lower(GRAPH, plan, None, parity.WORKLOAD)
     rows = Counter(
         (program.kinds[kind].name, stage)
@@ -154,8 +154,8 @@ def gradient_collectives(plan: Plan, parts: Parts) -> Counter[traced.Call]:
             if axes == ("tp",) and plan.optimizer.zero:
                 continue
             often = rows[ROWS[kind], stage] if plan.optimizer.zero and kind != "all_reduce" else 1
-            found[kind, traced.named(axes, plan.mesh), ranks, size] += often
-    return found
+            result[kind, traced.named(axes, plan.mesh), ranks, size] += often
+    return result
 
 
 ROWS = {"all_gather": "UNSHARD", "reduce_scatter": "REDUCE_GRAD"}

@@ -72,13 +72,13 @@ def trained(model: str, rule: str, schedule: str = "one_f_one_b") -> tuple[dict[
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("model", MODELS)
 def test_no_bit_changes(model: str, rule: str) -> None:
-    plain, found = trained(model, "")[0], trained(model, rule)[0]
-    assert all(torch.equal(value, found[name]) for name, value in plain.items())
+    plain, actual = trained(model, "")[0], trained(model, rule)[0]
+    assert all(torch.equal(value, actual[name]) for name, value in plain.items())
 
 
 def test_nor_where_weight_gradients_wait() -> None:
-    plain, found = trained("llama", "")[0], trained("llama", "all again", "zero_bubble_h1")[0]
-    assert all(torch.equal(value, found[name]) for name, value in plain.items())
+    plain, actual = trained("llama", "")[0], trained("llama", "all again", "zero_bubble_h1")[0]
+    assert all(torch.equal(value, actual[name]) for name, value in plain.items())
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -86,8 +86,8 @@ def test_what_stays_on_the_device_is_as_predicted(rule: str) -> None:
     """Activations at their peak; with inputs of layers on the host, those of the head and the last layer are too, which
     the prediction leaves on the device."""
     held = max(levels[CLASSES.index("activations")] for levels in trained("llama", rule)[1])
-    found = gnomon.predict(MODELS["llama"], "local", planned("llama", rule), WORK, stack("gnomon"))
-    predicted = found.memory[0].by_class["activations"]
+    prediction = gnomon.predict(MODELS["llama"], "local", planned("llama", rule), WORK, stack("gnomon"))
+    predicted = prediction.memory[0].by_class["activations"]
     assert held == pytest.approx(predicted, rel=0.05) or (rule == "the input too" and held < predicted)
 
 

@@ -41,6 +41,6 @@ SAMPLE = (
 
 @pytest.mark.parametrize("kind", SAMPLE)
 def test_a_model_computes_what_transformers_computes(kind: str, tmp_path: Path) -> None:
-    found = compare(kind, tmp_path)
-    assert not found.refusal
-    assert found.logits < LIMIT and found.loss < LIMIT and found.gradient < LIMIT, found
+    comparison = compare(kind, tmp_path)
+    assert not comparison.refusal
+    assert comparison.logits < LIMIT and comparison.loss < LIMIT and comparison.gradient < LIMIT, comparison

@@ -52,27 +52,27 @@ def test_two_are_tried_and_the_next_plan_is_nearer_to_what_was_measured(
     words += ("--precision", "fp32", "--json")
     assert main([*words, "--try", "4", "--try-steps", "2", "--try-dir", "tries", "-o", "best.toml"]) == 0
     whole = json.loads(capsys.readouterr().out)
-    found = whole["tried"]
-    assert [each["ended"] for each in found["attempts"]] == ["refused", "ran", "ran", "ran"], found
-    assert "the runtime does not run 'mamba2-2.7b'" in found["attempts"][0]["said"]
-    ran = found["attempts"][1:]
-    best = min(ran, key=lambda each: each["measured_step_s"])
+    result = whole["tried"]
+    assert [entry["ended"] for entry in result["attempts"]] == ["refused", "ran", "ran", "ran"], result
+    assert "the runtime does not run 'mamba2-2.7b'" in result["attempts"][0]["said"]
+    ran = result["attempts"][1:]
+    best = min(ran, key=lambda entry: entry["measured_step_s"])
     kept = load_plan_file("best.toml")
     assert kept.measured is not None and kept.predicted is not None
     assert kept.measured.step_s == pytest.approx(best["measured_step_s"]) and kept.measured.steps == 2
     assert kept.plan == load_plan_file(best["file"]).plan
-    for each in ran:
-        words_again = ("predict", "--plan", each["file"], "--json")
-        assert main((*words_again, "--stack", found["stack"])) in (0, 1)
-        each["again_s"] = json.loads(capsys.readouterr().out)["step_s"]
+    for entry in ran:
+        words_again = ("predict", "--plan", entry["file"], "--json")
+        assert main((*words_again, "--stack", result["stack"])) in (0, 1)
+        entry["again_s"] = json.loads(capsys.readouterr().out)["step_s"]
         assert main(words_again) in (0, 1)
         taken = json.loads(capsys.readouterr().out)
-        assert taken["step_s"] == pytest.approx(each["again_s"])
+        assert taken["step_s"] == pytest.approx(entry["again_s"])
         assert "calibrated from 3 runs of" in taken["assumptions"][0]
-    before = sum(abs(log(each["predicted_step_s"] / each["measured_step_s"])) for each in ran)
-    after = sum(abs(log(each["again_s"] / each["measured_step_s"])) for each in ran)
+    before = sum(abs(log(entry["predicted_step_s"] / entry["measured_step_s"])) for entry in ran)
+    after = sum(abs(log(entry["again_s"] / entry["measured_step_s"])) for entry in ran)
     assert after < before, ran
-    assert found["calibration"]["taken"] and len(whole["ranked_again"]) >= 4
-    assert sum(each["measured_step_s"] is not None for each in whole["ranked_again"]) >= 1
-    assert main([*words, "--stack", found["stack"], "--top", "1"]) == 0
+    assert result["calibration"]["taken"] and len(whole["ranked_again"]) >= 4
+    assert sum(entry["measured_step_s"] is not None for entry in whole["ranked_again"]) >= 1
+    assert main([*words, "--stack", result["stack"], "--top", "1"]) == 0
     assert "step_s" in json.loads(capsys.readouterr().out)["best"][0]["prediction"]

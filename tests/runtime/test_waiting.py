@@ -56,12 +56,12 @@ def test_a_repeat_is_as_long_as_its_own_work() -> None:
     os.sched_setaffinity(0, {min(cores)})
     other = subprocess.Popen([sys.executable, "-c", BUSY])
     try:
-        found = [[repeated((lambda: None, run), 0.1, 4, own=own) for own in (False, True)] for _ in range(6)]
+        actual = [[repeated((lambda: None, run), 0.1, 4, own=own) for own in (False, True)] for _ in range(6)]
     finally:
         other.kill()
         other.wait()
         os.sched_setaffinity(0, cores)
-    whole, own = (median(seconds for turn in turns for seconds in turn) for turns in zip(*found, strict=True))
+    whole, own = (median(seconds for turn in turns for seconds in turn) for turns in zip(*actual, strict=True))
     assert own < 0.8 * whole
 
 

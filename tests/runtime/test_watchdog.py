@@ -30,10 +30,10 @@ def heard(rank: int, row: int, since_s: float = 20.0) -> Heard:
 def test_a_silent_rank_is_named_with_its_row_and_those_that_wait_with_theirs() -> None:
     computes, reduces = ROWS["1B0"], ROWS["AR of stage 0 over dp"]
     ranks = [(heard(0, reduces), 0.5), (heard(1, reduces), 0.9), (heard(2, computes), 16.0), (heard(3, -1), 0.1)]
-    found = message(PROGRAM, ranks, **LIMITS)
-    assert found is not None
-    said, stopped = found
-    assert said == (
+    result = message(PROGRAM, ranks, **LIMITS)
+    assert result is not None
+    text, stopped = result
+    assert text == (
         f"rank 2 (row {computes}, 1B0) has not been heard of for 15 s: stopped, or lost; ranks 0, 1 wait at row "
         f"{reduces}, AR of stage 0 over dp; rank 3 waits at between steps"
     )
@@ -45,10 +45,10 @@ def test_ranks_that_are_heard_of_are_left_alone() -> None:
 
 
 def test_ranks_that_all_stand_still_are_reported_and_none_is_stopped() -> None:
-    found = message(PROGRAM, [(heard(0, 3, 400.0), 0.5), (heard(1, 9, 301.0), 0.5)], **LIMITS)
-    assert found is not None
-    assert found[0].startswith("no rank has gone on for 300 s: rank 0 waits at row 3, ")
-    assert not found[1]
+    result = message(PROGRAM, [(heard(0, 3, 400.0), 0.5), (heard(1, 9, 301.0), 0.5)], **LIMITS)
+    assert result is not None
+    assert result[0].startswith("no rank has gone on for 300 s: rank 0 waits at row 3, ")
+    assert not result[1]
 
 
 def test_what_it_tells_is_the_error_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ def _no_config(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (_cut, "is cut short: .* ends at byte"),
         (_garbage, "is no safetensors file"),
@@ -149,13 +149,13 @@ def _no_config(folder: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_a_folder_is_one_clear_error(
-    folders: dict[str, Path], tmp_path: Path, damage: Callable[[Path], None], said: str
+    folders: dict[str, Path], tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     graph = model_of(folders["llama (linear rotary, tied)"]).graph
     folder = tmp_path / "damaged"
     shutil.copytree(folders["llama (linear rotary, tied)"], folder)
     damage(folder)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         values_of(folder, graph)
 
 
@@ -217,7 +217,7 @@ def test_gnomon_run_begins_with_weights_and_exports_them(planned: Path, capsys: 
 
 
 def test_gnomon_run_says_that_parameters_are_random_and_what_it_does_not_read(planned: Path) -> None:
-    (said,) = begins(str(planned / "model"), None, 7)
-    assert "random numbers of seed 7" in said and "model.safetensors beside its config.json is not read" in said
-    (said,) = begins("llama-tiny", None, 0)
-    assert said == "parameters begin as random numbers of seed 0"
+    (message,) = begins(str(planned / "model"), None, 7)
+    assert "random numbers of seed 7" in message and "model.safetensors beside its config.json is not read" in message
+    (message,) = begins("llama-tiny", None, 0)
+    assert message == "parameters begin as random numbers of seed 0"

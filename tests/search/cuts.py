@@ -91,8 +91,8 @@ def every_cut(layers: int, stages: int) -> Iterator[Cut]:
         yield tuple(b - a for a, b in zip((0, *ends), (*ends, layers), strict=True))
 
 
-def by_hand(found: Prediction, cut: Cut) -> Prediction:
+def by_hand(result: Prediction, cut: Cut) -> Prediction:
     """The plan with another cut, by `predict` alone."""
-    pricing = found.pricing
-    plan = replace(found.plan, schedule=replace(found.plan.schedule, layers_per_stage=cut))
-    return predict(pricing.graph, pricing.cluster, plan, found.workload, pricing.stack)
+    pricing = result.pricing
+    plan = replace(result.plan, schedule=replace(result.plan.schedule, layers_per_stage=cut))
+    return predict(pricing.graph, pricing.cluster, plan, result.workload, pricing.stack)

@@ -137,7 +137,7 @@ class Measured:
         most = max(1, self.size // profile.batch)
         self.replicas = tuple(range(1, min(machines.num_devices, most) + 1))
         columns = zip(*profile.layers, strict=True)
-        self.forward, self.backward, self.cut, self.bytes = ([0.0, *accumulate(each)] for each in columns)
+        self.forward, self.backward, self.cut, self.bytes = ([0.0, *accumulate(column)] for column in columns)
         whole = profile.device_gb * 1e9 - profile.states * self.bytes[-1]
         self.kept = whole / (self.forward[-1] + self.backward[-1])
         """Bytes of activations for each ms of work, of the profiled batch: by layers nobody published them."""
@@ -150,7 +150,7 @@ class Measured:
             size = self.bytes[piece.last] - self.bytes[piece.first]
             whole = float(collective_seconds("all_reduce", size, axis_link(self.machines, np.array([piece.devices]))))
             mine = self.profile.layers[piece.first : piece.last]
-            reduce = exposed_s([each[1] * share * MS for each in mine], [each[3] / size * whole for each in mine])
+            reduce = exposed_s([entry[1] * share * MS for entry in mine], [entry[3] / size * whole for entry in mine])
         forward = self.forward[piece.last] - self.forward[piece.first]
         backward = self.backward[piece.last] - self.backward[piece.first]
         return Step(forward * share * MS, backward * share * MS, reduce)
@@ -204,18 +204,18 @@ class Planned:
 
 def best(profile: Profile, config: str) -> Planned:
     """What the programme finds over all numbers of microbatches."""
-    found = []
+    actual = []
     for count in counts(profile):
         for seconds, pieces in pipelines(Measured(profile, cluster(config), count), 1)[0]:
-            found.append(Planned(seconds, count, pieces))
-    return min(found, key=lambda each: each.seconds)
+            actual.append(Planned(seconds, count, pieces))
+    return min(actual, key=lambda entry: entry.seconds)
 
 
 def of_paper(profile: Profile, config: str) -> dict[str, Planned]:
     """The best of each kind that the paper's planner chooses among: data parallelism, two stages on 1 to 15 devices
     each, and straight pipelines, of one device a stage and layers as equal as can be."""
     machines, total = cluster(config), len(profile.layers)
-    found: dict[str, Planned] = {}
+    actual: dict[str, Planned] = {}
     for count in counts(profile):
         costs = Measured(profile, machines, count)
         taken = [place(costs.nodes, (0,) * len(costs.nodes), costs.nodes)]
@@ -223,9 +223,9 @@ def of_paper(profile: Profile, config: str) -> dict[str, Planned]:
         for name, pieces in _shapes(total, every):
             if all(len(piece.devices) in costs.replicas for piece in pieces) and may_fit(costs, pieces):
                 made = Planned(step_s(costs, pieces), count, pieces)
-                if name not in found or made.seconds < found[name].seconds:
-                    found[name] = made
-    return found
+                if name not in actual or made.seconds < actual[name].seconds:
+                    actual[name] = made
+    return actual
 
 
 def _shapes(total: int, every: tuple[int, ...]) -> Iterator[tuple[str, Pieces]]:

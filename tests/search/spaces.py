@@ -73,8 +73,8 @@ def case(seed: int, *, beyond: bool = False, away: bool = False) -> Case:
     overlap = Overlap(bucket_bytes=draw.choice((None, None, 10**6)), prefetch=draw.choice((0, 1, 2)))
     base = Plan(precision=precision, overlap=overlap, optimizer=Optimizer(clip=draw.random() < 0.85))
     program = draw.choice((PLAIN_STACK, stack("megatron-lm"), stack("torchtitan"), stack("gnomon")))
-    found = make_space(graph, cluster, workload, base=base, beyond=BEYOND if beyond else ())
-    few = _few(found, draw)
+    result = make_space(graph, cluster, workload, base=base, beyond=BEYOND if beyond else ())
+    few = _few(result, draw)
     if beyond:
         few = replace(few, recompute=("none", "offload"), sequence_parallel=(True,))
     if away:

@@ -51,20 +51,20 @@ def test_bounds_know_of_updates_and_parameters_on_the_host() -> None:
         few = replace(space, cp=(1,), micro_batch_size=(1,), recompute=("none",), pp=(1, 2), virtual_stages=(1,))
         few = replace(few, schedule=("one_f_one_b",), keep_gathered=(False,), sequence_parallel=(True,))
         here = replace(given, graph=graph, cluster=machines, workload=work, space=few, stack=PLAIN_STACK)
-        some = [(point, each) for point, each in predicted(here) if few.canonical(point) == point]
-        assert some and all(each.breakdown["offload"] > 0.5 * each.step_s for _, each in some)
+        some = [(point, entry) for point, entry in predicted(here) if few.canonical(point) == point]
+        assert some and all(entry.breakdown["offload"] > 0.5 * entry.step_s for _, entry in some)
         check_bounds(here, some)
         search = Search(graph, machines, work, few, PLAIN_STACK, given.goal)
-        assert all(max(bounds_of(search, point)[0]) > 0.7 * each.step_s for point, each in some)
+        assert all(max(bounds_of(search, point)[0]) > 0.7 * entry.step_s for point, entry in some)
 
 
 def test_parameters_are_put_on_the_host_where_memory_decides() -> None:
     """One device that has no room for the parameters: gradients go to the host as they are made."""
     work, base = Workload(global_batch_size=2, seq_len=4096), Plan(optimizer=Optimizer(clip=False))
     goal, machines = Goal(memory_bytes=16 * 2**30), parse_cluster("1x1xh100-sxm")
-    found = plan("llama-3.1-8b", machines, work, goal=goal, base=base, top=1).best[0]
-    assert found.plan.optimizer.offload_parameters and found.plan.optimizer.offload is not None
-    assert found.prediction.tightest.peak_bytes <= 16 * 2**30 and host_memory(found.prediction).fits
+    result = plan("llama-3.1-8b", machines, work, goal=goal, base=base, top=1).best[0]
+    assert result.plan.optimizer.offload_parameters and result.plan.optimizer.offload is not None
+    assert result.prediction.tightest.peak_bytes <= 16 * 2**30 and host_memory(result.prediction).fits
     with pytest.raises(PlanError, match="--fix optimizer_offload=yes --fix parameter_offload=yes"):
         plan("llama-3.1-8b", machines, work, goal=goal, top=1)
 
@@ -106,44 +106,44 @@ def test_cut_products_are_not_slower() -> None:
     """What `Space.splits` proves of ZeRO 0 to 2 and says of ZeRO 3; and they take as much memory."""
     cut, whole = every(cut=True), every(cut=False)
     assert cut.keys() == whole.keys()
-    for point, found in cut.items():
-        assert found.step_s <= whole[point].step_s, point
-        assert found.tightest.peak_bytes == whole[point].tightest.peak_bytes, point
-    assert sum(found.step_s < whole[point].step_s for point, found in cut.items()) > len(cut) / 2
+    for point, entry in cut.items():
+        assert entry.step_s <= whole[point].step_s, point
+        assert entry.tightest.peak_bytes == whole[point].tightest.peak_bytes, point
+    assert sum(entry.step_s < whole[point].step_s for point, entry in cut.items()) > len(cut) / 2
 
 
 def test_activations_on_the_host_never_gain_time() -> None:
     """So a plan that fits without is not slower, and only where memory decides may it pay to send them there."""
-    found = every(cut=False)
-    away = {point: each for point, each in found.items() if point.recompute == "offload"}
-    others = {point: found[point._replace(recompute="none")] for point in away}
-    for point, each in away.items():
-        assert saving_of(each.plan.saved) == point.recompute
-        assert each.step_s >= others[point].step_s, point
-    assert any(each.step_s > 1.05 * others[point].step_s for point, each in away.items())
-    assert sum(each.tightest.peak_bytes < others[point].tightest.peak_bytes for point, each in away.items())
+    result = every(cut=False)
+    away = {point: entry for point, entry in result.items() if point.recompute == "offload"}
+    others = {point: result[point._replace(recompute="none")] for point in away}
+    for point, entry in away.items():
+        assert saving_of(entry.plan.saved) == point.recompute
+        assert entry.step_s >= others[point].step_s, point
+    assert any(entry.step_s > 1.05 * others[point].step_s for point, entry in away.items())
+    assert sum(entry.tightest.peak_bytes < others[point].tightest.peak_bytes for point, entry in away.items())
 
 
 def test_bounds_know_of_copies_to_the_host() -> None:
     """None is above its plan, and where copies take longest the last one is close."""
-    given, found = large(), every(cut=True)
-    some = [(point, each) for point, each in found.items() if given.space.canonical(point) == point]
+    given, actual = large(), every(cut=True)
+    some = [(point, entry) for point, entry in actual.items() if given.space.canonical(point) == point]
     check_bounds(given, some)
     search = Search(given.graph, given.cluster, given.workload, given.space, given.stack, given.goal)
     away = [(p, f) for p, f in some if p.recompute == "offload" and f.breakdown.get("offload", 0) > 0.1 * f.step_s]
     assert away
-    assert all(max(bounds_of(search, point)[0]) > 0.85 * each.step_s for point, each in away)
+    assert all(max(bounds_of(search, point)[0]) > 0.85 * entry.step_s for point, entry in away)
 
 
 def test_a_plan_that_sends_activations_to_the_host_is_found_where_memory_decides() -> None:
     """Faster than any without, and once both are refined not slower."""
     machines, work = parse_cluster("1x8xh100-sxm"), Workload(global_batch_size=16, seq_len=65536)
     fixed = {"pp": 1, "tp": 8, "sequence_parallel": True}
-    found = plan("llama-3.1-8b", machines, work, fixed=fixed, top=1)
+    result = plan("llama-3.1-8b", machines, work, fixed=fixed, top=1)
     plain = plan("llama-3.1-8b", machines, work, fixed=fixed, top=1, beyond=())
-    assert found.best[0].point.recompute == "offload" and host_memory(found.best[0].prediction).fits
-    assert found.best[0].step_s < 0.99 * plain.best[0].step_s
-    both = [refine(each, effort=THOROUGH).best.step_s for each in (found, plain)]
+    assert result.best[0].point.recompute == "offload" and host_memory(result.best[0].prediction).fits
+    assert result.best[0].step_s < 0.99 * plain.best[0].step_s
+    both = [refine(entry, effort=THOROUGH).best.step_s for entry in (result, plain)]
     assert both[0] <= both[1] * (1 + 1e-9)
 
 
@@ -154,7 +154,7 @@ def test_what_the_stack_does_not_run_is_not_searched() -> None:
     assert not none.space.cut and "offload" not in none.space.recompute
     bridge = plan("llama-tiny", machines, work, stack("megatron-bridge"), fixed=fixed)
     assert bridge.space.cut == 2 and "offload" not in bridge.space.recompute
-    assert all(choice("async_tp").of(each.plan) for each in bridge.best)
+    assert all(choice("async_tp").of(candidate.plan) for candidate in bridge.best)
     assert not plan("llama-tiny", machines, work, stack("megatron-lm"), fixed=fixed).space.cut
     open_ = plan("llama-tiny", machines, work, fixed=fixed)
     assert "offload" in open_.space.recompute
@@ -176,8 +176,8 @@ def test_a_base_plan_that_offloads_by_itself_is_left_as_it_is() -> None:
 
 
 def test_choices_that_are_searched_are_choices() -> None:
-    names = {each.name for each in allowed(stack("gnomon"), allow=(), forbid=(), fixed=())}
-    assert set(BEYOND) <= {each.name for each in CHOICES} and not names & {*BEYOND}
+    names = {entry.name for entry in allowed(stack("gnomon"), allow=(), forbid=(), fixed=())}
+    assert set(BEYOND) <= {choice.name for choice in CHOICES} and not names & {*BEYOND}
 
 
 def test_an_optimizer_on_the_host_is_searched_where_gradients_are_not_clipped() -> None:
@@ -187,15 +187,15 @@ def test_an_optimizer_on_the_host_is_searched_where_gradients_are_not_clipped() 
     away = choice("optimizer_offload")
     with pytest.raises(PlanError, match="optimizer on the host"):
         plan("llama-3.1-8b", "1x1xh100-sxm", work)
-    found = plan("llama-3.1-8b", "1x1xh100-sxm", work, base=free)
-    assert all(away.of(each.plan) and host_memory(each.prediction).fits for each in found.best)
-    assert found.counts.space == found.counts.covered  # those of ZeRO 3 again, with parameters on the host
-    assert found.counts.space == 2 * found.space.size + found.space.size // 4
+    result = plan("llama-3.1-8b", "1x1xh100-sxm", work, base=free)
+    assert all(away.of(candidate.plan) and host_memory(candidate.prediction).fits for candidate in result.best)
+    assert result.counts.space == result.counts.covered  # those of ZeRO 3 again, with parameters on the host
+    assert result.counts.space == 2 * result.space.size + result.space.size // 4
     with pytest.raises(PlanError, match="fits"):
         plan("llama-3.1-8b", "1x1xh100-sxm", work, base=free, beyond=("async_tp", "activation_offload"))
     roomy = plan("llama-3.1-8b", "1x8xh100-sxm", replace(work, global_batch_size=16), base=free)
     plain = plan("llama-3.1-8b", "1x8xh100-sxm", replace(work, global_batch_size=16), base=free, beyond=BEYOND[:2])
-    assert [each.step_s for each in roomy.best] == [each.step_s for each in plain.best]
+    assert [candidate.step_s for candidate in roomy.best] == [candidate.step_s for candidate in plain.best]
 
 
 @pytest.mark.parametrize("seed", range(1001, 1006))
@@ -205,9 +205,9 @@ def test_two_searches_together_find_what_predicting_both_spaces_finds(seed: int)
     one = replace(given.space, base=base)
     other = replace(one, base=choice("optimizer_offload").make(base, given.graph, True))
     every = [*predicted(replace(given, space=one)), *predicted(replace(given, space=other))]
-    peaks = sorted({found.tightest.peak_bytes for _, found in every})
+    peaks = sorted({entry.tightest.peak_bytes for _, entry in every})
     goal = Goal(memory_fraction=1.0, memory_bytes=peaks[len(peaks) // 3])
-    fits = sorted(found.step_s for _, found in every if found.tightest.peak_bytes <= peaks[len(peaks) // 3])
+    fits = sorted(entry.step_s for _, entry in every if entry.tightest.peak_bytes <= peaks[len(peaks) // 3])
     first = solve(given.graph, given.cluster, given.workload, one, given.stack, goal, top=3)
     both = solve(given.graph, given.cluster, given.workload, other, given.stack, goal, top=3, known=first.best)
-    assert {each.step_s for each in both.best} <= set(fits) and both.best[0].step_s == fits[0]
+    assert {candidate.step_s for candidate in both.best} <= set(fits) and both.best[0].step_s == fits[0]

@@ -46,16 +46,16 @@ def searched(given: Space) -> Search:
 
 def test_few_plans_are_predicted() -> None:
     """Of 41,000 that may run and fit."""
-    found = searched(space())
-    assert found.counts.space > 100_000 and found.counts.too_slow > 10_000
-    assert found.counts.priced <= 6, found.counts
+    result = searched(space())
+    assert result.counts.space > 100_000 and result.counts.too_slow > 10_000
+    assert result.counts.priced <= 6, result.counts
 
 
 def test_few_fully_sharded_plans_are_predicted() -> None:
     """Of 14,000: 28 of them. Without losses to collectives in the bounds it was several times as many."""
-    found = searched(replace(space(), zero=(3,)))
-    assert found.best[0].point.zero == 3 and found.counts.too_slow > 10_000
-    assert found.counts.priced <= 40, found.counts
+    result = searched(replace(space(), zero=(3,)))
+    assert result.best[0].point.zero == 3 and result.counts.too_slow > 10_000
+    assert result.counts.priced <= 40, result.counts
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ def test_bounds_know_what_kernels_lose(pp: int, tp: int, micro: int, least: floa
         tp, 1, 1, pp, 1, 32 // pp // tp, schedule, 4 if pp > 1 else 1, micro, tp > 1, False, "ring", "none", 3, True
     )  # type: ignore[arg-type]  # fmt: skip
     assert given.canonical(point) == point
-    found = predict(GRAPH, CLUSTER, given.plan(point), WORKLOAD)
-    alone = period(found.structure, found.pricing.durations(found.structure.program)).seconds
+    prediction = predict(GRAPH, CLUSTER, given.plan(point), WORKLOAD)
+    alone = period(prediction.structure, prediction.pricing.durations(prediction.structure.program)).seconds
     bounds, _ = bounds_of(Search(GRAPH, CLUSTER, WORKLOAD, given, PLAIN_STACK, Goal()), point)
-    assert least * found.step_s < max(bounds) <= found.step_s
+    assert least * prediction.step_s < max(bounds) <= prediction.step_s
     assert pp > 1 or max(bounds) > alone
 
 

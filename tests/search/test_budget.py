@@ -38,19 +38,19 @@ def whole() -> Result:
 
 @pytest.mark.parametrize("most", [0, 400])
 def test_the_rest_is_counted_and_bounded(most: int) -> None:
-    found, best = planned(most), whole().best[0].step_s
-    assert found.counts.covered == found.counts.space == whole().counts.space
-    assert found.best and found.best[0].step_s >= best
-    if found.counts.left:
-        assert found.open_s is not None and min(found.open_s, found.best[0].step_s) <= best
+    actual, best = planned(most), whole().best[0].step_s
+    assert actual.counts.covered == actual.counts.space == whole().counts.space
+    assert actual.best and actual.best[0].step_s >= best
+    if actual.counts.left:
+        assert actual.open_s is not None and min(actual.open_s, actual.best[0].step_s) <= best
     else:
-        assert found.open_s is None and found.best[0].step_s == best
+        assert actual.open_s is None and actual.best[0].step_s == best
 
 
 def test_a_budget_that_is_not_spent_changes_nothing() -> None:
-    found = planned(10**9)
-    assert found.open_s is None and found.counts == whole().counts
-    assert [each.plan for each in found.best] == [each.plan for each in whole().best]
+    result = planned(10**9)
+    assert result.open_s is None and result.counts == whole().counts
+    assert [candidate.plan for candidate in result.best] == [candidate.plan for candidate in whole().best]
 
 
 def test_without_a_plan_in_time_the_error_says_what_was_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,10 +63,10 @@ def test_a_large_request_without_time_to_price_its_families_has_a_plan() -> None
     """DeepSeek-V3 on 2,048 H800: what keeps little is tried by the bounds on memory, and counts stay whole."""
     fixed = {"tp": 1, "cp": 1, "ep": 64, "overlap": True}
     work = Workload(global_batch_size=15360, seq_len=4096)
-    found = gnomon.plan("deepseek-v3", "256xhgx-h800", work, fixed=fixed, beyond=(), more=questions(40))
-    assert found.best and all(rank.peak_bytes <= found.limit_bytes for rank in found.best[0].prediction.memory)
-    assert found.counts.left and found.counts.covered == found.counts.space
-    assert {each.point.recompute for each in found.best} == {"full"}
+    result = gnomon.plan("deepseek-v3", "256xhgx-h800", work, fixed=fixed, beyond=(), more=questions(40))
+    assert result.best and all(rank.peak_bytes <= result.limit_bytes for rank in result.best[0].prediction.memory)
+    assert result.counts.left and result.counts.covered == result.counts.space
+    assert {candidate.point.recompute for candidate in result.best} == {"full"}
 
 
 def test_families_are_priced_only_while_there_is_time() -> None:

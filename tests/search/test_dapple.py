@@ -67,14 +67,14 @@ def every(prices: Prices, most: int) -> Iterator[tuple[Piece, ...]]:
     for stages in range(1, most + 1):
         for cut in cuts.every_cut(total, stages):
             for taken in product(product(*(range(n + 1) for n in nodes)), repeat=stages):
-                whole = [sum(each) for each in taken]
-                full = all(sum(each[n] for each in taken) == size for n, size in enumerate(nodes))
+                whole = [sum(entry) for entry in taken]
+                full = all(sum(entry[n] for entry in taken) == size for n, size in enumerate(nodes))
                 if not full or any(count not in prices.replicas for count in whole):
                     continue
                 pieces, used, done = [], (0,) * len(nodes), 0
-                for count, each in zip(cut, taken, strict=True):
-                    pieces.append(Piece(done, done + count, each, place(nodes, used, each)))
-                    used, done = tuple(u + t for u, t in zip(used, each, strict=True)), done + count
+                for count, entry in zip(cut, taken, strict=True):
+                    pieces.append(Piece(done, done + count, entry, place(nodes, used, entry)))
+                    used, done = tuple(u + t for u, t in zip(used, entry, strict=True)), done + count
                 yield tuple(pieces)
 
 
@@ -83,24 +83,24 @@ def every(prices: Prices, most: int) -> Iterator[tuple[Piece, ...]]:
 def test_its_plan_is_near_the_best_of_all(on: str, vocab: int) -> None:
     """Within 3 % of the fastest of all cuts, replicas and places, by the simulator."""
     graph, cluster, work = gpt(model(vocab)), parse_cluster(on), Workload(global_batch_size=24, seq_len=512)
-    found = dapple(graph, cluster, work, counts=(4,))
-    prices = Prices(graph, cluster, work, Plan(), 4, found.best.pricing.stack if found.best else None)  # type: ignore[arg-type]
+    replicas = dapple(graph, cluster, work, counts=(4,))
+    prices = Prices(graph, cluster, work, Plan(), 4, replicas.best.pricing.stack if replicas.best else None)  # type: ignore[arg-type]
     steps = []
     for pieces in every(prices, 3):
         try:
             steps.append(predict(graph, cluster, prices.plan(pieces), work).step_s)
         except GnomonError:
             continue
-    assert found.best is not None and found.best.step_s <= 1.03 * min(steps)
-    assert found.parallel is None or found.best.step_s <= found.parallel.step_s
+    assert replicas.best is not None and replicas.best.step_s <= 1.03 * min(steps)
+    assert replicas.parallel is None or replicas.best.step_s <= replicas.parallel.step_s
 
 
 def test_stages_have_other_numbers_of_replicas() -> None:
     """On slow links a heavy head is worth replicas of its own."""
     graph, cluster = gpt(model(131072)), parse_cluster("1x3xh100-sxm")
-    found = dapple(graph, cluster, Workload(global_batch_size=48, seq_len=512), counts=(8,))
-    assert found.best is not None and sum(n for _, n in cuts_of(found.best)) == 3
-    assert sum(n for n, _ in cuts_of(found.best)) == 6
+    replicas = dapple(graph, cluster, Workload(global_batch_size=48, seq_len=512), counts=(8,))
+    assert replicas.best is not None and sum(n for _, n in cuts_of(replicas.best)) == 3
+    assert sum(n for n, _ in cuts_of(replicas.best)) == 6
 
 
 def test_what_it_is_not_for() -> None:
@@ -117,11 +117,11 @@ def test_no_slower_than_equal_stages(on: str, vocab: int) -> None:
     """With a light head and a heavy one, against every pipeline of equal layers and replicas, either warm-up aside."""
     half = Plan(precision=Precision(param="fp16", compute="fp16"))
     graph, cluster, work = gpt(model(vocab)), parse_cluster(on), Workload(global_batch_size=16, seq_len=512)
-    found = dapple(graph, cluster, work, base=half, counts=(4, 8))
+    replicas = dapple(graph, cluster, work, base=half, counts=(4, 8))
     steps = []
     for count in (4, 8):
         for stages in (2, 4):
             mesh, schedule = Mesh(pp=stages, dp_shard=4 // stages), Schedule(num_microbatches=count)
             if 16 // count % mesh.dp_shard == 0:
                 steps.append(predict(graph, cluster, replace(half, mesh=mesh, schedule=schedule), work).step_s)
-    assert found.best is not None and len(steps) == 4 and found.best.step_s <= min(steps)
+    assert replicas.best is not None and len(steps) == 4 and replicas.best.step_s <= min(steps)

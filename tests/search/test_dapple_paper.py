@@ -34,8 +34,8 @@ PUBLISHED = [
 def test_the_published_plan_is_the_best_of_those_that_the_paper_chooses_among(
     profile: paper.Profile, config: str, plan: str
 ) -> None:
-    found = paper.of_paper(profile, config)
-    assert min(found, key=lambda name: found[name].seconds) == plan
+    result = paper.of_paper(profile, config)
+    assert min(result, key=lambda name: result[name].seconds) == plan
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_activations_over_computing_as_published(profile: paper.Profile, ratio: 
 )
 def test_the_programme_is_no_slower_than_the_paper(profile: paper.Profile, config: str) -> None:
     """By the closed form, at the number of microbatches that is best for the plans of the paper's kinds."""
-    theirs = min(paper.of_paper(profile, config).values(), key=lambda each: each.seconds)
+    theirs = min(paper.of_paper(profile, config).values(), key=lambda entry: entry.seconds)
     costs = paper.Measured(profile, paper.cluster(config), theirs.count)
     ((seconds, pieces), *_), _ = pipelines(costs, 1)
     assert seconds == step_s(costs, pieces) <= theirs.seconds

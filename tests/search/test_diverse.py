@@ -68,7 +68,7 @@ def test_a_search_for_alternatives_finds_those_of_predicting_everything(seed: in
     """The best, then each the fastest of its sort, sorts and meshes counted over all points that fit."""
     asked, few = case(seed), 4
     every = list(predicted(asked))
-    limit = sorted(found.tightest.peak_bytes for _, found in every)[len(every) * 3 // 4] if every else None
+    limit = sorted(entry.tightest.peak_bytes for _, entry in every)[len(every) * 3 // 4] if every else None
     fits = [(p, f.step_s) for p, f in every if limit is None or f.tightest.peak_bytes <= limit]
     able = sorted((step_s, sort_of_point(asked.space.canonical(point))) for point, step_s in fits)
     same, seen, meshes, wanted = most_alike(len(set(asked.space.axes())), few), set(), Counter[object](), []
@@ -79,6 +79,6 @@ def test_a_search_for_alternatives_finds_those_of_predicting_everything(seed: in
             wanted += [step_s] if meshes[sort[0]] <= same else []
     goal = replace(asked.goal, memory_bytes=limit)
     given = asked.graph, asked.cluster, asked.workload, asked.space, asked.stack, goal
-    found = solve(*given, top=few, unlike=True)
-    assert [each.step_s for each in found.best] == wanted[:few] and found.unlike
-    assert found.counts.covered == asked.space.size
+    result = solve(*given, top=few, unlike=True)
+    assert [candidate.step_s for candidate in result.best] == wanted[:few] and result.unlike
+    assert result.counts.covered == asked.space.size

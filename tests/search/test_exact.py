@@ -48,13 +48,13 @@ def check(seed: int, *, beyond: bool = False, away: bool = False) -> int:
     given = case(seed, beyond=beyond, away=away)
     every = list(predicted(given))
     assert bool(every) == (seed not in WITHOUT) or seed not in SEEDS or away
-    peaks = sorted({found.tightest.peak_bytes for _, found in every})
+    peaks = sorted({entry.tightest.peak_bytes for _, entry in every})
     limit = peaks[len(peaks) // 2] if peaks and seed % 3 else None
     goal = replace(given.goal, memory_bytes=limit)
-    fits = sorted(found.step_s for _, found in every if limit is None or found.tightest.peak_bytes <= limit)
+    fits = sorted(entry.step_s for _, entry in every if limit is None or entry.tightest.peak_bytes <= limit)
     result = solve(given.graph, given.cluster, given.workload, given.space, given.stack, goal, top=1)
     assert result.counts.covered == given.space.size == result.counts.space
-    assert [found.step_s for found in result.best] == fits[:1], seed
+    assert [candidate.step_s for candidate in result.best] == fits[:1], seed
     check_bounds(given, random.Random(seed).sample(every, min(CHECKED, len(every))))
     return given.space.size
 
@@ -62,15 +62,15 @@ def check(seed: int, *, beyond: bool = False, away: bool = False) -> int:
 def check_bounds(given: Case, some: list[tuple[Point, Prediction]]) -> None:
     """No bound is above the plan it is of, no plan that fits is said not to, and twins are the same run."""
     search = Search(given.graph, given.cluster, given.workload, given.space, given.stack, given.goal)
-    for point, found in some:
+    for point, entry in some:
         same = given.space.canonical(point)
         if same != point:
             twin = predict(given.graph, given.cluster, given.space.plan(same), given.workload, given.stack)
-            assert twin.step_s == found.step_s and twin.tightest.peak_bytes == found.tightest.peak_bytes, point
+            assert twin.step_s == entry.step_s and twin.tightest.peak_bytes == entry.tightest.peak_bytes, point
             continue
         bounds, allowed = bounds_of(search, point)
-        assert max(bounds, default=0.0) <= found.step_s, (point, bounds, found.step_s)
-        assert allowed or not found.fits, point
+        assert max(bounds, default=0.0) <= entry.step_s, (point, bounds, entry.step_s)
+        assert allowed or not entry.fits, point
 
 
 def bounds_of(search: Search, point: Point) -> tuple[list[float], bool]:
@@ -85,10 +85,10 @@ def bounds_of(search: Search, point: Point) -> tuple[list[float], bool]:
     dp = point.dp_replicate * point.dp_shard
     micro = space.micro_batch_size
     family = Family(search.job, point.tp, point.cp, point.ep, point.pp, dp, layout, point.recompute, micro)
-    found, column = [blocks.family_bound(family)], micro.index(point.micro_batch_size)
+    actual, column = [blocks.family_bound(family)], micro.index(point.micro_batch_size)
     for row in blocks.rows(family):
         if (row.schedule, row.virtual) == (point.schedule, point.virtual_stages) and column in row.columns:
-            found.append(row.bounds[row.columns.index(column)])
+            actual.append(row.bounds[row.columns.index(column)])
             block = search.opening.block(family, row.schedule, row.virtual, column)
             for least, group in search.opening.open(block):
                 if group.rough:
@@ -99,10 +99,10 @@ def bounds_of(search: Search, point: Point) -> tuple[list[float], bool]:
                         better = [search.tighten.stalled(item)] if stalls else []
                         better += [search.tighten.bound(item), search.tighten.single(item) if item.gathers else 0.0]
                         fits = search.opening.fits(item)
-                        return [*found, least, bound, *(each * (1 - SLACK) for each in better)], fits
+                        return [*actual, least, bound, *(entry * (1 - SLACK) for entry in better)], fits
                     if item == point:
-                        return [*found, least, bound], True
-    return found, False
+                        return [*actual, least, bound], True
+    return actual, False
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -136,7 +136,7 @@ def test_bounds_hold_where_gradients_hold_backwards_up(factor: float) -> None:
     space = make_space(graph, machines, work, base=Plan())
     space = replace(space, tp=(1,), cp=(1,), pp=(1, 2), zero=(2,), micro_batch_size=(1,), recompute=("none",))
     slow = replace(given, graph=graph, cluster=machines, workload=work, space=space, stack=stack("torchtitan"))
-    every = [(point, found) for point, found in predicted(slow) if point.overlap]
+    every = [(point, entry) for point, entry in predicted(slow) if point.overlap]
     assert len(every) > 5
     check_bounds(slow, every)
 
@@ -159,9 +159,9 @@ def test_bounds_hold_where_tokens_go_once_to_a_node() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_a_plan_with_exactly_the_memory_it_needs_is_not_ruled_out(seed: int) -> None:
     given = case(seed)
-    every = [(point, found) for point, found in predicted(given) if given.space.canonical(point) == point]
+    every = [(point, entry) for point, entry in predicted(given) if given.space.canonical(point) == point]
     assert bool(every) == (seed not in WITHOUT)
-    for point, found in random.Random(seed).sample(every, min(CHECKED, len(every))):
-        goal = replace(given.goal, memory_bytes=found.tightest.peak_bytes)
+    for point, entry in random.Random(seed).sample(every, min(CHECKED, len(every))):
+        goal = replace(given.goal, memory_bytes=entry.tightest.peak_bytes)
         search = Search(given.graph, given.cluster, given.workload, given.space, given.stack, goal)
         assert bounds_of(search, point)[1], point

@@ -34,13 +34,13 @@ def fitting(memory_gib: float | None = 14.0, **changes: object) -> Fitting:
 
 
 @pytest.fixture(scope="module")
-def found() -> tuple[Fitting, Ladder]:
+def result() -> tuple[Fitting, Ladder]:
     asked = fitting()
     return asked, ladder(asked, tuple(asked.alone()))
 
 
-def test_numbers_are_those_of_predict(found: tuple[Fitting, Ladder]) -> None:
-    asked, made = found
+def test_numbers_are_those_of_predict(result: tuple[Fitting, Ladder]) -> None:
+    asked, made = result
     assert not made.fits and made.combined and made.complete
     pricing = asked.base.pricing
     for rung in (*made.alone, *made.combined):
@@ -52,8 +52,8 @@ def test_numbers_are_those_of_predict(found: tuple[Fitting, Ladder]) -> None:
             assert rung.fits == (again.has_room and rung.peak_bytes <= 14 * GIB and not host_short(again))
 
 
-def test_no_smaller_set_of_changes_is_enough(found: tuple[Fitting, Ladder]) -> None:
-    asked, made = found
+def test_no_smaller_set_of_changes_is_enough(result: tuple[Fitting, Ladder]) -> None:
+    asked, made = result
     enough = [set(rung.options) for rung in made.combined]
     assert not any(a < b for a, b in combinations(enough, 2)) and not any(b < a for a, b in combinations(enough, 2))
     fit_alone = {rung.options[0] for rung in made.alone if rung.fits}
@@ -107,6 +107,6 @@ def test_the_largest_size_fits_and_the_next_does_not(what: str) -> None:
         else:
             rung = asked.rung((), (), plan, replace(work, seq_len=size))
         assert rung.fits == fits
-    assert all(each.size >= first.size for each in sizes)
-    together = [each for each in sizes if each.added]
-    assert together and together[-1].size > max(each.size for each in sizes if not each.added)
+    assert all(size.size >= first.size for size in sizes)
+    together = [size for size in sizes if size.added]
+    assert together and together[-1].size > max(size.size for size in sizes if not size.added)

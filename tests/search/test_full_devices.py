@@ -44,13 +44,13 @@ def test_a_plan_is_found_where_it_is_predicted_to_fit(name: str, fixed: dict[str
     least = usual.allocated_bytes + (usual.usual_bytes - usual.allocated_bytes) // 3
     narrow = scaled(roomy, memory_bytes=int(usual.usual_bytes - part * (usual.usual_bytes - least)))
     space = make_space(GRAPH, narrow, WORK, base=Plan(), fixed=fixed)
-    fit = [each for each in points if predict(GRAPH, narrow, space.plan(each), WORK, PLAIN_STACK).fits]
+    fit = [point for point in points if predict(GRAPH, narrow, space.plan(point), WORK, PLAIN_STACK).fits]
     try:
-        found = solve(GRAPH, narrow, WORK, space, goal=Goal(memory_fraction=1.0)).best
+        result = solve(GRAPH, narrow, WORK, space, goal=Goal(memory_fraction=1.0)).best
     except PlanError:
-        found = ()
-    assert bool(found) == bool(fit)
-    assert all(each.prediction.fits for each in found)
+        result = ()
+    assert bool(result) == bool(fit)
+    assert all(entry.prediction.fits for entry in result)
 
 
 def test_a_family_without_choices_is_too_large() -> None:

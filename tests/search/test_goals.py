@@ -43,14 +43,14 @@ ASKED = Question(
 def everything(cluster: Cluster, work: Workload) -> list[tuple[float, int]]:
     """(seconds, peak bytes) of every plan of the space that runs."""
     space = make_space(ASKED.graph, cluster, work, base=ASKED.base, fixed=ASKED.fixed, limits=ASKED.limits)
-    found = []
+    actual = []
     for point in space.points():
         try:
-            each = predict(ASKED.graph, cluster, space.plan(point), work, PLAIN_STACK)
+            prediction = predict(ASKED.graph, cluster, space.plan(point), work, PLAIN_STACK)
         except GnomonError:
             continue
-        found.append((each.step_s, each.tightest.peak_bytes))
-    return found
+        actual.append((prediction.step_s, prediction.tightest.peak_bytes))
+    return actual
 
 
 def test_the_front_is_that_of_every_plan() -> None:
@@ -173,7 +173,7 @@ def test_no_step_is_shorter_than_at_the_peak_of_every_device() -> None:
 
 def test_whole_nodes_up_to_a_number_of_devices() -> None:
     cluster = parse_cluster("4x8xh100-sxm")
-    assert [each.num_devices for each in up_to(cluster, 20)] == [8, 16]
+    assert [entry.num_devices for entry in up_to(cluster, 20)] == [8, 16]
     with pytest.raises(PlanError, match="at most 4 devices, but a node"):
         up_to(cluster, 4)
 
@@ -203,8 +203,8 @@ def test_the_largest_depth_is_that_of_trying_all() -> None:
     assert last.best is not None
 
     def fits(layers: int) -> bool:
-        each = replace(asked, graph=grown(config, "layers", layers).graph)
-        return each.best(CLUSTER, work).best is not None
+        share = replace(asked, graph=grown(config, "layers", layers).graph)
+        return share.best(CLUSTER, work).best is not None
 
     layers = max(int(case.label.split("=")[1].split()[0]) for case in cases if case.best is not None)
     assert last.label.startswith(f"layers={layers} ")

@@ -56,52 +56,52 @@ def combinations(asked: Question, work: Workload) -> Iterator[Prediction]:
 def fits(asked: Question, work: Workload) -> bool:
     limit = asked.goal.memory_bytes
     assert limit is not None
-    return any(each.tightest.peak_bytes <= limit for each in combinations(asked, work))
+    return any(combination.tightest.peak_bytes <= limit for combination in combinations(asked, work))
 
 
 def needs_all(asked: Question, case: Case) -> None:
     """The plan fits, is a prediction of its plan, and does not fit without any one of the choices."""
-    limit, found, fitted = asked.goal.memory_bytes, case.best, case.fitted
-    assert limit is not None and found is not None and fitted is not None and fitted.made
-    again = predict(asked.graph, CLUSTER, found.prediction.plan, case.workload)
-    assert again.step_s == found.step_s and again.tightest.peak_bytes <= limit
+    limit, actual, fitted = asked.goal.memory_bytes, case.best, case.fitted
+    assert limit is not None and actual is not None and fitted is not None and fitted.made
+    again = predict(asked.graph, CLUSTER, actual.prediction.plan, case.workload)
+    assert again.step_s == actual.step_s and again.tightest.peak_bytes <= limit
     assert fitted.without.tightest.peak_bytes > limit
-    assert fitted.cost == pytest.approx(found.step_s / fitted.without.step_s - 1)
-    for each, value in fitted.made:
-        assert each.of(found.prediction.plan) == value
-        less = each.make(found.prediction.plan, asked.graph, each.of(asked.base))
+    assert fitted.cost == pytest.approx(actual.step_s / fitted.without.step_s - 1)
+    for entry, value in fitted.made:
+        assert entry.of(actual.prediction.plan) == value
+        less = entry.make(actual.prediction.plan, asked.graph, entry.of(asked.base))
         assert predict(asked.graph, CLUSTER, less, case.workload).tightest.peak_bytes > limit
 
 
 @pytest.mark.parametrize("fixed", [{"recompute": "none"}, {"zero": 0, "recompute": "none", "tp": 1, "cp": 1}])
 def test_the_longest_fits_by_choices_and_the_next_does_not(fixed: dict[str, object]) -> None:
     asked = replace(ASKED, fixed={**ASKED.fixed, **fixed}, base=Plan())
-    limit = min(each.tightest.peak_bytes for each in combinations(asked, replace(WORK, seq_len=2048)))
+    limit = min(combination.tightest.peak_bytes for combination in combinations(asked, replace(WORK, seq_len=2048)))
     asked = replace(asked, goal=Goal(memory_bytes=limit))
     plain = longest(asked, CLUSTER, WORK, multiple=256)[-1]
     cases = longest(squeezing(asked), CLUSTER, WORK, multiple=256)
-    found = cases[-1]
-    assert found.workload.seq_len > plain.workload.seq_len and plain.fitted is None
-    assert any(each.fitted is None and each.label == plain.label for each in cases)
-    needs_all(asked, found)
-    assert "activation_offload" in {each.name for each, _ in found.fitted.made}  # type: ignore[union-attr]
-    assert not fits(asked, replace(WORK, seq_len=found.workload.seq_len + 256))
+    result = cases[-1]
+    assert result.workload.seq_len > plain.workload.seq_len and plain.fitted is None
+    assert any(case.fitted is None and case.label == plain.label for case in cases)
+    needs_all(asked, result)
+    assert "activation_offload" in {entry.name for entry, _ in result.fitted.made}  # type: ignore[union-attr]
+    assert not fits(asked, replace(WORK, seq_len=result.workload.seq_len + 256))
     shut = longest(squeezing(asked, "activation_offload>0"), CLUSTER, WORK, multiple=256)[-1]
-    assert shut.workload.seq_len < found.workload.seq_len
+    assert shut.workload.seq_len < result.workload.seq_len
 
 
 def test_the_largest_fits_by_choices_and_the_next_does_not() -> None:
     config = CONFIGS["llama-tiny"]()
     asked = replace(ASKED, fixed={**ASKED.fixed, "recompute": "full", "cp": 1})
     twelve = replace(asked, graph=grown(config, "layers", 12).graph)
-    limit = min(each.tightest.peak_bytes for each in combinations(twelve, WORK))
+    limit = min(combination.tightest.peak_bytes for combination in combinations(twelve, WORK))
     asked = replace(asked, goal=Goal(memory_bytes=limit))
     plain = largest(asked, CLUSTER, WORK, config, "layers")[-1]
-    found = largest(squeezing(asked), CLUSTER, WORK, config, "layers")[-1]
-    layers, before = (int(each.label.split("=")[1].split()[0]) for each in (found, plain))
+    sizes = largest(squeezing(asked), CLUSTER, WORK, config, "layers")[-1]
+    layers, before = (int(entry.label.split("=")[1].split()[0]) for entry in (sizes, plain))
     assert layers > before
-    needs_all(replace(asked, graph=grown(config, "layers", layers).graph), found)
-    assert "optimizer_offload" in {each.name for each, _ in found.fitted.made}  # type: ignore[union-attr]
+    needs_all(replace(asked, graph=grown(config, "layers", layers).graph), sizes)
+    assert "optimizer_offload" in {entry.name for entry, _ in sizes.fitted.made}  # type: ignore[union-attr]
     assert not fits(replace(asked, graph=grown(config, "layers", layers + 1).graph), WORK)
     graphs = [grown(config, "layers", n).graph for n in (before, layers, layers + 1)]
     assert largest_of(squeezing(asked), CLUSTER, WORK, graphs)[-1].fitted is not None
@@ -125,7 +125,7 @@ def test_further_finds_the_greatest(most: int) -> None:
 
 def test_a_front_with_choices_beats_the_one_without() -> None:
     work = replace(WORK, seq_len=2048)
-    plain, front = (pareto(each, CLUSTER, work) for each in (ASKED, squeezing(ASKED)))
+    plain, front = (pareto(entry, CLUSTER, work) for entry in (ASKED, squeezing(ASKED)))
     shown = [(c.best.step_s, c.best.prediction.tightest.peak_bytes) for c in front if c.best is not None]
     before = [(c.best.step_s, c.best.prediction.tightest.peak_bytes) for c in plain if c.best is not None]
     assert shown == sorted(shown) and [p for _, p in shown] == sorted({p for _, p in shown}, reverse=True)
@@ -136,6 +136,9 @@ def test_a_front_with_choices_beats_the_one_without() -> None:
         again = predict(ASKED.graph, CLUSTER, case.best.prediction.plan, work)
         assert (again.step_s, again.tightest.peak_bytes) in shown
     names = {
-        each.name for case in front for each in CHOICES if each.of(case.best.prediction.plan) != each.of(ASKED.base)
+        choice.name
+        for case in front
+        for choice in CHOICES
+        if choice.of(case.best.prediction.plan) != choice.of(ASKED.base)
     }  # type: ignore[union-attr]
     assert names <= {*LEAN, "activation_offload"} and names

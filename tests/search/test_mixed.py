@@ -38,13 +38,13 @@ def check_exact(seed: int) -> int:
     draw = random.Random(seed)
     limits = memory_limits(case.space.kinds, Goal(memory_fraction=1.0))
     if every and seed % 2:  # of some kinds only so much that half of the plans fit
-        peaks = sorted(found.tightest.peak_bytes for _, found in every)
+        peaks = sorted(entry.tightest.peak_bytes for _, entry in every)
         limits = tuple(min(limit, draw.choice((limit, peaks[len(peaks) // 2]))) for limit in limits)
-    allowed = sorted(found.step_s for _, found in every if fits(found, case.space.kinds, limits))
+    allowed = sorted(entry.step_s for _, entry in every if fits(entry, case.space.kinds, limits))
     tables = LayerTables(case.graph, case.cluster, case.workload, case.stack, case.space.base, case.space.kinds)
     search = MixedSearch(tables, case.workload, case.stack, case.space, limits, tries=10**9)
     search.run()
-    assert [found.step_s for found in search.best] == allowed[:1], seed
+    assert [candidate.step_s for candidate in search.best] == allowed[:1], seed
     assert search.counts.covered == search.counts.space == case.space.size and not search.counts.left
     assert search.bound_s == float("inf")
     return case.space.size
@@ -109,14 +109,14 @@ def test_kinds_left_out_are_no_ranks() -> None:
 
 
 def test_the_fast_devices_take_more_and_nothing_compared_with_is_faster() -> None:
-    found = plan_mixed(model("llama", 4), MIXED, WORKLOAD, forbid=["pp>2", "tp>1"], tries=60)
-    best = found.best[0]
-    assert best.prediction.fits and found.bound_s <= best.step_s
-    others = [found.equal, *(each for _, each in found.alone)]
-    assert all(each.step_s >= best.step_s for each in others if each is not None)
-    assert len({kind.name for kind, _ in found.alone}) == 2
-    counts = found.counts
-    assert counts.priced + counts.too_slow + counts.too_large + counts.illegal + counts.left == found.space.size
+    result = plan_mixed(model("llama", 4), MIXED, WORKLOAD, forbid=["pp>2", "tp>1"], tries=60)
+    best = result.best[0]
+    assert best.prediction.fits and result.bound_s <= best.step_s
+    others = [result.equal, *(entry for _, entry in result.alone)]
+    assert all(other.step_s >= best.step_s for other in others if other is not None)
+    assert len({kind.name for kind, _ in result.alone}) == 2
+    counts = result.counts
+    assert counts.priced + counts.too_slow + counts.too_large + counts.illegal + counts.left == result.space.size
 
 
 def test_shares_by_speed_beat_equal_ones_in_the_simulator() -> None:
@@ -185,9 +185,9 @@ def test_what_plans_over_kinds_do_not_have_is_refused() -> None:
 def test_tied_weights_stay_on_equal_meshes_where_the_runtime_wants_it() -> None:
     cluster = parse_cluster("1x4xh100-sxm+1x2xa100-sxm-80gb")
     space = make_mixed_space(model("tied", 4), cluster, WORKLOAD, base=Plan(), stack=stack("gnomon"))
-    found = [space.plan(point) for point in random.Random(1).sample(list(space.points()), 100)]
-    assert all(len({stage.mesh for stage in plan.stages}) == 1 for plan in found)
-    assert all(plan.optimizer.zero == 0 for plan in found if len(plan.stages) > 1)
+    actual = [space.plan(point) for point in random.Random(1).sample(list(space.points()), 100)]
+    assert all(len({stage.mesh for stage in plan.stages}) == 1 for plan in actual)
+    assert all(plan.optimizer.zero == 0 for plan in actual if len(plan.stages) > 1)
 
 
 NEW_AXES = {
@@ -222,18 +222,18 @@ def test_the_search_is_exact_with_context_experts_and_several_stages(name: str, 
     assert 8 <= len(points) == space.size < 200
     for point in points:
         try:
-            found = predict(graph, cluster, space.plan(point), work)
+            prediction = predict(graph, cluster, space.plan(point), work)
         except PlanError:
             continue
         used.add((point.form, point.cp > 1, max(point.ep) > 1, point.virtual > 1))
-        steps += [found.step_s] if fits(found, space.kinds, limits) else []
+        steps += [prediction.step_s] if fits(prediction, space.kinds, limits) else []
     tables = LayerTables(graph, cluster, work, PLAIN_STACK, base, space.kinds)
     search = MixedSearch(tables, work, PLAIN_STACK, space, limits, tries=10**9)
     search.run()
-    assert steps and [found.step_s for found in search.best] == [min(steps)]
+    assert steps and [candidate.step_s for candidate in search.best] == [min(steps)]
     assert search.counts.covered == search.counts.space == space.size and not search.counts.left
     wanted = "context" in name, "experts" in name, "two stages" in name
-    assert any(each[1:] == wanted for each in used), used
+    assert any(entry[1:] == wanted for entry in used), used
 
 
 def test_experts_are_divided_within_a_kind() -> None:
@@ -243,14 +243,14 @@ def test_experts_are_divided_within_a_kind() -> None:
         model("mixtral", 4), cluster, WORKLOAD, fixed={"tp": 1, "zero": 1, "sequence_parallel": True}
     )
     kind_of = {device: k for k, kind in enumerate(space.kinds) for device in kind.devices}
-    found = set()
+    actual = set()
     for point in random.Random(0).sample(list(space.points()), 300):
         plan = space.plan(point)
         for stage, ranks in enumerate(plan.stage_ranks):
             for group in plan.stage_mesh(stage).experts.groups("ep").tolist():
                 assert len({kind_of[plan.device_of[ranks[i]]] for i in group}) == 1
-        found.add((point.form, point.ep))
-    assert {("replicas", (2, 2)), ("stages", (4, 2))} <= found
+        actual.add((point.form, point.ep))
+    assert {("replicas", (2, 2)), ("stages", (4, 2))} <= actual
 
 
 def test_stacks_keep_their_zero_stages_and_axes_over_kinds() -> None:

@@ -29,7 +29,7 @@ def bounds_of(space: MixedSpace, work: Workload, limits: tuple[int, ...]) -> Bou
 
 def rows_of(space: MixedSpace, block: MixedBlock, variant: tuple[int, str]) -> Rows:
     chosen = list(space.choices(block))
-    shares = np.array([each for _, each in chosen], np.int64).reshape(len(chosen), -1)
+    shares = np.array([entry for _, entry in chosen], np.int64).reshape(len(chosen), -1)
     return Rows(block, variant, np.array([n for n, _ in chosen]), shares, np.zeros(len(chosen)), False)  # type: ignore[arg-type]
 
 
@@ -70,9 +70,9 @@ def test_no_bound_on_memory_is_above_the_prediction(seed: int) -> None:
         limit_of |= dict.fromkeys(kind.devices, limit)
     every = list(predicted(case))
     assert every
-    for point, found in every:
-        place = found.plan.device_of
-        fullest = max(rank.peak_bytes / limit_of[place[r]] for rank in found.memory for r in rank.ranks)
+    for point, entry in every:
+        place = entry.plan.device_of
+        fullest = max(rank.peak_bytes / limit_of[place[r]] for rank in entry.memory for r in rank.ranks)
         made = row_of(case.space, point)
         assert rows.least_ratio(made.block) <= fullest
         assert rows.ratio(made)[0] <= fullest and (point.pp == 1 or rows.ratio(made, played=True)[0] <= fullest)
@@ -125,6 +125,6 @@ def test_what_is_too_large_at_less_work_is_not_looked_at_again() -> None:
         known = Large(known=frozenset(short.large.added))
         ruled += len(known.known)
         plain, quick = (search(1, limit, large) for large in (Large(), known))
-        assert [each.step_s for each in plain.best] == [each.step_s for each in quick.best]
+        assert [candidate.step_s for candidate in plain.best] == [candidate.step_s for candidate in quick.best]
         assert plain.counts.space == quick.counts.covered
     assert ruled

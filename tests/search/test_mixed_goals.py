@@ -31,12 +31,12 @@ ASKED = Question(graph=model("llama", 4), stack=PLAIN_STACK, base=Plan(), fixed=
 
 
 def test_choices_are_every_number_of_each_kind() -> None:
-    found = up_to(parse_cluster("1x8xh100-sxm+2x4xa100-sxm-80gb"))
-    counts = [tuple((g.node.device.name[:4], g.count) for g in each.groups) for each in found]
+    result = up_to(parse_cluster("1x8xh100-sxm+2x4xa100-sxm-80gb"))
+    counts = [tuple((g.node.device.name[:4], g.count) for g in entry.groups) for entry in result]
     assert counts == [
         (("a100", 1),), (("h100", 1),), (("a100", 2),), (("h100", 1), ("a100", 1)), (("h100", 1), ("a100", 2)),
     ]  # fmt: skip
-    assert [each.num_devices for each in up_to(parse_cluster("1x8xh100-sxm+2x4xa100-sxm-80gb"), 8)] == [4, 8, 8]
+    assert [entry.num_devices for entry in up_to(parse_cluster("1x8xh100-sxm+2x4xa100-sxm-80gb"), 8)] == [4, 8, 8]
     with pytest.raises(PlanError, match="at most 3 devices, but a node of .* has 4"):
         up_to(parse_cluster("1x8xh100-sxm+2x4xa100-sxm-80gb"), 3)
     with pytest.raises(PlanError, match="80 choices of whole nodes, and up to 64"):
@@ -48,8 +48,8 @@ def test_choices_are_every_number_of_each_kind() -> None:
 def test_the_best_case_is_that_of_the_search_over_kinds() -> None:
     case = ASKED.best(MIXED, WORK)
     assert isinstance(case.best, MixedFound)
-    found = plan_mixed(ASKED.graph, MIXED, WORK, base=Plan(), fixed=FIXED)
-    assert case.best.step_s == found.best[0].step_s
+    result = plan_mixed(ASKED.graph, MIXED, WORK, base=Plan(), fixed=FIXED)
+    assert case.best.step_s == result.best[0].step_s
 
 
 def test_machines_by_time_and_by_cost() -> None:
@@ -84,10 +84,10 @@ def every_peak(work: Workload) -> Iterator[tuple[str, int]]:
     for cluster, space in spaces:
         for point in space.points():
             try:
-                found = predict(ASKED.graph, cluster, space.plan(point), work)
+                prediction = predict(ASKED.graph, cluster, space.plan(point), work)
             except PlanError:
                 continue
-            yield cluster.name, max(rank.peak_bytes for rank in found.memory)
+            yield cluster.name, max(rank.peak_bytes for rank in prediction.memory)
 
 
 @pytest.mark.parametrize("limit", [3 * 2**30, 5 * 2**30])
@@ -137,8 +137,8 @@ def test_the_first_that_fits_is_found_wherever_one_is() -> None:
     tables = LayerTables(model("llama", 4), MIXED, work, PLAIN_STACK, Plan(), space.kinds)
     peaks = []
     for point in space.points():
-        found = predict(model("llama", 4), MIXED, space.plan(point), work)
-        peaks.append(max(rank.peak_bytes for rank in found.memory))
+        prediction = predict(model("llama", 4), MIXED, space.plan(point), work)
+        peaks.append(max(rank.peak_bytes for rank in prediction.memory))
     for limit in (min(peaks) - 1, min(peaks), sorted(peaks)[len(peaks) // 2]):
         search = FirstFit(tables, work, PLAIN_STACK, space, (limit, limit), tries=10**6)
         search.run()

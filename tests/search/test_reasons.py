@@ -42,8 +42,8 @@ def test_every_change_is_one_and_keeps_the_devices() -> None:
 
 
 def test_neighbours_are_predictions() -> None:
-    found = {each.what: each for each in reasons().neighbours}
-    full = found["recompute full"].prediction
+    actual = {reason.what: reason for reason in reasons().neighbours}
+    full = actual["recompute full"].prediction
     assert full is not None and full.plan.saved.preset == "full"
     assert full.step_s > predicted().step_s and full.tightest.peak_bytes < predicted().tightest.peak_bytes
 
@@ -56,13 +56,13 @@ def test_progress_counts_every_plan_that_is_looked_at() -> None:
         Plan(schedule=Schedule(micro_batch_size=1)),
         Workload(global_batch_size=2, seq_len=64),
     )
-    found = explain(small, runners_up=[PLAN], told=lambda done, of: seen.append((done, of)))
-    assert seen == [(i + 1, len(seen)) for i in range(len(seen))] and len(seen) == len(found.neighbours) + 1
-    assert found.runners_up == ()  # sixteen ranks do not run on one device
+    result = explain(small, runners_up=[PLAN], told=lambda done, of: seen.append((done, of)))
+    assert seen == [(i + 1, len(seen)) for i in range(len(seen))] and len(seen) == len(result.neighbours) + 1
+    assert result.runners_up == ()  # sixteen ranks do not run on one device
 
 
 def test_faster_links_never_lose_and_slower_ones_never_gain() -> None:
-    steps = {each.what: each.step_s for each in reasons().sensitivities}
+    steps = {reason.what: reason.step_s for reason in reasons().sensitivities}
     own = predicted().step_s
     assert steps["network 2x"] <= own <= steps["network half"] and steps["links inside a node 2x"] <= own
 
@@ -85,10 +85,10 @@ def test_what_is_said_of_other_machines_is_true_there() -> None:
     held = {"pp": 1, "tp": 2, "cp": 1, "micro_batch_size": 1, "zero": 1, "sequence_parallel": True}
     fixed = {**held, "schedule": "one_f_one_b", "dp_replicate": 1, "dp_shard": 8, "keep_gathered": False}
     goal = Goal(memory_bytes=int(0.92 * cluster.devices[0].memory_bytes))
-    found = plan("llama-3.1-8b", cluster, work, goal=goal, fixed=fixed, top=1, beyond=())  # recomputes
-    best, large = found.best[0], [each for each in found.near if each.step_s < found.best[0].step_s]
-    told = explain(best.prediction, too_large=[each.plan for each in large])
-    lines = {each.what: each for each in told.sensitivities}
+    result = plan("llama-3.1-8b", cluster, work, goal=goal, fixed=fixed, top=1, beyond=())  # recomputes
+    best, large = result.best[0], [candidate for candidate in result.near if candidate.step_s < result.best[0].step_s]
+    told = explain(best.prediction, too_large=[entry.plan for entry in large])
+    lines = {sensitivity.what: sensitivity for sensitivity in told.sensitivities}
     slow = predict("llama-3.1-8b", by_hand(cluster, network=0.5), best.plan, work)
     assert lines["network half"].step_s == slow.step_s > best.step_s
     more = lines["+10 GiB a device"]
@@ -113,38 +113,38 @@ def test_choices_beyond_the_search_are_undone_one_by_one() -> None:
 
 
 def test_what_each_axis_buys_is_the_plan_without_it() -> None:
-    found = {each.what: each.prediction for each in reasons().bought}
-    assert {"tp 2", "pp 2", "ZeRO 1"} == {*found}
+    actual = {reason.what: reason.prediction for reason in reasons().bought}
+    assert {"tp 2", "pp 2", "ZeRO 1"} == {*actual}
     for what, axis in (("tp 2", "tp"), ("pp 2", "pp")):
-        assert found[what] is not None and getattr(found[what].plan.mesh, axis) == 1
-        assert found[what].plan.world_size == PLAN.world_size
-    assert found["ZeRO 1"] is not None and found["ZeRO 1"].plan.optimizer.zero == 0
+        assert actual[what] is not None and getattr(actual[what].plan.mesh, axis) == 1
+        assert actual[what].plan.world_size == PLAN.world_size
+    assert actual["ZeRO 1"] is not None and actual["ZeRO 1"].plan.optimizer.zero == 0
 
 
 def test_runners_up_of_a_search_lose_what_their_predictions_say() -> None:
     slower = replace(PLAN, saved=Saved(preset="full"))
     larger = replace(PLAN, schedule=Schedule(micro_batch_size=4))
-    found = explain(predicted(), runners_up=(slower,), too_large=(larger,))
-    (other,) = found.runners_up
+    result = explain(predicted(), runners_up=(slower,), too_large=(larger,))
+    (other,) = result.runners_up
     again = predict("llama-3.2-1b", "2x8xh100-sxm", slower, Workload(global_batch_size=32, seq_len=2048))
     assert other.loss.seconds == again.step_s - predicted().step_s > 0
-    assert other.loss.part in again.breakdown and len(found.too_large) == 1
-    assert "runners-up" in "\n".join(reasons_text(found))
+    assert other.loss.part in again.breakdown and len(result.too_large) == 1
+    assert "runners-up" in "\n".join(reasons_text(result))
 
 
 def test_why_a_plan_does_not_fit_names_rank_moment_and_class() -> None:
     work = Workload(global_batch_size=256, seq_len=8192)
     plan = replace(PLAN, schedule=Schedule(micro_batch_size=4))
     tight = predict("llama-3.1-8b", "2x8xa100-sxm-40gb", plan, work)
-    found = explain(tight)
+    result = explain(tight)
     assert not tight.fits
-    said = where(tight)
-    assert said.startswith(f"rank {tight.tightest.ranks[0]}, {tight.tightest.peak_at}: ") and " of 39" in said
+    message = where(tight)
+    assert message.startswith(f"rank {tight.tightest.ranks[0]}, {tight.tightest.peak_at}: ") and " of 39" in message
     largest = max(
         ("parameters", "gradients", "states", "activations", "logits"), key=lambda n: tight.tightest.by_class[n]
     )
-    assert said.split(" GiB, ")[1].startswith(largest)
-    lines = reasons_text(found, advice=advice(tight))
+    assert message.split(" GiB, ")[1].startswith(largest)
+    lines = reasons_text(result, advice=advice(tight))
     assert all(len(line) <= 80 for line in lines)
     assert "fastest change that fits" in "\n".join(lines)
 
@@ -153,9 +153,9 @@ def test_more_memory_lets_in_what_the_share_of_a_device_forbids() -> None:
     """Without recomputation the job is quicker, over the share of a device now, and within it with 10 GiB more."""
     job = replace(PLAN, mesh=Mesh(dp_shard=8, tp=2), schedule=Schedule(micro_batch_size=2), saved=Saved(preset="full"))
     given = predict("llama-3.1-8b", "2x8xh100-sxm", job, Workload(global_batch_size=64, seq_len=8192))
-    found = explain(given)
-    (more,) = (each for each in found.sensitivities if each.what.startswith("+10 GiB"))
-    named = {each.what: each.prediction for each in found.neighbours}[more.change.partition(",")[0]]
+    result = explain(given)
+    (more,) = (sensitivity for sensitivity in result.sensitivities if sensitivity.what.startswith("+10 GiB"))
+    named = {neighbour.what: neighbour.prediction for neighbour in result.neighbours}[more.change.partition(",")[0]]
     assert named is not None and named.step_s == more.step_s < given.step_s
     assert not within_share(named) and within_share(named, MORE_MEMORY)
     assert "no plan looked at" in next(s.change for s in reasons().sensitivities if s.what.startswith("+10 GiB"))
@@ -174,16 +174,18 @@ def test_experts_and_contexts_have_neighbours() -> None:
 def test_uneven_stages_have_neighbours_with_their_layers_or_equal_ones() -> None:
     rules = (SavedRule(preset="full", stages=(1,)),)
     uneven = replace(PLAN, schedule=replace(PLAN.schedule, layers_per_stage=(9, 7)), saved=Saved(rules=rules))
-    found = dict(changes(uneven))
-    assert found["equal stages"].schedule.layers_per_stage == () == found["equal stages"].saved.rules
-    assert found["ZeRO 1 -> 3"].schedule.layers_per_stage == (9, 7) and found["ZeRO 1 -> 3"].saved.rules == rules
+    actual = dict(changes(uneven))
+    assert actual["equal stages"].schedule.layers_per_stage == () == actual["equal stages"].saved.rules
+    assert actual["ZeRO 1 -> 3"].schedule.layers_per_stage == (9, 7) and actual["ZeRO 1 -> 3"].saved.rules == rules
     for what in ("pp 2 -> 4", "pp 2 -> 1", "schedule zero_bubble_v"):
-        assert found[what].schedule.layers_per_stage == () == found[what].saved.rules
-    assert found["schedule zero_bubble_h1"].schedule.layers_per_stage == (9, 7)
+        assert actual[what].schedule.layers_per_stage == () == actual[what].saved.rules
+    assert actual["schedule zero_bubble_h1"].schedule.layers_per_stage == (9, 7)
     work = Workload(global_batch_size=32, seq_len=2048)
     reasons = explain(predict("llama-3.2-1b", "2x8xh100-sxm", uneven, work))
-    assert all(each.prediction is not None or each.why_not for each in reasons.neighbours)
-    assert reasons_text(reasons) and not any("layers_per_stage" in each.why_not for each in reasons.neighbours)
+    assert all(neighbour.prediction is not None or neighbour.why_not for neighbour in reasons.neighbours)
+    assert reasons_text(reasons) and not any(
+        "layers_per_stage" in neighbour.why_not for neighbour in reasons.neighbours
+    )
     tight = predict(
         "llama-3.1-8b",
         "2x8xa100-sxm-40gb",
@@ -219,15 +221,15 @@ def test_host_memory_of_an_offloaded_optimizer() -> None:
 
 
 def test_the_text_names_what_bounds_and_the_memory_of_each_stage() -> None:
-    found = reasons()
+    result = reasons()
     parts = predicted().breakdown
-    named = bounded_by(found).partition(":")[0]
+    named = bounded_by(result).partition(":")[0]
     assert "launch" in sorted(parts, key=lambda part: -parts[part])[:2] and "kernels waiting for the host" in named
     assert ("computing, then" in named) == (parts["F"] + parts["B"] > parts["launch"])
-    assert network(found).split("? ")[1].startswith(("yes", "partly", "no"))
-    assert [zero for zero, _ in found.zero] == [0, 1, 2, 3]
-    assert "by ZeRO stage" in sharding(found)
-    assert all(len(line) <= 80 for line in reasons_text(found))
+    assert network(result).split("? ")[1].startswith(("yes", "partly", "no"))
+    assert [zero for zero, _ in result.zero] == [0, 1, 2, 3]
+    assert "by ZeRO stage" in sharding(result)
+    assert all(len(line) <= 80 for line in reasons_text(result))
 
 
 def test_uneven_stages_are_explained() -> None:

@@ -33,14 +33,14 @@ SHARED = replace(SHARED, schedule=Schedule(num_microbatches=2))
 @pytest.mark.parametrize("plan", [PIPELINE, SHARED], ids=["pipeline", "shares"])
 def test_every_neighbour_has_all_layers_and_sequences(plan: Plan) -> None:
     whole = [layer.label for layer in GRAPH.layers()]
-    found = [*stage_changes(plan, GRAPH, MIXED, WORK), *evened(plan, GRAPH, WORK)]
-    assert len({what for what, _ in found}) == len(found) and len({each for _, each in found}) == len(found)
-    for what, each in found:
-        assert each != plan, what
-        assert [layer.label for part in stage_layers(each, GRAPH) for layer in part] == whole, what
-        count, size = batch(each, WORK)
+    actual = [*stage_changes(plan, GRAPH, MIXED, WORK), *evened(plan, GRAPH, WORK)]
+    assert len({what for what, _ in actual}) == len(actual) and len({entry for _, entry in actual}) == len(actual)
+    for what, entry in actual:
+        assert entry != plan, what
+        assert [layer.label for part in stage_layers(entry, GRAPH) for layer in part] == whole, what
+        count, size = batch(entry, WORK)
         assert count * size == WORK.batch_size, what
-        assert all(sum(stage.shares) in (0, size) for stage in each.stages), what
+        assert all(sum(stage.shares) in (0, size) for stage in entry.stages), what
 
 
 def test_what_changes() -> None:
@@ -61,15 +61,15 @@ def test_what_changes() -> None:
 def test_the_numbers_are_those_of_predict(plan: Plan) -> None:
     check(plan, GRAPH, MIXED, WORK)
     prediction = predict(GRAPH, MIXED, plan, WORK)
-    found = explain(prediction, runners_up=(SHARED, PIPELINE))
+    result = explain(prediction, runners_up=(SHARED, PIPELINE))
     named = dict(stage_changes(plan, GRAPH, MIXED, WORK))
-    assert [each.what for each in found.neighbours] == list(named)
-    for each in found.neighbours:
-        if each.prediction is None:
+    assert [neighbour.what for neighbour in result.neighbours] == list(named)
+    for neighbour in result.neighbours:
+        if neighbour.prediction is None:
             with pytest.raises(GnomonError):
-                predict(GRAPH, MIXED, named[each.what], WORK)
+                predict(GRAPH, MIXED, named[neighbour.what], WORK)
         else:
-            assert each.prediction.step_s == predict(GRAPH, MIXED, named[each.what], WORK).step_s
-    assert {line.what for line in found.sensitivities} >= {"network 2x", "network half", "links inside a node 2x"}
-    assert all(len(line) <= 80 for line in reasons_text(found, advice=advice(prediction)))
-    assert len(reasons_mapping(found)["runners_up"]) == 2
+            assert neighbour.prediction.step_s == predict(GRAPH, MIXED, named[neighbour.what], WORK).step_s
+    assert {line.what for line in result.sensitivities} >= {"network 2x", "network half", "links inside a node 2x"}
+    assert all(len(line) <= 80 for line in reasons_text(result, advice=advice(prediction)))
+    assert len(reasons_mapping(result)["runners_up"]) == 2

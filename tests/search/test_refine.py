@@ -57,23 +57,25 @@ def every(of: Stack = PLAIN_STACK, **given: object) -> tuple[object, ...]:
 
 def test_each_step_gains_and_is_a_prediction_of_its_plan() -> None:
     result = searched()
-    found = refine(result, choices=every())  # type: ignore[arg-type]
-    before = found.start.step_s if found.start.prediction.tightest.peak_bytes <= result.limit_bytes else float("inf")
-    for step in found.steps:
+    refined = refine(result, choices=every())  # type: ignore[arg-type]
+    before = (
+        refined.start.step_s if refined.start.prediction.tightest.peak_bytes <= result.limit_bytes else float("inf")
+    )
+    for step in refined.steps:
         assert step.prediction.step_s < before and step.choice.of(step.prediction.plan) == step.after
         before = step.prediction.step_s
-    again = predict(result.graph, CLUSTER, found.best.plan, WORK)
-    assert again.step_s == found.best.step_s <= result.best[0].step_s
-    assert again.tightest.peak_bytes <= result.limit_bytes and found.complete
+    again = predict(result.graph, CLUSTER, refined.best.plan, WORK)
+    assert again.step_s == refined.best.step_s <= result.best[0].step_s
+    assert again.tightest.peak_bytes <= result.limit_bytes and refined.complete
 
 
 def test_the_quick_way_tries_each_choice_once_and_keeps_what_is_worth_it() -> None:
     result = searched()
-    found = refine(result, choices=every(), effort=QUICK)  # type: ignore[arg-type]
-    names = [step.choice.name for step in found.steps]
-    assert len(names) == len(set(names)) and found.tried <= QUICK.tries and found.starts <= 1 + QUICK.large
-    before = found.start.step_s
-    for step in found.steps:
+    refined = refine(result, choices=every(), effort=QUICK)  # type: ignore[arg-type]
+    names = [step.choice.name for step in refined.steps]
+    assert len(names) == len(set(names)) and refined.tried <= QUICK.tries and refined.starts <= 1 + QUICK.large
+    before = refined.start.step_s
+    for step in refined.steps:
         assert step.prediction.step_s < before * (1 - QUICK.gain)
         before = step.prediction.step_s
     none = refine(result, choices=every(), effort=replace(QUICK, gain=0.9))  # type: ignore[arg-type]
@@ -84,28 +86,28 @@ def test_the_quick_way_tries_each_choice_once_and_keeps_what_is_worth_it() -> No
 
 def test_no_single_change_gains_in_the_end() -> None:
     result = searched()
-    found = refine(result, choices=every(), effort=replace(THOROUGH, starts=1, large=1))  # type: ignore[arg-type]
+    refined = refine(result, choices=every(), effort=replace(THOROUGH, starts=1, large=1))  # type: ignore[arg-type]
     looked = 0
-    for each in CHOICES:
-        for value in () if each.asked else each.values(found.best.plan, result.graph, CLUSTER):
+    for option in CHOICES:
+        for value in () if option.asked else option.values(refined.best.plan, result.graph, CLUSTER):
             try:
-                other = predict(result.graph, CLUSTER, each.make(found.best.plan, result.graph, value), WORK)
+                other = predict(result.graph, CLUSTER, option.make(refined.best.plan, result.graph, value), WORK)
             except GnomonError:
                 continue
             if other.tightest.peak_bytes <= result.limit_bytes:
                 looked += 1
-                assert other.step_s > found.best.step_s * (1 - 2e-4), (each.name, value)
+                assert other.step_s > refined.best.step_s * (1 - 2e-4), (option.name, value)
     assert looked > 5
 
 
 def test_a_plan_that_was_too_large_may_fit_with_a_choice() -> None:
     """Under a limit just below what one of the best takes, what is found fits, and is as fast as the search's best."""
     free = searched(zero=1, clip=False)
-    most = max(each.prediction.tightest.peak_bytes for each in free.best)
+    most = max(candidate.prediction.tightest.peak_bytes for candidate in free.best)
     result = searched(zero=1, memory=most - 2**20, clip=False)
-    found = refine(result, choices=every())  # type: ignore[arg-type]
-    assert found.best.prediction.tightest.peak_bytes <= result.limit_bytes
-    assert found.best.step_s <= result.best[0].step_s
+    refined = refine(result, choices=every())  # type: ignore[arg-type]
+    assert refined.best.prediction.tightest.peak_bytes <= result.limit_bytes
+    assert refined.best.step_s <= result.best[0].step_s
 
 
 def test_what_is_fixed_or_forbidden_holds() -> None:
@@ -114,7 +116,7 @@ def test_what_is_fixed_or_forbidden_holds() -> None:
     assert held.best.plan.overlap.prefetch == 0
     shut = parse_choice_limit("reshard_after_forward")
     assert shut is not None
-    assert "reshard_after_forward" not in {each.name for each in every(forbid=(shut,))}  # type: ignore[attr-defined]
+    assert "reshard_after_forward" not in {entry.name for entry in every(forbid=(shut,))}  # type: ignore[attr-defined]
     most = parse_choice_limit("prefetch>1")
     assert most is not None and most.forbids(2) and not most.forbids(1)
     limited = refine(result, choices=every(), forbid=(most,))  # type: ignore[arg-type]
@@ -134,20 +136,20 @@ def test_what_is_fixed_and_means_nothing_is_said() -> None:
 
 
 def test_only_what_a_stack_runs_and_the_user_allows_is_tried() -> None:
-    assert {each.name for each in every()} == {*NAMES} - {"fp8"}  # type: ignore[attr-defined]
-    assert "fp8" in {each.name for each in every(allow=("fp8",))}  # type: ignore[attr-defined]
+    assert {entry.name for entry in every()} == {*NAMES} - {"fp8"}  # type: ignore[attr-defined]
+    assert "fp8" in {entry.name for entry in every(allow=("fp8",))}  # type: ignore[attr-defined]
     with pytest.raises(PlanError, match="did you mean"):
         every(allow=("fp9",))
     for name in stacks():
         program = stack(name)
         assert set(program.runs.choices) <= {*NAMES}, name
-        tried = {each.name for each in every(program, allow=NAMES)}  # type: ignore[attr-defined]
+        tried = {entry.name for entry in every(program, allow=NAMES)}  # type: ignore[attr-defined]
         if name == own.NAME:
             assert tried == {*NAMES} - own.REFUSED_CHOICES
         else:
             assert tried <= {*program.runs.choices, *program.runs.overlaps}
-    assert "reshard_after_forward" in {each.name for each in every(stack("torchtitan"))}  # type: ignore[attr-defined]
-    assert "optimizer_offload" not in {each.name for each in every(stack("torchtitan"))}  # type: ignore[attr-defined]
+    assert "reshard_after_forward" in {entry.name for entry in every(stack("torchtitan"))}  # type: ignore[attr-defined]
+    assert "optimizer_offload" not in {entry.name for entry in every(stack("torchtitan"))}  # type: ignore[attr-defined]
 
 
 BY_BLOCK = ("reshard_after_forward", "prefetch", "parameter_offload")
@@ -187,15 +189,15 @@ def test_choices_in_the_base_are_searched_exactly(name: str, seed: int) -> None:
         given = replace(given, space=replace(given.space, devices=8))
     base = replace(given.space.base, optimizer=replace(given.space.base.optimizer, clip=name != "offload"))
     space = replace(given.space, base=fixed_base(base, given.graph, BASES[name]), tp=(1, 2), pp=(1, 2))
-    found = []
+    actual = []
     for point in space.points():
         try:
-            found.append(predict(given.graph, given.cluster, space.plan(point), given.workload, given.stack))
+            actual.append(predict(given.graph, given.cluster, space.plan(point), given.workload, given.stack))
         except GnomonError:
             continue
     best = solve(given.graph, given.cluster, given.workload, space, given.stack, given.goal, top=1).best
-    assert [each.step_s for each in best] == sorted(each.step_s for each in found if each.fits)[:1]
-    assert found
+    assert [candidate.step_s for candidate in best] == sorted(entry.step_s for entry in actual if entry.fits)[:1]
+    assert actual
 
 
 def test_orders_of_a_stack_are_those_that_it_has() -> None:
@@ -227,24 +229,24 @@ def test_offload_is_tried_without_clipping_and_may_be_fixed_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [("prefetch", "two", "a whole number"), ("async_tp", "maybe", "yes or no"), ("bucket_bytes", "x", "bytes")],
 )
-def test_values_that_cannot_be_read(name: str, text: str, said: str) -> None:
-    with pytest.raises(GnomonError, match=said):
+def test_values_that_cannot_be_read(name: str, text: str, message: str) -> None:
+    with pytest.raises(GnomonError, match=message):
         read_value(choice(name), text)
 
 
 def test_more_memory_never_gives_a_slower_plan() -> None:
     """Mario takes plans that are among the best, or too large, under some limits only."""
-    choices = (choice("activation_offload"), *(of_method(each) for each in methods_named("mario")))
+    choices = (choice("activation_offload"), *(of_method(entry) for entry in methods_named("mario")))
     work, fixed = Workload(global_batch_size=8, seq_len=16384), {"pp": 4, "micro_batch_size": 1, "overlap": True}
     steps, methods = [], set()
     for limit in (42, 44, 52):
         goal = Goal(memory_bytes=limit * 2**30)
         result = plan("llama-3.2-1b", "1x4xa100-sxm-80gb", work, goal=goal, fixed=fixed, unlike=True)
-        found = refine(result, choices=choices, effort=QUICK)
-        assert found.best.prediction.tightest.peak_bytes <= goal.memory_bytes  # type: ignore[operator]
-        steps.append(found.best.step_s)
-        methods |= {step.choice.name for step in found.steps}
+        refined = refine(result, choices=choices, effort=QUICK)
+        assert refined.best.prediction.tightest.peak_bytes <= goal.memory_bytes  # type: ignore[operator]
+        steps.append(refined.best.step_s)
+        methods |= {step.choice.name for step in refined.steps}
     assert steps == sorted(steps, reverse=True) and "mario" in methods

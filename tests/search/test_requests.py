@@ -19,7 +19,7 @@ TWO = "1x2xa100-sxm-80gb"
 
 
 @pytest.mark.parametrize(
-    ("model", "on", "batch", "seq_len", "fixed", "said"),
+    ("model", "on", "batch", "seq_len", "fixed", "message"),
     [
         ("llama-3.1-8b", EIGHT, 16, 4096, {"tp": 3}, r"tp = 3 does not divide heads = 32; the nearest legal tp is 2"),
         ("llama-3.1-8b", EIGHT, 16, 4096, {"tp": 8, "pp": 4}, r"tp=8 x pp=4 is 32 ranks, but .* has 8.*or 32 devices"),
@@ -36,8 +36,8 @@ TWO = "1x2xa100-sxm-80gb"
         ("llama-tiny", TWO, 1, 64, {"pp": 2, "schedule": "dualpipe_v"}, r"nearest: .* needs at least 2 x 2 = 4"),
     ],
 )
-def test_contradictions(model: str, on: str, batch: int, seq_len: int, fixed: dict[str, object], said: str) -> None:
-    with pytest.raises(PlanError, match=said):
+def test_contradictions(model: str, on: str, batch: int, seq_len: int, fixed: dict[str, object], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
         gnomon.plan(model, on, Workload(global_batch_size=batch, seq_len=seq_len), fixed=fixed)
 
 
@@ -51,9 +51,9 @@ def test_a_search_has_up_to_eight_virtual_stages() -> None:
 
 def test_a_plan_whose_program_cannot_run_does_not_end_the_search() -> None:
     """Skip connections of a U-Net over virtual stages arrive in another order than they are received in."""
-    found = gnomon.plan("unet-tiny", TWO, Workload(global_batch_size=4, seq_len=1), fixed={"pp": 2})
-    assert found.best and found.why_illegal["wrong order on a communicator"] > 0
-    assert found.counts.covered == found.counts.space
+    result = gnomon.plan("unet-tiny", TWO, Workload(global_batch_size=4, seq_len=1), fixed={"pp": 2})
+    assert result.best and result.why_illegal["wrong order on a communicator"] > 0
+    assert result.counts.covered == result.counts.space
 
 
 SMALL = Workload(global_batch_size=4, seq_len=64)
@@ -73,7 +73,7 @@ def test_what_the_stack_lacks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fixed", "said"),
+    ("name", "fixed", "message"),
     [
         (
             "megatron-lm",
@@ -88,28 +88,28 @@ def test_what_the_stack_lacks() -> None:
         ("deepspeed", {"zero": 3, "pp": 2}, "divides ranks over dp_shard, tp only"),
     ],
 )
-def test_what_a_stacks_record_rules_out(name: str, fixed: dict[str, object], said: str) -> None:
-    with pytest.raises(PlanError, match=said):
+def test_what_a_stacks_record_rules_out(name: str, fixed: dict[str, object], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
         gnomon.plan("llama-tiny", TWO, SMALL, stack(name), fixed=fixed)
 
 
 def test_deepspeed_divides_gradients_where_there_is_no_pipeline() -> None:
-    found = gnomon.plan("llama-tiny", TWO, SMALL, stack("deepspeed"), fixed={"zero": 3}, top=100)
-    assert {each.plan.mesh.pp for each in found.best} == {1}
-    assert found.counts.covered == found.space.size
+    result = gnomon.plan("llama-tiny", TWO, SMALL, stack("deepspeed"), fixed={"zero": 3}, top=100)
+    assert {candidate.plan.mesh.pp for candidate in result.best} == {1}
+    assert result.counts.covered == result.space.size
 
 
 @pytest.mark.parametrize(
-    ("name", "base", "said"),
+    ("name", "base", "message"),
     [
         ("bert-large", Plan(), "does not run 'bert-large' by its name.*or plan for another program"),
         ("llama-tiny", Plan(overlap=Overlap(bucket_bytes=1 << 20)), "does not carry out overlap.bucket_bytes yet"),
         ("llama-tiny", Plan(precision=Precision(param="bf16", compute="fp32")), "make each pair alike, or plan for"),
     ],
 )
-def test_what_our_own_runtime_does_not_run(name: str, base: Plan, said: str) -> None:
+def test_what_our_own_runtime_does_not_run(name: str, base: Plan, message: str) -> None:
     """By its name a model is refused that the runtime does not know."""
-    with pytest.raises(PlanError, match=said):
+    with pytest.raises(PlanError, match=message):
         gnomon.plan(name, TWO, SMALL, stack("gnomon"), base=base)
 
 
@@ -122,8 +122,8 @@ def test_a_limit_below_the_parameters_names_one_that_does() -> None:
     with pytest.raises(PlanError, match=r"every one holds [0-9.]+ GiB or more .*: --memory [0-9]+MiB") as caught:
         gnomon.plan("llama-3.1-8b", "1x4xa100-sxm-80gb", SMALL, goal=Goal(memory_bytes=2**30))
     enough = int(str(caught.value).rpartition("--memory ")[2].removesuffix("MiB"))
-    found = gnomon.plan("llama-3.1-8b", "1x4xa100-sxm-80gb", SMALL, goal=Goal(memory_bytes=enough * 2**20), top=1)
-    assert found.best[0].prediction.tightest.peak_bytes <= enough * 2**20
+    result = gnomon.plan("llama-3.1-8b", "1x4xa100-sxm-80gb", SMALL, goal=Goal(memory_bytes=enough * 2**20), top=1)
+    assert result.best[0].prediction.tightest.peak_bytes <= enough * 2**20
 
 
 def test_a_model_larger_than_all_memory_names_machines_that_hold_it() -> None:
@@ -138,6 +138,6 @@ def test_a_number_of_virtual_stages_is_kept() -> None:
     """Two of them leave V and looped schedules, three only looped ones."""
     work = Workload(global_batch_size=8, seq_len=64)
     for virtual, names in ((1, {"one_f_one_b", "gpipe", "zero_bubble_h1", "zero_bubble_h2"}), (2, None)):
-        found = gnomon.plan("llama-tiny", TWO, work, fixed={"pp": 2, "virtual_stages": virtual})
-        assert {each.plan.schedule.virtual_stages for each in found.best} == {virtual}
-        assert names is None or {each.plan.schedule.name for each in found.best} <= names
+        result = gnomon.plan("llama-tiny", TWO, work, fixed={"pp": 2, "virtual_stages": virtual})
+        assert {candidate.plan.schedule.virtual_stages for candidate in result.best} == {virtual}
+        assert names is None or {candidate.plan.schedule.name for candidate in result.best} <= names

@@ -40,8 +40,8 @@ def test_the_best_plan_is_that_of_predicting_all(router: RouterLoad) -> None:
             steps.append((predict(GRAPH, CLUSTER, space.plan(point), work, PLAIN_STACK).step_s, point))
         except GnomonError:
             continue
-    found = solve(GRAPH, CLUSTER, work, space, goal=Goal(memory_fraction=1.0))
-    assert len(steps) > 30 and found.best[0].step_s == min(steps)[0]
+    result = solve(GRAPH, CLUSTER, work, space, goal=Goal(memory_fraction=1.0))
+    assert len(steps) > 30 and result.best[0].step_s == min(steps)[0]
 
 
 def test_skew_takes_experts_off_their_own_ranks() -> None:
@@ -51,13 +51,13 @@ def test_skew_takes_experts_off_their_own_ranks() -> None:
     work = Workload(global_batch_size=8, seq_len=2048)
     big = replace(work, router=RouterLoad(kind="histogram", counts=(4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)))
     fixed = {**FIXED, "recompute": "none", "tp": 1, "zero": 3, "micro_batch_size": 2}
-    found = {
+    actual = {
         (ep, load.router.kind): plan(wide, CLUSTER, load, fixed={**fixed, "ep": ep}, top=1).best[0]
         for ep in (1, 4)
         for load in (work, big)
     }
-    assert found[1, "balanced"].step_s == found[1, "histogram"].step_s
-    even, skewed = found[4, "balanced"], found[4, "histogram"]
+    assert actual[1, "balanced"].step_s == actual[1, "histogram"].step_s
+    even, skewed = actual[4, "balanced"], actual[4, "histogram"]
     assert skewed.step_s > 1.1 * even.step_s
     assert skewed.prediction.tightest.by_class["activations"] > even.prediction.tightest.by_class["activations"]
 
@@ -73,16 +73,16 @@ def test_a_histogram_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     path.write_text(json.dumps([30, 10, 10, 10, 10, 10, 10, 10]))
     asked = ["predict", "mixtral-8x7b", "--on", "8xh100-sxm", "--ep", "8", "--zero", "3", "--json"]
     assert main([*asked, "--router", str(path), "--capacity", "1.25"]) in (0, 1)
-    found = json.loads(capsys.readouterr().out)
-    assert found["workload"]["router"] == {
+    document = json.loads(capsys.readouterr().out)
+    assert document["workload"]["router"] == {
         "kind": "histogram",
         "counts": [30, 10, 10, 10, 10, 10, 10, 10],
         "capacity": 1.25,
     }
-    assert any("capacity 1.25 drops 14.4%" in note for note in found["notes"])
+    assert any("capacity 1.25 drops 14.4%" in note for note in document["notes"])
     path.write_text("{}")
     assert main([*asked, "--router", str(path)]) == 2
     assert main([*asked, "--router", "pareto"]) == 2
     assert main([*asked, "--router", "zipf:x"]) == 2
-    said = capsys.readouterr().err
-    assert "is no list of numbers" in said and "is no load" in said and "has no exponent" in said
+    output = capsys.readouterr().err
+    assert "is no list of numbers" in output and "is no load" in output and "has no exponent" in output

@@ -28,11 +28,11 @@ ORDER: tuple[Preset, ...] = ("full", "selective", "none")
 
 def some(draw: random.Random, cut: Cut) -> Presets:
     """A preset for each layer; of half the stages each preset's layers stand together, as rules write them best."""
-    found = []
+    actual = []
     for count in cut:
         mine = [draw.choice(ORDER) for _ in range(count)]
-        found.append(tuple(sorted(mine, key=ORDER.index) if draw.random() < 0.5 else mine))
-    return tuple(found)
+        actual.append(tuple(sorted(mine, key=ORDER.index) if draw.random() < 0.5 else mine))
+    return tuple(actual)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -44,12 +44,12 @@ def test_a_trial_is_what_predict_says(seed: int) -> None:
         presets = some(draw, cut)
         trial = trials.of(cut, presets)
         pricing = case.prediction.pricing
-        found = predict(case.graph, pricing.cluster, trial.plan, case.prediction.workload, pricing.stack)
-        assert trial.step_s == found.step_s
-        assert trial.peaks == tuple(rank.peak_bytes for rank in found.memory)
-        said = layer_presets(trial.plan, case.graph)
+        prediction = predict(case.graph, pricing.cluster, trial.plan, case.prediction.workload, pricing.stack)
+        assert trial.step_s == prediction.step_s
+        assert trial.peaks == tuple(rank.peak_bytes for rank in prediction.memory)
+        message = layer_presets(trial.plan, case.graph)
         flat = [preset for stage in presets for preset in stage]
-        assert [said[trials.layers[i].label] for i in trials.counted] == flat
+        assert [message[trials.layers[i].label] for i in trials.counted] == flat
 
 
 def test_trials_of_zero_3_are_what_predict_says() -> None:
@@ -57,8 +57,8 @@ def test_trials_of_zero_3_are_what_predict_says() -> None:
     work, graph, machines = Workload(global_batch_size=32, seq_len=1024), model("gpt2"), parse_cluster("1x8xh100-sxm")
     trials = Trials(predict(graph, machines, plan, work))
     trial = trials.of((12,), (("full",) * 5 + ("none",) * 7,))
-    found = predict(graph, machines, trial.plan, work)
-    assert (trial.step_s, trial.peaks) == (found.step_s, tuple(rank.peak_bytes for rank in found.memory))
+    prediction = predict(graph, machines, trial.plan, work)
+    assert (trial.step_s, trial.peaks) == (prediction.step_s, tuple(rank.peak_bytes for rank in prediction.memory))
     assert trials.predicted == 1  # for the prices under full recompute
 
 
@@ -73,17 +73,17 @@ def test_the_balanced_cut_has_the_shortest_longest_stage(
             balanced(weights, [(i, i + 1) for i in range(layers)], stages)
         return
     whole = [3.0] * before + weights + [5.0] * after
-    found = balanced(whole, [(before + i, before + i + 1) for i in range(layers)], stages)
+    result = balanced(whole, [(before + i, before + i + 1) for i in range(layers)], stages)
 
     def work(cut: Cut) -> list[float]:
         ends = [0, *(before + end for end in np.cumsum(cut[:-1]).tolist()), len(whole)]
         return [sum(whole[a:b]) for a, b in pairwise(ends)]
 
     every = {cut: work(cut) for cut in cuts.every_cut(layers, stages)}
-    least = min(max(each) for each in every.values())
-    assert max(every[found]) == pytest.approx(least, rel=1e-9)
-    squares = min(sum(w * w for w in each) for each in every.values() if max(each) <= least * (1 + 1e-9))
-    assert sum(w * w for w in every[found]) == pytest.approx(squares, rel=1e-6)
+    least = min(max(entry) for entry in every.values())
+    assert max(every[result]) == pytest.approx(least, rel=1e-9)
+    squares = min(sum(w * w for w in entry) for entry in every.values() if max(entry) <= least * (1 + 1e-9))
+    assert sum(w * w for w in every[result]) == pytest.approx(squares, rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -92,24 +92,24 @@ def test_the_best_cut_is_the_best_of_all(seed: int) -> None:
     case = cuts.pipeline(seed)
     trials = Trials(case.prediction)
     search = Search(trials, Least(trials, UNLIMITED, "none"), budget=60)
-    found = search.run()
-    assert found is not None
+    outcome = search.run()
+    assert outcome is not None
     every = {cut: cuts.by_hand(case.prediction, cut).step_s for cut in
              cuts.every_cut(len(trials.counted), trials.num_stages)}  # fmt: skip
-    assert found.trial.step_s == min(every.values())
+    assert outcome.trial.step_s == min(every.values())
     assert all(search.bounds.of(cut) <= step for cut, step in every.items())
-    assert found.cuts.every == len(every)
-    if found.cuts.proven:
-        assert found.cuts.predicted + found.cuts.too_large + found.cuts.too_slow == found.cuts.every
+    assert outcome.cuts.every == len(every)
+    if outcome.cuts.proven:
+        assert outcome.cuts.predicted + outcome.cuts.too_large + outcome.cuts.too_slow == outcome.cuts.every
 
 
 def test_the_bounds_exclude_something() -> None:
     predicted = total = 0
     for seed in range(10):
         trials = Trials(cuts.pipeline(seed).prediction)
-        found = best_split(trials, Least(trials, UNLIMITED, "none"), budget=60)
-        assert found is not None
-        predicted, total = predicted + found.cuts.predicted, total + found.cuts.every
+        result = best_split(trials, Least(trials, UNLIMITED, "none"), budget=60)
+        assert result is not None
+        predicted, total = predicted + result.cuts.predicted, total + result.cuts.every
     assert predicted < total / 2
 
 
@@ -123,9 +123,9 @@ def test_a_heavy_head_takes_layers_from_its_stage() -> None:
     """Llama 3.2 1B's head is worth some four of its sixteen layers."""
     before = plan_of_four()
     trials = Trials(before)
-    found = best_split(trials, Least(trials, UNLIMITED, "none"))
-    assert found is not None and found.counts == (5, 5, 5, 1) and found.cuts.proven
-    assert found.trial.step_s < 0.8 * before.step_s
+    result = best_split(trials, Least(trials, UNLIMITED, "none"))
+    assert result is not None and result.counts == (5, 5, 5, 1) and result.cuts.proven
+    assert result.trial.step_s < 0.8 * before.step_s
 
 
 def test_neighbours_and_equal_cuts() -> None:
@@ -152,11 +152,11 @@ def test_of_cuts_as_fast_the_one_nearest_to_equal_is_taken(seed: int) -> None:
     trial = least.fit(best[1])
     assert trial is not None
     split = Split(counts=best[1], trial=trial, cuts=Cuts(), fits=(best,))
-    found = plainest(split, least, 0.05).plan.schedule.layers_per_stage
+    result = plainest(split, least, 0.05).plan.schedule.layers_per_stage
     mean = len(trials.counted) / 4
-    assert sum((n - mean) ** 2 for n in found) <= sum((n - mean) ** 2 for n in best[1])
-    assert least.least_s(found) <= best[0] * 1.05
-    assert plainest(split, least, 0.05).step_s == least.least_s(found)
+    assert sum((n - mean) ** 2 for n in result) <= sum((n - mean) ** 2 for n in best[1])
+    assert least.least_s(result) <= best[0] * 1.05
+    assert plainest(split, least, 0.05).step_s == least.least_s(result)
 
 
 def test_one_stage_is_refused() -> None:

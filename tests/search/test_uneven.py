@@ -25,21 +25,21 @@ def searched(**more: object) -> Result:
 
 
 def test_a_pipeline_with_a_heavy_head() -> None:
-    found = searched(fixed={"pp": 4, "virtual_stages": 1, "schedule": "one_f_one_b", "micro_batch_size": 1})
-    better = uneven(found)
-    assert better.best is not None and better.exact_s == found.best[0].step_s and better.gain > 0.05
-    again = predict(HEAVY, found.cluster, better.best.plan, WORK, found.stack)
+    result = searched(fixed={"pp": 4, "virtual_stages": 1, "schedule": "one_f_one_b", "micro_batch_size": 1})
+    better = uneven(result)
+    assert better.best is not None and better.exact_s == result.best[0].step_s and better.gain > 0.05
+    again = predict(HEAVY, result.cluster, better.best.plan, WORK, result.stack)
     assert again.step_s == better.best.step_s and again.fits
     assert any(line.startswith("stage 3 holds head: ") and line.endswith("fewer") for line in better.reasons)
-    merged = better.merged(found)
-    assert merged.best[0] is better.best and merged.counts == found.counts and len(merged.best) == len(found.best)
-    assert all(each.point.pp == 4 and each.point.schedule == "one_f_one_b" for each in better.tried)
+    merged = better.merged(result)
+    assert merged.best[0] is better.best and merged.counts == result.counts and len(merged.best) == len(result.best)
+    assert all(trial.point.pp == 4 and trial.point.schedule == "one_f_one_b" for trial in better.tried)
 
 
 def test_nothing_to_gain_changes_nothing() -> None:
-    found = searched(fixed={"pp": 1})
-    better = uneven(found)
-    assert better.best is None and better.gain == 0.0 and better.merged(found) is found
+    result = searched(fixed={"pp": 1})
+    better = uneven(result)
+    assert better.best is None and better.gain == 0.0 and better.merged(result) is result
 
 
 def test_a_limit_of_memory_is_kept() -> None:
@@ -53,22 +53,22 @@ def test_a_limit_of_memory_is_kept() -> None:
 
 
 def test_a_cut_that_is_given() -> None:
-    found = searched(fixed={"pp": 2, "virtual_stages": 1})
-    forced = uneven(found, cut=(7, 1))
+    result = searched(fixed={"pp": 2, "virtual_stages": 1})
+    forced = uneven(result, cut=(7, 1))
     assert forced.best is not None and forced.best.plan.schedule.layers_per_stage == (7, 1)
     with pytest.raises(PlanError, match="adds up to 36 layers"):
         uneven(gnomon.plan(HEAVY, "1x4xh100-sxm", WORK, fixed={"pp": 4}), cut=(9, 9, 9, 9))
 
 
 def test_a_program_with_a_rule_of_its_own_keeps_equal_stages() -> None:
-    found = searched(fixed={"pp": 4}, stack=stack("nanotron"))
-    better = uneven(found)
+    result = searched(fixed={"pp": 4}, stack=stack("nanotron"))
+    better = uneven(result)
     assert better.best is None and not better.tried
 
 
 def test_fixed_recompute_stays() -> None:
-    found = searched(fixed={"pp": 4, "recompute": "full"})
-    better = uneven(found)
+    result = searched(fixed={"pp": 4, "recompute": "full"})
+    better = uneven(result)
     assert better.best is not None and better.best.plan.saved == Saved(preset="full")
 
 

@@ -24,8 +24,8 @@ PARTIAL = Sharding(partial=("tp",))
 
 
 def moves(source: Sharding, target: Sharding) -> list[tuple[str, str, object]]:
-    found = redistribute(X, source, target, SCENE, path="op")
-    return [(collective.kind, collective.axis, collective.bytes) for collective in found]
+    result = redistribute(X, source, target, SCENE, path="op")
+    return [(collective.kind, collective.axis, collective.bytes) for collective in result]
 
 
 @pytest.mark.parametrize(

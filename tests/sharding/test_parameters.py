@@ -28,7 +28,7 @@ def layer(mesh: Mesh, graph: object = LLAMA) -> ShardedBlock:
     return shard_graph(graph, layout, mesh, SIZES, BF16)["layers"]  # type: ignore[arg-type]
 
 
-def found(mesh: Mesh, zero: int, **options: bool) -> list[tuple[str, tuple[str, ...], int, str]]:
+def result(mesh: Mesh, zero: int, **options: bool) -> list[tuple[str, tuple[str, ...], int, str]]:
     optimizer = Optimizer(zero=zero, **options)  # type: ignore[arg-type]
     collectives = parameter_collectives(layer(mesh), mesh, optimizer, ZERO_PAPER)
     return [(c.kind, c.axes, c.bytes, c.when) for c in collectives]
@@ -55,23 +55,23 @@ def test_zero_communication(zero: int, multiple: int) -> None:
 def test_what_each_stage_does_and_when() -> None:
     mesh, size = Mesh(dp_shard=8), 2 * PSI
     shard = ("dp_shard", "cp")
-    assert found(mesh, 0) == [("all_reduce", ("dp_replicate", *shard), size, "after_backward")]
-    assert found(mesh, 1) == [
+    assert result(mesh, 0) == [("all_reduce", ("dp_replicate", *shard), size, "after_backward")]
+    assert result(mesh, 1) == [
         ("reduce_scatter", shard, size, "after_backward"),
         ("all_gather", shard, size, "after_step"),
     ]
-    assert found(mesh, 3) == [
+    assert result(mesh, 3) == [
         ("all_gather", shard, size, "before_forward"),
         ("all_gather", shard, size, "before_backward"),
         ("reduce_scatter", shard, size, "after_backward"),
     ]
-    assert len(found(mesh, 3, reshard_after_forward=False)) == 2
-    assert found(Mesh(), 3) == []
+    assert len(result(mesh, 3, reshard_after_forward=False)) == 2
+    assert result(Mesh(), 3) == []
 
 
 def test_hybrid_reduces_the_shards_over_replicas() -> None:
     mesh = Mesh(dp_replicate=4, dp_shard=8)
-    assert ("all_reduce", ("dp_replicate",), 2 * PSI // 8, "after_backward") in found(mesh, 3)
+    assert ("all_reduce", ("dp_replicate",), 2 * PSI // 8, "after_backward") in result(mesh, 3)
 
 
 def test_context_ranks_share_parameters_and_so_shard_them() -> None:

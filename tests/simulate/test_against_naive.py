@@ -26,11 +26,11 @@ def valid(seed: int) -> Structure | None:
     program = random_program(np.random.default_rng(seed))
     deps = dependencies(program)
     assert [p for p in deps.problems if p.what != "wrong order on a communicator"] == []
-    found = order(program, deps)
-    if isinstance(found, Deadlock):
+    result = order(program, deps)
+    if isinstance(result, Deadlock):
         assert [p.what for p in problems(program)] == ["deadlock"]
         return None
-    return Structure(program=program, deps=deps, order=found)
+    return Structure(program=program, deps=deps, order=result)
 
 
 def random_durations(program: Program, rng: np.random.Generator, *, lags: bool) -> Durations:
@@ -51,8 +51,8 @@ def test_every_action_of_three_steps_agrees_with_the_naive_simulator() -> None:
         for step, times in enumerate(play_steps(structure, durations, 3)):
             at = structure.order.position
             for row in range(program.num_rows):
-                found = float(times.start[at[row]]), float(times.end[at[row]])
-                assert found == wanted[step, row], (seed, step, program.where(row))
+                actual = float(times.start[at[row]]), float(times.end[at[row]])
+                assert actual == wanted[step, row], (seed, step, program.where(row))
         played += 1
     assert played >= 2_000
 
@@ -96,12 +96,12 @@ def test_the_period_is_the_maximum_cycle_ratio(part: int) -> None:
         if structure is None:
             continue
         durations = random_durations(structure.program, np.random.default_rng(seed), lags=False)
-        found = period(structure, durations)
-        proofs.add(found.proof)
+        result = period(structure, durations)
+        proofs.add(result.proof)
         others = random_durations(structure.program, np.random.default_rng(seed + 1000), lags=False)
         after = play_step(Clock.of(structure, others))  # wherever it goes on from, it is the same
-        assert period(structure, durations, after).seconds == found.seconds
-        ratio = Fraction(found.cycle_seconds) / found.cycle_steps
+        assert period(structure, durations, after).seconds == result.seconds
+        ratio = Fraction(result.cycle_seconds) / result.cycle_steps
         edges = ratio_graph(structure.program, durations)
         assert not has_gain(edges, ratio), f"seed {seed}: some cycle is longer than {ratio}"
         if ratio > 0:

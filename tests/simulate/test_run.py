@@ -52,9 +52,9 @@ def random_cases() -> Iterator[tuple[int, Structure, Durations]]:
 
 def check_sums(timeline: Timeline) -> None:
     """Shares of each worker add up to the step exactly."""
-    found = breakdown(timeline)
-    for worker in found.workers:
-        assert sum(Fraction(s.seconds) for s in found.of(worker)) == Fraction(timeline.step_s)
+    parts = breakdown(timeline)
+    for worker in parts.workers:
+        assert sum(Fraction(s.seconds) for s in parts.of(worker)) == Fraction(timeline.step_s)
 
 
 def test_every_span_starts_when_its_cause_ends() -> None:
@@ -86,12 +86,12 @@ def test_breakdowns_of_random_programs_agree_with_a_walk_by_quarters() -> None:
             for quarter in range(int(idle.start_s[i] * 4), int(idle.end_s[i] * 4)):
                 key = (worker, *doing(timeline, int(idle.arrival[i]), quarter / 4))
                 wanted[key] = wanted.get(key, 0) + 0.25
-        found: dict[tuple[str, str, str], float] = {}
+        actual: dict[tuple[str, str, str], float] = {}
         for s in breakdown(timeline).shares:
             if not s.busy:
                 key = (s.worker, s.part, s.action)
-                found[key] = found.get(key, 0) + s.seconds
-        assert found == wanted
+                actual[key] = actual.get(key, 0) + s.seconds
+        assert actual == wanted
         idle_seen += len(wanted)
     assert idle_seen > 500
 
@@ -109,9 +109,9 @@ def doing(timeline: Timeline, span: int, moment: float) -> tuple[str, str]:
 def test_a_steady_step_satisfies_every_dependency_and_repeats() -> None:
     proofs = {"repeats": 0, "fixed point": 0}
     for seed, structure, seconds in random_cases():
-        timeline, found = simulate(structure, seconds, steady=True), period(structure, seconds)
-        proofs[found.proof] += 1
-        assert 0 <= timeline.step_s - found.seconds < 2 * TICK_S
+        timeline, actual = simulate(structure, seconds, steady=True), period(structure, seconds)
+        proofs[actual.proof] += 1
+        assert 0 <= timeline.step_s - actual.seconds < 2 * TICK_S
         spans = timeline.spans
         program, edges = structure.program, structure.deps.edges
         row = np.arange(program.num_rows)
@@ -135,21 +135,21 @@ def test_where_clocks_repeat_the_steady_step_is_the_one_played() -> None:
     """Memory and starts of a late step, shifted, are those of the steady timeline."""
     compared = 0
     for seed, structure, seconds in random_cases():
-        found = period(structure, seconds)
-        if found.proof != "repeats" or found.plays > 12 or found.seconds == 0:
+        result = period(structure, seconds)
+        if result.proof != "repeats" or result.plays > 12 or result.seconds == 0:
             continue
-        late = play_steps(structure, seconds, found.plays + 4)
-        times = late[found.plays]
+        late = play_steps(structure, seconds, result.plays + 4)
+        times = late[result.plays]
         steady = simulate(structure, seconds, SIZES, steady=True)
         at = structure.order.position
         assert np.array_equal(times.start[at] - times.start.min(), steady.spans.start_s), seed
-        timeline = simulate(structure, seconds, SIZES, steps=found.plays + 4)
+        timeline = simulate(structure, seconds, SIZES, steps=result.plays + 4)
         begin = float(times.start.min())
         for worker in steady.workers:
             curve, whole = memory_curve(steady, worker.name), memory_curve(timeline, worker.name)
-            if times.end.max() > late[found.plays + 1].start.min() + found.seconds:
+            if times.end.max() > late[result.plays + 1].start.min() + result.seconds:
                 continue  # steps overlap so far that four more are not enough to see all of them
-            inside = (whole.time_s >= begin) & (whole.time_s < begin + found.seconds)
+            inside = (whole.time_s >= begin) & (whole.time_s < begin + result.seconds)
             values = dict(zip((whole.time_s[inside] - begin).tolist(), whole.bytes[inside].tolist(), strict=True))
             theirs = dict(zip(curve.time_s.tolist(), curve.bytes.tolist(), strict=True))
             assert {t: b for t, b in theirs.items() if t in values} == values, seed
@@ -179,9 +179,9 @@ def test_differences_of_random_programs_add_up_and_texts_read_back() -> None:
         slower = Durations(busy=seconds.busy * 1.5, lag=seconds.lag)
         for steady in (False, True):
             one, two = (simulate(structure, d, SIZES, steady=steady) for d in (seconds, slower))
-            found = difference(one, two)
+            result = difference(one, two)
             for worker in one.workers:
-                assert sum(Fraction(c.seconds) for c in found.of(worker.name)) == Fraction(two.step_s - one.step_s)
+                assert sum(Fraction(c.seconds) for c in result.of(worker.name)) == Fraction(two.step_s - one.step_s)
             assert parse_timeline(print_timeline(one)) == one
 
 
@@ -214,9 +214,9 @@ def test_fsdp_exposes_gathers_and_the_last_scatter() -> None:
     timeline = simulate(structure, seconds)
     assert (timeline.makespan_s, timeline.period_s) == (20, 19.25)
     assert exposed_communication(timeline) == {"class 0": 7}
-    found = breakdown(timeline)
-    assert found.idle_s("class 0") == 7
-    assert {s.action: s.seconds for s in found.of("class 0") if not s.busy} == {"AG": 5, "RS": 2}
+    parts = breakdown(timeline)
+    assert parts.idle_s("class 0") == 7
+    assert {s.action: s.seconds for s in parts.of("class 0") if not s.busy} == {"AG": 5, "RS": 2}
 
 
 def test_fsdp_in_the_steady_state_hides_part_of_the_first_gather() -> None:
@@ -247,8 +247,8 @@ def test_a_period_off_the_grid_is_rounded_up() -> None:
     )
     structure = validate(program)
     seconds = durations(program, {"PUT": 1, "GET": 1, "WORK": 0.5}, {"PUT": 4.25})
-    found = period(structure, seconds)
-    assert (found.cycle_seconds, found.cycle_steps) == (6.25, 3)
+    result = period(structure, seconds)
+    assert (result.cycle_seconds, result.cycle_steps) == (6.25, 3)
     timeline = simulate(structure, seconds, {"M": 1}, steady=True)
     assert 0 < Fraction(timeline.step_s) - Fraction(25, 12) < Fraction(TICK_S)
     check_sums(timeline)
@@ -312,10 +312,10 @@ class 0
 """
     structure = validate(parse_program(text))
     seconds = durations(structure.program, {"*": 1})
-    found = simulate(structure, seconds, roles={"adam": "host"})
-    assert [ROLES[r] for r in found.spans.role] == ["compute", "compute", "communication", "host", "communication"]
-    assert exposed_communication(found) == {"class 0": 2}
-    assert breakdown(found).seconds("class 0", "host") == 1
+    clock = simulate(structure, seconds, roles={"adam": "host"})
+    assert [ROLES[r] for r in clock.spans.role] == ["compute", "compute", "communication", "host", "communication"]
+    assert exposed_communication(clock) == {"class 0": 2}
+    assert breakdown(clock).seconds("class 0", "host") == 1
     assert breakdown(simulate(structure, seconds)).seconds("class 0", "bubble") == 1
 
 

@@ -48,7 +48,7 @@ def test_what_a_record_does_not_list_is_named() -> None:
         "schedule zero_bubble_h1 (it has one_f_one_b, interleaved_one_f_one_b)",
     )
     looped, gathered = Plan(mesh=Mesh(pp=2), schedule=vpp), Plan(mesh=Mesh(cp=2), layout=Layout(context="all_gather"))
-    assert any("interleaved" in each for each in beyond(stack("deepspeed"), looped))
+    assert any("interleaved" in entry for entry in beyond(stack("deepspeed"), looped))
     assert beyond(stack("nanotron"), gathered) == ("context parallelism by all_gather (it has ring)",)
     with_note = predict(
         "llama-tiny", "1x4xh100-sxm", wide, Workload(global_batch_size=4, seq_len=256), stack("megatron")

@@ -50,9 +50,9 @@ def test_one_f_one_b() -> None:
         ("bubble", False, "F", "F", False, 1),
         ("bubble", False, "B", "B", True, 2),
     }
-    found = breakdown(value)
-    assert (found.step_s, found.window) == (12, "makespan")
-    assert found.idle_s("w0") == found.seconds("w0", "bubble") == 3
+    parts = breakdown(value)
+    assert (parts.step_s, parts.window) == (12, "makespan")
+    assert parts.idle_s("w0") == parts.seconds("w0", "bubble") == 3
     assert exposed_communication(value) == {"w0": 0, "w1": 0}
 
 

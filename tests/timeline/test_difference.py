@@ -21,30 +21,30 @@ SLOWER: list[Row] = [
 
 
 def test_a_slower_message() -> None:
-    found = difference(timeline(MESSAGE), timeline(SLOWER))
-    assert (found.before_s, found.after_s, found.seconds) == (6, 7.5, 1.5)
-    assert [(c.worker, c.part, c.action, c.before_s, c.after_s) for c in found.changes] == [
+    result = difference(timeline(MESSAGE), timeline(SLOWER))
+    assert (result.before_s, result.after_s, result.seconds) == (6, 7.5, 1.5)
+    assert [(c.worker, c.part, c.action, c.before_s, c.after_s) for c in result.changes] == [
         ("w0", "communication", "RECV", 1, 2.5),
         ("w1", "communication", "RECV", 1, 2.5),
     ]
-    assert found.largest == found.changes[0]
-    assert (found.memory, found.only_before, found.only_after) == ((), (), ())
+    assert result.largest == result.changes[0]
+    assert (result.memory, result.only_before, result.only_after) == ((), (), ())
 
 
 def test_nothing_changed() -> None:
-    found = difference(timeline(MESSAGE), timeline(MESSAGE))
-    assert (found.seconds, found.changes, found.largest) == (0, (), None)
+    result = difference(timeline(MESSAGE), timeline(MESSAGE))
+    assert (result.seconds, result.changes, result.largest) == (0, (), None)
 
 
 def test_a_slower_action_gains_what_others_wait_for_it() -> None:
     """F of w1 takes 3 instead of 2 seconds: busy on w1, awaited on w0; both are 1 second later."""
     slower = timeline([*MESSAGE[:3], (1, "compute", "F", "compute", 4, 7, 2)])
-    found = difference(timeline(MESSAGE), slower)
-    assert {(c.worker, c.part, c.busy, c.action, c.seconds) for c in found.changes} == {
+    result = difference(timeline(MESSAGE), slower)
+    assert {(c.worker, c.part, c.busy, c.action, c.seconds) for c in result.changes} == {
         ("w0", "bubble", False, "F", 1),
         ("w1", "compute", True, "F", 1),
     }
-    assert all(sum(c.seconds for c in found.of(w)) == found.seconds == 1 for w in ("w0", "w1"))
+    assert all(sum(c.seconds for c in result.of(w)) == result.seconds == 1 for w in ("w0", "w1"))
 
 
 def test_memory_at_the_peaks() -> None:
@@ -52,16 +52,16 @@ def test_memory_at_the_peaks() -> None:
     memory = before.memory
     assert memory is not None
     after = replace(before, memory=replace(memory, resident_bytes=memory.resident_bytes * 3))
-    found = difference(before, after)
-    assert [(c.buffer, c.before_bytes, c.after_bytes, c.bytes) for c in found.memory] == [("P", 16, 48, 32)]
+    result = difference(before, after)
+    assert [(c.buffer, c.before_bytes, c.after_bytes, c.bytes) for c in result.memory] == [("P", 16, 48, 32)]
 
 
 def test_workers_that_only_one_has() -> None:
     one = timeline(MESSAGE)
     other = replace(one, workers=(Worker(name="w1"), Worker(name="w2")))
-    found = difference(one, other)
-    assert (found.only_before, found.only_after) == (("w0",), ("w2",))
-    assert {c.worker for c in found.changes} == {"w1"}
+    result = difference(one, other)
+    assert (result.only_before, result.only_after) == (("w0",), ("w2",))
+    assert {c.worker for c in result.changes} == {"w1"}
     with pytest.raises(InputError, match="no worker is in both timelines: w0, w1 and a, b"):
         difference(one, replace(one, workers=(Worker(name="a"), Worker(name="b"))))
 

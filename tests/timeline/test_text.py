@@ -59,11 +59,11 @@ def test_every_timeline_reads_back(value: Timeline) -> None:
 
 @given(timelines())
 def test_json_keeps_every_column(value: Timeline) -> None:
-    found = json.loads(json.dumps(to_mapping(value), allow_nan=False))
-    assert found["spans"]["start_s"] == value.spans.start_s.tolist()
-    assert found["spans"]["cause"] == value.spans.cause.tolist()
-    assert (found["memory"] is None) == (value.memory is None)
-    assert found["makespan_s"] == value.makespan_s
+    document = json.loads(json.dumps(to_mapping(value), allow_nan=False))
+    assert document["spans"]["start_s"] == value.spans.start_s.tolist()
+    assert document["spans"]["cause"] == value.spans.cause.tolist()
+    assert (document["memory"] is None) == (value.memory is None)
+    assert document["makespan_s"] == value.makespan_s
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,16 @@ def spans(**columns: Any) -> Spans:
 
 
 def test_names_of_actions() -> None:
-    found = timeline(MESSAGE, columns={"stage": [0, 0, 1, -1], "unit": [4, 4, -1, -1]})
-    assert [found.action(i) for i in range(4)] == ["0F4", "0SEND4", "1RECV", "F"]
-    assert found.where(2) == "1RECV on w1 (span 2)"
+    result = timeline(MESSAGE, columns={"stage": [0, 0, 1, -1], "unit": [4, 4, -1, -1]})
+    assert [result.action(i) for i in range(4)] == ["0F4", "0SEND4", "1RECV", "F"]
+    assert result.where(2) == "1RECV on w1 (span 2)"
 
 
 def test_measured_times_that_touch_still_touch_on_the_grid() -> None:
-    found = spans(start_s=[0.0, 0.1, 0.3], end_s=[0.1, 0.3, 0.7])
-    assert found.end_s[0] == found.start_s[1] and found.end_s[1] == found.start_s[2]
-    assert abs(found.start_s[1] - 0.1) <= TICK_S / 2
-    assert found.duration_s.sum() == found.end_s[2]
+    result = spans(start_s=[0.0, 0.1, 0.3], end_s=[0.1, 0.3, 0.7])
+    assert result.end_s[0] == result.start_s[1] and result.end_s[1] == result.start_s[2]
+    assert abs(result.start_s[1] - 0.1) <= TICK_S / 2
+    assert result.duration_s.sum() == result.end_s[2]
 
 
 def test_columns_cannot_be_written() -> None:

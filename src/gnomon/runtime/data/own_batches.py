@@ -49,12 +49,12 @@ class OwnBatches:
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
         try:
-            found = load_user(module, function)
+            made = load_user(module, function)
         except Exception as error:
             raise InputError(f"importing the batches {data.name!r} failed: {type(error).__name__}: {error}") from error
-        if not callable(found):
+        if not callable(made):
             raise InputError(f"{data.name} is no function of the step that returns a batch")
-        return OwnBatches(name=data.name, function=found)
+        return OwnBatches(name=data.name, function=made)
 
     @property
     def identity(self) -> str:

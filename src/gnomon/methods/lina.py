@@ -149,6 +149,6 @@ METHOD = Method(
     missing={
         "planned": "plans are lowered to whole stages, and it reorders the operations within expert layers",
         "predicted": "plans are lowered to whole stages, and it reorders the operations within expert layers",
-        "run": "the runtime has no expert parallelism",
+        "run": "the runtime runs the operations of an expert layer in one order",
     },
 )

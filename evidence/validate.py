@@ -178,25 +178,25 @@ def _text(summaries: Sequence[Summary]) -> Sequence[str]:
 def _explain(wanted: str, runs: Sequence[Run], refused: Sequence[Refused], *, as_json: bool) -> int:
     """One row: why it is refused, or its prediction beside what was measured."""
     gone = next((r for r in refused if r.id == wanted), None)
-    actual = next((r for r in runs if r.id == wanted), None)
-    if gone is None and actual is None:
+    run = next((r for r in runs if r.id == wanted), None)
+    if gone is None and run is None:
         known = [r.id for r in runs] + [r.id for r in refused]
         hint = nearest(wanted[:60], known) or (f"; they are named as in {known[0]!r}" if known else "")
         raise InputError(f"no row {wanted[:60]!r}{hint}; --rows FILE writes every row's id")
-    result = score(actual) if actual is not None else gone
+    result = score(run) if run is not None else gone
     if isinstance(result, Refused):
         if as_json:
             print_json({"id": wanted, "refused": result.reason})
         else:
             print_lines(wrapped(result.reason, indent="", bullet="refused: "))
         return 0
-    assert actual is not None and isinstance(result, Score)
-    prediction = predict(actual.graph, actual.cluster, actual.plan, actual.workload, actual.stack)
+    assert run is not None and isinstance(result, Score)
+    prediction = predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
     if as_json:
-        measured = {"step_s": list(actual.readings_s), "memory_bytes": actual.memory_bytes, "covers": actual.covers}
+        measured = {"step_s": list(run.readings_s), "memory_bytes": run.memory_bytes, "covers": run.covers}
         print_json({"id": wanted, "measured": measured, "error": result.error, "prediction": prediction.to_mapping()})
     else:
-        print_lines((*_beside(actual, result), "", *prediction_text(prediction, assumed=actual.notes)))
+        print_lines((*_beside(run, result), "", *prediction_text(prediction, assumed=run.notes)))
     return 0
 
 

@@ -216,13 +216,13 @@ def test_the_package_names_no_published_table() -> None:
     assert len(known) > 15 and "nanotron-ultrascale" in known and "nanotron" not in known
     assert named("if row.family == 'Korthikanti-2022':", known) == ["korthikanti-2022"]
     package = REPOSITORY / "src/gnomon"
-    actual = [
+    problems = [
         f"{path.relative_to(package)}: {name}"
         for path in sorted(package.rglob("*"))
         if path.suffix in (".py", ".toml") and "formats" not in path.relative_to(package).parts
         for name in named(_own_words(path), known | SPOKEN if path.suffix == ".py" else known)
     ]
-    assert not actual
+    assert not problems
     imports = [
         path for path in package.rglob("*.py") if re.search(r"^(from|import) evidence\b", path.read_text("utf-8"), re.M)
     ]
@@ -338,11 +338,11 @@ def size_problems(path: str, source: str) -> Iterator[str]:
 
 
 def test_nothing_is_too_large_to_read_at_once() -> None:
-    actual: list[str] = []
+    problems: list[str] = []
     for root in (REPOSITORY / "src/gnomon", REPOSITORY / "evidence"):
         for path in sorted(root.rglob("*.py")):
-            actual += size_problems(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8"))
-    assert actual == []
+            problems += size_problems(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8"))
+    assert problems == []
 
 
 def test_sizes_are_looked_at() -> None:

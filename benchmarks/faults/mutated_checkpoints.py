@@ -234,7 +234,7 @@ def main() -> int:
     parser.add_argument("--only", type=int)
     options = parser.parse_args()
     numbers = range(options.first, options.first + options.count) if options.only is None else [options.only]
-    tally, actual, began = Counter[tuple[str, str]](), list[str](), time.monotonic()
+    tally, failures, began = Counter[tuple[str, str]](), list[str](), time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         whole, known = checkpoint(Path(place)), texts()
         for number in numbers:
@@ -243,21 +243,21 @@ def main() -> int:
             try:
                 tally[one(number, whole, folder, known)] += 1
             except Exception as error:
-                actual.append(f"{number}: {type(error).__name__}: {str(error)[:120]}")
+                failures.append(f"{number}: {type(error).__name__}: {str(error)[:120]}")
                 if options.only is not None:
                     traceback.print_exc()
             if time.monotonic() - at > LIMIT_S:
-                actual.append(f"{number}: took {time.monotonic() - at:.0f} s")
+                failures.append(f"{number}: took {time.monotonic() - at:.0f} s")
             if sorted(path.name for path in folder.parent.iterdir()) != ["inner"]:
-                actual.append(f"{number}: wrote outside of its folder")
+                failures.append(f"{number}: wrote outside of its folder")
             shutil.rmtree(folder.parent)
             if sys.stderr.isatty() and number % 100 == 0:
-                print(f"\r{number}  found {len(actual)}", end="", file=sys.stderr, flush=True)
+                print(f"\r{number}  found {len(failures)}", end="", file=sys.stderr, flush=True)
     for (kind, outcome), count in sorted(tally.items()):
         print(f"{kind:11} {outcome:30} {count:6,}")
-    print("\n".join(actual[:40]))
-    print(f"{len(numbers):,} mutations in {time.monotonic() - began:.0f} s; found: {len(actual)}")
-    return 1 if actual else 0
+    print("\n".join(failures[:40]))
+    print(f"{len(numbers):,} mutations in {time.monotonic() - began:.0f} s; found: {len(failures)}")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -83,12 +83,12 @@ def sample(term: str, runs: list[Run], entry: int) -> tuple[Cases, Cases]:
 
 def errors(shows: Cases, fits: Cases) -> dict[str, tuple[str, str]]:
     """Family -> errors of other models' numbers (on record, fitted again)."""
-    actual, again = dict[str, list[float]](), dict[str, list[float]]()
+    on_record, again = dict[str, list[float]](), dict[str, list[float]]()
     for family, given in shows.items():
         apart = folds().without_source(family) is not None  # None: no number was fitted to it
         for case in given:
             numbers = folds().without_model(case.run.row.model) if apart else fitted()
-            actual.setdefault(family, []).append(case.log_error(numbers))
+            on_record.setdefault(family, []).append(case.log_error(numbers))
     for job in JOBS:
         mine = {family: shows[family] for family in job.families if family in shows}
         for fold in folds().models if mine else ():
@@ -96,7 +96,7 @@ def errors(shows: Cases, fits: Cases) -> dict[str, tuple[str, str]]:
             for family, given in mine.items():
                 held = [case for case in given if fold_of(case.run.row.model) == int(fold.left_out)]
                 again.setdefault(family, []).extend(case.log_error(part) for case in held)
-    return {f: (shares(actual[f]), shares(again[f]) if f in again else "") for f in shows}
+    return {f: (shares(on_record[f]), shares(again[f]) if f in again else "") for f in shows}
 
 
 def without(fits: Cases, job: Job, fold: int) -> Fitted:

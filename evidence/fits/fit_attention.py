@@ -304,13 +304,13 @@ def bend_of(of: AttentionTable, tables: list[Part], values: dict[str, float]) ->
 
 def _bend(of: AttentionTable, parts: list[Part], values: dict[str, float], which: list[Any]) -> Array:
     """Logs of factors, by least squares with one shape more of 0 at each; far shapes count as those at a tenth."""
-    actual, chosen = np.zeros(len(BEND_WAVES)), np.concatenate(which)
+    bend, chosen = np.zeros(len(BEND_WAVES)), np.concatenate(which)
     for _ in range(8):
-        logs, waves, weight = (part[chosen] for part in _left(of, parts, values, actual))
+        logs, waves, weight = (part[chosen] for part in _left(of, parts, values, bend))
         hats = np.array([np.interp(waves, np.log(BEND_WAVES), hat) for hat in np.eye(len(BEND_WAVES))])
         scaled = hats * weight * np.minimum(1, 0.1 / np.maximum(np.abs(logs), 1e-9))
-        actual = actual + np.linalg.solve(scaled @ hats.T + np.eye(len(actual)), scaled @ logs - actual)
-    return actual
+        bend = bend + np.linalg.solve(scaled @ hats.T + np.eye(len(bend)), scaled @ logs - bend)
+    return bend
 
 
 def _left(of: AttentionTable, parts: list[Part], values: dict[str, float], bend: Array) -> tuple[Array, Array, Array]:

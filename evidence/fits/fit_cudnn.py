@@ -56,19 +56,19 @@ def speeds_of(folder: Path, release: str) -> dict[tuple[int, int, int, int], tup
     """(sequences, length, heads, key heads) -> FLOP/s forward and backward: bf16, a causal mask, heads of 128."""
     tag, path = RELEASES[release]
     text = subprocess.run(["git", "-C", folder, "show", f"{tag}:{path}"], check=True, capture_output=True, text=True)
-    lines, actual = text.stdout.splitlines(), {}
+    lines, tflops = text.stdout.splitlines(), {}
     if "q_seqlen" in lines[0]:
         for row in csv.DictReader(lines):
             if (row["data_type"], row["attn_mask"]) == ("bfloat16", "top_left"):
                 sizes = (row["batch_size"], row["q_seqlen"], row["num_q_heads"], row["num_kv_heads"])
-                actual[tuple(map(int, sizes))] = float(row["fwd_tflops"]), float(row["bwd_tflops"])
+                tflops[tuple(map(int, sizes))] = float(row["fwd_tflops"]), float(row["bwd_tflops"])
     else:  # columns were renamed in between: sizes, then PyTorch's three speeds, then cuDNN's forward, backward, both
         shift = 1 if "dropout_p" in lines[0] else 0
         for batch, heads, length, _, causal, *speeds in csv.reader(lines[1:]):
             if causal == "True":
                 key = (int(batch), int(length), int(heads), int(heads))
-                actual[key] = float(speeds[shift + 3]), float(speeds[shift + 4])
-    return {key: (a * 1e12, b * 1e12) for key, (a, b) in actual.items() if 4096 <= key[1] <= 32768}
+                tflops[key] = float(speeds[shift + 3]), float(speeds[shift + 4])
+    return {key: (a * 1e12, b * 1e12) for key, (a, b) in tflops.items() if 4096 <= key[1] <= 32768}
 
 
 def print_releases(folder: Path) -> None:

@@ -119,11 +119,11 @@ def lowered(plan: Plan) -> Callable[[], Program]:
 
 
 def units_of(plan: Plan) -> dict[tuple[int, int], float]:
-    sizes, actual = {"batch": 1, "enc_seq": 32, "seq": 16}, {}
+    sizes, units = {"batch": 1, "enc_seq": 32, "seq": 16}, {}
     for hop in transfers(plan, GRAPH):
         tensors = [GRAPH.block(GRAPH.call(layer.partition("[")[0]).block).tensor(name) for layer, name in hop.tensors]
-        actual[hop.source, hop.target] = sum(nbytes(tensor, sizes, BF16) for tensor in tensors) / 4096
-    return actual
+        units[hop.source, hop.target] = sum(nbytes(tensor, sizes, BF16) for tensor in tensors) / 4096
+    return units
 
 
 def what_travels() -> None:

@@ -152,7 +152,7 @@ def test_cheapest_fewest_and_at_most(capsys: pytest.CaptureFixture[str]) -> None
     assert main([*BARE, *batch, "--vary", "nodes=1..2", "--best", "cost", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     costs = {case["label"]: case["dollars_per_million_tokens"] for case in document["cases"]}
-    assert document["said"].startswith(f"cheapest: {min(costs, key=lambda label: costs[label])}")
+    assert document["answer"].startswith(f"cheapest: {min(costs, key=lambda label: costs[label])}")
     assert main([*BARE, *batch, "--deadline", "100d", "--tokens", "1G"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert (
@@ -177,9 +177,9 @@ def test_the_largest_model_by_choices_beyond_the_search(capsys: pytest.CaptureFi
     assert last["fits_by"]["choices"] == {"optimizer_offload": True} and last["choices"]["optimizer_offload"] is True
     assert last["fits_by"]["peak_bytes_without"] > 1700 * 2**20 >= last["peak_bytes"]
     assert last["fits_by"]["longer_step"] == pytest.approx(last["step_s"] / last["fits_by"]["step_s_without"] - 1)
-    assert "it fits by optimizer_offload yes, +" in document["said"]
+    assert "it fits by optimizer_offload yes, +" in document["answer"]
     plain = [case["label"] for case in others if "fits_by" not in case]
-    assert f"without such choices {plain[-1]} does" in document["said"]
+    assert f"without such choices {plain[-1]} does" in document["answer"]
     assert main([*few, "--largest", "layers", "--json", "--no-refine"]) == 0
     exact = json.loads(capsys.readouterr().out)["cases"][-1]
     assert exact["label"] == plain[-1] and exact["choices"] == {} and "fits_by" not in exact

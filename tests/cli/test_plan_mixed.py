@@ -106,7 +106,7 @@ def test_other_questions_and_reasons(asked: list[str], tmp_path: Path, capsys: p
     assert main([*asked, "--max-devices", "2", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [case["devices"] for case in document["cases"]] == [1, 1, 2]
-    assert document["said"].startswith("fastest on at most 2 devices, in whole nodes: 2")
+    assert document["answer"].startswith("fastest on at most 2 devices, in whole nodes: 2")
     path = tmp_path / "plan.toml"
     assert main([*asked, "--stack", "gnomon", "-o", str(path)]) == 0
     assert len(load_plan_file(path).runners_up) >= 2

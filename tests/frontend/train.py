@@ -42,11 +42,11 @@ def batches() -> list[dict[str, Tensor]]:
 
 def run() -> dict[str, tuple[list[float], dict[str, Tensor]]]:
     """Losses (this rank's parts) and weights by plan."""
-    model, actual = module(), {}
+    model, trained = module(), {}
     example = {name: x[:2] for name, x in batches()[0].items()}
     graph = captured(model, example, training=False)
     for name, plan in PLANS.items():
         job = executor(model, graph, plan, WORKLOAD, settings=SETTINGS)
         losses = [float(job.step(batch).loss) for batch in batches()]
-        actual[name] = (losses, weights_of(job) if not plan.optimizer.zero else {})
-    return actual
+        trained[name] = (losses, weights_of(job) if not plan.optimizer.zero else {})
+    return trained

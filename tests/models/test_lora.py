@@ -131,18 +131,18 @@ def test_what_adapters_read_is_gathered_in_sixteen_bits() -> None:
     """The norm's output for q, k and v, which without adapters travels in eight; and what each `lora_A` writes."""
     narrow = Precision(fp8=Fp8(recipe="delayed"))
     plan = Plan(mesh=Mesh(tp=2), layout=Layout(sequence_parallel=True), schedule=Schedule(micro_batch_size=1))
-    actual = []
+    gathers_s = []
     for name in ("llama-3.1-8b", "llama-3.1-8b+lora8:q_proj,k_proj,v_proj"):
         job = replace(plan, precision=narrow)
         (stage,) = stages_of(model(name), parse_cluster("1x2xh100-sxm"), job, BATCH, stack("megatron-bridge"))
         layer = next(price for price, layers in stage.layers if layers[0].call.block == LAYER)
-        actual.append(layer.forward.comm_s["tp"])
+        gathers_s.append(layer.forward.comm_s["tp"])
 
     def gather(size: int) -> float:
         return float(collective_seconds("all_gather", size, stage.links["tp"]))
 
     wide = 512 * 4096 * 2
-    assert actual[1] - actual[0] == pytest.approx(gather(wide) - gather(wide // 2) + 3 * gather(512 * 8 * 2))
+    assert gathers_s[1] - gathers_s[0] == pytest.approx(gather(wide) - gather(wide // 2) + 3 * gather(512 * 8 * 2))
 
 
 @pytest.mark.parametrize(("zero", "ways"), [(0, 1), (1, 4)])

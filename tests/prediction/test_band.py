@@ -121,8 +121,8 @@ def test_own_runs_narrow_a_band() -> None:
 
 
 def test_the_numbers_say_where_they_are_from() -> None:
-    message = band_numbers().provenance
-    assert "left out" in message.data and "in their band" in message.error and message.date.startswith("2026-")
+    source = band_numbers().provenance
+    assert "left out" in source.data and "in their band" in source.error and source.date.startswith("2026-")
     assert memory_ratios().low < 1 < memory_ratios().high
     with pytest.raises(InputError, match="hold the prediction"):
         Ratios(low=1.1, high=1.2)

@@ -29,17 +29,17 @@ SIZES = [(1, 4096), (2, 4096), (4, 2048), (8, 8192), (1, 8192), (1, 4096)]
 
 def contexts(plan: Plan, name: str) -> list[LocalContext]:
     """Contexts of a middle layer of a model at several micro-batches and sequence lengths."""
-    actual: list[LocalContext] = []
+    caught: list[LocalContext] = []
 
     def catch(context: LocalContext) -> LayerPrice:
-        actual.append(context)
+        caught.append(context)
         return layer_price(context)
 
     graph, cluster = model(name), parse_cluster("1x8xh100-sxm")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gnomon.prediction.stage.layer_price", catch)
         stage_prices(plan, graph, cluster, 0, sizes={"batch": 1, "seq": 4096}, kernels=FUSED, facts=KernelFacts())
-    middle = actual[1]
+    middle = caught[1]
     return [replace(middle, sizes=(("batch", b), ("seq", s))) for b, s in SIZES]
 
 

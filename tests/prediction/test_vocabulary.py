@@ -69,11 +69,11 @@ def test_a_heavy_head_is_faster_divided() -> None:
             tied=False,
         )
     )
-    actual = {}
+    step_s = {}
     for how in ("ends", *HOWS):
         plan = Plan(mesh=Mesh(pp=4), schedule=Schedule(micro_batch_size=1, vocabulary=how))  # type: ignore[arg-type]
-        actual[how] = predict(wide, "1x4xa100-sxm-80gb", plan, Workload(global_batch_size=16, seq_len=2048)).step_s
-    assert all(actual[how] < 0.6 * actual["ends"] for how in HOWS)
+        step_s[how] = predict(wide, "1x4xa100-sxm-80gb", plan, Workload(global_batch_size=16, seq_len=2048)).step_s
+    assert all(step_s[how] < 0.6 * step_s["ends"] for how in HOWS)
 
 
 def test_a_barrier_more_holds_a_microbatch_more() -> None:

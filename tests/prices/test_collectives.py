@@ -254,10 +254,10 @@ def test_each_row_says_what_it_is_from() -> None:
     """Measured rows have an error on sizes kept out; assumed ones say so and claim none."""
     file = collective_fits()
     for row in (*file.inside, *file.across, *file.copies):
-        message = row.provenance
-        assert message.data.startswith("assumed: ") == (message.error == "unchecked"), message
-        assert message.error == "unchecked" or message.error.startswith("held out "), message
-        assert message.date >= "2026-11-21" and message.range
+        source = row.provenance
+        assert source.data.startswith("assumed: ") == (source.error == "unchecked"), source
+        assert source.error == "unchecked" or source.error.startswith("held out "), source
+        assert source.date >= "2026-11-21" and source.range
 
 
 def test_a_row_without_its_source_is_refused() -> None:

@@ -23,10 +23,10 @@ def test_each_row_says_what_it_is_from(path: Path) -> None:
     file = schema.load_file(CurveFile, path)
     assert file.arch == path.stem
     for row in (*file.gemm, *file.attention, *file.stream):
-        message = row.provenance
-        assert message.date >= "2026-11-21"
-        assert ("assumed" in message.data) == (message.error == "unchecked"), message
-        assert "assumed" in message.data or message.error.startswith(("held out ", "fit ")), message
+        source = row.provenance
+        assert source.date >= "2026-11-21"
+        assert ("assumed" in source.data) == (source.error == "unchecked"), source
+        assert "assumed" in source.data or source.error.startswith(("held out ", "fit ")), source
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

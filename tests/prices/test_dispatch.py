@@ -28,11 +28,11 @@ def ep_link(nodes: int, *, device: str = "h100-sxm") -> AxisLink:
 
 def counted(places: int, experts: int, topk: int, groups: int, chosen: int) -> float:
     """The mean over every choice that a token has."""
-    size, actual = experts // groups, []
+    size, ranks_reached = experts // groups, []
     for some in combinations(range(groups), chosen):
         inside = [e for e in range(experts) if e // size in some]
-        actual += [len({e * places // experts for e in mine}) for mine in combinations(inside, topk)]
-    return float(np.mean(actual))
+        ranks_reached += [len({e * places // experts for e in mine}) for mine in combinations(inside, topk)]
+    return float(np.mean(ranks_reached))
 
 
 @pytest.mark.parametrize(

@@ -91,12 +91,12 @@ def test_a_rotary_embedding_with_a_factor_runs_op_by_op_on_megatron() -> None:
         Stack(name="any", version="1").changed((fact,), transformer_engine=True),
         Stack(name="x", version="1"),
     ):
-        actual = {}
+        phases = {}
         for factor in (False, True):
             graph = mixtral(replace(plain, rotary_factor=factor))
             made = predict(graph, "1x8xb200", plan, Workload(global_batch_size=8, seq_len=4096), stack).pricing
-            actual[factor] = made.compute.phase("forward", 0), made.compute.phase("input_grad", 0)
-        for (one, two), passes, kernels in zip(zip(*actual.values(), strict=True), (10, 12), (22, 12), strict=True):
+            phases[factor] = made.compute.phase("forward", 0), made.compute.phase("input_grad", 0)
+        for (one, two), passes, kernels in zip(zip(*phases.values(), strict=True), (10, 12), (22, 12), strict=True):
             if not stack.layers.transformer_engine:
                 assert one == two
                 continue

@@ -331,16 +331,16 @@ def test_a_kind_without_a_rule_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 def prices_of(name: str, kernels: Kernels, setting: Setting) -> list[tuple[Op | GradOp, OpPrice, float]]:
     """Each op and gradient step of a model, its price, and the FLOPs of products that it must do."""
     graph = model(name)
-    actual: list[tuple[Op | GradOp, OpPrice, float]] = []
+    priced: list[tuple[Op | GradOp, OpPrice, float]] = []
     for call in graph.calls:
         back = call_backward(graph, call, kernels, setting)
         for op in back.forward.ops:
             work = forward_work(op, back.forward, setting)
-            actual.append((op, op_seconds(op, back.forward, setting, H100, CURVES), work.matmul_flops))  # type: ignore[arg-type]
+            priced.append((op, op_seconds(op, back.forward, setting, H100, CURVES), work.matmul_flops))  # type: ignore[arg-type]
         for grad in back.ops:
             work = grad_work(grad, back.forward, setting)
-            actual.append((grad, grad_seconds(grad, back.forward, setting, H100, CURVES), work.matmul_flops))  # type: ignore[arg-type]
-    return actual
+            priced.append((grad, grad_seconds(grad, back.forward, setting, H100, CURVES), work.matmul_flops))  # type: ignore[arg-type]
+    return priced
 
 
 def sizes_of(name: str) -> dict[str, int]:

@@ -126,22 +126,22 @@ def _effects(program: Program, at_stage: list[set[int]], cls: int, i: int) -> li
     stage, unit = int(program.stage[i]), int(program.unit[i])
     classes = {b.name: b for b in program.buffers}
     chained = {e.buffer for k in program.kinds for e in k.effects if e.which != "own"}
-    actual: list[tuple[str, Buffer]] = []
+    ordered: list[tuple[str, Buffer]] = []
     for effect in kind.effects if own.effects is None or own.adds else ():
         buffer = classes[effect.buffer]
         first = _place(program, at_stage, cls, effect.buffer, stage)
         if first is None:
             continue
         for index in _indices(program, buffer, effect.which, unit, buffer.name in chained):
-            actual.append((effect.op, (*first, index)))
+            ordered.append((effect.op, (*first, index)))
     for op, ref in own.effects or ():
         if ref.stage not in at_stage[cls]:
             raise CannotRead(f"row {i}: stage {ref.stage}")
         first = _place(program, at_stage, cls, ref.buffer, ref.stage)
         if first is None:
             raise CannotRead(f"row {i}: {ref.buffer} {ref.stage}")
-        actual.append((op, (*first, ref.at)))
-    return sorted(actual, key=lambda effect: EFFECT_OPS.index(effect[0]))  # type: ignore[arg-type]
+        ordered.append((op, (*first, ref.at)))
+    return sorted(ordered, key=lambda effect: EFFECT_OPS.index(effect[0]))  # type: ignore[arg-type]
 
 
 def _place(program: Program, at_stage: list[set[int]], cls: int, name: str, stage: int) -> tuple[int, str, int] | None:
@@ -490,15 +490,15 @@ def _stuck(
     """Who waits for whom in the first step."""
     stuck = [row for row in rows if (0, row.index) not in done]
     assert stuck, "a later step is stuck although the first one ran"
-    actual: dict[int, set[int]] = {row.index: set() for row in stuck}
+    waiting: dict[int, set[int]] = {row.index: set() for row in stuck}
     heads: dict[int, int] = {}
     for lane in lanes.values():
         before: list[Event] = []
-        for entry in _entries([event for event in lane if event[0] == 0 and event[1] in actual], together):
+        for entry in _entries([event for event in lane if event[0] == 0 and event[1] in waiting], together):
             for event in entry:
                 others = {other for other in waits[event] if other not in entry or other >= event}
-                actual[event[1]] |= {row for step, row in (*others, *before) if step == 0 and row in actual}
+                waiting[event[1]] |= {row for step, row in (*others, *before) if step == 0 and row in waiting}
                 heads[event[1]] = before[0][1] if before else entry[0][1]
             before = [*before, *entry]
     findings = Counter({("deadlock", row.cls, row.token): 1 for row in stuck})
-    return Result(findings, waits=actual, heads=heads, partners=together, finished=len(rows) - len(stuck))
+    return Result(findings, waits=waiting, heads=heads, partners=together, finished=len(rows) - len(stuck))

@@ -46,7 +46,7 @@ def units(draw: st.DrawFn) -> int | tuple[Unit, ...]:
     count = draw(st.integers(0, 4))
     if draw(st.booleans()):
         return count
-    actual = []
+    drawn = []
     for _ in range(count):
         pieces = draw(
             st.dictionaries(st.integers(0, 5), st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=3)
@@ -54,8 +54,8 @@ def units(draw: st.DrawFn) -> int | tuple[Unit, ...]:
         weight = draw(st.sampled_from((0.0, 1.0, 1e-05, 1 / 3)))
         spans = tuple((sequence, start, start + size) for sequence, (start, size) in pieces.items())
         whole = tuple((sequence, draw(st.integers(0, 3))) for sequence in pieces if draw(st.booleans()))
-        actual.append(Unit(pieces=spans, weight=weight, worker=draw(st.integers(0, 2)), local=whole))
-    return tuple(actual)
+        drawn.append(Unit(pieces=spans, weight=weight, worker=draw(st.integers(0, 2)), local=whole))
+    return tuple(drawn)
 
 
 @st.composite
@@ -100,12 +100,12 @@ def kinds_of(draw: st.DrawFn, buffers: tuple[BufferClass, ...]) -> tuple[Kind, .
 def comms_of(draw: st.DrawFn, kinds: tuple[Kind, ...]) -> tuple[Communicator, ...]:
     """Some declared communicators, those of the kinds among them."""
     names = draw(st.lists(st.one_of(WORDS, st.sampled_from(["fwd", "bwd", "dp"])), max_size=3, unique=True))
-    actual = []
+    drawn = []
     for name in names:
         semantics = draw(st.sampled_from(("buffered", "rendezvous", "collective")))
         capacity = draw(st.integers(0, 3)) if semantics == "buffered" else 0
-        actual.append(Communicator(name=name, semantics=semantics, capacity=capacity, ordered=draw(st.booleans())))
-    return tuple(actual)
+        drawn.append(Communicator(name=name, semantics=semantics, capacity=capacity, ordered=draw(st.booleans())))
+    return tuple(drawn)
 
 
 @st.composite
@@ -113,12 +113,12 @@ def overrides(draw: st.DrawFn, buffers: tuple[BufferClass, ...], comms: tuple[st
     """What one row may say beyond its kind."""
     acts, adds = None, False
     if draw(st.booleans()):
-        actual = []
+        drawn = []
         for op in draw(st.lists(st.sampled_from(EFFECT_OPS), max_size=2)):
             buffer = draw(st.sampled_from(buffers))
             at = 0 if buffer.per == "stage" else draw(st.integers(0, 3))
-            actual.append(RowEffect(op, BufferRef(buffer.name, draw(st.integers(0, stages - 1)), at)))
-        acts, adds = tuple(actual), draw(st.booleans())
+            drawn.append(RowEffect(op, BufferRef(buffer.name, draw(st.integers(0, stages - 1)), at)))
+        acts, adds = tuple(drawn), draw(st.booleans())
     return Override(
         stream=draw(st.one_of(st.just(""), WORDS)),
         comm=draw(st.sampled_from(("", *comms))),

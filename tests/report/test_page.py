@@ -156,7 +156,7 @@ def test_measured_stands_beside_predicted() -> None:
     assert all(abs(a) >= abs(b) for a, b in pairwise(changes))
     names = {change["what"] for change in data["difference"]["changes"]}
     assert "B (backward)" in names and "waiting" in names and not any("host" in name for name in names)
-    assert data["difference"]["said"].startswith("Largest wrong price: B (backward) on class")
+    assert data["difference"]["summary"].startswith("Largest wrong price: B (backward) on class")
     page = page_html(data)
     assert "Predicted against measured" in page and "waiting (for what was not recorded)" in page
 
@@ -164,7 +164,7 @@ def test_measured_stands_beside_predicted() -> None:
 def test_period_and_makespan_are_not_compared() -> None:
     job = result(pp=2)
     data = page_data([job.timeline(), measured(job.timeline(steady=False))], prediction=job)
-    assert "compare two of a kind" in data["difference"]["said"]
+    assert "compare two of a kind" in data["difference"]["summary"]
 
 
 @pytest.mark.parametrize("count", [0, 3])

@@ -168,16 +168,16 @@ def watch(executor: Executor) -> tuple[Live, ...]:
         executor.step(batch(), Noting(memory=True))
     events = [e for e in profiled.profiler.kineto_results.events() if e.name() in ("[memory]", "after row")]  # type: ignore[union-attr]
     live = most = 0
-    actual: list[Live] = []
+    history: list[Live] = []
     for event in sorted(events, key=lambda e: int(e.start_ns())):
         if event.name() == "[memory]":
             live += event.nbytes()
             most = max(most, live)
             continue
-        action, levels = noted[len(actual)]
-        actual.append(Live(action=action, account=levels, live=live, most=most))
+        action, levels = noted[len(history)]
+        history.append(Live(action=action, account=levels, live=live, most=most))
         most = live
-    return tuple(actual)
+    return tuple(history)
 
 
 def account_all(names: list[str]) -> dict[str, Accounted]:

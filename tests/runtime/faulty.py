@@ -51,10 +51,10 @@ def listening() -> list[str]:
                 mine.add(os.readlink(file))
             except OSError:
                 continue
-    actual = []
+    addresses = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
-                actual.append(fields[1].partition(":")[0])
-    return actual
+                addresses.append(fields[1].partition(":")[0])
+    return addresses

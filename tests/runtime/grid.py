@@ -54,10 +54,10 @@ RUN = {
 def values(cls: type) -> dict[str, tuple[Any, ...]]:
     """Field -> its values, of fields that have a few: booleans and enums."""
     hints = get_type_hints(cls)
-    actual = {field.name: hints[field.name] for field in fields(cls)}
+    types = {field.name: hints[field.name] for field in fields(cls)}
     return {
         name: (False, True) if hint is bool else get_args(hint)
-        for name, hint in actual.items()
+        for name, hint in types.items()
         if hint is bool or get_origin(hint) is Literal
     }
 
@@ -158,14 +158,14 @@ def _drawn(rng: random.Random, number: int, field: tuple[str, str, Any], name: s
 
 def _part(rng: random.Random, part: str, field: tuple[str, str, Any]) -> dict[str, Any]:
     """Values of a part's fields, the one that is set among them."""
-    actual = {}
+    chosen = {}
     for name, of in values(PARTS[part]).items():
         of = RUN.get(name, of)
         default = PARTS[part].__dataclass_fields__[name].default
-        actual[name] = rng.choice((default, rng.choice(of)))
+        chosen[name] = rng.choice((default, rng.choice(of)))
     if field[0] == part:
-        actual[field[1]] = field[2]
-    return actual
+        chosen[field[1]] = field[2]
+    return chosen
 
 
 def _saved(rng: random.Random, layers: int) -> Saved:
@@ -402,21 +402,21 @@ class Workers:
         ranks = {self.pipes[rank]: rank for rank in range(case.plan.world_size)}
         for pipe in ranks:
             pipe.send((number, case))
-        actual: dict[int, Answer] = {}
+        answers: dict[int, Answer] = {}
         until = monotonic() + self.limit_s
-        while len(actual) < len(ranks) and (left := until - monotonic()) > 0:
-            for pipe in wait([pipe for pipe, rank in ranks.items() if rank not in actual], left):
+        while len(answers) < len(ranks) and (left := until - monotonic()) > 0:
+            for pipe in wait([pipe for pipe, rank in ranks.items() if rank not in answers], left):
                 assert isinstance(pipe, Connection)
                 try:
-                    actual[ranks[pipe]] = pipe.recv()
+                    answers[ranks[pipe]] = pipe.recv()
                 except EOFError:
-                    actual[ranks[pipe]] = Answer(kind="failed", message="the process died")
-            if any(answer.kind == "failed" for answer in actual.values()):
+                    answers[ranks[pipe]] = Answer(kind="failed", message="the process died")
+            if any(answer.kind == "failed" for answer in answers.values()):
                 until = min(until, monotonic() + 5.0)  # the others may wait for it, or say better what is wrong
-        if len(actual) < len(ranks) or any(answer.kind == "failed" for answer in actual.values()):
+        if len(answers) < len(ranks) or any(answer.kind == "failed" for answer in answers.values()):
             self._end()
             self._start()
-        return actual
+        return answers
 
     def judged(self, case: Case) -> tuple[Verdict, str]:
         """The case run and judged."""

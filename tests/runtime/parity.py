@@ -337,13 +337,13 @@ def train(
         result = executor.step(batch(step))
         curve.append((executor.total_loss(result), float(result.grad_norm)))
     executor.synchronise()
-    actual: Part = {}
+    shards: Part = {}
     for held, _ in executor.parameters():
         for slot, (low, high) in held.pieces():
-            actual[slot.name] = (held.mine[0] + low - slot.start, held.shard[low:high].numpy().copy())
+            shards[slot.name] = (held.mine[0] + low - slot.start, held.shard[low:high].numpy().copy())
     assert not executor.buffers.tensors and not executor.compute.saved and not executor.compute.aside
     executor.leave()
-    return curve, actual
+    return curve, shards
 
 
 def float32(plan: Plan) -> Executor:
@@ -368,8 +368,8 @@ def gradients(executor: Executor) -> list[tuple[float, Part]]:
 
 def train_all(names: list[str]) -> dict[str, tuple[Curve, Part]]:
     """Many plans, one after the other, in one process, and their variants."""
-    actual = {name: train(PLANS[name]) for name in names}
-    actual.update({f"{name}, tied": train(PLANS[name], config_of(", tied")) for name in names if name in TIED})
-    actual.update({f"{name}, varied": train(PLANS[name], VARIED) for name in names if name in VARIANTS})
-    actual.update({new: train(PLANS[name], CONFIG, f) for name, (new, f) in REWRITTEN.items() if name in names})
-    return actual
+    curves = {name: train(PLANS[name]) for name in names}
+    curves.update({f"{name}, tied": train(PLANS[name], config_of(", tied")) for name in names if name in TIED})
+    curves.update({f"{name}, varied": train(PLANS[name], VARIED) for name in names if name in VARIANTS})
+    curves.update({new: train(PLANS[name], CONFIG, f) for name, (new, f) in REWRITTEN.items() if name in names})
+    return curves

@@ -66,10 +66,10 @@ def launch(
 
 def _gathered(pipes: dict[Connection, int]) -> dict[int, Any]:
     """The results of all ranks."""
-    actual: dict[int, Any] = {}
-    while len(actual) < len(pipes):
-        ready = wait([pipe for pipe, rank in pipes.items() if rank not in actual], LIMIT_S)
-        assert ready, f"no rank of {len(pipes)} has ended in {LIMIT_S:.0f} s; there are results of {sorted(actual)}"
+    results: dict[int, Any] = {}
+    while len(results) < len(pipes):
+        ready = wait([pipe for pipe, rank in pipes.items() if rank not in results], LIMIT_S)
+        assert ready, f"no rank of {len(pipes)} has ended in {LIMIT_S:.0f} s; there are results of {sorted(results)}"
         for pipe in ready:
             assert isinstance(pipe, Connection)
             try:
@@ -77,8 +77,8 @@ def _gathered(pipes: dict[Connection, int]) -> dict[int, Any]:
             except EOFError:
                 ended, result = False, "the process died"
             assert ended, f"rank {pipes[pipe]}: {result}"
-            actual[pipes[pipe]] = pickle.loads(result)
-    return {rank: actual[rank] for rank in sorted(actual)}
+            results[pipes[pipe]] = pickle.loads(result)
+    return {rank: results[rank] for rank in sorted(results)}
 
 
 def _rank(

@@ -32,19 +32,19 @@ def executor(name: str) -> Executor:
 
 def write(folder: Path) -> dict[str, parity.Curve]:
     """One step, then a checkpoint."""
-    actual = {}
+    steps = {}
     for name in WRITERS:
         running = executor(name)
         result = running.step(parity.batch(0))
-        actual[name] = [(running.total_loss(result), float(result.grad_norm))]
+        steps[name] = [(running.total_loss(result), float(result.grad_norm))]
         save(folder / name, running, 1)
         running.leave()
-    return actual
+    return steps
 
 
 def read(folder: Path, world_size: int) -> dict[tuple[str, str], parity.Curve]:
     """The steps after it."""
-    actual = {}
+    curves = {}
     for name in READERS[world_size]:
         for writer in WRITERS:
             running = executor(name)
@@ -54,8 +54,8 @@ def read(folder: Path, world_size: int) -> dict[tuple[str, str], parity.Curve]:
                 result = running.step(parity.batch(step))
                 curve.append((running.total_loss(result), float(result.grad_norm)))
             running.leave()
-            actual[writer, name] = curve
-    return actual
+            curves[writer, name] = curve
+    return curves
 
 
 def refused(folder: Path, copy: Path) -> list[str]:
@@ -63,12 +63,12 @@ def refused(folder: Path, copy: Path) -> list[str]:
     shutil.copytree(folder, copy, dirs_exist_ok=True)
     for file in copy.glob("step-*/*.safetensors"):
         file.write_bytes(b"")
-    actual = []
+    errors = []
     for at, workload in ((folder, replace(parity.WORKLOAD, global_batch_size=4)), (copy, parity.WORKLOAD)):
         plan = replace(parity.PLANS["one device"], precision=parity.FP64)
         running = Executor(llama(parity.CONFIG), plan, workload, seed=7, settings=parity.SETTINGS)
         try:
             load(at, running)
         except InputError as error:
-            actual.append(str(error))
-    return actual
+            errors.append(str(error))
+    return errors

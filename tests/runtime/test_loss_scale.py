@@ -49,13 +49,13 @@ def test_fp16_learns_as_fp32_does() -> None:
 
 
 def test_a_power_of_two_changes_no_bit() -> None:
-    actual = []
+    runs = []
     for scale in (None, LossScale(scale=2.0**12)):
         with job(FP32, scale) as run:
             norms = [run.executor.step(IDS).grad_norm.item() for _ in range(3)]
-            actual.append((norms, run.state_dict()))
-    assert actual[0][0] == actual[1][0]
-    assert all(torch.equal(value, actual[1][1][name]) for name, value in actual[0][1].items())
+            runs.append((norms, run.state_dict()))
+    assert runs[0][0] == runs[1][0]
+    assert all(torch.equal(value, runs[1][1][name]) for name, value in runs[0][1].items())
 
 
 def test_an_overflow_leaves_the_step_out_and_halves_the_scale(tmp_path: Path) -> None:

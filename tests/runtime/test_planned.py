@@ -32,12 +32,12 @@ BASE = Plan(precision=FP32)
 
 def losses(given: tuple[tuple[LlamaConfig, Plan], ...]) -> list[float]:
     """Of one step of each plan, on this rank."""
-    actual = []
+    step_losses = []
     for config, plan in given:
         executor = Executor(llama(config), plan, WORKLOAD)
-        actual.append(executor.total_loss(executor.step(token_ids(config))))
+        step_losses.append(executor.total_loss(executor.step(token_ids(config))))
         executor.leave()
-    return actual
+    return step_losses
 
 
 def token_ids(config: LlamaConfig) -> torch.Tensor:

@@ -54,7 +54,7 @@ def test_two_are_tried_and_the_next_plan_is_nearer_to_what_was_measured(
     whole = json.loads(capsys.readouterr().out)
     result = whole["tried"]
     assert [entry["ended"] for entry in result["attempts"]] == ["refused", "ran", "ran", "ran"], result
-    assert "the runtime does not run 'mamba2-2.7b'" in result["attempts"][0]["said"]
+    assert "the runtime does not run 'mamba2-2.7b'" in result["attempts"][0]["reason"]
     ran = result["attempts"][1:]
     best = min(ran, key=lambda entry: entry["measured_step_s"])
     kept = load_plan_file("best.toml")

@@ -149,7 +149,7 @@ def expected_actions(executor: Executor) -> list[str]:
     program, cls = executor.program, executor.groups.here.pipeline_rank
     place = executor.groups.here.position
     plain = {"AR": "all_reduce", "NORM": "all_reduce", "UNSHARD": "all_gather", "REDUCE_GRAD": "reduce_scatter"}
-    actual: list[str] = []
+    actions: list[str] = []
     for row in range(int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])):
         kind, stage, unit = program.kinds[program.kind[row]].name, int(program.stage[row]), int(program.unit[row])
         if kind in ("F", "B"):
@@ -169,9 +169,9 @@ def expected_actions(executor: Executor) -> list[str]:
             continue
         else:
             text = plain[kind]
-        if not actual or actual[-1] != text:
-            actual.append(text)
-    return actual
+        if not actions or actions[-1] != text:
+            actions.append(text)
+    return actions
 
 
 Traced = tuple[list[str], list[str], list[Call], tuple[int, int]]

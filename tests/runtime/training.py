@@ -60,11 +60,11 @@ def interrupted(given: Job, after: int) -> Outcome:
 
 def stories(data: Path, folder: Path) -> dict[str, tuple[tuple[Record, ...], ...]]:
     """Of each plan: twelve steps in one go; ended by a signal in the fifth; and resumed."""
-    actual = {}
+    records = {}
     for name, plan in PLANS.items():
         whole = train(job(data, plan, 12))
         partly = job(data, plan, 12, checkpoints=folder / name, resume=True)
         before, after = interrupted(partly, 5), train(partly)
         assert (before.stopped, before.resumed_from, after.stopped, after.resumed_from) == (signal.SIGTERM, 0, 0, 5)
-        actual[name] = (whole.records, before.records, after.records)
-    return actual
+        records[name] = (whole.records, before.records, after.records)
+    return records

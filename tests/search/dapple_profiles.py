@@ -204,18 +204,18 @@ class Planned:
 
 def best(profile: Profile, config: str) -> Planned:
     """What the programme finds over all numbers of microbatches."""
-    actual = []
+    candidates = []
     for count in counts(profile):
         for seconds, pieces in pipelines(Measured(profile, cluster(config), count), 1)[0]:
-            actual.append(Planned(seconds, count, pieces))
-    return min(actual, key=lambda entry: entry.seconds)
+            candidates.append(Planned(seconds, count, pieces))
+    return min(candidates, key=lambda entry: entry.seconds)
 
 
 def of_paper(profile: Profile, config: str) -> dict[str, Planned]:
     """The best of each kind that the paper's planner chooses among: data parallelism, two stages on 1 to 15 devices
     each, and straight pipelines, of one device a stage and layers as equal as can be."""
     machines, total = cluster(config), len(profile.layers)
-    actual: dict[str, Planned] = {}
+    fastest: dict[str, Planned] = {}
     for count in counts(profile):
         costs = Measured(profile, machines, count)
         taken = [place(costs.nodes, (0,) * len(costs.nodes), costs.nodes)]
@@ -223,9 +223,9 @@ def of_paper(profile: Profile, config: str) -> dict[str, Planned]:
         for name, pieces in _shapes(total, every):
             if all(len(piece.devices) in costs.replicas for piece in pieces) and may_fit(costs, pieces):
                 made = Planned(step_s(costs, pieces), count, pieces)
-                if name not in actual or made.seconds < actual[name].seconds:
-                    actual[name] = made
-    return actual
+                if name not in fastest or made.seconds < fastest[name].seconds:
+                    fastest[name] = made
+    return fastest
 
 
 def _shapes(total: int, every: tuple[int, ...]) -> Iterator[tuple[str, Pieces]]:

@@ -43,14 +43,14 @@ ASKED = Question(
 def everything(cluster: Cluster, work: Workload) -> list[tuple[float, int]]:
     """(seconds, peak bytes) of every plan of the space that runs."""
     space = make_space(ASKED.graph, cluster, work, base=ASKED.base, fixed=ASKED.fixed, limits=ASKED.limits)
-    actual = []
+    costs = []
     for point in space.points():
         try:
             prediction = predict(ASKED.graph, cluster, space.plan(point), work, PLAIN_STACK)
         except GnomonError:
             continue
-        actual.append((prediction.step_s, prediction.tightest.peak_bytes))
-    return actual
+        costs.append((prediction.step_s, prediction.tightest.peak_bytes))
+    return costs
 
 
 def test_the_front_is_that_of_every_plan() -> None:

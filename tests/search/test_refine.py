@@ -189,15 +189,15 @@ def test_choices_in_the_base_are_searched_exactly(name: str, seed: int) -> None:
         given = replace(given, space=replace(given.space, devices=8))
     base = replace(given.space.base, optimizer=replace(given.space.base.optimizer, clip=name != "offload"))
     space = replace(given.space, base=fixed_base(base, given.graph, BASES[name]), tp=(1, 2), pp=(1, 2))
-    actual = []
+    predictions = []
     for point in space.points():
         try:
-            actual.append(predict(given.graph, given.cluster, space.plan(point), given.workload, given.stack))
+            predictions.append(predict(given.graph, given.cluster, space.plan(point), given.workload, given.stack))
         except GnomonError:
             continue
     best = solve(given.graph, given.cluster, given.workload, space, given.stack, given.goal, top=1).best
-    assert [candidate.step_s for candidate in best] == sorted(entry.step_s for entry in actual if entry.fits)[:1]
-    assert actual
+    assert [candidate.step_s for candidate in best] == sorted(entry.step_s for entry in predictions if entry.fits)[:1]
+    assert predictions
 
 
 def test_orders_of_a_stack_are_those_that_it_has() -> None:

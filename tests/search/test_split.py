@@ -28,11 +28,11 @@ ORDER: tuple[Preset, ...] = ("full", "selective", "none")
 
 def some(draw: random.Random, cut: Cut) -> Presets:
     """A preset for each layer; of half the stages each preset's layers stand together, as rules write them best."""
-    actual = []
+    drawn = []
     for count in cut:
         mine = [draw.choice(ORDER) for _ in range(count)]
-        actual.append(tuple(sorted(mine, key=ORDER.index) if draw.random() < 0.5 else mine))
-    return tuple(actual)
+        drawn.append(tuple(sorted(mine, key=ORDER.index) if draw.random() < 0.5 else mine))
+    return tuple(drawn)
 
 
 @pytest.mark.parametrize("seed", range(12))

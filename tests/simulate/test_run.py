@@ -109,9 +109,9 @@ def doing(timeline: Timeline, span: int, moment: float) -> tuple[str, str]:
 def test_a_steady_step_satisfies_every_dependency_and_repeats() -> None:
     proofs = {"repeats": 0, "fixed point": 0}
     for seed, structure, seconds in random_cases():
-        timeline, actual = simulate(structure, seconds, steady=True), period(structure, seconds)
-        proofs[actual.proof] += 1
-        assert 0 <= timeline.step_s - actual.seconds < 2 * TICK_S
+        timeline, proved = simulate(structure, seconds, steady=True), period(structure, seconds)
+        proofs[proved.proof] += 1
+        assert 0 <= timeline.step_s - proved.seconds < 2 * TICK_S
         spans = timeline.spans
         program, edges = structure.program, structure.deps.edges
         row = np.arange(program.num_rows)

@@ -19,7 +19,7 @@ def time_order_peaks(
     steps from rest. sizes as in `program.buffer_bytes`."""
     program, played = structure.program, play_steps(structure, durations, steps)
     change = moves(program, structure.deps, sizes)
-    actual = []
+    peaks = []
     for rank_class in range(program.num_classes):
         events = []
         for row in range(int(program.class_ptr[rank_class]), int(program.class_ptr[rank_class + 1])):
@@ -32,5 +32,5 @@ def time_order_peaks(
             held += delta
             if held > most:
                 most, moment = held, when
-        actual.append((float(change.resident[rank_class]) + most, moment))
-    return actual
+        peaks.append((float(change.resident[rank_class]) + most, moment))
+    return peaks

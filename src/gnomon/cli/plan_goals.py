@@ -274,7 +274,7 @@ def _show(options: argparse.Namespace, cases: Sequence[Case], summary: str, assu
     priced = (line for case in cases if case.rent is not None for line in case.rent.sources)
     taken = tuple(dict.fromkeys((*assumed, *priced)))
     if options.json:
-        print_json({**sweep_mapping(cases), "said": summary, "assumptions": list(taken)})
+        print_json({**sweep_mapping(cases), "answer": summary, "assumptions": list(taken)})
     else:
         first = "memory allowed" if options.pareto else "case"
         print_lines((title, "", *sweep_text(cases, first), *(("", *wrapped(summary, indent="")) if summary else ())))

@@ -149,7 +149,7 @@ class Tries:
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for JSON."""
         stack = None if self.fit is None else str(self.stack)
-        kept = None if self.refit is None else {"taken": self.refit.stack is not None, "said": self.refit.summary}
+        kept = None if self.refit is None else {"taken": self.refit.stack is not None, "summary": self.refit.summary}
         return {**tried_mapping(self.attempts), "folder": str(self.folder), "stack": stack, "calibration": kept}
 
     def status(self) -> int:

@@ -14,7 +14,6 @@ from gnomon.prediction.compute_time import PHASES
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.predict import Prediction
 from gnomon.prediction.reduction_time import WANTED
-from gnomon.prediction.stage import StagePrice
 from gnomon.prediction.step import Pricing
 
 PIPELINE = "pp"
@@ -59,7 +58,7 @@ def traffic(prediction: Prediction) -> tuple[Traffic, ...]:
 
 def _sent(pricing: Pricing, kind: str, block: int) -> Iterator[tuple[str, float]]:
     """(axes, bytes) of one action."""
-    stage, layers = _layers(pricing, block)
+    stage, layers = pricing.priced.layers(block)
     if kind in ("SEND_F", "SEND_B"):
         here = pricing.blocks[block][0]
         other = here + (1 if kind == "SEND_F" else -1)
@@ -93,11 +92,3 @@ def _inside(layer: LayerPrice, phase: str) -> Mapping[str, float]:
         again, once = layer.recompute.collectives, layer.forward.collectives
         return {axis: size * again.get(axis, 0) / once[axis] for axis, size in sent.items() if once.get(axis)}
     return sent
-
-
-def _layers(pricing: Pricing, block: int) -> tuple[StagePrice, list[tuple[LayerPrice, int]]]:
-    number, index = pricing.blocks[block]
-    stage = pricing.stages[number]
-    if index >= 0:
-        return stage, [(stage.order[index], 1)]
-    return stage, [(layer, len(labels)) for layer, labels in stage.layers]

@@ -169,7 +169,7 @@ def tried_mapping(attempts: Sequence[Attempt]) -> dict[str, Any]:
                 "plan": short(attempt.candidate),
                 "file": attempt.file,
                 "ended": attempt.ended,
-                "said": attempt.reason,
+                "reason": attempt.reason,
                 "wall_s": attempt.wall_s,
                 "predicted_step_s": attempt.candidate.step_s,
                 "measured_step_s": None if attempt.ran is None else attempt.ran.step_s,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gnomon.errors import PlanError, ProgramError
 from gnomon.graph import Graph
@@ -179,6 +179,12 @@ class Result:
     """Bytes that every plan holds on some rank at least; None where no bound was asked."""
     why_illegal: dict[str, int] = field(default_factory=dict)
     """Name of a rule -> points that break it."""
+
+    def led_by(self, better: Found | None) -> Result:
+        """The same with a faster plan before the others, of which as many are kept as before; itself without one."""
+        if better is None:
+            return self
+        return replace(self, best=(better, *self.best)[: max(len(self.best), 1)])
 
 
 def memory_limit(cluster: Cluster, goal: Goal) -> int:

@@ -175,19 +175,9 @@ class _Round:
 
     def _shrink_all(self) -> None:
         """Every elastic job keeps its minimum: of training nodes first if it has them."""
-        borrowed = set(self.borrowed)
         for job, held in self.held.items():
-            left = self._least(job)
-            if devices_of(held) <= left:
-                continue
-            keep = []
-            for node, count in sorted(held, key=lambda part: (part[0] in borrowed, -part[1], part[0])):
-                use = min(count, left)
-                left -= use
-                self.free[node] += count - use
-                if use:
-                    keep.append((node, use))
-            self.held[job] = tuple(keep)
+            if devices_of(held) > self._least(job):
+                self.held[job] = self._trim(held, self._least(job))
 
     def _place(self, job: Job, count: int) -> Allocation | None:
         """Rigid jobs on training nodes if they can, elastic ones on borrowed nodes."""

@@ -242,14 +242,14 @@ def _part(share: Share, timeline: Timeline) -> tuple[str, str]:
 
 
 def _difference(timelines: Sequence[Timeline], names: Sequence[str]) -> Mapping | None:
-    """Where two timelines differ, as `gnomon compare` says it, largest first; None for one timeline. `said` holds what
-    is most wrong, or why they cannot be compared."""
+    """Where two timelines differ, as `gnomon compare` says it, largest first; None for one timeline. `summary` holds
+    what is most wrong, or why they cannot be compared."""
     if len(timelines) < 2:
         return None
     try:
         compared = compare(timelines[0], timelines[1], (names[0], names[1]))
     except InputError as error:
-        return {"said": str(error), "changes": [], "memory": [], "before_s": None, "after_s": None, "left": 0}
+        return {"summary": str(error), "changes": [], "memory": [], "before_s": None, "after_s": None, "left": 0}
     difference = compared.difference
     changes = _changes(timelines, difference)
     memory = [
@@ -257,7 +257,7 @@ def _difference(timelines: Sequence[Timeline], names: Sequence[str]) -> Mapping 
         for m in difference.memory[:MAX_CHANGES]
     ]
     return {
-        "said": f"Largest wrong price: {compared.sentence}.",
+        "summary": f"Largest wrong price: {compared.sentence}.",
         "changes": changes[:MAX_CHANGES],
         "memory": memory,
         "before_s": difference.before_s,

@@ -234,7 +234,7 @@ def _difference(data: Mapping[str, Any]) -> str:
     if difference is None:
         return ""
     names = [t["name"] for t in data["timelines"]]
-    out = f"<p>{escape(difference['said'])}</p>" if difference["said"] else ""
+    out = f"<p>{escape(difference['summary'])}</p>" if difference["summary"] else ""
     if difference["changes"]:
         rows = [(c["worker"], c["what"], *_cells([c["before_s"], c["after_s"]])) for c in difference["changes"]]
         head = ("worker", "what", *(f"{name} s" for name in names), "difference s")

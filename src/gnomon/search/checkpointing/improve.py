@@ -44,9 +44,7 @@ class ByTensor:
 
     def merged(self, result: Result) -> Result:
         """The search's result with this plan before the others."""
-        if self.best is None:
-            return result
-        return replace(result, best=(self.best, *result.best)[: max(len(result.best), 1)])
+        return result.led_by(self.best)
 
 
 def by_tensor(result: Result, *, told: Callable[[int, int], None] | None = None, more: More = always) -> ByTensor:

@@ -77,9 +77,7 @@ class Uneven:
 
     def merged(self, result: Result) -> Result:
         """The search's result with this plan before the others, its counts as they are."""
-        return (
-            result if self.best is None else replace(result, best=(self.best, *result.best)[: max(len(result.best), 1)])
-        )
+        return result.led_by(self.best)
 
 
 def uneven(

@@ -18,7 +18,7 @@ from gnomon.plans import Goal, Optimizer, Plan, Workload, check
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.bounds.families import Actions
-from gnomon.search.mixed.best_first import MixedSearch
+from gnomon.search.mixed.search import MixedSearch
 from gnomon.search.mixed.bounds import LayerTables, least_of_ranks, least_step_s, played_s, tails_s
 from gnomon.search.mixed.plan_mixed import memory_limits, plan_mixed
 from gnomon.search.mixed.results import fits

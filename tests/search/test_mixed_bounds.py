@@ -13,7 +13,7 @@ from search.spaces import model
 from gnomon.hardware import parse_cluster
 from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.search.mixed.best_first import Large, MixedSearch
+from gnomon.search.mixed.search import Large, MixedSearch
 from gnomon.search.mixed.bounds import LayerTables
 from gnomon.search.mixed.plan_mixed import memory_limits, plan_mixed
 from gnomon.search.mixed.point_bounds import Bounds, Rows

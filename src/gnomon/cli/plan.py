@@ -49,7 +49,7 @@ from gnomon.request.runnable import refuse_unrunnable
 from gnomon.search import Found, Result, parse_limit, plan, unlike
 from gnomon.search.budget import More, always
 from gnomon.search.checkpointing.improve import ByTensor, by_tensor, check_stack
-from gnomon.search.mixed.best_first import TRIES
+from gnomon.search.mixed.search import TRIES
 from gnomon.search.questions.goals import Question
 from gnomon.search.refinement.choices import fixed_base
 from gnomon.search.refinement.make_fit import Spare

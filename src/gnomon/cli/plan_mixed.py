@@ -17,8 +17,8 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Plan, PlanFile, Workload, save_plan_file
 from gnomon.report.mixed import mixed_mapping, mixed_text
-from gnomon.search.mixed.best_first import TRIES
 from gnomon.search.mixed.plan_mixed import MixedResult, plan_mixed
+from gnomon.search.mixed.search import TRIES
 from gnomon.software import Stack, own
 
 

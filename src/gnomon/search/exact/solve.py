@@ -9,10 +9,8 @@ shortest step (`goals`).
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import count as counter
 from itertools import islice
 
 from gnomon.errors import PlanError, ProgramError
@@ -21,6 +19,7 @@ from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Workload
 from gnomon.prediction import Timed, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.search.best_first import Frontier
 from gnomon.search.bounds.families import Family, Job, partly_split
 from gnomon.search.bounds.tighter_time import Loose, Played, Stalled, Tight, Tighten
 from gnomon.search.budget import More, always
@@ -114,67 +113,66 @@ class Search:
         self.opening = Opening(self.blocks, self.tighten)
         self.list = Unlike(top, most_alike(len(set(space.axes())), top)) if unlike else Shortlist(top)
         self.near: list[Found] = []
-        self.heap: list[tuple[float, int, _Item]] = []
-        self._serial = counter()
+        self.frontier: Frontier[_Item] = Frontier(self._points, self.counts)
         self.smallest: Found | None = None
         """Of the plans that were predicted and do not fit, the one with the lowest peak."""
 
     def run(self) -> None:
-        """Best first, until nothing that is left can be better."""
+        """Best first, until nothing that is left can be better, or the budget is spent."""
         families = list(self.blocks.families(self.more))
         for bound, family in families:
-            self._push(bound, family)
-        while self.heap:
-            if not self.more():
-                self._look_for_sparing(families)
-                self._stop()
-                break
-            bound, _, item = self._next()
-            if self.prune and bound >= self.worst():
-                self.counts.too_slow += self._points(item) + sum(self._points(entry) for _, _, entry in self.heap)
-                self.heap.clear()
-            elif self.prune and bound >= self.worst_of(item):
-                self.counts.too_slow += self._points(item)
-            elif isinstance(item, Family):
-                for row in self.blocks.rows(item):
-                    self._push(max(bound, row.bounds[0]), row)
-            elif isinstance(item, Row):
-                self._open(item, bound)
-            elif isinstance(item, Group) and item.rough:
-                least, group = self.opening.better(item)
-                self._push(max(bound, least), group)
-            elif isinstance(item, Group):
-                for least, member in self.opening.members(item):
-                    self._push(max(bound, least), member)
-            elif isinstance(item, Loose) and item.reductions == "stages" and not partly_split(item.point.schedule):
-                self._push(max(bound, self.tighten.stalled(item) * (1 - SLACK)), Stalled(loose=item))
-            elif isinstance(item, Loose | Stalled):
-                self._play(item if isinstance(item, Loose) else item.loose, bound)
-            elif isinstance(item, Played):
-                self._push(max(bound, self.tighten.single(item.loose) * (1 - SLACK)), Tight(loose=item.loose))
-            elif isinstance(item, Tight):
-                if not self._too_large(item.loose):
-                    self._price(item.loose.point)
-            else:
-                self._price(item)
-            if self.told is not None:
-                self.told(self.counts.covered, self.best[0].step_s if self.best else None)
+            self.frontier.push(bound, family)
+        self.frontier.explore(self._look, self._limit, self.more, self._next)
+        if self.frontier:
+            self._look_for_sparing(families)
+            self.open_s = self.frontier.leave(self.worst())
 
-    def _next(self) -> tuple[float, int, _Item]:
+    def _limit(self) -> float:
+        """Seconds from which on no item is looked at."""
+        return self.worst() if self.prune else float("inf")
+
+    def _look(self, item: _Item, bound: float) -> None:
+        """Expands an item whose plans may be among the best, and says so."""
+        if self.prune and bound >= self.worst_of(item):
+            self.counts.too_slow += self._points(item)
+        else:
+            self._expand(item, bound)
+        if self.told is not None:
+            self.told(self.counts.covered, self.best[0].step_s if self.best else None)
+
+    def _expand(self, item: _Item, bound: float) -> None:
+        """The smaller items of an item, with bounds; of a point, its prediction."""
+        push = self.frontier.push
+        if isinstance(item, Family):
+            for row in self.blocks.rows(item):
+                push(max(bound, row.bounds[0]), row)
+        elif isinstance(item, Row):
+            self._open(item, bound)
+        elif isinstance(item, Group) and item.rough:
+            least, group = self.opening.better(item)
+            push(max(bound, least), group)
+        elif isinstance(item, Group):
+            for least, member in self.opening.members(item):
+                push(max(bound, least), member)
+        elif isinstance(item, Loose) and item.reductions == "stages" and not partly_split(item.point.schedule):
+            push(max(bound, self.tighten.stalled(item) * (1 - SLACK)), Stalled(loose=item))
+        elif isinstance(item, Loose | Stalled):
+            self._play(item if isinstance(item, Loose) else item.loose, bound)
+        elif isinstance(item, Played):
+            push(max(bound, self.tighten.single(item.loose) * (1 - SLACK)), Tight(loose=item.loose))
+        elif isinstance(item, Tight):
+            if not self._too_large(item.loose):
+                self._price(item.loose.point)
+        else:
+            self._price(item)
+
+    def _next(self) -> tuple[float, _Item]:
         """The item with the least bound. While none of several plans that were predicted fits, and so nothing bounds
         what is worth a look, the one nearest to a plan that keeps the least."""
         if not self.prune or self.best or self.counts.priced < DIVE or self.counts.priced >= DIVE + DEEP:
-            return heapq.heappop(self.heap)
+            return self.frontier.pop()
         most = sparest(self.space.recompute)
-        at = min(
-            range(len(self.heap)),
-            key=lambda i: (_recomputed(self.heap[i][2]) != most, -_depth(self.heap[i][2]), self.heap[i][:2]),
-        )
-        entry = self.heap[at]
-        self.heap[at] = self.heap[-1]
-        self.heap.pop()
-        heapq.heapify(self.heap)
-        return entry
+        return self.frontier.pop_by(lambda item: (_recomputed(item) != most, -_depth(item)))
 
     def _look_for_sparing(self, families: Iterable[tuple[float, Family]]) -> None:
         """A plan that fits, if none was found so far, among those that keep the least. Their points stay counted as
@@ -190,38 +188,24 @@ class Search:
                 break
         self.counts.priced, self.counts.illegal, self.counts.why = before.priced, before.illegal, before.why
 
-    def _stop(self) -> None:
-        """Counts what is not looked at, and keeps the bound on it."""
-        limit = self.worst()
-        for bound, _, item in self.heap:
-            if bound >= limit:
-                self.counts.too_slow += self._points(item)
-            else:
-                self.counts.left += self._points(item)
-                self.open_s = min(self.open_s, bound)
-        self.heap.clear()
-
     def _play(self, loose: Loose, bound: float) -> None:
         """A point whose schedule is played bare, unless it is too large."""
         if not self._too_large(loose):
             least = max(bound, self.tighten.bound(loose, self.worst()) * (1 - SLACK))
-            self._push(least, Played(loose=loose) if loose.gathers else Tight(loose=loose))
-
-    def _push(self, bound: float, item: _Item) -> None:
-        heapq.heappush(self.heap, (bound, next(self._serial), item))
+            self.frontier.push(least, Played(loose=loose) if loose.gathers else Tight(loose=loose))
 
     def _open(self, row: Row, bound: float) -> None:
         """The first block of a row is opened; the rest goes back."""
         block = self.opening.block(row.family, row.schedule, row.virtual, row.columns[0])
         if not self.prune:
             for point in self.opening.points(block):
-                self._push(0.0, point)
+                self.frontier.push(0.0, point)
         else:
             for least, group in self.opening.open(block):
-                self._push(max(bound, least), group)
+                self.frontier.push(max(bound, least), group)
         row.columns, row.bounds = row.columns[1:], row.bounds[1:]
         if row.columns:
-            self._push(max(bound, row.bounds[0]), row)
+            self.frontier.push(max(bound, row.bounds[0]), row)
 
     def _points(self, item: _Item) -> int:
         """Points that stand for themselves and may run: illegal ones and duplicates are counted before."""

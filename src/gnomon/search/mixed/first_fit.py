@@ -19,10 +19,10 @@ from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Workload
 from gnomon.prediction import predict
 from gnomon.search.exact.solve import Search
-from gnomon.search.mixed.best_first import PLAYED, Item, MixedSearch, Shaped
 from gnomon.search.mixed.bounds import Longs
 from gnomon.search.mixed.pipelines import Node
 from gnomon.search.mixed.point_bounds import Rows
+from gnomon.search.mixed.search import PLAYED, Item, MixedSearch, Shaped
 from gnomon.search.mixed.space import MixedBlock
 from gnomon.search.results import Found
 from gnomon.search.space.points import Point, Space

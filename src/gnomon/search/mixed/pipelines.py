@@ -1,7 +1,7 @@
 """Pipelines over unlike devices, rank by rank: what a partial one takes at least, and how many layers a rank may have.
 
 `Pipe` is a block as its partial pipelines see it, `Node` a pipeline whose first ranks have their layers; `Ranks` bounds
-the next rank. Leaves out whole pipelines (`point_bounds`) and the order in which they are looked at (`best_first`).
+the next rank. Leaves out whole pipelines (`point_bounds`) and the order of the search (`search.best_first`).
 """
 
 from __future__ import annotations

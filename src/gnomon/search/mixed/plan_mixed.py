@@ -1,6 +1,6 @@
 """The fastest plan for a cluster of unlike devices, and what it gains over treating them as alike or leaving some out.
 
-`plan_mixed` searches the plans over several kinds of device (`mixed.best_first`), the same with equal shares and
+`plan_mixed` searches the plans over several kinds of device (`mixed.search`), the same with equal shares and
 layers, and each kind of device alone, by the search for equal devices. Leaves out what `mixed.space` leaves out.
 """
 
@@ -21,13 +21,14 @@ from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.budget import always
 from gnomon.search.exact.solve import solve
-from gnomon.search.mixed.best_first import TRIES, Large, MixedSearch
 from gnomon.search.mixed.bounds import LayerTables
 from gnomon.search.mixed.first_fit import FIT_TRIES, FirstFit, roomiest
-from gnomon.search.mixed.results import MixedCounts, MixedFound, fits
+from gnomon.search.mixed.results import MixedFound, fits
+from gnomon.search.mixed.search import TRIES, Large, MixedSearch
 from gnomon.search.mixed.space import MixedSpace, make_mixed_space
 from gnomon.search.planning import default_precision
 from gnomon.search.requests import SPARING, check_request
+from gnomon.search.results import Counts
 from gnomon.search.results import unlike as alternatives
 from gnomon.search.space.points import Limit, divisors, make_space, parse_limit
 from gnomon.software import Stack
@@ -49,7 +50,7 @@ class MixedResult:
     space: MixedSpace
     best: tuple[MixedFound, ...]
     """The fastest plans that fit, the best first."""
-    counts: MixedCounts
+    counts: Counts
     """Of plans over several kinds."""
     bound_s: float
     """No plan of the space is faster than this; the best one's step where that is proved."""
@@ -311,8 +312,8 @@ def _nothing_fits(graph: Graph, cluster: Cluster, space: MixedSpace, search: Mix
             f"must divide the devices of a node, {sizes}; {_nearest_axes(space)}"
         )
     why = f"{counts.too_large:,} of {counts.space:,} plans over its kinds are too large, {counts.illegal:,} cannot run"
-    if search.why:
-        most = max(search.why, key=lambda name: search.why[name])
+    if counts.why:
+        most = max(counts.why, key=lambda name: counts.why[name])
         why += f" (most often: {most})"
     return (
         f"no plan of {graph.name} fits on {cluster.name}, nor on one kind of it alone: {why}, {counts.priced:,} were "

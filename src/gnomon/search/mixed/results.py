@@ -1,6 +1,6 @@
-"""What a search over unlike devices found: plans that fit, and how many points of its space went which way.
+"""Plans that a search over mixed devices keeps, and whether one fits.
 
-Leaves out how it looked for them (`mixed.best_first`) and what the whole answer says (`mixed.plan_mixed.MixedResult`).
+Leaves out how it looked for them (`mixed.search`) and what the whole answer says (`mixed.plan_mixed.MixedResult`).
 """
 
 from __future__ import annotations
@@ -28,28 +28,6 @@ class MixedFound:
     def step_s(self) -> float:
         """Seconds of a step."""
         return self.prediction.step_s
-
-
-@dataclass(kw_only=True)
-class MixedCounts:
-    """How many points went which way; they add up to the space."""
-
-    space: int = 0
-    priced: int = 0
-    """Predicted."""
-    too_slow: int = 0
-    """A bound on the time is above the best."""
-    too_large: int = 0
-    """A bound on the memory is above a device's."""
-    illegal: int = 0
-    """Cannot run."""
-    left: int = 0
-    """Not looked at when the predictions ran out."""
-
-    @property
-    def covered(self) -> int:
-        """All of these."""
-        return self.priced + self.too_slow + self.too_large + self.illegal + self.left
 
 
 def fits(prediction: Prediction, kinds: tuple[Kind, ...], limits: tuple[int, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""The search over plans of unlike devices: best first by bounds, until nothing left can be faster.
+"""The search over plans of mixed devices, which ends when nothing left can be faster.
 
 `MixedSearch` looks at blocks, then at partial pipelines rank by rank, then at points, each with a bound below every
 plan that it leads to (`mixed.bounds`); a point's value is that of `predict`. It ends when no bound is below the best
@@ -7,11 +7,9 @@ plan, or after `tries` predictions, and then says how much faster anything left 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import count as counter
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ import numpy as np
 from gnomon.errors import PlanError, ProgramError
 from gnomon.plans import Mesh, Workload
 from gnomon.prediction import Prediction, predict
+from gnomon.search.best_first import Frontier
 from gnomon.search.budget import always
 from gnomon.search.mixed.bounds import (
     SLACK,
@@ -27,7 +26,7 @@ from gnomon.search.mixed.bounds import (
 )
 from gnomon.search.mixed.pipelines import Node, Pipe, Ranks
 from gnomon.search.mixed.point_bounds import Bounds, Rows
-from gnomon.search.mixed.results import MixedCounts, MixedFound, fits
+from gnomon.search.mixed.results import MixedFound, fits
 from gnomon.search.mixed.rough_bounds import RoughBounds
 from gnomon.search.mixed.space import (
     MixedBlock,
@@ -40,7 +39,7 @@ from gnomon.search.mixed.space import (
     point_of,
     shares_of,
 )
-from gnomon.search.results import why_not
+from gnomon.search.results import Counts, why_not
 from gnomon.search.space.legal import broken_rule
 from gnomon.software import Stack
 
@@ -104,45 +103,42 @@ class MixedSearch:
         self.known = {candidate.point: candidate for candidate in known if candidate.point is not None}
         self.best = sorted(known, key=lambda candidate: candidate.step_s)[:top]
         self.large = large or Large()
-        self.counts = MixedCounts(space=space.size)
+        self.counts = Counts(space=space.size)
         self.bound_s = float("inf")
-        self.heap: list[tuple[float, int, Item]] = []
-        self._serial = counter()
+        self.frontier: Frontier[Item] = Frontier(self._points, self.counts)
         self._nodes = 0
         self.rows = Bounds(tables, space, limits)
         self.clip = self.rows.clip
         self.rough = RoughBounds(tables, space, clip=self.clip)
         self.ranks = Ranks(tables, space, self.rows, limits)
         self._legal: dict[object, str] = {}
-        self.why: dict[str, int] = {}
-        """What cannot run breaks -> points."""
 
     def run(self) -> None:
         """Best first, until nothing that is left can be better, or the tries are used up, or it is stopped."""
         for shape, blocks in self.space.by_shape:
             self._begin(shape, blocks)
-        while self.heap:
-            bound, _, item = heapq.heappop(self.heap)
-            if bound >= self.worst():
-                self.counts.too_slow += self._points(item) + sum(self._points(entry) for _, _, entry in self.heap)
-                self.heap.clear()
-            elif self.counts.priced >= self.tries or self._nodes >= self.most_nodes or not self.more():
-                self.bound_s = bound
-                self.counts.left += self._points(item) + sum(self._points(entry) for _, _, entry in self.heap)
-                self.heap.clear()
-            elif isinstance(item, Shaped):
-                self._spread(item)
-            elif isinstance(item, MixedBlock):
-                self._open(item)
-            elif isinstance(item, Node):
-                self._extend(item)
-            elif item.played:
-                self._next(item)
-            else:
-                self._play(item)
-            if self.told is not None:
-                self.told(self.counts.covered - self.counts.left)
+        self.frontier.explore(self._expand, self.worst, self._more)
+        self.bound_s = self.frontier.leave(self.worst())
         assert self.counts.covered == self.counts.space, (self.counts, "points must add up")
+
+    def _more(self) -> bool:
+        """Whether another item may be looked at."""
+        return self.counts.priced < self.tries and self._nodes < self.most_nodes and self.more()
+
+    def _expand(self, item: Item, _: float) -> None:
+        """The smaller items of an item, with bounds; of a point, its prediction."""
+        if isinstance(item, Shaped):
+            self._spread(item)
+        elif isinstance(item, MixedBlock):
+            self._open(item)
+        elif isinstance(item, Node):
+            self._extend(item)
+        elif item.played:
+            self._next(item)
+        else:
+            self._play(item)
+        if self.told is not None:
+            self.told(self.counts.covered)
 
     def _begin(self, shape: Shape, blocks: Sequence[MixedBlock]) -> None:
         """Those blocks of a shape that may run, if any may fit."""
@@ -154,7 +150,7 @@ class MixedSearch:
         legal = [block for block in blocks if not why[block.sequence_parallel, block.context]]
         for block in blocks if len(legal) < len(blocks) else ():
             if wrong := why[block.sequence_parallel, block.context]:
-                self._reject(wrong, self._points(block))
+                self.counts.reject(wrong, self._points(block))
         if not legal:
             return
         ratio, shaped = self.rows.roomiest_ratio(shape, legal), Shaped(shape, tuple(legal))
@@ -188,7 +184,7 @@ class MixedSearch:
         if bound * (1 - SLACK) >= self.worst():
             self.counts.too_slow += self._points(item)
         else:
-            heapq.heappush(self.heap, (bound * (1 - SLACK), next(self._serial), item))
+            self.frontier.push(bound * (1 - SLACK), item)
 
     def _points(self, item: Item) -> int:
         if isinstance(item, MixedBlock):
@@ -197,13 +193,7 @@ class MixedSearch:
             return sum(map(self.space.count, item.blocks))
         if isinstance(item, Rows):
             return len(item.bounds)
-        return self._completions(item) * len(item.variants)
-
-    def _completions(self, node: Node) -> int:
-        rest, ranks = self.space.num_layers - node.used, node.pipe.shape.pp - len(node.layers)
-        if self.space.equal or not ranks:
-            return 1
-        return divisions(rest, ranks, node.pipe.virtual)
+        return _completions(self.space, item) * len(item.variants)
 
     # --- blocks
 
@@ -225,10 +215,6 @@ class MixedSearch:
                 node = Node(pipe, split, (), 0, 0.0, 0.0)
                 if node.variants:
                     self._push(float(self._level(node, 0, 0.0, 0)), node)
-
-    def _reject(self, why: str, points: int) -> None:
-        self.counts.illegal += points
-        self.why[why] = self.why.get(why, 0) + points
 
     def _why_not(self, tp: int, ep: int, block: MixedBlock) -> str:
         """What the model says against dividing it so; empty if nothing."""
@@ -346,7 +332,7 @@ class MixedSearch:
             return
         prediction = self.predicted(point)
         if isinstance(prediction, str):
-            self._reject(prediction, 1)
+            self.counts.reject(prediction, 1)
             return
         self.counts.priced += 1
         if fits(prediction, self.space.kinds, self.limits):
@@ -365,6 +351,14 @@ class MixedSearch:
             except (PlanError, ProgramError) as error:
                 known[point] = why_not(error)
         return known[point]
+
+
+def _completions(space: MixedSpace, node: Node) -> int:
+    """Whole pipelines that begin so."""
+    ranks = node.pipe.shape.pp - len(node.layers)
+    if space.equal or not ranks:
+        return 1
+    return divisions(space.num_layers - node.used, ranks, node.pipe.virtual)
 
 
 @lru_cache(maxsize=1024)

@@ -20,10 +20,10 @@ from gnomon.plans import Goal, Plan, Precision, Workload
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.mixed import short_mixed
 from gnomon.report.tables import Column, number, table
-from gnomon.search.mixed.search import MixedSearch
 from gnomon.search.mixed.bounds import LayerTables
 from gnomon.search.mixed.plan_mixed import memory_limits, plan_mixed
 from gnomon.search.mixed.results import MixedFound
+from gnomon.search.mixed.search import MixedSearch
 from gnomon.search.mixed.space import make_mixed_space
 
 FP32 = Precision(param="fp32", compute="fp32", master="none")

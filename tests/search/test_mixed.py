@@ -18,10 +18,10 @@ from gnomon.plans import Goal, Optimizer, Plan, Workload, check
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.bounds.families import Actions
-from gnomon.search.mixed.search import MixedSearch
 from gnomon.search.mixed.bounds import LayerTables, least_of_ranks, least_step_s, played_s, tails_s
 from gnomon.search.mixed.plan_mixed import memory_limits, plan_mixed
 from gnomon.search.mixed.results import fits
+from gnomon.search.mixed.search import MixedSearch
 from gnomon.search.mixed.space import MixedPoint, Shape, divisions, layers_of_stages, make_mixed_space, shares_of
 from gnomon.search.space.points import parse_limit
 from gnomon.software import stack

@@ -13,10 +13,10 @@ from search.spaces import model
 from gnomon.hardware import parse_cluster
 from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.search.mixed.search import Large, MixedSearch
 from gnomon.search.mixed.bounds import LayerTables
 from gnomon.search.mixed.plan_mixed import memory_limits, plan_mixed
 from gnomon.search.mixed.point_bounds import Bounds, Rows
+from gnomon.search.mixed.search import Large, MixedSearch
 from gnomon.search.mixed.space import MixedBlock, MixedPoint, MixedSpace, make_mixed_space, stages_of_ranks
 
 MIXED = parse_cluster("1x2xh100-sxm+1x2xa100-sxm-80gb")

@@ -3,7 +3,8 @@
 The public verbs, loaded when first used so that `import gnomon` stays light:
 `gnomon.predict(model, cluster, plan, workload) -> Prediction`, `gnomon.plan(model, cluster, workload)
 -> search.Result`, `gnomon.fit(model, cluster, plan, workload) -> request.fit.Ladder`; with torch,
-`gnomon.capture(module, example_inputs) -> Graph` and `gnomon.prepare(model, plan)`, a job whose steps the caller feeds.
+`gnomon.capture(module, example_inputs) -> Graph`, `gnomon.prepare(model, plan)`, a job whose steps the caller feeds,
+and `gnomon.watch(model, optimizer, plan)`, expected against actual in the caller's own loop.
 Everything else is in the rooms (`gnomon.plans` …).
 """
 
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
     from gnomon.request.fit import fit
     from gnomon.request.verbs import plan, predict
     from gnomon.runtime.job import prepare
+    from gnomon.runtime.watch import watch
 
 __version__ = "0.1.0.dev0"
-__all__ = ["capture", "fit", "plan", "predict", "prepare"]
+__all__ = ["capture", "fit", "plan", "predict", "prepare", "watch"]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,6 +32,10 @@ def __getattr__(name: str) -> Any:
         from gnomon.runtime import job
 
         return job.prepare
+    if name == "watch":
+        from gnomon.runtime.watch import watch
+
+        return watch
     if name == "fit":
         from gnomon.request import fit
 

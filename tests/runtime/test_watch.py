@@ -1,0 +1,232 @@
+"""`gnomon.watch` in loops of one's own: what drifts is named, what does not is not, and every hook comes off.
+
+On one process time is the loop's own clock, so that the machine's load decides nothing; two processes sleep.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from runtime import watched  # noqa: E402
+from runtime.ranks import launch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+import gnomon  # noqa: E402
+from gnomon.errors import InputError  # noqa: E402
+from gnomon.plans import Mesh, Plan, PlanFile, Schedule, Workload, save_plan_file  # noqa: E402
+from gnomon.runtime.drift import Expected, Parts, expected_of, judge, memory_drift  # noqa: E402
+from gnomon.runtime.watch import Watch, watch  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+PLAIN = Parts(data_s=0.0, compute_s=0.10, communication_s=0.02, update_s=0.01)
+PLAN = Plan(schedule=Schedule(micro_batch_size=1))
+EXPECTED = Expected(parts=PLAIN, high=1.2, memory_bytes=1 << 30, high_bytes=1 << 31, uneven=False)
+
+
+class Clock:
+    """Seconds that pass when the loop says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def spend(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class Model(nn.Module):
+    """A layer that takes 10 ms forward, and 20 ms backward."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.layer, self.clock, self.forward_s = nn.Linear(4, 4), clock, 0.01
+        self.layer.weight.register_hook(lambda gradient: clock.spend(0.02))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.clock.spend(self.forward_s)
+        return self.layer(x)
+
+
+class Loop:
+    """A training loop whose time is told."""
+
+    def __init__(self, plan: Any = None, *, told: bool = False) -> None:
+        self.clock, self.records, self.out = Clock(), list[dict[str, Any]](), io.StringIO()
+        self.model = Model(self.clock)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.optimizer.register_step_pre_hook(lambda *_: self.clock.spend(0.002))
+        self.load_s, self.told = 0.001, told
+        self.leak_bytes, self.leaked = 0, list[Tensor]()
+        self.watch: Watch = gnomon.watch(
+            self.model, self.optimizer, plan, records=self.records.append, out=self.out, clock=self.clock
+        )
+
+    def batches(self, steps: int) -> Iterator[Tensor]:
+        for _ in range(steps):
+            self.clock.spend(self.load_s)
+            yield torch.ones(2, 4)
+
+    def run(self, steps: int) -> Loop:
+        for batch in self.watch.data(self.batches(steps)) if self.told else self.batches(steps):
+            self.optimizer.zero_grad()
+            self.model(batch).square().mean().backward()
+            self.optimizer.step()
+            if self.leak_bytes:
+                self.leaked.append(torch.ones(self.leak_bytes // 4))
+        return self
+
+    def drift(self) -> str | None:
+        return self.records[-1]["drift"]  # type: ignore[no-any-return]
+
+
+def test_a_steady_loop_drifts_by_nothing_and_its_parts_are_its_own() -> None:
+    loop = Loop(told=True).run(60)
+    assert {record["drift"] for record in loop.records} == {None}
+    last = loop.records[-1]
+    assert last["data_s"] == pytest.approx(0.001) and last["loop_s"] == pytest.approx(0.0)
+    assert last["compute_s"] == pytest.approx(0.03) and last["update_s"] == pytest.approx(0.002)
+    assert last["step_s"] == pytest.approx(0.033) and last["step"] == 60
+    assert [record["step"] for record in loop.records] == list(range(2, 61))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"load_s": 0.05}, "data loading"),
+        ({"forward_s": 0.05}, "compute"),
+        ({"leak_bytes": 4 << 20}, "allocator"),
+    ],
+)
+def test_what_changes_on_the_way_is_named(change: dict[str, Any], name: str) -> None:
+    loop = Loop().run(14)
+    assert loop.drift() is None
+    for field, value in change.items():
+        setattr(loop.model if field == "forward_s" else loop, field, value)
+    loop.run(40)
+    assert loop.drift() == name
+    assert f"drifts: {name}" in loop.out.getvalue()
+
+
+def test_a_loader_that_is_slow_from_the_beginning_is_named_by_the_prediction(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    batch = Workload(global_batch_size=8, seq_len=512)
+    save_plan_file(PlanFile(model="gpt2", on="1xh100-sxm", plan=PLAN, workload=batch), path)
+    loop = Loop(path)
+    expected = loop.watch.expected
+    assert expected is not None and expected.parts.compute_s > 0 and expected.parts.data_s == 0
+    loop.watch.expected = replace(expected, parts=replace(PLAIN, communication_s=0.0))
+    loop.load_s = 0.05
+    loop.run(14)
+    assert loop.drift() == "data loading" and "expected none" in loop.records[-1]["why"]
+    assert loop.records[-1]["expected_step_s"] == pytest.approx(0.11)
+
+
+def test_accumulated_microbatches_and_evaluations() -> None:
+    """Two backwards a step are its compute; what an evaluation takes is no part of a step."""
+    loop = Loop()
+    for _ in range(14):
+        for batch in loop.batches(2):
+            loop.model(batch).square().mean().backward()
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+        with torch.no_grad():
+            loop.model(torch.ones(2, 4))
+    last = loop.records[-1]
+    assert last["compute_s"] == pytest.approx(0.06) and last["data_s"] == pytest.approx(0.002)
+    assert last["step_s"] == pytest.approx(0.064) and loop.drift() is None
+
+
+def test_hooks_come_off_and_records_are_lines(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = torch.distributed.Work.wait
+    with watch(model, optimizer, records=tmp_path / "watch.jsonl", out=None) as watching:
+        assert torch.distributed.Work.wait is not before
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    assert torch.distributed.Work.wait is before
+    assert not model._forward_hooks and not model._forward_pre_hooks
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    lines = [json.loads(line) for line in (tmp_path / "watch.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 3]
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    assert watching.steps == 3
+
+
+def test_a_slow_rank_is_named() -> None:
+    """Rank 1 sleeps in its forward: both ranks name it, under DDP, where rank 0 waits at the end of the backward, and
+    under FSDP2, where it waits for gathers."""
+    for _, cases in launch(watched.loops, 2).items():
+        for (wrap, slow), (records, restored) in cases.items():
+            assert restored
+            assert records[-1]["drift"] == "straggler", (wrap, records[-1])
+            assert f"rank {slow} takes" in records[-1]["why"] and "in compute" in records[-1]["why"]
+            waits = sorted(record["communication_s"] for record in records[3:])
+            if records[-1]["rank"] != slow:
+                assert waits[len(waits) // 2] > watched.SLOW_S / 2, wrap
+
+
+def test_what_all_ranks_wait_for_is_communication_and_what_one_has_is_a_straggler() -> None:
+    slow_network = replace(PLAIN, communication_s=0.08)
+    [drift] = judge([slow_network, slow_network], [PLAIN, PLAIN], EXPECTED)
+    assert drift.name == "communication" and drift.excess_s == pytest.approx(0.06)
+    loading = replace(PLAIN, data_s=0.06, communication_s=0.02)
+    waiting = replace(PLAIN, communication_s=0.08)
+    [drift] = judge([waiting, loading, waiting], None, EXPECTED)
+    assert drift.name == "straggler" and "rank 1" in drift.why and "in data loading" in drift.why
+    assert judge([PLAIN, PLAIN], [PLAIN, PLAIN], EXPECTED) == ()
+    within = replace(PLAIN, compute_s=0.115)
+    assert judge([within], None, EXPECTED) == ()
+    assert [drift.name for drift in judge([replace(PLAIN, compute_s=0.13)], None, EXPECTED)] == ["compute"]
+    assert [drift.name for drift in judge([replace(PLAIN, update_s=0.05)], [PLAIN], None)] == ["update"]
+
+
+def test_stages_of_a_pipeline_are_no_stragglers_until_one_slows_down() -> None:
+    uneven = replace(EXPECTED, uneven=True)
+    stages = [PLAIN, replace(PLAIN, compute_s=0.05, communication_s=0.07)]
+    assert judge(stages, None, uneven) == judge(stages, stages, uneven) == ()
+    slower = [replace(PLAIN, compute_s=0.16), replace(PLAIN, compute_s=0.05, communication_s=0.13)]
+    assert judge(slower, stages, uneven)[0].name == "straggler"
+
+
+def test_memory_that_only_warms_up_is_no_leak() -> None:
+    gib, mib = 1 << 30, 1 << 20
+    assert memory_drift([gib, gib + 64 * mib, gib + 65 * mib, gib + 65 * mib, gib + 64 * mib], 8) is None
+    leak = memory_drift([gib, gib + 32 * mib, gib + 64 * mib, gib + 96 * mib], 8)
+    assert leak is not None and "4.00 MiB a step" in leak.why
+    assert memory_drift([gib], 8, retries=2) is not None
+    assert memory_drift([gib], 8, peak=3 * gib, expected=EXPECTED) is not None
+    assert memory_drift([gib], 8, peak=gib, expected=EXPECTED) is None
+
+
+def test_a_predicted_step_is_divided_without_remainder() -> None:
+    plan, batch = replace(PLAN, mesh=Mesh(dp_shard=4, tp=2)), Workload(global_batch_size=8, seq_len=512)
+    prediction = gnomon.predict("llama-3-8b", "8xh100-sxm", plan, batch)
+    expected = expected_of(prediction)
+    assert expected.parts.step_s == pytest.approx(prediction.step_s) and expected.parts.communication_s > 0
+    assert expected.high >= 1 and not expected.uneven
+
+
+def test_what_cannot_be_watched_is_said() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match="wants the torch.nn.Module"):
+        watch(print, optimizer)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="wants the torch.optim.Optimizer"):
+        watch(model, None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="says nothing of the model"):
+        watch(model, optimizer, Plan())  # type: ignore[arg-type]

@@ -112,7 +112,7 @@ class Watch:
                 self._open.waits.append(("", begin, self._now()))
 
         self._timed_wait = wait
-        Work.wait = wait  # type: ignore[method-assign]
+        Work.wait = wait  # type: ignore[method-assign,assignment]
 
     def close(self) -> None:
         """Takes every hook away; the model, the optimizer and torch are as they were."""

@@ -215,7 +215,7 @@ def test_memory_that_only_warms_up_is_no_leak() -> None:
 
 def test_a_predicted_step_is_divided_without_remainder() -> None:
     plan, batch = replace(PLAN, mesh=Mesh(dp_shard=4, tp=2)), Workload(global_batch_size=8, seq_len=512)
-    prediction = gnomon.predict("llama-3-8b", "8xh100-sxm", plan, batch)
+    prediction = gnomon.predict("llama-3.1-8b", "8xh100-sxm", plan, batch)
     expected = expected_of(prediction)
     assert expected.parts.step_s == pytest.approx(prediction.step_s) and expected.parts.communication_s > 0
     assert expected.high >= 1 and not expected.uneven

@@ -3,8 +3,9 @@
 The public verbs, loaded when first used so that `import gnomon` stays light:
 `gnomon.predict(model, cluster, plan, workload) -> Prediction`, `gnomon.plan(model, cluster, workload)
 -> search.Result`, `gnomon.fit(model, cluster, plan, workload) -> request.fit.Ladder`; with torch,
-`gnomon.capture(module, example_inputs) -> Graph`, `gnomon.prepare(model, plan)`, a job whose steps the caller feeds,
-and `gnomon.watch(model, optimizer, plan)`, expected against actual in the caller's own loop.
+`gnomon.capture(module, example_inputs) -> Graph`, `gnomon.op_price` and `gnomon.op_sharding` for what a custom op costs
+and how it divides, `gnomon.prepare(model, plan)`, a job whose steps the caller feeds, and
+`gnomon.watch(model, optimizer, plan)`, expected against actual in the caller's own loop.
 Everything else is in the rooms (`gnomon.plans` …).
 """
 
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gnomon.frontend.capture import capture
+    from gnomon.frontend.custom_ops import op_price, op_sharding
     from gnomon.request.fit import fit
     from gnomon.request.verbs import plan, predict
     from gnomon.runtime.job import prepare
     from gnomon.runtime.watch import watch
 
 __version__ = "0.1.0.dev0"
-__all__ = ["capture", "fit", "plan", "predict", "prepare", "watch"]
+__all__ = ["capture", "fit", "op_price", "op_sharding", "plan", "predict", "prepare", "watch"]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,6 +30,10 @@ def __getattr__(name: str) -> Any:
         from gnomon.frontend.capture import capture
 
         return capture
+    if name in ("op_price", "op_sharding"):
+        from gnomon.frontend import custom_ops
+
+        return getattr(custom_ops, name)
     if name == "prepare":
         from gnomon.runtime import job
 

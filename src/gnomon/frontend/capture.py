@@ -97,6 +97,7 @@ def captured(
     symbols = tuple(n for n in first if other is not None and first[n] != second[n])
     converter = Converter(trace, sizes, live, {i: declared[n] for i, n in inputs.items() if n in declared})
     graph, placed = graph_of(name or type(module).__name__, converter, trace, live, repeated(module), inputs)
+    notes += converter.notes
     fixed = [n for n in first if n not in symbols]
     if fixed:
         notes.append(f"{', '.join(fixed)}: as in the example; the code does something else for other sizes")

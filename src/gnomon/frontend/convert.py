@@ -10,15 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from gnomon.errors import CaptureError
 from gnomon.frontend.axes import Axes
+from gnomon.frontend.custom_ops import Count, Division, TensorShape, cost_of, division_of, has_price, has_sharding
 from gnomon.frontend.kinds import Kind, kind_of, link_kind
 from gnomon.frontend.rules import link
 from gnomon.frontend.sizes import Extent, Sizes
 from gnomon.frontend.trace import Node as Traced
 from gnomon.frontend.trace import Ref, Step, Trace
-from gnomon.graph import Dim
+from gnomon.graph import Cost, Dim
 
 DTYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
@@ -36,6 +38,8 @@ class Converter:
         """live: the steps that matter. names: declared dims of an input value."""
         self.trace, self.sizes, self.axes = trace, sizes, Axes()
         self.readers: dict[int, set[int]] = {}
+        self.divisions: dict[int, Division] = {}
+        self.notes: list[str] = []
         for step in live:
             for node in step.nodes:
                 for ref in refs(node):
@@ -59,9 +63,47 @@ class Converter:
                 link_kind(kind, self.rows, self.axes)
                 continue
             for node in step.nodes:
-                link(node, trace, self.rows, self.axes)
+                if has_sharding(node.target):
+                    self._divide(node)
+                else:
+                    link(node, trace, self.rows, self.axes)
         self._roles(live)
         self.others = self._second(trace, sizes)
+
+    def _divide(self, node: Traced) -> None:
+        """Axes of a custom op, as its author says."""
+        shapes = [self.shape(index, symbols=False) for index in node.outs if index is not None]
+        arguments, named = self.arguments(node, symbols=False)
+        division = self.divisions[id(node)] = division_of(node.target, arguments, named, shapes)
+        for group in (*division.independent, *division.summed):
+            for axis in group[1:]:
+                self.axes.same(group[0], axis)
+        for axis, word in division.words.items():
+            self.axes.role(axis, word)
+
+    def arguments(self, node: Traced, *, symbols: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What a node was called with, for a rule of its author. symbols: whether sizes are."""
+        args, kwargs = tree_map(
+            lambda x: self.shape(x.index, symbols=symbols) if isinstance(x, Ref) else x, (node.args, node.kwargs)
+        )
+        return tuple(args), dict(kwargs)
+
+    def shape(self, index: int, *, symbols: bool) -> TensorShape:
+        """A value among the arguments of such a rule."""
+        value, row = self.trace.values[index], self.rows[index]
+        sizes = [Count({(dim,): 1.0}) for dim in self.dims(index)] if symbols else value.shape
+        dtype = str(value.dtype).removeprefix("torch.")
+        return TensorShape(shape=tuple(sizes), itemsize=value.dtype.itemsize, dtype=dtype, axes=tuple(row))
+
+    def cost(self, node: Traced) -> Cost | None:
+        """What its author says that a custom op costs; None for others."""
+        if not has_price(node.target):
+            return None
+        symbols, numbers = self.arguments(node, symbols=True), self.arguments(node, symbols=False)
+        cost, note = cost_of(node.target, symbols, numbers)
+        if note and note not in self.notes:
+            self.notes.append(note)
+        return cost
 
     def _second(self, trace: Trace, sizes: Sizes) -> dict[int, Traced]:
         """Each node's twin in the other trace."""

@@ -55,7 +55,12 @@ class CapturedWriter:
         flows = any(values[out].grad for out in outer)
         came = any(values[index].grad for node in step.nodes for index in refs(node) if index not in inner)
         captured = Captured(
-            nodes=nodes, tensors=tuple(sides), keeps=keeps, whole=self._whole(step), where=_short(step.where)
+            nodes=nodes,
+            tensors=tuple(sides),
+            keeps=keeps,
+            whole=self._whole(step),
+            summed=self._summed(step),
+            where=_short(step.where),
         )
         self.draft.ops.append(
             Op(
@@ -67,7 +72,7 @@ class CapturedWriter:
                 captured=captured,
             )
         )
-        if not views:
+        if not views and not captured.is_priced:
             self.draft.opaque.append((path, step.nodes[-1].target))
 
     def _used_outside(self, step: Step, out: int) -> bool:
@@ -97,6 +102,10 @@ class CapturedWriter:
         dims: set[str] = set()
         for node in step.nodes:
             name = base_name(node.target)
+            division = self.owner.divisions.get(id(node))
+            if division is not None:
+                dims |= self._atoms(node) - self._named(division.independent) - self._named(division.summed)
+                continue
             if name in ALONG and node.args and isinstance(node.args[0], (Ref, list, tuple)):
                 first = node.args[0] if isinstance(node.args[0], Ref) else next(iter(node.args[0]), None)
                 if not isinstance(first, Ref):
@@ -109,6 +118,19 @@ class CapturedWriter:
             elif name not in POINTWISE and name not in MOVES:
                 return ("*",)
         return tuple(sorted(dims))
+
+    def _summed(self, step: Step) -> tuple[str, ...]:
+        """Dims that a custom op sums over, as its author says."""
+        divisions = (self.owner.divisions.get(id(node)) for node in step.nodes)
+        return tuple(sorted(set().union(*(self._named(d.summed) for d in divisions if d is not None))))
+
+    def _named(self, groups: Sequence[Sequence[int]]) -> set[str]:
+        return {atom.name for group in groups for axis in group for atom in self.owner.axes.dim(axis).atoms}
+
+    def _atoms(self, node: Traced) -> set[str]:
+        """Names of all dims of a node's operands and results."""
+        values = (*refs(node), *(out for out in node.outs if out is not None))
+        return {atom.name for index in values for dim in self.owner.dims(index) for atom in dim.atoms}
 
     def _node(self, node: Traced) -> Node:
         twin = self.owner.others.get(id(node))
@@ -138,6 +160,7 @@ class CapturedWriter:
             view=view,
             products=shapes,
             grads=wanted,
+            cost=self.owner.cost(node),
         )
 
     def _target(self, node: Traced, given: Any) -> Any:

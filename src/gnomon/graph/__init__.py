@@ -15,9 +15,11 @@ from gnomon.graph.backward import gradients as gradients
 from gnomon.graph.backward import saved as saved
 from gnomon.graph.backward import storages as storages
 from gnomon.graph.build import BlockBuilder as BlockBuilder
+from gnomon.graph.captured import Cost as Cost
 from gnomon.graph.captured import Literal as Literal
 from gnomon.graph.captured import Node as Node
 from gnomon.graph.captured import Size as Size
+from gnomon.graph.captured import Term as Term
 from gnomon.graph.captured import Torch as Torch
 from gnomon.graph.captured import Use as Use
 from gnomon.graph.dims import BF16 as BF16
@@ -41,6 +43,7 @@ from gnomon.graph.ops import Setting as Setting
 from gnomon.graph.ops import Work as Work
 from gnomon.graph.ops import attention_pairs_x2 as attention_pairs_x2
 from gnomon.graph.ops import captured_products as captured_products
+from gnomon.graph.ops import costed_flops as costed_flops
 from gnomon.graph.ops import forward_work as forward_work
 from gnomon.graph.ops import grad_work as grad_work
 from gnomon.graph.ops import nbytes as nbytes

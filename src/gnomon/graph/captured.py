@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gnomon.graph.dims import Dim, Number, Sizes, numel
+
 
 @dataclass(frozen=True, slots=True)
 class Use:
@@ -51,6 +53,49 @@ class Literal:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A number times the sizes of dims."""
+
+    factor: float
+    dims: tuple[Dim, ...]
+
+
+Amount = tuple[Term, ...]
+"""A sum of terms, which follows from the sizes of the inputs; empty where nobody says."""
+
+
+def amount(terms: Amount, sizes: Sizes) -> Number:
+    """The sum, given the size of each dim; of a rank's own sizes, its part."""
+    total: Any = 0.0
+    for term in terms:
+        total = total + term.factor * numel(term.dims, sizes)
+    return round(total) if isinstance(total, float) else total
+
+
+def seconds(terms: Amount, sizes: Sizes) -> Any:
+    """As `amount`, without rounding."""
+    return sum((term.factor * numel(term.dims, sizes) for term in terms), start=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What its author says that a custom op costs; what is empty follows from its operands, or from the forward."""
+
+    flops: Amount = ()
+    bytes: Amount = ()
+    """Read and written."""
+    seconds: Amount = ()
+    """On any device, in place of what FLOPs and bytes give."""
+    backward_flops: Amount = ()
+    backward_bytes: Amount = ()
+    backward_seconds: Amount = ()
+
+
+BACKWARD = 2
+"""Times the forward that a backward costs where nobody says: a gradient for each of two operands."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One ATen op."""
@@ -71,6 +116,8 @@ class Node:
     """Matrix products in it, (batch, rows, columns, depth) each, as integers or `Size`s."""
     grads: int = 0
     """How many of a product's operands want a gradient."""
+    cost: Cost | None = None
+    """What its author says of it, of a custom op."""
 
 
 def uses(tree: Any) -> Iterator[str]:

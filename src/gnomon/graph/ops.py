@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from gnomon.errors import GraphError
-from gnomon.graph.captured import Size
+from gnomon.graph.captured import BACKWARD, Cost, Size, amount
 from gnomon.graph.captured import reads as node_reads
 from gnomon.graph.dims import Dim, Dtypes, Number, Sizes, numel, size_of
 from gnomon.graph.kernels import kv_dim
@@ -243,6 +243,9 @@ def _captured_bytes(op: Op, block: Block, setting: Setting) -> tuple[Number, Num
     for node in op.captured.nodes:
         if node.view:
             continue
+        if node.cost is not None and node.cost.bytes:
+            read = read + amount(node.cost.bytes, setting.sizes)
+            continue
         for name in node_reads(node):
             read = read + nbytes(inner.get(name) or block.tensor(name), setting.sizes, setting.dtypes)
         for name in filter(None, node.outputs):
@@ -254,12 +257,34 @@ def _captured_work(op: Op, block: Block, setting: Setting, grad: GradOp | None) 
     """A backward reads what was kept and gradients, and writes gradients; inside it does so once for each ATen op."""
     shapes = captured_products(op, setting.sizes)
     read, written = _captured_bytes(op, block, setting)
+    said = costed_flops(op, setting.sizes, backward=grad is not None)
     if grad is None:
         flops = sum((2 * b * m * n * k for b, m, n, k, _ in shapes), start=0)
-        return Work(matmul_flops=flops, read_bytes=read, write_bytes=written)
-    flops = sum((2 * b * m * n * k * wanted for b, m, n, k, wanted in shapes), start=0)
+        return Work(matmul_flops=flops + said, read_bytes=read, write_bytes=written)
+    flops = sum((2 * b * m * n * k * wanted for b, m, n, k, wanted in shapes), start=0) + said
     kept = _bytes(grad.reads, block, setting)
+    costs = [node.cost for node in op.captured.nodes if node.cost is not None] if op.captured is not None else []
+    if costs and op.captured is not None and op.captured.is_priced and all(c.bytes or c.backward_bytes for c in costs):
+        moved = sum((backward_bytes(cost, setting.sizes) for cost in costs), start=0)
+        return Work(matmul_flops=flops, read_bytes=moved)
     return Work(matmul_flops=flops, read_bytes=written + kept, write_bytes=_bytes(grad.grads_out, block, setting))
+
+
+def costed_flops(op: Op, sizes: Sizes, *, backward: bool) -> Number:
+    """What the authors of custom ops in a captured op say of their FLOPs."""
+    assert op.captured is not None, "of captured ops only"
+    total: Number = 0
+    for cost in (node.cost for node in op.captured.nodes if node.cost is not None):
+        if backward and not cost.backward_flops:
+            total = total + BACKWARD * amount(cost.flops, sizes)
+        else:
+            total = total + amount(cost.backward_flops if backward else cost.flops, sizes)
+    return total
+
+
+def backward_bytes(cost: Cost, sizes: Sizes) -> Number:
+    """What a custom op's backward reads and writes."""
+    return amount(cost.backward_bytes, sizes) if cost.backward_bytes else BACKWARD * amount(cost.bytes, sizes)
 
 
 def forward_work(op: Op, block: Block, setting: Setting) -> Work:

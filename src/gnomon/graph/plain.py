@@ -23,7 +23,7 @@ CLASSES: Mapping[str, type] = {
     cls.__name__: cls
     for cls in (
         Graph, Call, Block, Op, Tensor, Dim, Captured,
-        captured.Node, captured.Use, captured.Size, captured.Torch, captured.Literal,
+        captured.Node, captured.Use, captured.Size, captured.Torch, captured.Literal, captured.Cost, captured.Term,
     )
 }  # fmt: skip
 """All that a Graph is made of."""

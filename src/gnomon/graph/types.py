@@ -126,8 +126,15 @@ class Captured:
     """Of inputs, outputs and `tensors`, what autograd keeps for backward."""
     whole: tuple[str, ...] = ()
     """Names of dims along which it cannot be divided; `*` for all but the batch."""
+    summed: tuple[str, ...] = ()
+    """Names of dims that it sums over, so that ranks with parts of them have partial sums; of custom ops."""
     where: str = ""
     """`file.py:12` of the code that called it."""
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether authors say what every op in it costs."""
+        return all(node.cost is not None or node.view for node in self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

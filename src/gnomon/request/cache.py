@@ -25,7 +25,7 @@ Kept = tuple[Graph, tuple[str, ...]]
 
 VARIABLE = "GNOMON_CACHE"
 """Folder to keep them in; empty for none. The user's cache folder otherwise."""
-FORMAT = "gnomon.captured/2"
+FORMAT = "gnomon.captured/3"
 PACKAGES = ("torch", "transformers", "diffusers", "timm", "torchvision", "gnomon")
 """Packages whose version is asked in place of the content of their files."""
 

@@ -172,6 +172,10 @@ def _captured(op: Op, setting: Setting) -> Strategy:
         owner = _owner(op, setting, axis)
         if owner is None:
             continue
+        if owner in op.captured.summed and not any(s.dim_of(axis) for s in outputs):
+            inputs = [s if _agrees(op, s.dim_of(axis), owner) else s.without(axis) for s in inputs]
+            outputs = [s.with_partial(axis) for s in outputs]
+            continue
         free = not {owner, "*"} & set(op.captured.whole)
         if free and all(_agrees(op, s.dim_of(axis), owner) for s in outputs):
             inputs = [s if _agrees(op, s.dim_of(axis), owner) else s.without(axis) for s in inputs]

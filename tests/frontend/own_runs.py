@@ -17,6 +17,8 @@ CODE = f"frontend.project:build{INPUTS}"
 FLOAT = f"frontend.project:build_float{INPUTS}"
 ALL_TRAINED = f"frontend.project:build_all_trained{INPUTS}"
 """ZeRO 3 divides no weights that are not trained."""
+LADDER = f"frontend.project:build_ladder{INPUTS}"
+"""Stages read several tensors, of the one before and of others."""
 FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")
 SETTINGS = AdamWSettings(lr=1e-2, weight_decay=0.0, clip_norm=1e9)
 STEPS = 3
@@ -31,9 +33,19 @@ PLANS = {
 }
 
 
-def job(plan: Plan, **changes: object) -> Job:
+LADDERS = {
+    "pp": PLANS["pp"],
+    "pp, four stages": replace(
+        BASE, mesh=Mesh(pp=2), schedule=Schedule(name="interleaved_one_f_one_b", micro_batch_size=1, virtual_stages=2)
+    ),
+    "pp, split backward": replace(BASE, mesh=Mesh(pp=2), schedule=Schedule(name="zero_bubble_h1", micro_batch_size=1)),
+    "zero 3": PLANS["zero 3"],
+}
+
+
+def job(plan: Plan, code: str = "", **changes: object) -> Job:
     """The user's module on the user's batches."""
-    code = ALL_TRAINED if plan.optimizer.zero == 3 else CODE
+    code = code or (ALL_TRAINED if plan.optimizer.zero == 3 else CODE)
     graph = captured_of(Named.parse(code), build(Named.parse(code))).graph
     made = Job(
         graph=graph,
@@ -56,6 +68,9 @@ def every_plan(folder: Path) -> dict[str, list[float]]:
     for name, plan in PLANS.items():
         outcome = train(job(plan, export=(folder / name, folder)))
         losses[name] = [record.loss for record in outcome.records]
+    for name, plan in LADDERS.items():
+        outcome = train(job(plan, LADDER, export=(folder / f"ladder {name}", folder)))
+        losses[f"ladder {name}"] = [record.loss for record in outcome.records]
     at = {"checkpoints": folder / "checkpoints"}
     first = train(job(PLANS["zero 3"], steps=1, **at))
     rest = train(job(PLANS["zero 3"], resume=True, export=(folder / "resumed", folder), **at))

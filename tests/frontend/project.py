@@ -44,6 +44,35 @@ def build_all_trained() -> Net:
     return module
 
 
+class Ladder(nn.Module):
+    """Layers whose later half adds what the earlier half made, as a U-Net's; each reads a mask of positions and the
+    embedding beside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte, self.turn = nn.Embedding(VOCAB, 32), nn.Parameter(torch.randn(LENGTH, 32))
+        self.h = nn.ModuleList(Layer(32, 4) for _ in range(4))
+        self.head = nn.Linear(32, VOCAB)
+
+    def forward(self, idx: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        first = x = self.wte(idx)
+        counted = idx != 0
+        places = torch.sin(self.turn[: idx.shape[1]])
+        made: list[Tensor] = []
+        for number, layer in enumerate(self.h):
+            x = layer(x * places) * counted.unsqueeze(-1) + 0.5 * first
+            if number < 2:
+                made.append(x)
+            else:
+                x = x + torch.tanh(made.pop())
+        logits = self.head(x)
+        return logits, functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def build_ladder() -> Ladder:
+    return Ladder().double()
+
+
 def build_without_loss() -> nn.Module:
     return nn.Linear(8, 8)
 

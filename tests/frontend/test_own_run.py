@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from frontend import own_runs, project  # noqa: E402
-from frontend.own_runs import FLOAT, PLANS, SEED, SETTINGS, STEPS  # noqa: E402
+from frontend.own_runs import FLOAT, LADDER, LADDERS, PLANS, SEED, SETTINGS, STEPS  # noqa: E402
 from runtime.ranks import launch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
@@ -21,15 +23,20 @@ from gnomon.cli import main  # noqa: E402
 from gnomon.errors import GraphError, InputError, PlanError  # noqa: E402
 from gnomon.frontend.capture import captured  # noqa: E402
 from gnomon.graph.text_inputs import ids_of, labels_of  # noqa: E402
+from gnomon.hardware import parse_cluster  # noqa: E402
 from gnomon.models.presets import model as preset  # noqa: E402
-from gnomon.plans import Saved, SavedRule  # noqa: E402
+from gnomon.plans import Mesh, Precision, Saved, SavedRule, Workload  # noqa: E402
+from gnomon.prediction import predict  # noqa: E402
+from gnomon.prediction.memory import buffer_sizes  # noqa: E402
 from gnomon.runtime.captured_job import check_trainable, random_ops, randomness  # noqa: E402
+from gnomon.runtime.crossings import Shapes, hops  # noqa: E402
 from gnomon.runtime.data import Corpus, Source  # noqa: E402
 from gnomon.runtime.data.own_batches import OwnBatches, OwnData, TextBatches  # noqa: E402
 from gnomon.runtime.train import corpus_of  # noqa: E402
 from gnomon.runtime.weights import Folder  # noqa: E402
 
 pytestmark = pytest.mark.torch
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +50,12 @@ def plain_all_trained() -> tuple[project.Net, list[float]]:
     return looped(project.build_all_trained)
 
 
-def looped(build: Callable[[], project.Net]) -> tuple[project.Net, list[float]]:
+@pytest.fixture(scope="module")
+def plain_ladder() -> tuple[project.Ladder, list[float]]:
+    return looped(project.build_ladder)
+
+
+def looped(build: Callable[[], Module]) -> tuple[Module, list[float]]:
     """A module after a loop of its own, with the loss of each step and of one more."""
     torch.manual_seed(SEED)
     module = build()
@@ -86,6 +98,37 @@ def test_it_trains_as_in_a_plain_loop(
     other = project.build()
     other.load_state_dict({own: written.read(own) for own in written.entries}, strict=False)
     assert float(other(**project.batches(1))[1].detach()) == pytest.approx(losses[-1], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", LADDERS)
+def test_stages_that_hand_on_several_tensors_train_as_in_a_plain_loop(
+    name: str, plain_ladder: tuple[project.Ladder, list[float]], runs: tuple[Path, dict[str, list[float]]]
+) -> None:
+    """Skips, an embedding that every layer reads, masks that have no gradient, a table without a batch."""
+    (module, losses), (folder, by_plan) = plain_ladder, runs
+    assert by_plan[f"ladder {name}"] == pytest.approx(losses[:STEPS], rel=1e-12)
+    written = Folder.of(folder / f"ladder {name}")
+    for own, x in module.state_dict().items():
+        assert torch.allclose(written.read(own), x, rtol=1e-9, atol=1e-9), own
+
+
+def test_messages_of_several_tensors_weigh_what_is_predicted() -> None:
+    """Between all stages of the ladder, skips too; and what a stage's buffers are predicted to hold."""
+    graph = own_runs.job(PLANS["pp"], LADDER).graph
+    fp32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
+    plan = replace(LADDERS["pp, four stages"], precision=fp32)
+    prediction = predict(graph, parse_cluster("1x2xcpu-process"), plan, Workload(global_batch_size=4, seq_len=16))
+    sizes = buffer_sizes(prediction.pricing)
+    shapes = Shapes(graph, plan.layout, Mesh(), {"batch": 1, "seq": 16}, torch.float32)
+    crossing = hops(graph, plan, by_layer=False)
+    assert {(hop.source, hop.target) for hop in crossing} >= {(0, 1), (1, 2), (2, 3), (0, 2), (0, 3)}
+    for hop in crossing:
+        have = [shapes.of(one) for one in hop.crossings]
+        nbytes = sum(math.prod(shape.sizes) * shape.dtype.itemsize for shape in have)
+        assert nbytes == prediction.pricing.messages.bytes_of((hop.source, hop.target))
+        name = f"{hop.target}X" if hop.buffer == "X" else hop.buffer
+        assert sizes[name] == nbytes
+    assert any(not one.trained for hop in crossing for one in hop.crossings)  # the mask
 
 
 def test_a_run_begins_with_weights_by_the_module_s_names(

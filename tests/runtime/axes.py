@@ -56,6 +56,9 @@ CASES: dict[str, Small] = {
     "whole experts beside tp": small(MIXTRAL, Mesh(tp=2), layout=SP),
     "experts over tp": small(MIXTRAL, Mesh(tp=2, ep=2), layout=SP),
     "heads of a table of positions over tp": small(T5, Mesh(tp=2), layout=SP),
+    "encoder and decoder, one stage each": small(T5, Mesh(pp=2)),
+    "encoder and decoder, zero 3": small(T5, Mesh(dp_shard=2), 3),
+    "encoder and decoder, split backward": small(T5, Mesh(pp=2), how=ZB),
     "ring of four": small(LLAMA, Mesh(cp=4)),
     "ulysses and tp": small(LLAMA, Mesh(cp=2, tp=2), layout=replace(SP, context="ulysses")),
     "pipeline and ring": small(LLAMA, Mesh(pp=2, cp=2), how=ZB),
@@ -63,6 +66,8 @@ CASES: dict[str, Small] = {
     "edp, ep, zero 2": small(MIXTRAL, Mesh(dp_shard=4, ep=2), 2),
     "replicas, ep, zero 1": small(MIXTRAL, Mesh(dp_replicate=2, dp_shard=2, ep=2), 1),
     "ep and etp over dp and cp": small(MIXTRAL, Mesh(dp_shard=2, cp=2, ep=2, etp=2)),
+    "an encoder's output skips stages": small(T5, Mesh(pp=4)),
+    "encoder, decoder and tp": small(T5, Mesh(pp=2, tp=2), layout=SP),
     "cp, tp, ep over both": small(MIXTRAL, Mesh(cp=2, tp=2, ep=4), layout=SP),
 }
 """Each of the ways to run attention and experts, alone and with other axes."""

@@ -80,11 +80,12 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
     inside = [False]
 
     def called(number: int) -> Callable[..., None]:
-        def hook(_: object, inputs: tuple[Tensor, Batch], y: Tensor) -> None:
+        def hook(_: object, inputs: tuple[Batch, Batch], outputs: dict[str, Tensor]) -> None:
             unit = int(inputs[1]["input_ids"][0, 0]) // executor.feed.rows_of_unit
             trace.note(f"{number}F{unit}")
-            made[id(y.grad_fn)] = f"{number}B{unit}"
-            keep.append(y.grad_fn)
+            for y in outputs.values():
+                made[id(y.grad_fn)] = f"{number}B{unit}"
+                keep.append(y.grad_fn)
             trace.most_saved = max(trace.most_saved, 1 + len(executor.compute.saved) + len(executor.compute.aside))
 
         return hook

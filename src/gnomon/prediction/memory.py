@@ -512,6 +512,16 @@ def logits_bytes(pricing: Pricing, block: int) -> int:
     return sum(kept.bytes for kept in stage.order[index].kept if kept.is_logits)
 
 
+def _several(pricing: Pricing, block: int, number: int, index: int, layers: int) -> dict[str, float]:
+    """Buffers of messages of several tensors, which neither the first layer reads nor the last writes alone."""
+    sent, sizes = pricing.messages.sent, dict[str, float]()
+    ends = (("X", (number - 1, number), index in (-1, 0)), ("Y", (number, number + 1), index in (-1, layers - 1)))
+    for name, pair, is_end in ends:
+        if is_end and len(sent.get(pair, ())) > 1:
+            sizes[f"{block}{name}"] = sizes[f"{block}D{name}"] = float(pricing.messages.bytes_of(pair))
+    return sizes
+
+
 def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[str, float]:
     """Bytes of the Program's buffers by label.
 
@@ -536,6 +546,7 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
         first, last = parts[0][0], parts[-1][0]
         sizes[f"{block}X"] = sizes[f"{block}DX"] = float(first.input_bytes)
         sizes[f"{block}Y"] = sizes[f"{block}DY"] = float(last.output_bytes)
+        sizes |= _several(pricing, block, number, index, len(stage.order))
         collectives = [stage.collectives(layer) for layer, _ in parts]
         reduced = [sum(c.bytes for c in of_layer if c.kind == "reduce_scatter") for of_layer in collectives]
         whole = pricing.stack.gradients.bucketed is False

@@ -20,6 +20,7 @@ from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Mesh, Plan, layer_presets, stage_layers
 from gnomon.plans.stages import held_by_several
 from gnomon.runtime.blocks import BlockRun
+from gnomon.runtime.crossings import hops
 from gnomon.runtime.frozen import frozen_of
 from gnomon.runtime.initial import initial, tables_of
 from gnomon.runtime.mesh import Groups
@@ -68,11 +69,13 @@ def apply(
         for name, block in sharded.items()
     }
     stages, presets, start = dict[int, Stage](), layer_presets(plan, graph), beginning(values, graph, seed)
-    rules = rules_of(plan, graph)
+    rules, crossing = rules_of(plan, graph), hops(graph, plan, by_layer=zero == 3 or by_layer)
     for number, layers, parts in parts_held(graph, plan, groups, sharded, device, by_layer=by_layer):
         for held in parts:
             held.fill(start)
-        stages[number] = Stage(graph, layers, parts, runs, zero)
+        enters = [hop for hop in crossing if hop.target == number]
+        leaves = [hop for hop in crossing if hop.source == number]
+        stages[number] = Stage(graph, layers, parts, runs, zero, enters=enters, leaves=leaves)
         still = tuple(slots_of(layers, sharded, axes, set(), frozen=True))
         stages[number].frozen = frozen_of(still, dtypes(plan).param, start, device)
         stages[number].presets, stages[number].every, stages[number].rules = presets, plan.saved.every, rules

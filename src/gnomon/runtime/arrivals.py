@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from gnomon.program import Program
 
 Message = tuple[str, int, int]
-"""Buffer that it arrives in: (X or DY, stage, unit)."""
+"""Buffer that it arrives in: (X, DY or that of a skip, stage, unit)."""
 Channel = tuple[int, int, str]
-"""Rank class that sends, one that receives, buffer (X or DY)."""
+"""Rank class that sends, one that receives, buffer."""
 _ARRIVES = {"SEND_F": ("X", 1), "RECV_F": ("X", 0), "SEND_B": ("DY", -1), "RECV_B": ("DY", 0)}
 _SOURCE = {"RECV_F": -1, "RECV_B": 1}
 
@@ -56,13 +56,19 @@ def _messages(program: Program) -> Iterator[tuple[Message, Channel, bool]]:
     for cls in range(program.num_classes):
         for row in range(int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])):
             kind, stage, unit = program.kinds[program.kind[row]].name, int(program.stage[row]), int(program.unit[row])
-            if kind not in _ARRIVES:
-                continue
-            buffer, hop = _ARRIVES[kind]
-            if kind in _SOURCE:
-                yield (buffer, stage, unit), (home[stage + _SOURCE[kind]], cls, buffer), False
+            if kind in _ARRIVES:
+                buffer, hop = _ARRIVES[kind]
+                other = stage + (_SOURCE[kind] if kind in _SOURCE else hop)
+            elif "_SKIP" in kind and program.comm_of(row):
+                override = program.overrides[row]
+                assert override.peer is not None, "rows of skips name the other end"
+                buffer, other = override.name, override.peer
             else:
-                yield (buffer, stage + hop, unit), (cls, home[stage + hop], buffer), True
+                continue
+            if kind.startswith("RECV"):
+                yield (buffer, stage, unit), (home[other], cls, buffer), False
+            else:
+                yield (buffer, other, unit), (cls, home[other], buffer), True
 
 
 def _homes(program: Program) -> dict[int, int]:

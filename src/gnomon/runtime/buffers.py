@@ -37,7 +37,7 @@ class Buffers:
     """Tensors by name, and what is under way."""
 
     def __init__(self) -> None:
-        self.tensors: dict[Name, Tensor] = {}
+        self.tensors: dict[Name, tuple[Tensor, ...]] = {}
         self.arriving: dict[Name, UnderWay] = {}
         self.leaving: dict[Name, UnderWay] = {}
         self.proofs: Mapping[Name, Sequence[Name]] = {}
@@ -60,17 +60,17 @@ class Buffers:
         if self.blocks:
             self.wait(name)
 
-    def leave(self, name: Name, tensor: Tensor, work: Waits | None) -> None:
-        """Notes that `tensor` is being sent, to where it is called `name`. A send is over for its sender at once, as a
-        Program takes it, whatever its stream: the backend ends it when it is received, and two ranks that send to each
-        other would wait for ever."""
-        span = self._span(tensor.nbytes)
+    def leave(self, name: Name, tensors: tuple[Tensor, ...], work: Waits | None) -> None:
+        """Notes that `tensors` are being sent, to where they are called `name`. A send is over for its sender at once,
+        as a Program takes it, whatever its stream: the backend ends it when it is received, and two ranks that send to
+        each other would wait for ever."""
+        span = self._span(sum(tensor.nbytes for tensor in tensors))
         if self.blocks and span >= 0 and self.recorder is not None:
             self.recorder.close(span)  # on the compute stream it is what the sender waited: nothing
             span = -1
-        self.leaving[name] = UnderWay(work=work, finish=None, span=span, holds=(tensor,))
+        self.leaving[name] = UnderWay(work=work, finish=None, span=span, holds=tensors)
 
-    def take(self, name: Name) -> Tensor:
+    def take(self, name: Name) -> tuple[Tensor, ...]:
         """The last read of a buffer."""
         self.wait(name)
         return self.tensors.pop(name)

@@ -28,10 +28,15 @@ from gnomon.runtime.state import State
 class Saved:
     """What a forward leaves for its backward."""
 
-    x: Tensor
-    """Leaf that the stage read."""
-    made: GradientEdge
-    """Where backward begins; what the stage made may be freed before."""
+    entered: Mapping[str, Tensor]
+    """Leaves that the stage read, by name."""
+    made: Mapping[str, GradientEdge]
+    """Where backward begins, by name; what the stage made may be freed before."""
+
+    @staticmethod
+    def of(entered: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> Saved:
+        """Of a forward's inputs and outputs."""
+        return Saved(entered=entered, made={name: get_gradient_edge(y) for name, y in made.items() if y.requires_grad})
 
 
 class Compute:
@@ -75,52 +80,58 @@ class Compute:
         yield from (self._kept.get(stage, NOTHING) for stage, _ in self.saved)
         yield from (self._put_aside.get(stage, NOTHING) for stage, _ in self.aside)
 
-    def _run(self, stage: int, unit: int, x: Tensor) -> Tensor:
+    def _run(self, stage: int, unit: int, entered: Mapping[str, Tensor]) -> dict[str, Tensor]:
         self.state.gathered(stage)
         self.unit = unit
         module = self.stages[stage]
         batch = self.feed.of_unit(unit)
         recorder = self.buffers.recorder
-        if recorder is None or not recorder.memory or stage in self._kept or not x.requires_grad:
-            y: Tensor = module(x, batch)
-            return y
+        if recorder is None or not recorder.memory or stage in self._kept or not torch.is_grad_enabled():
+            plain: dict[str, Tensor] = module(entered, batch)
+            return plain
         apart = (*self._rotary, *self.feed.batch.values())
 
-        def noted(note: Callable[[Tensor], None]) -> Tensor:
+        def noted(note: Callable[[Tensor], None]) -> dict[str, Tensor]:
             module.note = note
-            made: Tensor = module(x, batch)
+            result: dict[str, Tensor] = module(entered, batch)
             module.note = None
-            return made
+            return result
 
-        y, self._kept[stage] = kept(noted, x, vocab=self._vocab, apart=apart)
-        return y
+        made, self._kept[stage] = kept(noted, tuple(entered.values()), vocab=self._vocab, loss=module.last, apart=apart)
+        return made
 
-    def _input(self, stage: int, unit: int, *, keep: bool = False) -> Tensor:
-        if self.stages[stage].first:
-            return torch.zeros((), device=self.device)
-        name = ("X", stage, unit)
-        self.buffers.wait(name)
-        return self.buffers.tensors[name] if keep else self.buffers.take(name)
+    def _input(self, stage: int, unit: int, *, keep: bool = False) -> dict[str, Tensor]:
+        """What enters a stage, as leaves where gradients go back. keep: the buffers are read again later."""
+        entered: dict[str, Tensor] = {}
+        for hop in self.stages[stage].enters:
+            name = (hop.buffer, stage, unit)
+            self.buffers.wait(name)
+            tensors = self.buffers.tensors[name] if keep else self.buffers.take(name)
+            for crossing, x in zip(hop.crossings, tensors, strict=True):
+                entered[crossing.name] = x.requires_grad_() if crossing.trained and not keep else x
+        return entered
 
-    def _output(self, stage: int, unit: int, y: Tensor) -> None:
-        if self.stages[stage].last:
-            self.loss += y.detach().double() / self.feed.counted / self._copies
-        else:
-            self.buffers.tensors["X", stage + 1, unit] = y.detach()
+    def _output(self, stage: int, unit: int, made: Mapping[str, Tensor]) -> None:
+        module = self.stages[stage]
+        if module.last:
+            self.loss += made[module.result].detach().double() / self.feed.counted / self._copies
+        for hop in module.leaves:
+            handed = tuple(made[crossing.name].detach() for crossing in hop.crossings)
+            self.buffers.tensors[hop.buffer, hop.target, unit] = handed
 
     def _forward(self, stage: int, unit: int) -> None:
-        x = self._input(stage, unit).requires_grad_()
-        y = self._run(stage, unit, x)
-        self.saved[stage, unit] = Saved(x=x, made=get_gradient_edge(y))
-        self._output(stage, unit, y)
+        entered = self._input(stage, unit)
+        made = self._run(stage, unit, entered)
+        self.saved[stage, unit] = Saved.of(entered, made)
+        self._output(stage, unit, made)
 
     def _forward_unsaved(self, stage: int, unit: int) -> None:
         with torch.no_grad():
             self._output(stage, unit, self._run(stage, unit, self._input(stage, unit, keep=True)))
 
     def _forward_again(self, stage: int, unit: int) -> None:
-        x = self._input(stage, unit).requires_grad_()
-        self.saved[stage, unit] = Saved(x=x, made=get_gradient_edge(self._run(stage, unit, x)))
+        entered = self._input(stage, unit)
+        self.saved[stage, unit] = Saved.of(entered, self._run(stage, unit, entered))
 
     def _whole_backward(self, stage: int, unit: int) -> None:
         self._clear(stage)
@@ -134,16 +145,22 @@ class Compute:
     def _backward(self, stage: int, unit: int) -> None:
         """Through autograd; weight gradients go where the tape puts them."""
         self.state.gathered(stage)
-        saved = self.saved.pop((stage, unit))
-        if self.stages[stage].last:
+        saved, module = self.saved.pop((stage, unit)), self.stages[stage]
+        begins: list[tuple[GradientEdge, Tensor]] = []
+        if module.last:
             scaled = 1.0 if self.state.loss_scale is None else self.state.loss_scale.scale
             grad = torch.full((), scaled / self.feed.counted, dtype=self._loss_dtype, device=self.device)
-        else:
-            grad = self.buffers.take(("DY", stage, unit))
-        torch.autograd.backward((saved.made,), (grad,))
-        if not self.stages[stage].first:
-            assert saved.x.grad is not None
-            self.buffers.tensors["DY", stage - 1, unit] = saved.x.grad
+            begins.append((saved.made[module.result], grad))
+        for hop in module.leaves:
+            grads = self.buffers.take((hop.gradient, stage, unit))
+            pairs = zip(hop.trained, grads, strict=True)
+            begins += [(saved.made[crossing.name], g) for crossing, g in pairs if crossing.name in saved.made]
+        if begins:
+            torch.autograd.backward([edge for edge, _ in begins], [grad for _, grad in begins])
+        for hop in module.enters:
+            leaves = [saved.entered[crossing.name] for crossing in hop.trained]
+            back = tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)
+            self.buffers.tensors[hop.gradient, hop.source, unit] = back
 
     def _input_backward(self, stage: int, unit: int) -> None:
         tape = self.stages[stage].tape

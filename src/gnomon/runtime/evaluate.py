@@ -29,32 +29,35 @@ def forward_loss(executor: Executor) -> Tensor:
         for unit in range(executor.feed.num_units):
             given = executor.feed.of_unit(unit)
             for number in sorted(executor.stages):
-                y = _forward(executor, number, unit, given)
-                if executor.stages[number].last:
-                    total += y.double() / executor.feed.counted / executor.groups.mesh.tp
-                elif number + 1 in executor.stages:
-                    executor.buffers.tensors["X", number + 1, unit] = y
-                else:
-                    y = y.contiguous()
-                    name = ("X", number + 1, unit)
-                    executor.buffers.leave(name, y, executor.messages.send(y, name, number, number + 1))
+                made, stage = _forward(executor, number, unit, given), executor.stages[number]
+                if stage.last:
+                    total += made[stage.result].double() / executor.feed.counted / executor.groups.mesh.tp
+                for hop in stage.leaves:
+                    name = (hop.buffer, hop.target, unit)
+                    handed = tuple(made[crossing.name].contiguous() for crossing in hop.crossings)
+                    if hop.target in executor.stages:
+                        executor.buffers.tensors[name] = handed
+                    else:
+                        work = executor.messages.send(handed, name, number, hop.target)
+                        executor.buffers.leave(name, handed, work)
     executor.buffers.wait_sent()
     return total
 
 
-def _forward(executor: Executor, number: int, unit: int, given: Batch) -> Tensor:
-    stage, name = executor.stages[number], ("X", number, unit)
-    x = torch.zeros((), device=executor.device)
-    if not stage.first:
-        if number - 1 not in executor.stages:
-            executor.buffers.tensors[name], work = executor.messages.receive(name, number - 1)
+def _forward(executor: Executor, number: int, unit: int, given: Batch) -> dict[str, Tensor]:
+    stage, entered = executor.stages[number], dict[str, Tensor]()
+    for hop in stage.enters:
+        name = (hop.buffer, number, unit)
+        if hop.source not in executor.stages:
+            executor.buffers.tensors[name], work = executor.messages.receive(name, hop.source)
             work.wait()
-        x = executor.buffers.take(name)
+        names = (crossing.name for crossing in hop.crossings)
+        entered.update(zip(names, executor.buffers.take(name), strict=True))
     gathers = stage.zero == 3 and all(held.flat is None for held in stage.held if held.zero)
     if gathers:
         executor.state.unshard((number,))
         executor.state.gathered(number)
-    y: Tensor = stage(x, given)
+    made: dict[str, Tensor] = stage(entered, given)
     if gathers:
         executor.state.reshard(number)
-    return y
+    return made

@@ -28,6 +28,7 @@ from gnomon.runtime.arrivals import channels, proofs
 from gnomon.runtime.buffers import Buffers
 from gnomon.runtime.collectives import all_reduce
 from gnomon.runtime.compute import Compute
+from gnomon.runtime.crossings import Shapes, hops
 from gnomon.runtime.feed import Feed, size_named
 from gnomon.runtime.host_update import HostUpdate, moved_stages
 from gnomon.runtime.measure import Recorder, clock_of, gather, per_class
@@ -97,6 +98,7 @@ class Executor:
         for part in self.stages.values():
             part.states = states or {}
         here, dtype = self.groups.here, dtypes(plan).param
+        by_layer = self.program.num_stages > plan.num_stages
         held = [stage for stage, rank in enumerate(plan.pipeline_ranks) if rank == here.pipeline_rank]
         self.feed = Feed(graph, plan, workload, self.groups, held, device)
         self.buffers = Buffers()
@@ -110,10 +112,11 @@ class Executor:
             plan,
             self.groups,
             self.buffers,
+            self.program,
             plan_stages(graph, plan, self.program),
+            hops(graph, plan, by_layer=by_layer),
             rows=self.feed.rows_of_unit,
-            shape=(self.feed.local_rows, self.feed.local_positions, size_named(graph, "hidden")),
-            dtype=dtype,
+            shapes=Shapes(graph, plan.layout, self.groups.mesh, self.feed.sizes, dtype),
             device=device,
         )
         actions = {**self.compute.actions(), **self.messages.actions(), **self._parameter_actions()}

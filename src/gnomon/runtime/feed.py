@@ -59,6 +59,11 @@ class Feed:
         """Labels of the step, whose mean the loss is."""
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Of the dims that the graph leaves open: rows of a microbatch on this rank, and whole sequences."""
+        return {"batch": self.local_rows, "seq": self.workload.seq_len, **dict(self.workload.sizes)}
+
+    @property
     def tokens(self) -> int:
         """Positions of a batch."""
         return self.num_units * self.rows_of_unit * self.workload.seq_len

@@ -54,7 +54,7 @@ class OneProcess:
 
     def output(self, batch: Batch) -> Tensor:
         """The first output: the loss summed over tokens, or logits."""
-        out: Tensor = self.stage(torch.zeros((), device=self.parameters.device), batch)
+        out: Tensor = self.stage({}, batch)[self.stage.result]
         return out
 
     def loss(self, batch: Batch, *, count: int) -> float:

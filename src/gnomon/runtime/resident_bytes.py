@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from gnomon.runtime.buffers import Buffers
 from gnomon.runtime.measure import CLASSES, Levels
 from gnomon.runtime.parameters import Parameters
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +50,16 @@ NOTHING = Kept(activations=0, logits=0)
 
 
 def kept(
-    run: Callable[[Callable[[Tensor], None]], Tensor], x: Tensor, *, vocab: int, apart: Sequence[Tensor]
-) -> tuple[Tensor, Kept]:
-    """(output of `run`, what its backward will read: what autograd saved, and x). run: takes a function to tell what
-    it keeps by hooks of its own."""
-    tensors: list[Tensor] = [x] if x.ndim else []
+    run: Callable[[Callable[[Tensor], None]], Made],
+    entered: Sequence[Tensor] = (),
+    *,
+    vocab: int,
+    loss: bool,
+    apart: Sequence[Tensor],
+) -> tuple[Made, Kept]:
+    """(output of `run`, what its backward will read: what autograd saved, and what entered). run: takes a function to
+    tell what it keeps by hooks of its own. loss: whether it ends in the loss."""
+    tensors: list[Tensor] = list(entered)
 
     def pack(tensor: Tensor) -> Tensor:
         tensors.append(tensor)
@@ -63,7 +71,7 @@ def kept(
     with saved_tensors_hooks(pack, unpack):
         y = run(tensors.append)
     with torch.no_grad():
-        return y, Kept.of(tensors, vocab=vocab, loss=y.ndim == 0, apart=apart)
+        return y, Kept.of(tensors, vocab=vocab, loss=loss, apart=apart)
 
 
 def levels(
@@ -83,8 +91,9 @@ def levels(
     for microbatch in microbatches:
         values["activations"] += microbatch.activations
         values["logits"] += microbatch.logits
-    for (name, stage, _), tensor in buffers.tensors.items():
-        values["activations" if name == "X" and stage in stages else "communication"] += tensor.nbytes
+    for (name, stage, _), tensors in buffers.tensors.items():
+        local = stage in stages and not name.startswith("D")
+        values["activations" if local else "communication"] += _nbytes(*tensors)
     for (name, *_), under_way in buffers.arriving.items():
         values["gradients" if name in ("G", "GS") else "communication"] += _nbytes(*under_way.holds)
     for under_way in buffers.leaving.values():

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gnomon.errors import PlanError
+from gnomon.errors import GraphError, PlanError
 from gnomon.graph import Graph, Layer
 from gnomon.graph import Tensor as GraphTensor
 from gnomon.plans.parts import Preset
 from gnomon.runtime.blocks import BlockRun
+from gnomon.runtime.crossings import Hop, reads, writes
 from gnomon.runtime.ops.places import places
 from gnomon.runtime.ops.site import ALONE
 from gnomon.runtime.packing import Packing, packing_of
@@ -31,12 +32,21 @@ Batch = Mapping[str, Tensor]
 
 
 class Stage(nn.Module):
-    """Consecutive layers on one rank. `enters` is what it wants of the stage before: `call.tensor`, empty for none."""
+    """Consecutive layers on one rank."""
 
     def __init__(
-        self, graph: Graph, layers: Sequence[Layer], held: Sequence[Parameters], runs: Mapping[str, BlockRun], zero: int
+        self,
+        graph: Graph,
+        layers: Sequence[Layer],
+        held: Sequence[Parameters],
+        runs: Mapping[str, BlockRun],
+        zero: int,
+        *,
+        enters: Sequence[Hop] = (),
+        leaves: Sequence[Hop] = (),
     ) -> None:
-        """held: its parameters, by the ranks that their gradients are reduced over. zero: the ZeRO stage in effect."""
+        """held: its parameters, by the ranks that their gradients are reduced over. zero: the ZeRO stage in effect.
+        enters, leaves: what earlier stages hand it, and what it hands later ones."""
         super().__init__()
         self.layers, self.held, self.runs, self.tape = tuple(layers), tuple(held), runs, Tape()
         self.zero = zero
@@ -63,31 +73,29 @@ class Stage(nn.Module):
         """Buffers of a captured model, by full name."""
         self.scans = any(op.kind == "state_space" for layer in layers for op in graph.block(layer.call.block).ops)
         self.captured = any(op.captured is not None for block in graph.blocks for op in block.ops)
-        self.reads = [_reads(layer) for layer in layers]
-        self.writes = [_writes(graph, layer) for layer in layers]
+        self.reads = [reads(layer) for layer in layers]
+        self.writes = [writes(graph, layer) for layer in layers]
         made = {name for names in self.writes for name in names.values()}
         asked = [name for names in self.reads for name in names.values() if name not in made and name not in self.given]
-        outer = list(dict.fromkeys(asked))
-        if len(outer) > 1:
-            raise PlanError(
-                f"{graph.name}: a stage that begins with {layers[0].label} reads {' and '.join(outer)} of earlier "
-                f"ones, and the runtime sends one tensor between stages; use pp = 1"
-            )
-        self.enters = outer[0] if outer else ""
-        self.first = not outer
+        self.enters, self.leaves = tuple(enters), tuple(leaves)
+        handed = {crossing.name for hop in self.enters for crossing in hop.crossings}
+        if missing := [name for name in asked if name not in handed]:
+            raise GraphError(f"{graph.name}: the stage of {layers[0].label} reads {missing[0]}, which no other makes")
         self.last = layers[-1].label == graph.layers()[-1].label
         results = list(self.writes[-1].values())
         read = {name: index for index, names in enumerate(self.reads) for name in names.values()}
         self.unread = [[name for name, last in read.items() if last == index] for index in range(len(self.reads))]
         """Of each layer: what no later one reads."""
-        self.leaves = next(name for name in graph.outputs if name in results) if self.last else results[0]
+        self.result = next(name for name in graph.outputs if name in results) if self.last else ""
+        """The loss, at the last stage."""
+        self.given_on = {crossing.name for hop in self.leaves for crossing in hop.crossings} | {self.result}
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        """x: the activation from the stage before, or anything where it begins with graph inputs only. Returns the
-        activation for the next stage, or the loss summed over tokens."""
+    def forward(self, entered: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+        """entered: what earlier stages hand it, by name. Returns what it hands later ones, by name; at the last stage
+        the loss summed over tokens, as `result`."""
         if self.captured:
             batch, self.sizes = differentiable(batch), bound(self.inputs, batch)
-        values = {**batch, **({self.enters: x} if self.enters else {})}
+        values = {**batch, **entered}
         packing = packing_of(batch)
         if packing is not None and self.scans:
             raise PlanError("the runtime's state-space scans run over whole rows; pack one document a row (stream)")
@@ -99,8 +107,9 @@ class Stage(nn.Module):
             else:
                 self._run(part, values, packing)
             for name in self.unread[part[-1]]:
-                values.pop(name, None)
-        return values[self.leaves]
+                if name not in self.given_on:
+                    values.pop(name, None)
+        return {name: values[name] for name in self.given_on if name}
 
     def _parts(self) -> Iterator[tuple[range, bool]]:
         """Neighbouring layers, and whether they are computed again from the input of the first: `every` at a time."""
@@ -140,7 +149,7 @@ class Stage(nn.Module):
         """What layers make that others read, or the stage gives away."""
         later = {name for index in range(part[-1] + 1, len(self.layers)) for name in self.reads[index].values()}
         made = [name for index in part for name in self.writes[index].values()]
-        return tuple(name for name in made if name in later or name == self.leaves)
+        return tuple(name for name in made if name in later or name in self.given_on)
 
     def _run(self, part: Sequence[int], values: dict[str, Tensor], packing: Packing | None) -> None:
         for index in part:
@@ -221,21 +230,6 @@ def _again(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tupl
     """The function's outputs, whose inside is computed again in backward. It draws no random numbers."""
     outs: tuple[Tensor, ...] = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
     return outs
-
-
-def _reads(layer: Layer) -> dict[str, str]:
-    """Input of the layer's block -> where it comes from: a graph input, or `label.tensor`."""
-    bound = dict(layer.call.inputs)
-    if layer.index:
-        before = f"{layer.call.name}#{layer.index - 1}"
-        bound |= {own: f"{before}.{out}" for out, own in layer.call.chain}
-    return bound
-
-
-def _writes(graph: Graph, layer: Layer) -> dict[str, str]:
-    """Output of the layer's block -> its name: that of the call for the last repeat, as later calls read it."""
-    name = layer.call.name if layer.index == layer.call.repeat - 1 else f"{layer.call.name}#{layer.index}"
-    return {out: f"{name}.{out}" for out in graph.block(layer.call.block).outputs}
 
 
 def _state(run: BlockRun, inputs: Mapping[str, Tensor], packing: Packing | None) -> Callable[[str], Tensor]:

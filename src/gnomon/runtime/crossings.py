@@ -1,0 +1,192 @@
+"""What crosses from one stage of the Program to another: one tensor or several, to the next stage or as a skip.
+
+`hops(graph, plan, by_layer)` lists them by source and target; what they are called in forward and backward are the
+Program's buffers. `Shapes` says what a rank receives. A tensor that a later stage reads passes through those between
+where the plan routes it so (`plans.transfers`), and within a stage of the plan that the Program takes apart into
+layers. Leaves out sending (`messages`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gnomon.errors import PlanError
+from gnomon.graph import Dtypes, Graph, Layer, gradients
+from gnomon.graph import Tensor as GraphTensor
+from gnomon.plans import Layout, Mesh, Plan, stage_layers
+from gnomon.plans.stages import Transfer, transfers
+from gnomon.sharding import Sharding, shard_graph
+from gnomon.sharding.layout import local_size
+
+DTYPES = {
+    "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
+    "int64": torch.int64, "int32": torch.int32, "int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
+"""Of tensors that are not in the plan's own dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """One tensor that crosses."""
+
+    name: str
+    """As layers read it: `call.tensor`, `call#2.tensor` within a run of equal layers."""
+    block: str
+    """Of the layer that makes it."""
+    tensor: GraphTensor
+    trained: bool
+    """Whether its gradient goes the other way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """Tensors that one stage of the Program hands to another for each microbatch, all at once."""
+
+    source: int
+    target: int
+    crossings: tuple[Crossing, ...]
+
+    @property
+    def buffer(self) -> str:
+        """The Program's name for it: X of the next stage, or a skip."""
+        return "X" if self.target == self.source + 1 else f"SKIP_{self.source}_{self.target}"
+
+    @property
+    def gradient(self) -> str:
+        """The same of what comes back."""
+        return "DY" if self.target == self.source + 1 else f"DSKIP_{self.source}_{self.target}"
+
+    @property
+    def trained(self) -> tuple[Crossing, ...]:
+        """Those whose gradients come back."""
+        return tuple(crossing for crossing in self.crossings if crossing.trained)
+
+
+def reads(layer: Layer) -> dict[str, str]:
+    """Input of the layer's block -> where it comes from: a graph input, or `call.tensor`."""
+    bound = dict(layer.call.inputs)
+    if layer.index:
+        before = f"{layer.call.name}#{layer.index - 1}"
+        bound |= {own: f"{before}.{out}" for out, own in layer.call.chain}
+    return bound
+
+
+def writes(graph: Graph, layer: Layer) -> dict[str, str]:
+    """Output of the layer's block -> its name: that of the call for the last repeat, as later calls read it."""
+    name = layer.call.name if layer.index == layer.call.repeat - 1 else f"{layer.call.name}#{layer.index}"
+    return {out: f"{name}.{out}" for out in graph.block(layer.call.block).outputs}
+
+
+def hops(graph: Graph, plan: Plan, *, by_layer: bool) -> tuple[Hop, ...]:
+    """Everything that crosses. by_layer: whether a stage of the Program is a layer, as under ZeRO 3."""
+    known, made = _crossings(graph), dict[tuple[str, str], Crossing]()
+    for layer in graph.layers():
+        for out, name in writes(graph, layer).items():
+            made[layer.label, out] = known[name]
+    sent = transfers(plan, graph)
+    stages = stage_layers(plan, graph)
+    counts = [len(layers) if by_layer else 1 for layers in stages]
+    first = [sum(counts[:stage]) for stage in range(len(counts))]
+    listed = [
+        Hop(
+            source=first[transfer.source] + counts[transfer.source] - 1,
+            target=first[transfer.target],
+            crossings=tuple(made[pair] for pair in transfer.tensors),
+        )
+        for transfer in sent
+    ]
+    if by_layer:
+        for stage, layers in enumerate(stages):
+            listed += _within(graph, layers, first[stage], _at(stage, sent, made), known)
+    return tuple(sorted(listed, key=lambda hop: (hop.source, hop.target)))
+
+
+def _at(
+    stage: int, sent: Sequence[Transfer], made: Mapping[tuple[str, str], Crossing]
+) -> tuple[dict[str, None], dict[str, None]]:
+    """Names of what enters a stage of the plan, and of what leaves it."""
+    enters = {made[pair].name: None for transfer in sent if transfer.target == stage for pair in transfer.tensors}
+    leaves = {made[pair].name: None for transfer in sent if transfer.source == stage for pair in transfer.tensors}
+    return enters, leaves
+
+
+def _within(
+    graph: Graph,
+    layers: Sequence[Layer],
+    first: int,
+    ends: tuple[Mapping[str, None], Mapping[str, None]],
+    known: Mapping[str, Crossing],
+) -> Iterator[Hop]:
+    """From layer to layer of one stage of the plan: what is there, and wanted later."""
+    there = dict(ends[0])
+    for place in range(len(layers) - 1):
+        there |= dict.fromkeys(writes(graph, layers[place]).values())
+        wanted = {name for layer in layers[place + 1 :] for name in reads(layer).values()} | set(ends[1])
+        crossings = tuple(known[name] for name in there if name in wanted)
+        if crossings:
+            yield Hop(source=first + place, target=first + place + 1, crossings=crossings)
+
+
+def _crossings(graph: Graph) -> dict[str, Crossing]:
+    """Every output of every layer, by name. An input of a captured model counts as trained: its ops need a gradient to
+    go back through."""
+    captured = any(op.captured is not None for block in graph.blocks for op in block.ops)
+    trained = {tensor.name for tensor in graph.inputs if captured and tensor.is_float}
+    known = dict[tuple[str, tuple[str, ...]], frozenset[str]]()
+    out: dict[str, Crossing] = {}
+    for layer in graph.layers():
+        block = graph.block(layer.call.block)
+        still = tuple(own for own, name in reads(layer).items() if name not in trained)
+        key = (block.name, still)
+        if key not in known:
+            known[key] = gradients(block, (), still)
+        for own, name in writes(graph, layer).items():
+            if own in known[key]:
+                trained.add(name)
+            out[name] = Crossing(name=name, block=block.name, tensor=block.tensor(own), trained=own in known[key])
+    return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A tensor as a rank receives it."""
+
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+    rows: int
+    """Rows of it for each sequence; 0 where it has no batch."""
+
+
+class Shapes:
+    """What tensors that cross look like on a rank."""
+
+    def __init__(self, graph: Graph, layout: Layout, mesh: Mesh, sizes: Mapping[str, int], dtype: torch.dtype) -> None:
+        """sizes: of the dims that the graph leaves open, `batch` that of this rank's part of a microbatch. dtype: of
+        activations."""
+        self.sizes, self.dtype = dict(sizes), dtype
+        self.axes = {axis: getattr(mesh, axis) for axis in ("cp", "tp", "ep", "etp")}
+        known = {dim.name: 2 * mesh.cp * mesh.tp for block in graph.blocks for dim in block.dims if dim.size is None}
+        sharded = shard_graph(graph, layout, mesh, known | {"batch": 1}, Dtypes(param="fp32", compute="fp32"))
+        self.homes: dict[str, Mapping[str, Sharding]] = {name: block.homes for name, block in sharded.items()}
+
+    def of(self, crossing: Crossing) -> Shape:
+        """PlanError for a length that is no dim of the inputs, which only the sender knows."""
+        tensor, home = crossing.tensor, self.homes[crossing.block][crossing.tensor.name]
+        lengths = []
+        for dim in tensor.dims:
+            length = 1
+            for atom in dim.atoms:
+                if atom.size is None and (atom.same_as or atom.name) not in self.sizes:
+                    raise PlanError(f"{crossing.name} crosses stages, and nobody says how long its {atom.name} is")
+                if "_plus_" in atom.name or "_minus_" in atom.name:
+                    raise PlanError(f"{crossing.name} crosses stages, and is as long as {atom.name}; use pp = 1")
+                length *= int(local_size(atom, home, self.axes, self.sizes))
+            lengths.append(length)
+        batched = bool(tensor.dims) and tensor.dims[0].atoms[0].name == "batch"
+        dtype = self.dtype if tensor.dtype in ("compute", "param") else DTYPES.get(tensor.dtype)
+        if dtype is None:
+            raise PlanError(f"{crossing.name} crosses stages, and is {tensor.dtype}, which the runtime does not send")
+        return Shape(sizes=tuple(lengths), dtype=dtype, rows=lengths[0] // self.sizes["batch"] if batched else 0)

@@ -27,10 +27,10 @@ from gnomon.errors import InputError, PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.late import load_late
-from gnomon.methods import check_methods, rewrites
+from gnomon.methods import check_methods, partial_reduce, rewrites
 from gnomon.methods.easyscale import Observation, placed
 from gnomon.models.lora import parse_adapters
-from gnomon.plans import PlanFile, load_plan
+from gnomon.plans import Plan, PlanFile, load_plan
 from gnomon.prediction import Prediction, predict
 from gnomon.report.prediction import describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
@@ -73,10 +73,11 @@ def run(options: argparse.Namespace) -> int:
     device = device_of(file, machines, options.device)
     assumed: list[str] = []
     check_methods(file.plan, "run")
-    alone = replace(file.plan, placement=())
+    alone = _as_predicted(file.plan)
     prediction = predict(graph, machines, alone, file.workload, with_own(_stack(file), machines, options, assumed))
     notes += tuple(assumed)
     notes += _turns(file, options) if shared else ()
+    notes += _groups(file.plan)
     notes += begins(file.model, options.weights, options.seed)
     notes += _check_memory(prediction) if device == "cpu" else (UNTRIED,)
     if any(chip.kind != KINDS[device] for chip in machines.devices):
@@ -97,6 +98,13 @@ def run(options: argparse.Namespace) -> int:
     return 128 + outcome.stopped if outcome.stopped else 0
 
 
+def _as_predicted(plan: Plan) -> Plan:
+    """The plan with a device for each rank that averages gradients in every step: what a prediction is for where ranks
+    take turns, or average with those that are ready."""
+    passes = tuple(one for one in plan.schedule.passes if one.name != partial_reduce.NAME)
+    return replace(plan, placement=(), schedule=replace(plan.schedule, passes=passes))
+
+
 def _on_processes(file: PlanFile, processes: int | None) -> PlanFile:
     """The plan with its ranks as logical workers on so many processes, if they are asked for."""
     if processes is None:
@@ -110,6 +118,8 @@ def _carried_out(job: Any, *, shared: bool) -> Any:
     """How the job went. shared: its ranks share processes."""
     if shared:
         return load_late("gnomon.runtime.elastic_launch:run_elastic")(job)
+    if partial_reduce.METHOD.used(job.plan):
+        return load_late("gnomon.runtime.partial_reduce_launch:run_partial_reduce")(job)
     return load_late("gnomon.runtime.train:run")(job)
 
 
@@ -125,6 +135,18 @@ def _turns(file: PlanFile, options: argparse.Namespace) -> tuple[str, ...]:
     return (
         f"{workers} logical workers on {processes} processes, the same losses on any number; the prediction is for a "
         f"process each; gnomon scale {quote(where)} --to N changes the number while this runs",
+    )
+
+
+def _groups(plan: Plan) -> tuple[str, ...]:
+    """What is said of workers that average their models in groups."""
+    if not partial_reduce.METHOD.used(plan):
+        return ()
+    settings = partial_reduce.settings_of(plan)
+    return (
+        f"{settings.workers} workers average their models in groups of {settings.group} that are ready (partial "
+        f"reduce): a slow one holds up nobody, and losses differ from run to run; the prediction is for an all-reduce "
+        f"of gradients in every step",
     )
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.lowering.optimizer import effective_zero
+from gnomon.methods import partial_reduce
 from gnomon.plans import Plan, Workload, shared_parameters
 from gnomon.plans import batch as batch_of
 from gnomon.program import Program
@@ -76,6 +77,8 @@ class Executor:
         (`pretrained.values_of`); None: random ones by the seed. states: buffers of a captured model by
         name. `torch.distributed` must be initialised.
         PlanError for what the runtime does not run, ProgramError for a Program that is no step of the plan."""
+        if partial_reduce.METHOD.used(plan):
+            raise PlanError("a plan with partial_reduce is run by gnomon run alone; leave the pass out here")
         self.graph, self.plan, self.workload, self.device = graph, plan, workload, device
         held_by = holders(plan, graph, effective_zero(plan))
         tied = {stage for stages in held_by.values() for stage in stages}

@@ -10,8 +10,7 @@ and go (`elastic`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,16 +19,14 @@ from torch import Tensor
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.methods.easyscale import reason
-from gnomon.plans import Mesh, Plan, Workload
-from gnomon.plans import batch as batch_of
+from gnomon.plans import Plan, Workload
 from gnomon.runtime.evaluate import forward_loss
-from gnomon.runtime.execute import Executor, StepResult
+from gnomon.runtime.execute import StepResult
 from gnomon.runtime.measure import Recorder
-from gnomon.runtime.mesh import AXES, EXPERT_AXES, Coordinates, Groups
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.ordered_sums import Node, Partial, exchange, nodes_of
-from gnomon.runtime.packing import batch_of_ids
 from gnomon.runtime.parameters import Slot
+from gnomon.runtime.replica import Replica, named
 from gnomon.runtime.stage import Batch
 from gnomon.timeline import Timeline
 
@@ -37,7 +34,7 @@ MEETINGS = ("NORM", "OPT")
 """Rows that a process does once, when the gradients of all workers are added up."""
 
 
-class LogicalWorkers(Executor):
+class LogicalWorkers(Replica):
     """One process, with some of the plan's workers."""
 
     def __init__(
@@ -54,13 +51,7 @@ class LogicalWorkers(Executor):
         a plan whose ranks cannot be logical workers."""
         if (why := reason(plan)) is not None:
             raise PlanError(f"easyscale cannot be used in this plan: {why}")
-        self.total = plan.world_size
-        units, rows = batch_of(plan, workload)
-        schedule = replace(plan.schedule, num_microbatches=units, micro_batch_size=None)
-        alone = replace(plan, mesh=Mesh(), stages=(), placement=(), schedule=schedule)
-        part = replace(workload, global_batch_size=workload.global_batch_size // self.total)
-        super().__init__(graph, alone, part, seed=seed, settings=settings, values=values)
-        self.plan, self.workload = plan, workload  # of the whole job, as checkpoints name it
+        super().__init__(graph, plan, workload, seed=seed, settings=settings, values=values)
         self.own: Sequence[int] = ()
         """Workers that are here."""
         self.nodes: Sequence[Sequence[Node]] = ()
@@ -68,33 +59,20 @@ class LogicalWorkers(Executor):
         self.together = False
         """Whether there are other processes. Their group is asked for when it is used: who holds it keeps its
         connections open, and others that wait in it do not find it broken."""
-        self.units, self.unit_rows = units, rows // self.total
         kinds = [self.program.kinds[self.program.kind[row.number]].name for row in self.rows]
         first = next(at for at, kind in enumerate(kinds) if kind in MEETINGS)
         if any(kind not in MEETINGS for kind in kinds[first:]):
             raise PlanError("logical workers update after their last backward, and this plan's rows do not")
         self.computing, self.updating = self.rows[:first], self.rows[first:]
 
-    def _groups(self) -> Groups:
-        here = Coordinates(
-            rank=0,
-            pipeline_rank=0,
-            position=0,
-            along=dict.fromkeys(("cp", "tp", "edp", "ep", "etp"), 0),
-            shard=0,
-            data=0,
-        )
-        names = (*AXES, *EXPERT_AXES, "kv_copies", "embedding", "norm")
-        return Groups(mesh=Mesh(), here=here, by_comm=dict.fromkeys(names, None))
-
     def place(self, placement: Sequence[int]) -> None:
         """Takes the workers that the placement (the process of each) gives this rank of the group that is joined now.
         All its ranks must call it."""
         size = dist.get_world_size()
         held = [[worker for worker, process in enumerate(placement) if process == rank] for rank in range(size)]
-        assert len(placement) == self.total and sum(map(len, held)) == self.total, "workers without a process"
+        assert len(placement) == self.workers and sum(map(len, held)) == self.workers, "workers without a process"
         self.own = held[dist.get_rank()]
-        self.nodes = [nodes_of(workers, self.total) for workers in held]
+        self.nodes = [nodes_of(workers, self.workers) for workers in held]
         self.together = size > 1
         for part, _ in self.parameters():
             part.drop_grad()  # of a step that was not finished
@@ -105,11 +83,11 @@ class LogicalWorkers(Executor):
         """One step of all workers. If it raises, nothing was updated. batch: of the whole job."""
         assert recorder is None, "steps of logical workers are not measured row by row"
         self.state.new_step()
-        given, partial = _named(batch), Partial(self.total)
-        losses = torch.zeros(self.total, dtype=torch.float64)
+        given, partial = named(batch), Partial(self.workers)
+        losses = torch.zeros(self.workers, dtype=torch.float64)
         held = [part for part, _ in self.parameters()]
         for worker in self.own:
-            self.feed.take(self._rows(given, worker))
+            self.feed.take(self.rows_of(given, worker))
             self.feed.counted = self._counted(given)
             self.compute.new_step()
             for row in self.computing:
@@ -124,7 +102,7 @@ class LogicalWorkers(Executor):
             sums = {node: grads[index] for node, grads in partial.sums.items()}
             part.whole_grad()
             assert part.grad is not None
-            exchange(sums, part.grad, self.nodes, self.total, dist.group.WORLD if self.together else None)
+            exchange(sums, part.grad, self.nodes, self.workers, dist.group.WORLD if self.together else None)
         for row in self.updating:
             self._do(row)
         if self.watchdog is not None:
@@ -133,10 +111,10 @@ class LogicalWorkers(Executor):
 
     def evaluate(self, batch: Tensor | Batch) -> float:
         """Mean loss over all labels without training, the same bits on any number of processes."""
-        given = _named(batch)
-        losses, whole = torch.zeros(self.total, dtype=torch.float64), self._counted(given)
+        given = named(batch)
+        losses, whole = torch.zeros(self.workers, dtype=torch.float64), self._counted(given)
         for worker in self.own:
-            self.feed.take(self._rows(given, worker))
+            self.feed.take(self.rows_of(given, worker))
             self.feed.counted = whole
             losses[worker] = forward_loss(self)
         return float(self._in_order(losses))
@@ -148,14 +126,6 @@ class LogicalWorkers(Executor):
     def measured_step(self, batch: Tensor | Batch, *, memory: bool = False) -> tuple[StepResult, Timeline]:
         """PlanError: workers that take turns have no Timeline yet."""
         raise PlanError("a Timeline of logical workers is not measured yet; leave out --timeline or --processes")
-
-    def _rows(self, batch: Batch, worker: int) -> dict[str, Tensor]:
-        """Those of a worker: its part of every microbatch, as its own rank would take it."""
-        size = self.unit_rows
-        return {
-            name: tensor.unflatten(0, (self.units, self.total, size))[:, worker].flatten(0, 1)
-            for name, tensor in batch.items()
-        }
 
     def _counted(self, batch: Batch) -> int:
         """Labels that a loss is the mean of."""
@@ -172,7 +142,3 @@ class LogicalWorkers(Executor):
         for value in values:
             total += value
         return total
-
-
-def _named(batch: Tensor | Batch) -> Mapping[str, Tensor]:
-    return batch_of_ids(batch) if isinstance(batch, Tensor) else batch

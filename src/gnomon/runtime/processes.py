@@ -176,12 +176,16 @@ class Processes:
         environment = self._environment(rank, port, error)
         process = self.context.Process(
             target=_begin,
-            args=(environment, sends, self.function, port, rank, self.world_size, self.args),
+            args=(environment, sends, self.function, port, rank, self.world_size, self._arguments(rank)),
             name=f"gnomon rank {rank}",
         )
         self.ranks.append(_Rank(process, receives, error))
         process.start()
         sends.close()
+
+    def _arguments(self, rank: int) -> Sequence[Any]:
+        """What the rank's process is given."""
+        return self.args
 
     def _environment(self, rank: int, port: int, error: Path) -> dict[str, str]:
         """Of one process: this one's, and what torchrun would say."""

@@ -52,6 +52,8 @@ class Progress:
     """What was predicted."""
     device: torch.device = torch.device("cpu")
     """Whose memory is shown."""
+    peak: int | None = None
+    """Bytes to show in place of this process's, where another one trains."""
     out: TextIO = field(default_factory=lambda: sys.stderr)
     """Where to."""
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=SMOOTH))
@@ -82,9 +84,10 @@ class Progress:
         width: columns there are; what says least goes first where they are too few.
         """
         usual = median(self.recent)
+        peak = peak_bytes(self.device) if self.peak is None else self.peak
         expected = f", expected {self.expected_step_s:.3g}" if self.expected_step_s is not None else ""
         count, left = f"{step:>{len(str(self.steps))}}/{self.steps}", f"{span((self.steps - step) * usual)} left"
-        speed, memory = f"{self.tokens / usual:,.0f}", f"{peak_bytes(self.device) / 2**30:.2f} GiB"
+        speed, memory = f"{self.tokens / usual:,.0f}", f"{peak / 2**30:.2f} GiB"
         loss_, took = f"loss {loss:.3f}", f"{usual:.3g} s"
         forms = (
             (f"step {count}", loss_, f"{took}/step{expected}", f"{speed} tokens/s", memory, left),

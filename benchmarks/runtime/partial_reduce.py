@@ -71,9 +71,10 @@ def throughput(workers: int, steps: int, repeats: int) -> list[str]:
         compute_s = max(0.0, median(a.seconds for a in alike) / steps - DEVICE_S)
         expected = played(workers, group, steps, 1.0, compute_s) / played(workers, group, steps, SLOWER, compute_s)
         average = median(one.average_s for one in slow) * 1e3
+        name = "all (an all-reduce)" if group == workers else str(group)
+        steps_s = [median(one.seconds for one in runs) / steps for runs in (alike, slow)]
         rows.append(
-            f"| {'all (an all-reduce)' if group == workers else group} "
-            f"| {median(a.seconds for a in alike) / steps:.3f} | {median(b.seconds for b in slow) / steps:.3f} | {1 - median(kept):.1%} | {1 - expected:.1%} "
+            f"| {name} | {steps_s[0]:.3f} | {steps_s[1]:.3f} | {1 - median(kept):.1%} | {1 - expected:.1%} "
             f"| {1 - min(kept):.1%} | {average:.1f} | {slow[-1].tickets[-1]} of {steps} |"
         )
         print(rows[-1], flush=True)

@@ -10,7 +10,9 @@ from runtime.parity import SP, schedule
 from gnomon.graph import Graph
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.models.mixtral import MixtralConfig, mixtral
+from gnomon.models.presets import model
 from gnomon.models.t5 import T5Config, t5
+from gnomon.models.tiny import tiny
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Saved, Workload
 from gnomon.runtime import parity
 from gnomon.runtime.ops import context
@@ -26,6 +28,7 @@ T5 = t5(
         vocab_size=32, gated=True, tied=False, dropout=0.0,
     )
 )  # fmt: skip
+DEEPSEEK = tiny(model("deepseek-v3"), tp=2, layers=1)
 WORKLOAD = Workload(global_batch_size=4, seq_len=16)
 ZB = schedule("zero_bubble_h1", 2)
 
@@ -55,6 +58,7 @@ CASES: dict[str, Small] = {
     "experts over cp, split backward": small(MIXTRAL, Mesh(cp=2, ep=2), how=ZB),
     "whole experts beside tp": small(MIXTRAL, Mesh(tp=2), layout=SP),
     "experts over tp": small(MIXTRAL, Mesh(tp=2, ep=2), layout=SP),
+    "a rotary key without heads over tp": small(DEEPSEEK, Mesh(tp=2), layout=SP),
     "heads of a table of positions over tp": small(T5, Mesh(tp=2), layout=SP),
     "encoder and decoder, one stage each": small(T5, Mesh(pp=2)),
     "encoder and decoder, zero 3": small(T5, Mesh(dp_shard=2), 3),

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gnomon.errors import PlanError
+from gnomon.graph import Block
 from gnomon.runtime.moves import Step, moved, run, steps
 from gnomon.runtime.ops import FUNCTIONS, POSITIONED
 from gnomon.runtime.ops.captured import captured
@@ -29,6 +30,7 @@ from gnomon.runtime.packing import Packing
 from gnomon.runtime.parameters import Weight
 from gnomon.sharding import ShardedBlock
 from gnomon.sharding.block import ShardedOp
+from gnomon.sharding.homes import TOKEN_DIMS, base
 from gnomon.sharding.layout import Sharding
 
 Weights = Callable[[str, int], Weight]
@@ -128,7 +130,14 @@ class BlockRun:
         sums = first is not None and strategy.outputs[0].dim_of("etp") is None
         if op.kind == "grouped_linear" and len(op.inputs) > 2 and sums:
             raise PlanError(f"{op.path}: the runtime does not divide the width of experts with biases; use etp = 1")
-        site = Site(op=op, block=self.block, strategy=strategy.name, axes=self.axes, keep_gathered=self.keep_gathered)
+        site = Site(
+            op=op,
+            block=self.block,
+            strategy=strategy.name,
+            axes=self.axes,
+            divided=_dividing_positions(op.inputs[:1], strategy.inputs[:1], self.block),
+            keep_gathered=self.keep_gathered,
+        )
         return _Op(site, tuple(inputs), tuple(leave), tuple(enter), last, moves=any(leave) or any(enter))
 
     def run(
@@ -319,3 +328,12 @@ class Frame:
         weights, _ = others
         assert isinstance(weights, Tensor)
         return combine(first, weights, routing, ep=ep, etp=etp)
+
+
+def _dividing_positions(names: tuple[str, ...], layouts: tuple[Sharding, ...], block: Block) -> tuple[str, ...]:
+    """Axes that divide the positions of the first input of an op, outermost first; none where it has no positions."""
+    for name, layout in zip(names, layouts, strict=True):
+        for dim in block.tensor(name).atoms:
+            if base(dim.name) in TOKEN_DIMS:
+                return layout.axes_of(dim.name)
+    return ()

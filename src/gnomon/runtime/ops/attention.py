@@ -167,13 +167,13 @@ def rotary(site: Site, x: Tensor, *, packing: Packing | None = None) -> Tensor:
     where = site.token_dim(site.op.inputs[0])
     spread = [1] * x.dim()
     spread[where], spread[-1] = x.shape[where], width // 2
-    axis = site.axis("cp")
-    cos, sin = rotary_tables(site.op.attrs, x.shape[where] * axis.ranks, width, x.dtype, x.device)
+    local, ranks = x.shape[where], site.position_ranks
+    cos, sin = rotary_tables(site.op.attrs, local * ranks, width, x.dtype, x.device)
+    own = None if ranks == 1 else site.positions(local, x.device)
     if packing is not None:
         spread[0] = x.shape[0]
-        cos, sin = cos[packing.positions], sin[packing.positions]
-    elif axis.ranks > 1:
-        own = axis.positions(x.shape[where], x.device)
+        own = packing.positions if own is None else packing.positions[:, own]
+    if own is not None:
         cos, sin = cos[own], sin[own]
     cos, sin = cos.view(spread), sin.view(spread)
     turned, rest = x[..., :width], x[..., width:]

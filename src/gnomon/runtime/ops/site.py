@@ -7,6 +7,7 @@ Leaves out what happens between ops: collectives that change a layout are `moves
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -74,6 +75,8 @@ class Site:
     """How `sharding` says that it runs: `column`, `row`, `vocab_parallel`, `local` …"""
     axes: Mapping[str, Axis] = field(default_factory=dict)
     """By name; one that is left out has one rank."""
+    divided: tuple[str, ...] = ()
+    """Axes that divide the positions of the op's first input, the outermost first."""
     keep_gathered: bool = False
     """Whether what an op gathered is what it keeps for backward."""
     weight_rows: int = field(init=False)
@@ -95,6 +98,18 @@ class Site:
     def axis(self, name: str) -> Axis:
         """The mesh axis of that name."""
         return self.axes.get(name, ALONE)
+
+    @property
+    def position_ranks(self) -> int:
+        """Ranks that the positions of the op's first input are divided among."""
+        return math.prod(self.axis(name).ranks for name in self.divided)
+
+    def positions(self, local: int, device: torch.device) -> Tensor:
+        """(local): the positions of the op's first input that this rank holds."""
+        held = torch.arange(local * self.position_ranks, device=device)
+        for axis in map(self.axis, self.divided):
+            held = held[axis.positions(len(held) // axis.ranks, device)]
+        return held
 
     def attr(self, name: str, default: Any) -> Any:
         """The op's attribute, or `default`."""

@@ -1,6 +1,6 @@
 """Partial reduce with one worker four times as slow: throughput beside an all-reduce, loss beside data parallelism.
 
-    PYTHONPATH=src python benchmarks/runtime/partial_reduce.py [--workers 12] [--steps 120] [--write]
+    PYTHONPATH=src python benchmarks/runtime/partial_reduce.py [--workers 16] [--steps 100] [--write]
 
 Devices are imitated: every worker sleeps to the end of `DEVICE_S` seconds a step beside its real computation, the slow
 one for SLOWER times as long, since cores that all share would lend the slow one's time to the others. Models, data,
@@ -24,7 +24,7 @@ from gnomon.runtime import Job
 from gnomon.runtime.partial_reduce_launch import Told, run_told
 from gnomon.runtime.train import run
 
-DEVICE_S, SLOWER = 0.5, 4.0
+DEVICE_S, SLOWER = 0.8, 4.0
 RESULT = Path(__file__).parents[1] / "results" / "partial_reduce.md"
 MODEL = LlamaConfig(
     name="bytes", num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=4, head_dim=16, ffn_size=128, vocab_size=256
@@ -109,8 +109,8 @@ def convergence(workers: int, steps: int) -> list[str]:
 def main() -> None:
     """Both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--long", type=int, default=300, help="steps of the runs whose losses are compared")
     parser.add_argument("--write", action="store_true")

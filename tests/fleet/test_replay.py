@@ -13,7 +13,7 @@ from gnomon.fleet.policies import POLICIES, policy
 from gnomon.fleet.replay import replay
 from gnomon.fleet.result import Result
 from gnomon.fleet.rules import Failure, Rules
-from gnomon.fleet.state import Decision, Policy
+from gnomon.fleet.state import REASONS, Decision, Policy
 
 NO_COSTS = Costs(restart_s=0, resize_s=0)
 
@@ -83,7 +83,14 @@ def test_a_gang_spreads_or_waits() -> None:
     assert finish(replay(jobs, two, policy("sjf"), rules=Rules(record=True)))[2] == 11
     late = replay(jobs, two, policy("sjf"), rules=Rules(spread=False, record=True))
     assert finish(late)[2] == 110
-    assert late.reasons[2].tolist() == [0, 99, 0, 0]  # free devices on too many nodes
+    assert dict(zip(REASONS, late.reasons[2].tolist(), strict=True))["free devices on too many nodes"] == 99
+
+
+def test_a_job_that_comes_between_two_decisions_waits_for_the_next() -> None:
+    """Nothing is in its way: LAS decides every 5 minutes, and the job comes 10 s after the first."""
+    late = replay(trace((0, 1000, 1), (10, 50, 1)), cluster(1, 4), policy("las"), rules=Rules(record=True))
+    waited = dict(zip(REASONS, late.reasons[1].tolist(), strict=True))
+    assert waited["next decision of the policy"] == pytest.approx(late.waited_s[1]) and late.waited_s[1] > 0
 
 
 def test_jobs_go_to_the_faster_pool_and_finish_sooner() -> None:

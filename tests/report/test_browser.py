@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from browser import needs_chromium, shown
 
 from gnomon.plans import Mesh, Plan, Schedule, Workload
 from gnomon.prediction import predict
@@ -21,14 +20,8 @@ from gnomon.report.tables import number, percent
 from gnomon.schema import dump
 from gnomon.units import show_seconds
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+pytestmark = needs_chromium
 
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --enable-logging=stderr "
-    "--window-size=1280,900 --dump-dom"
-)
 PROBE = """
 <script>
 (() => {
@@ -57,21 +50,17 @@ def test_in_a_browser(tmp_path: Path) -> None:
     job = Plan(mesh=Mesh(pp=2), schedule=Schedule(micro_batch_size=1))
     prediction = predict("llama-tiny", "1x2xh100-sxm", job, Workload(global_batch_size=4, seq_len=64))
     page = page_html(page_data([prediction.timeline(steady=False)], prediction=prediction, plan=dump(job)))
-    file, net = tmp_path / "report.html", tmp_path / "net.json"
-    file.write_text(page.replace("</body>", PROBE), encoding="utf-8")
-    assert CHROMIUM is not None
-    command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}", f"--log-net-log={net}"]
-    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=600, check=False)
-    dom = done.stdout
+    net = tmp_path / "net.json"
+    dom, log = shown(page.replace("</body>", PROBE), tmp_path, f"--log-net-log={net}")
 
-    assert "CONSOLE" not in done.stderr, done.stderr  # neither an error nor a refusal of the policy
+    assert "CONSOLE" not in log, log  # neither an error nor a refusal of the policy
     asked = re.findall(r'"url":"((?:https?|wss?|ftp)://[^"]+)"', net.read_text(encoding="utf-8", errors="replace"))
     assert [url for url in asked if "google" not in url and "gvt1" not in url] == []  # the browser's own aside
 
-    shown = dict(re.findall(r'data-figure="([^"]+)">([^<]+)<', dom))
-    assert shown["step"] == show_seconds(prediction.step_s)
-    assert shown["MFU"] == f"{percent(prediction.mfu)} %"
-    assert shown["tokens/s/device"] == number(prediction.tokens_per_s_per_device, 4)
+    figures = dict(re.findall(r'data-figure="([^"]+)">([^<]+)<', dom))
+    assert figures["step"] == show_seconds(prediction.step_s)
+    assert figures["MFU"] == f"{percent(prediction.mfu)} %"
+    assert figures["tokens/s/device"] == number(prediction.tokens_per_s_per_device, 4)
     for part, seconds in prediction.breakdown.items():
         assert f'</i>{WORDS.get(part, part.lower())}</td><td class="n">{number(seconds)}</td>' in dom
 
@@ -115,13 +104,9 @@ def test_dense_timelines_have_the_colours_of_the_legend(scale: int, tmp_path: Pa
     page = page_html(page_data([prediction.timeline(steady=False)], prediction=prediction, plan=dump(job)))
     # The names of times along the axis are blended with what is behind them, as all letters are.
     page = page.replace("g.fillText(seconds(at)", "void (seconds(at)")
-    file = tmp_path / "report.html"
-    file.write_text(page.replace("</body>", DENSE), encoding="utf-8")
-    assert CHROMIUM is not None
-    command = [CHROMIUM, *FLAGS.split(), f"--force-device-scale-factor={scale}", f"--user-data-dir={tmp_path / 'p'}"]
-    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=600, check=False)
-    match = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert match, done.stdout[-400:]
+    dom, _ = shown(page.replace("</body>", DENSE), tmp_path, f"--force-device-scale-factor={scale}")
+    match = re.search(r'<pre id="probe">(.*?)</pre>', dom, re.DOTALL)
+    assert match, dom[-400:]
     probe = json.loads(match[1])
     assert {"0072b2", "e69f00"} <= set(probe["swatches"]) & set(probe["seen"])
     assert set(probe["seen"]) <= {*probe["swatches"], *probe["page"]}

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from browser import needs_chromium, shown
 
 from gnomon.hardware import parse_cluster
 from gnomon.plans import Mesh, Plan, Saved, Schedule, Workload
@@ -20,7 +19,6 @@ from gnomon.search import Found
 from gnomon.search.questions.goals import Case
 from gnomon.search.space.points import Point
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ON = parse_cluster("1x2xh100-sxm")
 WORK = Workload(global_batch_size=16, seq_len=256)
 
@@ -115,7 +113,7 @@ def test_other_cases_are_bars_from_zero(cases: tuple[Case, ...]) -> None:
     assert "<polyline" not in page and "<th>case</th>" in page
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@needs_chromium
 @pytest.mark.parametrize("front", [True, False])
 def test_no_page_is_wider_than_its_window(front: bool, cases: tuple[Case, ...], tmp_path: Path) -> None:
     """In frames of both widths, as a window of Chromium has a least width."""
@@ -132,10 +130,7 @@ def test_no_page_is_wider_than_its_window(front: bool, cases: tuple[Case, ...], 
         "document.getElementById('out').textContent = JSON.stringify(found); }; }"
     )
     outer = f'<!doctype html><meta charset="utf-8"><body>{frames}<pre id="out"></pre><script>{script}</script></body>'
-    (tmp_path / "outer.html").write_text(outer, encoding="utf-8")
-    flags = "--headless --no-sandbox --disable-gpu --no-first-run --virtual-time-budget=4000 --dump-dom"
-    command = [str(CHROMIUM), *flags.split(), f"--user-data-dir={tmp_path / 'p'}", (tmp_path / "outer.html").as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False).stdout
+    dom, _ = shown(outer, tmp_path, "--virtual-time-budget=4000")
     match = re.search(r'<pre id="out">(.*?)</pre>', dom)
     assert match, dom[-300:]
     actual = sorted(json.loads(match[1]))

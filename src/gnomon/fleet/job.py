@@ -122,4 +122,8 @@ def check_job(job: Job, where: str) -> None:
 def between(trace: Trace, start_s: float, end_s: float) -> Trace:
     """Jobs submitted in [start_s, end_s), with `start_s` as the new zero."""
     jobs = tuple(replace(job, submit_s=job.submit_s - start_s) for job in trace.jobs if start_s <= job.submit_s < end_s)
-    return replace(trace, jobs=jobs, notes=(*trace.notes, f"only jobs submitted from {start_s:g} s to {end_s:g} s"))
+    return replace(
+        trace,
+        jobs=jobs,
+        notes=(*trace.notes, f"only jobs submitted in days {start_s / 86400:g} to {end_s / 86400:g} of it"),
+    )

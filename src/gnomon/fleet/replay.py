@@ -25,7 +25,20 @@ from gnomon.fleet.ordered import can_be_ordered, replay_ordered
 from gnomon.fleet.placement import fit
 from gnomon.fleet.result import Result, Series
 from gnomon.fleet.rules import Rules
-from gnomon.fleet.state import BEHIND, FRAGMENTED, FULL, PAUSED, Active, Decision, Forecasts, Policy, State, devices_of
+from gnomon.fleet.state import (
+    BEHIND,
+    FRAGMENTED,
+    FULL,
+    PAUSED,
+    REASONS,
+    UNDECIDED,
+    Active,
+    Decision,
+    Forecasts,
+    Policy,
+    State,
+    devices_of,
+)
 from gnomon.fleet.work import ARRIVE, DEMAND, FAIL, FINISH, REPAIR, TICK, Work
 
 _EPS = 1e-9
@@ -135,7 +148,7 @@ class _Replay:
         if kind == ARRIVE:
             active = self.actives[index]
             active.queued_s = active.reason_s = active.since_s = self.work.now
-            active.reason = BEHIND
+            active.reason = UNDECIDED
             self.work.enqueue(active)
             return True
         if kind == FINISH:
@@ -269,10 +282,13 @@ class _Replay:
         self.work.occupy(active, decision.allocation, pause)
 
     def _explain(self, state: State) -> None:
-        """Why those wait that still do."""
-        if not self.rules.record or not self.work.queue or self.work.now < self.explained_s + EXPLAIN_EVERY_S:
+        """Why those wait that still do: all every EXPLAIN_EVERY_S, those that came since the last decision at once."""
+        if not self.rules.record or not self.work.queue:
             return
-        self.explained_s = self.work.now
+        waiting = [active for active in self.work.queue.values() if active.reason == UNDECIDED]
+        if self.work.now >= self.explained_s + EXPLAIN_EVERY_S:
+            self.explained_s = self.work.now
+            waiting = list(self.work.queue.values())
         free = sum(self.devices.free)
         after = State(
             now=self.work.now,
@@ -283,7 +299,7 @@ class _Replay:
             spread=self.rules.spread,
         )
         known: dict[tuple[int, str], bool] = {}
-        for active in self.work.queue.values():
+        for active in waiting:
             job = active.job
             if job.fewest > free:
                 reason = FULL
@@ -326,7 +342,7 @@ class _Replay:
             device_s=device_s,
             end_s=self.work.now,
             unmet_s=self.devices.unmet_s,
-            reasons=np.array([active.reasons for active in self.actives]) if self.rules.record else np.zeros((0, 4)),
+            reasons=np.array([one.reasons for one in self.actives if self.rules.record]).reshape(-1, len(REASONS)),
             runs=tuple(self.work.runs),
             series=series if self.rules.record else None,
             decisions=self.decisions,

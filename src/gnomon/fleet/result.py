@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gnomon.fleet.job import Job
 from gnomon.fleet.machines import Machines
-from gnomon.fleet.state import Allocation
+from gnomon.fleet.state import REASONS, Allocation
 
 Floats = NDArray[np.float64]
 
@@ -71,7 +71,7 @@ class Result:
     """When the last job finished."""
     unmet_s: float = 0.0
     """Node-seconds that inference wanted and did not get."""
-    reasons: Floats = field(default_factory=lambda: np.zeros((0, 4)))
+    reasons: Floats = field(default_factory=lambda: np.zeros((0, len(REASONS))))
     """Seconds by job and REASONS; empty where they were not recorded."""
     runs: tuple[Run, ...] = ()
     """Empty where they were not recorded."""

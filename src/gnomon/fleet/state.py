@@ -99,7 +99,7 @@ class Active:
     """Why it waits: an index of REASONS."""
     reason_s: float = 0.0
     """Since when."""
-    reasons: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
+    reasons: list[float] = field(default_factory=lambda: [0.0] * len(REASONS))
     """Seconds waited, by REASONS."""
     beside: str = ""
     """Job that it shares its devices with."""
@@ -126,9 +126,12 @@ class Active:
         return self.served + self.devices * (now - self.since_s)
 
 
-REASONS = ("too few devices free", "free devices on too many nodes", "others go first", "paused by the policy")
-"""Why a job waits."""
-FULL, FRAGMENTED, BEHIND, PAUSED = range(4)
+REASONS = (
+    "too few devices free", "free devices on too many nodes", "others go first", "paused by the policy",
+    "next decision of the policy",
+)  # fmt: skip
+"""Why a job waits. A policy that decides at intervals leaves a job that came meanwhile to its next decision."""
+FULL, FRAGMENTED, BEHIND, PAUSED, UNDECIDED = range(5)
 
 
 @dataclass(frozen=True, slots=True)

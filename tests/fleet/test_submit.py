@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,3 +127,44 @@ def test_launch_prints_or_starts_what_submit_does(capsys: pytest.CaptureFixture[
     assert "torchrun --nnodes=2 --nproc-per-node=4 " in capsys.readouterr().out
     assert main(["launch", str(plan), "--via", "torchrun"]) == 2
     assert "torchrun is started on each of them" in capsys.readouterr().err
+
+
+class _Api(BaseHTTPRequestHandler):
+    """Answers as Ray's job API does; Ray itself is too large to be installed for tests."""
+
+    sent: list[dict[str, object]] = []
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        again = any(one["submission_id"] == request["submission_id"] for one in self.sent)
+        self.sent.append(request)
+        answer = (
+            "Traceback …\nValueError: Job with submission_id tiny already exists." if again else json.dumps(request)
+        )
+        self.send_response(500 if again or self.path != "/api/jobs/" else 200)
+        self.end_headers()
+        self.wfile.write(answer.encode())
+
+    def log_message(self, *said: object) -> None:
+        """Nothing."""
+
+
+def test_a_plan_is_sent_to_rays_job_api(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "tiny.toml"
+    plan.write_text(
+        'schema = "gnomon.planfile/1"\nmodel = "llama-tiny"\non = "local:2"\nstack = "gnomon"\n'
+        "[workload]\nglobal_batch_size = 8\nseq_len = 64\n[plan]\nmesh = {dp_replicate = 2}\n"
+    )
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Api) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("RAY_ADDRESS", f"http://127.0.0.1:{server.server_port}/")
+        assert main(["launch", str(plan), "--via", "ray"]) == 0
+        assert "as tiny; `ray job logs tiny" in " ".join(capsys.readouterr().out.split())
+        assert _Api.sent[0]["entrypoint_num_cpus"] == 2 and f"gnomon run {plan}" in str(_Api.sent[0]["entrypoint"])
+        assert main(["launch", str(plan), "--via", "ray"]) == 2
+        assert "refused the job: ValueError: Job with" in " ".join(capsys.readouterr().err.split())
+        server.shutdown()
+    assert main(["launch", str(plan), "--via", "ray"]) == 2
+    assert "start it with `ray start --head`" in " ".join(capsys.readouterr().err.split())

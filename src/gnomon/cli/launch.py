@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from gnomon.errors import InputError
 from gnomon.fleet.submit import (
@@ -32,6 +35,8 @@ PROGRAMS = {
     "kueue": ("kubectl", "create", "-f", "-"),
 }
 """What a job is sent with: it is given on standard input."""
+RAY_HERE = "http://127.0.0.1:8265"
+"""The job API of a Ray that runs on this machine."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -47,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
         plan=options.plan,
         nodes=cluster.num_nodes,
         per_node=cluster.groups[0].node.count,
+        gpus=cluster.groups[0].node.device.kind != "cpu",
         steps=options.steps,
         hours=options.hours,
         queue=options.queue or "",
@@ -86,13 +92,34 @@ def _torchrun(job: Submission, *, dry_run: bool) -> int:
 
 
 def _send(via: str, text: str) -> int:
-    command = PROGRAMS.get(via)
-    if command is None:
-        raise InputError("a Ray job is sent by `ray job submit`; print it with --dry-run")
+    if via == "ray":
+        return _send_ray(text)
+    command = PROGRAMS[via]
     if shutil.which(command[0]) is None:
         raise InputError(f"{command[0]} is not on this machine; --dry-run prints what it would be given")
     done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
     if done.returncode:
         raise InputError(f"{' '.join(command)} refused the job: {done.stderr.strip()}")
     print(done.stdout.strip())
+    return 0
+
+
+def _send_ray(text: str) -> int:
+    """To the job API of the cluster that RAY_API_SERVER_ADDRESS or RAY_ADDRESS names, as `ray job submit` does; of this
+    machine where none does."""
+    named = (os.environ.get(name, "") for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"))
+    address = next((value for value in named if value.startswith(("http://", "https://"))), RAY_HERE).rstrip("/")
+    request = Request(f"{address}/api/jobs/", text.encode(), {"Content-Type": "application/json"}, method="POST")
+    try:
+        with urlopen(request, timeout=60) as answer:
+            sent = json.load(answer)["submission_id"]
+    except HTTPError as error:
+        why = error.read().decode(errors="replace").strip().splitlines()
+        raise InputError(f"Ray at {address} refused the job: {why[-1][:300] if why else error.reason}") from error
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"no job API of Ray answers at {address} ({getattr(error, 'reason', error)}); start it with `ray start "
+            f"--head`, or set RAY_ADDRESS=http://HEAD:8265; --dry-run prints what it would be given"
+        ) from error
+    print(f"sent to {address} as {sent}; `ray job logs {sent} --address {address} --follow` shows it")
     return 0

@@ -59,6 +59,14 @@ class Forecasts(Protocol):
         """Share of its speed that a job keeps when it shares its devices with another."""
 
 
+REASONS: tuple[str, ...] = (
+    "too few devices free", "free devices on too many nodes", "others go first", "paused by the policy",
+    "next decision of the policy",
+)  # fmt: skip
+"""Why a job waits. A policy that decides at intervals leaves a job that came meanwhile to its next decision."""
+FULL, FRAGMENTED, BEHIND, PAUSED, UNDECIDED = range(5)
+
+
 @dataclass(slots=True)
 class Active:
     """A submitted job that has not finished. Policies read it; only the replay and the controller write it."""
@@ -124,14 +132,6 @@ class Active:
     def served_at(self, now: float) -> float:
         """Device-seconds held up to now."""
         return self.served + self.devices * (now - self.since_s)
-
-
-REASONS = (
-    "too few devices free", "free devices on too many nodes", "others go first", "paused by the policy",
-    "next decision of the policy",
-)  # fmt: skip
-"""Why a job waits. A policy that decides at intervals leaves a job that came meanwhile to its next decision."""
-FULL, FRAGMENTED, BEHIND, PAUSED, UNDECIDED = range(5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ class Submission:
     nodes: int
     per_node: int
     """Devices of a node."""
+    gpus: bool = True
+    """Whether they are GPUs; otherwise each is a core."""
     steps: int = 200
     hours: float = 24.0
     """Limit of time."""
@@ -255,18 +257,24 @@ def ray(job: Submission) -> dict[str, Any]:
     return {
         "submission_id": job.name,
         "entrypoint": f"HEAD=localhost; {job.command}",
-        "entrypoint_num_gpus": job.per_node,
+        "entrypoint_num_gpus" if job.gpus else "entrypoint_num_cpus": job.per_node,
         "metadata": {"plan": job.plan, "devices": str(job.devices)},
     }
 
 
+RAY_DEVICES = ("entrypoint_num_gpus", "entrypoint_num_cpus")
+"""What an entry point asks for."""
+
+
 def check_ray(request: Mapping[str, Any], devices: int) -> None:
     """InputError for fields that the API does not know, or other than so many devices."""
-    known = {"entrypoint": str, "submission_id": str, "entrypoint_num_gpus": int, "metadata": dict, "runtime_env": dict}
+    known: dict[str, type] = {"entrypoint": str, "submission_id": str, "metadata": dict, "runtime_env": dict}
+    known |= {name: int for name in RAY_DEVICES}
     for name, value in request.items():
         if name not in known or not isinstance(value, known[name]):
             raise InputError(f"Ray's job API has no field {name!r} of type {type(value).__name__}")
-    if not request.get("entrypoint") or request.get("entrypoint_num_gpus") != devices:
-        raise InputError(f"the request asks for {request.get('entrypoint_num_gpus')} devices, the plan has {devices}")
+    asked = sum(request.get(name, 0) for name in RAY_DEVICES)
+    if not request.get("entrypoint") or asked != devices:
+        raise InputError(f"the request asks for {asked} devices, the plan has {devices}")
     if not all(isinstance(value, str) for value in request.get("metadata", {}).values()):
         raise InputError("metadata of a Ray job holds texts only")

@@ -297,8 +297,8 @@ def test_what_no_run_has_shown_is_said() -> None:
 def test_errors_name_what_is_missing() -> None:
     with pytest.raises(PlanError, match="plan needs 2 devices"):
         llama("1x8xh100-sxm", mesh=Mesh(tp=2))
-    with pytest.raises(UnpricedError, match="batches of one sequence length"):
-        llama("1x1xh100-sxm", Workload(lengths=(128, 256)))
+    with pytest.raises(UnpricedError, match="2 lengths from 128 to 256 tokens, and under ZeRO 3"):
+        llama("1x2xh100-sxm", Workload(lengths=(128, 256)), mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=3))
     with pytest.raises(PlanError, match="easyscale .* ranks that share a device have no price"):
         llama("1x1xh100-sxm", mesh=Mesh(dp_shard=2), placement=(0, 0))
 

@@ -21,7 +21,7 @@ from gnomon.cli.options_plan import (
     plan_options,
 )
 from gnomon.cli.terminal import broken
-from gnomon.cli.values import at_most, count, new_file, not_negative, rate, some
+from gnomon.cli.values import at_most, count, lengths, new_file, not_negative, rate, some
 from gnomon.errors import nearest
 from gnomon.late import load_late
 
@@ -306,6 +306,12 @@ def _predict(parser: argparse.ArgumentParser) -> None:
         "--timeline", type=new_file, metavar="FILE", help="the timeline, for gnomon report and gnomon compare"
     )
     add_run_options(parser)
+    parser.add_argument(
+        "--lengths",
+        type=lengths,
+        metavar="LIST",
+        help="tokens of each sequence of the batch: 32k,4kx8,512x55 (x: how many such), or a file of one a line",
+    )
 
 
 def _report(parser: argparse.ArgumentParser) -> None:

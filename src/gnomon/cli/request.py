@@ -363,6 +363,11 @@ def with_sizes(workload: Workload, graph: Graph, options: argparse.Namespace, as
 def _workload(
     graph: Graph, plan: Plan, options: argparse.Namespace, given: Workload | None, assumed: list[str]
 ) -> Workload:
+    if listed := getattr(options, "lengths", None):
+        if options.seq_len is not None or options.global_batch is not None or options.tokens_per_batch is not None:
+            raise InputError("--lengths gives every sequence of the batch; leave --seq-len and the batch out")
+        router = given_router(options, RouterLoad() if given is None else given.router, graph)
+        return Workload(lengths=listed, router=router, sizes=() if given is None else given.sizes)
     if given is not None:
         seq_len = options.seq_len or max(given.sequence_lengths(), default=1)
         changes = {"global_batch_size": given_batch(options, seq_len), "seq_len": options.seq_len}

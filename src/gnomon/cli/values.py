@@ -18,6 +18,9 @@ from gnomon.errors import InputError
 
 T = TypeVar("T")
 
+MOST_SEQUENCES = 10**6
+"""Sequences of a step."""
+
 MOST = 10**9
 """Largest count."""
 
@@ -94,6 +97,24 @@ def quantity(option: str, read: Callable[[str], T], text: str) -> T:
         return read(text)
     except InputError as error:
         raise InputError(f"{option}: {error}") from None
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    """Tokens of each sequence of a batch: `32k,4kx8,512x55` (tokens, and how many such), or a file of one a line."""
+    path = Path(text)
+    try:
+        words = path.read_text().split() if path.is_file() else text.split(",")
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"cannot read {text[:80]!r}: {reason(error)}") from None
+    read_lengths: list[int] = []
+    for word in words:
+        size, times, many = word.strip().partition("x")
+        read_lengths += [tokens(size)] * (count(many) if times else 1)
+        if len(read_lengths) > MOST_SEQUENCES:
+            raise argparse.ArgumentTypeError(f"more than {MOST_SEQUENCES:,} sequences; give those of one step")
+    if not read_lengths:
+        raise argparse.ArgumentTypeError("no lengths; write them as 32k,4kx8, or one a line in a file")
+    return tuple(read_lengths)
 
 
 def new_file(text: str) -> str:

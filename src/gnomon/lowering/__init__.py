@@ -7,6 +7,8 @@ rewrite a Program (`gnomon.methods`), times and prices.
 
 from gnomon.lowering.async_tensor_parallel import async_tensor_parallel as async_tensor_parallel
 from gnomon.lowering.blocks import with_blocks as with_blocks
+from gnomon.lowering.chunked import chunkflow as chunkflow
+from gnomon.lowering.chunked import chunks as chunks
 from gnomon.lowering.context_parallel import ring_attention as ring_attention
 from gnomon.lowering.data_parallel import shard_state as shard_state
 from gnomon.lowering.delayed_update import delay_update as delay_update
@@ -26,6 +28,7 @@ from gnomon.lowering.offload import offload_optimizer as offload_optimizer
 from gnomon.lowering.sequence_parallel import tensor_parallel_regions as tensor_parallel_regions
 from gnomon.lowering.splits import split as split
 from gnomon.lowering.streaming import stream_gradients as stream_gradients
+from gnomon.lowering.units import worker_units as worker_units
 from gnomon.lowering.zero import shard_optimizer as shard_optimizer
 from gnomon.orders.dualpipe_v import dualpipe_v as dualpipe_v
 from gnomon.orders.gpipe import gpipe as gpipe

@@ -19,12 +19,15 @@ from gnomon import orders
 from gnomon.errors import PlanError
 from gnomon.graph import Graph, Layer
 from gnomon.hardware import Cluster
+from gnomon.lowering.chunked import BUFFERS as CHUNK_BUFFERS
+from gnomon.lowering.chunked import chunk_pass, chunkflow
 from gnomon.lowering.gradients import with_all_reduce, with_optimizer
 from gnomon.lowering.messages import with_messages, with_polled
 from gnomon.lowering.optimizer import apply_optimizer, effective_zero, with_meetings
 from gnomon.lowering.shared import Shared, shared_buffers, shared_stages
 from gnomon.lowering.skips import Skip, skip_buffers, with_skips
 from gnomon.lowering.tensor_sums import tensor_sums, with_tensor_sums
+from gnomon.lowering.units import worker_units
 from gnomon.lowering.workers import Workers, alike, divided_units, meet, split
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
 from gnomon.orders.one_f_one_b import dapple_warm_up, one_f_one_b
@@ -127,11 +130,12 @@ def outline(
     workload: Workload | None = None,
     *,
     by_layer: bool = False,
+    units: tuple[Unit, ...] = (),
 ) -> Outline:
     """What the Program of a plan that was checked follows from. PlanError for what rows cannot say. by_layer: as in
-    `lower`."""
+    `lower`. units: of one data-parallel worker, where they are known."""
     _refuse_unexpressed(plan)
-    count, units = _units(plan, workload)
+    count, units = (len(units), units) if units else _units(plan, workload)
     if count > MAX_UNITS or 2 * count * plan.num_stages > MAX_ROWS:  # a forward and a backward each
         raise PlanError(
             f"{count:,} microbatches on {plan.num_stages} stages: a Program holds up to {MAX_UNITS:,} microbatches and "
@@ -199,7 +203,7 @@ def _reduces(graph: Graph, mesh: Mesh, layers: Sequence[Layer]) -> bool:
 
 def build(given: Outline, *, messages: Messages = "buffered") -> Program:
     """The Program of an outline, without the plan's passes that edit Programs."""
-    rows, units = _scheduled(given.schedule, given.pipeline_ranks, given.num_microbatches), given.units
+    rows, units = _scheduled(given.schedule, given.pipeline_ranks, given.num_microbatches, given.units), given.units
     unlike = len(given.workers) > 1
     if unlike:
         if given.schedule.vocabulary != "ends":
@@ -241,8 +245,14 @@ def compute_rows(plan: Plan, num_microbatches: int) -> Rows:
     return _scheduled(plan.schedule, plan.pipeline_ranks, num_microbatches)
 
 
-def _scheduled(schedule: Schedule, pipeline_ranks: tuple[int, ...], num_microbatches: int) -> Rows:
+def _scheduled(
+    schedule: Schedule, pipeline_ranks: tuple[int, ...], num_microbatches: int, units: tuple[Unit, ...] = ()
+) -> Rows:
     name, ranks = schedule.name, max(pipeline_ranks) + 1
+    if (chunked := chunk_pass(schedule)) is not None:
+        if not units:
+            raise PlanError("chunkflow cuts the sequences of a batch: its order of rows needs a workload")
+        return chunkflow(ranks, units, keep=chunked.keep or None, extra=chunked.extra)
     if schedule.rounds > 1:
         per_round, rest = divmod(num_microbatches, schedule.rounds)
         if rest or schedule.vocabulary != "ends":
@@ -299,10 +309,11 @@ def _program(rows: Rows, given: Outline, units: tuple[Unit, ...], messages: Mess
     names = () if messages != "rendezvous" else ("fwd", "bwd", *(("skip", "skip_grad") if given.skips else ()))
     comms = tuple(Communicator(name=name, semantics="rendezvous") for name in names)
     skips = skip_buffers(given.skips)
+    own = CHUNK_BUFFERS if chunk_pass(given.schedule) else BUFFERS if given.schedule.vocabulary != "ends" else ()
     return rows.program(
         units=units,
         counts=given.counts,
-        buffers=with_buffers(*BUFFERS, base=skips) if given.schedule.vocabulary != "ends" else skips,
+        buffers=with_buffers(*own, base=skips),
         chains=given.starts,
         comms=comms,
         aliases=shared_buffers(given.shared),
@@ -333,6 +344,9 @@ def _units(plan: Plan, workload: Workload | None) -> tuple[int, tuple[Unit, ...]
             raise PlanError("the number of microbatches follows from the batch; give a workload or num_microbatches")
         return plan.schedule.num_microbatches, ()
     count, size = batch(plan, workload)
+    if chunk_pass(plan.schedule) is not None:
+        own = worker_units(plan, workload)[0]
+        return len(own), own
     lengths = workload.sequence_lengths()
     pieces = [tuple((i, 0, lengths[i]) for i in range(first, first + size)) for first in range(0, count * size, size)]
     return count, normalised([Unit(pieces=part) for part in pieces])

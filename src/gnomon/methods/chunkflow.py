@@ -1,150 +1,74 @@
-"""ChunkFlow: batches of long and short sequences cut into equal chunks, and a pipeline that knows which chunks belong
-together (ICML 2025).
+"""ChunkFlow (ICML 2025): long sequences cut into chunks, short ones packed, and a pipeline order that knows both.
 
-`chunks(lengths, chunk_size)` makes the units (its Algorithm 1): long sequences are cut into dependent chunks, short
-ones are packed into as few chunks as possible. `chunkflow` is 1F1B over them with the chunks of one sequence going
-backward in reverse, because a chunk's backward needs the gradients that later chunks leave at its keys and values
-(buffer DKV); at most `keep` chunks of a sequence keep their activations, the others are run again right before their
-backward. Left out: the search for chunk size and `keep`.
+What it does to a batch and to the rows of 1F1B is `lowering.chunked`, since the number of microbatches follows from it;
+here is what turns it on, where it cannot be used, and which chunk sizes and `keep` a search tries. Left out: running.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
-from gnomon.errors import PlanError
-from gnomon.methods.method import Method
-from gnomon.plans import Unit, normalised
-from gnomon.program import STANDARD_BUFFERS, BufferClass, Kind, effects, with_kinds
-from gnomon.program.rows import Rows, check_counts, of_lists
+from gnomon.lowering.chunked import BUFFERS as BUFFERS
+from gnomon.lowering.chunked import NAME, ChunkPass
+from gnomon.lowering.chunked import backward_order as backward_order
+from gnomon.lowering.chunked import chunkflow as chunkflow
+from gnomon.lowering.chunked import chunks as chunks
+from gnomon.methods.method import Method, Param
+from gnomon.plans import Pass, Plan, Saved
 
-KINDS = with_kinds(
-    Kind(name="F", effects=effects("read P, read KV<, consume X, write S, write Y, write KV")),
-    Kind(name="C", effects=effects("read P, read KV<, read X, write Y, write KV")),
-    Kind(name="R", effects=effects("read P, read KV<, consume X, write S")),
-    Kind(
-        name="B",
-        effects=effects(
-            "read P, read KV<, consume S, consume DY, consume DKV, accumulate DKV<, write DX, accumulate G, free KV"
-        ),
-    ),
-)
-"""The standard kinds with attention over the chunks before: their keys and values are read forward and backward, and
-backward adds to the gradients of theirs. A chunk that no other follows has neither KV nor DKV."""
+USUAL = ChunkPass()
 
-BUFFERS = (*STANDARD_BUFFERS, BufferClass(name="KV"), BufferClass(name="DKV"))
-"""The standard buffers, keys and values of a chunk, and their gradients."""
+CHUNK_SIZES = (8192, 4096, 16384, 2048, 32768)
+"""Tokens of a chunk that a search tries (the paper's grid is 2K to 32K)."""
 
 
-def chunks(lengths: Sequence[int], chunk_size: int) -> tuple[Unit, ...]:
-    """Units of one batch: dependent chunks of the sequences longer than `chunk_size` tokens, in batch order, then
-    packs of the others.
-
-    lengths: tokens of each sequence. The packs are as few as possible, found as ChunkFlow does: for 1, 2 … bins, put
-    sequences longest first into the emptiest bin, until all fit. A pack's sequences do not see each other. Weights are
-    normalised. PlanError for a chunk size below 1 or an empty batch.
-    """
-    if chunk_size < 1 or not lengths or min(lengths) < 1:
-        raise PlanError(f"{len(lengths)} sequences in chunks of {chunk_size} tokens: give at least one of each")
-    units = [
-        Unit(pieces=((sequence, start, min(start + chunk_size, length)),))
-        for sequence, length in enumerate(lengths)
-        if length > chunk_size
-        for start in range(0, length, chunk_size)
-    ]
-    short = sorted((s for s, length in enumerate(lengths) if length <= chunk_size), key=lambda s: (-lengths[s], s))
-    packs = _pack([(s, lengths[s]) for s in short], chunk_size)
-    units += [Unit(pieces=tuple((s, 0, lengths[s]) for s in sorted(pack))) for pack in packs]
-    return normalised(units)
+def reason(plan: Plan) -> str | None:
+    """Why a plan cannot have it, and what to change; None where it can."""
+    mesh = plan.mesh
+    if mesh.cp > 1:
+        return f"cp = {mesh.cp} divides sequences that it cuts into chunks; use cp = 1"
+    if plan.schedule.name != "one_f_one_b" or plan.schedule.virtual_stages > 1:
+        return f"it is an order of rows like one_f_one_b, in place of {plan.schedule.name}; choose one of the two"
+    if plan.schedule.rounds > 1 or plan.schedule.vocabulary != "ends":
+        return "its order has no rounds and no divided vocabulary; use rounds = 1 and vocabulary = 'ends'"
+    if len(plan.schedule.passes) > 1:
+        return "another pass changes the same rows; leave one out"
+    if plan.optimizer.zero == 3:
+        return "ZeRO 3 gathers parameters in step on all workers, whose numbers of chunks differ; use zero <= 2"
+    return None
 
 
-def _pack(items: Sequence[tuple[int, int]], capacity: int) -> list[list[int]]:
-    """Sequences of the fewest bins into which longest-first, emptiest-bin packing fits; bins by first sequence."""
-    for count in range(-(-sum(size for _, size in items) // capacity), len(items) + 1):
-        bins: list[list[int]] = [[] for _ in range(count)]
-        load = [0] * count
-        for sequence, size in items:
-            at = min(range(count), key=load.__getitem__)
-            bins[at].append(sequence)
-            load[at] += size
-        if max(load, default=0) <= capacity:
-            return sorted(bins, key=min)
-    raise AssertionError("one bin for each sequence always fits")
+def variants(plan: Plan) -> Iterator[Plan]:
+    """With each chunk size, K as the paper has it without a pipeline (1), then more with one."""
+    if reason(plan) is not None or plan.schedule.passes:
+        return
+    pipeline = plan.num_pipeline_ranks > 1
+    for size in CHUNK_SIZES:
+        for keep in (1, 2, 4, 0) if pipeline else (1,):
+            for extra in (0, 1) if pipeline else (0,):
+                params = (("chunk_size", size), ("keep", keep), ("extra", extra))
+                passes = (Pass(name=NAME, params=params),)
+                yield replace(plan, schedule=replace(plan.schedule, passes=passes))
+                if plan.saved != Saved():
+                    yield replace(plan, schedule=replace(plan.schedule, passes=passes), saved=Saved())
 
-
-def chunkflow(num_ranks: int, units: Sequence[Unit], *, keep: int | None = None, extra: int = 0) -> Rows:
-    """1F1B over chunks, state-aware: rows of compute actions for `num_ranks` stages, to be made a Program with BUFFERS.
-
-    keep: chunks of one sequence whose activations stay (K); None keeps all. extra: warm-up forwards beyond those of
-    1F1B; one of them often hides the wait for the last chunk of a sequence. Where the next backward's forward has not
-    run, forwards are issued until it has. PlanError for keep < 1 or extra < 0.
-    """
-    check_counts("chunkflow", num_ranks, len(units))
-    if (keep is not None and keep < 1) or extra < 0:
-        raise PlanError(f"chunkflow needs keep >= 1 and extra >= 0, not {keep} and {extra}")
-    again = _run_twice(units, keep)
-    order = backward_order(units)
-    rows = [
-        [(kind, stage, unit) for kind, unit in _rank(num_ranks - 1 - stage + extra, order, again)]
-        for stage in range(num_ranks)
-    ]
-    return replace(of_lists(rows, num_stages=num_ranks, num_units=len(units)), kinds=KINDS)
-
-
-def backward_order(units: Sequence[Unit]) -> tuple[int, ...]:
-    """Units in the order of their backwards: sequences in order of their first chunk, chunks of a sequence
-    reversed."""
-    return tuple(unit for chain in _sequences(units) for unit in reversed(chain))
-
-
-def _sequences(units: Sequence[Unit]) -> list[list[int]]:
-    """Units of each sequence that is cut, and each other unit by itself, in order of first unit.
-
-    PlanError for a unit that holds pieces of several sequences of which one is cut: its backward would have to come
-    both before and after others."""
-    holders: dict[int, list[tuple[int, int]]] = {}
-    for index, unit in enumerate(units):
-        for sequence, start, _ in unit.pieces:
-            holders.setdefault(sequence, []).append((start, index))
-    chains = {
-        sequence: [index for _, index in sorted(pieces)] for sequence, pieces in holders.items() if len(pieces) > 1
-    }
-    for sequence, chain in chains.items():
-        if any(len(units[index].pieces) > 1 for index in chain):
-            raise PlanError(f"sequence {sequence} is cut, but one of its chunks holds another piece; give it its own")
-        if chain != sorted(chain):
-            raise PlanError(f"chunks of sequence {sequence} must be units in the order of their tokens")
-    alone = [[index] for index in range(len(units)) if not any(index in chain for chain in chains.values())]
-    return sorted([*chains.values(), *alone])
-
-
-def _run_twice(units: Sequence[Unit], keep: int | None) -> frozenset[int]:
-    """Units that give up their activations: all but the last `keep` of each sequence."""
-    if keep is None:
-        return frozenset()
-    return frozenset(unit for chain in _sequences(units) for unit in chain[:-keep])
-
-
-def _rank(warm_up: int, backwards: Sequence[int], again: frozenset[int]) -> Iterator[tuple[str, int]]:
-    """(kind, unit) of one rank: `warm_up` forwards, then one forward and one backward in turn."""
-    count, issued = len(backwards), 0
-    for turn, unit in enumerate(backwards):
-        while issued < count and (issued <= unit or issued <= turn + warm_up):
-            yield "C" if issued in again else "F", issued
-            issued += 1
-        if unit in again:
-            yield "R", unit
-        yield "B", unit
-
-
-_LENGTHS = "prices are for batches of one sequence length, and it cuts batches of many"
 
 METHOD = Method(
-    name="chunkflow",
+    name=NAME,
     paper="ChunkFlow, Yuan et al., ICML 2025",
     about="long sequences cut into chunks of equal length, short ones packed, and a pipeline order that knows both",
     switch="schedule.passes",
     exactness="up to the order of sums",
-    missing={"planned": _LENGTHS, "predicted": _LENGTHS, "run": "the runtime wants sequences of one length"},
+    missing={
+        "planned": "the search's bounds are for batches of one sequence length, and it cuts batches of many",
+        "run": "the runtime wants sequences of one length",
+    },
+    params=(
+        Param(name="chunk_size", about="tokens of a chunk", default=USUAL.chunk_size),
+        Param(name="keep", about="chunks of a sequence whose activations stay; 0: all", default=USUAL.keep),
+        Param(name="extra", about="warm-up forwards beyond those of 1F1B", default=USUAL.extra),
+    ),
+    refusal=reason,
+    variants=variants,
 )

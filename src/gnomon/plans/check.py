@@ -395,10 +395,8 @@ _DIM_RULES: dict[str, Callable[[Plan, Mesh, Dim], Iterator[Problem]]] = {
 }
 
 
-def _sequence(plan: Plan, mesh: Mesh, workload: Workload | None) -> Iterator[Problem]:
-    """Whether the sequence divides into what the axes need."""
-    if workload is None or not workload.seq_len:
-        return
+def sequence_parts(plan: Plan, mesh: Mesh) -> tuple[int, list[str]]:
+    """(parts that a sequence divides into on a mesh, what each factor is for)."""
     parts, why = 1, []
     if mesh.cp > 1:
         # Under Ulysses every rank has whole sequences in attention: there is no mask to even out.
@@ -408,6 +406,14 @@ def _sequence(plan: Plan, mesh: Mesh, workload: Workload | None) -> Iterator[Pro
     if plan.layout.sequence_parallel and mesh.tp > 1:
         parts *= mesh.tp
         why.append(f"tp = {mesh.tp} (sequence parallel)")
+    return parts, why
+
+
+def _sequence(plan: Plan, mesh: Mesh, workload: Workload | None) -> Iterator[Problem]:
+    """Whether the sequence divides into what the axes need."""
+    if workload is None or not workload.seq_len:
+        return
+    parts, why = sequence_parts(plan, mesh)
     if workload.seq_len % parts:
         legal = max(1, round(workload.seq_len / parts)) * parts
         yield _error(

@@ -93,6 +93,6 @@ def _parts(structure: Structure, pricing: Pricing, worker: int, kinds: list[str]
     for index, count in zip(indices.tolist(), counts.tolist(), strict=True):
         key = program.keys[index]
         if key.kind in kinds:
-            for name, seconds in pricing.compute.parts(key.kind, key.stage).items():
+            for name, seconds in pricing.of(key.shape).compute.parts(key.kind, key.stage).items():
                 out[name] = out.get(name, 0.0) + seconds * count
     return out

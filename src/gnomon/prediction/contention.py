@@ -63,7 +63,7 @@ def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times 
     if (pricing.blocks[0][1] < 0 and not divided) or not lost_to_each:
         return alone, None
     moving = SHARED if divided else TRANSFERS
-    loads, computes = dict[tuple[str, int, str], float](), dict[tuple[str, int], tuple[float, float]]()
+    loads, computes = dict[tuple[str, int, str], float](), dict[tuple[str, int, str], tuple[float, float]]()
     others, kernels, idle = np.zeros((3, len(keys)))
     for at, (key, busy) in enumerate(zip(keys, alone.busy.tolist(), strict=True)):
         stage = pricing.alike[key.stage]
@@ -72,9 +72,10 @@ def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times 
                 loads[key.kind, stage, key.name] = weight(pricing, key, busy)
             others[at] = loads[key.kind, stage, key.name]
         elif key.kind in PHASES and not key.name:
-            if (key.kind, stage) not in computes:
-                computes[key.kind, stage] = _kernels(pricing.compute.parts(key.kind, stage))
-            kernels[at], idle[at] = computes[key.kind, stage]
+            if (key.kind, stage, key.shape) not in computes:
+                parts = pricing.of(key.shape).compute.parts(key.kind, stage)
+                computes[key.kind, stage, key.shape] = _kernels(parts)
+            kernels[at], idle[at] = computes[key.kind, stage, key.shape]
     if not others.any() or not kernels.any():
         return alone, None
     lost, now, beside = np.zeros(len(keys)), alone, Beside(structure, kernels > 0, others)

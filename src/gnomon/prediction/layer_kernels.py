@@ -76,6 +76,7 @@ class LayerKernels:
             cast=self.narrow.cast_of(op, backward=False) if op.contracts else WHOLE,
             load=scope.context.load,
             causal_share=share,
+            pieces=scope.context.pieces,
             experts=scope.facts.experts,
         )
         return _launched(price, op) + self._around_experts(op, backward=False) + self._filled(op, op.outputs)
@@ -155,6 +156,7 @@ class LayerKernels:
                 cast=self.narrow.cast_of(scope.ops[grad.path], backward=True) if grad.path in scope.ops else WHOLE,
                 load=scope.context.load,
                 causal_share=share,
+                pieces=scope.context.pieces,
                 experts=scope.facts.experts,
             )
             if grad.path in scope.ops and grad.phase != "accumulate":

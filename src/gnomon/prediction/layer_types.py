@@ -12,6 +12,7 @@ from gnomon.graph import Block, Kernels
 from gnomon.hardware import Device
 from gnomon.plans import Layout, Mesh, Precision
 from gnomon.plans.saving import LayerSaving
+from gnomon.prices.attention import Pieces
 from gnomon.prices.curves import AttentionKernel, CublasRelease
 from gnomon.prices.kernels import Experts, OpPrice
 from gnomon.prices.links import AxisLink
@@ -116,6 +117,8 @@ class LocalContext:
     parallelism)."""
     load: float = 1.0
     """Busiest over mean tokens of this rank's experts."""
+    pieces: Pieces = ()
+    """Parts of sequences that its tokens are of; none: `batch` whole sequences of `seq` tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

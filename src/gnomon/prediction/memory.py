@@ -14,13 +14,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.lowering.chunked import chunk_pass
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.run_ahead import held_by_streams, split_by_microbatches
 from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
 from gnomon.prediction.streamed import blocks_on_device, gradient_sizes, is_streamed, on_device
 from gnomon.prices.allocator import placed, workspace_bytes
-from gnomon.program import Program, Structure, buffer_moves
+from gnomon.program import Program, Structure, buffer_moves, unit_shapes
 from gnomon.sharding.parameters import shard_ranks, undivided_bytes
 from gnomon.units import show_bytes
 
@@ -100,7 +101,7 @@ class RankMemory:
         }
 
 
-_NO_BYTES = ("X", "S", "Y", "DY", "DX", "P", "G", "PS", "GS", "M", "GH", "GT", "PH")
+_NO_BYTES = ("X", "S", "Y", "DY", "DX", "P", "G", "PS", "GS", "M", "GH", "GT", "PH", "KV", "DKV")
 """Buffers, with nothing in them unless a stage says so."""
 
 _WORDS = {
@@ -261,6 +262,19 @@ def _waited_for(program: Program, pricing: Pricing) -> NDArray[np.int64]:
 def temporaries(program: Program, pricing: Pricing) -> NDArray[np.float64]:
     """[rows] bytes alive only inside an action: gradients inside one layer, what recomputation makes again, and
     offloaded tensors on their way."""
+    shapes, shape_of = unit_shapes(program.units)
+    tables = np.array([_inside(program, pricing.of(shape)) for shape in shapes])
+    largest = tables.max(axis=0)  # for actions of no unit, all shapes say the same
+    inside: NDArray[np.float64] = np.where(
+        program.unit < 0,
+        largest[program.kind, program.stage],
+        tables[shape_of[program.unit], program.kind, program.stage],
+    )
+    return inside
+
+
+def _inside(program: Program, pricing: Pricing) -> NDArray[np.float64]:
+    """[kinds, stages] bytes alive only inside an action, for units of one shape."""
     table = np.zeros((len(program.kinds), program.num_stages))
     for block in range(program.num_stages):
         before, after = _inside_forward(pricing, block), _inside_backward(pricing, block)
@@ -274,8 +288,7 @@ def temporaries(program: Program, pricing: Pricing) -> NDArray[np.float64]:
                 table[k, block] = update
             elif (share := pricing.stages[pricing.blocks[block][0]].share) is not None:
                 table[k, block] = share.inside(kind.name)
-    inside: NDArray[np.float64] = table[program.kind, program.stage]
-    return inside
+    return table
 
 
 def _parts(pricing: Pricing, block: int) -> list[tuple[LayerPrice, int]]:
@@ -363,7 +376,7 @@ def _rank(
             if name == "S" and sizes[f"{block}S"]
         )
     )
-    by_class["activations"] = total("S", "X", "HX", "EX") - logits
+    by_class["activations"] = total("S", "X", "HX", "EX", "KV", "DKV") - logits
     logits += total("VS")
     by_class["logits"] = logits
     by_class["communication"] = total(
@@ -503,6 +516,14 @@ def _holds_tied(pricing: Pricing, here: Sequence[StagePrice]) -> bool:
     return any(numbers & set(holders) for holders in pricing.priced.shared.values())
 
 
+def _keys_bytes(layer: LayerPrice) -> int:
+    """Keys and values of a layer's attention on one rank."""
+    sharded = layer.sharded
+    return sum(
+        int(sharded.local_bytes[name]) for op in sharded.block.ops if op.kind == "attention" for name in op.inputs[1:3]
+    )
+
+
 def logits_bytes(pricing: Pricing, block: int) -> int:
     """Of what a stage of the Program keeps of a microbatch, its logits."""
     number, index = pricing.blocks[block]
@@ -537,6 +558,9 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
         if target != source + 1:
             size = float(pricing.messages.bytes_of((source, target)))
             sizes |= {f"SKIP_{source}_{target}": size, f"DSKIP_{source}_{target}": size}
+    for shape, priced in pricing.shapes.items():  # of one unit, under labels that say which
+        own = buffer_sizes(priced, kept)
+        sizes |= {f"{label}~{shape}": size for label, size in own.items() if label not in _NO_BYTES}
     for block, (number, index) in enumerate(pricing.blocks):
         stage = pricing.stages[number]
         if stage.share is not None:
@@ -546,6 +570,8 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
         first, last = parts[0][0], parts[-1][0]
         sizes[f"{block}X"] = sizes[f"{block}DX"] = float(first.input_bytes)
         sizes[f"{block}Y"] = sizes[f"{block}DY"] = float(last.output_bytes)
+        if chunk_pass(pricing.plan.schedule) is not None:
+            sizes[f"{block}KV"] = sizes[f"{block}DKV"] = float(sum(_keys_bytes(layer) for layer, _ in parts))
         sizes |= _several(pricing, block, number, index, len(stage.order))
         collectives = [stage.collectives(layer) for layer, _ in parts]
         reduced = [sum(c.bytes for c in of_layer if c.kind == "reduce_scatter") for of_layer in collectives]

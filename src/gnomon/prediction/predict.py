@@ -18,9 +18,10 @@ from gnomon.graph import BF16, Graph, Kernels, Setting, graph_work
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.hardware.kinds import apart
 from gnomon.lowering.lower import Messages, Outline, build, outline
+from gnomon.lowering.units import worker_units
 from gnomon.methods import check_methods
 from gnomon.models.presets import graph_of
-from gnomon.plans import Mesh, Plan, Precision, Saved, Workload, batch, check
+from gnomon.plans import Mesh, Plan, Precision, Saved, Unit, Workload, batch, check
 from gnomon.plans.check import sample_tokens
 from gnomon.prediction.band import Band, band_of, memory_ratios
 from gnomon.prediction.breakdown import step_parts
@@ -33,6 +34,8 @@ from gnomon.prediction.software_kernels import kernels_of
 from gnomon.prediction.stage import StagePrice, stage_prices
 from gnomon.prediction.step import Pricing, Step, local_sizes
 from gnomon.prediction.timeline_memory import filled
+from gnomon.prediction.varied import NOTE, check_varied, priced_units
+from gnomon.prices.attention import Pieces
 from gnomon.prices.curves import curves_with
 from gnomon.prices.host import host_cost, sustained
 from gnomon.program import Structure, validate
@@ -192,8 +195,8 @@ class Timed:
     structure: Structure
     blocks: tuple[tuple[int, int], ...]
     """As in `Step`."""
-    every: tuple[Pricing, ...]
-    """Of each kind of replica."""
+    every: tuple[tuple[Structure, Pricing], ...]
+    """Of each kind of replica, or of each data-parallel worker where their units differ."""
     pricing: Pricing
     """Of the slowest."""
     durations: Durations
@@ -221,24 +224,36 @@ class Timed:
         kernels, assumed, stack = kernels_of(stack)
         assumed += beyond_lines(stack, plan)
         count, size = batch(plan, workload)
-        workers = _workers(plan, graph, machines, workload, size, kernels, stack)
+        several = worker_units(plan, workload)
         bare = replace(plan, saved=Saved(), precision=Precision(), placement=())
         messages: Messages = "buffered" if stack.messages.p2p_poll_s is None else "polled"
-        structure, blocks = _structure(bare, graph, count, messages, by_layer=by_layer)
-        every = tuple(
-            Pricing(plan, graph, machines, stack, replica, blocks, count) for replica in _replicas(plan, workers)
-        )
-        structure = with_methods(structure, every)
+        every = []
+        if several:
+            check_varied(graph, plan, workload, kernels)
+            notes += (NOTE,)
+            made = _UnitPrices(plan, graph, machines, workload, kernels, stack)
+            for units in dict.fromkeys(several):
+                structure, blocks = _structure(bare, graph, len(units), messages, by_layer=by_layer, units=units)
+                pricing = made.pricing(units, blocks)
+                every.append((with_methods(structure, (pricing,)), pricing))
+        else:
+            workers = _workers(plan, graph, machines, workload, size, kernels, stack)
+            structure, blocks = _structure(bare, graph, count, messages, by_layer=by_layer)
+            replicas = tuple(
+                Pricing(plan, graph, machines, stack, replica, blocks, count) for replica in _replicas(plan, workers)
+            )
+            structure = with_methods(structure, replicas)
+            every = [(structure, pricing) for pricing in replicas]
         played = []
-        for pricing in every:
+        for structure, pricing in every:
             durations, after = contended(structure, pricing)
-            played.append((pricing, durations, period(structure, durations, after)))
+            played.append((structure, pricing, durations, period(structure, durations, after)))
         # replicas meet at the end of a step only: it is as long as the slowest one's
-        pricing, durations, steady = max(played, key=lambda replica: replica[2].seconds)
+        structure, pricing, durations, steady = max(played, key=lambda replica: replica[3].seconds)
         return Timed(
             structure=structure,
             blocks=blocks,
-            every=every,
+            every=tuple(every),
             pricing=pricing,
             durations=durations,
             period=steady,
@@ -303,21 +318,32 @@ def _replicas(plan: Plan, workers: tuple[tuple[StagePrice, ...], ...]) -> tuple[
 
 
 def _memory(
-    structure: Structure, pricing: Pricing, every: Sequence[Pricing]
+    structure: Structure, pricing: Pricing, every: Sequence[tuple[Structure, Pricing]]
 ) -> tuple[tuple[RankMemory, ...], dict[str, float]]:
     """Memory of every rank class, each kind of replica apart, and the sizes of buffers on the slowest."""
     memory, sizes = rank_memory(structure, pricing)
     ranks = {(rank.rank_class, rank.ranks): rank for rank in memory}
-    for other in every:
-        for rank in rank_memory(structure, other)[0] if other is not pricing else ():
-            ranks.setdefault((rank.rank_class, rank.ranks), rank)
+    for rows, other in every:
+        for rank in rank_memory(rows, other)[0] if other is not pricing else ():
+            known = ranks.setdefault((rank.rank_class, rank.ranks), rank)
+            if rank.peak_bytes > known.peak_bytes:  # a worker with other units
+                ranks[rank.rank_class, rank.ranks] = rank
     return tuple(sorted(ranks.values(), key=lambda rank: rank.rank_class)), sizes
 
 
 def _workers(
-    plan: Plan, graph: Graph, cluster: Cluster, workload: Workload, size: int, kernels: Kernels, stack: Stack
+    plan: Plan,
+    graph: Graph,
+    cluster: Cluster,
+    workload: Workload,
+    size: int,
+    kernels: Kernels,
+    stack: Stack,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    pieces: Pieces = (),
 ) -> tuple[tuple[StagePrice, ...], ...]:
-    """Of each stage, the prices of its kinds of worker."""
+    """Of each stage, the prices of its kinds of worker. sizes, pieces: of one unit, where units differ."""
     experts = [dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "experts"]
     most, stages, seen = (
         max((count or 0 for count in experts), default=0),
@@ -329,32 +355,77 @@ def _workers(
         mesh = plan.stage_mesh(stage)
         if mesh not in seen:
             load = workload.router.busiest(most, mesh.ep) if most else 1.0
-            seen[mesh] = local_sizes(workload, size, mesh.data_ranks), load
-        sizes, load = seen[mesh]
+            own = dict(sizes) if sizes is not None else local_sizes(workload, size, mesh.data_ranks)
+            seen[mesh] = own, load
+        local, load = seen[mesh]
         prices = stage_prices(
             plan,
             graph,
             cluster,
             stage,
-            sizes=sizes,
+            sizes=local,
             kernels=kernels,
             facts=facts,
             load=load,
+            pieces=pieces,
         )
         stages.append(prices)
     return tuple(stages)
 
 
+class _UnitPrices:
+    """Prices of units of several shapes under one plan, each shape once."""
+
+    def __init__(
+        self, plan: Plan, graph: Graph, cluster: Cluster, workload: Workload, kernels: Kernels, stack: Stack
+    ) -> None:
+        self.plan, self.graph, self.cluster, self.stack = plan, graph, cluster, stack
+        self.workload, self.kernels = workload, kernels
+        self.stages: dict[tuple[int, Pieces], tuple[StagePrice, ...]] = {}
+
+    def pricing(self, units: tuple[Unit, ...], blocks: tuple[tuple[int, int], ...]) -> Pricing:
+        """Prices of one worker's Program."""
+        largest, shapes = priced_units(self.plan, units, self._stages)
+        of = {
+            shape: Pricing(self.plan, self.graph, self.cluster, self.stack, stages, blocks, len(units))
+            for shape, stages in shapes.items()
+        }
+        return Pricing(self.plan, self.graph, self.cluster, self.stack, largest, blocks, len(units), shapes=of)
+
+    def _stages(self, sizes: dict[str, int], pieces: Pieces) -> tuple[StagePrice, ...]:
+        key = sizes["seq"], pieces
+        if key not in self.stages:
+            kinds = _workers(
+                self.plan,
+                self.graph,
+                self.cluster,
+                self.workload,
+                1,
+                self.kernels,
+                self.stack,
+                sizes=sizes,
+                pieces=pieces,
+            )
+            self.stages[key] = tuple(prices[0] for prices in kinds)
+        return self.stages[key]
+
+
 @lru_cache(maxsize=64)
 def _structure(
-    plan: Plan, graph: Graph, count: int, messages: Messages = "buffered", *, by_layer: bool = False
+    plan: Plan,
+    graph: Graph,
+    count: int,
+    messages: Messages = "buffered",
+    *,
+    by_layer: bool = False,
+    units: tuple[Unit, ...] = (),
 ) -> tuple[Structure, tuple[tuple[int, int], ...]]:
     """The plan's Program, validated, and what its stages stand for. What only prices depend on (precision, what is
     saved, placement) is left at its default, so that plans share it."""
     schedule = replace(plan.schedule, num_microbatches=count, micro_batch_size=None)
     # Replicas with unequal shares or devices do the same at their own pace: one class, played for each, is enough.
     equal = tuple(replace(stage, shares=()) for stage in plan.stages)
-    outlined = outline(graph, replace(plan, schedule=schedule, stages=equal), by_layer=by_layer)
+    outlined = outline(graph, replace(plan, schedule=schedule, stages=equal), by_layer=by_layer, units=units)
     if outlined.layers:  # the Program's stages are then layers
         blocks = tuple((stage, i) for stage, layers in enumerate(outlined.layers) for i in range(layers))
     else:
@@ -390,7 +461,10 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
     steady = played.period
     lengths = workload.sequence_lengths()
     tokens = sum(lengths) if sample_tokens(graph) is None else len(lengths)
-    flops = _model_flops(graph, played.kernels, len(lengths), lengths[0], workload.sizes)
+    flops = sum(
+        _model_flops(graph, played.kernels, batch, seq, workload.sizes)
+        for seq, batch in sorted(Counter(lengths).items())
+    )
     every = cluster.devices
     devices = Counter(every[d] for d in set(plan.device_of))
     peak = sum(device.flops_per_s(plan.precision.compute) * count for device, count in devices.items())

@@ -22,6 +22,7 @@ from gnomon.plans import LayerSaving, Layout, Mesh, Plan, Precision, divided_lay
 from gnomon.prediction.layer import layer_price
 from gnomon.prediction.layer_types import Kept, KernelFacts, LayerPrice, LocalContext, Phase
 from gnomon.prediction.vocabulary import VocabularyShare
+from gnomon.prices.attention import Pieces
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.sharding import ParameterCollective
 from gnomon.sharding.block import INNER_AXES
@@ -268,11 +269,12 @@ def stage_prices(
     kernels: Kernels,
     facts: KernelFacts,
     load: float = 1.0,
+    pieces: Pieces = (),
 ) -> tuple[StagePrice, ...]:
     """Prices of the layers of one stage, for each kind of worker (device, share of a microbatch), the slowest first.
 
     sizes: `seq` and others of the workload, and `batch` of one data-parallel rank's microbatch, unless the plan gives
-    each rank a share. facts: of the stack. load: busiest over mean rows of experts.
+    each rank a share. facts: of the stack. load: busiest over mean rows of experts. pieces: as in `LocalContext`.
     """
     made = _planned(plan, graph, cluster, kernels)
     mesh, ranks = plan.stage_mesh(stage), made.ranks[stage]
@@ -296,6 +298,7 @@ def stage_prices(
             device,
             members,
             facts,
+            pieces,
         )
         for (device, part), members in workers.items()
     ]
@@ -383,6 +386,7 @@ def _stage_price(
     device: Device,
     members: tuple[int, ...],
     facts: KernelFacts,
+    pieces: Pieces,
 ) -> StagePrice:
     plan, graph, saving = made.plan, made.graph, made.saving
     mesh, links = plan.stage_mesh(stage), made.links(stage)
@@ -394,9 +398,10 @@ def _stage_price(
     ) -> LayerPrice:
         """One price for all layers that are alike, on the stage's mesh or another."""
         name, no_grad, saved, low = alike
-        key = known, tuple(links.items()), name, no_grad, saved, low
+        block = graph.block(name)
+        parts = pieces if any(op.kind == "attention" for op in block.ops) else ()
+        key = known, tuple(links.items()), name, no_grad, saved, low, parts
         if key not in made.prices:
-            block = graph.block(name)
             inside, among = _inside(block, mesh, links)
             context = LocalContext(
                 block=block,
@@ -414,6 +419,7 @@ def _stage_price(
                 expert_overlap=plan.overlap.experts,
                 split_paths=splits,
                 load=load,
+                pieces=parts,
             )
             made.prices[key] = layer_price(context)
         return made.prices[key]

@@ -75,8 +75,11 @@ class Pricing:
         count: int,
         *,
         numbers: Fitted | None = None,
+        shapes: Mapping[str, Pricing] | None = None,
     ) -> None:
-        """blocks: as in `Step`. count: microbatches. numbers: fitted to runs, in place of those on record."""
+        """blocks: as in `Step`. count: microbatches. numbers: fitted to runs, in place of those on record. shapes: of
+        units that are not alike, the price of each shape; `stages` are then those of the largest."""
+        self.shapes = dict(shapes or {})
         self.plan, self.graph, self.cluster = plan, graph, cluster
         self.blocks, self.count = blocks, count
         sent = {(t.source, t.target): t.tensors for t in transfers(plan, graph)}
@@ -123,6 +126,10 @@ class Pricing:
         """Fitted to runs."""
         return self.priced.numbers
 
+    def of(self, shape: str) -> Pricing:
+        """The prices for units of a shape (`Key.shape`)."""
+        return self.shapes.get(shape, self)
+
     def with_numbers(self, numbers: Fitted | None = None, stack: Stack | None = None) -> Pricing:
         """The same plan under other fitted numbers, or with a stack that differs in its own numbers alone; what does
         not depend on them is not computed again."""
@@ -130,6 +137,7 @@ class Pricing:
         other.priced = self.priced.with_numbers(numbers, stack)
         other.compute = self.compute.with_numbers(other.priced)
         other.reductions = self.reductions.with_numbers(other.priced, other.compute)
+        other.shapes = {shape: priced.with_numbers(numbers, stack) for shape, priced in self.shapes.items()}
         other._memo = {at: seconds for at, seconds in self._memo.items() if at[0] == "NORM" or at[2] == TIED}
         return other
 
@@ -152,6 +160,8 @@ class Pricing:
 
     def seconds(self, key: Key) -> float:
         """Seconds that an action holds its stream."""
+        if key.shape in self.shapes:
+            return self.shapes[key.shape].seconds(key._replace(shape=""))
         stage = self.alike[key.stage] if key.kind in BY_LAYER and not key.name else key.stage
         at = (key.kind, stage, key.name)
         if at not in self._memo:
@@ -200,6 +210,8 @@ class Pricing:
     def amounts(self, key: Key) -> tuple[float, float]:
         """(bytes that an action sends or reduces, FLOPs of its products) on one rank; 0 where it has none or where
         nobody counts them (the optimizer, copies to the host)."""
+        if key.shape in self.shapes:
+            return self.shapes[key.shape].amounts(key._replace(shape=""))
         kind, stage = key.kind, key.stage
         if "&" in key.name:
             parts = [self.amounts(key._replace(kind=part, name="")) for part in key.name.split("&")]

@@ -19,7 +19,7 @@ from gnomon.program import Program, Structure
 from gnomon.timeline import NONE, Memory, Spans, Timeline
 
 CLASS_OF: Mapping[str, str] = {
-    **dict.fromkeys(("X", "S", "HX", "EX"), "activations"),
+    **dict.fromkeys(("X", "S", "HX", "EX", "KV", "DKV"), "activations"),
     **dict.fromkeys(("Y", "DY", "DX", "SKIP", "DSKIP", "VL", "HG", "EG"), "communication"),
     "VS": "logits",
     "P": "parameters",

@@ -23,6 +23,9 @@ from gnomon.prices.tpu import lanes_of
 BLOCK = 128
 """Queries and keys of a tile of a window."""
 
+Pieces = tuple[tuple[int, int], ...]
+"""(tokens, tokens of the same sequence before them) of each part of a sequence that a microbatch holds."""
+
 LANE = 32
 """Head sizes are worked on in multiples of this (FlashAttention; measured: 72 takes no less time than 80)."""
 

@@ -20,7 +20,7 @@ from gnomon.graph.ops import attention_pairs_x2
 from gnomon.graph.state_space import Scan
 from gnomon.graph.types import VIEWS
 from gnomon.hardware.types import Device
-from gnomon.prices.attention import attention_seconds, tiled_window
+from gnomon.prices.attention import Pieces, attention_seconds, tiled_window
 from gnomon.prices.captured import captured_price
 from gnomon.prices.curves import Curves, Size, StreamKind, Time, as_time
 from gnomon.prices.gemm import gemm_seconds, peak_of
@@ -187,6 +187,7 @@ def op_seconds(
     cast: Cast = WHOLE,
     load: float = 1.0,
     causal_share: float | None = None,
+    pieces: Pieces = (),
     experts: Experts = "grouped",
 ) -> OpPrice:
     """The price of running a lowered op once, forward.
@@ -195,7 +196,8 @@ def op_seconds(
     step, is `cast_weight_seconds`). load: rows that this rank's experts get over those of balanced routing; for
     experts padded to the busiest, busiest over mean. causal_share: of the key-length square under a causal mask,
     the share that this rank works on (`sharding.context.causal_shares`); None: the queries are the last ones of the
-    keys. UnpricedError for a kind without a rule, or a number format that the device cannot.
+    keys. pieces: parts of sequences that the tokens are of, each seen by itself. UnpricedError for a kind without a
+    rule, or a number format that the device cannot.
     """
     work = forward_work(op, block, setting)
     if op.kind in VIEWS or _is_no_cast(op, block, setting):
@@ -209,7 +211,7 @@ def op_seconds(
         price = price + _widened(op, block, setting, device, curves)
         return price + _cast(op.inputs[0], block, setting, device, curves, cast) if _low(op, fp8) else price
     if op.kind == "attention":
-        return _attention(op, block, setting, device, curves, causal_share, backward=False, narrow=bool(fp8))
+        return _attention(op, block, setting, device, curves, causal_share, pieces, backward=False, narrow=bool(fp8))
     if op.kind == "state_space":
         seconds = scan_seconds(Scan.of(op, block, setting.sizes), setting.dtypes, device, curves, backward=False)
         return OpPrice(device_s=seconds, kernels=FORWARD_KERNELS)
@@ -231,6 +233,7 @@ def grad_seconds(
     cast: Cast = WHOLE,
     load: float = 1.0,
     causal_share: float | None = None,
+    pieces: Pieces = (),
     experts: Experts = "grouped",
 ) -> OpPrice:
     """The price of one step of a derived backward; arguments as in `op_seconds`, `cast` of the incoming gradient.
@@ -259,7 +262,7 @@ def grad_seconds(
         casts = _low(op, fp8) and grad.phase == "input_grad"
         return price + _cast(op.outputs[0], block, setting, device, curves, cast) if casts else price
     if op.kind == "attention":
-        return _attention(op, block, setting, device, curves, causal_share, backward=True, narrow=bool(fp8))
+        return _attention(op, block, setting, device, curves, causal_share, pieces, backward=True, narrow=bool(fp8))
     if op.kind == "state_space":
         seconds = scan_seconds(Scan.of(op, block, setting.sizes), setting.dtypes, device, curves, backward=True)
         return OpPrice(device_s=seconds, kernels=BACKWARD_KERNELS)
@@ -528,6 +531,7 @@ def _attention(
     device: Device,
     curves: Curves,
     causal_share: float | None,
+    pieces: Pieces,
     *,
     backward: bool,
     narrow: bool,
@@ -543,6 +547,14 @@ def _attention(
     if causal and causal_share is not None:
         whole = attention_pairs_x2(kv_len, kv_len, causal=True, window=window, convention="half") / 2
         pairs = whole * causal_share
+    if pieces:
+        if not causal and any(before for _, before in pieces):
+            raise UnpricedError(f"attention {op.path!r} sees tokens after its own: no chunk of a sequence has a price")
+        kv_len = sum(tokens + before for tokens, before in pieces)
+        seen = [
+            attention_pairs_x2(n, n + before, causal=causal, window=window, convention="half") for n, before in pieces
+        ]
+        pairs = sum(seen) / 2 * (1.0 if causal_share is None else causal_share)
     head_dim, head_dim_v = size_of(q.dims[-1], sizes), size_of(v.dims[-1], sizes)
     if device.measured is not None and isinstance(head_dim, int):
         heads = np.asarray(numel(q.dims[:-3], sizes), np.float64) * size_of(q.dims[-2], sizes)

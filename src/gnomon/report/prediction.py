@@ -106,9 +106,12 @@ def describe(plan: Plan, workload: Workload) -> str:
     precision = plan.precision.fp8.recipe + " fp8" if plan.precision.fp8 else plan.precision.compute
     axes = plan.mesh.describe() if not plan.stages else f"{len(plan.stages)} stages, {plan.world_size} ranks"
     axes += f", ep={plan.mesh.ep}" if plan.mesh.ep > 1 else ""
-    longest = max(workload.sequence_lengths())
+    lengths = workload.sequence_lengths()
+    longest, shortest = max(lengths), min(lengths)
     microbatch = f"{micro:g} samples" if longest == 1 else f"{micro:g} x {longest} tokens"
     tokens = f"{count} microbatch{'es' if count > 1 else ''} of {microbatch}"
+    if shortest < longest:
+        tokens = f"{len(lengths)} sequences of {shortest} to {longest} tokens"
     words = (
         f"; {choice.name} {show_value(choice, value, plan)}" for choice, value in made(plan) if choice.name != "fp8"
     )

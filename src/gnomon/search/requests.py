@@ -16,6 +16,7 @@ from gnomon import orders
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
+from gnomon.lowering.chunked import chunk_pass
 from gnomon.plans import Mesh, Plan, Schedule, Workload
 from gnomon.plans.check import problems
 from gnomon.search.results import Found, Result
@@ -55,6 +56,13 @@ def check_request(
     graph: Graph, cluster: Cluster, workload: Workload, base: Plan, fixed: Mapping[str, object], devices: int
 ) -> None:
     """PlanError for what is fixed and cannot be, with the nearest value that can. devices: ranks of every plan."""
+    if len(lengths := set(workload.sequence_lengths())) > 1:
+        raise PlanError(
+            f"a search is for batches of one sequence length, but this workload has {len(lengths)} from {min(lengths)} "
+            f"to {max(lengths)}; predict such plans one by one"
+        )
+    if chunk_pass(base.schedule) is not None:
+        raise PlanError("a search does not know how many chunks chunkflow makes; predict such plans one by one")
     _fields(fixed)
     _precision(cluster, base)
     sizes = {name: value for name, value in fixed.items() if isinstance(value, int)}

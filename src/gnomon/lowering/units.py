@@ -1,0 +1,72 @@
+"""What each data-parallel worker's microbatches hold where sequences differ in length, or a method cuts and packs them.
+
+`worker_units(plan, workload)` gives the units of each worker; empty where all microbatches are alike, so that their
+number says all. Leaves out the order of units on pipeline ranks, and prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from gnomon.errors import PlanError
+from gnomon.lowering.chunked import chunk_pass, chunks
+from gnomon.plans import Plan, Unit, Workload, batch, normalised
+
+
+def worker_units(plan: Plan, workload: Workload) -> tuple[tuple[Unit, ...], ...]:
+    """[data-parallel workers] units of one step; () where every microbatch is whole sequences of one length.
+
+    Without a method, a worker has the sequences of its microbatches in batch order, `micro_batch_size` of them packed
+    behind each other without padding. With `chunkflow` workers get sequences by tokens, longest first to the one with
+    fewest, and cut and pack their own. PlanError for pipeline stages with other numbers of workers than each other,
+    and a worker without a sequence.
+    """
+    lengths = workload.sequence_lengths()
+    chunked = chunk_pass(plan.schedule)
+    if chunked is None and len(set(lengths)) == 1:
+        return ()
+    count, size = batch(plan, workload)
+    workers = {plan.stage_mesh(stage).data_ranks for stage in range(plan.num_stages)}
+    if len(workers) > 1 or any(stage.shares for stage in plan.stages):
+        raise PlanError(
+            "sequences of several lengths over stages with other shares or workers than each other have no "
+            "rows; give all stages the same data parallelism"
+        )
+    ranks = workers.pop()
+    if chunked is not None:
+        shares = dealt(lengths, ranks, lambda tokens: tokens)
+        return tuple(_of(share, chunks([lengths[i] for i in share], chunked.chunk_size)) for share in shares)
+    if size % ranks:
+        raise PlanError(
+            f"{size} sequences of several lengths do not divide over {ranks} workers; give a batch that does"
+        )
+    own = size // ranks
+    return tuple(
+        normalised(
+            [
+                Unit(pieces=tuple((i, 0, lengths[i]) for i in range(first, first + own)))
+                for first in range(worker * own, count * size, size)
+            ]
+        )
+        for worker in range(ranks)
+    )
+
+
+def dealt(lengths: Sequence[int], workers: int, work: Callable[[int], float]) -> list[list[int]]:
+    """Sequences of each worker, in batch order: most work first to the worker with least. work: of a length.
+    PlanError where a worker would get none."""
+    if len(lengths) < workers:
+        raise PlanError(f"{len(lengths)} sequences do not give each of {workers} data-parallel workers one")
+    shares: list[list[int]] = [[] for _ in range(workers)]
+    load = [0.0] * workers
+    for sequence in sorted(range(len(lengths)), key=lambda i: (-work(lengths[i]), i)):
+        worker = min(range(workers), key=load.__getitem__)
+        shares[worker].append(sequence)
+        load[worker] += work(lengths[sequence])
+    return [sorted(share) for share in shares]
+
+
+def _of(share: Sequence[int], units: Sequence[Unit]) -> tuple[Unit, ...]:
+    """Units of a worker's own sequences, named as in the global batch."""
+    return tuple(replace(unit, pieces=tuple((share[s], a, b) for s, a, b in unit.pieces)) for unit in units)

@@ -299,8 +299,8 @@ def test_errors_name_what_is_missing() -> None:
         llama("1x8xh100-sxm", mesh=Mesh(tp=2))
     with pytest.raises(UnpricedError, match="2 lengths from 128 to 256 tokens, and under ZeRO 3"):
         llama("1x2xh100-sxm", Workload(lengths=(128, 256)), mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=3))
-    with pytest.raises(PlanError, match="easyscale .* ranks that share a device have no price"):
-        llama("1x1xh100-sxm", mesh=Mesh(dp_shard=2), placement=(0, 0))
+    with pytest.raises(PlanError, match="easyscale cannot be used in this plan: its ranks do not all hold"):
+        llama("1x1xh100-sxm", mesh=Mesh(tp=2), placement=(0, 0))
 
 
 def test_images_are_counted_where_there_are_no_sequences() -> None:

@@ -99,10 +99,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _as_predicted(plan: Plan) -> Plan:
-    """The plan with a device for each rank that averages gradients in every step: what a prediction is for where ranks
-    take turns, or average with those that are ready."""
+    """The plan that averages gradients in every step: what a prediction is for where workers average with those that
+    are ready."""
     passes = tuple(one for one in plan.schedule.passes if one.name != partial_reduce.NAME)
-    return replace(plan, placement=(), schedule=replace(plan.schedule, passes=passes))
+    return replace(plan, schedule=replace(plan.schedule, passes=passes))
 
 
 def _on_processes(file: PlanFile, processes: int | None) -> PlanFile:
@@ -133,8 +133,8 @@ def _turns(file: PlanFile, options: argparse.Namespace) -> tuple[str, ...]:
     workers, processes = file.plan.world_size, len(set(file.plan.device_of))
     where = options.checkpoints or options.plan
     return (
-        f"{workers} logical workers on {processes} processes, the same losses on any number; the prediction is for a "
-        f"process each; gnomon scale {quote(where)} --to N changes the number while this runs",
+        f"{workers} logical workers on {processes} processes, the same losses on any number; the prediction is for "
+        f"these; gnomon scale {quote(where)} --to N changes the number while this runs",
     )
 
 
@@ -404,7 +404,7 @@ class Told:
     outcome: Any
     """What happened: a `gnomon.runtime.Outcome`."""
     shared: bool = False
-    """Whether ranks took turns in processes, which the prediction is not about."""
+    """Whether ranks took turns in processes, whose number the prediction takes as it was at first."""
 
     @property
     def tokens(self) -> int:
@@ -484,7 +484,8 @@ def summary(told: Told) -> tuple[str, ...]:
     held_out = "" if last.validation_loss is None else f", on held-out text {last.validation_loss:.3f}"
     losses = f"loss {first.loss:.3f} -> {last.loss:.3f}{held_out}"
     if told.shared:
-        return ("", f"measured: {number(measured)} s a step, {number(told.tokens / measured, 4)} tokens/s", losses)
+        speed = f"measured: {number(measured)} s a step, {number(told.tokens / measured, 4)} tokens/s"
+        return ("", f"{speed}; predicted for the processes at first: {number(predicted)} s", losses)
     columns = (Column(name="", align="left"), *(Column(name=name) for name in ("predicted", "measured", "off by")))
     rows = [
         ("step s", number(predicted), number(measured), _off(predicted, measured)),

@@ -328,7 +328,7 @@ def _refuse_unexpressed(plan: Plan) -> None:
         raise PlanError(
             f"placement puts ranks {device_of.index(device_of[rank])} and {rank} on device {device_of[rank]}, where "
             f"they would take turns, but rows here are of ranks that run at once; give each rank a device of its own, "
-            f"or build the Program with gnomon.methods.easyscale"
+            f"or predict the plan, which makes rows for each device"
         )
     if plan.overlap.priority and not any(given.name not in ROW_PASSES for given in plan.schedule.passes):
         raise PlanError(

@@ -11,7 +11,7 @@ tree in place of a chain), and buckets, which repeat this for each bucket.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gnomon.errors import PlanError, ProgramError
@@ -108,6 +108,54 @@ def additions(structure: Structure) -> tuple[tuple[int, ...], ...]:
     return tuple(updates[device] for device in sorted(updates))
 
 
+Node = tuple[int, int]
+"""Workers from the first up to the second, without it: of a binary tree over workers 0 … n-1, in which a node of k
+workers is the sum of its first 2^j (the largest power of two below k) and of the rest (`runtime.ordered_sums`)."""
+
+
+def halves(node: Node) -> tuple[Node, Node]:
+    """The two that a node of several workers is the sum of."""
+    low, high = node
+    middle = low + (1 << ((high - low - 1).bit_length() - 1))
+    return (low, middle), (middle, high)
+
+
+def nodes_of(workers: Collection[int], total: int) -> list[Node]:
+    """The largest nodes of the tree over `total` workers whose workers are all among these, in order."""
+    own = set(workers)
+
+    def within(node: Node) -> Iterator[Node]:
+        if own.issuperset(range(*node)):
+            yield node
+        elif node[1] - node[0] > 1:
+            for half in halves(node):
+                yield from within(half)
+
+    return list(within((0, total)))
+
+
+def pair_of(node: Node, total: int) -> tuple[Node, Node] | None:
+    """The halves of which the node is one, in the tree over `total` workers; None of the whole."""
+    above = (0, total)
+    while above != node:
+        pair = halves(above)
+        if node in pair:
+            return pair
+        above = pair[0] if node[0] < pair[0][1] else pair[1]
+    return None
+
+
+def merged(held: Collection[Node], worker: int, total: int) -> set[Node]:
+    """The sums that a process holds once a worker's gradient has come to those that it held, and what can be added up
+    is."""
+    sums, node = {*held, (worker, worker + 1)}, (worker, worker + 1)
+    while (pair := pair_of(node, total)) is not None and sums.issuperset(pair):
+        sums.difference_update(pair)
+        node = pair[0][0], pair[1][1]
+        sums.add(node)
+    return sums
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """What is known of the processes that can compute now."""
@@ -157,15 +205,13 @@ def reason(plan: Plan) -> str | None:
     return None
 
 
-_SHARED = "ranks that share a device have no price"
-
 METHOD = Method(
     name="easyscale",
     paper="EasyScale, Li et al., SC 2023",
     about="logical workers keep their number and the order of their sums on however many devices there are",
     switch="placement",
     exactness="bitwise",
-    missing={"planned": _SHARED, "predicted": _SHARED},
+    missing={"planned": "who runs a plan says how many processes there are (`gnomon run --processes`), not the search"},
     on=lambda plan: len(set(plan.device_of)) < len(plan.device_of),
     refusal=reason,
 )

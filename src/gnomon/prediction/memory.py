@@ -114,6 +114,7 @@ _WORDS = {
     "OPT": "optimizer step",
     "UNSHARD": "gather of parameters",
     "REDUCE_GRAD": "reduction of gradients",
+    "SWITCH": "switch of workers",
     "S": "head",
     "T": "gradients of the head",
 }
@@ -365,6 +366,8 @@ def _rank(
         return int(sum(size for (name, _), size in held.items() if name in names))
 
     by_class["gradients"] += sum(_second_gradients(pricing, stage) for stage in here)
+    if pricing.turns is not None:
+        by_class["gradients"] += sum(pricing.turns.parked_bytes(stage) for stage in here)
     by_class["parameters"] += total("P")
     if is_streamed(pricing) or (pricing.stack.gradients.bucketed is False and pricing.plan.optimizer.zero >= 2):
         by_class["gradients"] = 0

@@ -34,6 +34,8 @@ from gnomon.prediction.software_kernels import kernels_of
 from gnomon.prediction.stage import StagePrice, stage_prices
 from gnomon.prediction.step import Pricing, Step, local_sizes
 from gnomon.prediction.timeline_memory import filled
+from gnomon.prediction.turns import NOTE as TURNS_NOTE
+from gnomon.prediction.turns import device_turns, shares_devices, with_switches
 from gnomon.prediction.varied import NOTE, check_varied, priced_units
 from gnomon.prices.attention import Pieces
 from gnomon.prices.curves import curves_with
@@ -201,6 +203,8 @@ class Timed:
     """Of the slowest."""
     durations: Durations
     period: Period
+    plan: Plan
+    """That was asked for; prices may be of one device's part of it."""
     workload: Workload
     kernels: Kernels
     assumed: tuple[str, ...]
@@ -236,6 +240,16 @@ class Timed:
                 structure, blocks = _structure(bare, graph, len(units), messages, by_layer=by_layer, units=units)
                 pricing = made.pricing(units, blocks)
                 every.append((with_methods(structure, (pricing,)), pricing))
+        elif shares_devices(plan):
+            notes += (TURNS_NOTE,)
+            sizes = local_sizes(workload, size, plan.world_size)
+            for own, turns in device_turns(plan, count):
+                rows = replace(own, saved=Saved(), precision=Precision(), placement=())
+                structure, blocks = _structure(rows, graph, count * turns.workers, messages, by_layer=by_layer)
+                structure = validate(with_switches(structure.program, turns))
+                kinds = _workers(own, graph, machines, workload, size, kernels, stack, sizes=sizes)[0]
+                here = (next(price for price in kinds if turns.process in price.members),)
+                every.append((structure, Pricing(own, graph, machines, stack, here, blocks, count, turns=turns)))
         else:
             workers = _workers(plan, graph, machines, workload, size, kernels, stack)
             structure, blocks = _structure(bare, graph, count, messages, by_layer=by_layer)
@@ -257,6 +271,7 @@ class Timed:
             pricing=pricing,
             durations=durations,
             period=steady,
+            plan=plan,
             workload=workload,
             kernels=kernels,
             assumed=assumed,
@@ -495,7 +510,7 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
     return Prediction(
         model=graph.name,
         cluster=cluster.name,
-        plan=plan,
+        plan=played.plan,
         workload=workload,
         step_s=steady.seconds,
         tokens_per_s_per_device=tokens / steady.seconds / sum(devices.values()),

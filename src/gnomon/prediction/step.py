@@ -24,6 +24,7 @@ from gnomon.prediction.messages import Messages
 from gnomon.prediction.priced import Priced
 from gnomon.prediction.reduction_time import WANTED, ReductionTime
 from gnomon.prediction.stage import StagePrice
+from gnomon.prediction.turns import SWITCH, Turns
 from gnomon.prediction.update import norm_s, on_host_s, parameters_back_s, parameters_s, update_parts
 from gnomon.prediction.vocabulary import KINDS as VOCABULARY
 from gnomon.prices.fitted import Fitted, fitted
@@ -76,9 +77,12 @@ class Pricing:
         *,
         numbers: Fitted | None = None,
         shapes: Mapping[str, Pricing] | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """blocks: as in `Step`. count: microbatches. numbers: fitted to runs, in place of those on record. shapes: of
-        units that are not alike, the price of each shape; `stages` are then those of the largest."""
+        units that are not alike, the price of each shape; `stages` are then those of the largest. turns: of workers
+        that share the device."""
+        self.turns = turns
         self.shapes = dict(shapes or {})
         self.plan, self.graph, self.cluster = plan, graph, cluster
         self.blocks, self.count = blocks, count
@@ -190,6 +194,10 @@ class Pricing:
             return 0.0
         if kind == "UNSHARD":
             return self.fetched_s(stage) + self.reductions.parameters(kind, stage)
+        if kind == SWITCH and self.turns is not None:
+            return self.turns.switch_s(self.stages[self.blocks[stage][0]])
+        if kind == "AR" and self.turns is not None:
+            return self.reductions.parameters(kind, stage) * self.turns.exchange
         if kind in ("AR", "REDUCE_GRAD"):
             return self.reductions.parameters(kind, stage)
         if kind in VOCABULARY:

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
-from gnomon.methods.easyscale import reason
+from gnomon.methods.easyscale import Node, nodes_of, reason
 from gnomon.plans import Plan, Workload
 from gnomon.runtime.evaluate import forward_loss
 from gnomon.runtime.execute import StepResult
 from gnomon.runtime.measure import Recorder
 from gnomon.runtime.optim import AdamWSettings
-from gnomon.runtime.ordered_sums import Node, Partial, exchange, nodes_of
+from gnomon.runtime.ordered_sums import Partial, exchange
 from gnomon.runtime.parameters import Slot
 from gnomon.runtime.replica import Replica, named
 from gnomon.runtime.stage import Batch

@@ -9,41 +9,18 @@ moves as many bytes as a ring all-reduce. Returns nothing about which workers ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from gnomon.methods.easyscale import Node, halves, pair_of
 from gnomon.runtime.collectives import all_gather, all_to_all
-
-Node = tuple[int, int]
-"""Workers from the first up to the second, without it."""
 
 CHUNK = 1 << 22
 """Elements that are exchanged at once: what is made on the way is a few times so many."""
-
-
-def halves(node: Node) -> tuple[Node, Node]:
-    """The two that a node of several workers is the sum of."""
-    low, high = node
-    middle = low + (1 << ((high - low - 1).bit_length() - 1))
-    return (low, middle), (middle, high)
-
-
-def nodes_of(workers: Collection[int], total: int) -> list[Node]:
-    """The largest nodes of the tree over `total` workers whose workers are all among these, in order."""
-    own = set(workers)
-
-    def within(node: Node) -> Iterator[Node]:
-        if own.issuperset(range(*node)):
-            yield node
-        elif node[1] - node[0] > 1:
-            for half in halves(node):
-                yield from within(half)
-
-    return list(within((0, total)))
 
 
 class Partial:
@@ -59,7 +36,7 @@ class Partial:
         on."""
         node, free = (worker, worker + 1), None
         self.sums[node] = grads
-        while (pair := self._pair(node)) is not None:
+        while (pair := pair_of(node, self.total)) is not None:
             left, right = pair
             if left not in self.sums or right not in self.sums:
                 break
@@ -69,16 +46,6 @@ class Partial:
             node = left[0], right[1]
             self.sums[node] = self.sums.pop(left)
         return free
-
-    def _pair(self, node: Node) -> tuple[Node, Node] | None:
-        """The halves of which the node is one; None of the whole."""
-        above = (0, self.total)
-        while above != node:
-            pair = halves(above)
-            if node in pair:
-                return pair
-            above = pair[0] if node[0] < pair[0][1] else pair[1]
-        return None
 
 
 def exchange(

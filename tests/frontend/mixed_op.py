@@ -51,3 +51,13 @@ class Mixed(nn.Module):
 
 def build() -> Mixed:
     return Mixed().double()
+
+
+def divided(x: Any, weight: Any, times: int, outputs: Any) -> dict[str, Any]:
+    """Each row and column by itself: how the op may be divided."""
+    return {"independent": {"batch": (x.dim(0), outputs[0].dim(0)), "ffn": (weight.dim(1), outputs[0].dim(2))}}
+
+
+def batches(step: int) -> dict[str, Tensor]:
+    ids = torch.randint(0, VOCAB, (4, 17), generator=torch.Generator().manual_seed(step))
+    return {"ids": ids[:, :-1], "labels": ids[:, 1:]}

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from frontend import mixed_op
+from frontend.mixed_op import mix
+
+import gnomon
 from gnomon.frontend.inputs import Named
 from gnomon.frontend.named import build, captured_of
-from gnomon.plans import Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
+from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
 from gnomon.runtime import AdamWSettings
 from gnomon.runtime.data.own_batches import OwnData
 from gnomon.runtime.train import Job, train
@@ -19,6 +23,8 @@ ALL_TRAINED = f"frontend.project:build_all_trained{INPUTS}"
 """ZeRO 3 divides no weights that are not trained."""
 LADDER = f"frontend.project:build_ladder{INPUTS}"
 """Stages read several tensors, of the one before and of others."""
+MIXED = "frontend.mixed_op:build(ids=int64[batch,seq=16], labels=int64[batch,seq=16])"
+"""Has a custom op, with a rule of how it divides."""
 FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")
 SETTINGS = AdamWSettings(lr=1e-2, weight_decay=0.0, clip_norm=1e9)
 STEPS = 3
@@ -29,6 +35,9 @@ PLANS = {
     **{f"zero {n}": replace(BASE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=n)) for n in (1, 2, 3)},
     "pp": replace(BASE, mesh=Mesh(pp=2)),
     "recompute": replace(BASE, mesh=Mesh(dp_replicate=2), saved=Saved(preset="full")),
+    "tp": replace(BASE, mesh=Mesh(tp=2)),
+    "tp, sequence parallel": replace(BASE, mesh=Mesh(tp=2), layout=Layout(sequence_parallel=True)),
+    "cp": replace(BASE, mesh=Mesh(cp=2)),
     "pp, recompute attention": replace(BASE, mesh=Mesh(pp=2), saved=Saved(preset="selective")),
 }
 
@@ -40,6 +49,7 @@ LADDERS = {
     ),
     "pp, split backward": replace(BASE, mesh=Mesh(pp=2), schedule=Schedule(name="zero_bubble_h1", micro_batch_size=1)),
     "zero 3": PLANS["zero 3"],
+    "tp, sequence parallel": PLANS["tp, sequence parallel"],
 }
 
 
@@ -71,6 +81,10 @@ def every_plan(folder: Path) -> dict[str, list[float]]:
     for name, plan in LADDERS.items():
         outcome = train(job(plan, LADDER, export=(folder / f"ladder {name}", folder)))
         losses[f"ladder {name}"] = [record.loss for record in outcome.records]
+    gnomon.op_sharding(mix)(mixed_op.divided)
+    for name in ("tp", "tp, sequence parallel"):
+        outcome = train(job(PLANS[name], MIXED, data=OwnData(name="frontend.mixed_op:batches")))
+        losses[f"mixed {name}"] = [record.loss for record in outcome.records]
     at = {"checkpoints": folder / "checkpoints"}
     first = train(job(PLANS["zero 3"], steps=1, **at))
     rest = train(job(PLANS["zero 3"], resume=True, export=(folder / "resumed", folder), **at))

@@ -7,7 +7,7 @@ from frontend.models import Layer
 from torch import Tensor, nn
 from torch.nn import functional
 
-VOCAB, LENGTH, ROWS = 67, 16, 4
+VOCAB, LENGTH, ROWS = 68, 16, 4
 
 
 class Net(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from frontend.mixed_op import WIDE, WIDTH, Mixed, mix  # noqa: E402
+from frontend.mixed_op import WIDE, WIDTH, Mixed, divided, mix  # noqa: E402
 from torch import nn  # noqa: E402
 
 import gnomon  # noqa: E402
@@ -126,10 +126,7 @@ def test_names_that_are_no_op() -> None:
 def test_ranks_have_parts_of_what_is_independent() -> None:
     gnomon.op_price(NAME)(price)
 
-    @gnomon.op_sharding(NAME)
-    def divided(x: Any, weight: Any, times: int, outputs: Any) -> dict[str, Any]:
-        return {"independent": {"batch": (x.dim(0), outputs[0].dim(0)), "ffn": (weight.dim(1), outputs[0].dim(2))}}
-
+    gnomon.op_sharding(NAME)(divided)
     model = mixed()
     sizes = {"batch": 2, "seq": 8}
     whole = shard_graph(model.graph, Layout(), Mesh(), sizes, BF16)
@@ -147,7 +144,7 @@ def test_ranks_have_parts_of_what_is_independent() -> None:
 
 def test_sums_over_parts_are_partial() -> None:
     @gnomon.op_sharding(NAME)
-    def divided(x: Any, weight: Any, times: int) -> dict[str, Any]:
+    def summing(x: Any, weight: Any, times: int) -> dict[str, Any]:
         return {"summed": {"ffn": (x.dim(2), weight.dim(0))}}
 
     model = mixed()

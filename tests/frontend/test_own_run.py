@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from frontend import own_runs, project  # noqa: E402
+from frontend import mixed_op, own_runs, project  # noqa: E402
 from frontend.own_runs import FLOAT, LADDER, LADDERS, PLANS, SEED, SETTINGS, STEPS  # noqa: E402
 from runtime.ranks import launch  # noqa: E402
 from torch import nn  # noqa: E402
@@ -55,7 +55,9 @@ def plain_ladder() -> tuple[project.Ladder, list[float]]:
     return looped(project.build_ladder)
 
 
-def looped(build: Callable[[], Module]) -> tuple[Module, list[float]]:
+def looped(
+    build: Callable[[], Module], batches: Callable[[int], dict[str, torch.Tensor]] = project.batches
+) -> tuple[Module, list[float]]:
     """A module after a loop of its own, with the loss of each step and of one more."""
     torch.manual_seed(SEED)
     module = build()
@@ -66,12 +68,16 @@ def looped(build: Callable[[], Module]) -> tuple[Module, list[float]]:
     losses = []
     for step in range(1, STEPS + 1):
         optimizer.zero_grad()
-        _, loss = module(**project.batches(step))
+        loss = _loss(module(**batches(step)))
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    losses.append(float(module(**project.batches(1))[1].detach()))
+    losses.append(float(_loss(module(**batches(1))).detach()))
     return module, losses
+
+
+def _loss(outputs: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return outputs[1] if isinstance(outputs, tuple) else outputs
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +116,12 @@ def test_stages_that_hand_on_several_tensors_train_as_in_a_plain_loop(
     written = Folder.of(folder / f"ladder {name}")
     for own, x in module.state_dict().items():
         assert torch.allclose(written.read(own), x, rtol=1e-9, atol=1e-9), own
+
+
+@pytest.mark.parametrize("name", ["tp", "tp, sequence parallel"])
+def test_a_custom_op_is_divided_as_its_rule_says(name: str, runs: tuple[Path, dict[str, list[float]]]) -> None:
+    _, losses = looped(mixed_op.build, mixed_op.batches)
+    assert runs[1][f"mixed {name}"] == pytest.approx(losses[:STEPS], rel=1e-12)
 
 
 def test_messages_of_several_tensors_weigh_what_is_predicted() -> None:

@@ -172,7 +172,7 @@ class CapturedWriter:
         for axis, old in zip(row, given, strict=False):
             atoms = self.owner.axes.dim(axis).atoms
             extent = self.owner.axes.extents[axis]
-            divided = any(base(a.name) in TENSOR_DIMS for a in atoms)
+            divided = any(base(a.name) in (*TENSOR_DIMS, "vocab") for a in atoms)
             if old == -1 and base_name(node.target) == "expand":
                 sizes.append(-1)
             elif divided and extent != 1 and not any(a.same_as for a in atoms):

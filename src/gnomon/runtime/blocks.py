@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -25,12 +26,12 @@ from gnomon.runtime.ops import FUNCTIONS, POSITIONED
 from gnomon.runtime.ops.captured import captured
 from gnomon.runtime.ops.linear import linear
 from gnomon.runtime.ops.routing import Routing, combine, dispatch, grouped_linear, routing_of
-from gnomon.runtime.ops.site import Axis, Operand, Site
+from gnomon.runtime.ops.site import ALONE, Axis, Operand, Site
 from gnomon.runtime.packing import Packing
 from gnomon.runtime.parameters import Weight
 from gnomon.sharding import ShardedBlock
 from gnomon.sharding.block import ShardedOp
-from gnomon.sharding.homes import TOKEN_DIMS, base
+from gnomon.sharding.homes import TOKEN_DIMS, base, is_sequence
 from gnomon.sharding.layout import Sharding
 
 Weights = Callable[[str, int], Weight]
@@ -66,6 +67,8 @@ class _Op:
     """Tensors that no later op reads."""
     moves: bool
     """Whether an output goes to another layout, or its gradient."""
+    parts: Mapping[str, tuple[Step, ...]]
+    """Of states of a captured model that it reads: which part."""
 
 
 class BlockRun:
@@ -84,7 +87,7 @@ class BlockRun:
         self.block, self.axes, self.keep_gathered = sharded.block, axes, keep_gathered
         self.homes = sharded.homes
         self.captured = any(op.captured is not None for op in sharded.block.ops)
-        whole = {dim.name: dim.size for dim in self.block.dims if dim.size is not None}
+        self.whole = whole = {dim.name: dim.size for dim in self.block.dims if dim.size is not None}
         self.extents = {
             o.op.path: {
                 **whole,
@@ -94,8 +97,11 @@ class BlockRun:
             for o in sharded.ops
             if o.op.captured is not None
         }
+        self.ways = {o.op.path: _ways(o, axes) for o in sharded.ops if o.op.captured is not None}
+        """Of a captured op: into how many parts ranks divide the dims that it works on parts of."""
         self.dims = {t.name: tuple(tuple(a.name for a in dim.atoms) for dim in t.dims) for t in self.block.tensors}
-        self.free = {name for name in self.block.inputs if not self.block.tensor(name).is_float}
+        self.free = {name for name in self.block.inputs if not self.block.tensor(name).is_float and not self.captured}
+        """Integers that every rank has as each op wants them."""
         reads: dict[str, str] = {}
         for op in self.block.ops:
             reads.update(dict.fromkeys(op.inputs, op.path))
@@ -108,14 +114,23 @@ class BlockRun:
     def _compiled(self, sharded: ShardedOp, last: tuple[str, ...]) -> _Op:
         op, strategy = sharded.op, sharded.strategy
         inputs: list[_Input | str] = []
+        parts: dict[str, tuple[Step, ...]] = {}
         for name, wanted, terms in zip(op.inputs, strategy.inputs, strategy.grad_partial, strict=True):
             tensor = self.block.tensor(name)
+            if tensor.kind == "state" and self.captured:  # every rank has all of it
+                parts[name] = steps(Sharding(), wanted, self.dims[name], self.axes)
+            if tensor.kind == "parameter" and op.captured is not None and wanted != self.homes[name]:
+                raise PlanError(
+                    f"{op.path} ({op.captured.where}) wants all of {name}, which ranks have parts of "
+                    f"({self.homes[name]}); say how it divides with gnomon.op_sharding, or use "
+                    f"{_axes_of(self.homes[name])} = 1"
+                )
             if tensor.kind != "activation":
                 inputs.append(name)
                 continue
             home = wanted if name in self.free else self.homes[name]
-            there = steps(home, wanted, self.dims[name], self.axes)
-            back = steps(wanted.with_partial(*terms), home, self.dims[name], self.axes) if tensor.is_float else ()
+            there = self._steps(home, wanted, name)
+            back = self._steps(wanted.with_partial(*terms), home, name) if tensor.is_float else ()
             inputs.append(_Input((name, wanted, terms), there, back))
         leave, enter = list[tuple[Step, ...]](), list[tuple[Step, ...]]()
         for name, made in zip(op.outputs, strategy.outputs, strict=True):
@@ -124,8 +139,8 @@ class BlockRun:
                 enter.append(())
                 continue
             home = self.homes[name]
-            leave.append(steps(made, home, self.dims[name], self.axes))
-            enter.append(steps(home, Sharding(shards=made.shards), self.dims[name], self.axes))
+            leave.append(self._steps(made, home, name))
+            enter.append(self._steps(home, Sharding(shards=made.shards), name))
         first = strategy.inputs[0].dim_of("etp") if strategy.inputs else None  # what makes positions reads nothing
         sums = first is not None and strategy.outputs[0].dim_of("etp") is None
         if op.kind == "grouped_linear" and len(op.inputs) > 2 and sums:
@@ -138,7 +153,16 @@ class BlockRun:
             divided=_dividing_positions(op.inputs[:1], strategy.inputs[:1], self.block),
             keep_gathered=self.keep_gathered,
         )
-        return _Op(site, tuple(inputs), tuple(leave), tuple(enter), last, moves=any(leave) or any(enter))
+        return _Op(site, tuple(inputs), tuple(leave), tuple(enter), last, any(leave) or any(enter), parts)
+
+    def entry(self, name: str) -> tuple[Step, ...]:
+        """An input of a captured model, as the batch has it, to where the block reads it."""
+        home = self.homes[name]
+        whole = Sharding(shards=tuple(pair for pair in home.shards if pair[0] == "cp"))
+        return self._steps(whole, home, name)
+
+    def _steps(self, source: Sharding, target: Sharding, name: str) -> tuple[Step, ...]:
+        return steps(source, target, self.dims[name], self.axes, sized=self.captured)
 
     def run(
         self,
@@ -201,6 +225,7 @@ class Frame:
         self.brought: dict[Need, Tensor] = {}
         self.regathered: dict[Need, list[Any]] = {}
         self.routings: dict[str, Routing] = {}
+        self.extents = {**owner.whole, **sizes}
 
     def anew(self, values: dict[str, Tensor]) -> Frame:
         """Another run with the same parameters, from other tensors."""
@@ -230,7 +255,8 @@ class Frame:
                 self.routings[site.op.outputs[0]] = self.routings[site.op.inputs[0]]
             if op.moves:
                 made = out if isinstance(out, tuple) else (out,)
-                out = tuple(moved(x, there, back) for x, there, back in zip(made, op.leave, op.enter, strict=True))
+                ways = zip(made, op.leave, op.enter, strict=True)
+                out = tuple(moved(x, there, back, self.extents) for x, there, back in ways)
         named = dict(zip(site.op.outputs, out if isinstance(out, tuple) else (out,), strict=True))
         self.values.update(named)
         if seen is not None:
@@ -245,10 +271,13 @@ class Frame:
 
     def _captured(self, op: _Op) -> Callable[..., Tensor | tuple[Tensor, ...]]:
         """The ATen ops of a captured op, at the sizes of this rank."""
-        sizes = {**self.owner.extents[op.site.op.path], **self.sizes}
+        ways, cp = self.owner.ways[op.site.op.path], self.owner.axes.get("cp", ALONE).ranks
+        whole = {name: size * (cp if is_sequence(name) else 1) for name, size in self.sizes.items()}
+        parts = {name: size // ways.get(name, 1) for name, size in whole.items()}
+        sizes = {**self.owner.extents[op.site.op.path], **parts}
 
         def function(site: Site, *operands: Operand) -> Tensor | tuple[Tensor, ...]:
-            return captured(site, sizes, self.compute, self.device, *operands)
+            return captured(site, sizes, self.compute, self.device, *operands, whole={**self.owner.whole, **whole})
 
         return function
 
@@ -257,7 +286,8 @@ class Frame:
             return self._brought(given)
         tensor = self.owner.block.tensor(given)
         if tensor.kind == "state" and (not tensor.is_float or self.owner.captured):
-            return self.state(given)
+            value = self.state(given)
+            return run(value, op.parts[given]) if op.parts.get(given) else value
         rows = op.site.weight_rows if op.site.op.contracts and given == op.site.op.inputs[1] else 0
         return self.weights(given, rows if op.site.op.contracts else max(0, len(tensor.dims) - 1))
 
@@ -267,7 +297,7 @@ class Frame:
             return self.values[given.need[0]]
         value = self.brought.get(given.need)
         if value is None:
-            value = moved(self.values[given.need[0]], given.there, given.back)
+            value = moved(self.values[given.need[0]], given.there, given.back, self.extents)
             self.brought[given.need] = value
         return value
 
@@ -282,7 +312,10 @@ class Frame:
             more |= {"home": self.values[first.need[0]], "gather": self._gather(first)}
         if op.leave[0] or op.enter[0]:
             leave, enter = op.leave[0], op.enter[0]
-            more |= {"leave": lambda out: run(out, leave, own=True), "enter": lambda grad: run(grad, enter)}
+            more |= {
+                "leave": lambda out: run(out, leave, own=True, sizes=self.extents),
+                "enter": lambda grad: run(grad, enter, sizes=self.extents),
+            }
         return linear(op.site, x, weight, bias[0] if bias else None, **more)
 
     def _gather(self, given: _Input) -> Callable[[Tensor], Tensor]:
@@ -292,7 +325,7 @@ class Frame:
 
         def gather(home: Tensor) -> Tensor:
             if kept[0] is None:
-                kept[0] = run(home, given.there)
+                kept[0] = run(home, given.there, sizes=self.extents)
             kept[1] -= 1
             gathered = kept[0]
             if not kept[1]:
@@ -337,3 +370,17 @@ def _dividing_positions(names: tuple[str, ...], layouts: tuple[Sharding, ...], b
             if base(dim.name) in TOKEN_DIMS:
                 return layout.axes_of(dim.name)
     return ()
+
+
+def _ways(op: ShardedOp, axes: Mapping[str, Axis]) -> dict[str, int]:
+    """Parts of each dim that an op works on parts of."""
+    shardings = (*op.strategy.inputs, *op.strategy.outputs)
+    divided = {name: sharding for sharding in shardings for _, name in sharding.shards}
+    return {
+        name: prod(axes[axis].ranks for axis in sharding.axes_of(name) if axis in axes)
+        for name, sharding in divided.items()
+    }
+
+
+def _axes_of(sharding: Sharding) -> str:
+    return " and ".join(axis for axis, _ in sharding.shards)

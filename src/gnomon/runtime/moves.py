@@ -8,7 +8,8 @@ one dim for another (all-to-all of context parallelism).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -28,19 +29,31 @@ class Step:
     axis: Axis
     dim: int
     """Of the torch tensor; -1 for an all-reduce."""
+    outer: tuple[str, ...] = ()
+    """The graph's dims that stand before its own in this torch dim, as where a module flattens batch and positions."""
 
 
 def steps(
-    source: Sharding, target: Sharding, dims: Sequence[tuple[str, ...]], axes: Mapping[str, Axis]
+    source: Sharding,
+    target: Sharding,
+    dims: Sequence[tuple[str, ...]],
+    axes: Mapping[str, Axis],
+    *,
+    sized: bool = False,
 ) -> tuple[Step, ...]:
-    """From one layout to another. dims: for each torch dim the names of the graph's dims in it, outermost first.
-    PlanError where an axis divides a dim that is not the outermost of its torch dim."""
+    """From one layout to another. dims: for each torch dim the names of the graph's dims in it, outermost first. sized:
+    whether `run` is told the sizes of dims. PlanError where an axis divides a dim that is not the outermost of its
+    torch dim, and those before it have no known size."""
     moves = []
     for hop in hops(source, target):
         axis = axes.get(hop.axis)
         if axis is None or axis.ranks == 1:
             continue
-        moves.append(Step(kind=hop.kind, axis=axis, dim=_place(hop, dims)))
+        place = _place(hop, dims)
+        outer = () if place < 0 else dims[place][: dims[place].index(str(hop.dim))]
+        if outer and (not sized or any(side.axes_of(name) for side in (source, target) for name in outer)):
+            raise PlanError(f"{hop.axis} divides {hop.dim}, which is not the outermost of {' x '.join(dims[place])}")
+        moves.append(Step(kind=hop.kind, axis=axis, dim=place, outer=outer))
     return tuple(moves)
 
 
@@ -49,19 +62,23 @@ def _place(hop: Hop, dims: Sequence[tuple[str, ...]]) -> int:
         raise PlanError(f"the runtime does not exchange {hop.dim} for {hop.to} over {hop.axis} yet; use {hop.axis} = 1")
     if hop.dim is None:
         return -1
-    place = next(i for i, names in enumerate(dims) if hop.dim in names)
-    if dims[place][0] != hop.dim:
-        raise PlanError(f"{hop.axis} divides {hop.dim}, which is not the outermost of {' x '.join(dims[place])}")
-    return place
+    return next(i for i, names in enumerate(dims) if hop.dim in names)
 
 
-def run(x: Tensor, todo: Sequence[Step], *, own: bool = False) -> Tensor:
-    """The tensor after these steps. own: it is nobody else's, so that sums may be made in place."""
+def run(x: Tensor, todo: Sequence[Step], *, own: bool = False, sizes: Mapping[str, int] | None = None) -> Tensor:
+    """The tensor after these steps. own: it is nobody else's, so that sums may be made in place. sizes: of the dims
+    that `Step.outer` names."""
     for step in todo:
+        if step.outer:
+            assert sizes is not None, "steps made with `sized` want sizes"
+            apart = x.unflatten(step.dim, (prod(sizes[name] for name in step.outer), -1))
+            x = run(apart, (replace(step, dim=step.dim + 1, outer=()),)).flatten(step.dim, step.dim + 1)
+            own = True
+            continue
         group, n = step.axis.group, step.axis.ranks
         assert group is not None
         if step.kind == "part":
-            x, own = x.chunk(n, dim=step.dim)[step.axis.index].contiguous(), True
+            x, own = x.index_select(step.dim, step.axis.positions(x.shape[step.dim] // n, x.device)), True
         elif step.kind == "all_reduce":
             x = x if own and x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
             all_reduce(x, group)
@@ -70,26 +87,31 @@ def run(x: Tensor, todo: Sequence[Step], *, own: bool = False) -> Tensor:
             first = x.movedim(step.dim, 0).contiguous()
             gathers = step.kind == "all_gather"
             rows = first.shape[0] * n if gathers else first.shape[0] // n
+            held = None if step.axis.order == "contiguous" else step.axis.all_positions(min(rows, len(first)), x.device)
+            first = first if gathers or held is None else first[held]
             out = torch.empty((rows, *first.shape[1:]), dtype=x.dtype, device=x.device)
             (all_gather if gathers else reduce_scatter)(out, first, group)
+            out = out if not gathers or held is None else out[held.argsort()]
             x, own = out.movedim(0, step.dim), True
     return x
 
 
 class _Moved(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, there: tuple[Step, ...], back: tuple[Step, ...]) -> Tensor:
-        ctx.back = back
-        return run(x, there) if there else x.view_as(x)
+    def forward(
+        ctx: Any, x: Tensor, there: tuple[Step, ...], back: tuple[Step, ...], sizes: Mapping[str, int] | None
+    ) -> Tensor:
+        ctx.back, ctx.sizes = back, sizes
+        return run(x, there, sizes=sizes) if there else x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return run(grad, ctx.back), None, None
+        return run(grad, ctx.back, sizes=ctx.sizes), None, None, None
 
 
-def moved(x: Tensor, there: tuple[Step, ...], back: tuple[Step, ...]) -> Tensor:
-    """x after `there`; its gradient comes home by `back`."""
+def moved(x: Tensor, there: tuple[Step, ...], back: tuple[Step, ...], sizes: Mapping[str, int] | None = None) -> Tensor:
+    """x after `there`; its gradient comes home by `back`. sizes: as of `run`."""
     if not there and not back:
         return x
-    out: Tensor = _Moved.apply(x, there, back)  # type: ignore[no-untyped-call]
+    out: Tensor = _Moved.apply(x, there, back, sizes)  # type: ignore[no-untyped-call]
     return out

@@ -21,6 +21,7 @@ from gnomon.graph import Tensor as GraphTensor
 from gnomon.plans.parts import Preset
 from gnomon.runtime.blocks import BlockRun
 from gnomon.runtime.crossings import Hop, reads, writes
+from gnomon.runtime.moves import Step, moved
 from gnomon.runtime.ops.places import places
 from gnomon.runtime.ops.site import ALONE
 from gnomon.runtime.packing import Packing, packing_of
@@ -73,6 +74,11 @@ class Stage(nn.Module):
         """Buffers of a captured model, by full name."""
         self.scans = any(op.kind == "state_space" for layer in layers for op in graph.block(layer.call.block).ops)
         self.captured = any(op.captured is not None for block in graph.blocks for op in block.ops)
+        self.entries: dict[str, tuple[Step, ...]] = {}
+        """Of inputs of a captured model: which part this rank works on, where sequences are divided between layers."""
+        for layer in layers if self.captured else ():
+            run = runs[layer.call.block]
+            self.entries |= {name: run.entry(own) for own, name in reads(layer).items() if name in self.given}
         self.reads = [reads(layer) for layer in layers]
         self.writes = [writes(graph, layer) for layer in layers]
         made = {name for names in self.writes for name in names.values()}
@@ -95,6 +101,7 @@ class Stage(nn.Module):
         the loss summed over tokens, as `result`."""
         if self.captured:
             batch, self.sizes = differentiable(batch), bound(self.inputs, batch)
+            batch = {n: moved(x, self.entries[n], ()) if self.entries.get(n) else x for n, x in batch.items()}
         values = {**batch, **entered}
         packing = packing_of(batch)
         if packing is not None and self.scans:

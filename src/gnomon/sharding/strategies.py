@@ -176,7 +176,8 @@ def _captured(op: Op, setting: Setting) -> Strategy:
             inputs = [s if _agrees(op, s.dim_of(axis), owner) else s.without(axis) for s in inputs]
             outputs = [s.with_partial(axis) for s in outputs]
             continue
-        free = not {owner, "*"} & set(op.captured.whole)
+        made_here = not any(s.dim_of(axis) for s in inputs)  # counts positions, or cuts them out of a longer table
+        free = not {owner, "*"} & set(op.captured.whole) and not made_here
         if free and all(_agrees(op, s.dim_of(axis), owner) for s in outputs):
             inputs = [s if _agrees(op, s.dim_of(axis), owner) else s.without(axis) for s in inputs]
             for index, sharding in enumerate(inputs):

@@ -25,6 +25,17 @@ def aten(target: str) -> Any:
     return getattr(getattr(getattr(torch.ops, space), name), overload)
 
 
+RESHAPED = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}
+"""Views of what may lie otherwise in memory here than where the module was recorded: a part, or a gathered whole."""
+
+
+ARITHMETIC = frozenset(
+    "add sub rsub mul div true_divide floor_divide remainder fmod pow clamp clamp_min clamp_max threshold masked_fill "
+    "fill eq ne lt le gt ge maximum minimum addcmul addcdiv lerp xlogy".split()
+)
+"""Ops whose numbers are values, not lengths: a mean divides by all positions, whoever holds them."""
+
+
 class _Frame:
     """Tensors of one run of an op."""
 
@@ -51,17 +62,26 @@ class _Frame:
 
 
 def captured(
-    site: Site, sizes: Mapping[str, int], compute: torch.dtype, device: torch.device, *operands: Operand
+    site: Site,
+    sizes: Mapping[str, int],
+    compute: torch.dtype,
+    device: torch.device,
+    *operands: Operand,
+    whole: Mapping[str, int] | None = None,
 ) -> Result:
-    """The op's outputs. sizes: of the dims on this rank. compute: what the graph's `compute` is."""
+    """The op's outputs. sizes: of the dims on this rank; `whole`, of all ranks together, which arithmetic is done with.
+    compute: what the graph's `compute` is."""
     op = site.op
     assert op.captured is not None, "of captured ops only"
     values: dict[str, Any] = {name: read(x) for name, x in zip(op.inputs, operands, strict=True)}
     frame = _Frame(values, sizes, compute, device)
     for node in op.captured.nodes:
+        name = node.target.split(".")[1].rstrip("_")
+        frame.sizes = whole if whole is not None and name in ARITHMETIC else sizes
         args = [frame.operand(x) for x in node.args]
         kwargs = {name: frame.operand(x) for name, x in node.kwargs}
-        made = aten(node.target)(*args, **kwargs)
+        target = RESHAPED.get(node.target, node.target)
+        made = aten(target)(*args, **kwargs)
         for name, x in zip(node.outputs, made if node.many else (made,), strict=False):
             if name:
                 values[name] = x

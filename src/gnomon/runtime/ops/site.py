@@ -58,6 +58,10 @@ class Axis:
         """(local): the positions that this rank holds."""
         return _positions(self.segments(local), device)
 
+    def all_positions(self, local: int, device: torch.device) -> Tensor:
+        """(ranks · local): the positions that all ranks hold, rank after rank."""
+        return torch.cat([_positions(self.segments(local, index), device) for index in range(self.ranks)])
+
 
 ALONE = Axis()
 """One rank."""

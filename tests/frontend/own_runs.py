@@ -19,8 +19,6 @@ from gnomon.runtime.train import Job, train
 INPUTS = "(idx=int64[batch,seq=16], targets=int64[batch,seq=16])"
 CODE = f"frontend.project:build{INPUTS}"
 FLOAT = f"frontend.project:build_float{INPUTS}"
-ALL_TRAINED = f"frontend.project:build_all_trained{INPUTS}"
-"""ZeRO 3 divides no weights that are not trained."""
 LADDER = f"frontend.project:build_ladder{INPUTS}"
 """Stages read several tensors, of the one before and of others."""
 MIXED = "frontend.mixed_op:build(ids=int64[batch,seq=16], labels=int64[batch,seq=16])"
@@ -55,7 +53,7 @@ LADDERS = {
 
 def job(plan: Plan, code: str = "", **changes: object) -> Job:
     """The user's module on the user's batches."""
-    code = code or (ALL_TRAINED if plan.optimizer.zero == 3 else CODE)
+    code = code or CODE
     graph = captured_of(Named.parse(code), build(Named.parse(code))).graph
     made = Job(
         graph=graph,

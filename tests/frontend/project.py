@@ -38,12 +38,6 @@ def build_float() -> Net:
     return Net()
 
 
-def build_all_trained() -> Net:
-    module = build()
-    module.scale.requires_grad_()
-    return module
-
-
 class Ladder(nn.Module):
     """Layers whose later half adds what the earlier half made, as a U-Net's; each reads a mask of positions and the
     embedding beside."""
@@ -70,7 +64,11 @@ class Ladder(nn.Module):
 
 
 def build_ladder() -> Ladder:
-    return Ladder().double()
+    """The table and the first layer are not trained."""
+    module = Ladder().double()
+    for part in (module.wte, module.h[0]):
+        part.requires_grad_(False)
+    return module
 
 
 def build_without_loss() -> nn.Module:

@@ -46,11 +46,6 @@ def plain() -> tuple[project.Net, list[float]]:
 
 
 @pytest.fixture(scope="module")
-def plain_all_trained() -> tuple[project.Net, list[float]]:
-    return looped(project.build_all_trained)
-
-
-@pytest.fixture(scope="module")
 def plain_ladder() -> tuple[project.Ladder, list[float]]:
     return looped(project.build_ladder)
 
@@ -90,11 +85,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list
 def test_it_trains_as_in_a_plain_loop(
     name: str,
     plain: tuple[project.Net, list[float]],
-    plain_all_trained: tuple[project.Net, list[float]],
     runs: tuple[Path, dict[str, list[float]]],
 ) -> None:
-    module, losses = plain_all_trained if name in ("zero 3", "resumed") else plain
-    folder, by_plan = runs
+    (module, losses), (folder, by_plan) = plain, runs
     assert by_plan[name] == pytest.approx(losses[:STEPS], rel=1e-12)
     written = Folder.of(folder / name)
     wanted = {own: x for own, x in module.state_dict().items() if own != "places"}

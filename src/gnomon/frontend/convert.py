@@ -16,7 +16,7 @@ from gnomon.errors import CaptureError
 from gnomon.frontend.axes import Axes
 from gnomon.frontend.custom_ops import Count, Division, TensorShape, cost_of, division_of, has_price, has_sharding
 from gnomon.frontend.kinds import Kind, kind_of, link_kind
-from gnomon.frontend.rules import link
+from gnomon.frontend.rules import base_name, link
 from gnomon.frontend.sizes import Extent, Sizes
 from gnomon.frontend.trace import Node as Traced
 from gnomon.frontend.trace import Ref, Step, Trace
@@ -117,14 +117,14 @@ class Converter:
 
     def _roles(self, live: Sequence[Step]) -> None:
         """Words for classes: tables and widths of embeddings, what a feed-forward widens to."""
-        embeddings = [k for k in self.kinds.values() if k.kind == "embedding"]
-        embeddings.sort(key=lambda k: -self.trace.values[k.operands[1]].shape[0])
-        for place, op in enumerate(embeddings):
-            rows = self.rows[op.operands[1]]
+        tables = self._tables(live)
+        for place, table in enumerate(tables):
+            rows = self.rows[table]
             self.axes.role(rows[0], "vocab" if place == 0 else "rows")
             self.axes.role(rows[1], "hidden")
+        normed = {self.axes.find(self.rows[k.operands[0]][-1]) for k in self.kinds.values() if k.kind == "norm"}
         linears = [k for k in self.kinds.values() if k.kind == "linear"]
-        vocab = self.trace.values[embeddings[0].operands[1]].shape[0] if embeddings else 0
+        vocab = self.trace.values[tables[0]].shape[0] if tables else 0
         for layer in linears:
             weight = self.trace.values[layer.operands[1]]
             if weight.shape[0] == vocab and vocab:
@@ -134,15 +134,22 @@ class Converter:
             out, inner = self.rows[projection.operands[1]]
             root = self.axes.find(out)
             wide = self.trace.values[projection.operands[1]].shape[0]
-            if root in read and root not in self.axes.factors and root != self.axes.find(inner):
-                if self.axes.roles.get(root) is None and wide != self._width(embeddings):
+            if root in read - normed and root not in self.axes.factors and root != self.axes.find(inner):
+                if self.axes.roles.get(root) is None and wide != self._width(tables):
                     self.axes.role(out, "ffn")
         for index, value in enumerate(self.trace.values):
             if value.origin == "parameter" and len(value.shape) == 3 and "expert" in value.name:
                 self.axes.role(self.rows[index][0], "experts")
 
-    def _width(self, embeddings: Sequence[Kind]) -> int:
-        return self.trace.values[embeddings[0].operands[1]].shape[1] if embeddings else 0
+    def _tables(self, live: Sequence[Step]) -> list[int]:
+        """Values that rows are looked up in, the longest first; those that are not trained too."""
+        nodes = (node for step in live for node in step.nodes if base_name(node.target) == "embedding")
+        tables = {node.args[0].index for node in nodes if isinstance(node.args[0], Ref)}
+        tables = {index for index in tables if len(self.trace.values[index].shape) == 2}
+        return sorted(tables, key=lambda index: (-self.trace.values[index].shape[0], index))
+
+    def _width(self, tables: Sequence[int]) -> int:
+        return self.trace.values[tables[0]].shape[1] if tables else 0
 
     # --- tensors
 

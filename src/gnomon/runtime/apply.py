@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -55,8 +56,10 @@ def apply(
     check_runnable(graph)
     check_plan(plan)
     zero, mesh = effective_zero(plan), groups.mesh
-    if reason := own.zero_reason(graph, zero):
-        raise PlanError(reason)
+    if zero == 3 and mesh.ep * mesh.etp > 1 and _has_frozen_experts(graph):
+        raise PlanError(
+            f"{graph.name} has frozen experts, which the runtime does not shard; use zero 0 to 2, or ep = 1"
+        )
     if (reason := own.tensor_parallel_reason(graph, mesh.tp)) and own.has_scan(graph):
         raise PlanError(reason)
     if mesh.cp > 1 and own.has_scan(graph):
@@ -77,9 +80,34 @@ def apply(
         leaves = [hop for hop in crossing if hop.source == number]
         stages[number] = Stage(graph, layers, parts, runs, zero, enters=enters, leaves=leaves)
         still = tuple(slots_of(layers, sharded, axes, set(), frozen=True))
-        stages[number].frozen = frozen_of(still, dtypes(plan).param, start, device)
+        if stages[number].captured:
+            still = _held_apart(still, values, zero, graph)
+        shards = mesh.dp_shard * mesh.cp if zero == 3 else 1
+        stages[number].frozen = frozen_of(
+            still, dtypes(plan).param, start, device, shard=groups.here.shard, num_shards=shards
+        )
         stages[number].presets, stages[number].every, stages[number].rules = presets, plan.saved.every, rules
     return stages
+
+
+def _held_apart(
+    slots: Sequence[Slot], values: Callable[[Slot], Tensor | None] | None, zero: int, graph: Graph
+) -> tuple[Slot, ...]:
+    """Of what a captured model reads and does not train: the weights that ZeRO 3 divides; all else is in its states,
+    whole. PlanError where tp divides them too."""
+    if zero < 3 or values is None:
+        return ()
+    chosen, start = [], 0
+    for slot in slots:
+        if values(slot) is None:
+            continue  # a buffer, or a constant
+        if slot.shape != slot.whole:
+            raise PlanError(
+                f"{graph.name}: the runtime does not divide {slot.name}, which is not trained, by ZeRO 3 and tp"
+            )
+        chosen.append(replace(slot, start=start))
+        start = chosen[-1].stop
+    return tuple(chosen)
 
 
 def sharded_blocks(graph: Graph, plan: Plan, mesh: Mesh) -> dict[str, ShardedBlock]:
@@ -124,6 +152,10 @@ def axes_of(plan: Plan, groups: Groups) -> dict[str, Axis]:
         for axis in ("cp", "tp", "ep", "etp")
         if axis in along
     }
+
+
+def _has_frozen_experts(graph: Graph) -> bool:
+    return any(tensor.name in routed_tensors(block) for block in graph.blocks for tensor in block.frozen)
 
 
 def has_experts(graph: Graph) -> bool:

@@ -141,6 +141,9 @@ class BlockRun:
             home = self.homes[name]
             leave.append(self._steps(made, home, name))
             enter.append(self._steps(home, Sharding(shards=made.shards), name))
+        over = str(op.attr("over", "")) if op.kind == "norm" and op.attr("fn", "") != "group" else ""
+        if over and any(axis in self.axes and self.axes[axis].ranks > 1 for axis in strategy.inputs[0].axes_of(over)):
+            raise PlanError(f"{op.path}: the runtime does not norm over {over}, which ranks divide; use tp = 1")
         first = strategy.inputs[0].dim_of("etp") if strategy.inputs else None  # what makes positions reads nothing
         sums = first is not None and strategy.outputs[0].dim_of("etp") is None
         if op.kind == "grouped_linear" and len(op.inputs) > 2 and sums:
@@ -311,10 +314,10 @@ class Frame:
         if gathers and not self.owner.keep_gathered:
             more |= {"home": self.values[first.need[0]], "gather": self._gather(first)}
         if op.leave[0] or op.enter[0]:
-            leave, enter = op.leave[0], op.enter[0]
+            leave, enter, sizes = op.leave[0], op.enter[0], self.extents  # not the frame, whose tensors hold these
             more |= {
-                "leave": lambda out: run(out, leave, own=True, sizes=self.extents),
-                "enter": lambda grad: run(grad, enter, sizes=self.extents),
+                "leave": lambda out: run(out, leave, own=True, sizes=sizes),
+                "enter": lambda grad: run(grad, enter, sizes=sizes),
             }
         return linear(op.site, x, weight, bias[0] if bias else None, **more)
 
@@ -322,10 +325,11 @@ class Frame:
         """Gathers an input again, once for all linears that read it: the last of them lets it go."""
         kept = self.regathered.setdefault(given.need, [None, 0])
         kept[1] += 1
+        sizes = self.extents  # not the frame, whose tensors hold this function
 
         def gather(home: Tensor) -> Tensor:
             if kept[0] is None:
-                kept[0] = run(home, given.there, sizes=self.extents)
+                kept[0] = run(home, given.there, sizes=sizes)
             kept[1] -= 1
             gathered = kept[0]
             if not kept[1]:

@@ -53,7 +53,7 @@ def _forward(executor: Executor, number: int, unit: int, given: Batch) -> dict[s
             work.wait()
         names = (crossing.name for crossing in hop.crossings)
         entered.update(zip(names, executor.buffers.take(name), strict=True))
-    gathers = stage.zero == 3 and all(held.flat is None for held in stage.held if held.zero)
+    gathers = stage.zero == 3 and all(held.flat is None for held in stage.parts if held.zero)
     if gathers:
         executor.state.unshard((number,))
         executor.state.gathered(number)

@@ -1,7 +1,8 @@
 """Weights that are read and not trained: the base of adapters, and tables that never change.
 
-`Frozen` holds them like `Parameters`, without gradients, masters or shards; every product reads them by the same
-`Weight`. Leaves out bases in four bits, which `check_runnable` refuses by name, and shares of them under ZeRO 3.
+`Frozen` holds them like `Parameters`, without gradients or masters; every product reads them by the same `Weight`.
+Under ZeRO 3 a rank has a shard of them, which is gathered with the trained ones. Leaves out bases in four bits, which
+`check_runnable` refuses by name.
 """
 
 from __future__ import annotations
@@ -15,13 +16,22 @@ from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Slot
 
 
 class Frozen(Parameters):
-    """Whole on every data-parallel rank."""
+    """Whole on every data-parallel rank, or a shard of them under ZeRO 3."""
 
     trained = False
 
-    def __init__(self, slots: Sequence[Slot], dtype: torch.dtype, device: torch.device = CPU) -> None:
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+        *,
+        shard: int = 0,
+        num_shards: int = 1,
+    ) -> None:
         kept = Dtypes(param=dtype, grad=dtype, master=None, states=dtype)
-        super().__init__(slots, kept, zero=0, shard=0, num_shards=1, device=device)
+        zero = 3 if num_shards > 1 else 0
+        super().__init__(slots, kept, zero=zero, shard=shard, num_shards=num_shards, device=device)
 
     def add_grad(self, name: str, grad: Tensor) -> None:
         """Nothing: it is not trained."""
@@ -34,11 +44,17 @@ class Frozen(Parameters):
 
 
 def frozen_of(
-    slots: Sequence[Slot], dtype: torch.dtype, values: Callable[[Slot], Tensor], device: torch.device
+    slots: Sequence[Slot],
+    dtype: torch.dtype,
+    values: Callable[[Slot], Tensor],
+    device: torch.device,
+    *,
+    shard: int = 0,
+    num_shards: int = 1,
 ) -> Frozen | None:
-    """The frozen weights of a stage with their values; None where it has none."""
+    """The frozen weights of a stage with their values; None where it has none. num_shards: ranks that divide them."""
     if not slots:
         return None
-    made = Frozen(slots, dtype, device)
+    made = Frozen(slots, dtype, device, shard=shard, num_shards=num_shards)
     made.fill(values)
     return made

@@ -97,7 +97,7 @@ class OwnModule:
             trained = self.graph.parameters()
             for name, x in self.parameters.items():
                 if name not in trained:
-                    writer.put(layout, _whole(name, tuple(x.shape)), x)
+                    writer.put(layout, _whole(name, layout.pieces[name][0].view), x)
         dist.barrier()
         return target
 

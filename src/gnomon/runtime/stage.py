@@ -52,7 +52,7 @@ class Stage(nn.Module):
         self.layers, self.held, self.runs, self.tape = tuple(layers), tuple(held), runs, Tape()
         self.zero = zero
         self.frozen: Parameters | None = None
-        """Weights that are not trained."""
+        """Weights that are not trained; of a captured model those that ZeRO 3 divides."""
         self.holder = {name: part for part in held for name in part.by_name}
         """Name of a parameter -> which of `held` has it."""
         self.presets: Mapping[str, Preset] = {}
@@ -95,6 +95,11 @@ class Stage(nn.Module):
         self.result = next(name for name in graph.outputs if name in results) if self.last else ""
         """The loss, at the last stage."""
         self.given_on = {crossing.name for hop in self.leaves for crossing in hop.crossings} | {self.result}
+
+    @property
+    def parts(self) -> tuple[Parameters, ...]:
+        """All that is gathered under ZeRO 3: what is trained, and what is only read."""
+        return self.held if self.frozen is None else (*self.held, self.frozen)
 
     def forward(self, entered: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         """entered: what earlier stages hand it, by name. Returns what it hands later ones, by name; at the last stage
@@ -186,10 +191,15 @@ class Stage(nn.Module):
     def _state(
         self, layer: Layer, run: BlockRun, inputs: Mapping[str, Tensor], packing: Packing | None
     ) -> Callable[[str], Tensor]:
-        held, derived = self.states, _state(run, inputs, packing)
+        held, frozen, derived = self.states, self.frozen, _state(run, inputs, packing)
 
         def state(name: str) -> Tensor:
-            value = held.get(layer.call.parameter_name(name, layer.index))
+            full = layer.call.parameter_name(name, layer.index)
+            if self.captured and frozen is not None and full in frozen.by_name:
+                return frozen.value(full).view(
+                    [math.prod(a.size or 1 for a in dim.atoms) for dim in run.block.tensor(name).dims]
+                )
+            value = held.get(full)
             return derived(name) if value is None else value
 
         return state

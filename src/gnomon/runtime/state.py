@@ -177,7 +177,7 @@ class State:
         for number in stages:
             self.buffers.wait(("PS", number, NO_UNIT))
             works, size = [], 0
-            for held in self.stages[number].held:
+            for held in self.stages[number].parts:
                 if not held.zero:
                     continue  # nobody to divide over: they are whole
                 if held.zero == 3:
@@ -190,7 +190,7 @@ class State:
     def reshard(self, stage: int) -> None:
         """RESHARD: frees what was gathered."""
         self.gathered(stage)
-        for held in self.stages[stage].held:
+        for held in self.stages[stage].parts:
             if held.zero == 3:
                 held.flat = None
 

@@ -145,13 +145,6 @@ def model_reason(graph: Graph) -> str | None:
     return None
 
 
-def zero_reason(graph: Graph, zero: int) -> str | None:
-    """Why it does not run the model under a ZeRO stage; None where it does."""
-    if zero == 3 and any(block.frozen for block in graph.blocks):
-        return f"{graph.name} has frozen weights, which the runtime does not shard; use zero 0 to 2"
-    return None
-
-
 def tensor_parallel_reason(graph: Graph, tp: int) -> str | None:
     """Why it does not divide the model over so many ranks; None where it does."""
     if tp > 1 and has_scan(graph):
@@ -189,10 +182,9 @@ def limits(graph: Graph, base: Plan, ranks: Iterable[int] = ()) -> Iterator[tupl
             yield "tp", tp, reason or f"the runtime does not carry out {added[0]}"
     for zero in (0, 1, 2, 3):
         plan = replace(base, mesh=Mesh(dp_shard=2), optimizer=replace(base.optimizer, zero=zero))
-        reason = zero_reason(graph, zero)
         added = [name for name in lacking(plan) if name not in known]
-        if reason or added:
-            yield "zero", zero, reason or f"the runtime does not carry out {added[0]}"
+        if added:
+            yield "zero", zero, f"the runtime does not carry out {added[0]}"
 
 
 def divides_matrices(plan: Plan) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gnomon.errors import PlanError
 from gnomon.runtime.ops.image import group_norm
-from gnomon.runtime.ops.site import Site
+from gnomon.runtime.ops.site import ANCHOR, Site
 from gnomon.runtime.parameters import Weight
 
 
@@ -32,7 +32,14 @@ def _fused(x: Tensor, weight: Weight | None, bias: Weight | None, center: bool, 
 class _FusedNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Weight | None, bias: Weight | None, center: bool, eps: float, offset: float
+        ctx: Any,
+        x: Tensor,
+        weight: Weight | None,
+        bias: Weight | None,
+        center: bool,
+        eps: float,
+        offset: float,
+        anchor: Tensor | None,
     ) -> Tensor:
         last = [x.shape[-1]]
         w, b = (None if parameter is None else parameter.matrix for parameter in (weight, bias))
@@ -60,13 +67,20 @@ class _FusedNorm(torch.autograd.Function):
         for parameter, vector in zip(held, vectors, strict=False):
             if parameter is not None:
                 parameter.tape.run(lambda parameter=parameter, vector=vector: parameter.add(vector), vector)
-        return dx, None, None, None, None, None
+        return dx, None, None, None, None, None, None
 
 
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Weight | None, bias: Weight | None, center: bool, eps: float, offset: float
+        ctx: Any,
+        x: Tensor,
+        weight: Weight | None,
+        bias: Weight | None,
+        center: bool,
+        eps: float,
+        offset: float,
+        anchor: Tensor | None,
     ) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean = wide.mean(-1, keepdim=True) if center else None
@@ -99,7 +113,7 @@ class _Norm(torch.autograd.Function):
             if parameter is not None:
                 vector = terms.flatten(0, -1 - len(parameter.shape)).sum(0)
                 parameter.tape.run(lambda parameter=parameter, vector=vector: parameter.add(vector), vector)
-        return (dx * scale).to(x.dtype), None, None, None, None, None
+        return (dx * scale).to(x.dtype), None, None, None, None, None, None
 
 
 def norm(site: Site, x: Tensor, *parameters: Weight) -> Tensor:
@@ -113,5 +127,7 @@ def norm(site: Site, x: Tensor, *parameters: Weight) -> Tensor:
     held = dict(zip(names, parameters, strict=True))
     weight, bias, offset = held.get("weight"), held.get("bias"), site.attr("offset", 0.0)
     function = _FusedNorm if _fused(x, weight, bias, fn == "layer", offset) else _Norm
-    out: Tensor = function.apply(x, weight, bias, fn == "layer", site.attr("eps", 1e-5), offset)  # type: ignore[no-untyped-call]
+    anchor = ANCHOR if any(parameter.trained for parameter in parameters) else None
+    eps = site.attr("eps", 1e-5)
+    out: Tensor = function.apply(x, weight, bias, fn == "layer", eps, offset, anchor)  # type: ignore[no-untyped-call]
     return out

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from gnomon.runtime.collectives import all_gather, all_to_all
-from gnomon.runtime.ops.site import ALONE, Axis, Operand, Site
+from gnomon.runtime.ops.site import ALONE, ANCHOR, Axis, Operand, Site
 from gnomon.runtime.parameters import Weight
 
 
@@ -204,7 +204,7 @@ class _Biased(torch.autograd.Function):
     """Each row plus the bias (experts, out) of its own expert."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, bias: Weight, counts: Sequence[int]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, bias: Weight, counts: Sequence[int], anchor: Tensor | None) -> Tensor:
         ctx.bias, ctx.counts = bias, list(counts)
         parts = zip(rows.split(ctx.counts), bias.value, strict=True)
         return torch.cat([part + own for part, own in parts])
@@ -214,12 +214,12 @@ class _Biased(torch.autograd.Function):
         bias: Weight = ctx.bias
         terms = torch.stack([part.sum(0) for part in grad.split(ctx.counts)])
         bias.tape.run(lambda: bias.add(terms), terms)
-        return grad, None, None
+        return grad, None, None, None
 
 
 class _Experts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Weight, counts: Sequence[int]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, weight: Weight, counts: Sequence[int], anchor: Tensor | None) -> Tensor:
         ctx.save_for_backward(rows)
         ctx.weight, ctx.counts = weight, list(counts)
         return torch.cat([part @ w.T for part, w in zip(rows.split(ctx.counts), weight.value, strict=True)])
@@ -235,12 +235,13 @@ class _Experts(torch.autograd.Function):
             weight.add(torch.stack([g.T @ x for g, x in zip(parts, rows.split(ctx.counts), strict=True)]))
 
         weight.tape.run(weight_grad, rows, grad)
-        return dx, None, None
+        return dx, None, None, None
 
 
 def grouped_linear(rows: Tensor, weight: Weight, routing: Routing, bias: Weight | None = None) -> Tensor:
     """(rows, in) -> (rows, out), each by the weight (out, in) of its own expert, plus that one's bias."""
-    out: Tensor = _Experts.apply(rows, weight, routing.counts)  # type: ignore[no-untyped-call]
+    anchor = ANCHOR if weight.trained else None
+    out: Tensor = _Experts.apply(rows, weight, routing.counts, anchor)  # type: ignore[no-untyped-call]
     if bias is not None:
-        out = _Biased.apply(out, bias, routing.counts)  # type: ignore[no-untyped-call]
+        out = _Biased.apply(out, bias, routing.counts, anchor)  # type: ignore[no-untyped-call]
     return out

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from frontend import mixed_op
+from frontend import mixed_op, project
 from frontend.mixed_op import mix
 
 import gnomon
 from gnomon.frontend.inputs import Named
 from gnomon.frontend.named import build, captured_of
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
-from gnomon.runtime import AdamWSettings
+from gnomon.runtime import AdamWSettings, parity
 from gnomon.runtime.data.own_batches import OwnData
 from gnomon.runtime.train import Job, train
 
@@ -83,6 +83,15 @@ def every_plan(folder: Path) -> dict[str, list[float]]:
     for name in ("tp", "tp, sequence parallel"):
         outcome = train(job(PLANS[name], MIXED, data=OwnData(name="frontend.mixed_op:batches")))
         losses[f"mixed {name}"] = [record.loss for record in outcome.records]
+    for name in ("tp", "pp"):
+        given = job(PLANS[name])
+        compared = parity.compare(parity.in_small(given.graph, given.plan, given.workload, code=CODE))
+        assert not compared.first, compared
+        losses[f"parity {name}"] = [compared.largest, float(compared.tensors)]
+    with gnomon.prepare(
+        CODE, PLANS["dp"], workload=Workload(global_batch_size=4, seq_len=16), settings=SETTINGS, seed=SEED
+    ) as own:
+        losses["prepared"] = [own.step(project.batches(step)) for step in range(1, STEPS + 1)]
     at = {"checkpoints": folder / "checkpoints"}
     first = train(job(PLANS["zero 3"], steps=1, **at))
     rest = train(job(PLANS["zero 3"], resume=True, export=(folder / "resumed", folder), **at))

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from frontend import mixed_op, own_runs, project  # noqa: E402
-from frontend.own_runs import FLOAT, LADDER, LADDERS, PLANS, SEED, SETTINGS, STEPS  # noqa: E402
+from frontend.own_runs import BASE, CODE, FLOAT, LADDER, LADDERS, PLANS, SEED, SETTINGS, STEPS  # noqa: E402
 from runtime.ranks import launch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
@@ -25,7 +25,7 @@ from gnomon.frontend.capture import captured  # noqa: E402
 from gnomon.graph.text_inputs import ids_of, labels_of  # noqa: E402
 from gnomon.hardware import parse_cluster  # noqa: E402
 from gnomon.models.presets import model as preset  # noqa: E402
-from gnomon.plans import Mesh, Precision, Saved, SavedRule, Workload  # noqa: E402
+from gnomon.plans import Mesh, PlanFile, Precision, Saved, SavedRule, Workload, save_plan_file  # noqa: E402
 from gnomon.prediction import predict  # noqa: E402
 from gnomon.prediction.memory import buffer_sizes  # noqa: E402
 from gnomon.runtime.captured_job import check_trainable, random_ops, randomness  # noqa: E402
@@ -140,6 +140,27 @@ def test_a_run_begins_with_weights_by_the_module_s_names(
     plain: tuple[project.Net, list[float]], runs: tuple[Path, dict[str, list[float]]]
 ) -> None:
     assert runs[1]["again"] == pytest.approx(plain[1][-1:], rel=1e-12)
+
+
+def test_a_prepared_job_and_a_comparison_take_code_too(
+    plain: tuple[project.Net, list[float]], runs: tuple[Path, dict[str, list[float]]]
+) -> None:
+    assert runs[1]["prepared"] == pytest.approx(plain[1][:STEPS], rel=1e-12)
+    for name in ("tp", "pp"):
+        largest, tensors = runs[1][f"parity {name}"]
+        assert largest < 1e-9 and tensors > 100
+
+
+def test_a_checkpoint_of_code_is_converted(
+    tmp_path: Path, runs: tuple[Path, dict[str, list[float]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GNOMON_CACHE", "")
+    file = PlanFile(model=CODE, on="1xcpu-process", plan=BASE, workload=Workload(global_batch_size=4, seq_len=16))
+    save_plan_file(file, tmp_path / "one.toml")
+    out = tmp_path / "converted"
+    asked = ["checkpoint", "convert", str(runs[0] / "checkpoints"), "--plan", str(tmp_path / "one.toml")]
+    assert main([*asked, "--output", str(out)]) == 0
+    assert main(["checkpoint", "verify", str(out)]) == 0
 
 
 def test_inputs_of_a_text_are_followed_back_from_their_ops() -> None:

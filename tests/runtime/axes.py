@@ -9,6 +9,7 @@ from runtime.parity import SP, schedule
 
 from gnomon.graph import Graph
 from gnomon.models.llama import LlamaConfig, llama
+from gnomon.models.lora import Adapters, with_adapters
 from gnomon.models.mixtral import MixtralConfig, mixtral
 from gnomon.models.presets import model
 from gnomon.models.t5 import T5Config, t5
@@ -29,6 +30,7 @@ T5 = t5(
     )
 )  # fmt: skip
 DEEPSEEK = tiny(model("deepseek-v3"), tp=2, layers=1)
+ADAPTED = with_adapters(LLAMA, Adapters(rank=2))
 WORKLOAD = Workload(global_batch_size=4, seq_len=16)
 ZB = schedule("zero_bubble_h1", 2)
 
@@ -63,6 +65,7 @@ CASES: dict[str, Small] = {
     "encoder and decoder, one stage each": small(T5, Mesh(pp=2)),
     "encoder and decoder, zero 3": small(T5, Mesh(dp_shard=2), 3),
     "encoder and decoder, split backward": small(T5, Mesh(pp=2), how=ZB),
+    "frozen base, zero 3": small(ADAPTED, Mesh(dp_shard=2), 3),
     "ring of four": small(LLAMA, Mesh(cp=4)),
     "ulysses and tp": small(LLAMA, Mesh(cp=2, tp=2), layout=replace(SP, context="ulysses")),
     "pipeline and ring": small(LLAMA, Mesh(pp=2, cp=2), how=ZB),

@@ -14,12 +14,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from gnomon.cli.models import read_model_to_run
 from gnomon.cli.run import need_torch, read_plan
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.late import load_late
 from gnomon.report.tables import Column, number, table, wrapped
-from gnomon.request.runnable import read_runnable_model
 from gnomon.units import show_bytes
 
 WHOLE, DAMAGED = 0, 1
@@ -110,7 +110,7 @@ def _problems(path: Path) -> list[str]:
 def _convert(options: argparse.Namespace) -> int:
     (path,) = _found(options.path)
     file = read_plan(options.plan)
-    graph, _ = read_runnable_model(file.model)
+    graph, _ = read_model_to_run(file.model)
     cost: Any = load_late("gnomon.runtime.checkpoint.convert:preview")(graph, file.plan)
     preview = {
         "path": str(path),

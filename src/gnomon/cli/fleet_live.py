@@ -9,6 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from gnomon.cli.models import read_model_to_run
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.fleet.fates import LIVE
 from gnomon.fleet.live import Controller
@@ -19,7 +20,7 @@ from gnomon.report.tables import Column, table
 
 def run(options: argparse.Namespace) -> int:
     """Drive the jobs of a table until all have ended."""
-    tasks = read_tasks(options.jobs)
+    tasks = read_tasks(options.jobs, read_model_to_run)
     folder = Path(options.folder or f"{options.jobs}.fleet")
 
     def told(text: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from gnomon import schema
+from gnomon.cli.models import read_model_to_run
 from gnomon.cli.own import IGNORE, machine_of, runs_folder, stack_file
 from gnomon.errors import GnomonError, InputError
 from gnomon.hardware import Cluster, parse_cluster
@@ -23,7 +24,6 @@ from gnomon.prediction.measured import MeasuredRun, Refused
 from gnomon.report.own_runs import FEW, OwnFit, fit_own
 from gnomon.report.prediction import describe
 from gnomon.report.tables import percent
-from gnomon.request.runnable import read_runnable_model
 from gnomon.software import Stack, own
 from gnomon.software import stack as named_stack
 from gnomon.units import show_seconds
@@ -61,7 +61,7 @@ def _own_run(id: str, file: PlanFile, stack: Stack) -> MeasuredRun:
         raise InputError("the plan file does not say what was measured; `gnomon plan --try` writes ones that do")
     return MeasuredRun(
         id=id,
-        graph=read_runnable_model(file.model)[0],
+        graph=read_model_to_run(file.model)[0],
         plan=file.plan,
         workload=file.workload,
         stack=stack,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from gnomon.fleet.job import Job
 from gnomon.fleet.planned import Forecast, Planner
 from gnomon.fleet.state import Allocation, devices_of, packed_on
 from gnomon.fleet.traces.rows import Rows, need
+from gnomon.graph import Graph
 from gnomon.hardware import catalogue, parse_cluster
 from gnomon.plans import PlanFile, load_plan_file, save_plan_file
 from gnomon.request.runnable import read_runnable_model
@@ -32,6 +33,9 @@ PLACE = "{devices}"
 """Stands in a command for the number of devices that it gets."""
 _STEP = re.compile(r"step-(\d{6,})")
 _CLUSTER = re.compile(r"(?:[0-9]+x){0,2}(?P<device>[a-z][a-z0-9._-]*)")
+
+Read = Callable[[str], tuple[Graph, tuple[str, ...]]]
+"""(Graph, notes) of a model by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +100,12 @@ class Task:
         return self.job.work_s * min(step / self.steps, 1.0)
 
 
-def read_tasks(path: str | Path) -> tuple[Task, ...]:
+def read_tasks(path: str | Path, read: Read = read_runnable_model) -> tuple[Task, ...]:
     """The table `job_id` and `num_gpus, duration_s, command`, or `plan, steps` for `gnomon run`, with any of `submit_s,
     min_gpus, max_gpus, options`.
 
-    duration_s is what policies are told; of a plan it is predicted where it is not given. InputError with the line."""
+    duration_s is what policies are told; of a plan it is predicted where it is not given. read: a plan's model by its
+    name. InputError with the line."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -110,7 +115,7 @@ def read_tasks(path: str | Path) -> tuple[Task, ...]:
     tasks: dict[int, Task] = {}
     for line, row in rows.table(text):
         need(str(path), list(row), ("job_id",))
-        if (task := _task(rows, line, {key: value.strip() for key, value in row.items()})) is not None:
+        if (task := _task(rows, line, {key: value.strip() for key, value in row.items()}, read)) is not None:
             tasks[line] = task
     kept = rows.jobs([task.job for task in tasks.values()])
     if not kept:
@@ -118,7 +123,7 @@ def read_tasks(path: str | Path) -> tuple[Task, ...]:
     return tuple(tasks[job.line] for job in kept)
 
 
-def _task(rows: Rows, line: int, row: dict[str, str]) -> Task | None:
+def _task(rows: Rows, line: int, row: dict[str, str], read: Read) -> Task | None:
     """Of a row; None, with the problem noted, if it is none."""
     name = row["job_id"]
     if not name or not all(c.isalnum() or c in "._-" for c in name) or name.startswith("."):
@@ -136,7 +141,7 @@ def _task(rows: Rows, line: int, row: dict[str, str]) -> Task | None:
     submit_s = rows.number(line, row, "submit_s") if row.get("submit_s") else 0.0
     least, most = (rows.count(line, row, key) if row.get(key) else 0 for key in ("min_gpus", "max_gpus"))
     if plan:
-        return _planned(rows, line, row, Path(plan), words["options"], submit_s, (least, most))
+        return _planned(rows, line, row, Path(plan), words["options"], submit_s, (least, most), read)
     if words["options"]:
         rows.problem(line, "`options` are of gnomon run, for a `plan`; a `command` has its own")
     job = Job(
@@ -155,7 +160,7 @@ def _task(rows: Rows, line: int, row: dict[str, str]) -> Task | None:
 
 def _planned(
     rows: Rows, line: int, row: dict[str, str], path: Path, options: tuple[str, ...], submit_s: float,
-    bounds: tuple[int, int],
+    bounds: tuple[int, int], read: Read,
 ) -> Task | None:  # fmt: skip
     """A task of a plan file."""
     steps = rows.count(line, row, "steps")
@@ -163,7 +168,7 @@ def _planned(
         rows.problem(line, "steps is 0; at least 1 is needed")
     try:
         file = load_plan_file(path)
-        graph, _ = read_runnable_model(file.model)
+        graph, _ = read(file.model)
         own = file.plan.world_size
         devices = rows.count(line, row, "num_gpus") if row.get("num_gpus") else own
         most = max(own, devices, *bounds)

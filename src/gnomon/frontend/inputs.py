@@ -8,6 +8,7 @@ tensors. FormatError says what is wrong. Leaves out importing anything.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -60,10 +61,10 @@ class Named:
         inputs, sizes = parse_inputs(match[3] or "")
         return Named(module=match[1], function=match[2], inputs=inputs, sizes=sizes)
 
-    def example(self) -> dict[str, Tensor]:
-        """Inputs by name."""
-        sizes = dict(self.sizes)
-        generator = torch.Generator().manual_seed(0)
+    def example(self, given: Mapping[str, int] | None = None, *, seed: int = 0) -> dict[str, Tensor]:
+        """Inputs by name. given: sizes of dims in place of those that are said."""
+        sizes = {**dict(self.sizes), **(given or {})}
+        generator = torch.Generator().manual_seed(seed)
         tensors = {}
         for spec in self.inputs:
             shape = [int(d) if d.isdigit() else sizes.get(d, USUAL.get(d, 16)) for d in spec.dims]

@@ -26,6 +26,7 @@ from gnomon.hardware import parse_cluster
 from gnomon.methods import rewrites
 from gnomon.plans import Plan, PlanFile, Workload, load_plan
 from gnomon.prediction import Prediction, predict
+from gnomon.request.model import is_code
 from gnomon.request.runnable import read_runnable_model
 from gnomon.runtime.checkpoint import load, save
 from gnomon.runtime.collectives import all_gather
@@ -34,6 +35,7 @@ from gnomon.runtime.execute import Executor
 from gnomon.runtime.launch import BACKENDS, own_device
 from gnomon.runtime.measure import Recorder, clock_of, gather
 from gnomon.runtime.optim import AdamWSettings
+from gnomon.runtime.own_module import OwnModule
 from gnomon.runtime.pretrained import values_of
 from gnomon.software import stack
 from gnomon.timeline import Timeline
@@ -135,7 +137,8 @@ def prepare(
 ) -> PreparedJob:
     """The job, ready for its first step.
 
-    model: a preset's name, a config.json or its folder, or a Graph. plan: a plan file or its path, or a Plan, which
+    model: a preset's name, a config.json or its folder, code (`my_project.model:build(ids=int64[batch,seq])`), which
+    begins with the module's own values, or a Graph. plan: a plan file or its path, or a Plan, which
     wants a `workload` beside it. weights: a folder of safetensors to begin with; None: random numbers of the seed.
     PlanError where the number of processes is not the plan's, InputError for files that cannot be read.
     """
@@ -145,10 +148,16 @@ def prepare(
     given = workload or (file.workload if file is not None else None)
     if given is None:
         raise PlanError("a Plan says nothing of the batch: give workload = Workload(global_batch_size=…, seq_len=…)")
-    graph = model if isinstance(model, Graph) else read_runnable_model(str(model))[0]
+    own = OwnModule.of(str(model), seed) if isinstance(model, str) and is_code(model) else None
+    if own is not None:
+        graph = own.graph
+    else:
+        graph = model if isinstance(model, Graph) else read_runnable_model(str(model))[0]
     owns = _join(decided.world_size, BACKENDS[device])
     try:
-        return PreparedJob(_executor(graph, decided, given, file, settings, weights, seed, device), owns_group=owns)
+        return PreparedJob(
+            _executor(graph, own, decided, given, file, settings, weights, seed, device), owns_group=owns
+        )
     except BaseException:
         if owns:
             dist.destroy_process_group()
@@ -157,6 +166,7 @@ def prepare(
 
 def _executor(
     graph: Graph,
+    own: OwnModule | None,
     plan: Plan,
     workload: Workload,
     file: PlanFile | None,
@@ -171,6 +181,10 @@ def _executor(
             raise PlanError("a plan whose passes rewrite the Program wants its machines: give a plan file")
         prediction: Prediction = predict(graph, parse_cluster(file.on), plan, workload, stack("gnomon"))
         program = prediction.structure.program
+    folder = None if weights is None else Path(weights)
+    values = None if folder is None or own is not None else values_of(folder, graph)
+    if own is not None:
+        values = own.start(plan, folder)
     return Executor(
         graph,
         plan,
@@ -179,7 +193,8 @@ def _executor(
         settings=settings or AdamWSettings(),
         program=program,
         device=own_device(BACKENDS[device]),
-        values=None if weights is None else values_of(Path(weights), graph),
+        values=values,
+        states=None if own is None else own.states,
     )
 
 

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -32,11 +32,13 @@ class OneProcess:
         graph: Graph,
         *,
         values: Callable[[Slot], Tensor | None] | None = None,
+        states: Mapping[str, Tensor] | None = None,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device = CPU,
     ) -> None:
-        """values: of the parameters (`weights.reader`); None: those of step 0 by the seed."""
+        """values: of the parameters (`weights.reader`); None: those of step 0 by the seed. states: what else a captured
+        model reads, by name."""
         check_runnable(graph)
         self.graph = graph
         sharded = shard_graph(
@@ -49,7 +51,8 @@ class OneProcess:
         first = beginning(values, graph, seed)
         self.parameters.fill(first)
         self.stage = Stage(graph, graph.layers(), (self.parameters,), runs, 0)
-        still = tuple(slots_of(graph.layers(), sharded, {}, set(), frozen=True))
+        self.stage.states = states or {}
+        still = () if self.stage.captured else tuple(slots_of(graph.layers(), sharded, {}, set(), frozen=True))
         self.stage.frozen = frozen_of(still, dtype, first, device)
 
     def output(self, batch: Batch) -> Tensor:

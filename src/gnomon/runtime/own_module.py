@@ -57,9 +57,11 @@ class OwnModule:
         """PlanError for a module without a loss, or a plan that the runtime does not run it under."""
         check_trainable(self.graph, plan)
 
-    def values(self) -> Values:
-        """This rank's parts of the values that the module has."""
-        return values_of(self.parameters)
+    def start(self, plan: Plan, weights: Path | None) -> Values:
+        """What this rank's parameters begin as: the module's own values, or a folder's (`begin_with`). PlanError as
+        `check`."""
+        self.check(plan)
+        return values_of(self.parameters) if weights is None else self.begin_with(weights)
 
     def begin_with(self, path: Path) -> Values:
         """This rank's parts of the weights in a folder or file of safetensors, by the module's names. InputError where

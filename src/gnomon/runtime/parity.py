@@ -18,7 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gnomon.errors import PlanError
+from gnomon.frontend.inputs import Named
 from gnomon.graph import Graph, Layer
+from gnomon.graph.text_inputs import labels_of
 from gnomon.models.tiny import tiny
 from gnomon.plans import Mesh, Plan, Precision, Workload, check
 from gnomon.runtime.blocks import BlockRun
@@ -26,6 +28,7 @@ from gnomon.runtime.execute import Executor
 from gnomon.runtime.one_process import OneProcess
 from gnomon.runtime.ops.site import Axis
 from gnomon.runtime.optim import AdamWSettings, Update, clip_scale, squares
+from gnomon.runtime.own_module import OwnModule
 from gnomon.runtime.parameters import Parameters, Slot
 from gnomon.runtime.stage import Batch
 from gnomon.sharding.homes import base, is_sequence, routed_tensors
@@ -33,6 +36,8 @@ from gnomon.sharding.homes import base, is_sequence, routed_tensors
 FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")
 STEPS, TOLERANCE, SMALLEST = 3, 1e-9, 1e-11
 """Steps; largest difference over a tensor's largest element, or over the value; and what is no difference."""
+LARGEST = 20_000_000
+"""Most parameters of a model of the user's own, which is not made smaller."""
 RANKS = 8
 """Most processes of a check."""
 SETTINGS = AdamWSettings(lr=1e-2, clip_norm=0.4)
@@ -45,6 +50,8 @@ class Small:
     graph: Graph
     plan: Plan
     workload: Workload
+    code: str = ""
+    """The model as code, whose module every rank builds; empty for a model of Gnomon's own."""
     simplified: tuple[str, ...] = ()
     """What was made smaller than in the plan, other than sizes."""
 
@@ -67,8 +74,14 @@ class Compared:
     """Of each step."""
 
 
-def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS) -> Small:
-    """The tiny job. ranks: most processes. PlanError where no small one follows the plan's rules."""
+def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS, code: str = "") -> Small:
+    """The tiny job. ranks: most processes. code: the model, where it is code; then its dims are its own, and only the
+    batch is small. PlanError where no small one follows the plan's rules."""
+    if code and graph.num_parameters() > LARGEST:
+        raise PlanError(
+            f"{graph.name} has {graph.num_parameters():,} parameters, and code is compared as it is, up to "
+            f"{LARGEST:,}; name a function that builds a smaller one"
+        )
     simplified: list[str] = []
     short = replace(plan, precision=FP64)
     if not plan.stages:
@@ -84,13 +97,16 @@ def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS
     seq_len = ways * max(1, -(-8 // ways))
     listed = plan.stages or plan.schedule.layers_per_stage or plan.saved.rules
     deep = max(call.repeat for call in graph.calls) if listed else max(2, short.num_stages)
-    small = tiny(graph, tp=tp, ep=max(mesh.ep for mesh in meshes), layers=deep, positions=seq_len)
+    if code and all(atom.size is not None for tensor in graph.inputs for atom in tensor.atoms if atom.name == "seq"):
+        seq_len = workload.seq_len
+    ep = max(mesh.ep for mesh in meshes)
+    small = graph if code else tiny(graph, tp=tp, ep=ep, layers=deep, positions=seq_len)
     rows = lcm(*(sum(stage.shares) or stage.mesh.data_ranks for stage in plan.stages), *(m.data_ranks for m in meshes))
     why: PlanError | None = None
     pp = short.num_pipeline_ranks
     for count in dict.fromkeys((2 * pp, pp, 4 * pp, plan.schedule.num_microbatches or pp)):
         schedule = replace(plan.schedule, num_microbatches=count, micro_batch_size=None)
-        sizes = tuple((name, seq_len) for name, _ in workload.sizes)
+        sizes = workload.sizes if code else tuple((name, seq_len) for name, _ in workload.sizes)
         given = Workload(global_batch_size=rows * count, seq_len=seq_len, router=workload.router, sizes=sizes)
         chosen = replace(short, schedule=schedule)
         try:
@@ -98,7 +114,7 @@ def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS
         except PlanError as error:
             why = error
             continue
-        return Small(graph=small, plan=chosen, workload=given, simplified=tuple(simplified))
+        return Small(graph=small, plan=chosen, workload=given, code=code, simplified=tuple(simplified))
     assert why is not None
     raise why
 
@@ -133,14 +149,17 @@ def compare(job: Small) -> Compared:
 
 
 def _compare(job: Small) -> Compared:
-    executor = Executor(job.graph, job.plan, job.workload, seed=3, settings=SETTINGS)
-    alone = OneProcess(job.graph, seed=3, dtype=torch.float64)
+    own = OwnModule.of(job.code, 3) if job.code else None
+    values, states = (None, None) if own is None else (own.start(job.plan, None), _doubled(own.states))
+    graph = job.graph if own is None else own.graph
+    executor = Executor(graph, job.plan, job.workload, seed=3, settings=SETTINGS, values=values, states=states)
+    alone = OneProcess(graph, seed=3, dtype=torch.float64, values=values, states=states)
     update = Update.of(alone.parameters, job.plan.optimizer.kind)
     differences, losses = _Found(), []
     for step in range(STEPS):
         batch = batch_of(job, step)
         seen = _Plain(alone) if step == 0 else None
-        loss = alone.loss(batch, count=job.workload.global_batch_size * job.workload.seq_len)
+        loss = alone.loss(batch, count=_counted(job, batch))
         grads, norm = alone.parameters.whole_grad().clone(), squares(alone.parameters).sqrt()
         update.update(alone.parameters, SETTINGS, scale=clip_scale(norm, SETTINGS.clip_norm) if _clips(job) else 1.0)
         if seen is not None:
@@ -167,12 +186,26 @@ def _compare(job: Small) -> Compared:
     return replace(differences.done(), loss=tuple(losses))
 
 
+def _doubled(states: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.double() if x.is_floating_point() else x for name, x in states.items()}
+
+
+def _counted(job: Small, batch: Batch) -> int:
+    """Labels that a loss is the mean of."""
+    if job.code:
+        return max(1, int((batch[labels_of(job.graph)] >= 0).sum()))
+    return job.workload.global_batch_size * job.workload.seq_len
+
+
 def _clips(job: Small) -> bool:
     return job.plan.optimizer.clip
 
 
 def batch_of(job: Small, step: int) -> Batch:
-    """Ids and labels of a step, the same on every rank; an encoder's tokens are drawn too."""
+    """Ids and labels of a step, the same on every rank; an encoder's tokens are drawn too, and the inputs of code."""
+    if job.code:
+        sizes = {"batch": job.workload.global_batch_size, "seq": job.workload.seq_len, **dict(job.workload.sizes)}
+        return Named.parse(job.code).example(sizes, seed=100 + step)
     vocab = next(dim.size or 0 for block in job.graph.blocks for dim in block.dims if base(dim.name) == "vocab")
     generator = torch.Generator().manual_seed(100 + step)
     shape = job.workload.global_batch_size, job.workload.seq_len + 1

@@ -311,8 +311,7 @@ def _executor(job: Job, own: OwnModule | None, device: torch.device) -> Executor
     """This rank of the job, with the values of step 0. own: the model, where it is code."""
     values = None if job.weights is None or own is not None else values_of(job.weights, job.graph)
     if own is not None:
-        own.check(job.plan)
-        values = own.values() if job.weights is None else own.begin_with(job.weights)
+        values = own.start(job.plan, job.weights)
     return Executor(
         job.graph if own is None else own.graph,
         job.plan,

@@ -14,6 +14,7 @@ import pytest
 from gnomon.cli import main
 from gnomon.errors import PlanError, UnpricedError
 from gnomon.lowering.units import worker_units
+from gnomon.models.presets import graph_of
 from gnomon.plans import Layout, Mesh, Optimizer, Pass, Plan, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 
@@ -96,7 +97,7 @@ def test_all_chunks_but_the_last_k_run_forward_twice() -> None:
 def test_workers_get_sequences_by_tokens_and_the_slowest_decides() -> None:
     two = replace(PLAN, mesh=Mesh(pp=2, dp_shard=2))
     lengths = (16 * K, *[K] * 15)
-    own = worker_units(chunked(two, chunk_size=4 * K), Workload(lengths=lengths))
+    own = worker_units(graph_of("llama-3.2-1b"), chunked(two, chunk_size=4 * K), Workload(lengths=lengths))
     assert [sum(unit.tokens for unit in units) for units in own] == [16 * K, 15 * K]
     assert {sequence for units in own for unit in units for sequence, _, _ in unit.pieces} == set(range(16))
     flow = predicted(chunked(two, chunk_size=4 * K), *lengths)

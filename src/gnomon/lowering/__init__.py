@@ -25,6 +25,8 @@ from gnomon.lowering.messages import blocking_kinds as blocking_kinds
 from gnomon.lowering.messages import with_loads as with_loads
 from gnomon.lowering.messages import with_messages as with_messages
 from gnomon.lowering.offload import offload_optimizer as offload_optimizer
+from gnomon.lowering.packed import dacp as dacp
+from gnomon.lowering.packed import gds as gds
 from gnomon.lowering.sequence_parallel import tensor_parallel_regions as tensor_parallel_regions
 from gnomon.lowering.splits import split as split
 from gnomon.lowering.streaming import stream_gradients as stream_gradients

@@ -24,6 +24,7 @@ from gnomon.lowering.chunked import chunk_pass, chunkflow
 from gnomon.lowering.gradients import with_all_reduce, with_optimizer
 from gnomon.lowering.messages import with_messages, with_polled
 from gnomon.lowering.optimizer import apply_optimizer, effective_zero, with_meetings
+from gnomon.lowering.packed import skrull_pass
 from gnomon.lowering.shared import Shared, shared_buffers, shared_stages
 from gnomon.lowering.skips import Skip, skip_buffers, with_skips
 from gnomon.lowering.tensor_sums import tensor_sums, with_tensor_sums
@@ -135,7 +136,7 @@ def outline(
     """What the Program of a plan that was checked follows from. PlanError for what rows cannot say. by_layer: as in
     `lower`. units: of one data-parallel worker, where they are known."""
     _refuse_unexpressed(plan)
-    count, units = (len(units), units) if units else _units(plan, workload)
+    count, units = (len(units), units) if units else _units(graph, plan, workload)
     if count > MAX_UNITS or 2 * count * plan.num_stages > MAX_ROWS:  # a forward and a backward each
         raise PlanError(
             f"{count:,} microbatches on {plan.num_stages} stages: a Program holds up to {MAX_UNITS:,} microbatches and "
@@ -337,15 +338,15 @@ def _refuse_unexpressed(plan: Plan) -> None:
         )
 
 
-def _units(plan: Plan, workload: Workload | None) -> tuple[int, tuple[Unit, ...]]:
+def _units(graph: Graph, plan: Plan, workload: Workload | None) -> tuple[int, tuple[Unit, ...]]:
     """Number of microbatches, and what each holds over all data-parallel ranks (nothing said without a workload)."""
     if workload is None:
         if plan.schedule.num_microbatches is None:
             raise PlanError("the number of microbatches follows from the batch; give a workload or num_microbatches")
         return plan.schedule.num_microbatches, ()
     count, size = batch(plan, workload)
-    if chunk_pass(plan.schedule) is not None:
-        own = worker_units(plan, workload)[0]
+    if chunk_pass(plan.schedule) or skrull_pass(plan.schedule):
+        own = worker_units(graph, plan, workload)[0]
         return len(own), own
     lengths = workload.sequence_lengths()
     pieces = [tuple((i, 0, lengths[i]) for i in range(first, first + size)) for first in range(0, count * size, size)]

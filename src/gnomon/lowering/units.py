@@ -10,21 +10,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gnomon.errors import PlanError
+from gnomon.graph import Graph, numel
 from gnomon.lowering.chunked import chunk_pass, chunks
+from gnomon.lowering.packed import gds, skrull_pass
 from gnomon.plans import Plan, Unit, Workload, batch, normalised
 
 
-def worker_units(plan: Plan, workload: Workload) -> tuple[tuple[Unit, ...], ...]:
+def worker_units(graph: Graph, plan: Plan, workload: Workload) -> tuple[tuple[Unit, ...], ...]:
     """[data-parallel workers] units of one step; () where every microbatch is whole sequences of one length.
 
     Without a method, a worker has the sequences of its microbatches in batch order, `micro_batch_size` of them packed
     behind each other without padding. With `chunkflow` workers get sequences by tokens, longest first to the one with
-    fewest, and cut and pack their own. PlanError for pipeline stages with other numbers of workers than each other,
-    and a worker without a sequence.
+    fewest, and cut and pack their own; with `skrull` by FLOPs. PlanError for pipeline stages with other numbers of
+    workers than each other, and a worker without a sequence.
     """
     lengths = workload.sequence_lengths()
-    chunked = chunk_pass(plan.schedule)
-    if chunked is None and len(set(lengths)) == 1:
+    chunked, packed = chunk_pass(plan.schedule), skrull_pass(plan.schedule)
+    if chunked is None and packed is None and len(set(lengths)) == 1:
         return ()
     count, size = batch(plan, workload)
     workers = {plan.stage_mesh(stage).data_ranks for stage in range(plan.num_stages)}
@@ -37,6 +39,11 @@ def worker_units(plan: Plan, workload: Workload) -> tuple[tuple[Unit, ...], ...]
     if chunked is not None:
         shares = dealt(lengths, ranks, lambda tokens: tokens)
         return tuple(_of(share, chunks([lengths[i] for i in share], chunked.chunk_size)) for share in shares)
+    if packed is not None:
+        units = gds(lengths, data_ranks=ranks, capacity=packed.capacity, cp=plan.mesh.cp, work=work_of(graph))
+        return tuple(
+            normalised([replace(unit, worker=0) for unit in units if unit.worker == worker]) for worker in range(ranks)
+        )
     if size % ranks:
         raise PlanError(
             f"{size} sequences of several lengths do not divide over {ranks} workers; give a batch that does"
@@ -65,6 +72,19 @@ def dealt(lengths: Sequence[int], workers: int, work: Callable[[int], float]) ->
         shares[worker].append(sequence)
         load[worker] += work(lengths[sequence])
     return [sorted(share) for share in shares]
+
+
+def work_of(graph: Graph) -> Callable[[int], int]:
+    """FLOPs of the forward of a sequence of so many tokens: two a weight and token, and causal attention."""
+    blocks = [graph.block(layer.call.block) for layer in graph.layers()]
+    wide = sum(
+        int(numel(block.tensor(op.inputs[0]).dims[-2:], {}))
+        for block in blocks
+        for op in block.ops
+        if op.kind == "attention"
+    )
+    weights = graph.num_active_parameters() + graph.num_frozen()
+    return lambda tokens: 2 * weights * tokens + 2 * wide * tokens * tokens
 
 
 def _of(share: Sequence[int], units: Sequence[Unit]) -> tuple[Unit, ...]:

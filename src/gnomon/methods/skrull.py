@@ -1,22 +1,23 @@
-"""Skrull: which sequences of a batch go together, and which of them context parallelism divides (NeurIPS 2025).
+"""Skrull (NeurIPS 2025): long sequences divided over context-parallel ranks, short ones whole on one of them.
 
 Long fine-tuning mixes short and long sequences; dividing the short ones over the context-parallel ranks pays for
-messages and tiny kernels. `dacp` decides for one microbatch which sequences stay whole on one rank, `gds` packs a
-global batch into microbatches for the data-parallel ranks; both are heuristics on lengths alone.
-`microbatch_step` is the Program of one layer over such a microbatch; played, its forward takes what they lower: on the
-slowest rank the exchange of keys and values beside the whole sequences, then the divided ones. Left out: profiling of
-costs.
+messages and tiny kernels. Which sequences go where is `lowering.packed`, since the number of microbatches follows from
+it. `microbatch_step` is the Program of one layer over such a microbatch; played, its forward takes what they lower: on
+the slowest rank the exchange of keys and values beside the whole sequences, then the divided ones. Left out: profiling
+of costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
+from collections.abc import Iterator
+from dataclasses import replace
 
-from gnomon.errors import PlanError
-from gnomon.methods.method import Method
-from gnomon.plans import Unit, normalised
+from gnomon.lowering.packed import DIVIDED as DIVIDED
+from gnomon.lowering.packed import NAME, SkrullPass
+from gnomon.lowering.packed import dacp as dacp
+from gnomon.lowering.packed import gds as gds
+from gnomon.methods.method import Method, Param
+from gnomon.plans import Pass, Plan, Unit
 from gnomon.program import (
     STANDARD_BUFFERS,
     BufferClass,
@@ -27,127 +28,6 @@ from gnomon.program import (
     effects,
     with_kinds,
 )
-
-DIVIDED = -1
-"""Placement of a sequence that all context-parallel ranks share."""
-
-Work = Callable[[int], int]
-"""FLOPs (or any measure of work) of a sequence of so many tokens."""
-
-
-def dacp(lengths: Sequence[int], *, capacity: int, cp: int, work: Work) -> tuple[int, ...]:
-    """Distribution-aware context parallelism: for each sequence of a microbatch the rank that has it whole, or DIVIDED.
-
-    lengths: tokens; capacity: tokens that a rank can hold; cp: ranks. Shortest first, a sequence goes to the rank with
-    least work if it has room, else to the one with most room, else it is divided. Where no room is left for its part,
-    the fullest rank's longest whole sequence is divided instead and the placement tried again. PlanError when the
-    sequences do not even fit with all of them divided.
-    """
-    placed = _place(lengths, capacity, cp, work)
-    if placed is None:
-        total = sum(lengths)
-        raise PlanError(
-            f"{len(lengths)} sequences of {total} tokens do not fit {cp} ranks of {capacity} tokens; raise cp, or "
-            f"make the microbatch smaller"
-        )
-    return placed
-
-
-@dataclass(slots=True, kw_only=True)
-class _Ranks:
-    """Room and work of each rank while sequences are placed."""
-
-    lengths: Sequence[int]
-    work: Work
-    room: list[Fraction]
-    load: list[Fraction]
-    placed: dict[int, int] = field(default_factory=dict)
-
-    def keep(self, sequence: int, rank: int, sign: int = 1) -> None:
-        """Places a sequence whole on a rank; with sign -1 takes it away."""
-        self.room[rank] -= sign * self.lengths[sequence]
-        self.load[rank] += sign * self.work(self.lengths[sequence])
-        self.placed[sequence] = rank
-
-    def divide(self, sequence: int) -> None:
-        """Gives each rank its part of a sequence."""
-        for rank in range(len(self.room)):
-            self.room[rank] -= Fraction(self.lengths[sequence], len(self.room))
-            self.load[rank] += Fraction(self.work(self.lengths[sequence]), len(self.room))
-        self.placed[sequence] = DIVIDED
-
-    def roll_back(self) -> bool:
-        """Divides the longest whole sequence of the fullest rank. False when it has none."""
-        rank = min(range(len(self.room)), key=self.room.__getitem__)
-        whole = [sequence for sequence, where in self.placed.items() if where == rank]
-        if whole:
-            longest = max(whole, key=lambda sequence: self.lengths[sequence])
-            self.keep(longest, rank, sign=-1)
-            self.divide(longest)
-        return bool(whole)
-
-
-def _place(lengths: Sequence[int], capacity: int, cp: int, work: Work) -> tuple[int, ...] | None:
-    if cp < 1 or capacity < 1 or (lengths and min(lengths) < 1):
-        raise PlanError(f"cp = {cp}, capacity = {capacity} tokens and all lengths must be at least 1")
-    ranks = _Ranks(lengths=lengths, work=work, room=[Fraction(capacity)] * cp, load=[Fraction(0)] * cp)
-    for sequence in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
-        while sequence not in ranks.placed:
-            lightest = min(range(cp), key=ranks.load.__getitem__)
-            emptiest = max(range(cp), key=ranks.room.__getitem__)
-            fits = [rank for rank in (lightest, emptiest) if ranks.room[rank] >= lengths[sequence]]
-            if fits:
-                ranks.keep(sequence, fits[0])
-            elif min(ranks.room) >= Fraction(lengths[sequence], cp):
-                ranks.divide(sequence)
-            elif not ranks.roll_back():
-                return None
-            while min(ranks.room) < 0:  # dividing a rolled-back sequence can overfill another rank
-                if not ranks.roll_back():
-                    return None
-    return tuple(ranks.placed[sequence] for sequence in range(len(lengths)))
-
-
-def gds(lengths: Sequence[int], *, data_ranks: int, capacity: int, cp: int, work: Work) -> tuple[Unit, ...]:
-    """Global data scheduling: the units of one global batch, each with its whole (`local`) sequences.
-
-    Sequences go to the data-parallel ranks by work, largest first to the least loaded; each rank takes the fewest
-    microbatches for which `dacp` finds room, and deals its sequences to them by length, so that each gets long and
-    short ones. Weights are normalised. PlanError for a sequence longer than `cp` ranks can hold together, or an idle
-    rank.
-    """
-    if data_ranks < 1 or len(lengths) < data_ranks:
-        raise PlanError(f"{len(lengths)} sequences do not give each of {data_ranks} data-parallel ranks one")
-    shares: list[list[int]] = [[] for _ in range(data_ranks)]
-    load = [0] * data_ranks
-    for sequence in sorted(range(len(lengths)), key=lambda i: (-work(lengths[i]), i)):
-        worker = min(range(data_ranks), key=load.__getitem__)
-        shares[worker].append(sequence)
-        load[worker] += work(lengths[sequence])
-    units = []
-    for worker, share in enumerate(shares):
-        share.sort(key=lambda i: (lengths[i], i))
-        for members, placed in _microbatches(lengths, share, capacity, cp, work):
-            pieces = tuple((sequence, 0, lengths[sequence]) for sequence in members)
-            local = tuple((s, rank) for s, rank in zip(members, placed, strict=True) if rank != DIVIDED)
-            units.append(Unit(pieces=pieces, worker=worker, local=local))
-    return normalised(units)
-
-
-def _microbatches(
-    lengths: Sequence[int], share: Sequence[int], capacity: int, cp: int, work: Work
-) -> list[tuple[Sequence[int], tuple[int, ...]]]:
-    """The sequences of each microbatch of one worker, with their placement."""
-    total = sum(lengths[sequence] for sequence in share)
-    for count in range(max(1, -(-total // (capacity * cp))), len(share) + 1):
-        dealt = [share[first::count] for first in range(count)]
-        placed = [_place([lengths[sequence] for sequence in members], capacity, cp, work) for members in dealt]
-        microbatches = [(members, where) for members, where in zip(dealt, placed, strict=True) if where is not None]
-        if len(microbatches) == count:
-            return microbatches
-    longest = max(lengths[sequence] for sequence in share)
-    raise PlanError(f"a sequence of {longest} tokens does not fit {cp} ranks of {capacity} tokens; raise cp")
-
 
 KINDS = with_kinds(
     Kind(name="QKV", effects=effects("read P, write KVL")),
@@ -195,17 +75,47 @@ def microbatch_step(unit: Unit, cp: int) -> Program:
     return builder.build(buffers=BUFFERS, comms=(Communicator(name="cp", semantics="collective"),))
 
 
-_LENGTHS = "prices are for batches of one sequence length, and it schedules batches of many"
+CAPACITIES = (16384, 8192, 32768, 4096)
+"""Tokens of a rank that a search tries."""
+
+
+def reason(plan: Plan) -> str | None:
+    """Why a plan cannot have it, and what to change; None where it can."""
+    if plan.mesh.cp < 2:
+        return "it chooses what context parallelism divides, and cp = 1 divides nothing; use cp > 1"
+    if plan.layout.context == "ulysses":
+        return "under Ulysses ranks exchange heads of all sequences alike; use layout.context = 'ring' or 'all_gather'"
+    if plan.mesh.pp > 1 or plan.stages:
+        return "it is for plans without pipeline stages; use pp = 1"
+    if plan.schedule.vocabulary != "ends" or plan.schedule.rounds > 1:
+        return "its microbatches are no rounds, and the vocabulary is not divided; use rounds = 1, vocabulary = 'ends'"
+    if len(plan.schedule.passes) > 1:
+        return "another pass changes the same microbatches; leave one out"
+    if plan.optimizer.zero == 3:
+        return "ZeRO 3 gathers parameters in step on all workers, whose numbers of microbatches differ; use zero <= 2"
+    return None
+
+
+def variants(plan: Plan) -> Iterator[Plan]:
+    """With each capacity; none where a plan cannot have it."""
+    if plan.schedule.passes or reason(plan) is not None:
+        return
+    for capacity in CAPACITIES:
+        passes = (Pass(name=NAME, params=(("capacity", capacity),)),)
+        yield replace(plan, schedule=replace(plan.schedule, passes=passes))
+
 
 METHOD = Method(
-    name="skrull",
+    name=NAME,
     paper="Skrull, NeurIPS 2025",
     about="short sequences stay whole on one context-parallel rank, long ones are divided over all",
     switch="schedule.passes",
     exactness="up to the order of sums",
     missing={
-        "planned": _LENGTHS,
-        "predicted": _LENGTHS,
+        "planned": "the search's bounds are for batches of one sequence length, and it schedules batches of many",
         "run": "the runtime divides all sequences of a batch over cp alike",
     },
+    params=(Param(name="capacity", about="tokens that a context-parallel rank holds", default=SkrullPass().capacity),),
+    refusal=reason,
+    variants=variants,
 )

@@ -228,7 +228,7 @@ class Timed:
         kernels, assumed, stack = kernels_of(stack)
         assumed += beyond_lines(stack, plan)
         count, size = batch(plan, workload)
-        several = worker_units(plan, workload)
+        several = worker_units(graph, plan, workload)
         bare = replace(plan, saved=Saved(), precision=Precision(), placement=())
         messages: Messages = "buffered" if stack.messages.p2p_poll_s is None else "polled"
         every = []
@@ -396,32 +396,30 @@ class _UnitPrices:
     ) -> None:
         self.plan, self.graph, self.cluster, self.stack = plan, graph, cluster, stack
         self.workload, self.kernels = workload, kernels
-        self.stages: dict[tuple[int, Pieces], tuple[StagePrice, ...]] = {}
+        self.stages: dict[tuple[bool, int, Pieces], tuple[StagePrice, ...]] = {}
+        self.whole = replace(plan, mesh=replace(plan.mesh, cp=1), placement=())
+        """For sequences that one context-parallel rank has to itself."""
 
     def pricing(self, units: tuple[Unit, ...], blocks: tuple[tuple[int, int], ...]) -> Pricing:
         """Prices of one worker's Program."""
-        largest, shapes = priced_units(self.plan, units, self._stages)
+        largest, shapes = priced_units(self.plan, units, self._divided, self._whole)
         of = {
             shape: Pricing(self.plan, self.graph, self.cluster, self.stack, stages, blocks, len(units))
             for shape, stages in shapes.items()
         }
         return Pricing(self.plan, self.graph, self.cluster, self.stack, largest, blocks, len(units), shapes=of)
 
-    def _stages(self, sizes: dict[str, int], pieces: Pieces) -> tuple[StagePrice, ...]:
-        key = sizes["seq"], pieces
+    def _divided(self, sizes: dict[str, int], pieces: Pieces) -> tuple[StagePrice, ...]:
+        return self._stages(self.plan, sizes, pieces)
+
+    def _whole(self, sizes: dict[str, int], pieces: Pieces) -> tuple[StagePrice, ...]:
+        return self._stages(self.whole, sizes, pieces)
+
+    def _stages(self, plan: Plan, sizes: dict[str, int], pieces: Pieces) -> tuple[StagePrice, ...]:
+        key = plan is self.whole, sizes["seq"], pieces
         if key not in self.stages:
-            kinds = _workers(
-                self.plan,
-                self.graph,
-                self.cluster,
-                self.workload,
-                1,
-                self.kernels,
-                self.stack,
-                sizes=sizes,
-                pieces=pieces,
-            )
-            self.stages[key] = tuple(prices[0] for prices in kinds)
+            made = self.graph, self.cluster, self.workload, 1, self.kernels, self.stack
+            self.stages[key] = tuple(prices[0] for prices in _workers(plan, *made, sizes=sizes, pieces=pieces))
         return self.stages[key]
 
 

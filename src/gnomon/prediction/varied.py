@@ -10,14 +10,17 @@ other inputs than one sequence, and layers that carry a state from token to toke
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gnomon.errors import UnpricedError
 from gnomon.graph import Graph, Kernels
 from gnomon.plans import Plan, Unit, Workload
 from gnomon.plans.check import sample_tokens, sequence_parts
+from gnomon.prediction.layer_types import LayerPrice, Phase
 from gnomon.prediction.stage import StagePrice
 from gnomon.prices.attention import Pieces
 from gnomon.program import unit_shapes
+from gnomon.program.units import Piece
 
 NOTE = (
     "sequences of several lengths: tokens of a microbatch lie in one row without padding, under attention that keeps "
@@ -48,19 +51,76 @@ def check_varied(graph: Graph, plan: Plan, workload: Workload, kernels: Kernels)
 
 
 def priced_units(
-    plan: Plan, units: Sequence[Unit], priced: Priced
+    plan: Plan, units: Sequence[Unit], priced: Priced, whole: Priced
 ) -> tuple[tuple[StagePrice, ...], dict[str, tuple[StagePrice, ...]]]:
-    """(prices of the stages for the largest unit, shape of unit -> prices); no shapes where units are alike."""
+    """(prices of the stages for the largest unit, shape of unit -> prices); no shapes where units are alike.
+
+    priced: on the plan's mesh. whole: on one rank of cp alone, for sequences that are not divided.
+    """
     shapes, shape_of = unit_shapes(units)
     first = {shape: units[shape_of.tolist().index(index)] for index, shape in enumerate(shapes)}
-    prices = {shape: priced(*_sizes(plan, unit)) for shape, unit in first.items()}
-    largest = max(first, key=lambda shape: (first[shape].tokens, first[shape].attention_pairs()))
+    prices = {shape: _priced(plan, unit, priced, whole) for shape, unit in first.items()}
+    largest = max(first, key=lambda shape: (max(first[shape].rank_tokens(plan.mesh.cp)), first[shape].tokens))
     return prices[largest], prices if len(shapes) > 1 else {}
 
 
-def _sizes(plan: Plan, unit: Unit) -> tuple[dict[str, int], Pieces]:
-    """(sizes of the graph's open dims for a unit, its pieces)."""
+def _priced(plan: Plan, unit: Unit, priced: Priced, whole: Priced) -> tuple[StagePrice, ...]:
+    """Prices of a unit. Where ranks of cp have sequences of their own (Skrull), the one with most of them: what the
+    divided sequences exchange runs beside its own sequences, and their computing after."""
     parts, _ = sequence_parts(plan, plan.stage_mesh(0))
-    tokens = -(-unit.tokens // parts) * parts
-    pieces = tuple(sorted(((stop - start, start) for _, start, stop in unit.pieces), reverse=True))
-    return {"batch": 1, "seq": tokens}, pieces
+    if not unit.local:
+        return priced(*_sizes(unit.pieces, parts))
+    where = dict(unit.local)
+    divided = tuple(piece for piece in unit.pieces if piece[0] not in where)
+    shared = priced(*_sizes(divided or ((0, 0, parts),), parts))
+    own = [tuple(piece for piece in unit.pieces if where.get(piece[0]) == rank) for rank in range(plan.mesh.cp)]
+    alone = [whole(*_sizes(pieces, parts)) for pieces in own if pieces]
+    # the slowest rank sets the time, and the fullest the memory: one rank of both is priced
+    longest = max(alone, key=lambda stages: sum(stage.phase("forward").device_s for stage in stages))
+    fullest = max(alone, key=lambda stages: sum(sum(stage.kept_bytes) for stage in stages))
+    return tuple(_together(*stages, divided=bool(divided)) for stages in zip(shared, longest, fullest, strict=True))
+
+
+def _together(shared: StagePrice, longest: StagePrice, fullest: StagePrice, *, divided: bool) -> StagePrice:
+    """A stage over divided sequences and the whole ones of a rank. divided: whether there are any."""
+    priced = zip(shared.layers, longest.layers, fullest.layers, strict=True)
+    layers = [(_layer(price, slow, full, divided=divided), labels) for (price, labels), (slow, _), (full, _) in priced]
+    return replace(shared, layers=tuple(layers))
+
+
+def _layer(price: LayerPrice, slow: LayerPrice, full: LayerPrice, *, divided: bool) -> LayerPrice:
+    def phase(one: Phase, own: Phase) -> Phase:
+        return _beside(one, own) if divided else own
+
+    return replace(
+        price,
+        forward=phase(price.forward, slow.forward),
+        input_grad=phase(price.input_grad, slow.input_grad),
+        weight_grad=phase(price.weight_grad, slow.weight_grad),
+        recompute=phase(price.recompute, slow.recompute),
+        kept=tuple(
+            replace(one, bytes=one.bytes * divided + own.bytes) for one, own in zip(price.kept, full.kept, strict=True)
+        ),
+        remade_bytes=price.remade_bytes * divided + full.remade_bytes,
+        transient_bytes=price.transient_bytes * divided + full.transient_bytes,
+        deferred_bytes=price.deferred_bytes * divided + full.deferred_bytes,
+        input_bytes=price.input_bytes * divided + full.input_bytes,
+        output_bytes=price.output_bytes * divided + full.output_bytes,
+    )
+
+
+def _beside(shared: Phase, own: Phase) -> Phase:
+    """Both, with what the first exchanges over cp hidden behind the computing of the second (DACP's objective:
+    the longer of exchange and whole sequences, then the divided ones)."""
+    total = shared + own
+    exchanged = shared.comm_s.get("cp", 0.0)
+    if not exchanged:
+        return total
+    return replace(total, comm_s={**total.comm_s, "cp": max(exchanged - own.compute_s, 0.0)})
+
+
+def _sizes(unit: Sequence[Piece], parts: int) -> tuple[dict[str, int], Pieces]:
+    """(sizes of the graph's open dims for pieces of sequences, those pieces). parts: that their tokens divide into."""
+    tokens = sum(stop - start for _, start, stop in unit)
+    pieces = tuple(sorted(((stop - start, start) for _, start, stop in unit), reverse=True))
+    return {"batch": 1, "seq": -(-tokens // parts) * parts}, pieces

@@ -17,6 +17,7 @@ from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.lowering.chunked import chunk_pass
+from gnomon.lowering.packed import skrull_pass
 from gnomon.plans import Mesh, Plan, Schedule, Workload
 from gnomon.plans.check import problems
 from gnomon.search.results import Found, Result
@@ -61,8 +62,8 @@ def check_request(
             f"a search is for batches of one sequence length, but this workload has {len(lengths)} from {min(lengths)} "
             f"to {max(lengths)}; predict such plans one by one"
         )
-    if chunk_pass(base.schedule) is not None:
-        raise PlanError("a search does not know how many chunks chunkflow makes; predict such plans one by one")
+    if chunk_pass(base.schedule) or skrull_pass(base.schedule):
+        raise PlanError("a search does not know how many microbatches a method makes; predict such plans one by one")
     _fields(fixed)
     _precision(cluster, base)
     sizes = {name: value for name, value in fixed.items() if isinstance(value, int)}

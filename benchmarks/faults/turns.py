@@ -1,0 +1,69 @@
+"""Logical workers that share a process: predicted against measured (EasyScale), on this machine.
+
+    OMP_NUM_THREADS=1 python benchmarks/faults/turns.py      # prints the table of results/turns.md
+
+Calibrates the machine into a folder of its own, then runs llama-tiny as four workers (`gnomon run --processes N`)
+on one process and on two, and each run predicts itself. Medians of the steps after three of warm-up; "expected" is the
+prediction at the speed that the machine showed for a few operations right before the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gnomon.models.presets import graph_of
+from gnomon.plans import Mesh, Plan, PlanFile, Precision, Schedule, Workload, save_plan_file
+
+STEPS, WARM_UP = 13, 3
+FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
+
+
+def gnomon(*words: str, home: str) -> str:
+    """What a command prints."""
+    environment = {**os.environ, "GNOMON_HOME": home, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", "import sys; from gnomon.cli import main; sys.exit(main())", *words]
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def ran(folder: Path, processes: int) -> dict[str, Any]:
+    """The record of a run of four workers."""
+    path = folder / f"plan-{processes}.toml"
+    plan = Plan(mesh=Mesh(dp_replicate=4), schedule=Schedule(micro_batch_size=2), precision=FP32)
+    work = Workload(global_batch_size=16, seq_len=256)
+    save_plan_file(PlanFile(model="llama-tiny", on=f"local:{processes}", workload=work, plan=plan), path)
+    words = ("run", str(path), "--processes", str(processes), "--steps", str(STEPS), "--json")
+    record: dict[str, Any] = json.loads(gnomon(*words, home=str(folder)))
+    return record
+
+
+def main() -> None:
+    """Prints the table."""
+    parameters = graph_of("llama-tiny").num_parameters()
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        gnomon("calibrate", "--processes", "2", home=made)
+        print(f"llama-tiny, {parameters:,} parameters, four workers of two microbatches of 2 x 256 tokens\n")
+        print("| processes | predicted s | expected then s | measured s | over predicted | over expected |")
+        print("|---|---|---|---|---|---|")
+        for processes in (1, 2):
+            record = ran(folder, processes)
+            measured = median(float(step["step_s"]) for step in record["steps"][WARM_UP:])
+            predicted = float(record["predicted"]["step_s"])
+            now = record["predicted"]["step_s_as_it_was_before_training"]
+            then = float("nan") if now is None else float(now)
+            print(
+                f"| {processes} | {predicted:.3f} | {then:.3f} | {measured:.3f} | {measured / predicted:.2f} | "
+                f"{measured / then:.2f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -237,14 +237,13 @@ def convolution_backward_flops(grad: Any, x: Any, weight: Any, *rest: Any, **nam
 
 def flops_error(model: Any, example: Any, graph: Any) -> float:
     """Of the forward and backward together, against torch's counter with attention as products."""
+    import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     from gnomon.frontend.trace import named_tensors
     from gnomon.graph import BF16, UNFUSED, Setting, graph_work
     from gnomon.runtime.stage import bound
-
-    import torch
 
     backward = {torch.ops.aten.convolution_backward: convolution_backward_flops}
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=backward) as counted:

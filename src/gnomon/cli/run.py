@@ -428,9 +428,7 @@ class Told:
                 "step_s": prediction.step_s,
                 "step_s_as_it_was_before_training": None if o.slowdown is None else prediction.step_s * o.slowdown,
                 "peak_bytes": prediction.tightest.peak_bytes,
-            }
-            if not self.shared
-            else None,
+            },
             "measured": {
                 "step_s": o.step_s,
                 "tokens_per_s": self.tokens / o.step_s,

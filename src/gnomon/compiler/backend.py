@@ -18,6 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+from gnomon.compiler import columns
 from gnomon.compiler.build import has_compiler, libraries
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.program import LINES, Planned, Program, Writer, program, write
@@ -70,6 +71,7 @@ class Compiled:
     """One graph: its program, and the function that runs it, first on trial and then with what the trials chose."""
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
+        self.columns = columns.fuse(module.graph)
         self.program: Program = program(module.graph, environment_of(module.graph))
         _load(self.program.planned)
         self.trials: dict[int, Trial] = {}

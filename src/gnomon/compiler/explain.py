@@ -19,6 +19,7 @@ import torch
 from gnomon.compiler.backend import Compiled
 from gnomon.compiler.body import REDUCTIONS
 from gnomon.compiler.build import libraries
+from gnomon.compiler.columns import Columns
 from gnomon.compiler.machine import Machine, this_machine
 from gnomon.compiler.program import Planned, symbols_in
 from gnomon.compiler.sizes import hint, product
@@ -69,10 +70,20 @@ def explained(made: Compiled) -> dict[str, Any]:
     aten = Counter(
         str(unit.target).removeprefix("aten.")
         for unit in made.program.units
-        if isinstance(unit, torch.fx.Node) and unit.op == "call_function"
+        if isinstance(unit, torch.fx.Node) and unit.op == "call_function" and not isinstance(unit.target, Columns)
     )
     groups = [_group(made, planned) for planned in made.program.planned]
-    return {"groups": groups, "aten": dict(aten.most_common())}
+    columns = [
+        {
+            "count": one.count,
+            "floats": one.width,
+            "kept": bool(one.trial.kept),
+            "measured_s": one.trial.verdict.get("kernel_s"),
+            "aten_s": one.trial.verdict.get("aten_s"),
+        }
+        for one in made.columns
+    ]
+    return {"groups": groups, "columns": columns, "aten": dict(aten.most_common())}
 
 
 def _group(made: Compiled, planned: Planned) -> dict[str, Any]:
@@ -166,6 +177,12 @@ def lines(made: dict[str, Any], title: str) -> list[str]:
             f" bound by {group['bound']}",
             f"    time      predicted {_us(group['predicted_s'])}, measured {_us(group['measured_s'])},"
             f" ATen {_us(group['aten_s'])}",
+        ]
+    for one in made["columns"]:
+        state = "kept" if one["kept"] else "given back to ATen"
+        out += [
+            f"  embedding columns: {one['count']:,} in one kernel, {one['floats']:,} floats a row ({state})",
+            f"    time      measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
         ]
     calls = ", ".join(f"{count} {name}" if count > 1 else name for name, count in made["aten"].items())
     out.append(f"  ATen: {calls or 'nothing'}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
@@ -84,9 +84,8 @@ def inductor_s(count: int, limit_s: float) -> float | None:
     return time.perf_counter() - began if process.exitcode == 0 else None
 
 
-def row(count: int, batch: int, threads: int, inductor: bool) -> str:
-    """One line of the table."""
-    torch.set_num_threads(threads)
+def rows(count: int, batch: int, threads: Sequence[int], inductor: bool) -> Iterator[str]:
+    """Lines of the table: one compilation, measured with each number of threads."""
     torch._dynamo.reset()
     module, given = Columns(count).eval(), inputs(count, batch)
     with torch.no_grad():
@@ -98,12 +97,14 @@ def row(count: int, batch: int, threads: int, inductor: bool) -> str:
         if inductor:
             functions["inductor"] = torch.compile(module, backend="inductor")  # type: ignore[assignment]
             torch.testing.assert_close(functions["inductor"](*given), wanted, rtol=1e-5, atol=1e-6)
-        taken = seconds(functions, given, spend_s=4.0)
-    beside = f"{taken['inductor'] / taken['gnomon']:.1f}" if inductor else "-"
-    return (
-        f"| {count:,} | {batch:,} | {threads} | {taken['eager'] * 1e3:.2f} | {taken['gnomon'] * 1e3:.2f} "
-        f"| {taken['eager'] / taken['gnomon']:.1f} | {beside} | {compile_s:.1f} |"
-    )
+        for number in threads:
+            torch.set_num_threads(number)
+            taken = seconds(functions, given, spend_s=4.0)
+            beside = f"{taken['inductor'] / taken['gnomon']:.1f}" if inductor else "-"
+            yield (
+                f"| {count:,} | {batch:,} | {number} | {taken['eager'] * 1e3:.2f} | {taken['gnomon'] * 1e3:.2f} "
+                f"| {taken['eager'] / taken['gnomon']:.1f} | {beside} | {compile_s:.1f} |"
+            )
 
 
 def cpu() -> str:
@@ -141,9 +142,9 @@ def main() -> None:
     print("\n".join(lines), flush=True)
     for count in counts:
         for batch in batches:
-            for number in threads:
-                lines.append(row(count, batch, number, inductor=first_s.get(count) is not None))
-                print(lines[-1], flush=True)
+            for line in rows(count, batch, threads, inductor=first_s.get(count) is not None):
+                lines.append(line)
+                print(line, flush=True)
     told = ", ".join(
         f"{count:,} columns: {'over ' + str(round(options.limit)) if taken is None else round(taken)} s"
         for count, taken in first_s.items()

@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 
 from torch import Tensor  # noqa: E402
 
-from gnomon.runtime.ordered_sums import Node, Partial, _finished, exchange, halves, nodes_of  # noqa: E402
+from gnomon.methods.easyscale import Node, halves, nodes_of  # noqa: E402
+from gnomon.runtime.ordered_sums import Partial, _finished, exchange  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -15,6 +15,7 @@ from gnomon.lowering.chunked import backward_order as backward_order
 from gnomon.lowering.chunked import chunkflow as chunkflow
 from gnomon.lowering.chunked import chunks as chunks
 from gnomon.methods.method import Method, Param
+from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
 from gnomon.plans import Pass, Plan, Saved
 
 USUAL = ChunkPass()
@@ -28,8 +29,10 @@ def reason(plan: Plan) -> str | None:
     mesh = plan.mesh
     if mesh.cp > 1:
         return f"cp = {mesh.cp} divides sequences that it cuts into chunks; use cp = 1"
-    if plan.schedule.name != "one_f_one_b" or plan.schedule.virtual_stages > 1:
-        return f"it is an order of rows like one_f_one_b, in place of {plan.schedule.name}; choose one of the two"
+    if plan.schedule.name != ONE_F_ONE_B.name or plan.schedule.virtual_stages > 1:
+        return (
+            f"it is an order of rows like {ONE_F_ONE_B.name}, in place of {plan.schedule.name}; choose one of the two"
+        )
     if plan.schedule.rounds > 1 or plan.schedule.vocabulary != "ends":
         return "its order has no rounds and no divided vocabulary; use rounds = 1 and vocabulary = 'ends'"
     if len(plan.schedule.passes) > 1:

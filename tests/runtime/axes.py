@@ -31,6 +31,7 @@ T5 = t5(
 )  # fmt: skip
 DEEPSEEK = tiny(model("deepseek-v3"), tp=2, layers=1)
 ADAPTED = with_adapters(LLAMA, Adapters(rank=2))
+GPT2 = tiny(model("gpt2"), tp=2, layers=1)
 WORKLOAD = Workload(global_batch_size=4, seq_len=16)
 ZB = schedule("zero_bubble_h1", 2)
 
@@ -61,6 +62,7 @@ CASES: dict[str, Small] = {
     "whole experts beside tp": small(MIXTRAL, Mesh(tp=2), layout=SP),
     "experts over tp": small(MIXTRAL, Mesh(tp=2, ep=2), layout=SP),
     "a rotary key without heads over tp": small(DEEPSEEK, Mesh(tp=2), layout=SP),
+    "learned positions over tp": small(GPT2, Mesh(tp=2), layout=SP),
     "heads of a table of positions over tp": small(T5, Mesh(tp=2), layout=SP),
     "encoder and decoder, one stage each": small(T5, Mesh(pp=2)),
     "encoder and decoder, zero 3": small(T5, Mesh(dp_shard=2), 3),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any, Protocol
@@ -119,6 +119,8 @@ class BlockRun:
             tensor = self.block.tensor(name)
             if tensor.kind == "state" and self.captured:  # every rank has all of it
                 parts[name] = steps(Sharding(), wanted, self.dims[name], self.axes)
+            elif tensor.kind == "state" and len(tensor.dims) == 1:  # positions: a rank has those of its cp part
+                parts[name] = self._steps(_over_cp(wanted), wanted, name)
             if tensor.kind == "parameter" and op.captured is not None and wanted != self.homes[name]:
                 raise PlanError(
                     f"{op.path} ({op.captured.where}) wants all of {name}, which ranks have parts of "
@@ -128,7 +130,9 @@ class BlockRun:
             if tensor.kind != "activation":
                 inputs.append(name)
                 continue
-            home = wanted if name in self.free else self.homes[name]
+            home = self.homes[name]
+            if name in self.free:  # as the batch has it, but that of a captured model, which is brought before
+                home = wanted if self.captured else _over_cp(wanted)
             there = self._steps(home, wanted, name)
             back = self._steps(wanted.with_partial(*terms), home, name) if tensor.is_float else ()
             inputs.append(_Input((name, wanted, terms), there, back))
@@ -161,8 +165,7 @@ class BlockRun:
     def entry(self, name: str) -> tuple[Step, ...]:
         """An input of a captured model, as the batch has it, to where the block reads it."""
         home = self.homes[name]
-        whole = Sharding(shards=tuple(pair for pair in home.shards if pair[0] == "cp"))
-        return self._steps(whole, home, name)
+        return self._steps(_over_cp(home), home, name)
 
     def _steps(self, source: Sharding, target: Sharding, name: str) -> tuple[Step, ...]:
         return steps(source, target, self.dims[name], self.axes, sized=self.captured)
@@ -289,8 +292,10 @@ class Frame:
             return self._brought(given)
         tensor = self.owner.block.tensor(given)
         if tensor.kind == "state" and (not tensor.is_float or self.owner.captured):
-            value = self.state(given)
-            return run(value, op.parts[given]) if op.parts.get(given) else value
+            value, parts = self.state(given), op.parts.get(given)
+            if parts and value.ndim > len(tensor.dims):  # within packed documents: a row for each of the batch
+                parts = tuple(replace(step, dim=step.dim + 1) for step in parts)
+            return run(value, parts) if parts else value
         rows = op.site.weight_rows if op.site.op.contracts and given == op.site.op.inputs[1] else 0
         return self.weights(given, rows if op.site.op.contracts else max(0, len(tensor.dims) - 1))
 
@@ -365,6 +370,11 @@ class Frame:
         weights, _ = others
         assert isinstance(weights, Tensor)
         return combine(first, weights, routing, ep=ep, etp=etp)
+
+
+def _over_cp(sharding: Sharding) -> Sharding:
+    """What only context parallelism divides of it, as batches are handed out."""
+    return Sharding(shards=tuple(pair for pair in sharding.shards if pair[0] == "cp"))
 
 
 def _dividing_positions(names: tuple[str, ...], layouts: tuple[Sharding, ...], block: Block) -> tuple[str, ...]:

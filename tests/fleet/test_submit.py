@@ -145,7 +145,7 @@ class _Api(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(answer.encode())
 
-    def log_message(self, *said: object) -> None:
+    def log_message(self, *parts: object) -> None:
         """Nothing."""
 
 

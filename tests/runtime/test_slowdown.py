@@ -34,7 +34,7 @@ def test_a_machine_that_was_faster_than_any_is_slower_now() -> None:
         message.startswith("this machine is ")
         and " times slower now than when it was calibrated (matmul fp32" in message
     )
-    assert message.endswith(" s a step as it is now")
+    assert message.endswith(" s a step at this speed")
 
 
 def test_a_machine_that_took_a_minute_is_faster_now() -> None:
@@ -56,10 +56,10 @@ def test_the_ratio_is_that_of_the_middle_point_which_is_named() -> None:
     assert ratio(actual[:2]) == pytest.approx((2 * 80) ** 0.5)
     assert sentence(actual, measured, 0.25) == (
         "this machine is 4.0 times slower now than when it was calibrated (attention: 2 ms then, 8 ms now; its 3 "
-        "operations take 2 to 80 times as long); expected 1 s a step (0.5 to 20) as it is now"
+        "operations take 2 to 80 times as long); expected 1 s a step (0.5 to 20) at this speed"
     )
     alike = tuple(replace(entry, now_s=4.0 * entry.then_s) for entry in actual)
-    assert sentence(alike, measured, 0.25).endswith(" then, 4 ms now); expected 1 s a step as it is now")
+    assert sentence(alike, measured, 0.25).endswith(" then, 4 ms now); expected 1 s a step at this speed")
     same = tuple(replace(entry, now_s=1.1 * entry.then_s) for entry in actual)
     assert "as fast now" in sentence(same, measured, 0.25)
 
@@ -75,7 +75,7 @@ def test_as_fast_in_the_middle_alone_is_not_as_fast() -> None:
     assert measured is not None
     assert sentence(actual, measured, 0.5) == (
         f"this machine is about as fast now as when it was calibrated, {measured.date}, but its 3 operations take 0.5 "
-        "to 2 times as long; expected 0.5 s a step (0.25 to 1) as it is now"
+        "to 2 times as long; expected 0.5 s a step (0.25 to 1) at this speed"
     )
 
 

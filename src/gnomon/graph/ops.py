@@ -257,11 +257,11 @@ def _captured_work(op: Op, block: Block, setting: Setting, grad: GradOp | None) 
     """A backward reads what was kept and gradients, and writes gradients; inside it does so once for each ATen op."""
     shapes = captured_products(op, setting.sizes)
     read, written = _captured_bytes(op, block, setting)
-    said = costed_flops(op, setting.sizes, backward=grad is not None)
+    costed = costed_flops(op, setting.sizes, backward=grad is not None)
     if grad is None:
         flops = sum((2 * b * m * n * k for b, m, n, k, _ in shapes), start=0)
-        return Work(matmul_flops=flops + said, read_bytes=read, write_bytes=written)
-    flops = sum((2 * b * m * n * k * wanted for b, m, n, k, wanted in shapes), start=0) + said
+        return Work(matmul_flops=flops + costed, read_bytes=read, write_bytes=written)
+    flops = sum((2 * b * m * n * k * wanted for b, m, n, k, wanted in shapes), start=0) + costed
     kept = _bytes(grad.reads, block, setting)
     costs = [node.cost for node in op.captured.nodes if node.cost is not None] if op.captured is not None else []
     if costs and op.captured is not None and op.captured.is_priced and all(c.bytes or c.backward_bytes for c in costs):

@@ -3,7 +3,7 @@
 `HostUpdate` has a function for each such kind of action: D2H, HOST_ADD, HOST_OPT, H2D. A `HostPart` is the host's side
 of a device's `Parameters`: a copy of what this rank updates (under ZeRO its shard), the optimizer's, and the gradient
 as it adds up. On CPU both sides are memory of one machine, and every copy is made all the same; `nbytes` counts them,
-each way. Left out: copies beside computing (each is done before the next row), delayed updates.
+each way. Left out: copies that overlap with compute (each is done before the next row), delayed updates.
 Source: Ren et al. 2021 (ZeRO-Offload).
 """
 

@@ -98,7 +98,7 @@ def sentence(points: tuple[Again, ...], measured: Measured, step_s: float | None
     if step_s is None:
         return summary
     about = f" ({low * step_s:.3g} to {high * step_s:.3g})" if apart else ""
-    return f"{summary}; expected {factor * step_s:.3g} s a step{about} as it is now"
+    return f"{summary}; expected {factor * step_s:.3g} s a step{about} at this speed"
 
 
 def again(measured: Measured) -> tuple[Again, ...]:

@@ -290,16 +290,16 @@ class Watch:
         """`step 20  0.082 s, expected 0.034  data loading 0.05 (0)  compute 0.03 (0.03)  0.41 GiB  drifts: …`."""
         parts, expected = typical(self.recent), self.expected
         beside = "" if expected is None else f", expected {expected.parts.step_s:.3g}"
-        said = [f"step {number}", f"{parts.step_s:.3g} s{beside}"]
+        words = [f"step {number}", f"{parts.step_s:.3g} s{beside}"]
         for part, name in WORDS.items():
             seconds, should = getattr(parts, part), None if expected is None else getattr(expected.parts, part)
             if seconds > 0.005 * parts.step_s or should:
-                said.append(f"{name} {seconds:.3g}" + (f" ({should:.3g})" if should is not None else ""))
-        said.append(f"{memory / 2**30:.2f} GiB")
+                words.append(f"{name} {seconds:.3g}" + (f" ({should:.3g})" if should is not None else ""))
+        words.append(f"{memory / 2**30:.2f} GiB")
         if self.drifts:
             drift = self.drifts[0]
-            said.append(f"drifts: {drift.name}: {drift.why}")
-        return "  ".join(said)
+            words.append(f"drifts: {drift.name}: {drift.why}")
+        return "  ".join(words)
 
 
 def watch(

@@ -168,7 +168,7 @@ class Result:
     """What a device's peak may be."""
     unlike: bool = False
     """Whether each of the best is the fastest of its sort (`sort_of`), few of one mesh (`most_alike`), up to UP_TO
-    times the best step: in place of the fastest however alike."""
+    times the best step: in place of the fastest ones, alike or not."""
     near: tuple[Found, ...] = ()
     """Plans that are faster than the best and do not fit, the fastest first."""
     smallest: Found | None = None

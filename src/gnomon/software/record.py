@@ -161,9 +161,9 @@ class Gradients:
     grad_accumulation_fused: bool | None = None
     """The weight-gradient product adds into the gradient buffer itself."""
     bucketed: bool | None = None
-    """Gradients are reduced and parameters gathered part by part beside computing, which is assumed where it is not
-    known. False: those of a pipeline stage (under ZeRO 3: of a layer) at once, from a buffer that lives for the whole
-    job below ZeRO 2, and under ZeRO 2 and 3 from the first gradient until it is reduced."""
+    """Gradients are reduced and parameters gathered part by part, overlapped with compute, which is assumed where it
+    is not known. False: those of a pipeline stage (under ZeRO 3: of a layer) at once, from a buffer that lives for
+    the whole job below ZeRO 2, and under ZeRO 2 and 3 from the first gradient until it is reduced."""
     reducer_buckets: bool | None = None
     """Gradients are reduced in buckets of torch's DistributedDataParallel, beside those that are accumulated."""
     whole_gradients: bool | None = None
@@ -266,9 +266,9 @@ class Runs:
     keep_gathered: tuple[bool, ...] = ()
     """Whether it keeps what was gathered for the backward, or gathers again; both where that is a choice."""
     overlapped: tuple[bool, ...] = ()
-    """Whether gradients are reduced and parameters gathered beside computing; both where that is a choice."""
+    """Whether gradients are reduced and parameters gathered, overlapped with compute; both where that is a choice."""
     gathers_ahead: tuple[Literal[1, 2, 3], ...] = ()
-    """ZeRO stages at which it gathers parameters beside computing, where those are not all."""
+    """ZeRO stages at which parameter gathers overlap with compute, where those are not all."""
     recompute: tuple[Literal["none", "selective", "full", "offload"], ...] = ()
     """What it can recompute, by the presets of a plan. Empty while unknown."""
     overlaps: tuple[str, ...] = ()

@@ -38,7 +38,7 @@ def slowed(
     losses, the step after it for the period T1 with those of the first round, and T, with all, is not less than either.
 
     A rank computes for b, one of its streams of transfers takes u and weighs w (the least of its links): of u at least
-    u - (T0 - b) is beside computing. An action a that lasts for b_a and has c_a beside it loses SLOWED κ_a c_a, κ_a
+    u - (T0 - b) overlaps with compute. An action a that lasts for b_a and has c_a beside it loses SLOWED κ_a c_a, κ_a
     being its share of kernels, less what it waits for launches in any case, i together at most. For any λ, κ_a c_a is
     at least λ c_a - max(λ - κ_a, 0) b_a, and so the first round loses L1 ≥ A - s T0, with s = Σ SLOWED w λ and
     A = Σ SLOWED w (λ (u + b) - P) - i over the streams, P = Σ_a max(λ - κ_a, 0) b_a. In the second round computing

@@ -2,7 +2,7 @@
 
 `layer_ways(context)` lowers a budget of bytes step by step, and for each solves an integer programme: a yes-or-no
 variable for each tensor (kept) and for each op (run again). A tensor that backward reads is kept or its op is run
-again, and what an op run again reads is kept or made again too. Leaves out which layer takes which way
+again, and what an op run again reads is kept or recomputed too. Leaves out which layer takes which way
 (`checkpointing.plan`), and offloading.
 """
 
@@ -119,9 +119,9 @@ class _Layer:
         programme = Programme()
         keep = {name: programme.variable(TIE * size / most) for name, size in self.sizes.items()}
         again = {op.path: programme.variable(self.seconds[op.path] / total) for op in self.block.ops}
-        for name in self.needed:  # kept, or made again
+        for name in self.needed:  # kept, or recomputed
             programme.at_most({keep[name]: -1, again[self.maker[name].path]: -1}, -1)
-        for op in self.block.ops:  # what is run again reads what is kept or made again
+        for op in self.block.ops:  # what is run again reads what is kept or recomputed
             for name in dict.fromkeys(self.roots[name] for name in op.inputs):
                 if self.block.tensor(name).kind != "activation" or name in self.inputs_kept:
                     continue

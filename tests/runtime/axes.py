@@ -8,13 +8,16 @@ from unittest.mock import patch
 from runtime.parity import SP, schedule
 
 from gnomon.graph import Graph
+from gnomon.models.bert import BertConfig, bert
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.models.lora import Adapters, with_adapters
 from gnomon.models.mixtral import MixtralConfig, mixtral
 from gnomon.models.presets import model
 from gnomon.models.t5 import T5Config, t5
 from gnomon.models.tiny import tiny
+from gnomon.models.vit import VitConfig, vit
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Saved, Workload
+from gnomon.plans.check import sample_tokens
 from gnomon.runtime import parity
 from gnomon.runtime.ops import context
 from gnomon.runtime.parity import FP64, Compared, Small
@@ -32,6 +35,17 @@ T5 = t5(
 DEEPSEEK = tiny(model("deepseek-v3"), tp=2, layers=1)
 ADAPTED = with_adapters(LLAMA, Adapters(rank=2))
 GPT2 = tiny(model("gpt2"), tp=2, layers=1)
+BERT = bert(
+    BertConfig(
+        name="bert", num_layers=2, hidden_size=16, num_heads=4, ffn_size=24, vocab_size=32, head="mlm", dropout=0.0,
+        attention_dropout=0.0,
+    )
+)  # fmt: skip
+VIT = vit(
+    VitConfig(
+        name="vit", num_layers=2, hidden_size=16, num_heads=4, ffn_size=24, image_size=12, patch_size=4, num_classes=6
+    )
+)  # fmt: skip
 WORKLOAD = Workload(global_batch_size=4, seq_len=16)
 ZB = schedule("zero_bubble_h1", 2)
 
@@ -45,7 +59,8 @@ def small(graph: Graph, mesh: Mesh, zero: int = 0, how: object = None, **parts: 
         **parts,  # type: ignore[arg-type]
     )
     encoded = (("enc_seq", 16),) if graph is T5 else ()
-    return Small(graph=graph, plan=plan, workload=replace(WORKLOAD, sizes=encoded))
+    work = replace(WORKLOAD, sizes=encoded, seq_len=sample_tokens(graph) or WORKLOAD.seq_len)
+    return Small(graph=graph, plan=plan, workload=work)
 
 
 CASES: dict[str, Small] = {
@@ -64,6 +79,9 @@ CASES: dict[str, Small] = {
     "a rotary key without heads over tp": small(DEEPSEEK, Mesh(tp=2), layout=SP),
     "learned positions over tp": small(GPT2, Mesh(tp=2), layout=SP),
     "heads of a table of positions over tp": small(T5, Mesh(tp=2), layout=SP),
+    "two tables of embeddings over tp": small(BERT, Mesh(tp=2)),
+    "images over tp": small(VIT, Mesh(tp=2)),
+    "images, zero 3": small(VIT, Mesh(dp_shard=2), 3),
     "encoder and decoder, one stage each": small(T5, Mesh(pp=2)),
     "encoder and decoder, zero 3": small(T5, Mesh(dp_shard=2), 3),
     "encoder and decoder, split backward": small(T5, Mesh(pp=2), how=ZB),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,6 +108,22 @@ def test_it_goes_on_from_its_checkpoint(data: Path, slow: tuple[Job, Told]) -> N
     assert told.outcome.resumed_from == STEPS
     assert [record.step for record in told.outcome.records] == [STEPS + 1, STEPS + 2]
     assert newest(given.checkpoints).name == f"step-{STEPS + 2:06}"  # type: ignore[union-attr, arg-type]
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(data: Path, slow: tuple[Job, Told], tmp_path: Path) -> None:
+    given, _ = slow
+    assert given.checkpoints is not None
+    older, newer = sorted(given.checkpoints.glob("step-*"))[-2:]
+    for kept in (older, newer):
+        shutil.copytree(kept, tmp_path / kept.name)
+    victim = max((tmp_path / newer.name).glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    before = int(older.name.removeprefix("step-"))
+    told = run_told(replace(given, steps=before + 1, resume=True, checkpoints=tmp_path))
+    assert told.outcome.resumed_from == before
+    assert [record.step for record in told.outcome.records] == [before + 1]
 
 
 def test_what_it_does_not_do_is_refused(data: Path) -> None:

@@ -18,6 +18,7 @@ from gnomon.cli.own import with_own
 from gnomon.cli.plan_choices import Chosen
 from gnomon.cli.plan_file import plan_file
 from gnomon.cli.plan_goals import answer, is_asked, name_of
+from gnomon.cli.plan_lengths import plan_varied
 from gnomon.cli.plan_mixed import plan_unlike
 from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
 from gnomon.cli.request import (
@@ -26,6 +27,7 @@ from gnomon.cli.request import (
     given_batch,
     given_precision,
     given_router,
+    listed_lengths,
     with_sizes,
 )
 from gnomon.cli.terminal import print_json, print_lines, written
@@ -147,6 +149,8 @@ def run(options: argparse.Namespace) -> int:
     """Search, print, write."""
     asked = Asked.read(options)
     mixed = is_mixed(asked.machines)
+    if options.lengths:
+        return _varied(options, asked)
     if options.layers_per_stage is not None and (mixed or is_asked(options)):
         raise InputError("--layers-per-stage is for one plan on devices of one kind; leave it out")
     if options.sac_ilp and (mixed or is_asked(options)):
@@ -159,6 +163,25 @@ def run(options: argparse.Namespace) -> int:
         check_try(options, asked.machines, asked.stack)
         limit_of(options)
     return _one(options, asked)
+
+
+def _varied(options: argparse.Namespace, asked: Asked) -> int:
+    """Plans for a batch of several lengths."""
+    if is_asked(options) or asked.chosen.late:
+        raise InputError("--lengths is a question of its own; ask it without the others")
+    return plan_varied(
+        options,
+        asked.graph,
+        asked.machines,
+        asked.workload,
+        stack=asked.stack,
+        base=asked.base,
+        fixed=asked.fixed,
+        beyond=asked.chosen.beyond,
+        goal=asked.goal,
+        assumed=asked.assumed,
+        notes=asked.notes,
+    )
 
 
 def _unlike(options: argparse.Namespace, asked: Asked) -> int:
@@ -421,6 +444,8 @@ def _config(model: str) -> ModelConfig | None:
 
 def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> Workload:
     varied = {name_of(text) for text in options.vary}
+    if options.lengths:
+        return with_sizes(listed_lengths(options, graph, RouterLoad()), graph, options, assumed)
     seq_len = options.seq_len
     looked_for = "seq_len" in varied or options.longest
     if looked_for and (fixed := sample_tokens(graph)) is not None:

@@ -152,7 +152,7 @@ class Chosen:
 def _methods(options: argparse.Namespace, stack: Stack) -> tuple[Choice, ...]:
     """What `--methods` adds to the choices. InputError with --no-refine; PlanError for what is no method, or one that
     the stack does not run."""
-    if options.methods is None:
+    if options.methods is None or options.lengths:  # with --lengths they are no choices: `plan_lengths`
         return ()
     if options.refine is False:
         raise InputError("--methods are tried with the choices that --no-refine leaves out; drop one of them")
@@ -161,7 +161,10 @@ def _methods(options: argparse.Namespace, stack: Stack) -> tuple[Choice, ...]:
     lacking = [method.name for method in named if method not in known]
     if lacking and options.methods.strip() != "all":
         raise PlanError(f"--methods {lacking[0]}: stack {stack.name} is not known to run it; leave it out, or --stack")
-    return tuple(of_method(method) for method in known if not method.searched)
+    listed = [method.name for method in known if method.stand_ins is not None]
+    if listed and options.methods.strip() != "all":
+        raise PlanError(f"--methods {listed[0]} is for batches of several lengths; give them with --lengths")
+    return tuple(of_method(method) for method in known if not method.searched and method.stand_ins is None)
 
 
 def _runs(stack: Stack, name: str, value: Value) -> bool:

@@ -360,14 +360,19 @@ def with_sizes(workload: Workload, graph: Graph, options: argparse.Namespace, as
     return replace(workload, sizes=tuple(sizes.items())) if sizes else workload
 
 
+def listed_lengths(options: argparse.Namespace, graph: Graph, router: RouterLoad) -> Workload:
+    """The batch of `--lengths`. InputError beside another length or size of the batch."""
+    if options.seq_len is not None or options.global_batch is not None or options.tokens_per_batch is not None:
+        raise InputError("--lengths gives every sequence of the batch; leave --seq-len and the batch out")
+    return Workload(lengths=options.lengths, router=given_router(options, router, graph))
+
+
 def _workload(
     graph: Graph, plan: Plan, options: argparse.Namespace, given: Workload | None, assumed: list[str]
 ) -> Workload:
-    if listed := getattr(options, "lengths", None):
-        if options.seq_len is not None or options.global_batch is not None or options.tokens_per_batch is not None:
-            raise InputError("--lengths gives every sequence of the batch; leave --seq-len and the batch out")
-        router = given_router(options, RouterLoad() if given is None else given.router, graph)
-        return Workload(lengths=listed, router=router, sizes=() if given is None else given.sizes)
+    if getattr(options, "lengths", None):
+        listed = listed_lengths(options, graph, RouterLoad() if given is None else given.router)
+        return listed if given is None else replace(listed, sizes=given.sizes)
     if given is not None:
         seq_len = options.seq_len or max(given.sequence_lengths(), default=1)
         changes = {"global_batch_size": given_batch(options, seq_len), "seq_len": options.seq_len}

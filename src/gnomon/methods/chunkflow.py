@@ -6,7 +6,7 @@ here is what turns it on, where it cannot be used, and which chunk sizes and `ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gnomon.lowering.chunked import BUFFERS as BUFFERS
@@ -14,7 +14,7 @@ from gnomon.lowering.chunked import NAME, ChunkPass
 from gnomon.lowering.chunked import backward_order as backward_order
 from gnomon.lowering.chunked import chunkflow as chunkflow
 from gnomon.lowering.chunked import chunks as chunks
-from gnomon.methods.method import Method, Param
+from gnomon.methods.method import Method, Param, StandIn
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
 from gnomon.plans import Pass, Plan, Saved
 
@@ -57,6 +57,17 @@ def variants(plan: Plan) -> Iterator[Plan]:
                     yield replace(plan, schedule=replace(plan.schedule, passes=passes), saved=Saved())
 
 
+def stand_ins(lengths: Sequence[int], devices: int) -> Iterator[StandIn]:
+    """For each chunk size that some sequence exceeds: the batch's tokens as chunks, a microbatch each; a multiple of
+    the devices, so that every number of data-parallel workers divides them."""
+    fixed = {"cp": 1, "schedule": ONE_F_ONE_B.name, "virtual_stages": 1, "micro_batch_size": 1}
+    for size in CHUNK_SIZES:
+        if size < max(lengths):
+            batch = -(-sum(lengths) // (size * devices)) * devices
+            passes = (Pass(name=NAME, params=(("chunk_size", size),)),)
+            yield StandIn(seq_len=size, batch=batch, fixed=fixed, forbid=("zero>2",), passes=passes)
+
+
 METHOD = Method(
     name=NAME,
     paper="ChunkFlow, Yuan et al., ICML 2025",
@@ -64,7 +75,6 @@ METHOD = Method(
     switch="schedule.passes",
     exactness="up to the order of sums",
     missing={
-        "planned": "the search's bounds are for batches of one sequence length, and it cuts batches of many",
         "run": "the runtime wants sequences of one length",
     },
     params=(
@@ -74,4 +84,5 @@ METHOD = Method(
     ),
     refusal=reason,
     variants=variants,
+    stand_ins=stand_ins,
 )

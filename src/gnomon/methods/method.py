@@ -6,7 +6,7 @@ what the rewritten one takes (`Context`). Leaves out the list of them, which is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -60,6 +60,22 @@ class Param:
     """What it can be; empty: anything of its default's type."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandIn:
+    """A batch of sequences of one length that a search takes in place of a batch of several lengths."""
+
+    seq_len: int
+    """Tokens of each sequence."""
+    batch: int
+    """Sequences of a step."""
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    """Field of a search's point -> the value that the method needs there."""
+    forbid: tuple[str, ...] = ()
+    """What its plans may not be, as in `zero>2`."""
+    passes: tuple[Pass, ...] = ()
+    """What turns the method on in the plans that are found."""
+
+
 def _by_name(name: str) -> Callable[[Plan], bool]:
     return lambda plan: any(given.name == name for given in plan.schedule.passes)
 
@@ -88,6 +104,9 @@ class Method:
     """Why it cannot be used in a plan that asks for it, and what to change; None where it can."""
     variants: Callable[[Plan], Iterator[Plan]] = lambda plan: iter(())
     """Plans with it, made from one without, the likeliest first; none where it means nothing there."""
+    stand_ins: Callable[[Sequence[int], int], Iterator[StandIn]] | None = None
+    """(lengths of the batch's sequences, devices) -> batches of one length whose best plans are a start for plans with
+    it. None: it is not made for batches of several lengths."""
     searched: bool = False
     """Every search has it, as a field of its plans or a choice of `--refine`; otherwise `plan --methods` tries it."""
 

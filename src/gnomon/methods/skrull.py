@@ -9,14 +9,14 @@ of costs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gnomon.lowering.packed import DIVIDED as DIVIDED
 from gnomon.lowering.packed import NAME, SkrullPass
 from gnomon.lowering.packed import dacp as dacp
 from gnomon.lowering.packed import gds as gds
-from gnomon.methods.method import Method, Param
+from gnomon.methods.method import Method, Param, StandIn
 from gnomon.plans import Pass, Plan, Unit
 from gnomon.program import (
     STANDARD_BUFFERS,
@@ -105,6 +105,19 @@ def variants(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, schedule=replace(plan.schedule, passes=passes))
 
 
+def stand_ins(lengths: Sequence[int], devices: int) -> Iterator[StandIn]:
+    """For each capacity, and context-parallel ranks that together hold the longest sequence: sequences that fill these
+    ranks, as many as the batch's tokens make; a multiple of the devices."""
+    for capacity in CAPACITIES:
+        for cp in (2, 4, 8, 16):
+            if devices % cp == 0 and capacity * cp >= max(lengths):
+                batch = -(-sum(lengths) // (capacity * cp * devices)) * devices
+                fixed = {"cp": cp, "pp": 1, "micro_batch_size": 1}
+                passes = (Pass(name=NAME, params=(("capacity", capacity),)),)
+                forbid = ("zero>2", "context=ulysses")
+                yield StandIn(seq_len=capacity * cp, batch=batch, fixed=fixed, forbid=forbid, passes=passes)
+
+
 METHOD = Method(
     name=NAME,
     paper="Skrull, NeurIPS 2025",
@@ -112,10 +125,10 @@ METHOD = Method(
     switch="schedule.passes",
     exactness="up to the order of sums",
     missing={
-        "planned": "the search's bounds are for batches of one sequence length, and it schedules batches of many",
         "run": "the runtime divides all sequences of a batch over cp alike",
     },
     params=(Param(name="capacity", about="tokens that a context-parallel rank holds", default=SkrullPass().capacity),),
     refusal=reason,
     variants=variants,
+    stand_ins=stand_ins,
 )

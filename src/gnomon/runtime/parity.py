@@ -23,6 +23,7 @@ from gnomon.graph import Graph, Layer
 from gnomon.graph.text_inputs import labels_of
 from gnomon.models.tiny import tiny
 from gnomon.plans import Mesh, Plan, Precision, Workload, check
+from gnomon.plans.check import sample_tokens
 from gnomon.runtime.blocks import BlockRun
 from gnomon.runtime.execute import Executor
 from gnomon.runtime.one_process import OneProcess
@@ -99,6 +100,7 @@ def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS
     deep = max(call.repeat for call in graph.calls) if listed else max(2, short.num_stages)
     if code and all(atom.size is not None for tensor in graph.inputs for atom in tensor.atoms if atom.name == "seq"):
         seq_len = workload.seq_len
+    seq_len = sample_tokens(graph) or seq_len
     ep = max(mesh.ep for mesh in meshes)
     small = graph if code else tiny(graph, tp=tp, ep=ep, layers=deep, positions=seq_len)
     rows = lcm(*(sum(stage.shares) or stage.mesh.data_ranks for stage in plan.stages), *(m.data_ranks for m in meshes))
@@ -191,9 +193,10 @@ def _doubled(states: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _counted(job: Small, batch: Batch) -> int:
-    """Labels that a loss is the mean of."""
-    if job.code:
-        return max(1, int((batch[labels_of(job.graph)] >= 0).sum()))
+    """Labels that a loss is the mean of; of a model without labels its tokens."""
+    name = labels_of(job.graph) if job.code else "labels"
+    if name in batch:
+        return max(1, int((batch[name] >= 0).sum()))
     return job.workload.global_batch_size * job.workload.seq_len
 
 
@@ -202,20 +205,38 @@ def _clips(job: Small) -> bool:
 
 
 def batch_of(job: Small, step: int) -> Batch:
-    """Ids and labels of a step, the same on every rank; an encoder's tokens are drawn too, and the inputs of code."""
+    """Inputs of a step, drawn alike on every rank: each integer one of those that its op reads, the rest from a normal
+    distribution. Labels of a model of text are its next tokens."""
+    sizes = {"batch": job.workload.global_batch_size, "seq": job.workload.seq_len, **dict(job.workload.sizes)}
     if job.code:
-        sizes = {"batch": job.workload.global_batch_size, "seq": job.workload.seq_len, **dict(job.workload.sizes)}
         return Named.parse(job.code).example(sizes, seed=100 + step)
-    vocab = next(dim.size or 0 for block in job.graph.blocks for dim in block.dims if base(dim.name) == "vocab")
-    generator = torch.Generator().manual_seed(100 + step)
-    shape = job.workload.global_batch_size, job.workload.seq_len + 1
-    ids = torch.randint(0, vocab, shape, generator=generator)
-    read, labels = ids[:, :-1], ids[:, 1:]
-    if all(tensor.name != "decoder_input_ids" for tensor in job.graph.inputs):
-        return {"input_ids": read, "labels": labels}
-    encoded = dict(job.workload.sizes).get("enc_seq", job.workload.seq_len)
-    drawn = torch.randint(0, vocab, (job.workload.global_batch_size, encoded), generator=generator)
-    return {"input_ids": drawn, "decoder_input_ids": read, "labels": labels}
+    generator, batch = torch.Generator().manual_seed(100 + step), dict[str, Tensor]()
+    for tensor in job.graph.inputs:
+        shape = [prod(atom.size or sizes[atom.name] for atom in dim.atoms) for dim in tensor.dims]
+        if tensor.dtype == "int64":
+            batch[tensor.name] = torch.randint(0, _values_of(job.graph, tensor.name), shape, generator=generator)
+        else:
+            batch[tensor.name] = torch.randn(shape, generator=generator, dtype=torch.float64)
+    read = batch.get("decoder_input_ids", batch.get("input_ids"))
+    if read is not None and "labels" in batch and batch["labels"].shape == read.shape:
+        batch["labels"] = torch.cat([read[:, 1:], batch["labels"][:, -1:]], dim=1)
+    return batch
+
+
+def _values_of(graph: Graph, name: str) -> int:
+    """How many values an integer input can have: rows of the table that it looks up, or classes that it is one of."""
+    values = []
+    for call in graph.calls:
+        inside = {own for own, outer in call.inputs if outer == name}
+        block = graph.block(call.block)
+        for op in block.ops:
+            if op.kind == "embedding" and op.inputs[0] in inside:
+                values.append(block.tensor(op.inputs[1]).dims[0].size)
+            elif op.kind == "cross_entropy" and op.inputs[1] in inside:
+                values.append(block.tensor(op.inputs[0]).dims[-1].size)
+    if not values or None in values:
+        raise PlanError(f"{graph.name} reads the integers {name}, and no table or loss says how many there are")
+    return min(value for value in values if value is not None)
 
 
 class _Found:

@@ -52,6 +52,8 @@ class Result:
     """That asked it to end."""
     meetings: tuple[tuple[int, float | None], ...] = ()
     """(step, loss on held-out text) of those since it arrived last."""
+    resumed_from: int = 0
+    """Steps behind the checkpoint that it loaded: the newest that is whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,7 @@ class Ended:
     held_out: tuple[tuple[int, float | None], ...]
     """(step, loss on held-out text) of the last meeting."""
     resumed_from: int
+    """As in `Result`."""
 
 
 def check_partial_reduce(job: Job) -> None:
@@ -124,7 +127,8 @@ class _Worker:
         if self.job.checkpoints is not None:
             saver = Saver(self.job.checkpoints, self.replica, identity=self.identity, keep=self.job.keep)
         try:
-            reply = self._arrive(Result(arrival=Arrival(worker=self.number, updates=self.updates)))
+            arrival = Arrival(worker=self.number, updates=self.updates)
+            reply = self._arrive(Result(arrival=arrival, resumed_from=self.resumed_from))
             while True:
                 self._average(reply)
                 if reply.meeting >= 0:

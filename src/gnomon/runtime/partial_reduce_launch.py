@@ -63,11 +63,8 @@ def run_told(job: Job, *, threads: int = 1, pause_s: Sequence[float] = ()) -> To
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise PlanError("torchrun starts its own processes; run a plan with partial_reduce without it")
     check_partial_reduce(job)
-    done = 0
-    if job.resume and job.checkpoints is not None and (kept := newest(job.checkpoints)) is not None:
-        done = int(kept.name.removeprefix("step-"))
     corpus = corpus_of(job)  # text becomes tokens once, before processes wait for each other
-    launched = _Launched(job, threads, tuple(pause_s), done)
+    launched = _Launched(job, threads, tuple(pause_s))
     try:
         results: dict[int, Ended] = launched.results()
     except FailedError as failed:
@@ -79,7 +76,7 @@ def run_told(job: Job, *, threads: int = 1, pause_s: Sequence[float] = ()) -> To
         book.held_out(step, loss)
     outcome = Outcome(
         records=tuple(book.records),
-        resumed_from=done,
+        resumed_from=results[0].resumed_from,
         stopped=book.signal,
         checkpoint=results[0].checkpoint,
         process_peak_bytes=book.peak_bytes,
@@ -87,6 +84,7 @@ def run_told(job: Job, *, threads: int = 1, pause_s: Sequence[float] = ()) -> To
         validation_tokens=corpus.validation_tokens,
         epochs=corpus.epochs(job.steps, **size),
     )
+    assert launched.controller is not None  # every worker has arrived
     return book.told(outcome, launched.controller)
 
 
@@ -95,7 +93,7 @@ class _Book:
     """What workers said, step by step."""
 
     job: Job
-    next_step: int
+    next_step: int = 1
     """That is recorded next, counted from 1."""
     results: dict[int, Result] = field(default_factory=dict)
     """By ticket, those of steps that are not whole."""
@@ -169,7 +167,7 @@ class _Book:
 class _Launched(Processes):
     """The workers of one job, and a thread that answers them."""
 
-    def __init__(self, job: Job, threads: int, pause_s: tuple[float, ...], done: int) -> None:
+    def __init__(self, job: Job, threads: int, pause_s: tuple[float, ...]) -> None:
         settings = settings_of(job.plan)
         super().__init__(
             _worker,
@@ -179,9 +177,9 @@ class _Launched(Processes):
             grace_s=job.grace_s,
             preload=preload_of(job),
         )
-        meet_every = math.gcd(job.checkpoint_every, job.validate_every)
-        self.controller = Controller(settings, steps=job.steps, done=done, meet_every=meet_every)
-        self.book = _Book(job, next_step=done + 1, tickets=[0] * settings.workers)
+        self.controller: Controller | None = None
+        """Made when the first worker arrives, which says what checkpoint it goes on from."""
+        self.book = _Book(job, tickets=[0] * settings.workers)
         if not job.quiet:
             tokens = job.workload.global_batch_size * job.workload.seq_len
             self.book.progress = Progress(steps=job.steps, tokens=tokens)
@@ -233,6 +231,11 @@ class _Launched(Processes):
             )
             self.problem = RunError(f"{error}, so the run ended; {after}")
             return
+        if self.controller is None:
+            job, done = self.book.job, result.resumed_from
+            meet_every = math.gcd(job.checkpoint_every, job.validate_every)
+            self.controller = Controller(settings_of(job.plan), steps=job.steps, done=done, meet_every=meet_every)
+            self.book.next_step = done + 1
         for worker, reply in self.controller.arrive(result.arrival).items():
             self.workers[worker].send_bytes(json.dumps(asdict(reply)).encode())
 

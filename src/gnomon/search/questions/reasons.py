@@ -245,7 +245,8 @@ def _experts(plan: Plan, size: int) -> Plan | None:
 
 
 def _moved(plan: Plan, axis: str, size: int, shards: int) -> Plan | None:
-    """Ranks moved between an axis and data parallelism; None where too few are left to the experts."""
+    """Ranks moved between an axis and data parallelism; None where too few are left to the experts. Matmuls cut into as
+    many parts as there are tensor-parallel ranks stay so."""
     try:
         mesh: Mesh = replace(plan.mesh, **{axis: size, "dp_shard": shards})  # type: ignore[arg-type]
     except PlanError:
@@ -257,7 +258,11 @@ def _moved(plan: Plan, axis: str, size: int, shards: int) -> Plan | None:
     layout = replace(plan.layout, sequence_parallel=sequence)
     if axis == "pp":
         plan, schedule = _equal(plan), replace(schedule, layers_per_stage=())
-    return replace(plan, mesh=mesh, schedule=schedule, layout=layout)
+    splits = plan.overlap.splits
+    if axis == "tp":
+        splits = tuple(replace(s, parts=size) if s.parts == plan.mesh.tp else s for s in splits) if size > 1 else ()
+    overlap = replace(plan.overlap, splits=splits)
+    return replace(plan, mesh=mesh, schedule=schedule, layout=layout, overlap=overlap)
 
 
 def _equal(plan: Plan) -> Plan:

@@ -1,0 +1,99 @@
+"""`gnomon plan --lengths`: the fastest plan for a batch of sequences of several lengths, and a plan file.
+
+`plan_varied` searches, prints, writes, and returns 0. Leaves out the search itself (`search.questions.lengths`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+from gnomon.cli.budget import ONE, Budget
+from gnomon.cli.plan_file import plan_file
+from gnomon.cli.terminal import Trying, print_json, print_lines, written
+from gnomon.errors import InputError, PlanError
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.hardware.kinds import is_mixed
+from gnomon.methods import Method, methods_named
+from gnomon.plans import Goal, Plan, Workload, save_plan_file
+from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.report.lengths import lengths_mapping, lengths_text
+from gnomon.search.questions.lengths import plan_lengths
+from gnomon.software import Stack, own
+
+SAID_EVERY = 10
+"""Predictions between two lines of progress."""
+
+OTHER = ("refine", "sac_ilp", "uneven_replicas", "layers_per_stage", "try_", "top", "html", "price")
+"""Options that are for batches of one length."""
+
+
+def plan_varied(
+    options: argparse.Namespace,
+    graph: Graph,
+    machines: Cluster,
+    workload: Workload,
+    *,
+    stack: Stack,
+    base: Plan,
+    fixed: Mapping[str, object],
+    beyond: Sequence[str],
+    goal: Goal,
+    assumed: Sequence[str],
+    notes: Sequence[str],
+) -> int:
+    """Search, print, write."""
+    for name in OTHER:
+        if getattr(options, name):
+            option = name.rstrip("_").replace("_", "-")
+            raise InputError(f"--{option} is for batches of one length; leave it out, or give --seq-len")
+    if is_mixed(machines):
+        raise InputError("--lengths is for devices of one kind; name one of these with --on")
+    methods, trying = _methods(options, stack), Trying()
+
+    def told(predicted: int) -> None:
+        if predicted % SAID_EVERY == 0:
+            trying(f"plans on these lengths: {predicted}")
+
+    with Budget(options.budget, ONE) as budget:
+        made = plan_lengths(
+            graph,
+            machines,
+            workload,
+            stack,
+            goal,
+            methods=methods,
+            base=base,
+            fixed=fixed,
+            forbid=options.forbid,
+            beyond=beyond,
+            told=told,
+            more=budget,
+        )
+    trying.end()
+    if options.output:
+        file = plan_file(options, workload, stack, made.best, assumed, others=made.runners_up)
+        save_plan_file(file, options.output)
+    if options.json:
+        print_json({**lengths_mapping(made), "assumptions": [*assumed, *made.best.assumptions]})
+    else:
+        print_lines(lengths_text(made, methods=bool(methods), assumed=assumed, notes=notes))
+        if options.output:
+            print_lines(("", *written(options.output)))
+    return budget.status
+
+
+def _methods(options: argparse.Namespace, stack: Stack) -> tuple[Method, ...]:
+    """Those that are asked for; of `all` those for such batches that the stack runs."""
+    if options.methods is None:
+        return ()
+    named = methods_named(options.methods)
+    if options.methods.strip() == "all":
+        named = tuple(entry for entry in named if entry.stand_ins is not None)
+    for entry in named if stack is not PLAIN_STACK else ():
+        if stack.name != own.NAME or "run" in entry.missing:
+            if options.methods.strip() != "all":
+                raise PlanError(f"--methods {entry.name}: stack {stack.name} is not known to run it; leave it out")
+            named = tuple(other for other in named if other is not entry)
+    return named

@@ -388,9 +388,9 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--packing",
-        choices=("stream", "documents"),
-        help="rows cut from one stream of text, or of whole documents that do not see each other; default stream, and "
-        "documents where only a part is to be learnt",
+        choices=("stream", "documents", "padded"),
+        help="rows cut from one stream of text, of whole documents that do not see each other, or of one document each "
+        "(a microbatch is as long as its longest); default stream, and documents where only a part is to be learnt",
     )
 
 

@@ -27,10 +27,10 @@ from gnomon.errors import InputError, PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.late import load_late
-from gnomon.methods import check_methods, partial_reduce, rewrites
+from gnomon.methods import check_methods, mimose, partial_reduce, rewrites
 from gnomon.methods.easyscale import Observation, placed
 from gnomon.models.lora import parse_adapters
-from gnomon.plans import Plan, PlanFile, load_plan
+from gnomon.plans import Plan, PlanFile, Saved, load_plan
 from gnomon.prediction import Prediction, predict
 from gnomon.report.prediction import describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
@@ -78,6 +78,7 @@ def run(options: argparse.Namespace) -> int:
     notes += tuple(assumed)
     notes += _turns(file, options) if shared else ()
     notes += _groups(file.plan)
+    notes += _lengths(file.plan, prediction, options.packing)
     notes += begins(file.model, options.weights, options.seed)
     notes += _check_memory(prediction) if device == "cpu" else (UNTRIED,)
     if any(chip.kind != KINDS[device] for chip in machines.devices):
@@ -99,10 +100,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _as_predicted(plan: Plan) -> Plan:
-    """The plan that averages gradients in every step: what a prediction is for where workers average with those that
-    are ready."""
-    passes = tuple(one for one in plan.schedule.passes if one.name != partial_reduce.NAME)
-    return replace(plan, schedule=replace(plan.schedule, passes=passes))
+    """What a prediction is for: the plan that averages gradients in every step, where workers average with those that
+    are ready; and that recomputes every layer, where a batch decides which."""
+    unpriced = (partial_reduce.NAME, mimose.NAME)
+    passes = tuple(one for one in plan.schedule.passes if one.name not in unpriced)
+    saved = Saved(preset="full") if mimose.METHOD.used(plan) else plan.saved
+    return replace(plan, schedule=replace(plan.schedule, passes=passes), saved=saved)
 
 
 def _on_processes(file: PlanFile, processes: int | None) -> PlanFile:
@@ -148,6 +151,29 @@ def _groups(plan: Plan) -> tuple[str, ...]:
         f"reduce): a slow one holds up nobody, and losses differ from run to run; the prediction is for an all-reduce "
         f"of gradients in every step",
     )
+
+
+def _lengths(plan: Plan, prediction: Prediction, packing: str | None) -> tuple[str, ...]:
+    """What is said of batches of many lengths. PlanError for a budget that the longest is not within."""
+    said = []
+    if mimose.METHOD.used(plan):
+        budget, by_class = mimose.settings_of(plan).budget, prediction.tightest.by_class
+        needs = sum(by_class[name] for name in ("parameters", "gradients", "master", "states", "activations", "logits"))
+        if needs > budget:
+            raise PlanError(
+                f"mimose has a budget of {show_bytes(budget)}, and a microbatch of the longest sequences is predicted "
+                f"to keep {show_bytes(needs)} with every layer recomputed; raise the budget, or take less seq_len or "
+                f"a smaller micro batch"
+            )
+        said.append(
+            f"mimose recomputes as many layers as the length of each microbatch asks for, within {show_bytes(budget)} "
+            f"a rank; the prediction is for all of them"
+        )
+    if packing == "padded":
+        said.append(
+            "a microbatch is as long as its longest row; the prediction, and tokens a second, take rows of seq_len"
+        )
+    return tuple(said)
 
 
 def _check_weights(options: argparse.Namespace, file: PlanFile, graph: Graph) -> None:
@@ -437,6 +463,7 @@ class Told:
             }
             if o.records
             else None,
+            "notes": list(o.notes),
             "steps": [
                 {
                     "step": r.step,
@@ -469,7 +496,8 @@ def _after(options: argparse.Namespace, told: Told) -> None:
     if options.json:
         print_json(told.to_mapping())
     else:
-        print_lines((*summary(told), *written))
+        notes = [line for note in outcome.notes for line in wrapped(note, bullet="- ")]
+        print_lines((*summary(told), *notes, *written))
 
 
 def summary(told: Told) -> tuple[str, ...]:

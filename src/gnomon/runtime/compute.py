@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from gnomon.graph import Graph
 from gnomon.runtime.buffers import Buffers
 from gnomon.runtime.feed import Feed, size_named
-from gnomon.runtime.ops.attention import rotary_tables
+from gnomon.runtime.mimose import Mimose
+from gnomon.runtime.ops.attention import shared_tables
+from gnomon.runtime.packing import LENGTHS
 from gnomon.runtime.parameters import Aside
 from gnomon.runtime.resident_bytes import NOTHING, Kept, kept
 from gnomon.runtime.rows import Action
@@ -55,9 +58,11 @@ class Compute:
         self._put_aside: dict[int, Kept] = {}  # from I to W
         self._copies = state.groups.mesh.tp  # tensor-parallel ranks all compute the same loss
         self._vocab = size_named(graph, "vocab") // state.groups.mesh.tp
-        self._rotary = _angles(graph, feed.workload.seq_len, dtype, feed.device)
+        self._rotary = partial(_angles, graph, feed.workload.seq_len, dtype, feed.device)
         self._loss_dtype = torch.promote_types(dtype, torch.float32)  # that of `cross_entropy`
         self.loss = torch.zeros((), device=feed.device)
+        self.mimose: Mimose | None = None
+        """Says before each forward what of it is recomputed."""
 
     def actions(self) -> Mapping[str, Action]:
         """By kind. LOAD does nothing: ids are in memory, and a stage takes its rows when it runs."""
@@ -75,6 +80,11 @@ class Compute:
         """Begins the loss at 0."""
         self.loss = torch.zeros((), dtype=torch.float64, device=self.device)
 
+    @property
+    def apart(self) -> tuple[Tensor, ...]:
+        """What all microbatches read and none makes."""
+        return (*self._rotary(), *self.feed.batch.values())
+
     def microbatches(self) -> Iterator[Kept]:
         """What is held between actions for each microbatch."""
         yield from (self._kept.get(stage, NOTHING) for stage, _ in self.saved)
@@ -86,10 +96,10 @@ class Compute:
         module = self.stages[stage]
         batch = self.feed.of_unit(unit)
         recorder = self.buffers.recorder
-        if recorder is None or not recorder.memory or stage in self._kept or not torch.is_grad_enabled():
+        known = stage in self._kept and LENGTHS not in self.feed.batch
+        if recorder is None or not recorder.memory or known or not torch.is_grad_enabled():
             plain: dict[str, Tensor] = module(entered, batch)
             return plain
-        apart = (*self._rotary, *self.feed.batch.values())
 
         def noted(note: Callable[[Tensor], None]) -> dict[str, Tensor]:
             module.note = note
@@ -97,7 +107,9 @@ class Compute:
             module.note = None
             return result
 
-        made, self._kept[stage] = kept(noted, tuple(entered.values()), vocab=self._vocab, loss=module.last, apart=apart)
+        made, self._kept[stage] = kept(
+            noted, tuple(entered.values()), vocab=self._vocab, loss=module.last, apart=self.apart
+        )
         return made
 
     def _input(self, stage: int, unit: int, *, keep: bool = False) -> dict[str, Tensor]:
@@ -121,6 +133,8 @@ class Compute:
 
     def _forward(self, stage: int, unit: int) -> None:
         entered = self._input(stage, unit)
+        if self.mimose is not None:
+            self.mimose.begin(self.feed.of_unit(unit))
         made = self._run(stage, unit, entered)
         self.saved[stage, unit] = Saved.of(entered, made)
         self._output(stage, unit, made)
@@ -136,6 +150,8 @@ class Compute:
     def _whole_backward(self, stage: int, unit: int) -> None:
         self._clear(stage)
         self._backward(stage, unit)
+        if self.mimose is not None:
+            self.mimose.end()
 
     def _clear(self, stage: int) -> None:
         """Makes room for a stage's gradient: under ZeRO 2 it would have two whole ones while one is reduced."""
@@ -188,5 +204,5 @@ def _angles(graph: Graph, positions: int, dtype: torch.dtype, device: torch.devi
                 fraction = op.attr("fraction", 1.0)
                 assert isinstance(fraction, float)
                 width = int((block.tensor(op.inputs[0]).dims[-1].size or 0) * fraction)
-                tables += rotary_tables(op.attrs, positions, width, dtype, device)
+                tables += shared_tables(op.attrs, positions, width, dtype, device)
     return tuple(tables)

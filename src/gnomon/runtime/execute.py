@@ -20,7 +20,7 @@ from torch import Tensor
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.lowering.optimizer import effective_zero
-from gnomon.methods import partial_reduce
+from gnomon.methods import check_methods, mimose, partial_reduce
 from gnomon.plans import Plan, Workload, shared_parameters
 from gnomon.plans import batch as batch_of
 from gnomon.program import Program
@@ -32,9 +32,10 @@ from gnomon.runtime.compute import Compute
 from gnomon.runtime.crossings import Shapes, hops
 from gnomon.runtime.feed import Feed, size_named
 from gnomon.runtime.host_update import HostUpdate, moved_stages
-from gnomon.runtime.measure import Recorder, clock_of, gather, per_class
+from gnomon.runtime.measure import Levels, Recorder, clock_of, gather, per_class
 from gnomon.runtime.mesh import Groups, stage_sets
 from gnomon.runtime.messages import Messages
+from gnomon.runtime.mimose import Mimose
 from gnomon.runtime.optim import AdamWSettings, Update
 from gnomon.runtime.parameters import CPU, Parameters, Slot
 from gnomon.runtime.resident_bytes import levels
@@ -112,6 +113,10 @@ class Executor:
         )
         self.host = HostUpdate(self.state, self.stages, moved_stages(self.program))
         self.compute = Compute(graph, self.stages, self.state, self.buffers, self.feed, dtype)
+        if mimose.METHOD.used(plan):
+            check_methods(plan, "run")
+            ((_, stage),) = self.stages.items()
+            self.compute.mimose = Mimose(mimose.settings_of(plan), graph, stage, self.resident_bytes, device)
         self.messages = Messages(
             plan,
             self.groups,
@@ -202,9 +207,18 @@ class Executor:
     def _hold(self, recorder: Recorder) -> None:
         """Notes what this rank holds after a row."""
         if recorder.memory:
-            held = [part for stage in self.stages.values() for part in stage.held]
-            microbatches = self.compute.microbatches()
-            recorder.hold(self.buffers.row, levels(held, self.state.nbytes, self.buffers, microbatches, self.stages))
+            recorder.hold(self.buffers.row, self._levels())
+
+    def _levels(self) -> Levels:
+        held = [part for stage in self.stages.values() for part in stage.held]
+        return levels(held, self.state.nbytes, self.buffers, self.compute.microbatches(), self.stages)
+
+    def resident_bytes(self) -> int:
+        """On the device now, between two actions: what is between them, and the batch, frozen weights and tables."""
+        still = [part.frozen.flat for part in self.stages.values() if part.frozen is not None]
+        apart = [x for part in self.stages.values() for x in part.states.values()]
+        beside = {x.untyped_storage().data_ptr(): x for x in (*still, *apart, *self.compute.apart) if x is not None}
+        return sum(self._levels()) + sum(x.untyped_storage().nbytes() for x in beside.values())
 
     def measured_step(self, batch: Tensor | Batch, *, memory: bool = False) -> tuple[StepResult, Timeline]:
         """One step and its Timeline with a worker for each rank; the ranks meet before and after.
@@ -224,6 +238,11 @@ class Executor:
         uneven = any(stage.shares for stage in self.plan.stages)
         first = [_busiest(timeline, ranks) if uneven else ranks[0] for ranks in stage_sets(self.plan)]
         return per_class(timeline, first, self.program.counts)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What methods that decide in the run say of it."""
+        return () if self.compute.mimose is None else (self.compute.mimose.said(),)
 
     def parameters(self) -> Iterator[tuple[Parameters, Update]]:
         """What this rank holds of the model, and the optimizer's states of it."""

@@ -18,7 +18,7 @@ from gnomon.plans import Plan, Workload
 from gnomon.plans import batch as batch_of
 from gnomon.runtime.mesh import Groups
 from gnomon.runtime.ops.site import Axis
-from gnomon.runtime.packing import DOCUMENTS, batch_of_ids
+from gnomon.runtime.packing import DOCUMENTS, LENGTHS, batch_of_ids
 from gnomon.runtime.routes import rows_of
 from gnomon.runtime.stage import Batch
 from gnomon.sharding.homes import is_sequence
@@ -54,6 +54,12 @@ class Feed:
         self.local_positions = workload.seq_len // ways
         """Of a sequence between layers on this rank."""
         self.labels = _labels_of(graph)
+        self.one_length_reason = one_length_reason(graph, plan)
+        inputs = {
+            tensor.name for tensor in graph.inputs if [is_sequence(dim.name) for dim in tensor.dims[1:2]] == [True]
+        }
+        self.per_position = {*inputs, DOCUMENTS}
+        """Parts of a batch with a number for each position of a row."""
         self.batch: Batch = {}
         self.counted = self.tokens
         """Labels of the step, whose mean the loss is."""
@@ -87,7 +93,10 @@ class Feed:
                 )
         if DOCUMENTS in batch and self.shared_seq.ranks > 1:
             raise PlanError("the runtime does not pack documents into rows that ranks divide (cp > 1) yet; use cp = 1")
-        self.batch = {name: given.to(self.device) for name, given in batch.items() if name in {*asked, DOCUMENTS}}
+        if LENGTHS in batch and (reason := self.one_length_reason):
+            raise PlanError(f"rows are padded to the longest of their microbatch, and {reason}")
+        kept = {*asked, DOCUMENTS, LENGTHS}
+        self.batch = {name: given.to(self.device) for name, given in batch.items() if name in kept}
         labels = batch.get(self.labels)
         self.counted = self.tokens if labels is None else max(1, int((labels >= 0).sum()))
 
@@ -95,6 +104,9 @@ class Feed:
         """Rows of a unit on this rank, and its positions of them."""
         first = unit * self.rows_of_unit + self.first_row
         given = {name: tensor[first : first + self.local_rows] for name, tensor in self.batch.items()}
+        if (lengths := given.pop(LENGTHS, None)) is not None:
+            longest = int(lengths.max())
+            return {name: x[:, :longest] if name in self.per_position else x for name, x in given.items()}
         if self.shared_seq.ranks == 1:
             return given
         return {name: self._own_positions(name, tensor) for name, tensor in given.items()}
@@ -107,6 +119,21 @@ class Feed:
                 own = self.shared_seq.positions(x.shape[at] // self.shared_seq.ranks, x.device)
                 x = x.index_select(at, own)
         return x
+
+
+def one_length_reason(graph: Graph, plan: Plan) -> str | None:
+    """Why the microbatches of a plan cannot differ in length, and what to change; None where they can."""
+    mesh = plan.mesh
+    if plan.num_stages > 1:
+        return "stages of a pipeline send each other tensors of one shape; use pp = 1, or another packing"
+    if mesh.cp > 1 or plan.layout.sequence_parallel:
+        return "ranks divide sequences of one length; use cp = 1 without sequence_parallel, or another packing"
+    ops = [op for block in graph.blocks for op in block.ops]
+    if any(op.kind == "router" for op in ops):
+        return f"{graph.name} would route padding to experts too; use another packing"
+    if any(op.kind == "attention" and not op.attr("causal", False) for op in ops):
+        return f"{graph.name} has attention that would see the padding; use another packing"
+    return None
 
 
 def _labels_of(graph: Graph) -> str:

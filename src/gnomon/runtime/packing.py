@@ -16,6 +16,9 @@ from torch import Tensor
 
 DOCUMENTS = "documents"
 """Key of a batch beside the graph's inputs."""
+LENGTHS = "lengths"
+"""The same, (rows): how many positions of a row hold tokens, from its first on. A microbatch is as long as its longest
+row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

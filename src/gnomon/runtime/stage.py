@@ -21,6 +21,7 @@ from gnomon.graph import Tensor as GraphTensor
 from gnomon.plans.parts import Preset
 from gnomon.runtime.blocks import BlockRun
 from gnomon.runtime.crossings import Hop, reads, writes
+from gnomon.runtime.layer_bytes import LayerBytes
 from gnomon.runtime.moves import Step, moved
 from gnomon.runtime.ops.places import places
 from gnomon.runtime.ops.site import ALONE
@@ -63,6 +64,8 @@ class Stage(nn.Module):
         self.known: dict[Hashable, Decided] = {}
         self.note: Callable[[Tensor], None] | None = None
         """Is told what layers with rules keep on the device."""
+        self.measures: LayerBytes | None = None
+        """Is told where layers begin and end, and what they make."""
         self.watch: Callable[[Layer, str, Tensor], None] | None = None
         """Is told each activation of each layer, by name, as it is made."""
         self._weights: dict[tuple[str, str, int], Weight] = {}
@@ -112,15 +115,22 @@ class Stage(nn.Module):
         if packing is not None and self.scans:
             raise PlanError("the runtime's state-space scans run over whole rows; pack one document a row (stream)")
         for part, again in self._parts():
+            if self.measures is not None:
+                self.measures.begin(part[0])
             if again:
                 names, outs = tuple(self._outer(part)), self._outs(part)
-                made = _again(partial(self._results, part, names, outs, packing), *(values[name] for name in names))
-                values.update(zip(outs, made, strict=True))
+                forward, inputs = partial(self._results, part, names, outs, packing), [values[name] for name in names]
+                if self.measures is not None:
+                    self.measures.kept_by(part[0], partial(forward, *inputs))
+                values.update(zip(outs, _again(forward, *inputs), strict=True))
+                del forward, inputs
             else:
                 self._run(part, values, packing)
             for name in self.unread[part[-1]]:
                 if name not in self.given_on:
                     values.pop(name, None)
+            if self.measures is not None:
+                self.measures.end(part[0], [values[name] for name in self._outs(part)])
         return {name: values[name] for name in self.given_on if name}
 
     def _parts(self) -> Iterator[tuple[range, bool]]:

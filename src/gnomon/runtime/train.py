@@ -159,6 +159,8 @@ class Outcome:
     had them; None where the system does not say."""
     process_peak_bytes: int = 0
     """Most memory that rank 0's process had, libraries and all; on a GPU what torch's allocator held there."""
+    notes: tuple[str, ...] = ()
+    """What rank 0's methods say of it."""
     training_tokens: int = 0
     """There are to train on."""
     validation_tokens: int = 0
@@ -463,6 +465,7 @@ class Loop:
             slowdown_said=self.slowdown_said,
             waited=self._waited(),
             process_peak_bytes=peak_bytes(self.executor.device),
+            notes=self.executor.notes,
             training_tokens=self.corpus.training_tokens,
             validation_tokens=self.corpus.validation_tokens,
             epochs=self.corpus.epochs(self.job.steps, **self.size),

@@ -2,7 +2,8 @@
 
 `Corpus.open(source)` maps the tokens; `batch(step, …)` is the whole batch of a step, of which every rank takes its
 rows, so the plan and the number of processes change nothing. Each epoch visits every row once, in an order of its own.
-Rows are cut from one long stream of documents, or packed with whole documents that do not see each other (`packing`).
+Rows are cut from one long stream of documents, packed with whole documents that do not see each other, or
+of one document each (`packing`).
 Held-out documents make validation batches. Leaves out reading text (`documents`) and encoding it (`store`).
 """
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from gnomon.errors import InputError
 from gnomon.runtime.data.megatron import Tokens
 from gnomon.runtime.data.store import HELD_OUT, LEARN, RECORD, SIDES, TOKENS, Say, Source, store
-from gnomon.runtime.packing import DOCUMENTS
+from gnomon.runtime.packing import DOCUMENTS, LENGTHS
 
 TRAINING, VALIDATION = 0, 1
 NOTHING = -1
@@ -73,7 +74,7 @@ class Corpus:
     training: Side
     validation: Side
     packing: str
-    """`stream` or `documents`."""
+    """`stream`, `documents` or `padded`."""
     vocab_size: int
     """Least that a model's vocabulary must have."""
     where: str
@@ -140,8 +141,8 @@ class Corpus:
                 raise InputError(f"{self.where}: no document {what} has two tokens or more; give more text")
 
     def batch(self, step: int, *, seed: int, sequences: int, seq_len: int) -> dict[str, Tensor]:
-        """`input_ids` and `labels` of a step, (sequences, seq_len) each, and `documents` of packed ones; step counts
-        from 1. `check` says whether there is enough text."""
+        """`input_ids` and `labels` of a step, (sequences, seq_len) each, and `documents` of packed ones or `lengths` of
+        padded ones; step counts from 1. `check` says whether there is enough text."""
         first = (step - 1) * sequences
         return self._rows(TRAINING, seed, first, sequences, seq_len)
 
@@ -157,9 +158,7 @@ class Corpus:
         """How a side fills rows; worked out once."""
         if (side, seq_len) not in self.made:
             chosen = self.training if side == TRAINING else self.validation
-            self.made[side, seq_len] = (
-                _stream(chosen, seq_len) if self.packing == "stream" else _packed(chosen, seq_len)
-            )
+            self.made[side, seq_len] = ROWS[self.packing](chosen, seq_len)
         return self.made[side, seq_len]
 
     def _rows(self, side: int, seed: int, first: int, count: int, seq_len: int) -> dict[str, Tensor]:
@@ -174,6 +173,8 @@ class Corpus:
         batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
         if self.packing == "documents":
             batch[DOCUMENTS] = torch.from_numpy(numbers)
+        if self.packing == "padded":
+            batch[LENGTHS] = torch.from_numpy((numbers == 0).sum(1))
         return batch
 
     def _fill(self, rows: Rows, row: int, ids: Integers, labels: Integers, numbers: Integers) -> None:
@@ -252,11 +253,7 @@ def _stream(side: Side, seq_len: int) -> Rows:
 def _packed(side: Side, seq_len: int) -> Rows:
     """Documents in rows, the longest first, each where the least room is left that holds it (best fit decreasing).
     Longer ones are cut into pieces, of which each begins with the last id of the one before."""
-    starts, lengths = list[int](), list[int]()
-    for start, length in zip(side.starts.tolist(), side.lengths.tolist(), strict=True):
-        for at in range(0, length - 1, seq_len):
-            starts.append(start + at)
-            lengths.append(min(seq_len + 1, length - at))
+    starts, lengths = _pieces(side, seq_len)
     bins: list[list[int]] = []
     room: dict[int, list[int]] = {}
     """Positions left -> rows with so many."""
@@ -281,6 +278,26 @@ def _packed(side: Side, seq_len: int) -> Rows:
     order = [piece for pieces in bins for piece in pieces]
     first = np.concatenate(([0], np.cumsum([len(pieces) for pieces in bins])))
     return _rows_of(first.tolist(), [starts[p] for p in order], [lengths[p] for p in order])
+
+
+def _padded(side: Side, seq_len: int) -> Rows:
+    """A row for each document, or each piece of a longer one."""
+    starts, lengths = _pieces(side, seq_len)
+    return _rows_of(range(len(starts) + 1), starts, lengths)
+
+
+def _pieces(side: Side, seq_len: int) -> tuple[list[int], list[int]]:
+    """Documents cut to rows: where each piece starts, and its ids."""
+    starts, lengths = list[int](), list[int]()
+    for start, length in zip(side.starts.tolist(), side.lengths.tolist(), strict=True):
+        for at in range(0, length - 1, seq_len):
+            starts.append(start + at)
+            lengths.append(min(seq_len + 1, length - at))
+    return starts, lengths
+
+
+ROWS = {"stream": _stream, "documents": _packed, "padded": _padded}
+"""How a side fills rows, by packing."""
 
 
 def _rows_of(first: Sequence[int], starts: Sequence[int], lengths: Sequence[int]) -> Rows:

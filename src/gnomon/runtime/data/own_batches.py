@@ -94,9 +94,9 @@ class TextBatches:
     @staticmethod
     def of(corpus: Corpus, ids: str, labels: str) -> TextBatches:
         """InputError for rows of several documents, which only a model of Gnomon's own keeps apart."""
-        if corpus.packing == "documents":
+        if corpus.packing != "stream":
             raise InputError(
-                f"{corpus.where} is packed as documents, which a model that is code does not keep apart; give "
+                f"{corpus.where} is packed as {corpus.packing}, which a model that is code does not know of; give "
                 f"--packing stream"
             )
         return TextBatches(corpus=corpus, ids=ids, labels=labels)

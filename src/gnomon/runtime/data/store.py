@@ -36,7 +36,7 @@ HELD_OUT = 20
 PATIENCE_S = 2.0
 """Nothing is said about what takes less."""
 TOKENS, LEARN, SIDES, RECORD = "tokens", "learn", "sides.npy", "record.json"
-Packing = Literal["", "stream", "documents"]
+Packing = Literal["", "stream", "documents", "padded"]
 Say = Callable[[str], None]
 
 
@@ -54,7 +54,8 @@ class Source:
     """With the text, of records; empty: `text`, `messages` or `prompt`."""
     packing: Packing = ""
     """`stream`: documents one after the other, cut into rows; `documents`: whole documents packed into rows, which do
-    not see each other. Empty: documents where a part of them is to be learnt, else stream."""
+    not see each other; `padded`: one document a row, and a microbatch as long as its longest. Empty: documents where a
+    part of them is to be learnt, else stream."""
     cache: Path | None = None
     """Where tokens are kept; None: the user's cache folder."""
 

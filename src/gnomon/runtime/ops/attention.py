@@ -160,6 +160,23 @@ def rotary_tables(
     return (angle.cos() * factor).to(device, dtype), (angle.sin() * factor).to(device, dtype)
 
 
+_LONGEST: dict[tuple[Attributes, int, torch.dtype, torch.device], int] = {}
+"""Positions of the longest table so far."""
+
+
+def shared_tables(
+    attributes: Attributes, positions: int, width: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """`rotary_tables`, as the beginning of a longer one where one was made and its angles do not depend on the length,
+    so that batches of many lengths share it."""
+    if dict(attributes).get("scaling", "") in ("dynamic", "longrope"):
+        return rotary_tables(attributes, positions, width, dtype, device)
+    key = attributes, width, dtype, device
+    longest = _LONGEST[key] = max(positions, _LONGEST.get(key, 0))
+    cos, sin = rotary_tables(attributes, longest, width, dtype, device)
+    return cos[:positions], sin[:positions]
+
+
 def rotary(site: Site, x: Tensor, *, packing: Packing | None = None) -> Tensor:
     """Pairs of elements turned by their position's angle: of the two halves of what is turned, or neighbours. packing:
     documents that share a row, whose positions begin at 0 each."""
@@ -168,7 +185,7 @@ def rotary(site: Site, x: Tensor, *, packing: Packing | None = None) -> Tensor:
     spread = [1] * x.dim()
     spread[where], spread[-1] = x.shape[where], width // 2
     local, ranks = x.shape[where], site.position_ranks
-    cos, sin = rotary_tables(site.op.attrs, local * ranks, width, x.dtype, x.device)
+    cos, sin = shared_tables(site.op.attrs, local * ranks, width, x.dtype, x.device)
     own = None if ranks == 1 else site.positions(local, x.device)
     if packing is not None:
         spread[0] = x.shape[0]

@@ -1,0 +1,116 @@
+"""Bytes that tensors take while they live: of a process (`LiveBytes`), and of each layer of a stage (`LayerBytes`).
+
+Every op that runs under a `LiveBytes` is seen, those of backward too; a storage counts from the op that makes it until
+it is freed. `LayerBytes` is told by a `Stage` where layers begin and end, and runs each one that is to be recomputed
+once more without, to see what it would keep. Left out: what is there before, workspaces inside kernels, and what
+allocators round.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gnomon.methods.mimose import Held
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts while it is entered; storages that are freed later are taken off later."""
+
+    def __init__(self, device: torch.device) -> None:
+        """device: whose tensors count."""
+        super().__init__()
+        self.device = device
+        self.now = 0
+        """Bytes of storages that were made under it and are not freed."""
+        self.most = 0
+        """Largest `now` since `again`."""
+        self._known: set[int] = set()
+
+    def again(self) -> None:
+        """From here on a new largest."""
+        self.most = self.now
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, Tensor) and x.device.type == self.device.type:
+                self._see(x, made=False)
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, Tensor) and x.device.type == self.device.type:
+                self._see(x, made=True)
+        self.most = max(self.most, self.now)
+        return result
+
+    def _see(self, x: Tensor, *, made: bool) -> None:
+        storage = x.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        self._known.add(key)
+        nbytes = storage.nbytes() if made else 0  # what an op reads and nobody made was there before
+        self.now += nbytes
+        weakref.finalize(storage, self._gone, key, nbytes).atexit = False
+
+    def _gone(self, key: int, nbytes: int) -> None:
+        self._known.discard(key)
+        self.now -= nbytes
+
+
+class LayerBytes:
+    """Of one microbatch at one stage, whose layers run one after the other."""
+
+    def __init__(self, live: LiveBytes, layers: int) -> None:
+        """live: entered from before the forward until after the backward."""
+        self.live, self.start = live, live.now
+        self.kept, self.left, self.work = ([0] * layers for _ in range(3))
+        self.before = [0] * layers
+        """What the layers before each left."""
+        self.most = 0
+        """Of the microbatch."""
+        self.current = 0
+
+    def begin(self, layer: int) -> None:
+        """Its forward begins."""
+        self._turn(layer)
+        self.before[layer] = self.live.now - self.start
+
+    def kept_by(self, layer: int, forward: Callable[[], Sequence[Tensor]]) -> None:
+        """Runs the layer as it is where it is not recomputed, and forgets what it made."""
+        began = self.live.now
+        made = forward()
+        self.kept[layer] = self.live.now - began
+        del made
+
+    def end(self, layer: int, made: Iterable[Tensor]) -> None:
+        """Its forward is over. made: its outputs, by whose gradients its backward begins."""
+        self.left[layer] = self.live.now - self.start - self.before[layer]
+        for x in made:
+            if x.requires_grad:
+                x.register_hook(partial(self._back, layer))
+
+    def held(self) -> Held:
+        """After backward."""
+        self._turn(self.current)
+        kept = [max(kept, left) for kept, left in zip(self.kept, self.left, strict=True)]
+        return Held(kept=tuple(kept), left=tuple(self.left), work=tuple(self.work))
+
+    def _back(self, layer: int, grad: Tensor) -> None:
+        if layer != self.current:
+            self._turn(layer)
+
+    def _turn(self, layer: int) -> None:
+        """What was held until now was the work of the layer before."""
+        taken = self.live.most - self.start
+        self.work[self.current] = max(self.work[self.current], taken - self.before[self.current])
+        self.most, self.current = max(self.most, taken), layer
+        self.live.again()

@@ -147,7 +147,7 @@ def chosen_in_us(job: PreparedJob) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60, help="steps, of which the first are measured by mimose")
+    parser.add_argument("--steps", type=int, default=50, help="steps, of which the first are measured by mimose")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -202,8 +202,8 @@ def main() -> int:
                 "same batches; CPU-seconds after the steps that mimose measures.",
                 "",
                 "MiB: the most that tensors took in any step, counted op by op in a second run of the same steps. "
-                "Fixed: the fewest layers that keep the longest batch within the budget. Against it: the median of the ratios "
-                "of single steps, and the ratio of all together.",
+                "Fixed: the fewest layers that keep the longest batch within the budget. Against it: the median of the "
+                "ratios of single steps, and the ratio of all together.",
                 "",
                 "| budget MiB | layers recomputed by | layers | MiB | to none | against fixed, median | all steps |",
                 "|---|---|---|---|---|---|---|",

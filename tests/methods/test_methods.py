@@ -30,6 +30,7 @@ PIPELINE = Plan(
 """A plan in which every method that can be planned means something."""
 GIVEN: Mapping[str, Pass] = {
     "bamboo": Pass(name="bamboo", params=(("rank", 1),)),
+    "mimose": Pass(name="mimose", params=(("budget", "1 GiB"),)),
     "dapple_warmup": Pass(name="dapple_warmup", params=(("policy", "2p"),)),
 }
 

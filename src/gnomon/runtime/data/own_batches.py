@@ -96,7 +96,7 @@ class TextBatches:
         """InputError for rows of several documents, which only a model of Gnomon's own keeps apart."""
         if corpus.packing != "stream":
             raise InputError(
-                f"{corpus.where} is packed as {corpus.packing}, which a model that is code does not know of; give "
+                f"{corpus.where} is packed as {corpus.packing}, which a model that is code does not keep apart; give "
                 f"--packing stream"
             )
         return TextBatches(corpus=corpus, ids=ids, labels=labels)

@@ -143,6 +143,7 @@ CHANGES = {
     "optimizer.offload.accumulate": Change("device", offload=True),
     "optimizer.offload_parameters": Change(True, zero=3),
     "optimizer.delay": Change(1),
+    "optimizer.delay_after": Change(10),
     "optimizer.clip": Change(False),
     "precision.param": Change("fp16"),
     "precision.compute": Change("fp16"),

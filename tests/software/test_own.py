@@ -21,7 +21,11 @@ FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", maste
         (Plan(), ()),
         (Plan(mesh=Mesh(cp=2, ep=2)), ()),
         (Plan(overlap=Overlap(bucket_bytes=1 << 20)), ("overlap.bucket_bytes",)),
-        (Plan(optimizer=Optimizer(offload=Offload(), delay=1, zero=2)), ("optimizer.delay",)),
+        (Plan(optimizer=Optimizer(offload=Offload(), delay=1, zero=2)), ()),
+        (
+            Plan(optimizer=Optimizer(offload=Offload(fraction=0.5), delay=1)),
+            ("optimizer.delay without optimizer.offload of all layers",),
+        ),
     ],
 )
 def test_a_prediction_names_what_a_run_would_refuse(plan: Plan, lacks: tuple[str, ...]) -> None:

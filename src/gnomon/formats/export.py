@@ -47,7 +47,7 @@ REASONS: Mapping[str, str] = {
     "overlap.*": "the program decides itself what it issues early",
     "optimizer.kind": "the program has not this update",
     "optimizer.zero": "the program has not this stage of ZeRO",
-    "optimizer.delay": "updates are not delayed there",
+    "optimizer.delay*": "updates are not delayed there",
     "optimizer.*": "the program decides this itself",
     "precision.fp8*": "the program's eight-bit recipes differ",
     "precision.*": "the program keeps other dtypes",

@@ -1,7 +1,7 @@
 """ZeRO-Offload's delayed parameter update: the host updates with the gradients of the step before, beside this step.
 
-This file says what the method is; lowering makes its rows (`lowering.delayed_update`). It changes the mathematics, so
-no search turns it on unless it is named.
+This file says what the method is; lowering makes its rows (`lowering.delayed_update`), `runtime.host_update` runs them.
+It changes the mathematics, so no search turns it on unless it is named.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from gnomon.plans import Offload, Plan
 def _refusal(plan: Plan) -> str | None:
     if plan.optimizer.offload is None:
         return "the update that comes late is one on the host; set optimizer.offload too"
+    if plan.optimizer.offload.fraction < 1:
+        return "layers that are updated on the device are updated in their own step; set optimizer.offload.fraction = 1"
     return None
 
 
@@ -31,7 +33,6 @@ METHOD = Method(
     about="the host's update overlaps with the next step, whose gradients are one step stale",
     switch="optimizer.delay",
     exactness="statistical",
-    missing={"run": "the runtime's update is in the step whose gradients it has"},
     on=lambda plan: plan.optimizer.delay > 0,
     refusal=_refusal,
     variants=_variants,

@@ -332,8 +332,15 @@ class Optimizer:
     rank to divide over, whole blocks are copied."""
     delay: Literal[0, 1] = 0
     """Steps by which the update lags (ZeRO-Offload's delayed update). 1 changes the mathematics."""
+    delay_after: int = 40
+    """With `delay`, the updates that do not lag yet: parameters change fast at first. Predictions are of the others."""
     clip: bool = True
     """Clip by the global gradient norm: one small all-reduce over all ranks, and a wait for it, before the update."""
+
+    @typed
+    def __post_init__(self) -> None:
+        if self.delay_after < 0:
+            raise PlanError(f"optimizer delay_after = {self.delay_after} must be at least 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from gnomon.runtime.collectives import all_reduce
 from gnomon.runtime.compute import Compute
 from gnomon.runtime.crossings import Shapes, hops
 from gnomon.runtime.feed import Feed, size_named
-from gnomon.runtime.host_update import HostUpdate, moved_stages
+from gnomon.runtime.host_update import DelayedRows, HostUpdate, moved_stages
 from gnomon.runtime.measure import Levels, Recorder, clock_of, gather, per_class
 from gnomon.runtime.mesh import Groups, stage_sets
 from gnomon.runtime.messages import Messages
@@ -130,6 +130,11 @@ class Executor:
         )
         actions = {**self.compute.actions(), **self.messages.actions(), **self._parameter_actions()}
         self.rows = rows(self.program, here.pipeline_rank, actions)
+        self.delayed: DelayedRows | None = None
+        """Where updates lag: which rows a step has."""
+        if plan.optimizer.delay:
+            kinds = [self.program.kinds[self.program.kind[row.number]].name for row in self.rows]
+            self.delayed = DelayedRows(self.rows, kinds)
         self.watchdog: Watchdog | None = None
 
     def _groups(self) -> Groups:
@@ -173,11 +178,12 @@ class Executor:
         self.buffers.recorder = recorder
         self.state.new_step()
         self.compute.new_step()
+        chosen = self._rows_now()
         if recorder is None:
-            for row in self.rows:
+            for row in chosen:
                 self._do(row)
         else:
-            self._do_timed(recorder)
+            self._do_timed(chosen, recorder)
         self.buffers.wait_sent()
         if self.watchdog is not None:
             self.watchdog.row = -1
@@ -193,10 +199,30 @@ class Executor:
         self.buffers.end_finished()
         row.action(row.stage, row.unit)
 
-    def _do_timed(self, recorder: Recorder) -> None:
+    def _rows_now(self) -> Sequence[Row]:
+        """Those of this step: all of the Program's, but for what a delayed update has not, or does later."""
+        if self.delayed is None:
+            return self.rows
+        updates = max((rule.steps for _, rule in self.parameters()), default=0)
+        self.host.beside = updates >= self.plan.optimizer.delay_after
+        if not self.host.beside:
+            return self.delayed.usual
+        return self.delayed.later if self.host.waits else self.delayed.first
+
+    def settle(self) -> None:
+        """Applies the gradients that a delayed update has not read yet, so that nothing waits: before a checkpoint and
+        at the end. All ranks must call it."""
+        self.synchronise()
+        if self.delayed is not None and self.host.waits:
+            self.host.beside = False
+            for row in self.delayed.settling:
+                self._do(row)
+            self.synchronise()
+
+    def _do_timed(self, chosen: Sequence[Row], recorder: Recorder) -> None:
         recorder.begin()
         self._hold(recorder)
-        for row in self.rows:
+        for row in chosen:
             span = recorder.open(row.number) if row.timed else -1
             self._do(row)
             if row.timed:
@@ -251,6 +277,7 @@ class Executor:
 
     def synchronise(self) -> None:
         """Waits for everything that was started, so that parameters are those after the last update."""
+        self.host.finish()
         self.buffers.wait_all()
 
     def leave(self) -> None:
@@ -260,6 +287,8 @@ class Executor:
         if self.watchdog is not None:
             self.watchdog.close()
         self.groups.leave()
+        self.host.close()
+        self.delayed = None
         self.rows.clear()  # they hold this object, and with it the groups, until garbage is collected
 
     def total_loss(self, result: StepResult) -> float:

@@ -300,6 +300,7 @@ def _train(job: Job, executors: list[Executor]) -> Outcome:
         finally:
             if loop.saver is not None:
                 loop.saver.close()
+        executor.settle()
         if job.export is not None and not loop.stopped:
             if own is None:
                 export(executor, job.export[0], model=job.export[1])

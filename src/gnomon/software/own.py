@@ -70,7 +70,12 @@ LACKS = (
         asked=lambda plan: plan.optimizer.offload_parameters,
         choice="parameter_offload",
     ),
-    Lack(name="optimizer.delay", asked=lambda plan: plan.optimizer.delay > 0),
+    Lack(
+        name="optimizer.delay without optimizer.offload of all layers",
+        asked=lambda plan: (
+            plan.optimizer.delay > 0 and (plan.optimizer.offload is None or plan.optimizer.offload.fraction < 1)
+        ),
+    ),
     Lack(
         name="optimizer.kind = {plan.optimizer.kind!r}, which looks at whole matrices, "
         "with zero or tp that divide them",

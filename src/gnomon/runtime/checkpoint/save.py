@@ -54,7 +54,7 @@ class Saver:
         """Begins a checkpoint after `step` steps; all ranks must call it. copy: of everything, so that training may go
         on while it is written. RunError if it cannot be begun, or an earlier one failed."""
         self.finish()
-        self.executor.synchronise()
+        self.executor.settle()
         self.step = step
         scaler = self.executor.state.loss_scale
         self.loss_scale = None if scaler is None else (scaler.scale, scaler.good_steps)

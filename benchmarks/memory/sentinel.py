@@ -1,0 +1,85 @@
+"""Sentinel's migration between two tiers, simulated on models' own tensors: `python benchmarks/memory/sentinel.py`.
+
+For each model, link and share of its peak memory as the fast tier: a step under Sentinel's plan, under least recently
+used, and with a fixed placement, as ratios to a step with everything in the fast tier. The tensors are those of the
+Program of one rank: parameters, gradients, optimizer states and saved activations, layer by layer, with predicted
+seconds of each row. Writes results/sentinel.md. Exits with 1 where another policy is faster than Sentinel's at 20 %.
+Left out: running; tiers inside one row; use of a tensor where it lies in the slow tier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from platform import python_version
+
+from gnomon.plans import Optimizer, Plan, Saved, Schedule, Workload
+from gnomon.prediction.predict import Timed
+from gnomon.prediction.tensors import trace_of
+from gnomon.simulate.two_tiers import Link, least_recently_used, planned, static
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "sentinel.md"
+GIB = 2**30
+SHARES = (1.0, 0.8, 0.6, 0.4, 0.2)
+LINKS = {"PCIe 4, 25 GB/s": Link(read=25e9, write=25e9), "NVLink-C2C, 400 GB/s": Link(read=400e9, write=400e9)}
+CASES = (
+    ("llama-2-7b", "1xa100-sxm-80gb", 16, 4096, "none"),
+    ("llama-2-7b", "1xa100-sxm-80gb", 16, 4096, "full"),
+    ("llama-2-13b", "1xh100-sxm", 32, 4096, "none"),
+    ("mistral-7b", "1xh100-sxm", 16, 8192, "none"),
+)
+"""(model, device, sequences of a step, their length, what is recomputed)."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", "--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    rows, good = list[str](), True
+    for name, device, batch, seq_len, preset in CASES:
+        plan = Plan(schedule=Schedule(micro_batch_size=2), optimizer=Optimizer(clip=False), saved=Saved(preset=preset))
+        work = Workload(global_batch_size=batch, seq_len=seq_len)
+        trace = trace_of(Timed.of(name, device, plan, work, by_layer=True).prediction())
+        alone = sum(trace.seconds)
+        for words, link in LINKS.items():
+            for share in SHARES:
+                capacity, began = share * trace.peak_bytes, time.process_time()
+                plan_of = planned(trace, link, capacity)
+                took = time.process_time() - began
+                lru, fixed = least_recently_used(trace, link, capacity), static(trace, link, capacity)
+                good &= share > 0.2 or plan_of.step_s <= min(lru.step_s, fixed.step_s)
+                good &= max(one.peak_bytes for one in (plan_of, lru, fixed)) <= capacity * (1 + 1e-9)
+                steps = [f"{one.step_s / alone:.2f}" for one in (plan_of, lru, fixed)]
+                moved = [f"{one.moved_bytes / GIB:.0f}" for one in (plan_of, lru)]
+                chosen = [str(plan_of.interval), str(plan_of.ahead), f"{took:.1f}"]
+                cells = [f"{name}, {preset}", words, f"{capacity / GIB:.0f}", f"{share:.0%}", *steps, *moved, *chosen]
+                rows.append(f"| {' | '.join(cells)} |")
+                print(rows[-1], flush=True)
+    options.output.write_text(
+        "\n".join(
+            [
+                "# Sentinel's migration between two tiers, simulated",
+                "",
+                f"`python benchmarks/memory/sentinel.py`, {datetime.now(UTC):%Y-%m-%d}, Python {python_version()}.",
+                "",
+                "A step as a ratio to one with everything in the fast tier, whose size is a share of the step's peak. "
+                "Model and what is recomputed; one rank, bf16 with fp32 gradients and states, microbatches of 2. Peers "
+                "in the same run: least recently used, and a fixed placement of the tensors that are used most. No "
+                "policy is above the capacity. Rows: of an interval, as chosen; ahead: intervals read ahead. s: "
+                "CPU-seconds of choosing.",
+                "",
+                "| model | link | fast GiB | share | Sentinel | LRU | fixed | GiB moved | by LRU | rows | ahead | s |",
+                "|---|---|---|---|---|---|---|---|---|---|---|---|",
+                *rows,
+                "",
+            ]
+        )
+    )
+    return int(not good)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

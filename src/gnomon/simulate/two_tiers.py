@@ -1,0 +1,290 @@
+"""A step whose tensors do not all fit in the fast tier of memory: what moves when, and what the step then takes.
+
+A row runs once all tensors that it uses are in the fast tier; a link to the slow tier reads and writes, each beside the
+other and beside computing. Three policies: `static` pins the tensors that are used most for their size and moves the
+others for every use; `least_recently_used` moves on demand; `planned` is Sentinel's: the step is cut into intervals of
+rows, and while one computes the tensors of the next are read, in place of those whose next use is farthest. Tensors
+that live inside one row never move: they have a pool of their own. Times are of the steady state. Leaves out where a
+trace comes from (`prediction.tensors`), and use of a tensor where it lies in the slow tier.
+
+Source: Ren et al. 2021, "Sentinel: Efficient Tensor Migration and Allocation on Heterogeneous Memory Systems for Deep
+Learning" (HPCA); eviction by next use is Belady's (1966).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from gnomon.errors import PlanError
+from gnomon.units import show_bytes
+
+STEPS = 3
+"""Steps that are played; the last is measured."""
+INTERVALS = (1, 2, 4, 8)
+"""Rows of an interval that are tried."""
+AHEAD = (0, 1, 2, 4, 8)
+"""Intervals read ahead that are tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """What moves as one."""
+
+    name: str
+    nbytes: float
+    carried: bool
+    """Whether it lives from step to step; otherwise from its first use in a step to its last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """A step: rows one after the other."""
+
+    tensors: tuple[Tensor, ...]
+    seconds: tuple[float, ...]
+    """Of each row, with everything in the fast tier."""
+    uses: tuple[tuple[int, ...], ...]
+    """Tensors of each row, each once."""
+    writes: tuple[frozenset[int], ...]
+    """Those of them that the row makes or changes."""
+    inside: float = 0.0
+    """Bytes of the pool for tensors that live inside one row."""
+
+    @cached_property
+    def rows_of(self) -> tuple[tuple[int, ...], ...]:
+        """Rows that use each tensor, in order."""
+        rows: list[list[int]] = [[] for _ in self.tensors]
+        for row, used in enumerate(self.uses):
+            for tensor in used:
+                rows[tensor].append(row)
+        return tuple(map(tuple, rows))
+
+    @cached_property
+    def peak_bytes(self) -> float:
+        """Most that lives at once: what the fast tier needs for nothing to move."""
+        return self.most_at_once(range(len(self.tensors))) + self.inside
+
+    def next_use(self, tensor: int, after: int) -> int:
+        """Rows from row `after` until the tensor is used again, in the next step if need be."""
+        rows = self.rows_of[tensor]
+        place = bisect_right(rows, after)
+        return rows[0] + len(self.seconds) - after if place == len(rows) else rows[place] - after
+
+    def most_at_once(self, chosen: Collection[int]) -> float:
+        """Most bytes of these tensors that live at once."""
+        change, always = [0.0] * (len(self.seconds) + 1), 0.0
+        for tensor in chosen:
+            rows, nbytes = self.rows_of[tensor], self.tensors[tensor].nbytes
+            if self.tensors[tensor].carried:
+                always += nbytes
+            elif rows:
+                change[rows[0]] += nbytes
+                change[rows[-1] + 1] -= nbytes
+        return always + max(accumulate(change))
+
+    def bytes_of(self, tensors: Iterable[int]) -> float:
+        """Of all of them."""
+        return sum(self.tensors[tensor].nbytes for tensor in tensors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Between the tiers, in bytes a second."""
+
+    read: float
+    write: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """What a step takes under a policy."""
+
+    step_s: float
+    read_bytes: float
+    written_bytes: float
+    peak_bytes: float
+    """Most in the fast tier, the pool included."""
+    interval: int = 1
+    """Rows of an interval, of `planned`."""
+    ahead: int = 0
+    """Intervals that are read ahead, of `planned`."""
+
+    @property
+    def moved_bytes(self) -> float:
+        """Both ways."""
+        return self.read_bytes + self.written_bytes
+
+
+class _Fast:
+    """The fast tier, and the two directions of the link."""
+
+    def __init__(self, trace: Trace, link: Link, capacity: float) -> None:
+        self.trace, self.link, self.room = trace, link, capacity - trace.inside
+        largest = max((trace.bytes_of(used) for used in trace.uses), default=0.0)
+        if largest > self.room:
+            raise PlanError(
+                f"a row uses {show_bytes(largest + trace.inside)} at once, and the fast tier has "
+                f"{show_bytes(capacity)}; give it more, or take smaller microbatches"
+            )
+        self.there: dict[int, float] = {}
+        """Tensor in the fast tier -> when it is there; the one used longest ago first."""
+        self.changed: set[int] = set()
+        """Those whose copy in the slow tier is old, or is none."""
+        self.born: set[int] = {number for number, tensor in enumerate(trace.tensors) if tensor.carried}
+        self.used = self.most = 0.0
+        self.reads_until = self.writes_until = self.room_at = 0.0
+        self.written: dict[int, float] = {}
+        self.read_bytes = self.written_bytes = 0.0
+
+    def leave(self, tensor: int, now: float) -> None:
+        """Gives its room up, which is there once it is written, if it must be."""
+        nbytes = self.trace.tensors[tensor].nbytes
+        del self.there[tensor]
+        self.used -= nbytes
+        if tensor in self.changed:
+            self.changed.discard(tensor)
+            self.writes_until = max(self.writes_until, now) + nbytes / self.link.write
+            self.written[tensor] = self.room_at = self.writes_until
+            self.written_bytes += nbytes
+
+    def make_room(self, nbytes: float, now: float, locked: Collection[int], key: Callable[[int], float]) -> bool:
+        """Evicts those of the largest key until so many bytes are free, if that can be; whether they are."""
+        others = [tensor for tensor in self.there if tensor not in locked]
+        if self.used - self.trace.bytes_of(others) + nbytes > self.room:
+            return False
+        for tensor in sorted(others, key=key, reverse=True) if self.used + nbytes > self.room else ():
+            self.leave(tensor, now)
+            if self.used + nbytes <= self.room:
+                break
+        return True
+
+    def enter(self, tensor: int, now: float) -> None:
+        """Reads it, or makes it, where room is free or will be."""
+        nbytes = self.trace.tensors[tensor].nbytes
+        self.used += nbytes
+        self.most = max(self.most, self.used)
+        if tensor not in self.born:
+            self.born.add(tensor)
+            self.there[tensor] = max(now, self.room_at)
+            return
+        start = max(now, self.reads_until, self.room_at, self.written.get(tensor, 0.0))
+        self.reads_until = self.there[tensor] = start + nbytes / self.link.read
+        self.read_bytes += nbytes
+
+    def done(self, row: int) -> None:
+        """A row is over: what it changed, and what dies with it."""
+        for tensor in self.trace.uses[row]:
+            if not self.trace.tensors[tensor].carried and self.trace.rows_of[tensor][-1] == row:
+                self.used -= self.trace.tensors[tensor].nbytes
+                del self.there[tensor]
+                self.changed.discard(tensor)
+                self.born.discard(tensor)
+                self.written.pop(tensor, None)
+            else:
+                self.there[tensor] = self.there.pop(tensor)  # used last
+                if tensor in self.trace.writes[row]:
+                    self.changed.add(tensor)
+
+    def migration(self, step_s: float, before: tuple[float, float], interval: int = 1, ahead: int = 0) -> Migration:
+        """Of the step since `before`."""
+        return Migration(
+            step_s=step_s,
+            read_bytes=self.read_bytes - before[0],
+            written_bytes=self.written_bytes - before[1],
+            peak_bytes=self.most + self.trace.inside,
+            interval=interval,
+            ahead=ahead,
+        )
+
+
+def least_recently_used(trace: Trace, link: Link, capacity: float) -> Migration:
+    """Tensors are read when a row asks for them, in place of those that were used longest ago. PlanError where a row
+    alone does not fit."""
+    return _on_demand(trace, link, capacity, frozenset())
+
+
+def static(trace: Trace, link: Link, capacity: float) -> Migration:
+    """Some tensors stay; the others come for each use and go after it. PlanError where a row alone does not fit."""
+    moves = [len(rows) - (not tensor.carried) + sum(number in trace.writes[row] for row in rows)
+             for number, (tensor, rows) in enumerate(zip(trace.tensors, trace.rows_of, strict=True))]  # fmt: skip
+    pinned: set[int] = set()
+    room = capacity - trace.inside
+    for tensor in sorted(range(len(trace.tensors)), key=lambda tensor: -moves[tensor]):
+        several = pinned | {tensor}
+        staged = max(trace.bytes_of(t for t in used if t not in several) for used in trace.uses)
+        if trace.most_at_once(several) + staged <= room:
+            pinned = several
+    return _on_demand(trace, link, capacity, frozenset(range(len(trace.tensors))) - pinned)
+
+
+def _on_demand(trace: Trace, link: Link, capacity: float, passing: Collection[int]) -> Migration:
+    """passing: tensors that go after each use."""
+    fast, now, began, before = _Fast(trace, link, capacity), 0.0, 0.0, (0.0, 0.0)
+    for step in range(STEPS):
+        if step == STEPS - 1:
+            began, before = now, (fast.read_bytes, fast.written_bytes)
+        for row, used in enumerate(trace.uses):
+            age = {tensor: -place for place, tensor in enumerate(fast.there)}
+            for tensor in used:
+                if tensor not in fast.there:
+                    fast.make_room(trace.tensors[tensor].nbytes, now, used, age.__getitem__)
+                    fast.enter(tensor, now)
+            now = max([now, *(fast.there[tensor] for tensor in used)]) + trace.seconds[row]
+            fast.done(row)
+            for tensor in used:
+                if tensor in passing and tensor in fast.there:
+                    fast.leave(tensor, now)
+    return fast.migration(now - began, before)
+
+
+def planned(
+    trace: Trace, link: Link, capacity: float, intervals: Sequence[int] = INTERVALS, ahead: Sequence[int] = AHEAD
+) -> Migration:
+    """Sentinel's migration by the intervals, of those given, under which the step is shortest. intervals: rows of one.
+    ahead: how many are read ahead; 0: each when it begins. PlanError where a row alone does not fit."""
+    tried = [_by_intervals(trace, link, capacity, rows, count) for rows in intervals for count in ahead]
+    return min((one for one in tried if one is not None), key=lambda one: (round(one.step_s, 9), one.moved_bytes))
+
+
+def _by_intervals(trace: Trace, link: Link, capacity: float, length: int, ahead: int) -> Migration | None:
+    """None where the tensors of an interval do not fit at once; of one row they do."""
+    rows = [range(first, min(first + length, len(trace.uses))) for first in range(0, len(trace.uses), length)]
+    needs = [tuple(dict.fromkeys(tensor for row in part for tensor in trace.uses[row])) for part in rows]
+    fast, now, began, before = _Fast(trace, link, capacity), 0.0, 0.0, (0.0, 0.0)
+    if max(map(trace.bytes_of, needs)) > fast.room:
+        return None
+    for step in range(STEPS):
+        if step == STEPS - 1:
+            began, before = now, (fast.read_bytes, fast.written_bytes)
+        for number, part in enumerate(rows):
+            _bring(fast, needs[number], (), now, part[0] - 1)
+            now = max([now, *(fast.there[tensor] for tensor in needs[number])])
+            busy = set(needs[number])
+            for later in range(number + 1, min(number + 1 + ahead, number + len(rows))):
+                wanted = needs[later % len(rows)]
+                if not _bring(fast, wanted, busy, now, part[-1]):
+                    break
+                busy.update(wanted)
+            now += sum(trace.seconds[row] for row in part)
+            for row in part:
+                fast.done(row)
+    return fast.migration(now - began, before, length, ahead)
+
+
+def _bring(fast: _Fast, wanted: Sequence[int], busy: Collection[int], now: float, row: int) -> bool:
+    """Reads what is wanted, in order, as far as there is room beside what is busy; whether all of it had. row: the last
+    one before."""
+    locked = {*wanted, *busy}
+    for tensor in wanted:
+        if tensor in fast.there:
+            continue
+        if not fast.make_room(
+            fast.trace.tensors[tensor].nbytes, now, locked, lambda other: fast.trace.next_use(other, row)
+        ):
+            return False
+        fast.enter(tensor, now)
+    return True

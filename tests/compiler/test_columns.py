@@ -150,3 +150,17 @@ def test_training_gives_the_gradients_of_eager() -> None:
         gradients.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_default_dtype_of_the_users_does_not_change_the_result() -> None:
+    module, given_ = Columns(list(KINDS)).eval(), inputs(7, 3)
+    before = torch.get_default_dtype()
+    with torch.no_grad():
+        expected = module(*given_)
+        try:
+            torch.set_default_dtype(torch.float64)
+            out = by_kernel(compiled(module), given_)
+        finally:
+            torch.set_default_dtype(before)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-6, equal_nan=True)

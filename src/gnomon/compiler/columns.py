@@ -395,7 +395,7 @@ class Columns:
         where, dim = self.batch_of
         batch = args[where].shape[dim]
         shape = (batch, self.count, self.width // self.count) if self.stacked else (batch, self.width)
-        out = torch.empty(shape)
+        out = torch.empty(shape, dtype=torch.float32, device="cpu")
         layouts: list[int] = []
         for place in self.layouts:
             one = args[place]

@@ -8,6 +8,7 @@ forecasts of the planner in `gnomon.fleet.planned`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,11 +37,19 @@ class Costs:
     saves_when_preempted: bool = True
     """A preempted job writes a checkpoint first, as on SIGTERM; otherwise it loses the work since its last one."""
 
+    by_model: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each of the three, of jobs of a model for which they are known."""
+
     def __post_init__(self) -> None:
         for name in ("restart_s", "first_start_s", "resize_s", "checkpoint_every_s"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise InputError(f"{name} must be 0 s or more, got {value!r}")
+
+    def pause_s(self, job: Job, *, first: bool, resize: bool) -> float:
+        """Seconds without progress when a job starts, starts again, or gets another allocation."""
+        usual = self.resize_s if resize else self.first_start_s if first else self.restart_s
+        return self.by_model.get(job.model, usual)
 
 
 @dataclass(frozen=True)

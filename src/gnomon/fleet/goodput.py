@@ -27,6 +27,17 @@ Floats = NDArray[np.float64]
 Placement = tuple[int, ...]
 """Replicas on each node, in the order of ranks."""
 
+Row = dict[str, str]
+"""Cells by column."""
+RUNS = ("batch_size", "progress", "iteration", "grad_sqr", "grad_var")
+"""Columns of whole training runs, a row an epoch."""
+PLACED = ("placement", "local_bsz", "step_time", "sync_time")
+"""Columns of step times by placement: a digit for the replicas of each node."""
+SCALED = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
+"""Columns of step times on many nodes."""
+NAMES = ("app", "placement")
+"""Columns that are no numbers to count with."""
+
 _EPS = 1e-8
 BATCHES = 50
 """Total batch sizes that an adaptive job looks at, in geometric steps, as Pollux's agent does."""
@@ -59,6 +70,8 @@ class Profile:
     """A batch that an adaptive job keeps all the same; 0 for none."""
     most: int = 64
     """Most replicas that it can use."""
+    slowdown: float = 1.0
+    """How many times longer its steps take than was measured."""
     _steps: dict[tuple[Placement, int], tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -115,7 +128,8 @@ class Profile:
         key = (turned, local)
         times = self._steps.get(key)
         if times is None:
-            times = self._steps[key] = self._step_s(turned, local)
+            step, sync = self._step_s(turned, local)
+            times = self._steps[key] = step * self.slowdown, sync * self.slowdown
         return times
 
     def _step_s(self, placement: Placement, local: int) -> tuple[float, float]:
@@ -160,22 +174,40 @@ class Profiles:
         """Of a folder with the three tables. max_local: largest local batch of an application, where it is less than
         was measured. fixed: applications that keep a batch, and run on one device."""
         base = Path(folder)
-        validation = _validation(base / "pollux_validation.csv")
-        placements = _placements(base / "pollux_placements.csv")
-        scaled = _scaled(base / "pollux_scalability.csv", placements)
+        tables = [
+            rows_of(base / f"pollux_{name}.csv", ("app", *columns))
+            for name, columns in (("validation", RUNS), ("placements", PLACED), ("scalability", SCALED))
+        ]
+        return Profiles.of_rows(*tables, where=str(base), max_local=max_local, fixed=fixed)
+
+    @staticmethod
+    def of_rows(
+        validation: Sequence[Row],
+        placements: Sequence[Row],
+        scalability: Sequence[Row],
+        *,
+        where: str,
+        max_local: Mapping[str, int] | None = None,
+        fixed: Mapping[str, int] | None = None,
+        slowdown: Mapping[str, float] | None = None,
+    ) -> Profiles:
+        """Of rows with a column `app`, besides `RUNS`, `PLACED` and `SCALED`. where: they are from, for errors."""
+        runs_of, placements_of = _validation(validation), _placements(placements)
+        scaled_of = _scaled(scalability, placements_of)
         out = {}
-        for name, runs in validation.items():
-            if name not in placements or name not in scaled:
-                raise InputError(f"{base}: application {name!r} has no placements or no scalability")
-            largest = int(max(sizes[-1] for sizes, _, _ in placements[name].values()))
+        for name, runs in runs_of.items():
+            if name not in placements_of or name not in scaled_of:
+                raise InputError(f"{where}: application {name!r} has no placements or no scalability")
+            largest = int(max(sizes[-1] for sizes, _, _ in placements_of[name].values()))
             out[name] = Profile(
                 name=name,
                 validation=runs,
-                placements=placements[name],
-                scaled=scaled[name],
+                placements=placements_of[name],
+                scaled=scaled_of[name],
                 max_local=(max_local or {}).get(name, largest),
                 fixed_batch=(fixed or {}).get(name, 0),
                 most=1 if name in (fixed or {}) else 64,
+                slowdown=(slowdown or {}).get(name, 1.0),
             )
         return Profiles(out)
 
@@ -334,7 +366,8 @@ class Profiled:
         return 0.5
 
 
-def _tables(path: Path, columns: Sequence[str]) -> Sequence[dict[str, str]]:
+def rows_of(path: Path, columns: Sequence[str]) -> list[Row]:
+    """Rows of a table of measured points, whose columns are numbers, but for names. InputError for what is damaged."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -343,18 +376,18 @@ def _tables(path: Path, columns: Sequence[str]) -> Sequence[dict[str, str]]:
     out = []
     for line, row in rows.table(text):
         need(str(path), list(row), columns)
-        for column in columns[1:]:
-            rows.number(line, row, column)
+        for column in columns:
+            if column not in NAMES:
+                rows.number(line, row, column)
         out.append(row)
     rows.jobs(())
     return out
 
 
-def _validation(path: Path) -> dict[str, dict[int, Validation]]:
+def _validation(rows: Sequence[Row]) -> dict[str, dict[int, Validation]]:
     by_app: dict[str, dict[int, list[tuple[float, ...]]]] = {}
-    columns = ("app", "batch_size", "progress", "iteration", "grad_sqr", "grad_var")
-    for row in _tables(path, columns):
-        epoch = tuple(float(row[column]) for column in columns[2:])
+    for row in rows:
+        epoch = tuple(float(row[column]) for column in RUNS[1:])
         by_app.setdefault(row["app"], {}).setdefault(int(row["batch_size"]), []).append(epoch)
     out = {}
     for app, runs in by_app.items():
@@ -366,9 +399,9 @@ def _validation(path: Path) -> dict[str, dict[int, Validation]]:
     return out
 
 
-def _placements(path: Path) -> dict[str, dict[Placement, tuple[Floats, Floats, Floats]]]:
+def _placements(rows: Sequence[Row]) -> dict[str, dict[Placement, tuple[Floats, Floats, Floats]]]:
     by_app: dict[str, dict[Placement, list[tuple[float, float, float]]]] = {}
-    for row in _tables(path, ("app", "placement", "local_bsz", "step_time", "sync_time")):
+    for row in rows:
         key = tuple(int(digit) for digit in row["placement"].strip())
         point = float(row["local_bsz"]), float(row["step_time"]), float(row["sync_time"])
         by_app.setdefault(row["app"], {}).setdefault(key, []).append(point)
@@ -383,11 +416,11 @@ def _columns(points: list[tuple[float, float, float]]) -> tuple[Floats, Floats, 
 
 
 def _scaled(
-    path: Path, placements: Mapping[str, Mapping[Placement, tuple[Floats, Floats, Floats]]]
+    rows: Sequence[Row], placements: Mapping[str, Mapping[Placement, tuple[Floats, Floats, Floats]]]
 ) -> dict[str, dict[int, dict[int, tuple[Floats, Floats, Floats]]]]:
     """By nodes and replicas: the table for many nodes, the mean over placements for few."""
     by_app: dict[str, dict[int, dict[int, list[tuple[float, float, float]]]]] = {}
-    for row in _tables(path, ("app", "num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")):
+    for row in rows:
         point = float(row["local_bsz"]), float(row["step_time"]), float(row["sync_time"])
         by_nodes = by_app.setdefault(row["app"], {}).setdefault(int(row["num_nodes"]), {})
         by_nodes.setdefault(int(row["num_replicas"]), []).append(point)

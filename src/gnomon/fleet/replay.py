@@ -267,8 +267,7 @@ class _Replay:
         else:
             if why := self.devices.refusal(active.job, decision.allocation):
                 raise RunError(f"policy {self.policy.name} {why}")
-        costs = self.rules.costs
-        pause = costs.resize_s if resize else costs.restart_s if active.first_s >= 0 else costs.first_start_s
+        pause = self.rules.costs.pause_s(active.job, first=active.first_s < 0, resize=resize)
         pause += self.work.truth.resize_s(active.job, devices_of(decision.allocation)) if active.first_s >= 0 else 0.0
         if not resize:
             active.waited_s += self.work.now - active.queued_s

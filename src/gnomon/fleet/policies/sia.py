@@ -1,10 +1,13 @@
 """Sia: each job gets the number and kind of devices of its best configuration, by goodput over its own worst.
 
-At each round every job has configurations (pool, number of devices: powers of two of a node, then whole nodes) whose
-value is its forecast speed over that of its slowest one, raised to a power that makes shares fair; changing costs the
-share of its age that restarts take. Configurations are chosen to the most value within every pool's devices: exactly
-as long as the table of dynamic programming is small (LARGEST), else by marginal value for each device, which is not
-always optimal (the paper solves an integer program). Source: Jayaram Subramanya et al., SOSP 2023.
+At each round every job has configurations (pool, number of devices: powers of two of a node, then whole nodes). Its
+speedup there is its forecast speed over that of its slowest one; of a change to another configuration only the share of
+its age counts that restarts do not take. Chosen is what makes the sum of speedup ** POWER over all jobs least, a job
+without devices counting NO_ALLOCATION, within every pool's devices: exactly as long as the table of dynamic programming
+is small (LARGEST), else by marginal value for each device, which is not always optimal (the paper solves an integer
+program). A job begins on its fewest devices, of any kind, and may then double them, since only what ran is known. A job
+that is starting keeps its devices. Source: Jayaram Subramanya et al., SOSP 2023; its artifact
+(github.com/siasosp23/artifacts) for the two numbers.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ from gnomon.fleet.placement import give, place, take
 from gnomon.fleet.state import Active, Decision, Forecasts, Policy, State, devices_of
 
 RESTART_S = 30.0
+POWER, NO_ALLOCATION = -0.5, 1.1
+"""Of a speedup: how fair shares are; and what a job without devices counts, a slowest configuration counting 1."""
+SLOWEST = 1e-4
+"""Speedup below which none is told apart."""
 LARGEST = 4_000_000
 """Entries of the table by which configurations are chosen exactly."""
 
@@ -33,10 +40,11 @@ class Configuration:
     value: float
 
 
-def sia(state: State, forecasts: Forecasts) -> Sequence[Decision]:
-    """Configurations of all jobs, then their places."""
+def sia(state: State, forecasts: Forecasts, *, learns: bool = True) -> Sequence[Decision]:
+    """Configurations of all jobs, then their places. learns: nothing is known of a job before it ran, so that it begins
+    small; otherwise its speed is known everywhere."""
     pools = [i for i, pool in enumerate(state.machines.pools) if not pool.serves]
-    if not state.queue and all(_is_best(state, forecasts, active, pools) for active in state.running):
+    if not state.queue and all(_is_best(state, forecasts, active, pools, learns) for active in state.running):
         return ()
     jobs = sorted((*state.queue, *state.running), key=lambda active: active.index)
     room = {i: sum(state.free[n] for n in state.machines.nodes_of(i)) for i in pools}
@@ -44,7 +52,9 @@ def sia(state: State, forecasts: Forecasts) -> Sequence[Decision]:
         pool = state.machines.pool_of[active.allocation[0][0]]
         if pool in room:
             room[pool] += active.devices
-    return _placed(state, jobs, choose([_configurations(state, forecasts, active, pools) for active in jobs], room))
+    return _placed(
+        state, jobs, choose([_configurations(state, forecasts, active, pools, learns) for active in jobs], room)
+    )
 
 
 def choose(options: Sequence[Sequence[Configuration]], room: Mapping[int, int]) -> list[Configuration | None]:
@@ -60,19 +70,21 @@ def choose(options: Sequence[Sequence[Configuration]], room: Mapping[int, int]) 
     return exact(options, room) if size <= LARGEST else _by_marginal_value(options, room)
 
 
-def _is_best(state: State, forecasts: Forecasts, active: Active, pools: Sequence[int]) -> bool:
+def _is_best(state: State, forecasts: Forecasts, active: Active, pools: Sequence[int], learns: bool) -> bool:
     """Whether no other configuration is worth more to a running job than the one that it has, whatever is free."""
     fewest, most = forecasts.limits(active.job)
     if fewest == most and len(pools) == 1:
         return True  # it has the only one
     now = (state.machines.pool_of[active.allocation[0][0]], active.devices)
-    values = {(o.pool, o.count): o.value for o in _configurations(state, forecasts, active, pools)}
+    values = {(o.pool, o.count): o.value for o in _configurations(state, forecasts, active, pools, learns)}
     return now in values and values[now] >= max(values.values())
 
 
-def _configurations(state: State, forecasts: Forecasts, active: Active, pools: Sequence[int]) -> list[Configuration]:
+def _configurations(
+    state: State, forecasts: Forecasts, active: Active, pools: Sequence[int], learns: bool
+) -> list[Configuration]:
     fewest, most = forecasts.limits(active.job)
-    most = min(most, max(2 * active.peak, fewest, 1))
+    most = min(most, max(2 * active.peak, fewest, 1)) if learns else most
     rates = {}
     for pool in pools:
         per_node = state.machines.pools[pool].per_node
@@ -83,15 +95,18 @@ def _configurations(state: State, forecasts: Forecasts, active: Active, pools: S
             rates[pool, count] = forecasts.phase(active.job, active.done_at(state.now), shape)[0]
     if not rates:
         return []
-    base = min(rates.values())
+    base = min((rate for rate in rates.values() if rate > 0), default=0.0)
     age = state.now - active.job.submit_s
     lost = RESTART_S * (1 + active.preemptions + active.resizes) / (age + RESTART_S) if active.first_s >= 0 else 0.0
     now = (state.machines.pool_of[active.allocation[0][0]], active.devices) if active.allocation else (-1, 0)
+    kept = [entry for entry in rates if entry == now] if active.ready_s > state.now else list(rates)
+    worth = {entry: rates[entry] / base * (1.0 if entry == now else max(1.0 - lost, 0.0)) for entry in kept if base}
+    if learns and active.first_s < 0:  # nothing is known of it before it ran
+        worth = {entry: 1.0 for entry in worth if entry[1] == max(fewest, 1)}
     return [
-        # 1 for running at all, so that no job waits for the sake of another's speed-up.
-        Configuration(pool, count, 1.0 + (rate / base) ** 0.5 * (1.0 if (pool, count) == now else max(1.0 - lost, 0.0)))
-        for (pool, count), rate in rates.items()
-        if rate > 0
+        Configuration(pool, count, NO_ALLOCATION - max(speedup, SLOWEST) ** POWER)
+        for (pool, count), speedup in worth.items()
+        if rates[pool, count] > 0
     ]
 
 

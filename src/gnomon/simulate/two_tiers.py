@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import Literal, NamedTuple
 
 from gnomon.errors import PlanError
 from gnomon.units import show_bytes
@@ -99,6 +100,16 @@ class Link:
     write: float
 
 
+class Move(NamedTuple):
+    """What is begun before a row."""
+
+    row: int
+    """Of all steps that are played, from 0."""
+    what: Literal["make", "read", "write", "drop"]
+    """Make it in the fast tier, read it into it, write it out, or leave it: its copy in the slow tier is as good."""
+    tensor: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
     """What a step takes under a policy."""
@@ -112,6 +123,9 @@ class Migration:
     """Rows of an interval, of `planned`."""
     ahead: int = 0
     """Intervals that are read ahead, of `planned`."""
+
+    moves: tuple[Move, ...] = field(default=(), repr=False)
+    """Of all STEPS, in order, but for tensors that die."""
 
     @property
     def moved_bytes(self) -> float:
@@ -138,6 +152,9 @@ class _Fast:
         self.used = self.most = 0.0
         self.reads_until = self.writes_until = self.room_at = 0.0
         self.written: dict[int, float] = {}
+        self.moves: list[Move] = []
+        self.row = 0
+        """The row that moves are begun before."""
         self.read_bytes = self.written_bytes = 0.0
 
     def leave(self, tensor: int, now: float) -> None:
@@ -145,6 +162,7 @@ class _Fast:
         nbytes = self.trace.tensors[tensor].nbytes
         del self.there[tensor]
         self.used -= nbytes
+        self.moves.append(Move(self.row, "write" if tensor in self.changed else "drop", tensor))
         if tensor in self.changed:
             self.changed.discard(tensor)
             self.writes_until = max(self.writes_until, now) + nbytes / self.link.write
@@ -167,6 +185,7 @@ class _Fast:
         nbytes = self.trace.tensors[tensor].nbytes
         self.used += nbytes
         self.most = max(self.most, self.used)
+        self.moves.append(Move(self.row, "read" if tensor in self.born else "make", tensor))
         if tensor not in self.born:
             self.born.add(tensor)
             self.there[tensor] = max(now, self.room_at)
@@ -198,6 +217,7 @@ class _Fast:
             peak_bytes=self.most + self.trace.inside,
             interval=interval,
             ahead=ahead,
+            moves=tuple(self.moves),
         )
 
 
@@ -228,6 +248,7 @@ def _on_demand(trace: Trace, link: Link, capacity: float, passing: Collection[in
         if step == STEPS - 1:
             began, before = now, (fast.read_bytes, fast.written_bytes)
         for row, used in enumerate(trace.uses):
+            fast.row = step * len(trace.uses) + row
             age = {tensor: -place for place, tensor in enumerate(fast.there)}
             for tensor in used:
                 if tensor not in fast.there:
@@ -235,6 +256,7 @@ def _on_demand(trace: Trace, link: Link, capacity: float, passing: Collection[in
                     fast.enter(tensor, now)
             now = max([now, *(fast.there[tensor] for tensor in used)]) + trace.seconds[row]
             fast.done(row)
+            fast.row += 1
             for tensor in used:
                 if tensor in passing and tensor in fast.there:
                     fast.leave(tensor, now)
@@ -261,6 +283,7 @@ def _by_intervals(trace: Trace, link: Link, capacity: float, length: int, ahead:
         if step == STEPS - 1:
             began, before = now, (fast.read_bytes, fast.written_bytes)
         for number, part in enumerate(rows):
+            fast.row = step * len(trace.uses) + part[0]
             _bring(fast, needs[number], (), now, part[0] - 1)
             now = max([now, *(fast.there[tensor] for tensor in needs[number])])
             busy = set(needs[number])

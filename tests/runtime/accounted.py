@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnomon.models.llama import LlamaConfig, llama
-from gnomon.plans import Mesh, Optimizer, Plan, Saved, Workload
+from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Saved, Workload
 from gnomon.runtime import Executor, Recorder
 from gnomon.runtime.buffers import Buffers
 from gnomon.runtime.measure import Levels
@@ -39,6 +39,9 @@ PLANS: dict[str, Plan] = {
     "selective": Plan(schedule=schedule("one_f_one_b"), saved=SELECTIVE),
     "split backward": Plan(schedule=schedule("zero_bubble_h1")),
     "dp": Plan(mesh=Mesh(dp_replicate=2), schedule=schedule("one_f_one_b")),
+    "dp, buckets": Plan(
+        mesh=Mesh(dp_replicate=2), schedule=schedule("one_f_one_b"), overlap=Overlap(bucket_bytes=200_000)
+    ),
     "zero 1": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=1)),
     "zero 2": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=2)),
     "zero 3": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=3)),

@@ -110,6 +110,8 @@ TWICE = Pass(name="dapple_warmup", params=(("policy", "2p"),))
 SP = Layout(sequence_parallel=True)
 FULL = Saved(preset="full")
 WAITING = Overlap(pipeline_sends=False)
+BUCKETS = Overlap(bucket_bytes=9000)
+"""One or two layers each, in float32."""
 BY_STAGE = Saved(
     rules=(
         SavedRule(stages=(0,), preset="selective"),
@@ -121,6 +123,13 @@ PLANS: dict[str, Plan] = {
     "one device, full recompute": Plan(schedule=schedule("one_f_one_b"), saved=FULL),
     "one device, selective recompute": Plan(schedule=schedule("gpipe"), saved=Saved(preset="selective")),
     "dp": Plan(mesh=Mesh(dp_replicate=2), schedule=schedule("one_f_one_b")),
+    "dp, buckets": Plan(mesh=Mesh(dp_replicate=2), schedule=schedule("one_f_one_b"), overlap=BUCKETS),
+    "pp and dp, buckets": Plan(
+        mesh=Mesh(pp=2, dp_replicate=2), schedule=schedule("interleaved_one_f_one_b", virtual_stages=2), overlap=BUCKETS
+    ),
+    "tp and dp, buckets": Plan(
+        mesh=Mesh(dp_replicate=2, tp=2), schedule=schedule("zero_bubble_h1", 2), overlap=BUCKETS, layout=SP
+    ),
     "zero 1": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=1)),
     "zero 2": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=2)),
     "zero 3": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=3)),
@@ -248,7 +257,7 @@ TIED = frozenset(
         "one device", "1f1b", "tp", "pp and dp", "pp and tp", "zero bubble h1", "zero 1", "zero 2", "zero 3",
         "zero bubble v", "v half", "v min", "dualpipe v", "interleaved", "dp 2, shard 2", "pp and zero 1",
         "pp and zero 3", "looped bfs and zero 3, recompute", "v min and zero 2", "tp, sp and zero 3",
-        "pp, tp and sp, v", "dualpipe v and dp, recompute",
+        "pp, tp and sp, v", "dualpipe v and dp, recompute", "dp, buckets",
     }
 )  # fmt: skip
 """Plans that are also tried with the embedding as head."""

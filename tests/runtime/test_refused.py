@@ -40,7 +40,10 @@ pytestmark = pytest.mark.torch
         (Plan(saved=Saved(preset="full", every=2, rules=(SavedRule(preset="none"),))), "beside saved.every"),
         (Plan(saved=Saved(preset="full", every=2), optimizer=Optimizer(zero=3)), "every under ZeRO 3"),
         (Plan(overlap=Overlap(splits=(Split(op="x", dim="seq", parts=2),))), "overlap.splits"),
-        (Plan(overlap=Overlap(bucket_bytes=1 << 20)), "bucket_bytes"),
+        (
+            Plan(overlap=Overlap(bucket_bytes=1 << 20), optimizer=Optimizer(zero=2)),
+            "bucket_bytes with optimizer.zero = 2",
+        ),
         (Plan(mesh=Mesh(tp=2), optimizer=Optimizer(kind="muon")), "'muon', which looks at whole matrices"),
         (Plan(optimizer=Optimizer(delay=1)), "delay"),
         (Plan(mesh=Mesh(dp_replicate=2), placement=(1, 0)), "placement"),

@@ -6,6 +6,7 @@ Seen from outside (`traced`): torch's own functions are watched while a step run
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from runtime import jobs, parity, traced  # noqa: E402
 
 from gnomon.graph import Dtypes, Layer  # noqa: E402
 from gnomon.lowering import lower  # noqa: E402
+from gnomon.lowering.gradient_buckets import gradient_buckets  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Plan, stage_layers  # noqa: E402
 from gnomon.program import parse_program  # noqa: E402
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.torch
 GRAPH = llama(parity.CONFIG)
 BYTES = [
     "tp", "tp and sp", "dp", "zero 1", "zero 2", "zero 3", "tp 4: two ranks a key head", "dp 2, shard 2",
+    "dp, buckets", "pp and dp, buckets",
     "tp, sp and zero 3", "pp and tp", "pp, tp and sp, v", "interleaved zero bubble, tp and sp", "pp and dp",
     "pp and zero 1", "v min and zero 2", "pp and zero 3",
 ]  # fmt: skip
@@ -113,8 +116,14 @@ Parts = list[tuple[int, list[Layer]]]
 
 
 def rank_parts(plan: Plan, rank: int) -> Parts:
-    """What a rank has."""
+    """What a rank has: stages, layers under ZeRO 3, or buckets."""
     actual, number = Parts(), 0
+    if plan.overlap.bucket_bytes is not None:
+        layers = [(stage, layer) for stage, part in enumerate(stage_layers(plan, GRAPH)) for layer in part]
+        buckets = gradient_buckets(GRAPH, replace(plan, precision=parity.FP32), stage_layers(plan, GRAPH))
+        mine = [one for one in buckets if rank in plan.stage_ranks[layers[one[0]][0]]]
+        assert len(mine) < sum(map(len, mine))
+        return [(one[-1], [layers[i][1] for i in one]) for one in mine]
     for stage, layers in enumerate(stage_layers(plan, GRAPH)):
         for part in [[layer] for layer in layers] if plan.optimizer.zero == 3 else [list(layers)]:
             if rank in plan.stage_ranks[stage]:

@@ -20,7 +20,11 @@ FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", maste
     [
         (Plan(), ()),
         (Plan(mesh=Mesh(cp=2, ep=2)), ()),
-        (Plan(overlap=Overlap(bucket_bytes=1 << 20)), ("overlap.bucket_bytes",)),
+        (Plan(overlap=Overlap(bucket_bytes=1 << 20)), ()),
+        (
+            Plan(overlap=Overlap(bucket_bytes=1 << 20), optimizer=Optimizer(zero=1)),
+            ("overlap.bucket_bytes with optimizer.zero = 1, optimizer.offload, stages' shares, or schedule.passes",),
+        ),
         (Plan(optimizer=Optimizer(offload=Offload(), delay=1, zero=2)), ()),
         (
             Plan(optimizer=Optimizer(offload=Offload(fraction=0.5), delay=1)),

@@ -21,6 +21,7 @@ from gnomon.graph import Graph, Layer
 from gnomon.hardware import Cluster
 from gnomon.lowering.chunked import BUFFERS as CHUNK_BUFFERS
 from gnomon.lowering.chunked import chunk_pass, chunkflow
+from gnomon.lowering.gradient_buckets import gradient_buckets, with_gradient_buckets
 from gnomon.lowering.gradients import with_all_reduce, with_optimizer
 from gnomon.lowering.messages import with_messages, with_polled
 from gnomon.lowering.optimizer import apply_optimizer, effective_zero, with_meetings
@@ -76,7 +77,9 @@ def lower(
     workload: gives the units their sequences and, with micro_batch_size, their number; left out, the plan's
     num_microbatches plain ones. messages: whether a send between stages ends without its receive, or both start and
     end together, or the host sleeps between looks at each; a property of the software, not of the plan. by_layer: a row
-    for each layer even where nothing acts inside a stage; where something does it is so anyway.
+    for each layer even where nothing acts inside a stage; where something does it is so anyway. With it, gradients of
+    ZeRO 0 are reduced in buckets of `overlap.bucket_bytes`, one row each; without it a stage's are one row, and what of
+    it is exposed is a matter of its price.
     """
     check(plan, graph, cluster, workload)
     return build(outline(graph, plan, cluster, workload, by_layer=by_layer), messages=messages)
@@ -108,6 +111,8 @@ class Outline:
     """Data-parallel workers that are alike."""
     layers: tuple[int, ...]
     """Of each stage, where each is gathered by itself, or its gradient goes to the host by itself; else none."""
+    buckets: tuple[tuple[int, ...], ...]
+    """Layers whose gradients are reduced together; none where each is by itself, or stages are whole."""
     stream: bool
     """Whether gradients go to an optimizer on the host as they are made."""
     reduced: frozenset[int]
@@ -171,6 +176,7 @@ def outline(
         units=units,
         workers=workers,
         layers=tuple(len(part) for part in layers) if by_layer else (),
+        buckets=gradient_buckets(graph, plan, layers) if by_layer and not zero and not stream else (),
         stream=stream,
         reduced=reduced,
         shared=shared,
@@ -231,6 +237,8 @@ def build(given: Outline, *, messages: Messages = "buffered") -> Program:
         blocks=given.layers,
         stream=given.stream,
     )
+    if given.buckets:
+        program = with_gradient_buckets(program, given.buckets, overlap=given.overlap.grad_reduce)
     if given.zero and given.tied and optimizer.offload is not None:
         raise PlanError("tied weights on several ranks with both ZeRO and optimizer.offload have no rows yet; drop one")
     if late:

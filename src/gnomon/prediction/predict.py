@@ -45,6 +45,7 @@ from gnomon.schema import to_mapping
 from gnomon.simulate import Durations, Period, makespan, period
 from gnomon.simulate import simulate as play_timeline
 from gnomon.software import Stack, beyond, beyond_lines
+from gnomon.software import own as own_runtime
 from gnomon.timeline import Timeline
 
 PLAIN_STACK = Stack(name="unstated", version="")
@@ -252,7 +253,9 @@ class Timed:
                 every.append((structure, Pricing(own, graph, machines, stack, here, blocks, count, turns=turns)))
         else:
             workers = _workers(plan, graph, machines, workload, size, kernels, stack)
-            structure, blocks = _structure(bare, graph, count, messages, by_layer=by_layer)
+            by_layer = by_layer or _runs_by_layer(plan, stack)
+            rows = replace(bare, precision=plan.precision) if by_layer else bare  # whose dtypes fill buckets
+            structure, blocks = _structure(rows, graph, count, messages, by_layer=by_layer)
             replicas = tuple(
                 Pricing(plan, graph, machines, stack, replica, blocks, count) for replica in _replicas(plan, workers)
             )
@@ -421,6 +424,11 @@ class _UnitPrices:
             made = self.graph, self.cluster, self.workload, 1, self.kernels, self.stack
             self.stages[key] = tuple(prices[0] for prices in _workers(plan, *made, sizes=sizes, pieces=pieces))
         return self.stages[key]
+
+
+def _runs_by_layer(plan: Plan, stack: Stack) -> bool:
+    """Whether the stack is Gnomon's runtime, which runs the plan layer by layer."""
+    return stack.name == own_runtime.NAME and own_runtime.by_layer(plan) and not own_runtime.lacking(plan)
 
 
 @lru_cache(maxsize=64)

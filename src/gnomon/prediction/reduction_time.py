@@ -7,6 +7,7 @@ collectives within layers (`compute_time`) and the update.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 
 import numpy as np
@@ -142,8 +143,24 @@ class ReductionTime:
             self._wired[kind, block, buckets] = self._reductions(kind, block, buckets)
         return sum(seconds * self.priced.slower(link) for seconds, link in self._wired[kind, block, buckets])
 
-    def _reductions(self, kind: str, block: int, buckets: int) -> list[tuple[float, AxisLink]]:
-        """(price, link) of a stage's collective on each group of ranks that it runs on."""
+    def together(self, blocks: Sequence[int]) -> float:
+        """Seconds of one all-reduce of the gradients of several layers, if nothing runs beside it."""
+        wired = self.wired_together(blocks)
+        seconds = sum(seconds * self.priced.slower(link) for seconds, link in wired)
+        return seconds + check_s(self.priced.stack, sum(link.ranks for _, link in wired))
+
+    def wired_together(self, blocks: Sequence[int]) -> list[tuple[float, AxisLink]]:
+        """(price, link) of one all-reduce of several layers' gradients on each group of ranks that it runs on."""
+        stage, _ = self.priced.held(blocks[0])
+        sizes: dict[tuple[str, ...], int] = {}
+        for block in blocks:
+            for axes, members in self._grouped("AR", block).items():
+                sizes[axes] = sizes.get(axes, 0) + sum(c.bytes * n for c, n in members)
+        links = {axes: self._link(stage, axes) for axes in sizes}
+        return [(float(collective_seconds("all_reduce", sizes[axes], link)), link) for axes, link in links.items()]
+
+    def _grouped(self, kind: str, block: int) -> dict[tuple[str, ...], list[tuple[ParameterCollective, int]]]:
+        """Mesh axes -> collectives of a stage's layers over them, and how often each is there."""
         stage, layers = self.priced.held(block)
         name, moments = WANTED[kind]
         groups: dict[tuple[str, ...], list[tuple[ParameterCollective, int]]] = {}
@@ -151,6 +168,11 @@ class ReductionTime:
             for collective in stage.collectives(layer):
                 if collective.kind == name and collective.when in moments:
                     groups.setdefault(collective.axes, []).append((collective, times))
+        return groups
+
+    def _reductions(self, kind: str, block: int, buckets: int) -> list[tuple[float, AxisLink]]:
+        """(price, link) of a stage's collective on each group of ranks that it runs on."""
+        stage, name, groups = self.priced.held(block)[0], WANTED[kind][0], self._grouped(kind, block)
         found_s = []
         for axes, members in groups.items():
             size = sum(c.bytes * n for c, n in members) / buckets

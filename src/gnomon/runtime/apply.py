@@ -207,9 +207,9 @@ def _held(
 
 def holders(plan: Plan, graph: Graph, zero: int) -> dict[str, tuple[int, ...]]:
     """Stages of the Program of each parameter that several of them hold (tied weights). zero: the ZeRO stage in effect;
-    under 3 a stage of the Program is a layer."""
-    stages = stage_layers(plan, graph)
-    return held_by_several(graph, [(layer,) for part in stages for layer in part] if zero == 3 else stages)
+    under 3, and with gradient buckets, a stage of the Program is a layer."""
+    stages, by_layer = stage_layers(plan, graph), zero == 3 or own.by_layer(plan)
+    return held_by_several(graph, [(layer,) for part in stages for layer in part] if by_layer else stages)
 
 
 def check_plan(plan: Plan) -> None:

@@ -40,6 +40,7 @@ class Buffers:
         self.tensors: dict[Name, tuple[Tensor, ...]] = {}
         self.arriving: dict[Name, UnderWay] = {}
         self.leaving: dict[Name, UnderWay] = {}
+        self._come_with: dict[Name, Name] = {}  # what one communication writes -> the name that it is under way by
         self.proofs: Mapping[Name, Sequence[Name]] = {}
         """What has surely left once a message has arrived."""
         self.recorder: Recorder | None = None
@@ -53,9 +54,11 @@ class Buffers:
         nbytes: int,
         finish: Callable[[], None] | None = None,
         holds: tuple[Tensor, ...] = (),
+        also: Sequence[Name] = (),
     ) -> None:
-        """Notes that `name` is being written, by no one else."""
+        """Notes that `name` is being written, by no one else. also: others that come with it."""
         self.wait(name)
+        self._come_with |= dict.fromkeys(also, name)
         self.arriving[name] = UnderWay(work=work, finish=finish, span=self._span(nbytes), holds=holds)
         if self.blocks:
             self.wait(name)
@@ -77,7 +80,7 @@ class Buffers:
 
     def wait(self, name: Name) -> None:
         """Until `name` is there, if it is under way."""
-        under_way = self.arriving.pop(name, None)
+        under_way = self.arriving.pop(self._come_with.pop(name, name), None)
         if under_way is None:
             return
         self._end(under_way)

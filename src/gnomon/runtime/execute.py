@@ -135,6 +135,10 @@ class Executor:
         if plan.optimizer.delay:
             kinds = [self.program.kinds[self.program.kind[row.number]].name for row in self.rows]
             self.delayed = DelayedRows(self.rows, kinds)
+        for row in self.rows:
+            stages = tuple(stages_of_row(self.program, row.number))
+            if len(stages) > 1 and self.program.kinds[self.program.kind[row.number]].name == "AR":
+                self.state.put_together(stages)
         self.watchdog: Watchdog | None = None
 
     def _groups(self) -> Groups:
@@ -154,9 +158,16 @@ class Executor:
         def about() -> Sequence[int]:
             return tuple(stages_of_row(self.program, self.buffers.row))
 
+        def reduce(stage: int) -> None:
+            comm, stages = self.program.comm_of(self.buffers.row), about()
+            if len(stages) > 1:
+                state.all_reduce_bucket(stages, comm)
+            else:
+                state.all_reduce(stage, comm)
+
         return {
             **self.host.actions(about),
-            "AR": lambda stage, unit: state.all_reduce(stage, self.program.comm_of(self.buffers.row)),
+            "AR": lambda stage, unit: reduce(stage),
             "UNSHARD": lambda stage, unit: state.unshard(about()),
             "RESHARD": lambda stage, unit: state.reshard(stage),
             "REDUCE_GRAD": lambda stage, unit: state.reduce_grad(about()),

@@ -129,6 +129,8 @@ class Parameters:
         self.master_on_host = False  # where the update is on the host (`host_update`), as are its moments
         self.grad: Tensor | None = None
         """Of all parameters: below ZeRO 2 there from the first step on, rather than asked of the system in each."""
+        self.bucket: GradientBucket | None = None
+        """Where the gradient lies, with other layers', if they are reduced together."""
         self.grad_shard: Tensor | None = None
         self.begun: set[str] = set()  # parameters whose gradient has its first term; the others' is not written yet
 
@@ -193,17 +195,25 @@ class Parameters:
     def _place(self, name: str) -> tuple[Tensor, bool]:
         """(where a parameter's gradient lies, whether nothing is there yet)."""
         if self.grad is None:
-            self.grad = torch.empty(self.size, dtype=self.dtypes.grad, device=self.device)
-            self.begun.clear()
+            self._make_grad()
+        assert self.grad is not None
         (start, stop), first = self.ranges[name], name not in self.begun
         self.begun.add(name)
         return self.grad[start:stop], first
 
+    def _make_grad(self) -> None:
+        """Room for the gradient, in which nothing is yet."""
+        if self.bucket is None:
+            self.grad = torch.empty(self.size, dtype=self.dtypes.grad, device=self.device)
+        else:
+            self.grad = self.bucket.part(self)
+        self.begun.clear()
+
     def whole_grad(self) -> Tensor:
         """The gradient of all parameters, zero where none was computed."""
         if self.grad is None:
-            self.grad = torch.empty(self.size, dtype=self.dtypes.grad, device=self.device)
-            self.begun.clear()
+            self._make_grad()
+        assert self.grad is not None
         if len(self.begun) < len(self.slots):
             for slot in self.slots:
                 if slot.name not in self.begun:
@@ -234,6 +244,34 @@ class Parameters:
         self.grad_shard = None
         if self.zero >= 2:
             self.grad = None
+
+
+class GradientBucket:
+    """Gradients of several layers in one buffer, so that one collective reduces them."""
+
+    def __init__(self, members: Sequence[Parameters]) -> None:
+        """members: below ZeRO 2, whose gradients stay; of the same dtype and device."""
+        self.members = tuple(members)
+        self._flat: Tensor | None = None
+        for held in members:
+            held.bucket = self
+
+    def _buffer(self) -> Tensor:
+        if self._flat is None:
+            size, some = sum(held.size for held in self.members), self.members[0]
+            self._flat = torch.empty(size, dtype=some.dtypes.grad, device=some.device)
+        return self._flat
+
+    def part(self, of: Parameters) -> Tensor:
+        """Where one member's gradient lies."""
+        begin = sum(held.size for held in self.members[: self.members.index(of)])
+        return self._buffer()[begin : begin + of.size]
+
+    def whole(self) -> Tensor:
+        """All members' gradients, zero where none was computed."""
+        for held in self.members:
+            held.whole_grad()
+        return self._buffer()
 
 
 class Weight:

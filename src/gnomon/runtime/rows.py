@@ -20,6 +20,7 @@ from gnomon.plans import batch as batch_of
 from gnomon.program import Program
 from gnomon.runtime.arrivals import out_of_order
 from gnomon.runtime.check_program import check_program
+from gnomon.software import own
 
 Action = Callable[[int, int], None]
 """Takes stage and unit."""
@@ -45,7 +46,7 @@ def program_of(graph: Graph, plan: Plan, workload: Workload) -> Program:
     """The Program that all ranks follow. With uneven shares the rows are those of equal ones: each rank takes its own
     part of every unit, and the weight of a sequence does not depend on who computes it."""
     if not any(stage.shares for stage in plan.stages):
-        return lower(graph, plan, None, workload)
+        return lower(graph, plan, None, workload, by_layer=own.by_layer(plan))
     count, _ = batch_of(plan, workload)
     schedule = replace(plan.schedule, num_microbatches=count, micro_batch_size=None)
     return lower(graph, replace(plan, stages=tuple(replace(s, shares=()) for s in plan.stages), schedule=schedule))

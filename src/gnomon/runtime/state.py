@@ -20,7 +20,7 @@ from gnomon.runtime.collectives import all_gather, all_reduce, reduce_scatter
 from gnomon.runtime.loss_scale import LossScale
 from gnomon.runtime.mesh import Groups
 from gnomon.runtime.optim import AdamWSettings, Update, clip_scale, squares
-from gnomon.runtime.parameters import Parameters
+from gnomon.runtime.parameters import GradientBucket, Parameters
 from gnomon.runtime.routes import Together, Waits, started
 from gnomon.runtime.stage import Stage
 
@@ -50,6 +50,7 @@ class State:
         self.adam = {number: tuple(Update.of(held, kind) for held in stage.held) for number, stage in stages.items()}
         self.on_host: Mapping[int, Sequence[Parameters]] = {}
         """Stages whose update is on the host -> the host's side of their parameters."""
+        self.buckets: dict[tuple[int, ...], list[GradientBucket]] = {}
         self.new_step()
 
     @property
@@ -85,6 +86,23 @@ class State:
     def _group(self, held: Parameters, comm: str) -> ProcessGroup | None:
         """The ranks that these parameters have in common under a communicator of the Program."""
         return self.groups.by_comm[held.comm(comm)]
+
+    def put_together(self, stages: Sequence[int]) -> None:
+        """Has gradients of several layers lie together: a bucket, which one all-reduce sums."""
+        held = [held for number in stages for held in self.stages[number].held]
+        parts = [[one for one in held if one.experts == experts] for experts in (False, True)]
+        self.buckets[tuple(stages)] = [GradientBucket(part) for part in parts if part]
+
+    def all_reduce_bucket(self, stages: Sequence[int], comm: str) -> None:
+        """AR of several layers: the sum over data-parallel ranks of their gradients, together."""
+        names = [self._grad_name(number) for number in stages]
+        for name in names:
+            self.buffers.wait(name)
+        made = self.buckets[tuple(stages)]
+        sums = [(bucket.whole(), group) for bucket in made if (group := self._group(bucket.members[0], comm))]
+        if sums:
+            works = Together(tuple(started(all_reduce(grad, group, wait=False)) for grad, group in sums))
+            self.buffers.start(names[0], works, sum(grad.nbytes for grad, _ in sums), also=names[1:])
 
     def all_reduce(self, stage: int, comm: str) -> None:
         """AR: the sum over a communicator of the gradient, or of what it adds up of it."""
@@ -138,6 +156,8 @@ class State:
         }
         if not stages:
             return
+        for number in stages:
+            self.wait_for_gradient(number)
         for number in stages:
             self.buffers.wait(self._grad_name(number))
         sharded = any(held.zero for held in stages.values())

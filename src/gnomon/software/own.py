@@ -61,8 +61,17 @@ LACKS = (
     Lack(name="overlap.splits", asked=lambda plan: bool(plan.overlap.splits), choice="async_tp"),
     Lack(name="overlap.experts", asked=lambda plan: plan.overlap.experts),
     Lack(
-        name="overlap.bucket_bytes",
-        asked=lambda plan: plan.overlap.bucket_bytes is not None,
+        name="overlap.bucket_bytes with optimizer.zero = {plan.optimizer.zero}, optimizer.offload, stages' shares, or "
+        "schedule.passes",
+        asked=lambda plan: (
+            by_layer(plan)
+            and bool(
+                plan.optimizer.zero
+                or plan.optimizer.offload
+                or plan.schedule.passes
+                or any(stage.shares for stage in plan.stages)
+            )
+        ),
         choice="bucket_bytes",
     ),
     Lack(
@@ -110,6 +119,21 @@ REFUSED_CHOICES = frozenset((*UNSEARCHED, *(lack.choice for lack in LACKS))) - {
 def lacking(plan: Plan) -> tuple[str, ...]:
     """What the plan decides and is not carried out."""
     return tuple(lack.name.format(plan=plan) for lack in LACKS if lack.asked(plan))
+
+
+def by_layer(plan: Plan) -> bool:
+    """Whether it runs the plan by a row for each layer where a whole stage would do (`lower`): for gradient buckets."""
+    return plan.overlap.bucket_bytes is not None
+
+
+def search_reason(base: Plan) -> str | None:
+    """Why no search for it starts from the plan; None where one does."""
+    if by_layer(base) and not lacking(base):
+        return (
+            "a search for the runtime takes a stage's gradients as reduced at once, and overlap.bucket_bytes is set; "
+            "leave it out, and set it in the plan that is found"
+        )
+    return plan_reason(base)
 
 
 def plan_reason(plan: Plan) -> str | None:

@@ -32,6 +32,7 @@ from gnomon.runtime.checkpoint.save import put_in_place
 from gnomon.runtime.mesh import AXES, EXPERT_AXES, Groups, coordinates, meshes_of
 from gnomon.runtime.optim import Update
 from gnomon.runtime.parameters import Parameters
+from gnomon.software import own
 
 META = torch.device("meta")
 PROBE_BYTES = 32 << 20
@@ -66,7 +67,8 @@ def holdings(graph: Graph, plan: Plan, rank: int) -> Iterator[tuple[Parameters, 
     here = coordinates(plan, rank, experts=has_experts(graph))
     mesh = meshes_of(plan, tied=sorted(tied))[here.pipeline_rank]
     groups = Groups(mesh=mesh, here=here, by_comm=dict.fromkeys((*AXES, *EXPERT_AXES), None))
-    for _, _, parts in parts_held(graph, plan, groups, sharded_blocks(graph, plan, mesh), META):
+    blocks, by_layer = sharded_blocks(graph, plan, mesh), own.by_layer(plan)
+    for _, _, parts in parts_held(graph, plan, groups, blocks, META, by_layer=by_layer):
         for held in parts:
             if held.dtypes.master is not None:
                 held.master = torch.empty(held.mine[1] - held.mine[0], dtype=held.dtypes.master, device=META)

@@ -521,7 +521,7 @@ def _of_record(stack: Stack) -> list[Limit]:
 def _check_own(graph: Graph, base: Plan) -> None:
     """PlanError for a model, a precision or a decision that Gnomon's own runtime does not run, which no choice of axes
     helps."""
-    if reason := own.model_reason(graph) or own.precision_reason(base.precision) or own.plan_reason(base):
+    if reason := own.model_reason(graph) or own.precision_reason(base.precision) or own.search_reason(base):
         raise PlanError(f"{reason}, or plan for another program with --stack (gnomon catalogue stacks)")
 
 

@@ -1,0 +1,80 @@
+"""Gradient buckets: gradients of several layers, reduced by one all-reduce as soon as all of them are whole.
+
+`gradient_buckets(graph, plan, layers)` says which layers share one; `with_gradient_buckets(program, buckets)` merges
+their rows: one AR a bucket, named `2..4.AR`. Where the plan reduces beside backward (`overlap.grad_reduce`) it comes
+right after the last backward of its own layers. Left out: ZeRO's reductions, seconds,
+and where gradients lie.
+Source of the rule: PyTorch DistributedDataParallel (Li et al. 2020), whose buckets fill in the order of backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from gnomon import orders
+from gnomon.errors import PlanError
+from gnomon.graph import BF16, DTYPE_BITS, Block, Graph, Layer
+from gnomon.lowering.edit import rows_of, with_rows
+from gnomon.lowering.gradients import WRITES_GRADIENTS
+from gnomon.lowering.insertions import bucket, by_name
+from gnomon.plans import Layout, Mesh, Plan
+from gnomon.program import Program
+from gnomon.sharding import shard_block
+
+
+def gradient_buckets(graph: Graph, plan: Plan, layers: Sequence[Sequence[Layer]]) -> tuple[tuple[int, ...], ...]:
+    """Layers whose gradients are reduced together, in the order of backward, numbered through all stages.
+
+    layers: of each stage of the plan. A bucket takes layers of one stage, the last first, until it has at least
+    `overlap.bucket_bytes` of a rank's gradients; the rest of a stage is one more. Empty without bucket_bytes.
+    PlanError for schedules whose rows do not go layer by layer.
+    """
+    size = plan.overlap.bucket_bytes
+    if size is None:
+        return ()
+    if orders.find(plan.schedule.name).composite or plan.schedule.passes or plan.schedule.vocabulary != "ends":
+        raise PlanError(
+            f"overlap.bucket_bytes wants a row for each layer, which {plan.schedule.name} with these passes has not; "
+            f"choose a schedule of single actions without passes (one_f_one_b), or leave bucket_bytes out"
+        )
+    width, first = DTYPE_BITS[plan.precision.reduce] // 8, 0
+    made: list[tuple[int, ...]] = []
+    for stage, part in enumerate(layers):
+        mesh, filled, members = plan.stage_mesh(stage), 0, list[int]()
+        for index in reversed(range(len(part))):
+            members.append(first + index)
+            filled += width * _elements(graph.block(part[index].call.block), plan.layout, mesh)
+            if filled >= size or not index:
+                made.append(tuple(members))
+                filled, members = 0, []
+        first += len(part)
+    return tuple(made)
+
+
+@lru_cache(maxsize=1024)
+def _elements(block: Block, layout: Layout, mesh: Mesh) -> int:
+    """Of a rank's part of a layer's trained parameters."""
+    sizes = {dim.name: 2 * mesh.cp * mesh.tp for dim in block.dims if dim.size is None}  # any that axes divide
+    local = shard_block(block, layout, mesh, sizes, BF16).local_elements
+    frozen = {tensor.name for tensor in block.frozen}
+    return sum(int(local[tensor.name]) for tensor in block.parameters if tensor.name not in frozen)
+
+
+def with_gradient_buckets(program: Program, buckets: Sequence[Sequence[int]], *, overlap: bool) -> Program:
+    """The Program, whose stages are layers, with one AR over data-parallel ranks for each bucket that has any.
+
+    overlap: right after the last backward of its layers; otherwise where the last AR of them was."""
+    reduction, of_layer = by_name(program.kinds)["AR"], {layer: tuple(one) for one in buckets for layer in one}
+    listed = []
+    for rows in rows_of(program):
+        sums = {i: of_layer[row.stage] for i, row in enumerate(rows) if row.kind == "AR" and row.override is None}
+        at = {of: i for i, of in sums.items()}
+        if overlap:
+            reduced = set(sums.values())
+            writes = [(i, of_layer[row.stage]) for i, row in enumerate(rows) if row.kind in WRITES_GRADIENTS]
+            at = {of: i for i, of in writes if of in reduced}
+        made = {i: bucket(reduction, of) for of, i in at.items()}
+        kept = [([] if i in sums else [row]) + ([made[i]] if i in made else []) for i, row in enumerate(rows)]
+        listed.append([row for some in kept for row in some])
+    return with_rows(program, listed)

@@ -1,0 +1,80 @@
+"""Gradient buckets: which layers share one, where its row stands, and what it costs."""
+
+from __future__ import annotations
+
+import pytest
+
+import gnomon
+from gnomon.errors import PlanError
+from gnomon.lowering import lower
+from gnomon.models.presets import model
+from gnomon.plans import Mesh, Overlap, Plan, Schedule, Workload
+from gnomon.program import Program
+from gnomon.software import own, stack
+
+GRAPH, WORKLOAD = model("llama-tiny"), Workload(global_batch_size=8, seq_len=64)
+LAYERS = len(GRAPH.layers())
+
+
+def plan(size: int | None, mesh: Mesh = Mesh(dp_replicate=2), name: str = "one_f_one_b") -> Plan:  # noqa: B008
+    return Plan(mesh=mesh, schedule=Schedule(name=name, num_microbatches=4), overlap=Overlap(bucket_bytes=size))
+
+
+def rows(program: Program) -> list[str]:
+    return [program.token(row) for row in range(program.num_rows)]
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, LAYERS), (1 << 40, 1)])
+def test_the_smallest_buckets_are_layers_and_the_largest_is_the_stage(size: int, count: int) -> None:
+    program = lower(GRAPH, plan(size), None, WORKLOAD, by_layer=True)
+    assert sum("AR" in token for token in rows(program)) == count
+
+
+def test_a_bucket_comes_right_after_the_last_backward_of_its_layers() -> None:
+    """And after no other layer's: what is left of backward runs beside it."""
+    for mesh in (Mesh(dp_replicate=2), Mesh(pp=2, dp_replicate=2)):
+        program = lower(GRAPH, plan(200_000, mesh), None, WORKLOAD, by_layer=True)
+        kinds = [kind.name for kind in program.kinds]
+        seen = set[int]()
+        for row in [row for row in range(program.num_rows) if kinds[program.kind[row]] == "AR"]:
+            override = program.overrides.get(row)
+            of = {int(program.stage[row])}
+            if override is not None and override.effects is not None:
+                of = {effect.ref.stage for effect in override.effects}
+            assert kinds[program.kind[row - 1]] == "B"
+            assert int(program.stage[row - 1]) == min(of)
+            assert not seen & of
+            seen |= of
+        assert seen == set(range(LAYERS))
+
+
+def test_without_bucket_bytes_no_row_changes() -> None:
+    assert rows(lower(GRAPH, plan(200_000), None, WORKLOAD)) == rows(lower(GRAPH, plan(None), None, WORKLOAD))
+
+
+def test_a_bucket_is_priced_as_one_all_reduce_and_the_clock_shows_what_overlaps() -> None:
+    """Fewer, larger messages take less time together; one for everything has no backward beside it."""
+    slow = "1x2xa100-sxm-80gb"
+    fine, coarse = (gnomon.predict(GRAPH, slow, plan(size), WORKLOAD, stack(own.NAME)) for size in (1, 1 << 40))
+
+    def reduced(prediction: gnomon.Prediction) -> float:
+        keys = prediction.structure.program.keys
+        return sum(prediction.pricing.seconds(key) for key in keys if key.kind == "AR")
+
+    assert len(fine.structure.program.keys) > len(coarse.structure.program.keys)
+    assert reduced(fine) > reduced(coarse)
+
+
+def test_schedules_without_rows_of_layers_are_refused() -> None:
+    with pytest.raises(PlanError, match="wants a row for each layer"):
+        two = Plan(
+            mesh=Mesh(pp=2, dp_replicate=2),
+            schedule=Schedule(name="dualpipe_v", num_microbatches=4, virtual_stages=2, placement="v"),
+            overlap=Overlap(bucket_bytes=1),
+        )
+        lower(GRAPH, two, None, WORKLOAD, by_layer=True)
+
+
+def test_a_search_for_the_runtime_says_that_it_takes_gradients_at_once() -> None:
+    assert "leave it out" in (own.search_reason(plan(1)) or "")
+    assert own.search_reason(plan(None)) is None

@@ -135,11 +135,15 @@ class Executor:
         if plan.optimizer.delay:
             kinds = [self.program.kinds[self.program.kind[row.number]].name for row in self.rows]
             self.delayed = DelayedRows(self.rows, kinds)
+        self._join_buckets()
+        self.watchdog: Watchdog | None = None
+
+    def _join_buckets(self) -> None:
+        """Has gradients that one all-reduce sums lie together."""
         for row in self.rows:
             stages = tuple(stages_of_row(self.program, row.number))
             if len(stages) > 1 and self.program.kinds[self.program.kind[row.number]].name == "AR":
                 self.state.put_together(stages)
-        self.watchdog: Watchdog | None = None
 
     def _groups(self) -> Groups:
         return Groups.of(

@@ -7,38 +7,34 @@ compiling (`build`) and instruction sets (cpp/*.h).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
+from gnomon.compiler.after_rows import after_rows, needed_after_rows
 from gnomon.compiler.body import REDUCTIONS
+from gnomon.compiler.cpp_text import (
+    SCALAR,
+    SPLAT,
+    TOTAL,
+    TYPES,
+    Text,
+    combine,
+    combine_scalar,
+    expression,
+    linear,
+    neutral,
+    read,
+    roles,
+    varies,
+    write,
+)  # fmt: skip
 from gnomon.compiler.sizes import Size, equal, product
 from gnomon.compiler.stages import POST, cost
 from gnomon.compiler.tiles import Nest, Pass
 
-TYPES = {
-    torch.float32: "float",
-    torch.bfloat16: "bf16",
-    torch.float64: "double",
-    torch.int64: "int64_t",
-    torch.int32: "int32_t",
-    torch.int16: "int16_t",
-    torch.int8: "int8_t",
-    torch.uint8: "uint8_t",
-    torch.bool: "bool",
-}
-SPLAT = {"F": "splat", "D": "splatD", "L": "splatL", "B": "splatB"}
-SCALAR = {"F": "float", "D": "double", "L": "int64_t", "B": "mask32"}
-TOTAL = {"F": "double", "D": "double", "L": "int64_t", "B": "int32_t"}
-"""What a total over all rows is held in."""
 _ACROSS = {"sum": "hsum", "prod": "hprod", "max": "hmax", "peak": "hmax", "min": "hmin", "any": "any", "all": "all"}
-BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^"}
-COMPARE = {"lt": "<", "gt": ">", "le": "<=", "ge": ">=", "eq": "==", "ne": "!="}
-CALLS = {"maximum": "maxi", "minimum": "mini", "select": "sel", "abs": "absv"}
-FIRST_HOST = 6
-"""Places of the array before the nest's own: rows of a task, tasks of rows, points of a task, tasks of points, whether
-tasks run beside each other, whether outputs are written past the caches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,27 +47,10 @@ class Kernel:
     """Inputs of the body, in the order of their pointers; outputs follow."""
 
 
-@dataclass(slots=True)
-class Text:
-    nest: Nest
-    sizes: list[Size] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-
-    def size(self, value: Size) -> str:
-        """A size as text: its place in the array."""
-        if isinstance(value, int) and value in (0, 1):
-            return str(value)
-        self.sizes.append(value)
-        return f"d[{FIRST_HOST + len(self.sizes) - 1}]"
-
-    def say(self, depth: int, line: str) -> None:
-        self.lines.append("    " * depth + line)
-
-
 def kernel(nest: Nest) -> Kernel:
     text = Text(nest=nest)
     values = {i for p in nest.passes for i in p.values} | set(_between(nest)) | set(nest.post)
+    values |= needed_after_rows(nest)
     text.slots = sorted({nest.body.code[i].attr for i in values if nest.body.code[i].op in ("load", "take")})
     _function(text)
     return Kernel(nest=nest, source="\n".join(text.lines) + "\n", sizes=tuple(text.sizes), slots=tuple(text.slots))
@@ -81,16 +60,7 @@ def _between(nest: Nest) -> list[int]:
     """Values that are the same for a whole row, in order; those known after all rows are not among them."""
     level = nest.stages.level
     inner = set(nest.inner) | nest.stages.inner
-    return [i for i in sorted(level) if level[i] != POST and not _varies(nest, i, inner)]
-
-
-def _varies(nest: Nest, value: int, axes: set[int] | frozenset[int]) -> bool:
-    return bool(_axes(nest, value) & axes)
-
-
-def _axes(nest: Nest, value: int) -> frozenset[int]:
-    """Axes of the merged nest along which a value varies: an axis that was merged away stands for the one it is in."""
-    return nest.body.code[value].axes
+    return [i for i in sorted(level) if level[i] != POST and not varies(nest, i, inner)]
 
 
 def _function(text: Text) -> None:
@@ -117,55 +87,23 @@ def _function(text: Text) -> None:
     text.say(1, "for (int64_t task = 0; task < chunks * tiles; task++) {")
     _task(text)
     text.say(1, "}")
-    _after(text)
+    after_rows(text)
     text.say(1, "return failed;")
     text.say(0, "}")
 
 
-def _roles(nest: Nest, role: str) -> list[int]:
-    return sorted(i for i, r in nest.stages.roles.items() if r == role)
-
-
-def _neutral(op: str, kind: str) -> str:
-    if op in ("sum", "any"):
-        return "0"
-    if op in ("prod", "all"):
-        return "1" if op == "prod" else "-1"
-    if kind == "L":
-        return "INT64_MIN" if op != "min" else "INT64_MAX"
-    return "INF" if op == "min" else "-INF"
-
-
-def _combine(op: str, a: str, b: str) -> str:
-    return {
-        "sum": f"{a} + {b}",
-        "prod": f"{a} * {b}",
-        "max": f"maxi({a}, {b})",
-        "min": f"mini({a}, {b})",
-        "peak": f"peak({a}, {b})",
-        "any": f"{a} | {b}",
-        "all": f"{a} & {b}",
-    }[op]
-
-
-def _combine_scalar(op: str, a: str, b: str) -> str:
-    """As `_combine`; a NaN stays."""
-    sign = {"max": ">", "peak": ">", "min": "<"}.get(op)
-    return f"(({a} {sign} {b} || {a} != {a}) ? {a} : {b})" if sign else _combine(op, a, b)
-
-
 def _neutral_vector(op: str, kind: str) -> str:
-    value = _neutral(op, kind)
+    value = neutral(op, kind)
     return "splatB(true)" if value == "-1" else f"{SPLAT[kind]}({value})"
 
 
 def _partials(text: Text) -> None:
     """Memory for what tasks add up: a row of columns for each task of rows, one number of each total for each task."""
     nest = text.nest
-    for i in _roles(nest, "column"):
+    for i in roles(nest, "column"):
         kind = SCALAR[nest.body.code[i].kind]
         text.say(1, f"{kind}* const c{i} = ({kind}*)malloc(sizeof({kind}) * chunks * row_points);")
-    for i in _roles(nest, "total"):
+    for i in roles(nest, "total"):
         kind = TOTAL[nest.body.code[i].kind]
         text.say(1, f"{kind}* const t{i} = ({kind}*)malloc(sizeof({kind}) * (chunks * tiles + 1));")
 
@@ -190,19 +128,19 @@ def _task(text: Text) -> None:
         for n, value in enumerate(nest.scratch):
             kind = SCALAR[nest.body.code[value].kind]
             text.say(2, f"{kind}* const s{value} = ({kind}*)(room0 + {n} * scratch / 64 * 64);")
-    for i in _roles(nest, "column"):
+    for i in roles(nest, "column"):
         ins = nest.body.code[i]
         kind = SCALAR[ins.kind]
         text.say(2, f"{kind}* const k{i} = c{i} + c * row_points;")
         first, last = ("lo", "hi") if whole else ("0", "row_points")
-        text.say(2, f"for (int64_t j = {first}; j < {last}; j++) k{i}[j] = {_neutral(ins.op, ins.kind)};")
-    for i in _roles(nest, "total"):
+        text.say(2, f"for (int64_t j = {first}; j < {last}; j++) k{i}[j] = {neutral(ins.op, ins.kind)};")
+    for i in roles(nest, "total"):
         ins = nest.body.code[i]
-        text.say(2, f"{TOTAL[ins.kind]} a{i} = {_neutral(ins.op, ins.kind)};")
+        text.say(2, f"{TOTAL[ins.kind]} a{i} = {neutral(ins.op, ins.kind)};")
     text.say(2, "for (int64_t row = begin; row < end; row++) {")
     _row(text)
     text.say(2, "}")
-    for i in _roles(nest, "total"):
+    for i in roles(nest, "total"):
         text.say(2, f"t{i}[task] = a{i};")
     if _may_pass(nest):
         text.say(2, "if (d[5]) st_past_end();")
@@ -231,16 +169,17 @@ def _row(text: Text) -> None:
                 declared.add(i)
             elif nest.stages.roles[i] == "total":
                 made = _horizontal(ins.op, f"r{i}", ins.kind)
-                text.say(3, f"a{i} = {_combine_scalar(ins.op, f'a{i}', f'({TOTAL[ins.kind]}){made}')};")
+                text.say(3, f"a{i} = {combine_scalar(ins.op, f'a{i}', f'({TOTAL[ins.kind]}){made}')};")
     _between_passes(text, between, declared, based, POST - 1)
-    for i in _roles(nest, "total"):
+    for i in roles(nest, "total"):
         source = nest.body.code[i].args[0]
-        if not _varies(nest, source, nest.stages.inner):
+        if not varies(nest, source, nest.stages.inner):
             ins = nest.body.code[i]
-            text.say(3, f"a{i} = {_combine_scalar(ins.op, f'a{i}', f'({TOTAL[ins.kind]})v{source}[0]')};")
+            text.say(3, f"a{i} = {combine_scalar(ins.op, f'a{i}', f'({TOTAL[ins.kind]})v{source}[0]')};")
     inner = set(nest.inner)
     for n, out in enumerate(nest.outputs):
-        if nest.stages.level[out.value] != POST and out.strides and not set(out.strides) & inner:
+        shared = not set(out.strides) & inner and (out.strides or not nest.outer)
+        if nest.stages.level[out.value] != POST and shared:
             _base(text, f"q{n}", out.strides, based)
             text.say(3, f"st(b_q{n}, v{out.value}, 1);")
 
@@ -262,7 +201,7 @@ def _between_passes(text: Text, between: Sequence[int], declared: set[int], base
             continue
         if ins.op in ("load", "take"):
             _base(text, f"p{ins.attr}", nest.body.inputs[ins.attr].strides, based)
-        text.say(3, f"const {ins.kind} v{i} = {_expression(text, i, last=None, partial=False)};")
+        text.say(3, f"const {ins.kind} v{i} = {expression(text, i, last=None, partial=False)};")
 
 
 def _bases(text: Text, step: Pass, based: set[str]) -> None:
@@ -313,7 +252,7 @@ def _pass(text: Text, step: Pass) -> None:
     for n in step.stores:
         if n in _may_pass(nest):
             text.say(depth, f"const bool past{n} = d[5] && ((uintptr_t)(b_q{n} + lo)) % sizeof(F) == 0;")
-    lane = _linear(nest)
+    lane = linear(nest)
     text.say(depth, f"const int64_t base = {lane};" if lane != "0" else "{")
     if lane != "0":
         text.say(depth, "{")
@@ -333,7 +272,7 @@ def _pass(text: Text, step: Pass) -> None:
         text.say(depth, "}")
         for i in gathered:
             for u in range(1, unroll):
-                text.say(depth, f"r{i} = {_combine(nest.body.code[i].op, f'r{i}', f'r{i}_{u}')};")
+                text.say(depth, f"r{i} = {combine(nest.body.code[i].op, f'r{i}', f'r{i}_{u}')};")
     text.say(depth, "for (; j + VW <= hi; j += VW) {")
     _points(text, step, depth + 1, partial=False, copy=0)
     text.say(depth, "}")
@@ -345,14 +284,6 @@ def _pass(text: Text, step: Pass) -> None:
     for _ in nest.inner[:-1]:
         depth -= 1
         text.say(depth, "}")
-
-
-def _linear(nest: Nest) -> str:
-    """Where a row's part of scratch begins, for rows with several inner axes."""
-    place = ""
-    for axis in nest.inner[:-1]:
-        place = f"({place} * m{axis} + i{axis})" if place else f"i{axis}"
-    return f"{place} * points" if place else "0"
 
 
 def _unroll(nest: Nest, step: Pass) -> int:
@@ -374,7 +305,7 @@ def _points(text: Text, step: Pass, depth: int, partial: bool, copy: int) -> Non
             text.say(depth, f"const {kind} v{value} = ld(s{value} + {base}{j});")
         else:
             n = int(where.split()[1])
-            text.say(depth, f"const {kind} v{value} = {_read(text, f'q{n}', nest.outputs[n].strides, j, partial)};")
+            text.say(depth, f"const {kind} v{value} = {read(text, f'q{n}', nest.outputs[n].strides, j, partial)};")
     for i in step.values:
         ins = nest.body.code[i]
         if ins.op == "check":
@@ -383,7 +314,7 @@ def _points(text: Text, step: Pass, depth: int, partial: bool, copy: int) -> Non
             continue
         if ins.op in REDUCTIONS:
             continue
-        text.say(depth, f"const {ins.kind} v{i} = {_expression(text, i, last=j, partial=partial)};")
+        text.say(depth, f"const {ins.kind} v{i} = {expression(text, i, last=j, partial=partial)};")
         if i in step.scratch:
             text.say(depth, f"st(s{i} + {base}{j}, v{i});")
     for i in step.reductions:
@@ -392,17 +323,17 @@ def _points(text: Text, step: Pass, depth: int, partial: bool, copy: int) -> Non
         if nest.stages.roles[i] == "column":
             place = f"k{i} + {base}{j}"
             if partial:
-                text.say(depth, f"st({place}, ({ins.kind})({_combine(ins.op, f'ld({place}, n)', source)}), n);")
+                text.say(depth, f"st({place}, ({ins.kind})({combine(ins.op, f'ld({place}, n)', source)}), n);")
             else:
-                text.say(depth, f"st({place}, ({ins.kind})({_combine(ins.op, f'ld({place})', source)}));")
+                text.say(depth, f"st({place}, ({ins.kind})({combine(ins.op, f'ld({place})', source)}));")
             continue
         if partial:
             source = f"sel(first(n), {source}, {_neutral_vector(ins.op, ins.kind)})"
         name = f"r{i}_{copy}" if copy else f"r{i}"
-        text.say(depth, f"{name} = {_combine(ins.op, name, source)};")
+        text.say(depth, f"{name} = {combine(ins.op, name, source)};")
     for n in step.stores:
         out = nest.outputs[n]
-        written = _write(text, n, out.strides, f"v{out.value}", j, partial)
+        written = write(text, n, out.strides, f"v{out.value}", j, partial)
         if not partial and n in _may_pass(nest):
             text.say(depth, f"if (past{n}) st_past(b_q{n} + {j}, v{out.value}); else {written}")
         else:
@@ -440,160 +371,3 @@ def _ahead(text: Text, step: Pass) -> list[str]:
         if equal(strides.get(nest.inner[-1], 0), 1) and nest.outer[-1] in strides:
             out.append(f"b_p{ins.attr} + {text.size(strides[nest.outer[-1]])}")
     return out
-
-
-def _place(text: Text, name: str, strides: dict[int, Size]) -> str:
-    place = f"b_{name}"
-    for axis in text.nest.inner[:-1]:
-        if axis in strides:
-            place += f" + i{axis} * {text.size(strides[axis])}"
-    return place
-
-
-def _read(text: Text, name: str, strides: dict[int, Size], j: str, partial: bool) -> str:
-    place = _place(text, name, strides)
-    step = strides.get(text.nest.inner[-1], 0)
-    if equal(step, 0):
-        return f"ld1({place})"
-    if equal(step, 1):
-        return f"ld({place} + {j}, n)" if partial else f"ld({place} + {j})"
-    by = text.size(step)
-    return f"lds({place} + ({j}) * {by}, {by}, {'n' if partial else 'VW'})"
-
-
-def _write(text: Text, n: int, strides: dict[int, Size], value: str, j: str, partial: bool) -> str:
-    place = _place(text, f"q{n}", strides)
-    step = strides.get(text.nest.inner[-1], 0)
-    if equal(step, 1):
-        return f"st({place} + {j}, {value}, n);" if partial else f"st({place} + {j}, {value});"
-    by = text.size(step)
-    return f"sts({place} + ({j}) * {by}, {by}, {value}, {'n' if partial else 'VW'});"
-
-
-def _expression(text: Text, value: int, last: str | None, partial: bool) -> str:
-    """One instruction; `last`: the position along the vector axis, None between passes."""
-    nest = text.nest
-    ins = nest.body.code[value]
-    args = [f"v{a}" for a in ins.args]
-    kinds = [nest.body.code[a].kind for a in ins.args]
-    if ins.op in ("load", "take"):
-        inp = nest.body.inputs[ins.attr]
-        if last is None:
-            return f"ld1(b_p{ins.attr})"
-        return _read(text, f"p{ins.attr}", inp.strides, last, partial)
-    if ins.op == "const":
-        return _constant(ins.attr, ins.kind)
-    if ins.op == "extent":
-        size = text.size(product(nest.body.axes[a] for a in ins.attr))
-        return f"{SPLAT[ins.kind]}(({SCALAR[ins.kind]}){size})"
-    if ins.op == "index":
-        if last is not None and nest.inner and ins.attr == nest.inner[-1]:
-            return f"splatL({last}) + lanesL()"
-        return f"splatL(i{ins.attr})"
-    if ins.op == "is_at":
-        if last is not None and nest.inner and ins.attr == nest.inner[-1]:
-            return f"at_lane({args[0]}, {last})"
-        return f"__builtin_convertvector({args[0]} == splatL(i{ins.attr}), B)"
-    if ins.op == "cast":
-        return f"to{ins.kind}({args[0]})"
-    if ins.op in BINARY:
-        return f"{args[0]} {BINARY[ins.op]} {args[1]}"
-    if ins.op in COMPARE:
-        made = f"{args[0]} {COMPARE[ins.op]} {args[1]}"
-        return f"__builtin_convertvector({made}, B)" if kinds[0] in "LD" else made
-    if ins.op == "neg":
-        return f"-{args[0]}"
-    if ins.op == "not":
-        return f"~{args[0]}"
-    return f"{CALLS.get(ins.op, f'v{ins.op}')}({', '.join(args)})"
-
-
-def _constant(attr: str, kind: str) -> str:
-    if kind == "B":
-        return f"splatB({'true' if attr == 'True' else 'false'})"
-    if kind == "L":
-        return f"splatL({attr}LL)"
-    value = {"inf": "INF", "-inf": "-INF", "nan": "NANF"}.get(attr, attr)
-    return f"{SPLAT[kind]}({value}{'f' if kind == 'F' and value == attr else ''})"
-
-
-def _after(text: Text) -> None:
-    """After all rows: partial results of tasks added up in order, and what follows from them."""
-    nest = text.nest
-    for i in _roles(nest, "column"):
-        ins = nest.body.code[i]
-        text.say(1, "for (int64_t c = 1; c < chunks; c++)")
-        text.say(2, "for (int64_t j = 0; j < row_points; j++)")
-        text.say(3, f"c{i}[j] = {_combine_scalar(ins.op, f'c{i}[j]', f'c{i}[c * row_points + j]')};")
-    for i in _roles(nest, "total"):
-        ins = nest.body.code[i]
-        text.say(1, f"{TOTAL[ins.kind]} u{i} = {_neutral(ins.op, ins.kind)};")
-        text.say(
-            1, f"for (int64_t t = 0; t < chunks * tiles; t++) u{i} = {_combine_scalar(ins.op, f'u{i}', f't{i}[t]')};"
-        )
-        text.say(1, f"free(t{i});")
-    _post(text)
-    for i in _roles(nest, "column"):
-        text.say(1, f"free(c{i});")
-
-
-def _post(text: Text) -> None:
-    nest = text.nest
-    inner = nest.stages.inner
-    constant = [n for n, out in enumerate(nest.outputs) if not out.strides]
-    along = [n for n, out in enumerate(nest.outputs) if nest.stages.level[out.value] == POST and out.strides]
-    if not constant and not along:
-        return
-    text.say(1, "{")
-    declared: set[int] = set()
-    for i in _needed_after(nest, [nest.outputs[n].value for n in (*constant, *along)]):
-        if not _varies(nest, i, inner):
-            declared.add(i)
-            text.say(2, f"const {nest.body.code[i].kind} v{i} = {_after_value(text, i, None, False)};")
-    for n in constant:
-        text.say(2, f"st(q{n}, v{nest.outputs[n].value}, 1);")
-    if along:
-        depth = 2
-        for axis in nest.inner[:-1]:
-            text.say(depth, f"for (int64_t i{axis} = 0; i{axis} < m{axis}; i{axis}++) {{")
-            depth += 1
-        text.say(depth, f"const int64_t base = {_linear(nest)}; (void)base;")
-        for partial in (False, True):
-            if partial:
-                text.say(depth, "if (points % VW) {")
-                text.say(depth + 1, "const int64_t j = points / VW * VW; const int n = (int)(points - j);")
-            else:
-                text.say(depth, "for (int64_t j = 0; j + VW <= points; j += VW) {")
-            for i in _needed_after(nest, [nest.outputs[n].value for n in along]):
-                if i not in declared:
-                    text.say(depth + 1, f"const {nest.body.code[i].kind} v{i} = {_after_value(text, i, 'j', partial)};")
-            for n in along:
-                written = _write(text, n, nest.outputs[n].strides, f"v{nest.outputs[n].value}", "j", partial)
-                text.say(depth + 1, written.replace("b_q", "q"))
-            text.say(depth, "}")
-        for _ in nest.inner[:-1]:
-            depth -= 1
-            text.say(depth, "}")
-    text.say(1, "}")
-
-
-def _needed_after(nest: Nest, roots: Sequence[int]) -> Iterator[int]:
-    wanted = set(roots)
-    for i in range(max(roots, default=-1), -1, -1):
-        if i in wanted and not nest.stages.roles.get(i):
-            wanted.update(nest.body.code[i].args)
-    return iter(sorted(wanted))
-
-
-def _after_value(text: Text, value: int, last: str | None, partial: bool) -> str:
-    nest = text.nest
-    ins = nest.body.code[value]
-    role = nest.stages.roles.get(value)
-    if role == "total":
-        if ins.kind == "B":
-            return f"splatB(u{value} != 0)"
-        return f"{SPLAT[ins.kind]}(u{value})"
-    if role == "column":
-        base = "base + " if len(nest.inner) > 1 else ""
-        return f"ld(c{value} + {base}{last}, n)" if partial else f"ld(c{value} + {base}{last})"
-    return _expression(text, value, last, partial).replace("b_p", "p")

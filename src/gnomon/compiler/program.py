@@ -84,7 +84,7 @@ def program(graph: torch.fx.Graph, environment: Any) -> Program:
     kept = groups(graph)
     while True:
         outputs = _asked(graph, kept)
-        planned, refused = _planned(kept, outputs, environment)
+        planned, refused = _planned(kept, outputs, environment, {*_symbol_sources(graph)})
         if not refused:
             break
         kept = [g for group in kept for g in ([group] if group not in refused else _shorter(group))]
@@ -132,7 +132,7 @@ def _asked(graph: torch.fx.Graph, kept: Sequence[Group]) -> dict[int, list[torch
 
 
 def _planned(
-    kept: Sequence[Group], outputs: dict[int, list[torch.fx.Node]], environment: Any
+    kept: Sequence[Group], outputs: dict[int, list[torch.fx.Node]], environment: Any, known: set[str]
 ) -> tuple[list[Planned], list[Group]]:
     made: list[Planned] = []
     refused: list[Group] = []
@@ -148,10 +148,13 @@ def _planned(
             where = device_of(outputs[n][0])
             assert where is not None, "groups make tensors"
             written = PRINTERS[where.type](loops)
+            one = Planned(group=group, outputs=outputs[n], kernel=written, number=len(made), device=where)
+            if not {*symbols_in(one)} <= known:
+                raise UnfitError("a size that is known only when the graph runs")
         except UnfitError:
             refused.append(group)
             continue
-        made.append(Planned(group=group, outputs=outputs[n], kernel=written, number=len(made), device=where))
+        made.append(one)
     return made, refused
 
 
@@ -217,7 +220,14 @@ def _earlier_readers(
     made: Program, write: torch.fx.Node, units: dict[int, Any], unit_of: dict[torch.fx.Node, int], number: int
 ) -> set[int]:
     """Units that read memory before it is written."""
-    written = {root(a) for a in write.all_input_nodes}
+    schema = write.target._schema.arguments  # type: ignore[union-attr]
+    given = zip(schema, write.args, strict=False)
+    named = [(of, write.kwargs[of.name]) for of in schema if of.name in write.kwargs]
+    written = {
+        root(value)
+        for of, value in (*given, *named)
+        if isinstance(value, torch.fx.Node) and of.alias_info is not None and of.alias_info.is_write
+    }
     readers = set()
     for other, unit in units.items():
         asks = unit.inputs if isinstance(unit, Planned) else unit.all_input_nodes
@@ -255,7 +265,7 @@ class Writer:
     def __init__(self, made: Program) -> None:
         self.made = made
         self.constants: dict[str, Any] = {"_empty": torch.empty_strided}
-        self.symbols = _symbol_sources(made)
+        self.symbols = _symbol_sources(made.graph)
 
     def name(self, node: torch.fx.Node) -> str:
         return _plain(node.name)
@@ -412,10 +422,10 @@ def _plain(name: str) -> str:
     return "n_" + "".join(c if c.isalnum() or c == "_" else "_" for c in name)
 
 
-def _symbol_sources(made: Program) -> dict[str, str]:
+def _symbol_sources(graph: torch.fx.Graph) -> dict[str, str]:
     """Symbol -> Python that gives its value from the arguments."""
     out: dict[str, str] = {}
-    inputs = [n for n in made.graph.nodes if n.op == "placeholder"]
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
     for node in inputs:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import torch
 
 from gnomon.compiler.body import REDUCTIONS, UnfitError
-from gnomon.compiler.nest import BINARY, COMPARE, Kernel
+from gnomon.compiler.cpp_text import BINARY, COMPARE
+from gnomon.compiler.nest import Kernel
 from gnomon.compiler.sizes import Size, equal, product
 from gnomon.compiler.stages import POST, live
 from gnomon.compiler.tiles import Nest

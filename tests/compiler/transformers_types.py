@@ -2,8 +2,8 @@
 
 `python tests/compiler/transformers_types.py [--types llama,bert] [-o FILE]` prints a line a model type: kernels that
 were made, those that the backend's check called wrong, the largest difference of the logits over their largest, and of
-any parameter's gradient over its own largest or a thousandth of the largest of all. Float32, with random weights, by `runtime/hf_models.py`.
-Kernels are used however slow they are. Left out: random numbers (dropout), whose seeds are tested elsewhere.
+any parameter's gradient over its own largest or a thousandth of the largest of all. Float32, with random weights, by
+`runtime/hf_models.py`. Kernels are used however slow they are. Left out: random numbers (dropout), tested elsewhere.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from gnomon.search.questions.reasons import changes
 
 LENGTHS = (16384, 4096, 4096, *(1024,) * 5)
 GRAPH = model("llama-3.2-1b")
-NODE = parse_cluster("1x4xa100-sxm-80gb")
+NODE = parse_cluster("1x2xa100-sxm-80gb")
 MADE_FOR_LENGTHS = tuple(entry for entry in METHODS if entry.stand_ins is not None)
 
 
@@ -47,17 +47,17 @@ def test_every_way_is_predicted_on_the_true_lengths_and_fits(searched: Lengths) 
 
 
 def test_it_is_at_most_2_percent_slower_than_the_best_of_many_plans(searched: Lengths) -> None:
-    """All meshes of four devices, ZeRO stages, microbatches and presets without a method."""
+    """All meshes of two devices, ZeRO stages, microbatches and presets without a method."""
     work, limit = Workload(lengths=LENGTHS), searched.limit_bytes
     best = float("inf")
     for (tp, cp, pp), zero, micro, preset in product(
-        ((1, 1, 1), (2, 1, 1), (4, 1, 1), (1, 2, 1), (1, 4, 1), (2, 2, 1), (1, 1, 2), (1, 1, 4), (2, 1, 2)),
+        ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)),
         (0, 1, 2, 3),
         (1, 2, 4, 8),
         ("none", "full"),
     ):
         plan = Plan(
-            mesh=Mesh(tp=tp, cp=cp, pp=pp, dp_shard=4 // (tp * cp * pp)),
+            mesh=Mesh(tp=tp, cp=cp, pp=pp, dp_shard=2 // (tp * cp * pp)),
             schedule=Schedule(micro_batch_size=micro),
             layout=Layout(sequence_parallel=tp > 1, keep_gathered=tp > 1),
             optimizer=Optimizer(zero=zero),

@@ -103,7 +103,7 @@ def test_deepspeed_divides_gradients_where_there_is_no_pipeline() -> None:
     ("name", "base", "message"),
     [
         ("bert-large", Plan(), "does not run 'bert-large' by its name.*or plan for another program"),
-        ("llama-tiny", Plan(overlap=Overlap(bucket_bytes=1 << 20)), "does not carry out overlap.bucket_bytes yet"),
+        ("llama-tiny", Plan(overlap=Overlap(bucket_bytes=1 << 20)), "takes a stage's gradients as reduced at once"),
         ("llama-tiny", Plan(precision=Precision(param="bf16", compute="fp32")), "make each pair alike, or plan for"),
     ],
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partialmethod
 
 from gnomon.compiler.body import Body, UnfitError, wider
 
@@ -53,8 +54,7 @@ class Value:
     def __add__(self, other: Value | Number) -> Value:
         return self._two("add", other)
 
-    def __radd__(self, other: Number) -> Value:
-        return self._two("add", other)
+    __radd__ = __add__
 
     def __sub__(self, other: Value | Number) -> Value:
         return self._two("sub", other)
@@ -66,8 +66,7 @@ class Value:
     def __mul__(self, other: Value | Number) -> Value:
         return self._two("mul", other)
 
-    def __rmul__(self, other: Number) -> Value:
-        return self._two("mul", other)
+    __rmul__ = __mul__
 
     def __truediv__(self, other: Value | Number) -> Value:
         a, b = self._both(other)
@@ -90,23 +89,12 @@ class Value:
             a, b = a.to("L"), b.to("L")
         return Value(self.body, self.body.emit(op, a.id, b.id, kind="B"))
 
-    def lt(self, other: Value | Number) -> Value:
-        return self.compare("lt", other)
-
-    def gt(self, other: Value | Number) -> Value:
-        return self.compare("gt", other)
-
-    def le(self, other: Value | Number) -> Value:
-        return self.compare("le", other)
-
-    def ge(self, other: Value | Number) -> Value:
-        return self.compare("ge", other)
-
-    def eq(self, other: Value | Number) -> Value:
-        return self.compare("eq", other)
-
-    def ne(self, other: Value | Number) -> Value:
-        return self.compare("ne", other)
+    lt = partialmethod(compare, "lt")
+    gt = partialmethod(compare, "gt")
+    le = partialmethod(compare, "le")
+    ge = partialmethod(compare, "ge")
+    eq = partialmethod(compare, "eq")
+    ne = partialmethod(compare, "ne")
 
     def __and__(self, other: Value) -> Value:
         return Value(self.body, self.body.emit("and", self.id, other.id, kind=_same(self, other)))

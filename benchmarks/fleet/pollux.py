@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
-import resource
-import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+
+from artifact import simulated
 
 from gnomon.fleet.forecast import Costs
 from gnomon.fleet.goodput import Profiled, Profiles
@@ -69,9 +67,8 @@ def main() -> None:
                 line = f"load {load} {name:9} workload {number}: {own}, published {theirs[-1]:8.1f} s"
                 line += f" ({ours[-1] / theirs[-1] - 1:+.1%})"
                 if options.beside:
-                    seconds, cpu_s = simulated(
-                        options.beside, options.artifact, folder / f"workload-{number}.csv", name
-                    )
+                    command = ("simulator.py", (folder / f"workload-{number}.csv").absolute(), "--policy", name)
+                    seconds, _, cpu_s = simulated(options.beside, options.artifact, command)
                     beside.append(seconds)
                     line += f", its simulator here {seconds:8.1f} s ({ours[-1] / seconds - 1:+.1%}; {cpu_s:.1f} CPU-s)"
                 print(line, flush=True)
@@ -82,22 +79,6 @@ def main() -> None:
                 here = sum(beside) / len(beside)
                 line += f", its simulator here {here:.0f} s, {mine / here - 1:+.1%}"
             print(line, flush=True)
-
-
-def simulated(python: Path, artifact: Path, workload: Path, name: str) -> tuple[float, float]:
-    """(mean JCT, CPU-seconds) of the artifact's simulator on a workload."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    run = subprocess.run(
-        [python.absolute(), "simulator.py", workload.absolute(), "--policy", name],
-        cwd=artifact,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    means = re.findall(r"^Average JCT: (\S+)$", run.stdout, re.MULTILINE)
-    return float(means[-1]), after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 if __name__ == "__main__":

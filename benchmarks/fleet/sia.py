@@ -1,6 +1,6 @@
 """Mean JCT under Sia on a mixed cluster beside the simulator of Sia's artifact, on its own jobs.
 
-    python benchmarks/fleet/sia.py ARTIFACT [--workloads philly/workload-1,saturn/workload-1] [--beside PYTHON]
+    python benchmarks/fleet/sia.py ARTIFACT [--workloads philly/workload-1] [--known] [--beside PYTHON]
 
 ARTIFACT: the folder `sia-simulator` of github.com/siasosp23/artifacts. Its cluster: 6 nodes of 4 T4, 2 of 8 A100 and 3
 of 8 RTX 2080 Ti, decisions every minute, its seconds to start each application, and its slowdowns against what was
@@ -13,19 +13,22 @@ does; both find an optimum.
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import resource
-import subprocess
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+
+from artifact import simulated
 
 from gnomon.fleet.forecast import Costs
 from gnomon.fleet.goodput import Profiled
+from gnomon.fleet.job import Job
 from gnomon.fleet.kinds import ByKind, read_kind
 from gnomon.fleet.machines import Machines, Pool
 from gnomon.fleet.policies import policy
+from gnomon.fleet.policies.sia import sia
 from gnomon.fleet.replay import replay
 from gnomon.fleet.rules import Rules
 from gnomon.fleet.traces import Reading, read_trace
@@ -42,7 +45,8 @@ def main() -> None:
     """Print a line a workload."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
-    parser.add_argument("--workloads", default="philly/workload-1,saturn/workload-1")
+    parser.add_argument("--workloads", default="philly/workload-1")
+    parser.add_argument("--known", action="store_true", help="our jobs' speeds are known before they ran")
     parser.add_argument("--beside", type=Path, help="interpreter for the artifact's own simulator")
     options = parser.parse_args()
     pools = tuple(Pool(name=name, device=name, nodes=nodes, per_node=n) for name, (_, nodes, n) in KINDS.items())
@@ -59,30 +63,30 @@ def main() -> None:
         path = options.artifact / "workloads" / f"{name}.csv"
         began = time.process_time()
         trace = read_trace(path, Reading(duration=profiles["aws"].duration_s))
-        result = replay(trace, machines, policy("sia"), rules=rules, forecasts=told)
+        chosen = policy("sia")
+        if options.known:
+            chosen = replace(chosen, decide=partial(sia, learns=False))
+        result = replay(trace, machines, chosen, rules=rules, forecasts=told)
         ours = float(result.jct_s.mean())
         line = f"{name}: {len(trace.jobs)} jobs, {ours:8.1f} s ({time.process_time() - began:.1f} CPU-s)"
+        apart = {"ours": dict(zip((job.id for job in trace.jobs), result.jct_s.tolist(), strict=True))}
         if options.beside:
-            theirs, cpu_s = simulated(options.beside, options.artifact, path)
+            with tempfile.NamedTemporaryFile(suffix=".log") as log:
+                command = ("multi_simulator.py", path.absolute(), *FLAGS, f"--output={log.name}")
+                theirs, apart["its simulator"], cpu_s = simulated(options.beside, options.artifact, command)
             line += f", its simulator {theirs:8.1f} s ({ours / theirs - 1:+.1%}; {cpu_s:.1f} CPU-s)"
+        for whose, jobs in apart.items():
+            means = ", ".join(f"{app} {seconds:.0f}" for app, seconds in by_application(trace.jobs, jobs).items())
+            line += f"\n  {whose}, by application: {means} s"
         print(line, flush=True)
 
 
-def simulated(python: Path, artifact: Path, workload: Path) -> tuple[float, float]:
-    """(mean JCT, CPU-seconds) of the artifact's simulator on a workload."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with tempfile.NamedTemporaryFile(suffix=".log") as log:
-        run = subprocess.run(
-            [python.absolute(), "multi_simulator.py", workload.absolute(), *FLAGS, f"--output={log.name}"],
-            cwd=artifact,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": ""},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    means = re.findall(r"^Average JCT: (\S+)$", run.stdout, re.MULTILINE)
-    return float(means[-1]), after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def by_application(jobs: Sequence[Job], jct_s: Mapping[str, float]) -> dict[str, float]:
+    """Mean JCT of each application."""
+    times: dict[str, list[float]] = {}
+    for job in jobs:
+        times.setdefault(job.model, []).append(jct_s[job.id])
+    return {name: sum(own) / len(own) for name, own in sorted(times.items())}
 
 
 if __name__ == "__main__":

@@ -99,3 +99,8 @@ def test_clear_errors(folder: Path, tmp_path: Path) -> None:
     (folder / "cnn" / "placements-slow.csv").write_text("local_bsz,step_time,sync_time,placement\n8,often,0,1\n")
     with pytest.raises(InputError, match="step_time is 'often', not a number"):
         read_kind(folder, "slow")
+    (folder / "cnn" / "placements-slow.csv").write_text("local_bsz,step_time,sync_time,placement\n8,1,0,x\n")
+    with pytest.raises(InputError, match="placement is 'x', not a number"):
+        read_kind(folder, "slow")
+    with pytest.raises(InputError, match="seconds to start jobs of 'bert' must be 0 or more, got -1"):
+        Costs(by_model={"bert": -1})

@@ -16,7 +16,7 @@ from gnomon.models.presets import model
 from gnomon.models.t5 import T5Config, t5
 from gnomon.models.tiny import tiny
 from gnomon.models.vit import VitConfig, vit
-from gnomon.plans import Layout, Mesh, Optimizer, Plan, Saved, Workload
+from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Plan, Saved, Workload
 from gnomon.plans.check import sample_tokens
 from gnomon.runtime import parity
 from gnomon.runtime.ops import context
@@ -82,6 +82,8 @@ CASES: dict[str, Small] = {
     "two tables of embeddings over tp": small(BERT, Mesh(tp=2)),
     "images over tp": small(VIT, Mesh(tp=2)),
     "images, zero 3": small(VIT, Mesh(dp_shard=2), 3),
+    "gradient buckets over cp": small(LLAMA, Mesh(cp=2), overlap=Overlap(bucket_bytes=1)),
+    "gradient buckets of experts": small(MIXTRAL, Mesh(dp_shard=2, ep=2), overlap=Overlap(bucket_bytes=1)),
     "encoder and decoder, one stage each": small(T5, Mesh(pp=2)),
     "encoder and decoder, zero 3": small(T5, Mesh(dp_shard=2), 3),
     "encoder and decoder, split backward": small(T5, Mesh(pp=2), how=ZB),

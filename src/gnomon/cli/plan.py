@@ -10,139 +10,35 @@ import argparse
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gnomon import orders
 from gnomon.cli.budget import ONE, Budget, Covered
-from gnomon.cli.models import read_model
 from gnomon.cli.options_plan import SHOWN
-from gnomon.cli.own import with_own
-from gnomon.cli.plan_choices import Chosen
+from gnomon.cli.plan_asked import Asked
 from gnomon.cli.plan_file import plan_file
-from gnomon.cli.plan_goals import answer, is_asked, name_of
+from gnomon.cli.plan_goals import answer, is_asked
 from gnomon.cli.plan_lengths import plan_varied
 from gnomon.cli.plan_mixed import plan_unlike
 from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
-from gnomon.cli.request import (
-    adapted_name,
-    default_seq_len,
-    given_batch,
-    given_precision,
-    given_router,
-    listed_lengths,
-    with_sizes,
-)
 from gnomon.cli.terminal import print_json, print_lines, written
-from gnomon.cli.values import quantity
-from gnomon.errors import GnomonError, InputError
-from gnomon.formats import programs
-from gnomon.formats.job import ModelConfig
-from gnomon.graph import Graph
-from gnomon.hardware import Cluster, parse_cluster, parse_prices, rent
+from gnomon.errors import InputError
+from gnomon.hardware import parse_prices, rent
 from gnomon.hardware.kinds import is_mixed
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
-from gnomon.plans import Goal, Optimizer, Plan, PlanFile, RouterLoad, Saved, Workload, save_plan_file
-from gnomon.plans.check import sample_tokens
+from gnomon.plans import PlanFile, Saved, save_plan_file
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, result_mapping
 from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
-from gnomon.request.exported import Target, based, comes_back, exportable, lacks, target
-from gnomon.request.model import read_config, with_inputs
-from gnomon.request.runnable import refuse_unrunnable
+from gnomon.request.exported import comes_back, exportable
 from gnomon.search import Found, Result, parse_limit, plan, unlike
 from gnomon.search.budget import More, always
-from gnomon.search.checkpointing.improve import ByTensor, by_tensor, check_stack
+from gnomon.search.checkpointing.improve import ByTensor, by_tensor
 from gnomon.search.mixed.search import TRIES
 from gnomon.search.questions.goals import Question
-from gnomon.search.refinement.choices import fixed_base
 from gnomon.search.refinement.make_fit import Spare
 from gnomon.search.refinement.refine import Refined
 from gnomon.search.stages.dapple import Dapple, dapple
 from gnomon.search.stages.uneven import Uneven, uneven
-from gnomon.software import Stack, own
-from gnomon.software import stack as named_stack
-from gnomon.units import parse_bytes, show_bytes
-
-FIELDS = {
-    "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "dp_shard": "dp_shard", "dp_replicate": "dp_replicate",
-    "vpp": "virtual_stages", "zero": "zero", "recompute": "recompute", "schedule": "schedule",
-    "micro_batch_size": "micro_batch_size", "sequence_parallel": "sequence_parallel",
-    "context": "context",
-}  # fmt: skip
-"""Option -> field of a point that it fixes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What was asked of one search."""
-
-    graph: Graph
-    notes: tuple[str, ...]
-    """What the model's file says that is not predicted."""
-    machines: Cluster
-    stack: Stack
-    workload: Workload
-    base: Plan
-    fixed: dict[str, object]
-    """Field of a point -> its one value."""
-    chosen: Chosen
-    goal: Goal
-    assumed: list[str]
-    """What was not said, and how it was filled in."""
-    target: Target | None = None
-    """The program whose files say the plans that are offered."""
-
-    @staticmethod
-    def read(options: argparse.Namespace) -> Asked:
-        """From the options. InputError, PlanError or CatalogueError say what is wrong."""
-        options.model = adapted_name(options, options.model)
-        options.model = with_inputs(options.model, options.inputs, options.seq_len)
-        graph, notes = read_model(options.model)
-        machines = parse_cluster(options.on)
-        assumed: list[str] = []
-        stack, base = _stack(options, machines, assumed), _base(options, machines, assumed)
-        refuse_unrunnable(options.model, stack)
-        workload = _workload(options, graph, assumed)
-        fixed: dict[str, object] = {
-            field: value for name, field in FIELDS.items() if (value := getattr(options, name)) is not None
-        }
-        if options.sac_ilp:
-            check_stack(stack)
-        chosen = Chosen.read(options, stack)
-        for field, value in chosen.point.items():
-            if fixed.get(field, value) != value:
-                option = next(name for name, other in FIELDS.items() if other == field).replace("_", "-")
-                raise InputError(
-                    f"--fix {field}={value} and --{option} {fixed[field]} contradict each other; drop one of them"
-                )
-        fixed |= chosen.point
-        goal = (
-            Goal() if options.memory is None else Goal(memory_bytes=quantity("--memory", parse_bytes, options.memory))
-        )
-        least = min(device.memory_bytes for device in machines.devices)
-        if goal.memory_bytes is not None and goal.memory_bytes > least:
-            assumed.append(f"--memory {options.memory} is more than a device has: {show_bytes(least)} are allowed")
-        cut = options.layers_per_stage
-        if cut is not None:
-            fixed |= _stages_of(cut, options)
-        to = None
-        if not is_mixed(machines) and options.stack in programs.stacks():
-            to = target(stack, _config(options.model), graph, machines, workload)
-        if why := lacks(base, to):
-            assumed.append(f"no file of {stack.name} says these plans: {why}")
-        base = based(base, to, precision=options.precision is None)
-        return Asked(
-            target=to,
-            graph=graph,
-            notes=notes,
-            machines=machines,
-            stack=stack,
-            workload=workload,
-            base=fixed_base(base, graph, chosen.fixed),
-            fixed=fixed,
-            chosen=chosen,
-            goal=goal,
-            assumed=assumed,
-        )
+from gnomon.software import own
 
 
 def run(options: argparse.Namespace) -> int:
@@ -169,19 +65,7 @@ def _varied(options: argparse.Namespace, asked: Asked) -> int:
     """Plans for a batch of several lengths."""
     if is_asked(options) or asked.chosen.late:
         raise InputError("--lengths is a question of its own; ask it without the others")
-    return plan_varied(
-        options,
-        asked.graph,
-        asked.machines,
-        asked.workload,
-        stack=asked.stack,
-        base=asked.base,
-        fixed=asked.fixed,
-        beyond=asked.chosen.beyond,
-        goal=asked.goal,
-        assumed=asked.assumed,
-        notes=asked.notes,
-    )
+    return plan_varied(options, asked)
 
 
 def _unlike(options: argparse.Namespace, asked: Asked) -> int:
@@ -192,18 +76,7 @@ def _unlike(options: argparse.Namespace, asked: Asked) -> int:
         raise InputError("--refine is for equal devices; on a mixed cluster fix choices with --fix")
     if is_asked(options):
         return _other(options, asked)
-    return plan_unlike(
-        options,
-        asked.graph,
-        asked.machines,
-        asked.workload,
-        stack=asked.stack,
-        base=asked.base,
-        fixed=asked.fixed,
-        goal=asked.goal,
-        assumed=asked.assumed,
-        notes=asked.notes,
-    )
+    return plan_unlike(options, asked)
 
 
 def _other(options: argparse.Namespace, asked: Asked) -> int:
@@ -400,73 +273,6 @@ def _replicas(result: Result, asked: Asked) -> Dapple:
     return dapple(
         result.graph, result.cluster, result.workload, base=base, stack=result.stack, limit_bytes=result.limit_bytes
     )
-
-
-def _stages_of(cut: tuple[int, ...], options: argparse.Namespace) -> dict[str, object]:
-    """What `--layers-per-stage` fixes: the pipeline ranks. InputError for what contradicts it."""
-    virtual = options.vpp or orders.find(options.schedule or orders.DEFAULT).stages[0]
-    ranks, rest = divmod(len(cut), virtual)
-    if options.equal_stages:
-        raise InputError("--layers-per-stage and --equal-stages contradict each other; leave one out")
-    if rest or (options.pp is not None and options.pp != ranks):
-        raise InputError(
-            f"--layers-per-stage lists {len(cut)} stages, but pp x virtual stages = {options.pp or ranks} x {virtual}; "
-            f"list one number for each stage"
-        )
-    return {"pp": ranks, "virtual_stages": virtual}
-
-
-def _stack(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Stack:
-    """The stack that is named; for this machine, Gnomon's own runtime, with what runs of it have shown."""
-    if options.stack is not None:
-        stack = named_stack(options.stack)
-    elif options.try_:
-        stack = named_stack(own.NAME)
-    elif options.on.partition(":")[0] == "local":
-        assumed.append("stack not given: on this machine, Gnomon's own runtime (--stack)")
-        stack = named_stack(own.NAME)
-    else:
-        return PLAIN_STACK
-    return with_own(stack, machines, options, assumed)
-
-
-def _base(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Plan:
-    return Plan(precision=given_precision(options, machines, assumed), optimizer=Optimizer(clip=not options.no_clip))
-
-
-def _config(model: str) -> ModelConfig | None:
-    """The sizes that files of other programs say; None for a model that is no preset and no config.json."""
-    try:
-        return read_config(model)[0]
-    except GnomonError:
-        return None
-
-
-def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> Workload:
-    varied = {name_of(text) for text in options.vary}
-    if options.lengths:
-        return with_sizes(listed_lengths(options, graph, RouterLoad()), graph, options, assumed)
-    seq_len = options.seq_len
-    looked_for = "seq_len" in varied or options.longest
-    if looked_for and (fixed := sample_tokens(graph)) is not None:
-        option = "--longest" if options.longest else "--vary seq_len"
-        raise InputError(
-            f"{option} is for models of sequences, and {graph.name} has {fixed} tokens a sample; leave it out"
-        )
-    if seq_len is None:
-        seq_len, note = default_seq_len(graph)
-        if not looked_for:
-            assumed.append(note)
-    # Under a fixed number of tokens, sequences are counted at each length that is tried.
-    batch = 1 if "seq_len" in varied and options.tokens_per_batch else given_batch(options, seq_len)
-    if batch is None and "global_batch" in varied:
-        batch = 1
-    if batch is None:
-        raise InputError(
-            "no batch to plan for; give --global-batch N, the sequences of an optimizer step, or --tokens-per-batch N"
-        )
-    workload = Workload(global_batch_size=batch, seq_len=seq_len, router=given_router(options, RouterLoad(), graph))
-    return with_sizes(workload, graph, options, assumed)
 
 
 def _file(options: argparse.Namespace, result: Result, best: Found, assumed: list[str]) -> PlanFile:

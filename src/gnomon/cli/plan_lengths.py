@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
 
 from gnomon.cli.budget import ONE, Budget
+from gnomon.cli.plan_asked import Asked
 from gnomon.cli.plan_file import plan_file
 from gnomon.cli.terminal import Trying, print_json, print_lines, written
 from gnomon.errors import InputError, PlanError
-from gnomon.graph import Graph
-from gnomon.hardware import Cluster
 from gnomon.hardware.kinds import is_mixed
 from gnomon.methods import Method, methods_named
-from gnomon.plans import Goal, Plan, Workload, save_plan_file
+from gnomon.plans import save_plan_file
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.lengths import lengths_mapping, lengths_text
 from gnomon.search.questions.lengths import plan_lengths
@@ -29,28 +27,15 @@ OTHER = ("refine", "sac_ilp", "uneven_replicas", "layers_per_stage", "try_", "to
 """Options that are for batches of one length."""
 
 
-def plan_varied(
-    options: argparse.Namespace,
-    graph: Graph,
-    machines: Cluster,
-    workload: Workload,
-    *,
-    stack: Stack,
-    base: Plan,
-    fixed: Mapping[str, object],
-    beyond: Sequence[str],
-    goal: Goal,
-    assumed: Sequence[str],
-    notes: Sequence[str],
-) -> int:
+def plan_varied(options: argparse.Namespace, asked: Asked) -> int:
     """Search, print, write."""
     for name in OTHER:
         if getattr(options, name):
             option = name.rstrip("_").replace("_", "-")
             raise InputError(f"--{option} is for batches of one length; leave it out, or give --seq-len")
-    if is_mixed(machines):
+    if is_mixed(asked.machines):
         raise InputError("--lengths is for devices of one kind; name one of these with --on")
-    methods, trying = _methods(options, stack), Trying()
+    methods, trying = _methods(options, asked.stack), Trying()
 
     def told(predicted: int) -> None:
         if predicted % SAID_EVERY == 0:
@@ -58,27 +43,27 @@ def plan_varied(
 
     with Budget(options.budget, ONE) as budget:
         made = plan_lengths(
-            graph,
-            machines,
-            workload,
-            stack,
-            goal,
+            asked.graph,
+            asked.machines,
+            asked.workload,
+            asked.stack,
+            asked.goal,
             methods=methods,
-            base=base,
-            fixed=fixed,
+            base=asked.base,
+            fixed=asked.fixed,
             forbid=options.forbid,
-            beyond=beyond,
+            beyond=asked.chosen.beyond,
             told=told,
             more=budget,
         )
     trying.end()
     if options.output:
-        file = plan_file(options, workload, stack, made.best, assumed, others=made.runners_up)
+        file = plan_file(options, asked.workload, asked.stack, made.best, asked.assumed, others=made.runners_up)
         save_plan_file(file, options.output)
     if options.json:
-        print_json({**lengths_mapping(made), "assumptions": [*assumed, *made.best.assumptions]})
+        print_json({**lengths_mapping(made), "assumptions": [*asked.assumed, *made.best.assumptions]})
     else:
-        print_lines(lengths_text(made, methods=bool(methods), assumed=assumed, notes=notes))
+        print_lines(lengths_text(made, methods=bool(methods), assumed=asked.assumed, notes=asked.notes))
         if options.output:
             print_lines(("", *written(options.output)))
     return budget.status

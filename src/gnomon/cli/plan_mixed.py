@@ -7,45 +7,32 @@ other questions than the fastest plan (`plan_goals`).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from gnomon.cli.budget import ONE, Budget, Covered
 from gnomon.cli.options_plan import SHOWN
+from gnomon.cli.plan_asked import Asked
 from gnomon.cli.plan_file import plan_file
 from gnomon.cli.terminal import print_json, print_lines, written
-from gnomon.graph import Graph
-from gnomon.hardware import Cluster
-from gnomon.plans import Goal, Plan, PlanFile, Workload, save_plan_file
+from gnomon.plans import PlanFile, save_plan_file
 from gnomon.report.mixed import mixed_mapping, mixed_text
 from gnomon.search.mixed.plan_mixed import MixedResult, plan_mixed
 from gnomon.search.mixed.search import TRIES
-from gnomon.software import Stack, own
+from gnomon.software import own
 
 
-def plan_unlike(
-    options: argparse.Namespace,
-    graph: Graph,
-    machines: Cluster,
-    workload: Workload,
-    *,
-    stack: Stack,
-    base: Plan,
-    fixed: Mapping[str, object],
-    goal: Goal,
-    assumed: Sequence[str],
-    notes: Sequence[str],
-) -> int:
+def plan_unlike(options: argparse.Namespace, asked: Asked) -> int:
     """Search, print, write."""
-    told = Covered()
+    told, notes = Covered(), asked.notes
     with Budget(options.budget, ONE) as budget:
         result = plan_mixed(
-            graph,
-            machines,
-            workload,
-            stack,
-            goal,
-            base=base,
-            fixed=fixed,
+            asked.graph,
+            asked.machines,
+            asked.workload,
+            asked.stack,
+            asked.goal,
+            base=asked.base,
+            fixed=asked.fixed,
             forbid=options.forbid,
             top=options.top or SHOWN,
             unlike=options.top is None,
@@ -54,18 +41,18 @@ def plan_unlike(
             more=budget,
         )
     told.end()
-    if stack.name != own.NAME and result.best[0].point is not None:
+    if asked.stack.name != own.NAME and result.best[0].point is not None:
         notes = (
             *notes,
             "uneven shares and stages of other axes are run by gnomon run; other programs may have no "
             "options for them (gnomon export says so)",
         )
     if options.output:
-        save_plan_file(_file(options, result, assumed), options.output)
+        save_plan_file(_file(options, result, asked.assumed), options.output)
     if options.json:
-        print_json({**mixed_mapping(result), "assumptions": [*assumed, *result.best[0].prediction.assumptions]})
+        print_json({**mixed_mapping(result), "assumptions": [*asked.assumed, *result.best[0].prediction.assumptions]})
     else:
-        print_lines(mixed_text(result, assumed=assumed, notes=notes))
+        print_lines(mixed_text(result, assumed=asked.assumed, notes=notes))
         if options.output:
             print_lines(("", *written(options.output)))
     return budget.status

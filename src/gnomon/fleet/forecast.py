@@ -38,13 +38,16 @@ class Costs:
     """A preempted job writes a checkpoint first, as on SIGTERM; otherwise it loses the work since its last one."""
 
     by_model: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each of the three, of jobs of a model for which they are known."""
+    """Model -> seconds of its jobs in place of `first_start_s`, `restart_s` and `resize_s`."""
 
     def __post_init__(self) -> None:
         for name in ("restart_s", "first_start_s", "resize_s", "checkpoint_every_s"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise InputError(f"{name} must be 0 s or more, got {value!r}")
+        for model, value in self.by_model.items():
+            if not 0 <= value < math.inf:
+                raise InputError(f"seconds to start jobs of {model[:40]!r} must be 0 or more, got {value!r}")
 
     def pause_s(self, job: Job, *, first: bool, resize: bool) -> float:
         """Seconds without progress when a job starts, starts again, or gets another allocation."""

@@ -35,9 +35,6 @@ PLACED = ("placement", "local_bsz", "step_time", "sync_time")
 """Columns of step times by placement: a digit for the replicas of each node."""
 SCALED = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
 """Columns of step times on many nodes."""
-NAMES = ("app", "placement")
-"""Columns that are no numbers to count with."""
-
 _EPS = 1e-8
 BATCHES = 50
 """Total batch sizes that an adaptive job looks at, in geometric steps, as Pollux's agent does."""
@@ -367,7 +364,7 @@ class Profiled:
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[Row]:
-    """Rows of a table of measured points, whose columns are numbers, but for names. InputError for what is damaged."""
+    """Rows of a table of measured points, whose columns are numbers, but for `app`. InputError for what is damaged."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -377,7 +374,7 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[Row]:
     for line, row in rows.table(text):
         need(str(path), list(row), columns)
         for column in columns:
-            if column not in NAMES:
+            if column != "app":
                 rows.number(line, row, column)
         out.append(row)
     rows.jobs(())

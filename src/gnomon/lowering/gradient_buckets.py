@@ -1,9 +1,8 @@
 """Gradient buckets: gradients of several layers, reduced by one all-reduce as soon as all of them are whole.
 
 `gradient_buckets(graph, plan, layers)` says which layers share one; `with_gradient_buckets(program, buckets)` merges
-their rows: one AR a bucket, named `2..4.AR`. Where the plan reduces beside backward (`overlap.grad_reduce`) it comes
-right after the last backward of its own layers. Left out: ZeRO's reductions, seconds,
-and where gradients lie.
+their rows: one AR a bucket, named `2..4.AR`. Where the plan overlaps reductions with backward (`overlap.grad_reduce`)
+it comes right after the last backward of its own layers. Left out: ZeRO's reductions, seconds, and where gradients lie.
 Source of the rule: PyTorch DistributedDataParallel (Li et al. 2020), whose buckets fill in the order of backward.
 """
 

@@ -2,8 +2,8 @@
 
 `with_all_reduce` inserts one AR for each stage, after its last backward or after all of the rank's computing;
 `with_tied_all_reduce` adds the AR in which the stages that hold the same parameters meet (Megatron-LM's embedding
-group); `with_optimizer` adds an OPT for each stage. Left out: buckets within a stage
-(`gradient_buckets`) and sharded gradients (`zero`, `fsdp`).
+group); `with_optimizer` adds an OPT for each stage. Left out: buckets within a stage (`gradient_buckets`) and sharded
+gradients (`zero`, `fsdp`).
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from gnomon.methods import (
     mario,
     mimose,
     partial_reduce,
+    sentinel,
     skrull,
     zero,
     zero_offload,
@@ -46,6 +47,7 @@ METHODS: tuple[Method, ...] = (
     chunkflow.METHOD,
     skrull.METHOD,
     lina.METHOD,
+    sentinel.METHOD,
 )
 
 

@@ -74,9 +74,7 @@ METHOD = Method(
     about="long sequences cut into chunks of equal length, short ones packed, and a pipeline order that knows both",
     switch="schedule.passes",
     exactness="up to the order of sums",
-    missing={
-        "run": "the runtime wants sequences of one length",
-    },
+    missing={"run": "the runtime wants sequences of one length"},
     params=(
         Param(name="chunk_size", about="tokens of a chunk", default=USUAL.chunk_size),
         Param(name="keep", about="chunks of a sequence whose activations stay; 0: all", default=USUAL.keep),

@@ -124,9 +124,7 @@ METHOD = Method(
     about="short sequences stay whole on one context-parallel rank, long ones are divided over all",
     switch="schedule.passes",
     exactness="up to the order of sums",
-    missing={
-        "run": "the runtime divides all sequences of a batch over cp alike",
-    },
+    missing={"run": "the runtime divides all sequences of a batch over cp alike"},
     params=(Param(name="capacity", about="tokens that a context-parallel rank holds", default=SkrullPass().capacity),),
     refusal=reason,
     variants=variants,

@@ -1,7 +1,7 @@
 """A step whose tensors do not all fit in the fast tier of memory: what moves when, and what the step then takes.
 
-A row runs once all tensors that it uses are in the fast tier; a link to the slow tier reads and writes, each beside the
-other and beside computing. Three policies: `static` pins the tensors that are used most for their size and moves the
+A row runs once all tensors that it uses are in the fast tier; a link to the slow tier reads and writes at once, both
+overlapped with compute. Three policies: `static` pins the tensors that are used most for their size and moves the
 others for every use; `least_recently_used` moves on demand; `planned` is Sentinel's: the step is cut into intervals of
 rows, and while one computes the tensors of the next are read, in place of those whose next use is farthest. Tensors
 that live inside one row never move: they have a pool of their own. Times are of the steady state. Leaves out where a

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from gnomon import orders
 from gnomon.graph import Graph
 from gnomon.plans import Mesh, Plan, Precision
 
@@ -61,8 +62,8 @@ LACKS = (
     Lack(name="overlap.splits", asked=lambda plan: bool(plan.overlap.splits), choice="async_tp"),
     Lack(name="overlap.experts", asked=lambda plan: plan.overlap.experts),
     Lack(
-        name="overlap.bucket_bytes with optimizer.zero = {plan.optimizer.zero}, optimizer.offload, stages' shares, or "
-        "schedule.passes",
+        name="overlap.bucket_bytes with optimizer.zero = {plan.optimizer.zero}, optimizer.offload, stages' shares, "
+        "schedule.passes, or schedule.name = {plan.schedule.name!r} where it has rows of several actions",
         asked=lambda plan: (
             by_layer(plan)
             and bool(
@@ -70,6 +71,7 @@ LACKS = (
                 or plan.optimizer.offload
                 or plan.schedule.passes
                 or any(stage.shares for stage in plan.stages)
+                or orders.find(plan.schedule.name).composite
             )
         ),
         choice="bucket_bytes",
@@ -80,9 +82,14 @@ LACKS = (
         choice="parameter_offload",
     ),
     Lack(
-        name="optimizer.delay without optimizer.offload of all layers",
+        name="optimizer.delay without optimizer.offload of all layers, or with other axes than data parallelism",
         asked=lambda plan: (
-            plan.optimizer.delay > 0 and (plan.optimizer.offload is None or plan.optimizer.offload.fraction < 1)
+            plan.optimizer.delay > 0
+            and (
+                plan.optimizer.offload is None
+                or plan.optimizer.offload.fraction < 1
+                or plan.mesh.data_ranks < plan.world_size
+            )
         ),
     ),
     Lack(

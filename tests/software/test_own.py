@@ -23,7 +23,10 @@ FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", maste
         (Plan(overlap=Overlap(bucket_bytes=1 << 20)), ()),
         (
             Plan(overlap=Overlap(bucket_bytes=1 << 20), optimizer=Optimizer(zero=1)),
-            ("overlap.bucket_bytes with optimizer.zero = 1, optimizer.offload, stages' shares, or schedule.passes",),
+            (
+                "overlap.bucket_bytes with optimizer.zero = 1, optimizer.offload, stages' shares, schedule.passes, or "
+                "a schedule whose rows hold several actions",
+            ),
         ),
         (Plan(optimizer=Optimizer(offload=Offload(), delay=1, zero=2)), ()),
         (

@@ -63,7 +63,7 @@ LACKS = (
     Lack(name="overlap.experts", asked=lambda plan: plan.overlap.experts),
     Lack(
         name="overlap.bucket_bytes with optimizer.zero = {plan.optimizer.zero}, optimizer.offload, stages' shares, "
-        "schedule.passes, or schedule.name = {plan.schedule.name!r} where it has rows of several actions",
+        "schedule.passes, or a schedule whose rows hold several actions",
         asked=lambda plan: (
             by_layer(plan)
             and bool(
@@ -82,15 +82,14 @@ LACKS = (
         choice="parameter_offload",
     ),
     Lack(
-        name="optimizer.delay without optimizer.offload of all layers, or with other axes than data parallelism",
+        name="optimizer.delay without optimizer.offload of all layers",
         asked=lambda plan: (
-            plan.optimizer.delay > 0
-            and (
-                plan.optimizer.offload is None
-                or plan.optimizer.offload.fraction < 1
-                or plan.mesh.data_ranks < plan.world_size
-            )
+            plan.optimizer.delay > 0 and (plan.optimizer.offload is None or plan.optimizer.offload.fraction < 1)
         ),
+    ),
+    Lack(
+        name="optimizer.delay with other axes than data parallelism",
+        asked=lambda plan: plan.optimizer.delay > 0 and plan.mesh.data_ranks < plan.world_size,
     ),
     Lack(
         name="optimizer.kind = {plan.optimizer.kind!r}, which looks at whole matrices, "

@@ -169,13 +169,17 @@ class Executor:
             else:
                 state.all_reduce(stage, comm)
 
+        def norm() -> None:
+            self.host.added()
+            state.measure_norm(about())
+
         return {
             **self.host.actions(about),
             "AR": lambda stage, unit: reduce(stage),
             "UNSHARD": lambda stage, unit: state.unshard(about()),
             "RESHARD": lambda stage, unit: state.reshard(stage),
             "REDUCE_GRAD": lambda stage, unit: state.reduce_grad(about()),
-            "NORM": lambda stage, unit: state.measure_norm(about()),
+            "NORM": lambda stage, unit: norm(),
             "OPT": lambda stage, unit: state.update(stage),
         }
 
@@ -212,6 +216,8 @@ class Executor:
         if self.watchdog is not None:
             self.watchdog.row = row.number
         self.buffers.end_finished()
+        if self.host.going:
+            self.host.arrive(stages_of_row(self.program, row.number))
         row.action(row.stage, row.unit)
 
     def _rows_now(self) -> Sequence[Row]:

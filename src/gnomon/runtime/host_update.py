@@ -3,14 +3,16 @@
 `HostUpdate` has a function for each such kind of action: D2H, HOST_ADD, HOST_OPT, H2D. A `HostPart` is the host's side
 of a device's `Parameters`: a copy of what this rank updates (under ZeRO its shard), the optimizer's, and the gradient
 as it adds up. On CPU both sides are memory of one machine, and every copy is made all the same; `nbytes` counts them,
-each way. A delayed update runs in a thread beside the step, with the gradient of the step before: `HOST_OPT` starts it,
-and what reads its parameters or writes its gradient waits for it. Left out: copies that overlap with compute (each is
-done before the next row).
+each way. On a CUDA device copies overlap with compute (`host_copies`), and a thread adds, updates and sends back in the
+order of the rows; a layer's next row waits for its parameters. On a CPU only a delayed update runs in the thread,
+beside the step, with the gradient of the step before: `HOST_OPT` starts it, and what reads its parameters or writes its
+gradient waits for it.
 Source: Ren et al. 2021 (ZeRO-Offload).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gnomon.program import Program
+from gnomon.runtime.host_copies import Arriving, Copies
 from gnomon.runtime.measure import HostClock, Recorder
 from gnomon.runtime.parameters import CPU, Parameters
 from gnomon.runtime.rows import Row, stages_of_row
@@ -29,7 +32,7 @@ from gnomon.runtime.state import State
 class HostPart(Parameters):
     """The host's side of the parameters of a stage."""
 
-    def __init__(self, device_part: Parameters) -> None:
+    def __init__(self, device_part: Parameters, copies: Copies) -> None:
         """device_part: filled. Its master copy is the host's from now on."""
         one, part = device_part, max(device_part.mine[1] - device_part.mine[0], 1)
         super().__init__(
@@ -43,10 +46,15 @@ class HostPart(Parameters):
             device=torch.device("meta"),  # of the whole there is nothing here
         )
         self.flat, self.device = None, CPU
-        self.resident = torch.empty(one.mine[1] - one.mine[0], dtype=one.dtypes.param)
+        self.copies = copies
+        self.resident = copies.room(one.mine[1] - one.mine[0], one.dtypes.param)
         self.device_part = one
-        self.coming: Tensor | None = None
-        """A later microbatch's gradient, which is not added yet."""
+        self.first: Arriving | None = None
+        """The copy that `grad` is."""
+        self.coming: deque[Arriving] = deque()
+        """Later microbatches' gradients, which are not added yet."""
+        self.went: Arriving | None = None
+        """The last copy of the parameters to the device."""
         if one.master is not None:
             one.master = one.master.to(CPU)
         self.master = one.master
@@ -59,37 +67,40 @@ class HostPart(Parameters):
 
     def my_grad(self) -> Tensor:
         """What the update consumes, once all of it came down."""
-        assert self.grad is not None, "no gradient came down before the update"
-        return self.grad
+        assert self.grad is not None and self.first is not None, "no gradient came down before the update"
+        return self.first.wait()
 
     def come_down(self) -> int:
         """Takes the gradient off the device and returns its bytes."""
-        arrived = self.device_part.my_grad().to(CPU, copy=True)
+        arriving = self.copies.down(self.device_part.my_grad())
         self.device_part.drop_grad()
         self.device_part.grad = None
         if self.grad is None:
-            self.grad = arrived
+            self.grad, self.first = arriving.tensor, arriving
             self.begun.update(self.by_name)
         else:
-            assert self.coming is None, "a gradient came down before the one before it was added"
-            self.coming = arrived
-        return arrived.nbytes
+            self.coming.append(arriving)
+        return arriving.tensor.nbytes
 
     def add(self) -> None:
-        """Adds what came down last."""
-        assert self.grad is not None and self.coming is not None
-        self.grad += self.coming
-        self.coming = None
+        """Adds the oldest of those that wait to be added."""
+        whole = self.my_grad()
+        whole += self.coming.popleft().wait()
 
-    def go_back(self) -> int:
-        """Gives the device the updated parameters and returns their bytes."""
-        self.device_part.shard.copy_(self.shard)
-        return self.shard.nbytes
+    def go_back(self, after: torch.cuda.Event | None) -> Arriving:
+        """Gives the device the updated parameters. after: what still reads the old ones."""
+        self.went = self.copies.up(self.device_part.shard, self.shard, after)
+        return self.went
+
+    def writable(self) -> None:
+        """Until no copy reads the parameters, which the update writes."""
+        if self.went is not None:
+            self.went.wait()
 
     def drop_grad(self) -> None:
         """After the update."""
         super().drop_grad()
-        self.grad = None
+        self.grad = self.first = None
 
 
 class HostUpdate:
@@ -98,7 +109,8 @@ class HostUpdate:
     def __init__(self, state: State, stages: Mapping[int, Stage], moved: Collection[int]) -> None:
         """moved: stages of the Program whose update is on the host (`moved_stages`)."""
         self.state = state
-        self.parts = {n: tuple(map(HostPart, stages[n].held)) for n in stages if n in moved}
+        self.copies = Copies(state.device)
+        self.parts = {n: tuple(HostPart(part, self.copies) for part in stages[n].held) for n in stages if n in moved}
         self.nbytes = {"D2H": 0, "H2D": 0}
         """Bytes copied since the start, each way."""
         self.beside = False
@@ -106,7 +118,9 @@ class HostUpdate:
         self._thread = ThreadPoolExecutor(
             1, "host update", initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
         )
-        self._under_way: dict[int, Future[float]] = {}  # by stage: when it ends
+        self._under_way: dict[int, Future[float]] = {}  # by stage: when its update ends
+        self._adds: deque[Future[None]] = deque()  # those that the thread was given
+        self._going: dict[int, Future[list[Arriving]]] = {}  # by stage: copies to the device
         self._spans: dict[int, tuple[Recorder | None, int]] = {}  # by stage: what times the row that started it
         state.put_on_host(self.parts)
 
@@ -126,9 +140,28 @@ class HostUpdate:
         return any(part.grad is not None for parts in self.parts.values() for part in parts)
 
     def finish(self) -> None:
-        """Until no update is under way."""
+        """Until no update is under way, and parameters are on their way back before whatever reads them next."""
+        self.added()
         for stage in list(self._under_way):
             self._finish(stage)
+        self.arrive(list(self._going))
+
+    @property
+    def going(self) -> bool:
+        """Whether parameters are on their way back that nothing waited for yet."""
+        return bool(self._going)
+
+    def arrive(self, stages: Iterable[int]) -> None:
+        """What is started from now on reads these stages' new parameters."""
+        for stage in stages:
+            if (going := self._going.pop(stage, None)) is not None:
+                for arriving in going.result():
+                    arriving.before(self.copies.current())
+
+    def added(self) -> None:
+        """Until every gradient that came down is added up."""
+        while self._adds:
+            self._adds.popleft().result()
 
     def _finish(self, stage: int) -> None:
         if (update := self._under_way.pop(stage, None)) is None:
@@ -152,11 +185,19 @@ class HostUpdate:
 
     def _down(self, stages: Iterable[int]) -> None:
         for stage in stages:
-            self._finish(stage)
+            self._finish(stage)  # whose gradient the host still reads
             self.state.wait_for_gradient(stage)
             self.nbytes["D2H"] += sum(part.come_down() for part in self.parts[stage])
 
     def _add(self, stage: int) -> None:
+        if self.copies.cuda:
+            while self._adds and self._adds[0].done():
+                self._adds.popleft().result()
+            self._adds.append(self._thread.submit(self._add_now, stage))
+        else:
+            self._add_now(stage)
+
+    def _add_now(self, stage: int) -> None:
         for part in self.parts[stage]:
             part.add()
 
@@ -164,7 +205,7 @@ class HostUpdate:
         scale = self.state.scale
         by = scale.to(CPU) if isinstance(scale, torch.Tensor) else scale
         for stage in stages:
-            if self.beside:
+            if self.beside or self.copies.cuda:
                 recorder = self.state.buffers.recorder
                 self._spans[stage] = recorder, -1 if recorder is None else len(recorder.row) - 1
                 self._under_way[stage] = self._thread.submit(self._update_now, stage, by, self.state.skips)
@@ -173,7 +214,9 @@ class HostUpdate:
 
     def _update_now(self, stage: int, by: Tensor | float, skips: bool) -> float:
         for part, rule in zip(self.parts[stage], self.state.adam[stage], strict=True):
+            part.writable()
             if self.state.watch is not None:
+                part.my_grad()
                 self.state.watch(part)
             if not skips:
                 rule.update(part, self.state.settings, scale=by)
@@ -181,9 +224,18 @@ class HostUpdate:
         return perf_counter()
 
     def _back(self, stages: Iterable[int]) -> None:
+        after = self.copies.mark()
         for stage in stages:
-            self._finish(stage)
-            self.nbytes["H2D"] += sum(part.go_back() for part in self.parts[stage])
+            self.nbytes["H2D"] += sum(part.shard.nbytes for part in self.parts[stage])
+            if self.copies.cuda:
+                self.arrive((stage,))
+                self._going[stage] = self._thread.submit(self._back_now, stage, after)
+            else:
+                self._finish(stage)
+                self._back_now(stage, after)
+
+    def _back_now(self, stage: int, after: torch.cuda.Event | None) -> list[Arriving]:
+        return [part.go_back(after) for part in self.parts[stage]]
 
 
 class DelayedRows:

@@ -4,8 +4,9 @@ A Llama of 2M parameters on this machine, one process of one thread, on docstrin
 row, padded to the longest of a microbatch. Budgets between what the longest batch takes with all layers recomputed and
 with none. Under each: Mimose, and the fixed choice that the longest batch needs (the fewest layers, by the same
 measurements). Jobs take turns on the same batches; CPU-seconds of a step as ratios. Then once more with every tensor
-counted: the most bytes of each step. Writes results/mimose.md. Exits with 1 where a step is above the budget, a loss
-differs by a bit, or Mimose is slower. Left out: GPUs, and what allocators round.
+counted: the most bytes of each step. `--device cuda`: a Llama of 300M parameters in bf16, 16 docstrings a step, seconds
+of the clock, and the peak of torch's allocator. Writes results/mimose.md or results/mimose_gpu.md. Exits with 1 where a
+step is above the budget, a loss differs by a bit, or Mimose is slower. Left out: several GPUs.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from platform import python_version
 
 import torch
 
 import gnomon
+from gnomon.graph import Graph
 from gnomon.methods.mimose import MARGIN, peak, recomputed
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Pass, Plan, Precision, Saved, SavedRule, Schedule, Workload
@@ -36,17 +39,65 @@ from gnomon.runtime.job import PreparedJob
 from gnomon.runtime.layer_bytes import LiveBytes
 from gnomon.runtime.stage import Batch
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "mimose.md"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 MIB = 2**20
-ROWS, SEQ_LEN, COLLECT = 2, 1024, 10
-GRAPH = llama(
-    LlamaConfig(
-        name="llama-2m", num_layers=8, hidden_size=128, num_heads=4, num_kv_heads=4, head_dim=32, ffn_size=352,
-        vocab_size=256,
-    )
-)  # fmt: skip
-WORK = Workload(global_batch_size=ROWS, seq_len=SEQ_LEN)
+SEQ_LEN, COLLECT = 1024, 10
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is trained on a device."""
+
+    device: str
+    rows: int
+    """Docstrings of a step."""
+    config: LlamaConfig
+    precision: Precision
+    about: str
+
+    @cached_property
+    def graph(self) -> Graph:
+        return llama(self.config)
+
+    def plan(self, saved: Saved = Saved(), budget: int = 0) -> Plan:  # noqa: B008 (frozen)
+        passes = (Pass(name="mimose", params=(("budget", f"{budget} B"), ("collect", COLLECT))),) if budget else ()
+        return Plan(schedule=Schedule(num_microbatches=1, passes=passes), precision=self.precision, saved=saved)
+
+    def prepared(self, given: Plan) -> PreparedJob:
+        work = Workload(global_batch_size=self.rows, seq_len=SEQ_LEN)
+        return gnomon.prepare(self.graph, given, workload=work, seed=3, device=self.device)
+
+    def clock(self) -> float:
+        """CPU-seconds, on a GPU seconds of the clock once it is idle."""
+        if self.device == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+SETTINGS = {
+    "cpu": Setting(
+        device="cpu",
+        rows=2,
+        config=LlamaConfig(
+            name="llama-2m", num_layers=8, hidden_size=128, num_heads=4, num_kv_heads=4, head_dim=32, ffn_size=352,
+            vocab_size=256,
+        ),
+        precision=FP32,
+        about="A Llama of 8 layers of 128, fp32, one process of one thread",
+    ),
+    "cuda": Setting(
+        device="cuda",
+        rows=16,
+        config=LlamaConfig(
+            name="llama-300m", num_layers=24, hidden_size=1024, num_heads=16, num_kv_heads=16, head_dim=64,
+            ffn_size=2816, vocab_size=256,
+        ),
+        precision=Precision(),
+        about="A Llama of 24 layers of 1024, bf16 with fp32 gradients, master weights and states, one GPU",
+    ),
+}  # fmt: skip
 SHARES = (0.25, 0.6)
 """Where budgets are between all layers recomputed and none, in the longest batch."""
 
@@ -59,28 +110,30 @@ def docstrings() -> Iterator[str]:
                 yield text
 
 
-def batches(folder: Path, steps: int) -> list[Batch]:
+def batches(folder: Path, steps: int, rows: int) -> list[Batch]:
     path = folder / "docstrings.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in docstrings()))
     corpus = Corpus.open(Source(path=path, packing="padded", cache=folder / "tokens"))
-    return [corpus.batch(step, seed=1, sequences=ROWS, seq_len=SEQ_LEN) for step in range(1, steps + 1)]
+    return [corpus.batch(step, seed=1, sequences=rows, seq_len=SEQ_LEN) for step in range(1, steps + 1)]
 
 
-def plan(saved: Saved = Saved(), budget: int = 0) -> Plan:  # noqa: B008 (frozen)
-    passes = (Pass(name="mimose", params=(("budget", f"{budget} B"), ("collect", COLLECT))),) if budget else ()
-    return Plan(schedule=Schedule(num_microbatches=1, passes=passes), precision=FP32, saved=saved)
-
-
-def prepared(given: Plan) -> PreparedJob:
-    return gnomon.prepare(GRAPH, given, workload=WORK, seed=3)
-
-
-def most_bytes(job: PreparedJob, batch: Batch) -> int:
-    """Of a step, all tensors counted."""
-    live, before = LiveBytes(torch.device("cpu")), job.executor.resident_bytes()
-    with live:
-        job.step(batch)
-    return before + live.most
+def most_bytes(setting: Setting, given: Plan, trace: Sequence[Batch]) -> int:
+    """Of any step: on a CPU all tensors counted, on a GPU the peak of torch's allocator."""
+    on_gpu = setting.device == "cuda"
+    held = torch.cuda.memory_allocated() if on_gpu else 0
+    most = 0
+    with setting.prepared(given) as job:
+        for batch in trace:
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+                job.step(batch)
+                most = max(most, torch.cuda.max_memory_allocated() - held)
+            else:
+                live, before = LiveBytes(torch.device(setting.device)), job.executor.resident_bytes()
+                with live:
+                    job.step(batch)
+                most = max(most, before + live.most)
+    return most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +143,16 @@ class Fixed:
     budget: int
     layers: tuple[int, ...]
 
-    @property
-    def plan(self) -> Plan:
-        repeated = [layer for layer in GRAPH.layers() if layer.call.first is not None]
-        chosen = [layer for layer in repeated if GRAPH.layers().index(layer) in self.layers]
-        return plan(Saved(rules=tuple(SavedRule(calls=calls, preset="full") for calls in format_layers(chosen))))
+    def plan(self, setting: Setting) -> Plan:
+        every = setting.graph.layers()
+        chosen = [layer for layer in every if layer.call.first is not None and every.index(layer) in self.layers]
+        rules = tuple(SavedRule(calls=calls, preset="full") for calls in format_layers(chosen))
+        return setting.plan(Saved(rules=rules))
 
 
-def fixed_choices(trace: list[Batch]) -> list[Fixed]:
+def fixed_choices(setting: Setting, trace: list[Batch]) -> list[Fixed]:
     """From the measurements of a job with a budget that is never met."""
-    with prepared(plan(budget=2**40)) as job:
+    with setting.prepared(setting.plan(budget=2**40)) as job:
         mimose = job.executor.compute.mimose
         assert mimose is not None
         controller = mimose.controller
@@ -119,16 +172,16 @@ def fixed_choices(trace: list[Batch]) -> list[Fixed]:
     return chosen
 
 
-def timed(jobs: dict[str, PreparedJob], trace: list[Batch]) -> tuple[dict[str, list[float]], bool]:
-    """(CPU-seconds of each step by job, whether all losses are the same to the bit)."""
+def timed(setting: Setting, jobs: dict[str, PreparedJob], trace: list[Batch]) -> tuple[dict[str, list[float]], bool]:
+    """(seconds of each step by job, whether all losses are the same to the bit)."""
     spent, same = {name: list[float]() for name in jobs}, True
     for turn, batch in enumerate(trace):
         names = list(jobs)
         losses = {}
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            began = time.process_time()
+            began = setting.clock()
             losses[name] = jobs[name].step(batch)
-            spent[name].append(time.process_time() - began)
+            spent[name].append(setting.clock() - began)
         same &= len(set(losses.values())) == 1
     return spent, same
 
@@ -148,22 +201,26 @@ def chosen_in_us(job: PreparedJob) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=50, help="steps, of which the first are measured by mimose")
-    parser.add_argument("-o", "--output", type=Path, default=RESULTS)
+    parser.add_argument("--device", default="cpu", choices=SETTINGS)
+    parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    setting, on_gpu = SETTINGS[options.device], options.device == "cuda"
+    if not on_gpu:
+        torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        trace = batches(Path(folder), options.steps)
+        trace = batches(Path(folder), options.steps, setting.rows)
     lengths = [int(batch["lengths"].max()) for batch in trace]
-    fixed = fixed_choices(trace)
-    plans = {"none": plan(), "all": plan(Saved(preset="full"))}
+    fixed = fixed_choices(setting, trace)
+    plans = {"none": setting.plan(), "all": setting.plan(Saved(preset="full"))}
     for one in fixed:
-        plans[f"fixed {one.budget}"], plans[f"mimose {one.budget}"] = one.plan, plan(budget=one.budget)
-    jobs = {name: prepared(given) for name, given in plans.items()}
-    spent, same = timed(jobs, trace)
+        plans[f"fixed {one.budget}"] = one.plan(setting)
+        plans[f"mimose {one.budget}"] = setting.plan(budget=one.budget)
+    jobs = {name: setting.prepared(given) for name, given in plans.items()}
+    spent, same = timed(setting, jobs, trace)
     notes = {name: job.executor.notes for name, job in jobs.items()}
     microseconds = chosen_in_us(jobs[f"mimose {fixed[0].budget}"])
-    most = {name: max(most_bytes(prepared_again, batch) for batch in trace)
-            for name, prepared_again in ((name, prepared(given)) for name, given in plans.items())}  # fmt: skip
+    jobs.clear()
+    most = {name: most_bytes(setting, given, trace) for name, given in plans.items()}
     counted = [step for step in range(len(trace)) if step > COLLECT]
     rows, good = list[str](), same
 
@@ -176,7 +233,7 @@ def main() -> int:
         other = f"fixed {budget}" if kind == "mimose" else name
         median, total = ratio(name, other)
         _, above = ratio(name, "none")
-        layers = {"none": "0", "all": "8"}.get(kind, "")
+        layers = {"none": "0", "all": str(setting.config.num_layers)}.get(kind, "")
         if kind == "fixed":
             layers = str(next(len(one.layers) for one in fixed if str(one.budget) == budget))
         if kind == "mimose":
@@ -188,22 +245,25 @@ def main() -> int:
         rows.append(f"| {allowed} | {kind} | {layers} | {most[name] / MIB:.1f} | {above:.3f} | {against} |")
         print(rows[-1], flush=True)
     first = sum(spent[f"mimose {fixed[0].budget}"][: COLLECT + 1]) / sum(spent["all"][: COLLECT + 1])
-    options.output.write_text(
+    counted_by = "of torch's allocator" if on_gpu else "counted op by op"
+    name = torch.cuda.get_device_name() if on_gpu else "one core"
+    output = options.output or RESULTS / ("mimose_gpu.md" if on_gpu else "mimose.md")
+    output.write_text(
         "\n".join(
             [
                 "# Layers recomputed by the length of each batch, against a fixed choice",
                 "",
-                f"`python benchmarks/memory/mimose.py`, {datetime.now(UTC):%Y-%m-%d}, Python {python_version()}, torch "
-                f"{torch.__version__}.",
+                f"`python benchmarks/memory/mimose.py{' --device cuda' if on_gpu else ''}`, "
+                f"{datetime.now(UTC):%Y-%m-%d}, {name}, Python {python_version()}, torch {torch.__version__}.",
                 "",
-                f"A Llama of 8 layers of 128, fp32, one process of one thread. {len(trace)} steps of {ROWS} docstrings "
-                f"of the standard library, bytes as tokens, padded to the longest of a step: {min(lengths)} to "
+                f"{setting.about}. {len(trace)} steps of {setting.rows} docstrings of the "
+                f"standard library, bytes as tokens, padded to the longest of a step: {min(lengths)} to "
                 f"{max(lengths)} positions, {statistics.median(lengths):.0f} in the median. Jobs take turns on the "
-                "same batches; CPU-seconds after the steps that mimose measures.",
+                f"same batches; {'seconds' if on_gpu else 'CPU-seconds'} after the steps that mimose measures.",
                 "",
-                "MiB: the most that tensors took in any step, counted op by op in a second run of the same steps. "
-                "Fixed: the fewest layers that keep the longest batch within the budget. Against it: the median of the "
-                "ratios of single steps, and the ratio of all together.",
+                f"MiB: the most in any step, {counted_by} in a second run of the same steps. Fixed: the fewest layers "
+                "that keep the longest batch within the budget. Against it: the median of the ratios of single steps, "
+                "and the ratio of all together.",
                 "",
                 "| budget MiB | layers recomputed by | layers | MiB | to none | against fixed, median | all steps |",
                 "|---|---|---|---|---|---|---|",

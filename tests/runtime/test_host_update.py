@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -15,6 +17,7 @@ import gnomon  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Optimizer, Plan, Precision, Schedule  # noqa: E402
 from gnomon.plans.parts import Offload  # noqa: E402
+from gnomon.runtime.host_update import HostPart  # noqa: E402
 from gnomon.runtime.measure import CLASSES, Recorder  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 
@@ -59,6 +62,30 @@ def test_it_trains_as_an_update_on_the_device_does(name: str, clip: bool) -> Non
     assert host[0] == pytest.approx(device[0], rel=1e-9)
     for parameter, value in device[1].items():
         torch.testing.assert_close(host[1][parameter], value, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("name", OFFLOADS)
+def test_a_thread_that_lags_changes_no_bit(name: str, clip: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where rows go on while the host adds, updates and sends back."""
+    plan = plan_of(OFFLOADS[name], clip)
+
+    def late(done: Callable[..., object]) -> Callable[..., object]:
+        def wrapped(part: HostPart, *args: object) -> object:
+            time.sleep(0.002)
+            return done(part, *args)
+
+        return wrapped
+
+    for what in ("add", "go_back"):
+        monkeypatch.setattr(HostPart, what, late(getattr(HostPart, what)))
+    with gnomon.prepare(GRAPH, plan, workload=WORKLOAD, seed=3, settings=SETTINGS) as job:
+        job.executor.host.apart = True
+        losses = [float(job.executor.step(token_ids(step, CONFIG, WORKLOAD)).loss) for step in range(STEPS)]
+        parameters = job.state_dict()
+    losses_before, parameters_before, _, _ = trained(plan)
+    assert losses == losses_before[:: 2 if clip else 1]
+    assert all(torch.equal(value, parameters_before[name]) for name, value in parameters.items())
 
 
 def test_mixed_precision_has_its_master_copy_on_the_host() -> None:

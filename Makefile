@@ -8,6 +8,9 @@
 # --no-compile: of torch and transformers only what is imported is compiled, when it first is.
 # The environment is the Makefile's own: it is emptied and filled again whenever pyproject.toml or constraints.txt change.
 
+# A shell that keeps Python from writing byte code would have every process of the tests compile torch again.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 # The first of these that is 3.11 or later and can make an environment. The numbered ones come first because the pinned
 # numpy has wheels for them. `make test PYTHON=/path/to/python` chooses another.

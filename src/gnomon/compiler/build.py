@@ -11,9 +11,12 @@ import ctypes
 import hashlib
 import logging
 import os
+import shlex
+import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -39,6 +42,8 @@ FLAGS = (
     "-Wno-psabi",
 )
 FUNCTION = "gnomon_kernel"
+ABANDONED_S = 3600.0
+"""Seconds after which no compilation is still under way."""
 Function = Callable[..., int]
 
 _loaded: dict[str, Function | None] = {}
@@ -76,11 +81,16 @@ def _headers() -> str:
     return "".join(path.read_text(encoding="utf-8") for path in sorted(HEADERS.glob("*.h")))
 
 
+def asked_flags() -> list[str]:
+    """GNOMON_CXXFLAGS: more flags for the compiler, as -fsanitize=address."""
+    return shlex.split(os.environ.get("GNOMON_CXXFLAGS", ""))
+
+
 def key_of(source: str, isa: InstructionSet | None = None, extra: Sequence[str] = ()) -> str:
     """What a source compiles to depends on this alone."""
-    isa = isa or this_machine().isa
+    isa, flags = isa or this_machine().isa, [*FLAGS, *asked_flags(), *extra]
     compiler = _compiler()
-    content = "\0".join((source, _headers(), *FLAGS, *isa.flags, *extra, compiler[1] if compiler else "", _openmp()))
+    content = "\0".join((source, _headers(), *flags, *isa.flags, compiler[1] if compiler else "", _openmp()))
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
@@ -98,6 +108,7 @@ def command(source: Path, target: Path, isa: InstructionSet, extra: Sequence[str
     return [
         compiler[0],
         *FLAGS,
+        *asked_flags(),
         *isa.flags,
         f'-DGNOMON_ISA="{isa.header}"',
         f"-I{HEADERS}",
@@ -152,10 +163,22 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
 
 
+@cache
+def _sweep(folder: Path) -> None:
+    """Removes what processes that were killed left in the middle of a compilation, once in a process."""
+    for path in folder.glob("making-*"):
+        try:
+            if time.time() - path.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError:  # another process was faster
+            continue
+
+
 def compiled(key: str, source: str) -> Path | None:
     """Compile into the cache; None (and a line in the log) where the compiler refuses."""
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
+    _sweep(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as work:
         text, target = Path(work) / "kernel.cpp", Path(work) / "kernel.so"
         text.write_text(source, encoding="utf-8")

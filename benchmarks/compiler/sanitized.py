@@ -1,0 +1,107 @@
+"""Generated kernels under AddressSanitizer and UndefinedBehaviorSanitizer: `python benchmarks/compiler/sanitized.py`.
+
+Runs the tests of tests/compiler, then every sample of OpInfo (`--opinfo`) and the tiny models of transformers
+(`--models`), with kernels built with `-fsanitize=address,undefined` into a cache of their own and libasan loaded before
+Python, so that torch's buffers have red zones. Once with the instruction set of this machine and once with the generic
+one: compilers do not check masked vector loads and stores, plain loops they do. The first error ends the process. First
+a kernel that reads one element too far is built and run: where that is not caught, nothing here says anything. Exits
+with 1 at any error. Left out: leaks, which are Python's and torch's too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1"
+CAUGHT = 99
+"""Exit status of a process that a sanitizer ended."""
+TOO_FAR = """
+import torch
+from gnomon.compiler import build
+source = 'extern "C" int gnomon_kernel(float* a, long n, float* out) { float s = 0; for (long i = 0; i <= n; i++) s += a[i]; *out = s; return 0; }'
+[function] = build.libraries([source])
+a, out = torch.randn(1000), torch.zeros(1)
+import ctypes
+function(ctypes.c_void_p(a.data_ptr()), ctypes.c_long(1000), ctypes.c_void_p(out.data_ptr()))
+"""  # noqa: E501
+TESTS = (
+    "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/compiler", "--ignore", "tests/compiler/test_triton.py",
+    "--deselect", "tests/compiler/test_backend.py::test_a_damaged_file_of_the_cache_is_made_again",
+)  # fmt: skip
+"""Deselected: a test that compares bytes of libraries, which hold the path of their source when sanitized."""
+
+
+def library(name: str) -> str:
+    """Where g++ has it."""
+    found = subprocess.run(
+        ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if not Path(found).is_absolute():
+        sys.exit(f"g++ has no {name}: install its sanitizers' libraries")
+    return found
+
+
+def run(words: tuple[str, ...], cache: str, isa: str) -> subprocess.CompletedProcess[str]:
+    """A Python process with sanitized kernels."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}",
+        "LD_PRELOAD": f"{library('libasan.so')}:{library('libubsan.so')}",
+        "ASAN_OPTIONS": f"detect_leaks=0:alloc_dealloc_mismatch=0:exitcode={CAUGHT}",
+        "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:exitcode={CAUGHT}",
+        "GNOMON_CXXFLAGS": FLAGS,
+        "GNOMON_CACHE": cache,
+        "OMP_NUM_THREADS": "2",
+    }
+    if isa:
+        env["GNOMON_ISA_NAME"] = isa
+    return subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True)
+
+
+def main() -> int:
+    """A line for each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--opinfo", action="store_true", help="every sample of OpInfo too (minutes)")
+    parser.add_argument("--models", action="store_true", help="the tiny models of transformers too (minutes)")
+    options = parser.parse_args()
+    runs = {"tests/compiler": TESTS}
+    if options.opinfo:
+        runs["OpInfo"] = ("tests/compiler/opinfo.py",)
+    if options.models:
+        runs["transformers"] = ("tests/compiler/transformers_types.py",)
+    bad = 0
+    with tempfile.TemporaryDirectory() as cache:
+        for isa in ("", "generic"):
+            caught = run(("-c", TOO_FAR), cache, isa)
+            if caught.returncode != CAUGHT or "heap-buffer-overflow" not in caught.stderr:
+                print(f"a read beyond the end is not caught:\n{caught.stderr[-2000:]}")
+                return 1
+            for name, words in runs.items():
+                began = time.perf_counter()
+                done = run(words, cache, isa)
+                said = [
+                    line
+                    for line in done.stderr.splitlines()
+                    if "ERROR: AddressSanitizer" in line or "runtime error:" in line
+                ]
+                last = (done.stdout.strip().splitlines() or [""])[-1]
+                print(
+                    f"{isa or 'instruction set of this machine'}: {name}: {last}; exit status {done.returncode}, "
+                    f"{len(said)} errors of sanitizers, {time.perf_counter() - began:.0f} s",
+                    flush=True,
+                )
+                if done.returncode in (CAUGHT, *range(-64, 0)) or said or (done.returncode and words == TESTS):
+                    bad = 1
+                    print("\n".join((*said, done.stdout[-3000:], done.stderr[-6000:])))
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(main())

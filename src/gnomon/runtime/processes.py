@@ -41,8 +41,9 @@ FAILED_S = 2.0
 """After one process failed the others have so long to say what they saw; then they are killed."""
 LOOK_S = 0.5
 """Between two looks at the time; the end of a process is seen at once."""
-LOADED = ("gnomon.runtime.train",)
-"""What a fork server loads before it starts processes: most of what they would load, once for all of them."""
+LOADED = ("gnomon.runtime.train", "torch.fx.experimental.symbolic_shapes")
+"""What a fork server loads before it starts processes: most of what they would load, once for all of them. The second
+is what `torch.autograd.backward` loads when it is first given gradients, as every stage's backward is."""
 RECOMPUTE_LOADED = ("torch._dynamo",)
 """What `torch.utils.checkpoint` loads besides when it is first called, which takes as long as torch itself."""
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"

@@ -236,18 +236,21 @@ def _stream(side: Side, seq_len: int) -> Rows:
     not reached."""
     ends = np.cumsum(side.lengths)
     begins = ends - side.lengths
-    count = max(0, (side.size - 1) // seq_len)
-    first, starts, lengths = [0], list[int](), list[int]()
-    for row in range(count):
-        low, high = row * seq_len, row * seq_len + seq_len + 1
-        document = int(np.searchsorted(ends, low, "right"))
-        while low < high:
-            take = min(high, int(ends[document])) - low
-            starts.append(int(side.starts[document]) + low - int(begins[document]))
-            lengths.append(take)
-            low, document = low + take, document + 1
-        first.append(len(starts))
-    return _rows_of(first, starts, lengths)
+    low = np.arange(max(0, (side.size - 1) // seq_len)) * seq_len
+    high = low + seq_len + 1
+    documents = np.searchsorted(ends, low, "right")
+    row, document, first = _counted(documents, np.searchsorted(ends, high - 1, "right") - documents + 1)
+    begin = np.maximum(low[row], begins[document])
+    starts = side.starts[document] + begin - begins[document]
+    return Rows(first=first, starts=starts, lengths=np.minimum(high[row], ends[document]) - begin)
+
+
+def _counted(begins: Integers, counts: Integers) -> tuple[Integers, Integers, Integers]:
+    """Of each of `counts` numbers that follow one another from `begins` on: (which it is, the number, where the first
+    of each are, and the end of all)."""
+    first = np.concatenate(([0], np.cumsum(counts)))
+    which = np.repeat(np.arange(len(counts)), counts)
+    return which, begins[which] + np.arange(first[-1]) - first[which], first
 
 
 def _packed(side: Side, seq_len: int) -> Rows:
@@ -288,12 +291,11 @@ def _padded(side: Side, seq_len: int) -> Rows:
 
 def _pieces(side: Side, seq_len: int) -> tuple[list[int], list[int]]:
     """Documents cut to rows: where each piece starts, and its ids."""
-    starts, lengths = list[int](), list[int]()
-    for start, length in zip(side.starts.tolist(), side.lengths.tolist(), strict=True):
-        for at in range(0, length - 1, seq_len):
-            starts.append(start + at)
-            lengths.append(min(seq_len + 1, length - at))
-    return starts, lengths
+    count = np.maximum(-(-(side.lengths - 1) // seq_len), 0)
+    document, piece, _ = _counted(np.zeros_like(count), count)
+    at = piece * seq_len
+    lengths = np.minimum(seq_len + 1, side.lengths[document] - at)
+    return (side.starts[document] + at).tolist(), lengths.tolist()
 
 
 ROWS = {"stream": _stream, "documents": _packed, "padded": _padded}

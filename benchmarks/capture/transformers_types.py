@@ -51,9 +51,21 @@ def shrunk(config: Any, sizes: Mapping[str, int]) -> Any:
     for key in LAYERS:
         if isinstance(held.get(key), int) and not isinstance(held[key], bool):
             _set(config, key, min(held[key], 2))
+    latent = "qk_nope_head_dim" in held  # whose key heads are its heads, and whose head has two parts
     for key, size in sizes.items():
+        if latent and key in ("num_key_value_heads", "head_dim"):
+            continue
         if isinstance(held.get(key), int) and not isinstance(held[key], bool):
             _set(config, key, min(held[key], size))
+    if latent and sizes:
+        _set(config, "num_key_value_heads", held.get("num_attention_heads"))
+        if "head_dim" in held:
+            _set(config, "head_dim", held.get("qk_rope_head_dim"))
+    for value in held.values():
+        if sizes and isinstance(value, dict) and sum(value.get("mrope_section") or ()) != 0:
+            half = int((held.get("head_dim") or held["hidden_size"] // held["num_attention_heads"]) / 2)
+            half = int(half * value.get("partial_rotary_factor", 1.0))
+            value["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
     types = held.get("layer_types")
     if isinstance(types, (list, tuple)):
         _set(config, "layer_types", list(types)[: max(2, 0)])
@@ -83,14 +95,36 @@ def inputs(model: Any) -> Iterator[dict[str, Any]]:
     ids = torch.randint(5, 100, (2, 16))
     find = lambda key, default: _find(config, key, default)  # noqa: E731
     side = find("image_size", 224)
-    side = side if isinstance(side, int) else (side[0] if isinstance(side, (list, tuple)) else 224)
-    pixels = torch.randn(2, find("num_channels", 3) or 3, side, side)
+    tall, wide = (side, side) if isinstance(side, int) else (side[0], side[-1]) if side else (224, 224)
+    channels = find("num_channels", 0) or find("in_channels", 3) or 3
+    pixels = torch.randn(2, channels, tall, wide)
+    if "grid_thw" in names or "image_grid_thw" in names and "input_ids" not in names:
+        patch, times = find("patch_size", 14), find("temporal_patch_size", 1) or 1
+        patches = torch.randn(16, channels * times * patch * patch)
+        grid = "grid_thw" if "grid_thw" in names else "image_grid_thw"
+        yield {"hidden_states" if "hidden_states" in names else "pixel_values": patches,
+               grid: torch.tensor([[1, 4, 4]])}  # fmt: skip
+    if "returns_to_go" in names:
+        sides = {"states": find("state_dim", 17), "actions": find("act_dim", 4), "rewards": 1, "returns_to_go": 1}
+        steps = torch.arange(8).repeat(2, 1)
+        yield {**{name: torch.randn(2, 8, size) for name, size in sides.items()}, "timesteps": steps,
+               "attention_mask": torch.ones(2, 8, dtype=torch.long)}  # fmt: skip
+    if "past_values_padding" in names:
+        length = int(find("context_length", 512))
+        yield {"past_values": torch.randn(2, length), "past_values_padding": torch.zeros(2, length, dtype=torch.long),
+               "freq": torch.zeros(2, 1, dtype=torch.long)}  # fmt: skip
     text = {"input_ids": ids}
     decoder = {"decoder_input_ids": ids.clone()} if "decoder_input_ids" in names else {}
+    if "bbox" in names:
+        yield {**text, "bbox": torch.zeros(2, 16, 4), **decoder}
+        yield {**text, "bbox": torch.zeros(2, 16, 4, dtype=torch.long), **decoder}
+    if "qformer_input_ids" in names:
+        yield {**text, "qformer_input_ids": ids.clone(), "pixel_values": pixels, **decoder}
     if "input_ids" in names:
         yield {**text, **decoder}
         if "pixel_values" in names:
             yield {**text, "pixel_values": pixels, **decoder}
+            yield {**text, "pixel_values": pixels[:, None].repeat(1, int(find("num_frames", 4) or 4), 1, 1, 1)}
     if "pixel_values" in names:
         yield {"pixel_values": pixels}
     if "input_features" in names:
@@ -98,6 +132,10 @@ def inputs(model: Any) -> Iterator[dict[str, Any]]:
         length = 2 * int(find("max_source_positions", 64) or 64)
         yield {"input_features": torch.randn(2, mel, length), **decoder}
         yield {"input_features": torch.randn(2, 64, mel), **decoder}
+        yield {"input_features": torch.randn(2, 64, 2 * mel), **decoder}
+        for key in ("input_dim", "feature_projection_input_dim", "input_feat_per_channel"):
+            if find(key, 0):
+                yield {"input_features": torch.randn(2, 64, int(find(key, 0))), **decoder}
     if "input_values" in names:
         yield {"input_values": torch.randn(2, 4000)}
         yield {"input_values": torch.randn(2, 1, 4000)}
@@ -112,8 +150,7 @@ def inputs(model: Any) -> Iterator[dict[str, Any]]:
             "past_observed_mask": torch.ones(2, length + lags),
         }  # fmt: skip
     if "pixel_values_videos" in names or "pixel_values" in names:
-        frames = int(find("num_frames", 4) or 4)
-        video = torch.randn(2, frames, 3, side, side)
+        video = torch.randn(2, int(find("num_frames", 4) or 4), channels, tall, wide)
         yield {"pixel_values_videos" if "pixel_values_videos" in names else "pixel_values": video}
     if "inputs" in names:
         yield {"inputs": torch.randn(2, 16, int(find("d_model", 64)))}
@@ -129,14 +166,14 @@ def _find(config: Any, key: str, default: Any) -> Any:
     return default
 
 
-def build(kind: str, sizes: Mapping[str, int], meta: bool) -> Any:
+def build(kind: str, sizes: Mapping[str, int], meta: bool, dtype: Any = None) -> Any:
     import torch
     from transformers import AutoConfig, AutoModel
 
     torch.manual_seed(0)
     config = shrunk(AutoConfig.for_model(kind), sizes)
     with torch.device("meta" if meta else "cpu"):
-        return AutoModel.from_config(config)
+        return AutoModel.from_config(config, dtype=dtype or torch.float32)
 
 
 def one(kind: str, prove_too: bool) -> dict[str, Any]:
@@ -145,9 +182,15 @@ def one(kind: str, prove_too: bool) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     errors: list[str] = []
-    for how, sizes in (("small", SMALL), ("two layers", {})):
+    # On the meta device torch has grouped matmuls in bfloat16 only.
+    tries = (
+        ("small", SMALL, torch.float32),
+        ("two layers", {}, torch.float32),
+        ("two layers, bf16", {}, torch.bfloat16),
+    )
+    for how, sizes, dtype in tries:
         try:
-            model = build(kind, sizes, True)
+            model = build(kind, sizes, True, dtype)
             if how == "small":
                 if sum(p.numel() for p in model.parameters()) > 60_000_000:
                     raise MemoryError("its small config is large")
@@ -155,7 +198,8 @@ def one(kind: str, prove_too: bool) -> dict[str, Any]:
         except Exception as error:
             errors.append(f"{how}: build: {_said(error)}")
             continue
-        for example in inputs(model):
+        for given in inputs(model):
+            example = {name: x.to(dtype) if x.is_floating_point() else x for name, x in given.items()}
             try:
                 return caught(kind, how, model, example, prove_too and how == "small")
             except Exception as error:

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from frontend.models import Branching, Convolved, Custom, NanoGPT  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
@@ -20,7 +21,7 @@ from gnomon.errors import CaptureError, FormatError, InputError  # noqa: E402
 from gnomon.frontend.capture import Captured, captured  # noqa: E402
 from gnomon.frontend.inputs import Named  # noqa: E402
 from gnomon.frontend.sizes import fit  # noqa: E402
-from gnomon.graph import BF16, EAGER, Setting, Size, graph_work  # noqa: E402
+from gnomon.graph import BF16, EAGER, UNFUSED, Setting, Size, graph_work  # noqa: E402
 from gnomon.request.model import is_code, with_inputs  # noqa: E402
 from gnomon.runtime.prove import check, prove  # noqa: E402
 
@@ -104,6 +105,23 @@ def test_a_branch_on_values_is_marked_with_file_and_line() -> None:
 def test_an_error_in_the_forward_has_its_line() -> None:
     with pytest.raises(CaptureError, match=r"models\.py:\d+: ValueError: Expected input batch_size"):
         captured(NanoGPT(), (torch.zeros(2, 16, dtype=torch.int64), torch.zeros(2, 15, dtype=torch.int64)), dims={})
+
+
+class Slopes(nn.Module):
+    """Attention with a bias of each head and distance (ALiBi), and a number beside the rows."""
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (4, -1)).transpose(1, 2)
+        far = (torch.arange(x.shape[1])[None] - torch.arange(x.shape[1])[:, None]).abs()
+        bias = -torch.tensor([0.5, 0.25, 0.1, 0.05])[:, None, None] * far * scale
+        return F.scaled_dot_product_attention(heads, heads, heads, attn_mask=bias[None]).transpose(1, 2).flatten(2)
+
+
+def test_a_bias_of_attention_is_added_to_scores_that_are_written_out() -> None:
+    """Its dims have their own names, and one has a single element. `scale` has no batch, which `x` decides."""
+    graph = captured(Slopes(), (torch.randn(3, 10, 32), torch.ones(1))).graph
+    setting = Setting(sizes={"batch": 3}, dtypes=BF16, causal_flops="full")
+    assert graph_work(graph, UNFUSED, setting).forward.matmul_flops == 2 * 2 * 3 * 4 * 10 * 10 * 8
 
 
 def test_what_is_no_plain_module_is_refused() -> None:

@@ -186,11 +186,15 @@ def _declared(given: Mapping[str, Tensor], dims: Dims | None) -> dict[str, tuple
             if len(names) != given[name].dim():
                 raise InputError(f"dims of {name!r} are {tuple(names)}, and it has {given[name].dim()} dims")
         return {name: tuple(str(n or "") for n in names) for name, names in dims.items()}
-    named = {}
+    named, sizes = {}, dict[str, int]()
     for name, x in given.items():
         words = ["batch"] if x.dim() else []
         if x.dim() == 2 and not x.is_floating_point():
             words.append("seq")
+        # The first input that has a dim decides: one of another size is no batch or sequence.
+        words = [
+            word if sizes.setdefault(word, size) == size else "" for word, size in zip(words, x.shape, strict=False)
+        ]
         named[name] = tuple([*words, *[""] * (x.dim() - len(words))])
     return named
 

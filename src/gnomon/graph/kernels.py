@@ -141,7 +141,7 @@ class _Lowering:
         if op.attr("softcap", 0.0):
             x = self.step(op, "capped", "softcap", (x,), like)
         if len(op.inputs) > 3:
-            x = self.step(op, "biased", "add", (x, op.inputs[3]), like)
+            x = self.step(op, "biased", "add", (x, self.bias(op, like)), like)
         if kernel == "unfused_fp32_softmax":
             wide = replace(like, dtype="fp32")
             x = self.step(op, "scores_fp32", "cast", (x,), wide)
@@ -160,6 +160,16 @@ class _Lowering:
             x = dropped.name
         kv_names = tuple(a.name for a in like.dims[-1].atoms)
         self.ops.append(replace(op, kind="matmul", inputs=(x, f"{op.path}:v_view"), contracts=kv_names, attrs=pairs))
+
+    def bias(self, op: Op, scores: Tensor) -> str:
+        """What is added to the scores, over their dims: a captured bias has its own names for them, the last one theirs
+        last as torch broadcasts, and dims of one element."""
+        given = self.block.tensor(op.inputs[3])
+        if all(atom in scores.atoms for atom in given.atoms) or len(given.dims) > len(scores.dims):
+            return given.name
+        pairs = zip(given.dims, scores.dims[len(scores.dims) - len(given.dims) :], strict=True)
+        view = replace(given, dims=tuple(theirs for mine, theirs in pairs if mine.size != 1), kind="activation")
+        return self.step(op, "bias_view", "rename", (given.name,), view)
 
     def operands(self, op: Op) -> tuple[tuple[tuple[str, AttrValue], ...], Tensor]:
         """Views (and copies, if heads share keys) of k and v over the key axis; what masks, and the scores' shape."""

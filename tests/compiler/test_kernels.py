@@ -67,6 +67,26 @@ def test_what_is_not_a_number_stays_so() -> None:
     same(lambda a: (a.amax(-1), F.softmax(a, -1), (a * 1).amin(-1)), odd)
 
 
+def rotary(a: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = a.chunk(2, -1)
+    return a * cos + torch.cat((-second, first), -1) * sin
+
+
+def test_parts_of_equal_size_are_joined_inside_a_group() -> None:
+    same(rotary, x(2, 3, 7, 20), x(7, 20), x(7, 20), groups=1)
+    same(grads(rotary), x(2, 3, 7, 20), x(7, 20), x(7, 20))
+    same(lambda a, b: torch.cat((a.tanh(), b * 2, a + b), 0) + 1, x(3, 5), x(3, 5), groups=1)
+    same(lambda a, b: F.softmax(torch.cat((a, b), -1) * 2, -1), x(4, 9), x(4, 9), groups=1)
+    same(lambda a, b: torch.cat((a * 2, b + 1), 1).exp(), x(3, 4), x(3, 5))  # unequal: ATen's cat
+
+
+def test_joined_parts_of_any_length() -> None:
+    made = compiled(rotary, x(2, 3, 7, 20), x(7, 20), x(7, 20), symbolic=True)
+    for b, s in ((2, 7), (5, 1), (1, 33)):
+        inputs = (x(b, 3, s, 20), x(s, 20), x(s, 20))
+        torch.testing.assert_close(run(made, *inputs)[0], rotary(*inputs))
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_cross_entropy_with_rows_that_do_not_count(reduction: str) -> None:
     target = torch.tensor([3, 0, -100, 10, 5])

@@ -41,6 +41,12 @@ def lookup(ids: torch.Tensor, table: torch.Tensor, places: torch.Tensor) -> torc
     return F.layer_norm(x, x.shape[-1:])
 
 
+def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """As transformers has it."""
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat((-b, a), -1) * sin
+
+
 CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "softmax": (lambda x: F.softmax(x, -1), (rows(5, 37),)),
     "softmax of a long row": (lambda x: F.softmax(x, -1), (rows(3, 300),)),
@@ -57,6 +63,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         (rows(4, 50) * torch.tensor([1e-4, 0.1, 1.0, 6.0])[:, None],),
     ),
     "transposed operand": (lambda x, y: x.t() * 2 + y, (rows(11, 6), rows(6, 11))),
+    "rotary embedding": (rotary, (rows(2, 3, 7, 10), rows(7, 10), rows(7, 10))),
     "broadcasts": (lambda x, y, z: x * y + z.sigmoid(), (rows(4, 1, 9), rows(3, 1), rows(4, 3, 1))),
     "a bias's gradient": (lambda g, x: (g * (x > 0), (g * (x > 0)).sum(0)), (rows(130, 20), rows(130, 20))),
     "mean squared error": (lambda x, y: F.mse_loss(x, y) * 2, (rows(40, 30), rows(40, 30))),

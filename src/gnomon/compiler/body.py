@@ -96,6 +96,8 @@ class Body:
     tensors: dict[Any, Tensor] = field(default_factory=dict)
     """Node of the graph -> where it lies; nodes with several results are `(node, i)`."""
     known: dict[Instruction, int] = field(default_factory=dict)
+    joined: list[tuple[int, ...]] = field(default_factory=list)
+    """Axes of dims along which parts are joined: the parts' axis, then those of one part."""
 
     def copy(self) -> Body:
         return Body(
@@ -104,6 +106,7 @@ class Body:
             code=list(self.code),
             tensors=dict(self.tensors),
             known=dict(self.known),
+            joined=list(self.joined),
         )
 
     # ---- values
@@ -172,6 +175,7 @@ class Body:
                 self.inputs[i] = replace(inp, strides={**inp.strides, axis: product((step, inner)), fresh: step})
         for key, tensor in self.tensors.items():
             self.tensors[key] = replace(tensor, dims=tuple(along(dim) for dim in tensor.dims))
+        self.joined = [along(dim) for dim in self.joined]
         return fresh
 
     def load(self, source: External, dims: Sequence[tuple[int, ...]]) -> Tensor:
@@ -201,8 +205,8 @@ class Body:
         return len(self.inputs) - 1
 
     def place(self, sizes: Sequence[Size], known: Sequence[tuple[int, ...] | None]) -> tuple[tuple[int, ...], ...]:
-        """Axes for each dim of a shape, given those of some; the others take, in order, axes that are not taken yet
-        and multiply to their size, and new axes where the body has none left."""
+        """Axes for each dim of a shape, given those of some; the others take the axes of a joined dim of their size,
+        or, in order, axes that are not taken yet and multiply to their size, and new ones where none are left."""
         out: list[tuple[int, ...]] = []
         taken = {a for dim in known if dim for a in dim}
         free = [a for a in range(len(self.axes)) if a not in taken]
@@ -215,6 +219,9 @@ class Body:
         return tuple(out)
 
     def _axes_of(self, size: Size, free: list[int]) -> tuple[tuple[int, ...], list[int]]:
+        for dim in self.joined:
+            if all(axis in free for axis in dim) and equal(product(tuple(self.axes[axis] for axis in dim)), size):
+                return dim, [axis for axis in free if axis not in dim]
         for start in range(len(free)):
             total: Size = 1
             for stop in range(start, len(free)):

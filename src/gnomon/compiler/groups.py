@@ -18,6 +18,7 @@ import torch
 from gnomon.compiler.body import KINDS, Body, External, Tensor, UnfitError
 from gnomon.compiler.lowering import Lowering
 from gnomon.compiler.rules import RULES
+from gnomon.compiler.rules.join import JOINS
 from gnomon.compiler.rules.views import VIEWS
 from gnomon.compiler.sizes import size_of, sizes_of
 from gnomon.compiler.stages import classify
@@ -211,12 +212,22 @@ def worth(group: Group) -> bool:
 def rebuilt(members: Iterable[torch.fx.Node]) -> Body | None:
     body = Body()
     try:
-        for node in members:
+        for node in _joined_first(list(members)):
             lower(body, node)
         classify(body, roots_of(body))
     except UnfitError:
         return None
     return body
+
+
+def _joined_first(members: list[torch.fx.Node]) -> list[torch.fx.Node]:
+    """What is joined along a dim, and all that it is made of, before the rest, which then lies on the axes of the
+    parts: an axis of the whole cannot be divided into them afterwards."""
+    needed: set[torch.fx.Node] = set()
+    for node in reversed(members):
+        if node.target in JOINS or any(user in needed for user in node.users):
+            needed.add(node)
+    return [node for node in members if node in needed] + [node for node in members if node not in needed]
 
 
 def _distinct(candidates: Iterable[Group]) -> list[Group]:

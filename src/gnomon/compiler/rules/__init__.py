@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gnomon.compiler.rules import lookup, loss, normalise, pointwise, reduce, views
+from gnomon.compiler.rules import join, lookup, loss, normalise, pointwise, reduce, views
 
 RULES: dict[Any, Callable[..., Any]] = {
     **views.RULES,
@@ -19,4 +19,5 @@ RULES: dict[Any, Callable[..., Any]] = {
     **normalise.RULES,
     **loss.RULES,
     **lookup.RULES,
+    **join.RULES,
 }

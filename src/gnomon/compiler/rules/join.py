@@ -1,0 +1,44 @@
+"""Tensors joined along a dim: `cat` of parts of equal size, as in rotary embeddings.
+
+The joined dim is an axis of parts, outside the axes of one part; each point takes the value of its part. Leaves out
+parts of unequal size, which stay ATen's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from gnomon.compiler.body import Tensor, UnfitError
+from gnomon.compiler.lowering import Lowering
+from gnomon.compiler.sizes import equal
+from gnomon.compiler.values import index, where
+
+aten = torch.ops.aten
+MOST = 4
+"""Parts: every point computes all of them."""
+
+
+def cat(node: Lowering, tensors: Sequence[Any], dim: int = 0) -> Tensor:
+    shapes = [node.shape(part) for part in tensors]
+    if not 2 <= len(shapes) <= MOST:
+        raise UnfitError("one part, or many")
+    if any(len(shape) != len(shapes[0]) or not all(map(equal, shape, shapes[0])) for shape in shapes):
+        raise UnfitError("parts of unequal size")
+    dims = node.dims_of(shapes[0], tensors)
+    parts = [node.operand(part, dims) for part in tensors]
+    body, at = node.body, dim % len(dims)
+    body.axes.append(len(parts))
+    axis = len(body.axes) - 1
+    body.joined.append((axis, *dims[at]))
+    value = parts[-1]
+    for number in reversed(range(len(parts) - 1)):
+        value = where(index(body, axis).eq(number), parts[number], value)
+    return node.result(value, (*dims[:at], (axis, *dims[at]), *dims[at + 1 :]))
+
+
+JOINS = frozenset({aten.cat.default})
+
+RULES: dict[Any, Callable[..., Any]] = {aten.cat.default: cat}

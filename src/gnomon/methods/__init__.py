@@ -14,6 +14,7 @@ from gnomon.methods import (
     chunkflow,
     dapple,
     delayed_update,
+    disco,
     easyscale,
     lina,
     mario,
@@ -48,6 +49,7 @@ METHODS: tuple[Method, ...] = (
     skrull.METHOD,
     lina.METHOD,
     sentinel.METHOD,
+    disco.METHOD,
 )
 
 

@@ -74,7 +74,6 @@ LACKS = (
                 or orders.find(plan.schedule.name).composite
             )
         ),
-        choice="bucket_bytes",
     ),
     Lack(
         name="optimizer.offload_parameters",

@@ -18,6 +18,7 @@ from gnomon.hardware import Cluster
 from gnomon.methods import Method
 from gnomon.plans import Fp8, Offload, Plan, SavedRule, Split
 from gnomon.plans.mesh import DENSE_AXES
+from gnomon.search.refinement.bucket_sizes import bucket_sizes
 from gnomon.search.space.points import Limit, repeated_layers
 from gnomon.software import Stack, own
 from gnomon.units import parse_bytes, show_bytes
@@ -73,6 +74,13 @@ def _reshard(plan: Plan, _: Graph, value: Value) -> Plan:
 
 def _prefetch(plan: Plan, _: Graph, value: Value) -> Plan:
     return replace(plan, overlap=replace(plan.overlap, prefetch=int(value)))
+
+
+def _buckets(plan: Plan, graph: Graph) -> tuple[Value, ...]:
+    """A block's, usual sizes, and sizes between them that cut this plan's layers otherwise."""
+    if plan.optimizer.zero == 3 or not plan.overlap.grad_reduce:
+        return ()
+    return tuple(dict.fromkeys((0, *BUCKETS, *bucket_sizes(graph, plan))))
 
 
 def _bucket(plan: Plan, _: Graph, value: Value) -> Plan:
@@ -163,7 +171,7 @@ CHOICES: tuple[Choice, ...] = (
     Choice(
         name="bucket_bytes",
         says="bytes of gradients reduced together (ZeRO 0 to 2); 0: a block's",
-        values=lambda plan, _, __: (0, *BUCKETS) if plan.optimizer.zero < 3 and plan.overlap.grad_reduce else (),
+        values=lambda plan, graph, _: _buckets(plan, graph),
         of=lambda plan: plan.overlap.bucket_bytes or 0,
         make=_bucket,
     ),
@@ -306,6 +314,11 @@ def runs(stack: Stack, name: str) -> bool:
     if stack.name == own.NAME:
         return name not in own.REFUSED_CHOICES
     return stack.name == "unstated" or name in stack.runs.choices or name in stack.runs.overlaps
+
+
+def runs_plan(stack: Stack, plan: Plan) -> bool:
+    """Whether Gnomon's runtime carries out all that the plan decides; of other programs `runs` says it."""
+    return stack.name != own.NAME or not own.lacking(plan)
 
 
 def runs_value(stack: Stack, of: Choice, value: Value) -> bool:

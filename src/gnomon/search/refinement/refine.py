@@ -14,7 +14,7 @@ from gnomon.errors import GnomonError, PlanError
 from gnomon.plans import Plan
 from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.search.budget import More, always
-from gnomon.search.refinement.choices import CHOICES, Choice, Value, runs_value
+from gnomon.search.refinement.choices import CHOICES, Choice, Value, runs_plan, runs_value
 from gnomon.search.refinement.choices import choice as named
 from gnomon.search.results import Found, Result
 from gnomon.search.space.points import Limit, Point
@@ -226,6 +226,8 @@ class _Descent:
         result = self.result
         try:
             changed = choice.make(plan, result.graph, value)
+            if not runs_plan(result.stack, changed):
+                return None
             if changed not in self.known:
                 if (within and self.tried >= self.effort.tries) or (self.tried and not self.more()):
                     self.cut = True

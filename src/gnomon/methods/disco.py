@@ -1,0 +1,36 @@
+"""DisCo: sizes of gradient buckets by simulated search.
+
+This file says what the method is. Lowering makes its rows (`lowering.gradient_buckets`), `search.refinement` tries the
+sizes that cut a plan's layers differently, and the simulator, which plays all-reduces beside backward, judges them.
+Left out: the fusion of operations, which Gnomon's compiler decides without looking at reductions, and boundaries that
+no one size gives. Source: Yi et al. 2022 (DisCo, TPDS).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gnomon.methods.method import Method
+from gnomon.plans import Plan
+
+USUAL = 25 * 2**20
+"""Bytes, as in torch's DistributedDataParallel."""
+
+
+def _variants(plan: Plan) -> Iterator[Plan]:
+    overlap = plan.overlap
+    if plan.mesh.data_ranks > 1 and plan.optimizer.zero < 3 and overlap.grad_reduce and overlap.bucket_bytes is None:
+        yield replace(plan, overlap=replace(overlap, bucket_bytes=USUAL))
+
+
+METHOD = Method(
+    name="disco",
+    paper="DisCo, Yi et al., TPDS 2022",
+    about="sizes of gradient buckets by simulated search; operations are fused by the compiler alone",
+    switch="overlap.bucket_bytes",
+    exactness="up to the order of sums",
+    on=lambda plan: plan.overlap.bucket_bytes is not None,
+    variants=_variants,
+    searched=True,
+)

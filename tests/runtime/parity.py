@@ -153,6 +153,14 @@ PLANS: dict[str, Plan] = {
         layout=replace(SP, keep_gathered=True),
         saved=FULL,
     ),
+    "cp, gathered": Plan(
+        mesh=Mesh(cp=2), schedule=schedule("one_f_one_b", 2),
+        layout=Layout(context="all_gather", context_order="contiguous"),
+    ),
+    "cp, ulysses": Plan(
+        mesh=Mesh(cp=2), schedule=schedule("one_f_one_b", 2),
+        layout=Layout(context="ulysses", context_order="contiguous"),
+    ),
     "1f1b": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b")),
     "1f1b, recompute by two": Plan(
         mesh=Mesh(pp=2), schedule=schedule("one_f_one_b"), saved=Saved(preset="full", every=2)

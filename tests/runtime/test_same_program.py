@@ -32,7 +32,7 @@ BYTES = [
     "tp", "tp and sp", "dp", "zero 1", "zero 2", "zero 3", "tp 4: two ranks a key head", "dp 2, shard 2",
     "dp, buckets", "pp and dp, buckets",
     "tp, sp and zero 3", "pp and tp", "pp, tp and sp, v", "interleaved zero bubble, tp and sp", "pp and dp",
-    "pp and zero 1", "v min and zero 2", "pp and zero 3",
+    "pp and zero 1", "v min and zero 2", "pp and zero 3", "cp, gathered", "cp, ulysses",
 ]  # fmt: skip
 MESSAGES = ["1f1b", "interleaved", "zero bubble v", "pp and dp", "pp and tp", "pp, tp and sp, v"]
 

@@ -55,10 +55,9 @@ class Trace:
 
 
 def ids_of_step() -> Tensor:
-    """Sequences of which no two begin alike, so that a unit is known by its ids."""
-    ids = torch.arange(WORKLOAD.seq_len + 1).repeat(WORKLOAD.global_batch_size, 1) % CONFIG.vocab_size
-    ids[:, 0] = torch.arange(WORKLOAD.global_batch_size)
-    return ids
+    """Sequences that repeat their own number, so that a unit is known by its ids, whichever positions a rank has."""
+    assert WORKLOAD.global_batch_size <= CONFIG.vocab_size
+    return torch.arange(WORKLOAD.global_batch_size)[:, None].repeat(1, WORKLOAD.seq_len + 1)
 
 
 def axes_of(executor: Executor, group: Any) -> str:
@@ -113,7 +112,7 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
         def wrapper(*tensors: Any, **named: Any) -> Any:
             group = named["group"]
             trace.calls.append((kind, axes_of(executor, group), dist.get_world_size(group), tensors[whole].nbytes))
-            if named["async_op"] or tensors[whole].numel() == 1:
+            if named.get("async_op") or tensors[whole].numel() == 1:
                 trace.note(kind)
             return function(*tensors, **named)
 
@@ -137,6 +136,7 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
         noted("all_reduce", "all_reduce", 0),
         noted(GATHER, "all_gather", 0),
         noted(SCATTER, "reduce_scatter", 1),
+        noted("all_to_all_single", "all_to_all", 0),
         message("isend", "SEND"),
         message("irecv", "RECV"),
     ):

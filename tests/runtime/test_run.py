@@ -271,13 +271,34 @@ def test_a_folder_that_cannot_hold_checkpoints_is_refused_before_training(comman
     assert err.startswith(f"gnomon: cannot write checkpoints to {place!r}: ")
 
 
-def test_inside_the_users_own_torchrun(folder: Folder) -> None:
+KILLED_IN_STEP_3 = """import os, signal, sys
+from gnomon.cli import main
+from gnomon.runtime import Executor
+
+step, steps = Executor.step, []
+def dies(*args, **more):
+    steps.append(1)
+    if len(steps) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(*args, **more)
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    Executor.step = dies
+sys.exit(main())
+"""
+
+
+def test_the_users_own_torchrun_starts_again_after_a_kill(folder: Folder) -> None:
+    """The other rank says that it lost a peer, and the processes of the second start meet anew."""
     script = folder.path / "job.py"
-    script.write_text("import sys\nfrom gnomon.cli import main\nsys.exit(main())\n")
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(script))
-    status, out, err = folder.run(*TRAIN, "--steps", "3", "--json", prefix=torchrun)
+    script.write_text(KILLED_IN_STEP_3)
+    asked = ("--nproc-per-node", "2", "--max-restarts", "1", "--standalone", str(script))
+    kept = ("--checkpoints", "saved", "--checkpoint-every", "1", "--resume")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", *asked)
+    status, out, err = folder.run(*TRAIN, "--steps", "4", "--json", *kept, prefix=torchrun)
     assert status == 0, err
-    assert list(losses(out)) == [1, 2, 3]
+    assert list(losses(out))[-1] == 4
+    assert "rank 0 waited " in err and "for another process, which is gone" in err
+    assert "mistake in Gnomon" not in err
 
 
 def test_a_mistake_that_only_the_processes_see_is_the_users(folder: Folder) -> None:

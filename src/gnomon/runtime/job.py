@@ -32,7 +32,7 @@ from gnomon.runtime.checkpoint import load, save
 from gnomon.runtime.collectives import all_gather
 from gnomon.runtime.evaluate import evaluate
 from gnomon.runtime.execute import Executor
-from gnomon.runtime.launch import BACKENDS, own_device
+from gnomon.runtime.launch import BACKENDS, meet_by_torchrun, own_device
 from gnomon.runtime.measure import Recorder, clock_of, gather
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.own_module import OwnModule
@@ -212,7 +212,7 @@ def _join(world_size: int, backend: str) -> bool:
             f"script with torchrun --nproc-per-node {world_size}, or make a plan for {given}"
         )
     if owns and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        dist.init_process_group(backend)
+        meet_by_torchrun(backend)
     elif owns:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     return owns

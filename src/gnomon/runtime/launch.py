@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from gnomon import orders
 from gnomon.errors import PeerError, PlanError
+from gnomon.runtime.faults import plain
 from gnomon.runtime.processes import GRACE_S, SIGNALS, FailedError, Processes
 
 Result = TypeVar("Result")
@@ -116,7 +117,10 @@ def member(
         torch.cuda.set_device(device)
         # with a device, groups connect when they are made, in the same order everywhere; otherwise when first used,
         # which is another order on every pipeline rank
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=device)
+    if store is None:
+        meet_by_torchrun(backend, device)
+    else:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=device)
     try:
         result = function(*args)
     except BaseException:
@@ -125,3 +129,18 @@ def member(
         raise
     dist.destroy_process_group()
     return result
+
+
+def meet_by_torchrun(backend: str, device: torch.device | None = None) -> None:
+    """`init_process_group` among the processes that torchrun started. device: of NCCL.
+
+    torchrun keeps its store over a restart, so the addresses of the processes before are still in it: each start has
+    keys of its own. PeerError where another process is gone before all have met.
+    """
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    try:
+        store, _, _ = next(dist.rendezvous("env://"))
+        started = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        dist.init_process_group(backend, store=started, rank=rank, world_size=world_size, device_id=device)
+    except RuntimeError as error:
+        raise plain(error, rank, "at the start") from error

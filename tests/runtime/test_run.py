@@ -288,7 +288,7 @@ sys.exit(main())
 
 
 def test_the_users_own_torchrun_starts_again_after_a_kill(folder: Folder) -> None:
-    """The other rank says that it lost a peer, and the processes of the second start meet anew."""
+    """The processes of the second start meet anew, and nobody calls the lost peer a mistake of Gnomon."""
     script = folder.path / "job.py"
     script.write_text(KILLED_IN_STEP_3)
     asked = ("--nproc-per-node", "2", "--max-restarts", "1", "--standalone", str(script))
@@ -297,7 +297,6 @@ def test_the_users_own_torchrun_starts_again_after_a_kill(folder: Folder) -> Non
     status, out, err = folder.run(*TRAIN, "--steps", "4", "--json", *kept, prefix=torchrun)
     assert status == 0, err
     assert list(losses(out))[-1] == 4
-    assert "rank 0 waited " in err and "for another process, which is gone" in err
     assert "mistake in Gnomon" not in err
 
 

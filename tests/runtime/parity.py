@@ -254,6 +254,7 @@ BITWISE = [
     ("1f1b", "1f1b, recompute by two"),
     ("1f1b", "1f1b, recompute as actions"),
     ("1f1b", "gpipe"),
+    ("dp", "dp, buckets"),
 ]
 """Pairs whose additions are the same, in the same order."""
 VARIED = replace(CONFIG, qk_norm=True, qkv_bias=True, num_kv_heads=4, vocab_size=40)

@@ -24,7 +24,7 @@ from gnomon.models.presets import model
 from gnomon.runtime.apply import DTYPES
 from gnomon.runtime.ops import FUNCTIONS
 from gnomon.runtime.ops.site import Site
-from gnomon.runtime.optim import AdamWSettings, Update, squares
+from gnomon.runtime.optim import AdamWSettings, Update, squares, summed
 from gnomon.runtime.parameters import Dtypes, Parameters, Slot, Tape, Weight
 
 Point = Mapping[str, int]
@@ -288,7 +288,7 @@ def _adamw(point: Point, dtype: torch.dtype, direction: str) -> Timed:
 def _squares(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     held = _parameters(dtype, (point["elements"],))
     held.add_grad("0.weight", _tensor(dtype, point["elements"]))
-    return after, lambda _: squares(held)
+    return after, lambda _: summed([squares(held)], held.device)
 
 
 _ELEMENTS = {"elements": (1 << 8, 1 << 14, 1 << 18, 1 << 22)}

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from gnomon import orders
 from gnomon.errors import PeerError, PlanError
@@ -139,7 +140,7 @@ def meet_by_torchrun(backend: str, device: torch.device | None = None) -> None:
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        store, _, _ = next(dist.rendezvous("env://"))
+        store, _, _ = next(rendezvous("env://"))
         started = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         dist.init_process_group(backend, store=started, rank=rank, world_size=world_size, device_id=device)
     except RuntimeError as error:

@@ -9,7 +9,8 @@ Sources: Kingma and Ba 2015; Loshchilov and Hutter 2019; Chen et al. 2023 (Lion)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -227,12 +228,21 @@ def chunks(low: int, high: int, most: int) -> Iterator[slice]:
 
 
 def squares(parameters: Parameters) -> Tensor:
-    """This rank's term of the squared norm, in float64. Elements that several ranks hold count in part on each."""
+    """This rank's terms of the squared norm, in float64. Elements that several ranks hold count in part on each."""
     grad = parameters.my_grad()
-    total = torch.zeros((), dtype=torch.float64, device=parameters.device)
-    for holders, pieces in _by_holders(parameters, CUDA_CHUNK if grad.is_cuda else SUMMED):
-        total += torch.stack([sum_of_squares(grad[part]) for part in pieces]).double().sum() / holders
-    return total
+    terms = [
+        torch.stack([sum_of_squares(grad[part]) for part in pieces]).double() / holders
+        for holders, pieces in _by_holders(parameters, CUDA_CHUNK if grad.is_cuda else SUMMED)
+    ]
+    return torch.cat(terms) if terms else torch.zeros(0, dtype=torch.float64, device=parameters.device)
+
+
+def summed(terms: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Of vectors in float64. On a CPU rounded once, so that it does not matter how layers share a buffer."""
+    terms = [term.to(device) for term in terms]
+    if device.type == "cpu":
+        return torch.tensor(math.fsum(x for term in terms for x in term.tolist()), dtype=torch.float64)
+    return torch.cat(terms).sum() if terms else torch.zeros((), dtype=torch.float64, device=device)
 
 
 def _by_holders(parameters: Parameters, most: int) -> Iterator[tuple[int, list[slice]]]:

@@ -28,7 +28,7 @@ from gnomon.runtime.blocks import BlockRun
 from gnomon.runtime.execute import Executor
 from gnomon.runtime.one_process import OneProcess
 from gnomon.runtime.ops.site import Axis
-from gnomon.runtime.optim import AdamWSettings, Update, clip_scale, squares
+from gnomon.runtime.optim import AdamWSettings, Update, clip_scale, squares, summed
 from gnomon.runtime.own_module import OwnModule
 from gnomon.runtime.parameters import Parameters, Slot
 from gnomon.runtime.stage import Batch
@@ -162,7 +162,8 @@ def _compare(job: Small) -> Compared:
         batch = batch_of(job, step)
         seen = _Plain(alone) if step == 0 else None
         loss = alone.loss(batch, count=_counted(job, batch))
-        grads, norm = alone.parameters.whole_grad().clone(), squares(alone.parameters).sqrt()
+        grads = alone.parameters.whole_grad().clone()
+        norm = summed([squares(alone.parameters)], alone.parameters.device).sqrt()
         update.update(alone.parameters, SETTINGS, scale=clip_scale(norm, SETTINGS.clip_norm) if _clips(job) else 1.0)
         if seen is not None:
             seen.close()

@@ -19,7 +19,7 @@ from gnomon.runtime.buffers import Buffers, Name
 from gnomon.runtime.collectives import all_gather, all_reduce, reduce_scatter
 from gnomon.runtime.loss_scale import LossScale
 from gnomon.runtime.mesh import Groups
-from gnomon.runtime.optim import AdamWSettings, Update, clip_scale, squares
+from gnomon.runtime.optim import AdamWSettings, Update, clip_scale, squares, summed
 from gnomon.runtime.parameters import GradientBucket, Parameters
 from gnomon.runtime.routes import Together, Waits, started
 from gnomon.runtime.stage import Stage
@@ -260,12 +260,13 @@ class State:
     def measure_norm(self, stages: Iterable[int]) -> None:
         """NORM: the global gradient norm, and the factor that clips to it."""
         self.join_tied()
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        terms = list[Tensor]()
         for number in stages:
             self.buffers.wait(self._grad_name(number))
             host = self.on_host.get(number, ())
             for held in host if any(part.grad is not None for part in host) else self.stages[number].held:
-                total += squares(held).to(self.device)
+                terms.append(squares(held))
+        total = summed(terms, self.device)
         group = self.groups.by_comm["norm"]
         if group is not None:
             all_reduce(total, group)

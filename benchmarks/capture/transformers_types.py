@@ -4,9 +4,9 @@
 where it was stopped, and prints the table. Every type of `AutoModel` is built from its own config with small sizes and
 random values (a type whose small config does not build is built with two layers on the meta device), each in a process
 of its own with a limit of CPU seconds and of address space. Types are tried in a random order of a fixed seed, so that
-a run which is stopped early is a sample. A type counts as captured only if a Graph came out; `plans` are those under
-which the Graph is then priced; `proved` is outputs and gradients within 1e-9 in float64. Leaves out heads: `AutoModel`
-is the body.
+a run which is stopped early is a sample. A type counts as captured only if a Graph came out; where none did, the module
+itself is tried on the same inputs. `plans` are those under which the Graph is then priced; `proved` is outputs and
+gradients within 1e-9 in float64. Leaves out heads: `AutoModel` is the body.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def one(kind: str, prove_too: bool) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
-    errors: list[str] = []
+    errors, built, ran = list[str](), False, False
     # On the meta device torch has grouped matmuls in bfloat16 only.
     tries = (
         ("small", SMALL, torch.float32),
@@ -198,13 +198,32 @@ def one(kind: str, prove_too: bool) -> dict[str, Any]:
         except Exception as error:
             errors.append(f"{how}: build: {_said(error)}")
             continue
+        built = True
         for given in inputs(model):
             example = {name: x.to(dtype) if x.is_floating_point() else x for name, x in given.items()}
             try:
                 return caught(kind, how, model, example, prove_too and how == "small")
             except Exception as error:
                 errors.append(f"{how}: {', '.join(example)}: {_said(error)}")
-    return {"type": kind, "captured": False, "errors": errors or ["no example of its inputs is made here"]}
+                eager = _eager(model, example)
+                ran |= not eager
+                if eager:
+                    errors[-1] += f"; in eager: {eager}"
+    why = errors or ["no example of its inputs is made here"]
+    return {"type": kind, "captured": False, "built": built, "ran": ran, "errors": why}
+
+
+def _eager(model: Any, example: Mapping[str, Any]) -> str:
+    """Why the module itself does not take an example; nothing where it does."""
+    import torch
+
+    device = next(iter(model.parameters())).device
+    try:
+        with torch.no_grad():
+            model(**{name: x.to(device) for name, x in example.items()})
+    except Exception as error:
+        return _said(error)
+    return ""
 
 
 def caught(kind: str, how: str, model: Any, example: Any, prove_too: bool) -> dict[str, Any]:
@@ -289,14 +308,24 @@ def flops_error(model: Any, example: Any, graph: Any) -> float:
     from gnomon.graph import BF16, UNFUSED, Setting, graph_work
     from gnomon.runtime.stage import bound
 
-    backward = {torch.ops.aten.convolution_backward: convolution_backward_flops}
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=backward) as counted:
+    own = {
+        torch.ops.aten.convolution_backward: convolution_backward_flops,
+        torch.ops.aten._grouped_mm: grouped_flops,
+    }
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=own) as counted:
         out = model.train()(**example)
         outs = [t for _, t in named_tensors(out) if t.requires_grad and t.is_floating_point()]
         sum(t.float().sum() for t in outs).backward()
     setting = Setting(sizes={"batch": 2, "seq": 16, **bound(graph.inputs, example)}, dtypes=BF16, causal_flops="full")
     mine = float(graph_work(graph, UNFUSED, setting).total.matmul_flops)
     return round(mine / max(counted.get_total_flops(), 1) - 1, 5)
+
+
+def grouped_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    """Of products of rows that belong to experts, which torch's counter leaves out. a, b: shapes; (rows, k) and
+    (experts, k, n), or (k, rows) and (rows, n), or (experts, m, k) and (k, rows)."""
+    shared = len(a) == 3 and len(b) == 2  # the columns of b are divided among the experts
+    return int(2 * math.prod(a) * b[-1] // (a[0] if shared else 1))
 
 
 def proof(model: Any, example: Any) -> dict[str, Any]:
@@ -385,8 +414,12 @@ def table(rows: list[dict[str, Any]], every: int) -> str:
     for row in caught:
         for name, value in row["plans"].items():
             plans[name] = plans.get(name, 0) + isinstance(value, float)
+    failed = [row for row in rows if not row["captured"]]
+    built = len(caught) + sum(row.get("built", True) for row in failed)
+    ran = len(caught) + sum(row.get("ran", True) for row in failed)
     lines = [
-        f"types of AutoModel: {every}; tried: {len(rows)}; captured: {len(caught)}",
+        f"types of AutoModel: {every}; tried: {len(rows)}; captured: {len(caught)}, of {built} that are built, and of "
+        f"{ran} that run in eager on an example that is made here",
         *(f"priced under {name}: {count} of {len(caught)}" for name, count in plans.items()),
         f"FLOPs within 1%: {sum(abs(x) <= 0.01 for x in flops)} of {len(flops)} counted",
         f"proved to 1e-9: {sum(p['holds'] for p in proofs)} of {len(proofs)} proofs",
@@ -396,7 +429,7 @@ def table(rows: list[dict[str, Any]], every: int) -> str:
     ]
     for row in sorted(rows, key=lambda row: row["type"]):
         if not row["captured"]:
-            why = (row.get("errors") or ["?"])[-1].replace("|", "/")
+            why = (row.get("errors") or ["?"])[0].replace("|", "/")
             lines.append(f"| {row['type']} | no: {why[:140]} | | | | | | | | | |")
             continue
         held = row.get("proof")

@@ -58,3 +58,13 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path, monkeypatch: pyte
     os.utime(left, (long_ago, long_ago))
     assert build.libraries([source(7)]) != [None]
     assert not left.exists() and under_way.exists()
+
+
+def test_flags_that_no_compiler_takes_leave_the_operations_to_aten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path))
+    monkeypatch.setenv("GNOMON_CXXFLAGS", '-Dname="unended')
+    build._loaded.clear()
+    assert build.libraries(["#include NAME\n" + source(8)]) == [None]
+    assert "does not compile, its operations stay PyTorch's" in caplog.text

@@ -80,7 +80,7 @@ def test_a_thread_that_lags_changes_no_bit(name: str, clip: bool, monkeypatch: p
     for what in ("add", "go_back"):
         monkeypatch.setattr(HostPart, what, late(getattr(HostPart, what)))
     with gnomon.prepare(GRAPH, plan, workload=WORKLOAD, seed=3, settings=SETTINGS) as job:
-        job.executor.host.apart = True
+        job.executor.host.threaded = True
         losses = [float(job.executor.step(token_ids(step, CONFIG, WORKLOAD)).loss) for step in range(STEPS)]
         parameters = job.state_dict()
     losses_before, parameters_before, _, _ = trained(plan)

@@ -82,8 +82,13 @@ def _headers() -> str:
 
 
 def asked_flags() -> list[str]:
-    """GNOMON_CXXFLAGS: more flags for the compiler, as -fsanitize=address."""
-    return shlex.split(os.environ.get("GNOMON_CXXFLAGS", ""))
+    """GNOMON_CXXFLAGS: more flags for the compiler, as -fsanitize=address. A quotation that does not end is the
+    compiler's to refuse, as other flags that it does not know."""
+    asked = os.environ.get("GNOMON_CXXFLAGS", "")
+    try:
+        return shlex.split(asked)
+    except ValueError:
+        return asked.split()
 
 
 def key_of(source: str, isa: InstructionSet | None = None, extra: Sequence[str] = ()) -> str:

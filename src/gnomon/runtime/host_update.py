@@ -115,7 +115,7 @@ class HostUpdate:
         """Bytes copied since the start, each way."""
         self.beside = False
         """Whether updates run beside what follows them."""
-        self.apart = self.copies.cuda
+        self.threaded = self.copies.cuda
         """Whether a thread does all of the host's work, in the order of the rows."""
         self._thread = ThreadPoolExecutor(
             1, "host update", initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
@@ -192,7 +192,7 @@ class HostUpdate:
             self.nbytes["D2H"] += sum(part.come_down() for part in self.parts[stage])
 
     def _add(self, stage: int) -> None:
-        if self.apart:
+        if self.threaded:
             while self._adds and self._adds[0].done():
                 self._adds.popleft().result()
             self._adds.append(self._thread.submit(self._add_now, stage))
@@ -207,7 +207,7 @@ class HostUpdate:
         scale = self.state.scale
         by = scale.to(CPU) if isinstance(scale, torch.Tensor) else scale
         for stage in stages:
-            if self.beside or self.apart:
+            if self.beside or self.threaded:
                 recorder = self.state.buffers.recorder
                 self._spans[stage] = recorder, -1 if recorder is None else len(recorder.row) - 1
                 self._under_way[stage] = self._thread.submit(self._update_now, stage, by, self.state.skips)
@@ -229,7 +229,7 @@ class HostUpdate:
         after = self.copies.mark()
         for stage in stages:
             self.nbytes["H2D"] += sum(part.shard.nbytes for part in self.parts[stage])
-            if self.apart:
+            if self.threaded:
                 self.arrive((stage,))
                 self._going[stage] = self._thread.submit(self._back_now, stage, after)
             else:

@@ -1,11 +1,11 @@
-"""Offloading and recomputation on the GPU of this machine: `python benchmarks/memory/on_gpu.py`.
+"""Offloading and recomputation on the GPU of this machine: `python benchmarks/runtime/offload_on_gpu.py`.
 
 Steps of Pythia 1.4B, bf16 with fp32 gradients, master weights and AdamW states, random weights and tokens, no clipping:
 predicted (`gnomon predict` for the catalogue's device of that name and the stack `gnomon`; nothing is calibrated here)
 and measured, seconds and bytes of torch's allocator. Beside them FSDP2 with `CPUOffloadPolicy` and torch's fused AdamW
 on the same model of transformers, which keeps the parameters on the host too; it alternates with ZeRO-Offload's plan.
 First the losses of four steps of a small model in fp64, with the update on the host and with it on the device. Writes
-results/memory_gpu.md. `--device cpu` tries the script on a small model. Left out: several GPUs.
+results/offload_gpu.md. `--device cpu` tries the script on a small model. Left out: several GPUs.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from on_gpu import CLUSTERS, FP64, quick_weights, timed
 
 import gnomon
-from gnomon.plans import Offload, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
+from gnomon.plans import Offload, Optimizer, Plan, Saved, SavedRule, Schedule, Workload
 from gnomon.request.runnable import read_runnable_model
-from gnomon.runtime.parameters import Parameters, Slot
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "memory_gpu.md"
-FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")
-CLUSTERS = {"H100": "1xh100-sxm", "H200": "1xh200-sxm-141gb", "cpu": "1xh100-sxm"}
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "offload_gpu.md"
 HOST = Optimizer(offload=Offload(), clip=False)
 
 
@@ -62,30 +60,6 @@ CASES = (
          saved=Saved(preset="full", rules=(SavedRule(tensors=("input",), action="offload"),))),
     Case("feed-forward's tensors on the host", saved=Saved(rules=(SavedRule(tensors=("mlp.*",), action="offload"),))),
 )  # fmt: skip
-
-
-def quick_weights() -> None:
-    """Random weights drawn on the device: no time that is measured here depends on them."""
-
-    def fill(self: Parameters, value: Callable[[Slot], torch.Tensor]) -> None:
-        flat = torch.randn(self.size, device=self.device) * 0.02
-        for slot in self.slots:
-            if len(slot.shape) == 1:
-                flat[slot.start : slot.stop] = 1.0
-        self.master, self.flat = flat.to(self.dtypes.master), flat.to(self.dtypes.param)
-
-    Parameters.fill = fill  # type: ignore[method-assign]
-
-
-def timed(step: Callable[[], object], device: str) -> float:
-    """Seconds, with the GPU idle before and after."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
 
 
 def fsdp_step(config: Any, ids: torch.Tensor, micro: int, device: str) -> Callable[[], object]:
@@ -270,8 +244,9 @@ def table(
     lines = [
         "# Offloading and recomputation on one GPU",
         "",
-        f"`python benchmarks/memory/on_gpu.py`, {datetime.now(UTC):%Y-%m-%d}, {name}, torch {torch.__version__}. "
-        f"{options.model}, {options.batch} x {options.seq_len}, microbatches of {options.micro}. Predicted as "
+        f"`python benchmarks/runtime/offload_on_gpu.py`, {datetime.now(UTC):%Y-%m-%d}, {name}, torch "
+        f"{torch.__version__}. {options.model}, {options.batch} x {options.seq_len}, microbatches "
+        f"of {options.micro}. Predicted as "
         f"`{cluster}` with the stack `gnomon`; nothing was calibrated or fitted on this machine.",
         "",
         "Losses of four steps in fp64 against the update on the device (a step late: against the same plan on a CPU), "

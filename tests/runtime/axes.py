@@ -24,6 +24,7 @@ from gnomon.runtime.parity import FP64, Compared, Small
 
 SIZES = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "vocab_size": 32}
 LLAMA = llama(LlamaConfig(name="llama", ffn_size=24, **SIZES))
+TIED = llama(LlamaConfig(name="tied", ffn_size=24, tied=True, **SIZES))
 MIXTURE = MixtralConfig(name="mixtral", num_experts=4, experts_per_token=2, expert_ffn_size=12, **SIZES)
 MIXTRAL, WINDOWED = mixtral(MIXTURE), mixtral(replace(MIXTURE, window=5))
 T5 = t5(
@@ -50,11 +51,11 @@ WORKLOAD = Workload(global_batch_size=4, seq_len=16)
 ZB = schedule("zero_bubble_h1", 2)
 
 
-def small(graph: Graph, mesh: Mesh, zero: int = 0, how: object = None, **parts: object) -> Small:
+def small(graph: Graph, mesh: Mesh, zero: int = 0, how: object = None, kind: str = "adamw", **parts: object) -> Small:
     plan = Plan(
         mesh=mesh,
         schedule=how or schedule("one_f_one_b", 1 if mesh.data_ranks == 4 else 2),
-        optimizer=Optimizer(zero=zero),  # type: ignore[arg-type]
+        optimizer=Optimizer(kind=kind, zero=zero),  # type: ignore[arg-type]
         precision=FP64,
         **parts,  # type: ignore[arg-type]
     )
@@ -88,6 +89,19 @@ CASES: dict[str, Small] = {
     "encoder and decoder, zero 3": small(T5, Mesh(dp_shard=2), 3),
     "encoder and decoder, split backward": small(T5, Mesh(pp=2), how=ZB),
     "frozen base, zero 3": small(ADAPTED, Mesh(dp_shard=2), 3),
+    "adafactor over tp": small(T5, Mesh(tp=2), layout=SP, kind="adafactor"),
+    "adafactor, zero 2": small(LLAMA, Mesh(dp_shard=2), 2, kind="adafactor"),
+    "adafactor of experts, zero 3": small(MIXTRAL, Mesh(dp_shard=2, ep=2), 3, kind="adafactor"),
+    "muon over tp": small(LLAMA, Mesh(tp=2), layout=SP, kind="muon"),
+    "muon, zero 1": small(LLAMA, Mesh(dp_shard=2), 1, kind="muon"),
+    "muon of slices of experts, zero 2": small(MIXTRAL, Mesh(dp_shard=2, etp=2), 2, kind="muon"),
+    "muon, a table that is the head on another stage": small(TIED, Mesh(pp=2), kind="muon"),
+    "adafactor, two ranks a key head": small(LLAMA, Mesh(tp=4), kind="adafactor"),
+    "muon, two ranks a key head": small(LLAMA, Mesh(tp=4), kind="muon"),
+    "muon, tp and zero 3": small(LLAMA, Mesh(dp_shard=2, tp=2), 3, layout=SP, kind="muon"),
+    "adafactor of experts, tp and zero 1": small(
+        MIXTRAL, Mesh(dp_shard=2, tp=2, ep=2, etp=2), 1, layout=SP, kind="adafactor"
+    ),
     "ring of four": small(LLAMA, Mesh(cp=4)),
     "ulysses and tp": small(LLAMA, Mesh(cp=2, tp=2), layout=replace(SP, context="ulysses")),
     "pipeline and ring": small(LLAMA, Mesh(pp=2, cp=2), how=ZB),

@@ -24,6 +24,7 @@ class Results:
     measured: dict[str, tuple[Timeline, Timeline]]
     accounted: dict[str, accounted.Accounted]
     axes: dict[str, Compared]
+    updates: dict[str, tuple[list[traced.Call], int]]
     threads: tuple[int, int]
     """Of the process, before the first plan and after the last; (0, 0) where the system does not say."""
 
@@ -68,6 +69,7 @@ def run(world_size: int) -> Results:
             [name for name, plan in accounted.PLANS.items() if plan.world_size == world_size]
         ),
         axes=axes.compare_all(world_size),
+        updates=traced.trace_updates(world_size),
         threads=(before, threads()),
     )
 

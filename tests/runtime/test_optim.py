@@ -21,10 +21,9 @@ SETTINGS = AdamWSettings(lr=0.01)
 def held() -> Parameters:
     slots, start = [], 0
     for index, shape in enumerate(SHAPES):
-        matrix = (1, *shape) if len(shape) > 1 else None
         slot = Slot(
             name=f"p{index}", shape=shape, whole=shape, offset=(0,) * len(shape), start=start, holders=1, sums="",
-            matrix=matrix,
+            split=(0, 1) if len(shape) > 1 else None,
         )  # fmt: skip
         slots.append(slot)
         start = slot.stop

@@ -14,16 +14,19 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 
 from runtime import jobs, parity, traced  # noqa: E402
 
+import gnomon  # noqa: E402
 from gnomon.graph import Dtypes, Layer  # noqa: E402
 from gnomon.lowering import lower  # noqa: E402
 from gnomon.lowering.gradient_buckets import gradient_buckets  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Plan, stage_layers  # noqa: E402
-from gnomon.program import parse_program  # noqa: E402
+from gnomon.prediction import Prediction  # noqa: E402
+from gnomon.program import Key, parse_program  # noqa: E402
 from gnomon.runtime.arrivals import channels, out_of_order  # noqa: E402
 from gnomon.runtime.mesh import coordinates  # noqa: E402
 from gnomon.runtime.rows import program_of  # noqa: E402
 from gnomon.sharding import parameter_collectives, shard_graph  # noqa: E402
+from gnomon.software import stack  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -71,6 +74,39 @@ def test_collectives_have_the_bytes_that_sharding_says(name: str) -> None:
             ran -= rest
         assert ran == want
     assert not any(summed.values())
+
+
+@pytest.mark.parametrize("name", traced.WHOLE_MATRICES)
+def test_updates_of_whole_matrices_communicate_and_keep_what_is_predicted(name: str) -> None:
+    """The bytes of `OPT` beside all others of the step, and states. Of ZeRO's shards the states of all together: a
+    matrix that is cut has its rows and columns on both sides."""
+    plan = replace(traced.WHOLE_MATRICES[name], precision=parity.FP32)
+    made = gnomon.predict(GRAPH, "1x2xa100-sxm-80gb", plan, parity.WORKLOAD, stack("gnomon"))
+    priced = sum(made.pricing.amounts(key)[0] for key in updates(made))
+    states = 0
+    for rank, results in jobs.results(plan.world_size).items():
+        calls, held = results.updates[name]
+        layers = rank_parts(plan, rank)
+        usual = activation_collectives(plan, layers) + gradient_collectives(plan, layers)
+        usual["all_reduce", "all", plan.world_size, 8] += 1
+        ran = Counter(calls)
+        assert not usual - ran
+        rest = ran - usual
+        assert {call[:2] for call in rest} == {
+            ("all_gather" if "muon" in name else "all_reduce", "tp" if "tp" in name else "dp_shard")
+        }
+        assert sum(call[3] * times for call, times in rest.items()) == priced > 0
+        states += held
+    (memory,) = made.memory
+    whole = memory.by_class["states"] * plan.world_size
+    assert whole <= states <= whole * (1.25 if name.startswith("adafactor, zero") else 1.0)
+
+
+def updates(made: Prediction) -> list[Key]:
+    """The price key of each update of the Program."""
+    program = made.structure.program
+    keys = [program.keys[program.key[row]] for row in range(program.num_rows)]
+    return [key for key in keys if key.kind == "OPT"]
 
 
 @pytest.mark.parametrize("name", MESSAGES)

@@ -13,11 +13,11 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from runtime.parity import CONFIG, PLANS, WORKLOAD
+from runtime.parity import CONFIG, PLANS, WORKLOAD, float32, schedule
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from gnomon.plans import Mesh
+from gnomon.plans import Mesh, Optimizer, Plan
 from gnomon.program import issue_order_peak, validate
 from gnomon.runtime import Executor, Parameters, Update
 from gnomon.runtime.collectives import GATHER, SCATTER
@@ -38,6 +38,18 @@ ORDERS = [
 """Plans that are traced: recompute calls forwards again, which is no action of the Program; where ranks have other
 shares or meshes than each other, what each communicates is its own; an update on the host makes no call of torch's that
 is traced (`test_host_update` counts its copies)."""
+
+
+WHOLE_MATRICES = {
+    f"{kind}, {name}": Plan(
+        mesh=mesh,
+        schedule=schedule("one_f_one_b", 2),
+        optimizer=Optimizer(kind=kind, zero=zero),  # type: ignore[arg-type]
+    )
+    for kind in ("adafactor", "muon")
+    for name, mesh, zero in (("tp", Mesh(tp=2), 0), ("zero 1", Mesh(dp_shard=2), 1), ("zero 3", Mesh(dp_shard=2), 3))
+}
+"""Plans whose updates communicate."""
 
 
 @dataclass
@@ -193,3 +205,15 @@ def trace(executor: Executor) -> Traced:
     with watching(executor, ids) as trace:
         executor.step(ids)
     return trace.actions, expected_actions(executor), trace.calls, (trace.most_saved, foreseen(executor))
+
+
+def trace_updates(world_size: int) -> dict[str, tuple[list[Call], int]]:
+    """Of one rank, of each plan of `WHOLE_MATRICES` with so many: its calls, and the bytes of its states."""
+    made = {}
+    for name, plan in WHOLE_MATRICES.items():
+        if plan.world_size == world_size:
+            executor = float32(plan)
+            calls = trace(executor)[2]
+            made[name] = calls, sum(update.nbytes for _, update in executor.parameters())
+            executor.leave()
+    return made

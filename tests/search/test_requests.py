@@ -10,7 +10,7 @@ import gnomon
 from gnomon.errors import PlanError
 from gnomon.hardware import parse_cluster
 from gnomon.models.presets import model
-from gnomon.plans import Fp8, Goal, Optimizer, Overlap, Plan, Precision, Workload
+from gnomon.plans import Fp8, Goal, Offload, Optimizer, Overlap, Plan, Precision, Workload
 from gnomon.search import make_space
 from gnomon.software import stack
 
@@ -67,7 +67,7 @@ def test_everything_forbidden() -> None:
 def test_what_the_stack_lacks() -> None:
     with pytest.raises(PlanError, match=r"cp = 2 is asked for, but t5-small: .* adds a bias or sinks to scores"):
         gnomon.plan(model("t5-small"), TWO, replace(SMALL, sizes=(("enc_seq", 64),)), stack("gnomon"), fixed={"cp": 2})
-    adafactor = Plan(optimizer=Optimizer(kind="adafactor"))
+    adafactor = Plan(optimizer=Optimizer(kind="adafactor", offload=Offload()))
     with pytest.raises(PlanError, match=r"tp = 2 is asked for, but the runtime does not carry out optimizer.kind"):
         gnomon.plan("llama-tiny", TWO, SMALL, stack("gnomon"), base=adafactor, fixed={"tp": 2})
 

@@ -20,6 +20,7 @@ from gnomon.prediction.run_ahead import held_by_streams, split_by_microbatches
 from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
 from gnomon.prediction.streamed import blocks_on_device, gradient_sizes, is_streamed, on_device
+from gnomon.prediction.update import inside_update
 from gnomon.prices.allocator import placed, workspace_bytes
 from gnomon.program import Program, Structure, buffer_moves, unit_shapes
 from gnomon.sharding.parameters import shard_ranks, undivided_bytes
@@ -286,7 +287,7 @@ def _inside(program: Program, pricing: Pricing) -> NDArray[np.float64]:
             elif kind.name in ("F", "C", "R"):
                 table[k, block] = before
             elif kind.name == "OPT":
-                table[k, block] = update
+                table[k, block] = update + inside_update(*pricing.priced.held(block))
             elif (share := pricing.stages[pricing.blocks[block][0]].share) is not None:
                 table[k, block] = share.inside(kind.name)
     return table
@@ -505,9 +506,8 @@ def _communicators(pricing: Pricing, here: Sequence[StagePrice]) -> tuple[int, i
             used.add(tuple(axis for axis in collective.axes if getattr(stage.mesh, axis) > 1))
     pipeline = pricing.plan.num_pipeline_ranks > 1
     norm = pricing.plan.optimizer.clip and pricing.plan.world_size > 1
-    tied = (
-        stage.share is not None or pipeline and _holds_tied(pricing, here)
-    )  # the embedding's group: its gradients, or its parts, are added up over stages
+    # the embedding's group: its gradients, or its parts, are added up over stages
+    tied = stage.share is not None or pipeline and _holds_tied(pricing, here)
     exchange = ["ep"] + (["cp"] if pricing.plan.layout.context == "ulysses" else [])
     peers = [stage.links[axis].ranks_per_node - 1 for axis in exchange if (axis,) in used]
     return len(used) + pipeline + norm + tied, max(peers, default=0)

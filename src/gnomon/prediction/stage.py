@@ -27,6 +27,7 @@ from gnomon.prices.links import AxisLink, axis_link
 from gnomon.sharding import ParameterCollective
 from gnomon.sharding.block import INNER_AXES
 from gnomon.sharding.homes import routed_tensors
+from gnomon.sharding.matrices import UpdateCollective, bytes_in_update, extra_states, matrices_of
 from gnomon.sharding.parameters import STATE_TENSORS, frozen_bytes, parameter_collectives, shard_ranks
 
 GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -182,6 +183,9 @@ class StagePrice:
         for experts, size in zip((False, True), self.frozen_bytes, strict=True):
             ways = shard_ranks(self.mesh, experts=experts) if optimizer.zero >= 3 else 1
             out["parameters"] += -(-size // ways)
+        for experts, count in zip((False, True), self._extra_states, strict=True):
+            ways = shard_ranks(self.mesh, experts=experts) if optimizer.zero >= 1 else 1
+            out["states"] += -(-count // ways) * width(precision.states)
         if optimizer.offload is not None:
             stays = 1 - optimizer.offload.fraction
             out["master"], out["states"] = int(out["master"] * stays), int(out["states"] * stays)
@@ -200,6 +204,34 @@ class StagePrice:
     def collectives(self, price: LayerPrice) -> tuple[ParameterCollective, ...]:
         """Communications of one layer's parameters and gradients."""
         return self._collectives[price]
+
+    def update_collectives(self, price: LayerPrice) -> tuple[UpdateCollective, ...]:
+        """Communications of one layer's parameters inside the update."""
+        return self._update_collectives[price]
+
+    @cached_property
+    def _update_collectives(self) -> dict[LayerPrice, tuple[UpdateCollective, ...]]:
+        optimizer, precision = self.plan.optimizer, self.plan.precision
+        return {
+            p: tuple(bytes_in_update(p.sharded, self.mesh, optimizer, precision, without=self._repeated(p, layers)))
+            for p, layers in self.held
+        }
+
+    def update_matrices(self, price: LayerPrice) -> tuple[tuple[int, int, int], ...]:
+        """(count, rows, columns) of the matrices of one layer whose updates Muon makes orthogonal, of all shards."""
+        found = matrices_of(price.sharded, self.mesh) if self.plan.optimizer.kind == "muon" else ()
+        return tuple((m.count, m.rows, m.columns) for m in found if m.orthogonalised)
+
+    @cached_property
+    def _extra_states(self) -> tuple[int, int]:
+        """Elements of (dense, routed experts') states beside those of a parameter's size, before ZeRO divides them."""
+        kind, totals = self.plan.optimizer.kind, [0, 0]
+        for price, layers in self.held if kind in ("adafactor", "muon") else ():
+            for experts in (False, True):
+                left = self._repeated(price, layers)
+                own = extra_states(price.sharded, self.mesh, kind, experts=experts, without=left)
+                totals[experts] += own * len(layers)
+        return totals[0], totals[1]
 
     @cached_property
     def _collectives(self) -> dict[LayerPrice, tuple[ParameterCollective, ...]]:

@@ -25,7 +25,7 @@ from gnomon.prediction.priced import Priced
 from gnomon.prediction.reduction_time import WANTED, ReductionTime
 from gnomon.prediction.stage import StagePrice
 from gnomon.prediction.turns import SWITCH, Turns
-from gnomon.prediction.update import norm_s, on_host_s, parameters_back_s, parameters_s, update_parts
+from gnomon.prediction.update import in_update, norm_s, on_host_s, parameters_back_s, parameters_s, update_parts
 from gnomon.prediction.vocabulary import KINDS as VOCABULARY
 from gnomon.prices.fitted import Fitted, fitted
 from gnomon.prices.links import AxisLink
@@ -236,6 +236,8 @@ class Pricing:
             return float(self.messages.bytes_of((min(here, other), max(here, other)))), 0.0
         if kind == "AR" and ".." in key.name:
             return sum(self.amounts(key._replace(stage=block, name=""))[0] for block in self._bucket(key)), 0.0
+        if kind == "OPT":
+            return float(sum(c.bytes * n for c, n in in_update(*self.priced.held(stage)))), 0.0
         if kind in WANTED and key.name not in (TIED, *IN_UPDATE) and ".." not in key.name:
             name, moments = WANTED[kind]
             price, layers = self.priced.held(stage)

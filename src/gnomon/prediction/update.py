@@ -6,7 +6,9 @@ tensor-parallel ranks right before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import ceil
 
 import numpy as np
 
@@ -19,7 +21,8 @@ from gnomon.prices.collectives import collective_seconds, copy_seconds
 from gnomon.prices.curves import curves_for
 from gnomon.prices.host import check_s
 from gnomon.prices.links import axis_link
-from gnomon.prices.optimizer import norm_seconds, optimizer_seconds
+from gnomon.prices.optimizer import norm_seconds, optimizer_seconds, orthogonal_dtype
+from gnomon.sharding.matrices import UpdateCollective, matrices_of
 from gnomon.sharding.parameters import waiting_bytes
 from gnomon.software import Stack
 
@@ -55,6 +58,7 @@ def update_parts(
         curves_for(stage.device),
         stack,
         tensors=max(1, round(stage.num_tensors * share)),
+        matrices=_matrices(stage, layers),
     )
     before = 0.0
     if optimizer.zero < 3:  # eight-bit weights are kept over the microbatches of a step
@@ -63,7 +67,57 @@ def update_parts(
         for collective in stage.collectives(layer):
             if collective.when == "before_step":
                 before += times * float(collective_seconds(collective.kind, collective.bytes, stage.links["tp"]))
+    before += sum(
+        float(collective_seconds(one.kind, one.bytes, stage.links["+".join(one.axes)])) * times
+        for one, times in in_update(stage, layers)
+    )
     return float(price.device_s), price.kernels, before
+
+
+def in_update(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> Iterator[tuple[UpdateCollective, int]]:
+    """Collectives inside an update of these layers, and how often each is there."""
+    together: dict[tuple[str, tuple[str, ...]], UpdateCollective] = {}
+    for layer, times in layers:
+        for one in stage.update_collectives(layer):
+            if one.part == "matrix":
+                yield one, times
+                continue
+            at = one.part, one.axes
+            before = together[at].bytes if at in together else 0
+            together[at] = replace(one, bytes=before + one.bytes * times)
+    yield from ((one, 1) for one in together.values())
+
+
+def _matrices(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> list[tuple[int, int, int]]:
+    """(count, rows, columns) of what a rank makes orthogonal: of its share of the elements."""
+    counts: dict[tuple[int, int], int] = {}
+    for layer, times in layers:
+        for count, rows, columns in stage.update_matrices(layer):
+            counts[rows, columns] = counts.get((rows, columns), 0) + count * times
+    share = stage.updated_elements() / max(sum(stage.elements), 1)
+    return [(ceil(count * share), rows, columns) for (rows, columns), count in counts.items()]
+
+
+def inside_update(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> int:
+    """Bytes that an update of these layers makes on its way where it looks at whole matrices.
+
+    Muon: the gathered update under ZeRO 2 and 3 (under 1 it lies where the whole gradient did); of the largest matrix
+    its parts and the whole under tensor parallelism, and what the iteration holds: four of it and three squares of its
+    shorter side. Adafactor: two arrays of the largest matrix's size.
+    """
+    optimizer, precision = stage.plan.optimizer, stage.plan.precision
+    if optimizer.kind not in ("adafactor", "muon") or optimizer.offload is not None:
+        return 0
+    if optimizer.kind == "adafactor":
+        sizes = [m.elements // m.count for layer, _ in layers for m in matrices_of(layer.sharded, stage.mesh)]
+        return 2 * max(sizes, default=0) * max(4, DTYPE_BITS[precision.states] // 8)
+    found = list(in_update(stage, layers))
+    gathered = sum(one.bytes for one, _ in found if one.part == "shards") if optimizer.zero >= 2 else 0
+    parts = 2 * max((one.bytes for one, _ in found if one.part == "matrix"), default=0)
+    width = orthogonal_dtype(stage.device)
+    matrices = [matrix for layer, _ in layers for matrix in stage.update_matrices(layer)]
+    inside = [count * (4 * rows * columns + 3 * min(rows, columns) ** 2) for count, rows, columns in matrices]
+    return gathered + parts + max(inside, default=0) * DTYPE_BITS[width] // 8
 
 
 def norm_s(stage: StagePrice, cluster: Cluster, stack: Stack) -> float:

@@ -161,8 +161,13 @@ def _launches(elements: float, tensors: int, stack: Stack) -> int:
     return max(1, -(-tensors // CHUNK_TENSORS), int(-(-elements // CHUNK_ELEMENTS)))
 
 
+def orthogonal_dtype(device: Device) -> str:
+    """What Muon's iteration computes in: bf16, and on processors, which have no peak of it, fp32."""
+    return "bf16" if device.dense_peak.bf16 is not None else "fp32"
+
+
 def _muon(matrices: Iterable[tuple[int, int, int]] | None, device: Device, curves: Curves) -> OpPrice:
-    """X Xᵀ, its square, and their product with X, five times, in bf16."""
+    """X Xᵀ, its square, and their product with X, five times."""
     if matrices is None:
         raise UnpricedError("Muon has a price only with its matrices; give (count, rows, columns) of each shape")
     total = FREE
@@ -170,6 +175,6 @@ def _muon(matrices: Iterable[tuple[int, int, int]] | None, device: Device, curve
         short, long = min(rows, columns), max(rows, columns)
         seconds = 0.0
         for n, k in ((short, long), (short, short), (long, short)):
-            seconds += float(gemm_seconds(short, n, k, dtype="bf16", device=device, curves=curves))
+            seconds += float(gemm_seconds(short, n, k, dtype=orthogonal_dtype(device), device=device, curves=curves))
         total = total + OpPrice(device_s=seconds, kernels=5) * (_NEWTON_SCHULZ * count)
     return total

@@ -7,7 +7,6 @@ the prediction counts. PlanError for what the plan asks and is not done here. Le
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,8 +14,9 @@ import torch
 from torch import Tensor
 
 from gnomon.errors import PlanError
-from gnomon.graph import Block, Graph, Layer, Op
 from gnomon.graph import Dtypes as GraphDtypes
+from gnomon.graph import Graph, Layer, Op
+from gnomon.graph import Tensor as GraphTensor
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Mesh, Plan, layer_presets, stage_layers
 from gnomon.plans.stages import held_by_several
@@ -33,6 +33,8 @@ from gnomon.runtime.stage import Stage
 from gnomon.sharding import ShardedBlock, shard_graph
 from gnomon.sharding.context import whole_sequence_reason
 from gnomon.sharding.homes import routed_tensors
+from gnomon.sharding.layout import Sharding
+from gnomon.sharding.matrices import is_looked_up, split_of
 from gnomon.software import own
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -129,12 +131,12 @@ def parts_held(
 ) -> Iterator[tuple[int, Sequence[Layer], list[Parameters]]]:
     """Of each stage of the Program on this rank its number, layers and parameters, which are not filled yet."""
     zero, axes, number = effective_zero(plan), axes_of(plan, groups), 0
-    first = holders(plan, graph, zero)
+    first, tables = holders(plan, graph, zero), looked_up(graph)
     for index, layers in enumerate(stage_layers(plan, graph)):
         for part in [(layer,) for layer in layers] if zero == 3 or by_layer else [layers]:
             if plan.pipeline_ranks[index] == groups.here.pipeline_rank:
                 counted = {name for name, stages in first.items() if stages[0] != number}
-                yield number, part, _held(part, sharded, axes, counted, plan, groups, zero, device)
+                yield number, part, _held(part, sharded, axes, counted, plan, groups, zero, device, tables)
             number += 1
 
 
@@ -172,6 +174,7 @@ def _held(
     groups: Groups,
     zero: int,
     device: torch.device,
+    tables: Collection[str],
 ) -> list[Parameters]:
     """The parameters of a stage: routed experts' apart where other ranks than those of the rest hold the same ones."""
     mesh, here = groups.mesh, groups.here
@@ -187,7 +190,7 @@ def _held(
     for apart in (False, True) if experts else (False,):
         shards = mesh.edp if apart else mesh.dp_shard * mesh.cp
         divided = zero if shards > 1 else 0
-        slots = tuple(slots_of(layers, sharded, axes, counted, experts, apart=apart))
+        slots = tuple(slots_of(layers, sharded, axes, counted, experts, apart=apart, looked_up=tables))
         if not slots and apart:
             continue
         parts.append(
@@ -236,9 +239,11 @@ def slots_of(
     *,
     apart: bool = False,
     frozen: bool = False,
+    looked_up: Collection[str] = (),
 ) -> Iterable[Slot]:
     """The stage's parameters one after the other, each once. counted: tied ones that an earlier stage counts. apart: of
-    those that are among `experts`; otherwise of the others. frozen: its frozen weights instead."""
+    those that are among `experts`; otherwise of the others. frozen: its frozen weights instead. looked_up: tables of
+    any layer."""
     start, seen = 0, set[str]()
     for layer in layers:
         block = sharded[layer.call.block]
@@ -258,8 +263,10 @@ def slots_of(
             slot = Slot(
                 name=name,
                 shape=shape,
-                matrix=_matrix(block.block, tensor.name, shape),
-                table=any(op.kind == "embedding" and tensor.name in op.inputs for op in block.block.ops),
+                copies=inner if whole else copies,
+                split=split_of(block.block, tensor.name),
+                places=() if whole else _places(tensor, home, axes, "etp" if apart else "tp"),
+                table=name in looked_up or is_looked_up(block.block, tensor.name),
                 whole=sizes,
                 offset=tuple(first for _, first in local),
                 start=start,
@@ -270,20 +277,24 @@ def slots_of(
             yield slot
 
 
-def _matrix(block: Block, name: str, shape: Sequence[int]) -> tuple[int, int, int] | None:
-    """(matrices, rows, columns) of a local parameter; None where it is no operand of a product or a lookup."""
-    for op in block.ops:
-        if op.inputs[1:2] != (name,) or not (op.contracts or op.kind == "embedding"):
-            continue
-        dims = block.tensor(name).dims
-        if op.kind == "embedding":
-            rows = len(dims[0].atoms)
-        else:
-            rows = sum(len(dim.atoms) for dim in dims if dim.atoms[0].name not in op.contracts)
-        many = len(dims[0].atoms) if op.kind == "grouped_linear" else 0
-        sizes = math.prod(shape[:many]), math.prod(shape[many:rows]), math.prod(shape[rows:])
-        return sizes if len(dims) > 1 else None
-    return None
+def looked_up(graph: Graph) -> frozenset[str]:
+    """Parameters whose rows are looked up in some layer, though another multiplies by them (tied ones)."""
+    return frozenset(
+        layer.call.parameter_name(tensor.name, layer.index)
+        for layer in graph.layers()
+        for block in (graph.block(layer.call.block),)
+        for tensor in block.parameters
+        if is_looked_up(block, tensor.name)
+    )
+
+
+def _places(tensor: GraphTensor, home: Sharding, axes: Mapping[str, Axis], axis: str) -> tuple[tuple[int, ...], ...]:
+    """Where the part of each rank of an axis begins."""
+    along = [{**axes, axis: replace(axes[axis], index=index)} for index in range(axes[axis].ranks)]
+    return tuple(
+        tuple(_local(int(dim.size or 0), dim.name, home.axes_of(dim.name), at)[1] for dim in tensor.atoms)
+        for at in along
+    )
 
 
 def _local(size: int, dim: str, over: Sequence[str], axes: Mapping[str, Axis]) -> tuple[int, int]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gnomon.runtime.learning_rate import LearningRate
-from gnomon.runtime.optim_matrix import adafactor_, muon_
+from gnomon.runtime.optim_matrix import ALONE, Ranks, adafactor, is_orthogonal, muon
 from gnomon.runtime.parameters import Parameters, Range
 
 CHUNK = 1 << 18
@@ -77,8 +77,11 @@ class Update:
         pairs = (tensor for pair in self.factored.values() for tensor in pair)
         return sum(tensor.nbytes for tensor in (self.first, self.second, *pairs) if tensor is not None)
 
-    def update(self, parameters: Parameters, settings: AdamWSettings, *, scale: Tensor | float) -> None:
-        """One step on this rank's part. scale: what gradients are multiplied by (clipping)."""
+    def update(
+        self, parameters: Parameters, settings: AdamWSettings, *, scale: Tensor | float, ranks: Ranks = ALONE
+    ) -> None:
+        """One step on this rank's part. scale: what gradients are multiplied by (clipping). ranks: that have the rest
+        of its matrices, who all come here."""
         lr = settings.lr * settings.rate.factor(self.steps)
         self.steps += 1
         target = parameters.shard if parameters.master is None else parameters.master
@@ -87,7 +90,7 @@ class Update:
         if self.kind in MATRIX_RULES:
             if by is not None:
                 grads.mul_(by)
-            MATRIX_RULES[self.kind](self, parameters, target, grads, settings, lr)
+            MATRIX_RULES[self.kind](self, parameters, target, grads, settings, lr, ranks)
         else:
             for (low, high), decays in runs(parameters):
                 for part in chunks(low, high, CUDA_CHUNK if target.is_cuda else CHUNK):
@@ -175,38 +178,31 @@ STATES: Mapping[str, tuple[int, ...]] = {
 
 
 def _adafactor(
-    update: Update, parameters: Parameters, target: Tensor, grads: Tensor, s: AdamWSettings, lr: float
+    update: Update, parameters: Parameters, target: Tensor, grads: Tensor, s: AdamWSettings, lr: float, ranks: Ranks
 ) -> None:
-    dtype = parameters.dtypes.states
-    for slot, (low, high) in parameters.pieces():
-        p, g = target[low:high], grads[low:high]
-        if slot.name not in update.factored:
-            count, rows, columns = slot.matrix or (high - low, 1, 0)
-            sizes = ((count, rows), (count, columns)) if slot.matrix else ((count,), (0,))
-            zeros = [torch.zeros(size, dtype=dtype, device=p.device) for size in sizes]
-            update.factored[slot.name] = zeros[0], zeros[1]
-        decay = s.weight_decay if slot.decays else 0.0
-        adafactor_(p, g.to(dtype), update.factored[slot.name], slot.matrix, lr=lr, decay=decay, steps=update.steps)
+    adafactor(parameters, target, grads, update.factored, lr=lr, decay=s.weight_decay, steps=update.steps, ranks=ranks)
 
 
-def _muon(update: Update, parameters: Parameters, target: Tensor, grads: Tensor, s: AdamWSettings, lr: float) -> None:
+def _muon(
+    update: Update, parameters: Parameters, target: Tensor, grads: Tensor, s: AdamWSettings, lr: float, ranks: Ranks
+) -> None:
     assert update.first is not None
     for slot, (low, high) in parameters.pieces():
-        p, g, m = (x[low:high] for x in (target, grads, update.first))
-        decay = s.weight_decay if slot.decays else 0.0
-        if slot.matrix is not None and not slot.table:
-            muon_(p, g.to(m.dtype), m, slot.matrix, lr=lr, decay=decay, mu=s.momentum)
+        if is_orthogonal(slot):
             continue
+        p, g, m = (x[low:high] for x in (target, grads, update.first))
         if slot.name not in update.factored:
             update.factored[slot.name] = torch.zeros_like(m), torch.zeros_like(m[:0])
+        decay = s.weight_decay if slot.decays else 0.0
         RULES["adamw"](p, g.to(p.dtype), m, update.factored[slot.name][0], s, lr, decay, update.steps)
+    muon(parameters, target, grads, update.first, lr=lr, decay=s.weight_decay, mu=s.momentum, ranks=ranks)
 
 
-MATRIX_RULES: Mapping[str, Callable[[Update, Parameters, Tensor, Tensor, AdamWSettings, float], None]] = {
+MATRIX_RULES: Mapping[str, Callable[[Update, Parameters, Tensor, Tensor, AdamWSettings, float, Ranks], None]] = {
     "adafactor": _adafactor,
     "muon": _muon,
 }
-"""Rules that look at whole matrices, and so want them whole on a rank."""
+"""Rules that look at whole matrices, of which other ranks may have parts."""
 
 
 def runs(parameters: Parameters) -> Iterator[tuple[Range, bool]]:

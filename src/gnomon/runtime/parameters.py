@@ -41,10 +41,26 @@ class Slot:
     """Communicator over which its gradient is added up before the update besides data parallelism: `tp`,
     `kv_copies`, or none."""
 
-    matrix: tuple[int, int, int] | None = None
-    """(matrices, rows, columns) of the local part as it is multiplied or looked up in; None for vectors."""
+    copies: int = 1
+    """Tensor-parallel ranks (of etp, of experts) that hold the same elements, wherever they are counted."""
+    split: tuple[int, int] | None = None
+    """As it is multiplied or looked up in: (leading dims that are matrices side by side, dims before its columns); None
+    for vectors."""
+    places: tuple[tuple[int, ...], ...] = ()
+    """`offset` on each of the tensor-parallel ranks (of etp, of experts), in order; none where each has all of it."""
     table: bool = False
-    """Its rows are looked up, not multiplied."""
+    """Its rows are looked up, not multiplied: in any layer."""
+
+    @property
+    def matrix(self) -> tuple[int, int, int] | None:
+        """(matrices, rows, columns) of the local part; None for vectors."""
+        return None if self.split is None else _matrix(self.shape, self.split)
+
+    @property
+    def whole_matrix(self) -> tuple[int, int, int]:
+        """The same of what all tensor-parallel ranks hold together, and of as many matrices. Not for vectors."""
+        assert self.split is not None
+        return _matrix((*self.shape[: self.split[0]], *self.whole[self.split[0] :]), self.split)
 
     @property
     def decays(self) -> bool:
@@ -55,6 +71,11 @@ class Slot:
     def stop(self) -> int:
         """One past its last element."""
         return self.start + torch.Size(self.shape).numel()
+
+
+def _matrix(shape: tuple[int, ...], split: tuple[int, int]) -> tuple[int, int, int]:
+    many, rows = split
+    return math.prod(shape[:many]), math.prod(shape[many:rows]), math.prod(shape[rows:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

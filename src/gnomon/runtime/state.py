@@ -20,6 +20,7 @@ from gnomon.runtime.collectives import all_gather, all_reduce, reduce_scatter
 from gnomon.runtime.loss_scale import LossScale
 from gnomon.runtime.mesh import Groups
 from gnomon.runtime.optim import AdamWSettings, Update, clip_scale, squares, summed
+from gnomon.runtime.optim_matrix import Ranks
 from gnomon.runtime.parameters import GradientBucket, Parameters
 from gnomon.runtime.routes import Together, Waits, started
 from gnomon.runtime.stage import Stage
@@ -278,6 +279,11 @@ class State:
             self.loss_scale.update(finite=not self.skips)
         self.scale = clip_scale(self.norm, self.settings.clip_norm) / by
 
+    def ranks_of(self, held: Parameters) -> Ranks:
+        """That have parts of the same matrices."""
+        shards = self._shards(held) if held.zero else None
+        return Ranks(shards=shards, inner=self.groups.by_comm.get("etp" if held.experts else "tp"))
+
     def update(self, stage: int) -> None:
         """OPT: the update of this rank's part."""
         self.join_tied()
@@ -289,5 +295,5 @@ class State:
                 self.watch(held)
         for held, adam in zip(self.stages[stage].held, self.adam[stage], strict=True):
             if not self.skips:
-                adam.update(held, self.settings, scale=self.scale)
+                adam.update(held, self.settings, scale=self.scale, ranks=self.ranks_of(held))
             held.drop_grad()

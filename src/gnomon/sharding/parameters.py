@@ -18,9 +18,9 @@ from gnomon.sharding.block import ShardedBlock
 from gnomon.sharding.homes import routed_tensors
 from gnomon.sharding.layout import CollectiveKind, ceil_div
 
-STATE_TENSORS = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1, "adafactor": 1, "lion": 1, "muon": 1}
-"""State tensors of a parameter's size by optimizer. Adafactor's factored second moment is rows + columns; its first
-moment is one."""
+STATE_TENSORS = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1, "adafactor": 0, "lion": 1, "muon": 1}
+"""State tensors of a parameter's size by optimizer. Adafactor's second moment is rows and columns
+(`matrices.extra_states`), and it has no first, as in torch and transformers."""
 
 When = Literal["before_forward", "before_backward", "after_backward", "before_step", "after_step"]
 

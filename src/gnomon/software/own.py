@@ -25,7 +25,7 @@ WHOLE_SCANS = "the runtime does not divide the sequence of a state-space scan"
 """Why there is no context parallelism for Mamba-2."""
 
 WHOLE_MATRIX_OPTIMIZERS = ("adafactor", "muon")
-"""Update rules that look at whole matrices, and so want them whole on a rank."""
+"""Update rules that look at whole matrices, of which other ranks may have parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +92,8 @@ LACKS = (
     ),
     Lack(
         name="optimizer.kind = {plan.optimizer.kind!r}, which looks at whole matrices, "
-        "with zero or tp that divide them",
-        asked=lambda plan: needs_whole_matrices(plan) and divides_matrices(plan),
+        "on the host with zero or tp that divide them",
+        asked=lambda plan: plan.optimizer.offload is not None and needs_whole_matrices(plan) and divides_matrices(plan),
     ),
     Lack(
         name="precision.compute = 'fp16' without optimizer.clip, whose norm says whether gradients overflowed",

@@ -144,5 +144,6 @@ class Updates:
             curves_for(self.table.device),
             self.job.stack,
             tensors=tensors,
+            matrices=(),  # what Muon makes orthogonal is left out: a bound
         )
         return max(float(price.device_s), price.kernels * self.table.launch_s) - GRID_S

@@ -1,0 +1,164 @@
+"""Parameters as matrices, and what an update that looks at whole matrices communicates of them.
+
+`matrices_of(sharded)` has the parameters of a block; `bytes_in_update` is the collectives of Adafactor and Muon, as
+Gnomon's runtime runs them (`runtime.optim_matrix`), inside the update of a stage. Leaves out other rules, which look at
+one element after another and have none, and seconds.
+Sources: Shazeer and Stern 2018 (Adafactor); Liu et al. 2025 (Distributed Muon gathers over data-parallel ranks).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from gnomon.graph import DTYPE_BITS, Block
+from gnomon.plans import Mesh, Optimizer, Precision
+from gnomon.sharding.block import ShardedBlock
+from gnomon.sharding.homes import routed_tensors
+from gnomon.sharding.layout import CollectiveKind
+
+Part = Literal["squares", "lengths", "shards", "matrix"]
+"""Adafactor's sums of squares by rows and columns, and of its updates; Muon's gathers of a stage's shards, and of one
+matrix over tensor-parallel ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateCollective:
+    """One communication inside an update. Those of a stage's layers go together, but for each `matrix` by itself."""
+
+    part: Part
+    kind: CollectiveKind
+    axes: tuple[str, ...]
+    """Mesh axes whose ranks are the group."""
+    ranks: int
+    """Ranks in the group."""
+    bytes: int
+    """Bytes of the whole buffer on one rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """A parameter, as matrices side by side."""
+
+    name: str
+    elements: int
+    """On one rank, before ZeRO divides them."""
+    count: int
+    """Matrices on one rank: experts are several. 1 for a vector."""
+    rows: int
+    """Of a whole matrix; 0 for a vector."""
+    columns: int
+    """Of a whole matrix; 0 for a vector."""
+    divided: bool
+    """Whether tensor-parallel ranks (of etp, experts) have parts of each."""
+    table: bool
+    """Whether its rows are looked up."""
+    experts: bool
+    """Whether it is routed experts'."""
+
+    @property
+    def orthogonalised(self) -> bool:
+        """Whether Muon makes its update orthogonal; vectors and tables it leaves to AdamW."""
+        return self.rows > 0 and not self.table
+
+
+def split_of(block: Block, name: str) -> tuple[int, int] | None:
+    """(leading dims that are matrices side by side, dims before its columns) of a parameter; None where it is no
+    operand of a product or a lookup."""
+    for op in block.ops:
+        if op.inputs[1:2] != (name,) or not (op.contracts or op.kind == "embedding"):
+            continue
+        dims = block.tensor(name).dims
+        if op.kind == "embedding":
+            rows = len(dims[0].atoms)
+        else:
+            rows = sum(len(dim.atoms) for dim in dims if dim.atoms[0].name not in op.contracts)
+        many = len(dims[0].atoms) if op.kind == "grouped_linear" else 0
+        return (many, rows) if len(dims) > 1 else None
+    return None
+
+
+def is_looked_up(block: Block, name: str) -> bool:
+    """Whether a parameter is a table."""
+    return any(op.kind == "embedding" and name in op.inputs for op in block.ops)
+
+
+def matrices_of(sharded: ShardedBlock, mesh: Mesh) -> Iterator[Matrix]:
+    """Of each parameter of a block. mesh: that it is sharded on."""
+    block, routed = sharded.block, routed_tensors(sharded.block)
+    for tensor in block.parameters:
+        split, home = split_of(block, tensor.name), sharded.homes[tensor.name]
+        experts = tensor.name in routed
+        count, rows, columns = 1, 0, 0
+        if split is not None:
+            sizes = [int(dim.size or 0) for dim in tensor.atoms]
+            ways = [math.prod(getattr(mesh, axis) for axis in home.axes_of(dim.name)) for dim in tensor.atoms]
+            many, first = split
+            count = math.prod(max(1, size // way) for size, way in zip(sizes[:many], ways[:many], strict=True))
+            rows, columns = math.prod(sizes[many:first]), math.prod(sizes[first:])
+        yield Matrix(
+            name=tensor.name,
+            elements=int(sharded.local_elements[tensor.name]),
+            count=count,
+            rows=rows,
+            columns=columns,
+            divided=home.dim_of("etp" if experts else "tp") is not None,
+            table=is_looked_up(block, tensor.name),
+            experts=experts,
+        )
+
+
+def extra_states(sharded: ShardedBlock, mesh: Mesh, kind: str, *, experts: bool, without: frozenset[str]) -> int:
+    """Elements of states, beside those of a parameter's size each, of routed experts' parameters or the others:
+    Adafactor's means by rows and columns and of vectors, and Muon's second moment of vectors and tables."""
+    chosen = [m for m in matrices_of(sharded, mesh) if m.experts == experts and m.name not in without]
+    if kind == "adafactor":
+        return sum(m.count * (m.rows + m.columns) if m.rows else m.elements for m in chosen)
+    if kind == "muon":
+        return sum(m.elements for m in chosen if not m.orthogonalised)
+    return 0
+
+
+def bytes_in_update(
+    sharded: ShardedBlock,
+    mesh: Mesh,
+    optimizer: Optimizer,
+    precision: Precision,
+    *,
+    without: frozenset[str] = frozenset(),
+) -> Iterator[UpdateCollective]:
+    """Collectives of one block's parameters inside the update of its stage.
+
+    without: parameters that travel with another block. Under ZeRO and tensor parallelism together a rank gathers the
+    matrices that it has elements of; here, that many on average."""
+    if optimizer.kind not in ("adafactor", "muon"):
+        return
+    for experts in (False, True):
+        chosen = [m for m in matrices_of(sharded, mesh) if m.experts == experts and m.name not in without]
+        shard = mesh.edp if experts else mesh.dp_shard * mesh.cp
+        axes = ("edp",) if experts else ("dp_shard", "cp")
+        ways = shard if optimizer.zero else 1
+        alone = optimizer.zero == 3 and mesh.dp_shard * mesh.cp > 1  # each block is a stage
+        axis: tuple[str, ...] = ("etp",) if experts else ("tp",)
+        inner = mesh.etp if experts else mesh.tp
+        if optimizer.kind == "adafactor" and chosen:
+            groups = [(axis, inner)] if inner > 1 and (not alone or any(m.divided for m in chosen)) else []
+            groups += [(axes, ways)] if ways > 1 else []
+            width = max(4, DTYPE_BITS[precision.states] // 8)
+            lengths = sum(m.count for m in chosen)
+            sums = lengths + sum(m.count * (m.rows + m.columns) for m in chosen)
+            parts: tuple[tuple[Part, int], ...] = (("squares", sums), ("lengths", lengths))
+            for part, count in parts:
+                for over, ranks in groups:
+                    yield UpdateCollective(part=part, kind="all_reduce", axes=over, ranks=ranks, bytes=count * width)
+        if optimizer.kind == "muon":
+            width, matrices = DTYPE_BITS[precision.grad] // 8, [m for m in chosen if m.orthogonalised]
+            if ways > 1 and chosen and (not alone or matrices):
+                size = sum(m.elements for m in chosen) * width
+                yield UpdateCollective(part="shards", kind="all_gather", axes=axes, ranks=ways, bytes=size)
+            for matrix in matrices if inner > 1 else ():
+                if matrix.divided:
+                    size = -(-matrix.elements * width * inner // ways)
+                    yield UpdateCollective(part="matrix", kind="all_gather", axes=axis, ranks=inner, bytes=size)

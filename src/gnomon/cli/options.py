@@ -446,6 +446,11 @@ def _run(parser: argparse.ArgumentParser) -> None:
         help="times to go on from the newest checkpoint when a process is lost; 0",
     )  # fmt: skip
     parser.add_argument(
+        "--memory-checkpoint-every", type=count, metavar="N",
+        help="steps between copies of each rank's state in the memory of the next rank, from which a lost process is "
+        "replaced while the others stay (--max-restarts times)",
+    )  # fmt: skip
+    parser.add_argument(
         "--processes", type=count, metavar="N",
         help="run the plan's ranks as logical workers on N processes, whose number gnomon scale changes; a rank each",
     )  # fmt: skip

@@ -119,6 +119,8 @@ def _on_processes(file: PlanFile, processes: int | None) -> PlanFile:
 
 def _carried_out(job: Any, *, shared: bool) -> Any:
     """How the job went. shared: its ranks share processes."""
+    if job.memory_checkpoint_every:
+        return load_late("gnomon.runtime.survivors_launch:run_surviving")(job)
     if shared:
         return load_late("gnomon.runtime.elastic_launch:run_elastic")(job)
     if partial_reduce.METHOD.used(job.plan):
@@ -318,6 +320,7 @@ def _job(
         keep=options.keep,
         resume=options.resume,
         max_restarts=options.max_restarts,
+        memory_checkpoint_every=options.memory_checkpoint_every or 0,
         grace_s=options.grace,
         override=tuple(filter(None, (options.override or "").split(","))),
         resume_with=_resume_command(options),

@@ -167,7 +167,7 @@ class _Training:
             ],
             dtype=torch.float64,
         )
-        table = _table(self.records) if len(self.records) == records else torch.zeros(records, COLUMNS).double()
+        table = table_of(self.records) if len(self.records) == records else torch.zeros(records, COLUMNS).double()
         waits = torch.tensor(self.waits if len(self.waits) == records else [math.nan] * records).double()
         for tensor in (*_tensors(self.executor), numbers, table, waits):
             dist.broadcast(tensor.view(torch.uint8), source)
@@ -177,7 +177,7 @@ class _Training:
         self.resumed_from = steps[-1]
         if scaler is not None:
             scaler.scale, scaler.good_steps = float(numbers[-2]), int(numbers[-1])
-        self.records[:], self.waits[:] = _records(table), waits.tolist()
+        self.records[:], self.waits[:] = records_of(table), waits.tolist()
 
 
 def _tensors(executor: LogicalWorkers) -> list[Tensor]:
@@ -192,7 +192,8 @@ COLUMNS = 5
 """Numbers of a record."""
 
 
-def _table(records: Sequence[Record]) -> Tensor:
+def table_of(records: Sequence[Record]) -> Tensor:
+    """A row of COLUMNS numbers for each record."""
     rows = [
         [r.step, r.loss, r.grad_norm, r.step_s, math.nan if r.validation_loss is None else r.validation_loss]
         for r in records
@@ -200,7 +201,8 @@ def _table(records: Sequence[Record]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64).view(-1, COLUMNS)
 
 
-def _records(table: Tensor) -> list[Record]:
+def records_of(table: Tensor) -> list[Record]:
+    """The records of a table."""
     return [
         replace(
             Record(step=int(step), loss=loss, grad_norm=norm, step_s=took),

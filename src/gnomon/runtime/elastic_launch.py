@@ -10,30 +10,24 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic, time
+from time import time
 
-import torch
 from torch._C._distributed_c10d import Store
 
-from gnomon import orders
-from gnomon.errors import PeerError, PlanError
+from gnomon.errors import PlanError
 from gnomon.methods.easyscale import Observation, placed
 from gnomon.request.scale import Change, JobFolder, JobState
 from gnomon.runtime.checkpoint import newest
 from gnomon.runtime.elastic import check_elastic, train_elastic
 from gnomon.runtime.faults import ended
 from gnomon.runtime.membership import Epoch, Membership, announce, joined, noted
-from gnomon.runtime.processes import FAILED_S, SIGNALS, FailedError, Processes
-from gnomon.runtime.train import Job, Outcome, corpus_of, preload_of
-from gnomon.runtime.watchdog import SILENT_S
-
-LOOK_S = 0.1
-"""Between two looks at what is asked; the end of a process is seen at once."""
+from gnomon.runtime.processes import FailedError
+from gnomon.runtime.replaceable import Replaceable, set_up
+from gnomon.runtime.train import Job, Outcome, corpus_of
 
 
 def run_elastic(job: Job, *, threads: int = 1) -> Outcome:
@@ -60,57 +54,21 @@ def run_elastic(job: Job, *, threads: int = 1) -> Outcome:
     return launched.outcomes()[0]
 
 
-class _Launched(Processes):
-    """The processes of one job, while they come and go. A process's number is never given again."""
+class _Launched(Replaceable):
+    """The processes of one job, while they come and go."""
 
     def __init__(self, job: Job, folder: JobFolder | None, threads: int) -> None:
         processes = max(job.plan.placement) + 1
-        super().__init__(
-            _process,
-            processes,
-            (job, threads, orders.added()),
-            start_method="forkserver",
-            grace_s=job.grace_s,
-            preload=preload_of(job),
-        )
-        self.job, self.folder, self.threads = job, folder, threads
-        self.asked, self.restarts = processes, job.max_restarts
-        self.epochs: list[Epoch] = []
+        super().__init__(_process, processes, job, threads)
+        self.folder, self.asked = folder, processes
         self.changes: list[Change] = []
-        self.left: set[int] = set()
-        """Processes that were told to end, or are lost."""
         self.lost: list[int] = []
         self.why = "started"
-        self.stopped_since: dict[int, float] = {}
 
-    def outcomes(self) -> list[Outcome]:
-        """Of processes that trained to the end."""
-        return [outcome for _, outcome in sorted(self.returned.items()) if outcome is not None]
-
-    def _complete(self) -> bool:
-        return bool(self.outcomes())
-
-    def _wait(self) -> list[int]:
-        """Until the job is over; processes that ended it."""
-        fatal: list[int] = []
-        self._tell()
-        while self._running():
-            for process in self._just_failed(LOOK_S):
-                failure = self._failure(process)
-                if failure.kind and failure.error is not PeerError:
-                    fatal.append(process)
-                elif process not in self.left and not self.stopped:
-                    self._replace(process, failure.describe())
-            if fatal or self._complete():
-                self.until = min(self.until, monotonic() + FAILED_S)
-            else:
-                self._look()
-            if monotonic() > self.until:
-                break
-        return fatal or ([] if self._complete() or self.stopped else self.lost)
-
-    def _replace(self, process: int, what: str) -> None:
-        """One was lost: another is started, if that may be, or the job goes on with fewer."""
+    def _lose(self, process: int, what: str) -> bool:
+        """Another is started, if that may be, or the job goes on with fewer."""
+        if self.stopped:
+            return True
         self.left.add(process)
         self.lost.append(process)
         self.why = f"process {process} {what}"
@@ -125,22 +83,10 @@ class _Launched(Processes):
         if not self.job.quiet:
             goes_on = f"{others} others go on with its workers" if others else "none is left"
             print(f"gnomon: {self.why}: {goes_on}; {then}", file=sys.stderr, flush=True)
+        return True
 
-    def _start_more(self, count: int) -> None:
-        assert self.place is not None
-        if self.epochs:  # what there is to go on from is this run's own
-            job = replace(self.job, resume=self.job.checkpoints is not None)
-            self.args = (job, self.threads, orders.added())
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            for _ in range(count):
-                self._start_one(*self.place)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def _there(self) -> list[int]:
-        """Processes that run and are to stay."""
-        return [process for process in self._running() if process not in self.left and process not in self.returned]
+    def _ended_by(self) -> list[int]:
+        return [] if self._complete() or self.stopped else self.lost
 
     def _look(self) -> None:
         """Whether somebody asks for another number, a process was stopped, or others can train now."""
@@ -200,32 +146,10 @@ class _Launched(Processes):
             state = JobState(pid=os.getpid(), workers=workers, asked=self.asked, changes=tuple(self.changes))
             self.folder.write(state)
 
-    def _end_stopped(self) -> None:
-        """Kills a process that has been stopped (SIGSTOP) for SILENT_S: the others wait for it."""
-        for process in self._there():
-            if not _is_stopped(self.ranks[process].process.pid or 0):
-                self.stopped_since.pop(process, None)
-            elif monotonic() - self.stopped_since.setdefault(process, monotonic()) >= SILENT_S:
-                what = f"process {process} was stopped for {SILENT_S:.0f} s: it is killed"
-                print(f"gnomon: {what}", file=sys.stderr, flush=True)
-                self.ranks[process].process.kill()
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a signal stopped the process; False where the system does not say."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except (OSError, IndexError):
-        return False
-
 
 def _process(
     store: Store, number: int, world_size: int, job: Job, threads: int, schedules: Sequence[Path]
 ) -> Outcome | None:
     """One process, from its start to its end."""
-    for path in schedules:
-        orders.add(path)
-    for one in SIGNALS:
-        signal.signal(one, lambda number, frame: os._exit(128 + number))
-    torch.set_num_threads(threads)
+    set_up(threads, schedules)
     return train_elastic(job, Membership(store, number))

@@ -19,6 +19,7 @@ LOST = (
     "Broken pipe",
     "Connection refused",
     "Timed out waiting",
+    "wait timeout",
     "failed recv",
 )
 """What gloo, NCCL and torch's store say where the other end is gone."""

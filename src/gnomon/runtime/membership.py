@@ -8,6 +8,8 @@ who is in an epoch, which the launcher decides (`elastic_launch`), and what they
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from time import monotonic, sleep, time
@@ -90,6 +92,21 @@ class Membership:
     def note(self, what: str, epoch: Epoch) -> None:
         """Leaves the time of an event: `noticed` a loss, `going` on."""
         self.store.set(f"{what}/{epoch.number}/{self.process}", repr(time()))
+
+
+@contextmanager
+def groups_soon_made() -> Iterator[None]:
+    """Groups that are made meanwhile are there within MEET_S, or PeerError; then they wait as long as others. All
+    members must come here at one time."""
+    c10d: Any = dist.distributed_c10d
+    usual = c10d.default_pg_timeout
+    c10d.default_pg_timeout = timedelta(seconds=MEET_S)
+    try:
+        yield
+    finally:
+        c10d.default_pg_timeout = usual
+    for group in c10d._world.pg_map:
+        c10d._set_pg_timeout(usual, group)
 
 
 def part() -> None:

@@ -41,6 +41,7 @@ from gnomon.runtime.feed import size_named
 from gnomon.runtime.launch import BACKENDS, launch, own_device
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.own_module import OwnModule
+from gnomon.runtime.parameters import CPU, Slot
 from gnomon.runtime.pretrained import export, values_of
 from gnomon.runtime.processes import GRACE_S, RECOMPUTE_LOADED, SIGNALS, FailedError
 from gnomon.runtime.progress import Progress, peak_bytes
@@ -97,7 +98,9 @@ class Job:
     grace_s: float = GRACE_S
     """Between a signal and the end of processes that do not end by themselves."""
     max_restarts: int = 0
-    """Times that a run which lost a process is started again."""
+    """Times that a run which lost a process is started again, or under `memory_checkpoint_every` processes replaced."""
+    memory_checkpoint_every: int = 0
+    """Steps between copies of each rank's state to another rank's memory; 0 for none (`survivors_launch`)."""
     resume: bool = False
     """Go on from the newest whole checkpoint, if there is one."""
     override: tuple[str, ...] = ()
@@ -282,7 +285,7 @@ def _train(job: Job, executors: list[Executor]) -> Outcome:
         corpus = corpus_of(job)
         device = own_device(BACKENDS[job.device])
         own = OwnModule.of(job.code, job.seed) if job.code else None
-        executor = _executor(job, own, device)
+        executor = executor_of(job, own, device=device)
         executor.watch()
         executors.append(executor)
         identity, done = identity_of(job, corpus), 0
@@ -301,20 +304,23 @@ def _train(job: Job, executors: list[Executor]) -> Outcome:
             if loop.saver is not None:
                 loop.saver.close()
         executor.settle()
-        if job.export is not None and not loop.stopped:
-            if own is None:
-                export(executor, job.export[0], model=job.export[1])
-            else:
-                own.export(executor, job.export[0])
+        exported(job, executor, own, stopped=bool(loop.stopped))
         executor.leave()
         return loop.outcome()
 
 
-def _executor(job: Job, own: OwnModule | None, device: torch.device) -> Executor:
-    """This rank of the job, with the values of step 0. own: the model, where it is code."""
-    values = None if job.weights is None or own is not None else values_of(job.weights, job.graph)
-    if own is not None:
+def executor_of(
+    job: Job,
+    own: OwnModule | None,
+    *,
+    device: torch.device | None = None,
+    values: Callable[[Slot], torch.Tensor | None] | None = None,
+) -> Executor:
+    """This rank of the job, with the values of step 0. own: the model, where it is code. values: in place of those."""
+    if values is None and own is not None:
         values = own.start(job.plan, job.weights)
+    elif values is None and job.weights is not None:
+        values = values_of(job.weights, job.graph)
     return Executor(
         job.graph if own is None else own.graph,
         job.plan,
@@ -322,10 +328,20 @@ def _executor(job: Job, own: OwnModule | None, device: torch.device) -> Executor
         seed=job.seed,
         settings=job.settings,
         program=job.program,
-        device=device,
+        device=CPU if device is None else device,
         values=values,
         states=None if own is None else own.states,
     )
+
+
+def exported(job: Job, executor: Executor, own: OwnModule | None, *, stopped: bool) -> None:
+    """Writes the weights, if that was asked for and the run was not stopped. All ranks must call it."""
+    if job.export is None or stopped:
+        return
+    if own is None:
+        export(executor, job.export[0], model=job.export[1])
+    else:
+        own.export(executor, job.export[0])
 
 
 class Loop:

@@ -1,0 +1,200 @@
+"""Checkpoints in memory: each rank's state is copied to the next rank, so that a lost one is given it without a disk.
+
+A rank's state is its part of parameters, master copies and optimizer states, the updates behind it, the loss scale and
+torch's random numbers; the place in the data is the step. `take` sends it to the next rank, the last one's to the
+first. `commit` follows once all ranks have taken, so that at any moment there is one step of
+which every rank's state is in two places. Each rank holds its own copy, which it goes back to, and two places for the
+rank before it, of which one takes what comes while the other is whole. Leaves out when (`survivors`).
+Source: Wang et al. 2023 (Gemini), which keeps checkpoints in the memory of other machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gnomon.runtime.execute import Executor
+
+NONE = -1
+"""Step of a copy that holds nothing."""
+
+
+@dataclass(slots=True)
+class Copy:
+    """The state of one rank after a step."""
+
+    step: int = NONE
+    data: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    """All of it, as bytes."""
+
+    def room(self, nbytes: int) -> Tensor:
+        """Where so many bytes go; what was there is gone."""
+        self.step = NONE
+        if self.data.numel() != nbytes:
+            self.data = torch.empty(nbytes, dtype=torch.uint8)
+        return self.data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Steps of which a rank has copies."""
+
+    own: tuple[int, ...]
+    """Of its own state."""
+    kept: tuple[int, ...]
+    """Of the rank before it."""
+
+
+def keeper(rank: int, ranks: int) -> int:
+    """The rank that keeps the copy of `rank`: the next one."""
+    return (rank + 1) % ranks
+
+
+def latest(held: Sequence[Held]) -> int | None:
+    """The last step of which the state of every rank is somewhere; None where there is none. held: by rank."""
+    common: set[int] | None = None
+    for rank, one in enumerate(held):
+        there = {*one.own, *held[keeper(rank, len(held))].kept} - {NONE}
+        common = there if common is None else common & there
+    return max(common or (), default=None)
+
+
+class MemoryCheckpoint:
+    """What one rank holds. It outlives process groups and executors: `attach` gives it those of now."""
+
+    def __init__(self) -> None:
+        self.own, self.kept, self._coming = Copy(), Copy(), Copy()
+        self._live = NONE
+        """Step whose state the executor has and that was taken, but that not all ranks are known to have."""
+        self._executor: Executor | None = None
+        self._sizes: Sequence[Sequence[int]] = ()
+        self.sent = self.taken = 0
+        """Bytes, and copies."""
+        self.took_s = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """That are held here."""
+        return sum(copy.data.numel() for copy in (self.own, self.kept, self._coming))
+
+    def attach(self, executor: Executor) -> None:
+        """Copies are of this executor's state from now on. All ranks must call it."""
+        self._executor = executor
+        everyone: list[list[int]] = [[]] * dist.get_world_size()
+        dist.all_gather_object(everyone, [part.numel() for part in _parts(executor)])
+        self._sizes = everyone
+
+    def detach(self) -> None:
+        """Forgets the executor, which is about to be given up."""
+        self._executor, self._live = None, NONE
+
+    def take(self, step: int) -> None:
+        """Sends this rank's state to the next rank, and receives that of the one before. All ranks must call it."""
+        began, executor = perf_counter(), self._executor
+        assert executor is not None
+        executor.synchronise()
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        before = (rank - 1) % ranks
+        room = self._coming.room(sum(self._sizes[before])).split(list(self._sizes[before]))
+        parts = _parts(executor)
+        works = [dist.isend(part, keeper(rank, ranks), tag=tag) for tag, part in enumerate(parts)]
+        works += [dist.irecv(part, before, tag=tag) for tag, part in enumerate(room)]
+        for work in works:
+            if work is not None:
+                work.wait()
+        self._coming.step = self._live = step
+        self.sent += sum(part.numel() for part in parts)
+        self.taken += 1
+        self.took_s += perf_counter() - began
+
+    def commit(self) -> None:
+        """What was taken is what to go back to. Only where all ranks are known to have taken it; nothing if nothing
+        was."""
+        if self._live == NONE:
+            return
+        began = perf_counter()
+        self._copy_own(self._live)
+        self.kept, self._coming = self._coming, self.kept
+        self._live = self._coming.step = NONE
+        self.took_s += perf_counter() - began
+
+    def held(self) -> Held:
+        """Steps that are here."""
+        return Held(own=(self.own.step, self._live), kept=(self.kept.step, self._coming.step))
+
+    def share(self, step: int, held: Sequence[Held]) -> int:
+        """Gives ranks without their own copy of `step` the one that their keeper has, and returns the bytes that this
+        rank sent or received. held: by rank, of all. All ranks must call it."""
+        rank, ranks, moved = dist.get_rank(), len(held), 0
+        if step == self._live and step != self.own.step:
+            self._copy_own(step)
+        if step == self._coming.step:
+            self.kept, self._coming = self._coming, self.kept
+        for lost in (lost for lost in range(ranks) if step not in held[lost].own):
+            if rank == keeper(lost, ranks):
+                dist.send(torch.tensor([self.kept.data.numel()]), lost)
+                dist.send(self.kept.data, lost)
+                moved += self.kept.data.numel()
+            elif rank == lost:
+                dist.recv(size := torch.zeros(1, dtype=torch.int64), keeper(lost, ranks))
+                dist.recv(self.own.room(int(size)), keeper(lost, ranks))
+                self.own.step = step
+                moved += int(size)
+        return moved
+
+    def restore(self) -> None:
+        """Puts the own copy into the executor. All ranks must call it: parameters that ZeRO 1 or 2 divides are gathered
+        again."""
+        executor = self._executor
+        assert executor is not None and self.own.step != NONE
+        parts = _parts(executor)
+        at = 0
+        for part in parts:
+            part.copy_(self.own.data[at : at + part.numel()])
+            at += part.numel()
+        assert at == self.own.data.numel(), "the copy is of another state"
+        *_, rng, numbers = parts
+        _set_numbers(executor, numbers.view(torch.float64).tolist())
+        torch.set_rng_state(rng)
+        executor.host.take()
+        if executor.plan.optimizer.zero in (1, 2):
+            executor.state.unshard(executor.stages)
+            executor.synchronise()
+
+    def _copy_own(self, step: int) -> None:
+        assert self._executor is not None
+        parts = _parts(self._executor)
+        sizes = [part.numel() for part in parts]
+        for room, part in zip(self.own.room(sum(sizes)).split(sizes), parts, strict=True):
+            room.copy_(part)
+        self.own.step = step
+
+
+def _parts(executor: Executor) -> list[Tensor]:
+    """Bytes of all that lives from one step to the next on this rank: views of it, then random numbers and counts."""
+    parts = []
+    for held, rule in executor.parameters():
+        parts += [x for x in (held.shard, held.master, rule.first, rule.second) if x is not None and x.numel()]
+    numbers = torch.tensor(_numbers(executor), dtype=torch.float64)
+    return [part.detach().view(torch.uint8) for part in (*parts, torch.get_rng_state(), numbers)]
+
+
+def _numbers(executor: Executor) -> list[float]:
+    """Updates behind each part, and the loss scale."""
+    scaler = executor.state.loss_scale
+    scale = () if scaler is None else (scaler.scale, float(scaler.good_steps))
+    return [*(float(rule.steps) for _, rule in executor.parameters()), *scale]
+
+
+def _set_numbers(executor: Executor, numbers: Sequence[float]) -> None:
+    updates: Collection[float] = numbers
+    if (scaler := executor.state.loss_scale) is not None:
+        *updates, scaler.scale, good = numbers
+        scaler.good_steps = int(good)
+    for (_, rule), steps in zip(executor.parameters(), updates, strict=True):
+        rule.steps = int(steps)

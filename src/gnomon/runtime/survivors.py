@@ -1,0 +1,277 @@
+"""Training that survives the loss of a rank without a disk: one process's side.
+
+`train_surviving(job, membership)` is one rank of any plan. Every `job.memory_checkpoint_every` steps each rank's state
+is copied to the next rank (`memory_checkpoint`). When a process is lost, the others find their connections broken and
+shut down what is left of them, wait for the process that takes its place, and make all groups again without ending.
+The new one is given the lost rank's state by the rank that keeps it; all go back to the step of the copies and go on.
+What a step does depends on the state and its number alone, so the run ends with the bits of an undisturbed one. Where
+both places of a state are lost, all go back to the newest checkpoint, or to the beginning. Left out: starting
+processes and saying who trains together (`survivors_launch`).
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gnomon.errors import PeerError, PlanError
+from gnomon.methods import partial_reduce
+from gnomon.runtime.checkpoint import load
+from gnomon.runtime.connections import FOLDER, Sockets, shut, sockets
+from gnomon.runtime.data.own_batches import Batches
+from gnomon.runtime.elastic import COLUMNS, records_of, table_of
+from gnomon.runtime.execute import Executor
+from gnomon.runtime.faults import plain
+from gnomon.runtime.membership import Epoch, Membership, groups_soon_made, part
+from gnomon.runtime.memory_checkpoint import NONE, Held, MemoryCheckpoint, keeper, latest
+from gnomon.runtime.own_module import OwnModule
+from gnomon.runtime.parameters import Slot
+from gnomon.runtime.train import (
+    Job,
+    Loop,
+    Outcome,
+    Record,
+    anyone,
+    asked_to_end,
+    corpus_of,
+    executor_of,
+    exported,
+    identity_of,
+)  # fmt: skip
+from gnomon.runtime.watchdog import where
+from gnomon.software import own
+from gnomon.units import show_bytes
+
+
+def check_surviving(job: Job) -> None:
+    """PlanError for a job that cannot keep its ranks' states in memory."""
+    plan = job.plan
+    refused = {
+        "one rank: there is no other to keep its state": plan.world_size == 1,
+        "--max-restarts 0: say how many lost processes may be replaced": not job.max_restarts,
+        "--timeline": job.measure,
+        "--device cuda": job.device != "cpu",
+        "--processes, whose ranks all hold the whole model": len(set(plan.device_of)) < plan.world_size,
+        "schedule.passes with partial_reduce": partial_reduce.METHOD.used(plan),
+        "optimizer.delay": bool(plan.optimizer.delay),
+        f"optimizer.kind = {plan.optimizer.kind!r}": plan.optimizer.kind in own.WHOLE_MATRIX_OPTIMIZERS,
+        "torchrun, which ends all processes when one is lost": "TORCHELASTIC_RUN_ID" in os.environ,
+        "this system: sockets are not in /proc": not FOLDER.is_dir(),
+    }
+    if asked := [name for name, given in refused.items() if given]:
+        raise PlanError(f"--memory-checkpoint-every cannot be used with {', '.join(asked)}; leave one of the two out")
+
+
+def train_surviving(job: Job, membership: Membership) -> Outcome | None:
+    """How the job went."""
+    with asked_to_end() as asked:
+        corpus = corpus_of(job)
+        own_module = OwnModule.of(job.code, job.seed) if job.code else None
+        return _Rank(job, own_module, corpus, asked, membership).until_over()
+
+
+class _Rank:
+    """What a process knows between two epochs."""
+
+    def __init__(
+        self, job: Job, own_module: OwnModule | None, corpus: Batches, asked: list[int], membership: Membership
+    ) -> None:
+        self.job, self.own_module, self.corpus = job, own_module, corpus
+        self.asked, self.membership = asked, membership
+        self.copies = MemoryCheckpoint()
+        self.executor: Executor | None = None
+        self.in_step = False
+        self.done = self.ended = NONE
+        """Steps that were trained, and those after which all that is due was done; NONE before it has any state."""
+        self.resumed_from = 0
+        self.records: list[Record] = []
+        self.waits: list[float] = []
+        self.came_back: list[int] = []
+        """Steps to which all went back."""
+
+    def until_over(self) -> Outcome | None:
+        """Trains in one epoch after the other."""
+        self.membership.join()
+        epoch = self.membership.next(0)
+        while epoch is not None:
+            before = sockets()
+            try:
+                if (outcome := self._in_epoch(epoch)) is not None:
+                    return outcome
+            except Exception as error:
+                self._lost(error, epoch, sockets() - before)
+            finally:
+                part()
+            epoch = self.membership.next(epoch.number)
+        return None
+
+    def _lost(self, error: Exception, epoch: Epoch, made: Sockets) -> None:
+        """Says what this rank waited for, and ends its connections. Raises what is no loss of another process. made:
+        sockets of this epoch."""
+        lost = plain(error, epoch.members.index(self.membership.process), self._at())
+        if not isinstance(lost, PeerError):
+            raise lost from error
+        self.membership.store.set(f"waited/{epoch.number}/{self.membership.process}", str(lost))
+        self.membership.note("noticed", epoch)
+        shut(made, but_port=int(os.environ["MASTER_PORT"]))
+
+    def _at(self) -> str:
+        """Where in a step this rank stands."""
+        if self.executor is None:
+            return "while groups were made"
+        return f"at {where(self.executor.program, self.executor.buffers.row)}" if self.in_step else "between steps"
+
+    def _in_epoch(self, epoch: Epoch) -> Outcome | None:
+        """The outcome, if the job ended in this epoch; None when there is a newer one already."""
+        if not self.membership.meet(epoch):
+            return None
+        self._go_back(epoch)
+        executor = self.executor
+        assert executor is not None
+        self.copies.take(self.done)
+        dist.barrier()
+        self.copies.commit()
+        self.membership.note("going", epoch)
+        loop = self._loop(executor)
+        try:
+            if epoch.number == 1:
+                loop.ask_the_machine()
+            self._train(loop)
+        finally:
+            if loop.saver is not None:
+                loop.saver.close()
+        executor.settle()
+        exported(self.job, executor, self.own_module, stopped=bool(loop.stopped))
+        executor.leave()
+        outcome = loop.outcome()
+        return replace(outcome, notes=(*outcome.notes, self._said()))
+
+    def _train(self, loop: Loop) -> None:
+        """Steps until the last."""
+        every, last = self.job.memory_checkpoint_every, self.done == self.job.steps
+        while self.ended < self.done or not last:
+            if self.ended == self.done:
+                self.in_step = True
+                loop.step(self.done + 1)
+                self.done, self.in_step = self.done + 1, False
+                if self.done % every == 0:
+                    self.copies.take(self.done)
+            busy = loop.saver is not None and loop.saver.busy
+            sent, is_busy = anyone([max(self.asked, default=0), int(busy)])
+            self.copies.commit()
+            last = loop.ends(self.done, sent, busy=bool(is_busy))
+            self.ended = self.done
+
+    def _loop(self, executor: Executor) -> Loop:
+        """Of this epoch: rank 0 may be another process than before."""
+        folder = self.job.checkpoints
+        if dist.get_rank() == 0 and folder is not None and folder.is_dir():
+            for partial in folder.glob(".step-*.partial"):  # of an epoch that was cut off
+                shutil.rmtree(partial, ignore_errors=True)
+        dist.barrier()
+        loop = Loop(self.job, executor, self.corpus, self.resumed_from)
+        loop.records, loop.waits = self.records, self.waits
+        return loop
+
+    def _go_back(self, epoch: Epoch) -> None:
+        """Makes this rank's part again, with the newest state that is in memory of every rank."""
+        told = [torch.zeros(7, dtype=torch.int64) for _ in range(dist.get_world_size())]
+        mine = self.copies.held()
+        numbers = [*mine.own, *mine.kept, self.ended, self.resumed_from, len(self.records)]
+        dist.all_gather(told, torch.tensor(numbers))
+        everyone = [[int(number) for number in one] for one in told]
+        held = [Held(own=(a, b), kept=(c, d)) for a, b, c, d, *_ in everyone]
+        step, moved = latest(held), 0
+        if step is not None:
+            moved = self.copies.share(step, held)
+        self._leave()
+        dist.barrier()  # so that groups are made at one time
+        with groups_soon_made():
+            values = None if step is None else _blank(self.job)
+            self.executor = executor_of(self.job, self.own_module, values=values)
+        self.copies.attach(self.executor)
+        if step is None:
+            self._begin(self.executor, again=epoch.number > 1)
+        else:
+            self.copies.restore()
+            self.done = step
+        there = [one for one in everyone if one[4] != NONE]
+        if there:
+            self._tell_records(next(rank for rank, one in enumerate(everyone) if one[4] != NONE), everyone)
+            self.came_back.append(self.done)
+        else:
+            self.resumed_from = self.done
+        self.ended = self.done if all(one[4] >= self.done for one in there) else self.done - 1
+        if there and not self.job.quiet:
+            self._say(step, held, moved)
+
+    def _leave(self) -> None:
+        """Gives up what the broken groups were for."""
+        self.copies.detach()
+        self.in_step = False
+        if self.executor is not None:
+            self.executor.host.close()
+            self.executor.rows.clear()
+            self.executor = None
+            gc.collect()  # what refers to itself would hold its memory, and threads of groups
+
+    def _begin(self, executor: Executor, *, again: bool) -> None:
+        """From a checkpoint, or step 0. again: there may be one of this run's own."""
+        self.done = 0
+        if self.job.checkpoints is not None and (self.job.resume or again):
+            identity = identity_of(self.job, self.corpus)
+            self.done = load(self.job.checkpoints, executor, identity=identity, override=self.job.override)
+
+    def _tell_records(self, source: int, everyone: Sequence[Sequence[int]]) -> None:
+        """Gives all ranks the records that one has of the steps behind them, and forgets those of others."""
+        self.resumed_from = min(everyone[source][5], self.done)
+        count = min(everyone[source][6], self.done - self.resumed_from)
+        table, waits = torch.zeros(count, COLUMNS, dtype=torch.float64), torch.full((count,), math.nan).double()
+        if dist.get_rank() == source:
+            table, waits = table_of(self.records[:count]), torch.tensor(self.waits[:count], dtype=torch.float64)
+        for tensor in (table, waits) if count else ():
+            dist.broadcast(tensor, source)
+        self.records[:], self.waits[:] = records_of(table), waits.tolist()
+
+    def _say(self, step: int | None, held: Sequence[Held], moved: int) -> None:
+        """What the ranks went back to; each that was given its state says so."""
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        if step is None and rank == 0:
+            print(
+                f"gnomon: a rank's state is in no memory any more: all go back to step {self.done}"
+                f"{', its newest checkpoint' if self.done else ', the beginning'}",
+                file=sys.stderr,
+                flush=True,
+            )
+        elif step is not None and step not in held[rank].own:
+            print(
+                f"gnomon: all go back to step {step}, rank {rank} to the copy that rank {keeper(rank, ranks)} kept "
+                f"({show_bytes(moved)})",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _said(self) -> str:
+        """What copies cost, and what they were good for."""
+        copies = self.copies
+        back = f"; went back to step {', '.join(map(str, self.came_back))}" if self.came_back else ""
+        return (
+            f"checkpoints in memory: rank 0 sent {show_bytes(copies.sent)} in {copies.taken} copies, "
+            f"{copies.took_s:.3f} s, and holds {show_bytes(copies.nbytes)}{back}"
+        )
+
+
+def _blank(job: Job) -> Callable[[Slot], Tensor | None] | None:
+    """Values in place of those of step 0, where all that a rank holds is in its copy."""
+    if job.code or job.weights is not None or any(block.frozen for block in job.graph.blocks):
+        return None
+    return lambda slot: torch.zeros(()).expand(slot.shape)

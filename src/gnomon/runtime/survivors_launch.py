@@ -1,0 +1,120 @@
+"""Training that survives the loss of a rank without a disk: the launcher's side.
+
+`run_surviving(job)` starts a process for each rank. When one is lost another is started in its place, as often as
+`job.max_restarts` says, and once it has loaded everything the same ranks are announced anew with it (`membership`);
+the others stay. Leaves out what processes do (`survivors`), and other machines.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+
+from gnomon.runtime.checkpoint import newest
+from gnomon.runtime.faults import SAID, ended
+from gnomon.runtime.membership import Epoch, Membership, announce, joined, noted
+from gnomon.runtime.processes import FailedError, Failure
+from gnomon.runtime.replaceable import Replaceable, set_up
+from gnomon.runtime.survivors import check_surviving, train_surviving
+from gnomon.runtime.train import Job, Outcome, corpus_of
+
+
+def run_surviving(job: Job, *, threads: int = 1) -> Outcome:
+    """Starts the job's processes and returns how it went.
+
+    PlanError as `check_surviving`. PeerError, with the newest checkpoint, where more processes were lost than may be
+    replaced; SystemExit (130, 143) if a signal ended processes that did not end by themselves.
+    """
+    check_surviving(job)
+    corpus_of(job)  # text becomes tokens once, before processes wait for each other
+    launched = _Launched(job, threads)
+    try:
+        launched.results()
+    except FailedError as failed:
+        kept = None if job.checkpoints is None else newest(job.checkpoints)
+        raise ended(failed, job.plan.world_size, left=kept, resume_with=job.resume_with) from failed
+    outcome: Outcome = launched.outcomes()[0]
+    return outcome
+
+
+class _Launched(Replaceable):
+    """The processes of one job."""
+
+    def __init__(self, job: Job, threads: int) -> None:
+        super().__init__(_process, job.plan.world_size, job, threads)
+        self.members = list(range(job.plan.world_size))
+        """Process of each rank."""
+        self.rank_of = {process: process for process in self.members}
+
+    def _arguments(self, rank: int) -> Sequence[Any]:
+        return (*self.args, train_surviving)
+
+    def outcomes(self) -> list[Outcome]:
+        return [self.returned[process] for process in self.members if self.returned.get(process) is not None]
+
+    def _failure(self, rank: int) -> Failure:
+        failure = super()._failure(rank)
+        return replace(failure, rank=self.rank_of[rank])
+
+    def _lose(self, process: int, what: str) -> bool:
+        """Another takes its place, if that may be."""
+        if self._complete():
+            return True
+        if not self.restarts:
+            return False
+        self.left.add(process)
+        self.restarts -= 1
+        rank, number = self.rank_of[process], len(self.ranks)
+        self.members[rank] = number
+        self.rank_of[number] = rank
+        self._start_more(1)
+        print(
+            f"gnomon: rank {rank} of {self.world_size} {what}: the others stay, and another process takes its place "
+            f"({self.restarts} left)",
+            file=sys.stderr,
+            flush=True,
+        )
+        return True
+
+    def _look(self) -> None:
+        """Announces the ranks' processes, once all are ready and some are new, or all lost touch with each other."""
+        assert self.store is not None
+        self._end_stopped()
+        there = set(self._there())
+        members = tuple(self.members)
+        if not all(process in there and joined(self.store, process) for process in members):
+            return
+        now = self.epochs[-1] if self.epochs else None
+        if now is not None and members == now.members and len(noted(self.store, "noticed", now)) < len(members):
+            return
+        if now is not None:
+            self._say_who_waited(now)
+        epoch = Epoch(number=len(self.epochs) + 1, members=members, placement=tuple(range(len(members))))
+        self.epochs.append(epoch)
+        announce(self.store, epoch)
+
+    def _say_who_waited(self, epoch: Epoch) -> None:
+        assert self.store is not None
+        keys = [f"waited/{epoch.number}/{process}" for process in epoch.members]
+        said = [self.store.get(key).decode() for key in keys if self.store.check([key])]
+        if said:
+            print(f"gnomon: {'; '.join(said[:SAID])}", file=sys.stderr, flush=True)
+
+
+def _process(
+    store: Store,
+    number: int,
+    world_size: int,
+    job: Job,
+    threads: int,
+    schedules: Sequence[Path],
+    train: Callable[[Job, Membership], Outcome | None],
+) -> Outcome | None:
+    """One process, from its start to its end."""
+    set_up(threads, schedules)
+    return train(job, Membership(store, number))

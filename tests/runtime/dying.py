@@ -1,0 +1,98 @@
+"""What processes of the tests of survivors run: ranks that kill themselves at a row, and copies in memory by hand."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from runtime import training
+
+from gnomon.models.llama import llama
+from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
+from gnomon.runtime import Executor, Job, Outcome
+from gnomon.runtime.membership import Membership
+from gnomon.runtime.memory_checkpoint import MemoryCheckpoint, latest
+from gnomon.runtime.rows import Row
+from gnomon.runtime.survivors import train_surviving
+
+KILLS = "GNOMON_TEST_KILLS"
+"""Variable: `process step row` of each process that is to die, with `;` between them."""
+MARKS = "GNOMON_TEST_MARKS"
+"""Variable: the folder in which each process that was started leaves its number and pid."""
+FP16 = Precision(param="fp16", compute="fp16", grad="fp32", reduce="fp32", master="fp32", states="fp32")
+HELD = {
+    "fp16, zero 1": replace(training.ALONE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=1), precision=FP16),
+    "bf16, zero 3": replace(training.ALONE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=3), precision=Precision()),
+    "tp": training.PLANS["tp"],
+    "pp": replace(training.PLANS["pp"], schedule=Schedule(name="one_f_one_b", num_microbatches=2)),
+}
+WORK = Workload(global_batch_size=4, seq_len=16)
+
+
+def train(job: Job, membership: Membership) -> Outcome | None:
+    """`train_surviving`, in a process that may be one to die."""
+    (Path(os.environ[MARKS]) / f"{membership.process} {os.getpid()}").touch()
+    for kill in os.environ[KILLS].split(";"):
+        process, step, row = map(int, kill.split())
+        if process == membership.process:
+            _dies(step, row)
+    return train_surviving(job, membership)
+
+
+def _dies(step: int, row: int) -> None:
+    do, steps = Executor._do, [0]
+
+    def done(self: Executor, one: Row) -> None:
+        steps[0] += one is self.rows[0]
+        if steps[0] == step and one is self.rows[row % len(self.rows)]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        do(self, one)
+
+    Executor._do = done  # type: ignore[method-assign]
+
+
+def copies(names: list[str]) -> dict[str, list[list[tuple[float, float, float]]]]:
+    """Of each plan: loss, norm and a random number of two steps after a copy was taken, and again from the copy; then
+    from the one that the other rank had, the own one and the state being lost."""
+    return {name: _told(HELD[name]) for name in names}
+
+
+def _told(plan: Plan) -> list[list[tuple[float, float, float]]]:
+    executor = Executor(llama(training.CONFIG), plan, WORK)
+    generator = torch.Generator().manual_seed(3)
+    batches = [torch.randint(0, 256, (4, 17), generator=generator) for _ in range(3)]
+
+    def steps() -> list[tuple[float, float, float]]:
+        told = []
+        for batch in batches[1:]:
+            result = executor.step(batch)
+            told.append((executor.total_loss(result), float(result.grad_norm), float(torch.rand(()))))
+        return told
+
+    held = MemoryCheckpoint()
+    held.attach(executor)
+    executor.step(batches[0])
+    held.take(1)
+    dist.barrier()
+    held.commit()
+    results = [steps()]
+    held.restore()
+    results.append(steps())
+    if dist.get_rank() == 1:
+        held.own.room(0)
+        for part, rule in executor.parameters():
+            for tensor in (part.flat, part.resident, part.master, rule.first, rule.second):
+                if tensor is not None:
+                    tensor.fill_(float("nan"))
+            rule.steps = 99
+    everyone = [held.held()] * 2
+    dist.all_gather_object(everyone, held.held())
+    assert latest(everyone) == 1
+    assert held.share(1, everyone) > 0
+    held.restore()
+    results.append(steps())
+    return results

@@ -1,0 +1,166 @@
+"""Checkpoints in memory: a killed rank is replaced while the others stay, and the run ends with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from runtime import dying, training  # noqa: E402
+from runtime.ranks import launch  # noqa: E402
+
+from gnomon.errors import PeerError, PlanError  # noqa: E402
+from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
+from gnomon.runtime import Job, Outcome, survivors_launch  # noqa: E402
+from gnomon.runtime.memory_checkpoint import NONE, Held, latest  # noqa: E402
+from gnomon.runtime.survivors import check_surviving  # noqa: E402
+from gnomon.runtime.survivors_launch import run_surviving  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+STEPS = 4
+FOUR = replace(
+    training.ALONE,
+    mesh=Mesh(pp=2, dp_shard=2),
+    optimizer=Optimizer(zero=1),
+    schedule=Schedule(name="one_f_one_b", num_microbatches=2),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    for i in range(60):
+        (folder / f"{i}.txt").write_text(f"the loss goes down, line {i % 7} of the text. " * 40)
+    return folder
+
+
+def with_kills(job: Job, kills: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Outcome, list[int]]:
+    """How the run went, and the numbers of the processes that there were. No process is started twice."""
+    folder.mkdir()
+    monkeypatch.setenv(dying.KILLS, kills)
+    monkeypatch.setenv(dying.MARKS, str(folder))
+    monkeypatch.setattr(survivors_launch, "train_surviving", dying.train)
+    outcome = run_surviving(job)
+    return outcome, sorted(int(path.name.split()[0]) for path in folder.iterdir())
+
+
+def bits(outcome: Outcome) -> list[tuple[int, float, float, float | None]]:
+    """The last loss is of held-out text, by the last parameters."""
+    return [(one.step, one.loss, repr(one.grad_norm), one.validation_loss) for one in outcome.records]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("plan", "every", "kills", "says"),
+    [
+        (FOUR, 1, "2 3 7", "rank 2 of 4 was killed by SIGKILL"),
+        (training.PLANS["zero 3"], 2, "0 2 5;2 3 100", "rank 0 of 2 was killed by SIGKILL"),
+    ],
+)
+def test_a_killed_rank_is_replaced_without_a_disk_and_the_run_ends_with_the_same_bits(
+    plan: object,
+    every: int,
+    kills: str,
+    says: str,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The second: the process that replaced rank 0 is killed too, with copies after every second step."""
+    job = training.job(data, plan, STEPS, max_restarts=2, memory_checkpoint_every=every)  # type: ignore[arg-type]
+    size = job.plan.world_size
+    undisturbed = launch(training.train, size, job)[0]
+    outcome, processes = with_kills(job, kills, tmp_path / "marks", monkeypatch)
+    assert bits(outcome) == bits(undisturbed)
+    assert processes == list(range(size + len(kills.split(";")))), "the others are the processes of before"
+    output = capfd.readouterr().err
+    assert f"gnomon: {says}: the others stay, and another process takes its place (1 left)" in output
+    assert "waited " in output and "for another process, which is gone" in output
+    assert outcome.notes[-1].startswith("checkpoints in memory: rank 0 sent ")
+    assert outcome.notes[-1].endswith("; went back to step 2"), "step 0 too, but that process is lost"
+
+
+def test_where_both_places_of_a_state_are_lost_all_go_back_to_the_newest_checkpoint(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Both of two ranks die at one row; a third loss is one too many, and leaves the checkpoint."""
+    job = training.job(
+        data,
+        training.PLANS["zero 1"],
+        STEPS,
+        max_restarts=2,
+        memory_checkpoint_every=1,
+        checkpoints=tmp_path / "kept",
+        checkpoint_every=2,
+        checkpoint_at_end=False,
+    )
+    undisturbed = launch(training.train, 2, replace(job, checkpoints=None))[0]
+    outcome, _ = with_kills(job, "0 4 0;1 4 0", tmp_path / "marks", monkeypatch)
+    assert bits(outcome)[-1] == bits(undisturbed)[-1]
+    assert outcome.resumed_from == 2
+    assert "rank 1 of 2 was killed by SIGKILL" in capfd.readouterr().err
+    again = replace(job, resume=True, steps=6, max_restarts=1)
+    with pytest.raises(PeerError, match=r"was killed by SIGKILL, so the run ended.*step-000004 is whole"):
+        with_kills(again, "0 2 1;2 1 1", tmp_path / "again", monkeypatch)
+
+
+def test_steps_from_a_copy_are_the_same_bits_also_from_the_other_rank_s() -> None:
+    """Parameters in two precisions, the loss scale of fp16, random numbers, parts gathered by ZeRO 1 and 3."""
+    for told in launch(dying.copies, 2, list(dying.HELD)).values():
+        for name, (first, *again) in told.items():
+            assert again == [first, first], name
+
+
+def refused(job: Job) -> Mapping[str, Job]:
+    two = job.plan
+    return {
+        "one rank": replace(job, plan=training.ALONE),
+        "--max-restarts 0": replace(job, max_restarts=0),
+        "--timeline": replace(job, measure=True),
+        "--device cuda": replace(job, device="cuda"),
+        "--processes": replace(job, plan=replace(two, placement=(0, 0))),
+        "optimizer.kind = 'muon'": replace(job, plan=replace(two, optimizer=Optimizer(kind="muon"))),
+    }
+
+
+def test_what_it_cannot_do_is_refused_by_name(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = replace(training.ALONE, mesh=Mesh(dp_replicate=2))
+    job = training.job(data, two, STEPS, max_restarts=1, memory_checkpoint_every=1)
+    check_surviving(job)
+    for says, one in refused(job).items():
+        with pytest.raises(PlanError, match=f"--memory-checkpoint-every cannot be used with {says}"):
+            check_surviving(one)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    with pytest.raises(PlanError, match="torchrun"):
+        check_surviving(job)
+
+
+PHASES = st.lists(st.integers(0, 2), min_size=2, max_size=7)
+"""How far each rank is with the copies of step 8: not taken, taken, committed."""
+
+
+@given(phases=PHASES, lost=st.sets(st.integers(0, 6)))
+def test_no_loss_of_ranks_that_are_no_neighbours_loses_a_state(phases: list[int], lost: set[int]) -> None:
+    """A rank commits only once all have taken, so phases 0 and 2 are never there together; a lost rank has nothing."""
+    ranks = len(phases)
+    if 0 in phases:
+        phases = [min(phase, 1) for phase in phases]
+    own = [(7, NONE), (7, 8), (8, NONE)]
+    held = [Held(own=own[phase], kept=own[phase]) for phase in phases]
+    lost = {rank for rank in lost if rank < ranks}
+    left = [Held(own=(NONE, NONE), kept=(NONE, NONE)) if rank in lost else one for rank, one in enumerate(held)]
+    step = latest(left)
+    if any((rank + 1) % ranks in lost for rank in lost):
+        assert step is None
+        return
+    there = [phase for rank, phase in enumerate(phases) if rank not in lost]
+    assert step == 8 if min(there) >= 1 else step in (7, 8)
+    for rank, one in enumerate(left):
+        assert step in one.own or step in left[(rank + 1) % ranks].kept

@@ -210,7 +210,7 @@ def test_where_no_process_is_left_another_goes_on_from_the_checkpoint(data: Path
 def test_a_stopped_process_is_killed_and_the_others_go_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gnomon.runtime.elastic_launch.SILENT_S", 0.5)
+    monkeypatch.setattr("gnomon.runtime.replaceable.SILENT_S", 0.5)
 
     def act(folder: Path) -> None:
         until(changed(folder, 1))

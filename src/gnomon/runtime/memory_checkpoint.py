@@ -152,6 +152,7 @@ class MemoryCheckpoint:
         again."""
         executor = self._executor
         assert executor is not None and self.own.step != NONE
+        executor.synchronise()
         parts = _parts(executor)
         at = 0
         for part in parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,16 @@ from runtime.one_process import alone  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+import gnomon  # noqa: E402
 from gnomon.errors import InputError, PlanError  # noqa: E402
 from gnomon.formats.huggingface.safetensors import read_header  # noqa: E402
 from gnomon.models.lora import Adapters, with_adapters  # noqa: E402
 from gnomon.plans import Plan, Precision, Schedule, Workload  # noqa: E402
 from gnomon.runtime import adapters, pretrained  # noqa: E402
 from gnomon.runtime.execute import Executor  # noqa: E402
+from gnomon.runtime.measure import CLASSES, Recorder  # noqa: E402
 from gnomon.runtime.one_process import OneProcess  # noqa: E402
+from gnomon.software import stack  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -78,7 +82,12 @@ def test_adapters_go_to_a_folder_of_peft_and_back(base: Path, tmp_path: Path) ->
         stage = executor.stages[0]
         assert stage.frozen is not None and stage.frozen.flat is not None
         before = stage.frozen.flat.clone()
-        executor.step(batch)
+        recorder = Recorder(memory=True)
+        executor.step(batch, recorder)
+        held = {levels[CLASSES.index("parameters")] for _, levels in recorder.held}
+        single = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none")
+        forecast = gnomon.predict(graph, "local:1", replace(PLAN, precision=single), workload, stack("gnomon"))
+        assert held == {2 * forecast.memory[0].by_class["parameters"]}  # the frozen ones too
         pretrained.export(executor, tmp_path / "trained", model=base)
         assert torch.equal(before, stage.frozen.flat) and stage.frozen.grad is None
         trained = stage.held[0].flat

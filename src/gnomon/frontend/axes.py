@@ -85,7 +85,9 @@ class Axes:
         return self._plain(self.roles.get(root, "d"), extent)
 
     def _product(self, dims: Sequence[Dim]) -> Dim:
-        return Dim(name="_x_".join(dim.name.replace(".", "_") for dim in dims), factors=tuple(dims))
+        """Of atoms: a product is the same one however its factors were put together."""
+        factors = tuple(atom for dim in dims for atom in dim.atoms)
+        return Dim(name="_x_".join(atom.name.replace(".", "_") for atom in factors), factors=factors)
 
     def _symbolic(self, extent: Size) -> Dim:
         if extent.plus:  # a length that is one longer or shorter: of that length, as far as a price goes

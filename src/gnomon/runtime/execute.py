@@ -257,14 +257,16 @@ class Executor:
             recorder.hold(self.buffers.row, self._levels())
 
     def _levels(self) -> Levels:
-        held = [part for stage in self.stages.values() for part in stage.held]
+        held = [part for stage in self.stages.values() for part in stage.parts]
         return levels(held, self.state.nbytes, self.buffers, self.compute.microbatches(), self.stages)
 
     def resident_bytes(self) -> int:
-        """On the device now, between two actions: what is between them, and the batch, frozen weights and tables."""
-        still = [part.frozen.flat for part in self.stages.values() if part.frozen is not None]
+        """On the device now, between two actions: what is between them, and the batch and tables."""
         apart = [x for part in self.stages.values() for x in part.states.values()]
-        beside = {x.untyped_storage().data_ptr(): x for x in (*still, *apart, *self.compute.apart) if x is not None}
+        beside = {x.untyped_storage().data_ptr(): x for x in (*apart, *self.compute.apart) if x is not None}
+        for part in self.stages.values():  # counted as parameters
+            if part.frozen is not None and part.frozen.flat is not None:
+                beside.pop(part.frozen.flat.untyped_storage().data_ptr(), None)
         return sum(self._levels()) + sum(x.untyped_storage().nbytes() for x in beside.values())
 
     def measured_step(self, batch: Tensor | Batch, *, memory: bool = False) -> tuple[StepResult, Timeline]:

@@ -17,11 +17,12 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import gnomon  # noqa: E402
 from gnomon.cli import main  # noqa: E402
-from gnomon.errors import CaptureError, FormatError, InputError  # noqa: E402
+from gnomon.errors import CaptureError, FormatError, InputError, PlanError  # noqa: E402
 from gnomon.frontend.capture import Captured, captured  # noqa: E402
 from gnomon.frontend.inputs import Named  # noqa: E402
 from gnomon.frontend.sizes import fit  # noqa: E402
 from gnomon.graph import BF16, EAGER, UNFUSED, Setting, Size, graph_work  # noqa: E402
+from gnomon.plans import Plan, Schedule, Workload  # noqa: E402
 from gnomon.request.model import is_code, with_inputs  # noqa: E402
 from gnomon.runtime.prove import check, prove  # noqa: E402
 
@@ -122,6 +123,80 @@ def test_a_bias_of_attention_is_added_to_scores_that_are_written_out() -> None:
     graph = captured(Slopes(), (torch.randn(3, 10, 32), torch.ones(1))).graph
     setting = Setting(sizes={"batch": 3}, dtypes=BF16, causal_flops="full")
     assert graph_work(graph, UNFUSED, setting).forward.matmul_flops == 2 * 2 * 3 * 4 * 10 * 10 * 8
+
+
+class Routed(nn.Module):
+    """Two experts of a token, their rows sorted by expert: rows are batch · seq · 2, of a product and of a size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.up = nn.Linear(16, 4), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        weights, chosen = self.router(rows).topk(2, dim=-1)
+        order = chosen.flatten().sort(stable=True).indices
+        made = self.up(rows[order // 2]) * weights.flatten()[order, None]
+        counts = F.one_hot(chosen, 4).sum((0, 1)).tolist()
+        parts = [part * (place + 1) for place, part in enumerate(made.split(counts))]
+        return torch.zeros_like(rows).index_add(0, order // 2, torch.cat(parts)).view_as(x)
+
+
+@pytest.mark.parametrize("seq", [16, 18, 20])
+def test_rows_of_experts_are_a_product_and_each_expert_s_a_number(seq: int) -> None:
+    x = torch.randn(2, seq, 16, generator=torch.Generator().manual_seed(0))
+    result = captured(Routed(), {"x": x}, dims={"x": ("batch", "seq", "")})
+    assert result.symbols == ("batch", "seq")
+    setting = Setting(sizes={"batch": 2, "seq": seq}, dtypes=BF16, causal_flops="full")
+    assert graph_work(result.graph, UNFUSED, setting).forward.matmul_flops == 2 * 2 * seq * 16 * (4 + 2 * 16)
+
+
+def test_attention_that_drops_is_attention() -> None:
+    """On the CPU torch writes it out, and draws in memory of its own."""
+
+    class Drops(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            heads = x.unflatten(-1, (4, -1)).transpose(1, 2)
+            return F.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1 if self.training else 0.0)
+
+    result = captured(Drops(), {"x": torch.randn(2, 10, 32)})
+    (op,) = (op for block in result.graph.blocks for op in block.ops if op.kind == "attention")
+    assert op.attr("dropout", 0.0) == 0.1 and not result.opaque
+
+
+def test_tables_made_in_the_first_forward_do_not_fix_the_batch() -> None:
+    class Tables(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept: dict[int, Tensor] = {}
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[1] not in self.kept:
+                self.kept[x.shape[1]] = torch.arange(x.shape[1]).cos()
+            return x * self.kept[x.shape[1]]
+
+    assert captured(Tables(), {"x": torch.randn(2, 10)}).symbols == ("batch",)
+
+
+def test_a_batch_that_cannot_vary_is_the_only_one_that_is_planned() -> None:
+    """Images of a packed batch have their sizes in an input, whose rows are no samples and columns no sequence."""
+
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, grid: Tensor) -> Tensor:
+            ((tall, wide),) = grid.tolist()
+            return self.up(x.view(tall, wide, 8).mean(1))
+
+    result = captured(Packed(), {"x": torch.randn(12, 8), "grid": torch.tensor([[3, 4]])})
+    assert result.symbols == ()
+    plan = Plan(schedule=Schedule(micro_batch_size=12))
+    work = Workload(global_batch_size=24, seq_len=1)
+    assert gnomon.predict(result.graph, "1x1xh100-sxm", plan, work).step_s > 0
+    with pytest.raises(PlanError, match=r"2 samples in a rank's microbatch, but Packed was captured at 12"):
+        gnomon.predict(result.graph, "1x1xh100-sxm", Plan(schedule=Schedule(micro_batch_size=2)), work)
 
 
 def test_what_is_no_plain_module_is_refused() -> None:

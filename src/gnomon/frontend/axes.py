@@ -74,6 +74,8 @@ class Axes:
 
     def _dim(self, root: int, within: frozenset[int]) -> Dim:
         extent = self.extents[root]
+        if self.roles.get(root) == "batch" and not isinstance(extent, Size):  # the only one that the graph holds for
+            return self._plain("batch", extent)
         if root in self.factors and root not in within:
             parts = [self.find(f) for f in self.factors[root]]
             dims = [self._dim(part, within | {root}) for part in parts]

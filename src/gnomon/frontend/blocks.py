@@ -15,7 +15,7 @@ from torch import nn
 
 from gnomon.frontend.convert import Converter, refs
 from gnomon.frontend.draft import Part
-from gnomon.frontend.trace import Step, Trace
+from gnomon.frontend.records import Step, Trace
 from gnomon.frontend.write import write_block
 from gnomon.graph import Block, Call, Graph, Tensor
 from gnomon.graph.captured import Node, mutates

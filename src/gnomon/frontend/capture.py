@@ -19,8 +19,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 from gnomon.errors import CaptureError, InputError
 from gnomon.frontend.blocks import Placed, graph_of, live_steps, repeated
 from gnomon.frontend.convert import Converter
+from gnomon.frontend.flow import flow
+from gnomon.frontend.records import Trace
 from gnomon.frontend.sizes import Sizes, aligned
-from gnomon.frontend.trace import Trace, record
+from gnomon.frontend.trace import record
 from gnomon.graph import Graph
 
 SMALL = 20_000_000
@@ -87,8 +89,12 @@ def captured(
     with _quiet(module, training) as changed:
         first = _sizes_of(given, declared)
         tree = _tree(module, example_inputs)
-        trace = _record(module, tree, given, meta, dtype)
-        second, other = _again(module, tree, given, declared, first, trace, meta, dtype)
+        for _ in range(2):  # a module may make tables in its first forward, and read them in later ones
+            trace = _record(module, tree, given, meta, dtype)
+            second, other = _again(module, tree, given, declared, first, trace, meta, dtype)
+            if other is not None or not first:
+                break
+    flow(trace)
     trace.outputs.sort(key=lambda index: len(trace.values[index].shape) > 0)  # a loss comes first
     notes += [*changed, *trace.notes]
     sizes = Sizes(first, second, other)
@@ -191,7 +197,8 @@ def _declared(given: Mapping[str, Tensor], dims: Dims | None) -> dict[str, tuple
         words = ["batch"] if x.dim() else []
         if x.dim() == 2 and not x.is_floating_point():
             words.append("seq")
-        # The first input that has a dim decides: one of another size is no batch or sequence.
+        # The first input that has a dim decides: one of another size is no batch or sequence, and has no sequences.
+        words = words[:1] if words and sizes.get("batch", x.shape[0]) != x.shape[0] else words
         words = [
             word if sizes.setdefault(word, size) == size else "" for word, size in zip(words, x.shape, strict=False)
         ]

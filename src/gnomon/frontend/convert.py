@@ -16,10 +16,10 @@ from gnomon.errors import CaptureError
 from gnomon.frontend.axes import Axes
 from gnomon.frontend.custom_ops import Count, Division, TensorShape, cost_of, division_of, has_price, has_sharding
 from gnomon.frontend.kinds import Kind, kind_of, link_kind
+from gnomon.frontend.records import Node as Traced
+from gnomon.frontend.records import Ref, Step, Trace
 from gnomon.frontend.rules import base_name, link
 from gnomon.frontend.sizes import Extent, Sizes
-from gnomon.frontend.trace import Node as Traced
-from gnomon.frontend.trace import Ref, Step, Trace
 from gnomon.graph import Cost, Dim
 
 DTYPES = {

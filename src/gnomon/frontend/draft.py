@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gnomon.frontend.convert import Converter
-from gnomon.frontend.trace import Step
+from gnomon.frontend.records import Step
 from gnomon.graph import Block, Dim, Op, Tensor
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from gnomon.frontend.axes import Axes
+from gnomon.frontend.records import Ref, Step, Trace
 from gnomon.frontend.rules import Row
-from gnomon.frontend.trace import Ref, Step, Trace
+from gnomon.graph.captured import Node, mutates
 from gnomon.graph.types import AttrValue
 
 
@@ -64,14 +65,23 @@ def kind_of(step: Step, trace: Trace) -> Kind | None:
         return None
     out = next((index for index in reversed(step.nodes[-1].outs) if index is not None), None)
     first = next((index for index in step.nodes[-1].outs if index is not None), None)
-    if out is None or first is None or any(_writes_over(node.target) for node in step.nodes):
+    if out is None or first is None or _writes_over(step, trace):
         return None
     return rule(_Call(step, trace), first if step.func != "native" else out, trace)
 
 
-def _writes_over(target: str) -> bool:
-    name = target.split(".")[1]
-    return name.endswith("_") and not name.endswith("__")
+def _writes_over(step: Step, trace: Trace) -> bool:
+    """Whether it writes into memory that it did not make."""
+    own = set[int]()
+    for node in step.nodes:
+        reads = [trace.values[x.index].storage for x in node.args if isinstance(x, Ref)]
+        if mutates(Node(target=node.target, args=())):
+            # A dropout that is written out is drawn in a run; the kind is left out of it.
+            if reads[0] not in own or step.func == "dropout":
+                return True
+            continue
+        own |= {trace.values[o].storage for o in node.outs if o is not None} - set(reads)
+    return False
 
 
 def _linear(call: _Call, out: int, trace: Trace) -> Kind | None:

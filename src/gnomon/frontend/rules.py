@@ -12,8 +12,8 @@ from math import prod
 from typing import Any
 
 from gnomon.frontend.axes import Axes, Axis
+from gnomon.frontend.records import Node, Ref, Trace
 from gnomon.frontend.sizes import Extent
-from gnomon.frontend.trace import Node, Ref, Trace
 from gnomon.graph import Size
 
 POINTWISE = frozenset(
@@ -222,7 +222,11 @@ Extents = Callable[[int], Sequence[Extent]]
 
 
 def times(*extents: Extent) -> Extent:
-    """The product of extents; of lengths that are longer by some, without that."""
+    """The product of extents; of several lengths, some of which are longer than a product, without that."""
+    lengths = [e for e in extents if isinstance(e, Size)]
+    if len(lengths) == 1:
+        others = prod(e for e in extents if not isinstance(e, Size))
+        return Size(lengths[0].factor * others, lengths[0].names, lengths[0].plus * others)
     factor = prod(e.factor if isinstance(e, Size) else e for e in extents)
     names = tuple(name for e in extents if isinstance(e, Size) for name in e.names)
     return Size(factor, names) if names else factor

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import combinations_with_replacement
 from math import prod
 
-from gnomon.frontend.trace import Trace
+from gnomon.frontend.records import Trace
 from gnomon.graph import Size
 
 Extent = int | Size
@@ -25,7 +25,9 @@ MOST_MORE = 8
 """Elements that a length may be longer or shorter than a product: 2 · seq − 1 relative positions, a token more."""
 
 
-def fit(x: int, y: int, first: Mapping[str, int], second: Mapping[str, int]) -> Extent | None:
+def fit(
+    x: int, y: int, first: Mapping[str, int], second: Mapping[str, int], most_more: int = MOST_MORE
+) -> Extent | None:
     """What a number is that was x with the sizes `first` and y with `second`. None: nothing that is known here."""
     if x == y:
         return x
@@ -41,7 +43,7 @@ def fit(x: int, y: int, first: Mapping[str, int], second: Mapping[str, int]) -> 
             a, b = prod(first[n] for n in chosen), prod(second[n] for n in chosen)
             if a != b and (x - y) % (a - b) == 0 and (factor := (x - y) // (a - b)) > 0:
                 near.append(Size(factor, chosen, x - factor * a))
-    near = [size for size in near if abs(size.plus) <= MOST_MORE]
+    near = [size for size in near if abs(size.plus) <= most_more]
     return min(near, key=lambda size: (size.factor > 1, abs(size.plus)), default=None)
 
 
@@ -60,7 +62,8 @@ class Sizes:
 
     def extent(self, x: int, y: int, where: str) -> Extent:
         """What a number is; as in the first trace where nothing fits."""
-        fitted = fit(x, y, self.first, self.second)
+        by_chance = self.other is not None and self.other.read  # as the rows of an expert
+        fitted = fit(x, y, self.first, self.second, 1 if by_chance else MOST_MORE)
         if fitted is None:
             self.fixed.add(where)
             return x

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,89 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from gnomon.errors import CaptureError
+from gnomon.frontend.numbers import FINITE, Numbers, on_cpu
+from gnomon.frontend.records import Node, Ref, Step, Trace, Value
 
 LITERAL_ELEMENTS = 64
 """Constants of so many elements are written into the graph; longer ones are states with a name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """A value among the arguments of a node."""
-
-    index: int
-
-
-@dataclass(slots=True)
-class Value:
-    """A tensor of the trace."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    origin: str
-    """`input`, `parameter`, `buffer`, `constant` or `op`."""
-    name: str
-    """Of an input, parameter or buffer, in full."""
-    grad: bool
-    """Whether a gradient flows into it."""
-    storage: int
-    """Two values with the same number look into the same memory."""
-    fed: bool
-    """Whether it depends on values of inputs or parameters, not on their shapes only."""
-    learned: bool
-    """Whether it depends on parameters."""
-
-
-@dataclass(slots=True)
-class Node:
-    """One ATen op."""
-
-    target: str
-    """`aten.mul.Tensor`."""
-    args: tuple[Any, ...]
-    """Literals and `Ref`s."""
-    kwargs: dict[str, Any]
-    outs: tuple[int | None, ...]
-    """Values; None for an output that is no tensor."""
-    many: bool
-    """Whether it returns a tuple."""
-    grad: bool
-    """Whether autograd was on."""
-
-
-@dataclass(slots=True)
-class Step:
-    """One call of the torch API."""
-
-    func: str
-    """`linear`, `scaled_dot_product_attention`, `mul` …"""
-    module: str
-    """Full name of the module whose forward called it."""
-    module_type: str
-    where: str
-    """`file.py:12` of the user's code."""
-    turns: tuple[tuple[str, int], ...] = ()
-    """Modules that were running, outermost first, and the how-manieth run of each it was."""
-    nodes: list[Node] = field(default_factory=list)
-    kept: list[tuple[int, tuple[int, ...], torch.dtype]] = field(default_factory=list)
-    """(storage, shape, dtype) of each tensor that autograd keeps."""
-    call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-    """Arguments of the call, with `Ref`s."""
-
-
-@dataclass(slots=True)
-class Trace:
-    """A recorded forward."""
-
-    values: list[Value]
-    steps: list[Step]
-    outputs: list[int]
-    """Values that the module returns, tensors only, in order."""
-    output_names: list[str]
-    notes: list[str]
-    constants: dict[str, Tensor]
-    """Values of states that are neither parameters nor buffers."""
-    tensors: list[Tensor]
-    """Of each value, the tensor that it was; on the meta device without numbers."""
 
 
 # Python functions of torch.nn.functional that are made of others worth seeing.
@@ -131,14 +52,14 @@ class Recorder:
         self.by_alias: dict[tuple[Any, ...], int] = {}
         self.alive: list[Tensor] = []
         self.held: list[Tensor] = []
-        self.real: dict[int, Tensor] = {}
-        self.made: dict[int, Node] = {}
+        self.numbers = Numbers(self.values)
         self.storages: dict[int, int] = {}
         self.names = {id(child): name for name, child in module.named_modules()}
         self.stack: list[tuple[str, str]] = [("", type(module).__name__)]
         self.turns: list[tuple[tuple[str, int], ...]] = [()]
         self.entered: dict[str, int] = {}
         self.inside = 0
+        self.read = False
         self.open: Step | None = None
         self.pending: list[tuple[int, tuple[int, ...], torch.dtype]] = []
 
@@ -186,7 +107,7 @@ class Recorder:
             self.constants[name] = tensor.detach().clone()
             index = self.value(tensor, "constant", name, fed=False)
             if self.meta and tensor.device.type != "meta":
-                self.real[index] = tensor
+                self.numbers.real[index] = tensor
         return Ref(index)
 
     def refs(self, tree: Any) -> Any:
@@ -218,29 +139,6 @@ class Recorder:
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-    # --- what a meta tensor holds
-
-    def concrete(self, index: int, where: str) -> Tensor:
-        """The numbers of a value, computed from the ops that lead to it."""
-        if index in self.real:
-            return self.real[index]
-        if self.values[index].learned or index not in self.made:
-            raise CaptureError(
-                f"{where}: Python reads a number that depends on {self.values[index].name or 'parameters'}, and "
-                f"there are only shapes on the meta device; capture a small configuration on the CPU, or write it "
-                f"without .item()"
-            )
-        node = self.made[index]
-        args, kwargs = tree_map(
-            lambda x: self.concrete(x.index, where) if isinstance(x, Ref) else _on_cpu(x), (node.args, node.kwargs)
-        )
-        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
-            outs = resolve(node.target)(*args, **kwargs)
-        for out, made in zip(node.outs, outs if node.many else (outs,), strict=False):
-            if out is not None and isinstance(made, Tensor):
-                self.real[out] = made
-        return self.real[index]
 
     # --- steps
 
@@ -278,25 +176,14 @@ class Recorder:
         )
         node = Node(str(func), refs_args, refs_kwargs, outs, many, torch.is_grad_enabled())
         step.nodes.append(node)
-        for index in outs:
-            if index is not None:
-                self.made[index] = node
+        if self.meta:
+            self.numbers.add(node)
 
 
 def _alias(tensor: Tensor) -> tuple[Any, ...]:
     offset = tensor.storage_offset() if tensor.layout is torch.strided else 0
     stride = tensor.stride() if tensor.layout is torch.strided else ()
     return (tensor.untyped_storage()._cdata, offset, tuple(tensor.shape), stride, tensor.dtype)
-
-
-def _on_cpu(x: Any) -> Any:
-    return torch.device("cpu") if isinstance(x, torch.device) else x
-
-
-def resolve(target: str) -> Any:
-    """`aten.mul.Tensor` -> the op."""
-    space, name, overload = target.split(".")
-    return getattr(getattr(getattr(torch.ops, space), name), overload)
 
 
 _OURS = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parent}/", "<frozen", "<string>")
@@ -331,9 +218,10 @@ class _Calls(TorchFunctionMode):
             with self:
                 return func(*args, **kwargs)
         if recorder.meta and name in ("tolist", "numpy") and args and isinstance(args[0], Tensor):
-            return getattr(recorder.concrete(recorder.ref(args[0]).index, _where()), name)()
+            return getattr(recorder.numbers.of(recorder.ref(args[0]).index, _where()), name)()
         if recorder.meta and "device" in kwargs and kwargs["device"] is not None:
-            kwargs = {**kwargs, "device": torch.device("meta")}
+            written_out = name in ("tensor", "as_tensor") and not isinstance(args[0], Tensor)
+            kwargs = {**kwargs, "device": torch.device("cpu" if written_out else "meta")}  # so its numbers stay known
         step = Step(name, *recorder.stack[-1], "", recorder.turns[-1])
         recorder.open = step
         before = len(recorder.values)
@@ -346,6 +234,9 @@ class _Calls(TorchFunctionMode):
             step.call = (recorder.refs_known(args), recorder.refs_known(kwargs))
             recorder.steps.append(step)
             recorder.adopt(out, before)
+            answered = recorder.known(out) if recorder.meta and name in FINITE else None
+            if answered is not None:
+                recorder.numbers.finite(answered, FINITE[name])
         return out
 
 
@@ -373,10 +264,12 @@ class _Ops(TorchDispatchMode):
             kwargs["device"] = torch.device("meta")
         if name in _VALUE_READERS:
             real = tree_map(
-                lambda x: recorder.concrete(recorder.ref(x).index, _where()) if isinstance(x, Tensor) else x, args
+                lambda x: recorder.numbers.of(recorder.ref(x).index, _where()) if isinstance(x, Tensor) else x, args
             )
             return func(*real)
         try:
+            if name in _VALUE_SIZED:
+                raise NotImplementedError
             out = func(*args, **kwargs)
         except NotImplementedError:
             out = self._through_values(func, args, kwargs)
@@ -387,6 +280,7 @@ class _Ops(TorchDispatchMode):
         reads = [self.recorder.known(x) for x in tree_flatten(args)[0] if isinstance(x, Tensor)]
         if any(index is not None and self.recorder.values[index].fed for index in reads):
             what = name.split(".")[1].lstrip("_")
+            self.recorder.read = True
             self.recorder.note(f"{_where()}: {what} depends on values; the graph holds for inputs like the example")
 
     def _on_meta(self, x: Any) -> Any:
@@ -401,7 +295,7 @@ class _Ops(TorchDispatchMode):
             name = f"constants.{len(recorder.constants)}"
             recorder.constants[name] = x
             index = recorder.value(meta, "constant", name, fed=False)
-            recorder.real[index] = x
+            recorder.numbers.real[index] = x
             recorder.alive.append(x)
         return meta
 
@@ -409,7 +303,7 @@ class _Ops(TorchDispatchMode):
         """An op without a shape function, by the numbers of its operands."""
         recorder, where = self.recorder, _where()
         real = tree_map(
-            lambda x: recorder.concrete(recorder.ref(x).index, where) if isinstance(x, Tensor) else _on_cpu(x),
+            lambda x: recorder.numbers.of(recorder.ref(x).index, where) if isinstance(x, Tensor) else on_cpu(x),
             (args, kwargs),
         )
         out = func(*real[0], **real[1])
@@ -507,7 +401,7 @@ def record(
         swapped[name] = copied(buffer)
         index = recorder.value(swapped[name], "buffer", name, fed=False)
         if meta and buffer.device.type != "meta":
-            recorder.real[index] = buffer
+            recorder.numbers.real[index] = buffer
 
     def given(x: Any) -> Any:
         if not isinstance(x, Tensor):
@@ -515,7 +409,7 @@ def record(
         own = copied(x)
         index = recorder.value(own, "input", names[id(x)])
         if meta and x.device.type != "meta":
-            recorder.real[index] = x
+            recorder.numbers.real[index] = x
         return own
 
     args, kwargs = tree_map(given, (tuple(args), dict(kwargs)))
@@ -543,7 +437,14 @@ def record(
     if not outputs:
         raise CaptureError(f"{type(module).__name__} returned no tensor")
     return Trace(
-        recorder.values, recorder.steps, outputs, output_names, recorder.notes, recorder.constants, recorder.held
+        values=recorder.values,
+        steps=recorder.steps,
+        outputs=outputs,
+        output_names=output_names,
+        notes=recorder.notes,
+        constants=recorder.constants,
+        read=recorder.read,
+        tensors=recorder.held,
     )
 
 

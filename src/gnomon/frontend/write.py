@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from gnomon.frontend.convert import Converter
 from gnomon.frontend.draft import Draft, Part
-from gnomon.frontend.trace import Step
+from gnomon.frontend.records import Step
 from gnomon.frontend.write_captured import CapturedWriter
 from gnomon.frontend.write_kinds import KindWriter
 

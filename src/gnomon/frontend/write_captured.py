@@ -14,9 +14,10 @@ import torch
 from gnomon.errors import CaptureError
 from gnomon.frontend.convert import refs
 from gnomon.frontend.draft import Draft
+from gnomon.frontend.records import Node as Traced
+from gnomon.frontend.records import Ref, Step
 from gnomon.frontend.rules import ALONG, MOVES, POINTWISE, base_name, products
-from gnomon.frontend.trace import LITERAL_ELEMENTS, Ref, Step
-from gnomon.frontend.trace import Node as Traced
+from gnomon.frontend.trace import LITERAL_ELEMENTS
 from gnomon.graph import Captured, Literal, Node, Op, Size, Tensor, Torch, Use, attrs
 from gnomon.graph.captured import mutates
 from gnomon.sharding.homes import TENSOR_DIMS, base
@@ -50,9 +51,9 @@ class CapturedWriter:
             self.draft.own[out] = name
         nodes = tuple(self._node(node) for node in step.nodes)
         views = all(node.view for node in nodes) and len(inputs) == 1
-        keeps = self._keeps(step, inputs, outputs, sides)
         values = self.trace.values
         flows = any(values[out].grad for out in outer)
+        keeps = self._keeps(step, inputs, outputs, sides) if flows else ()
         came = any(values[index].grad for node in step.nodes for index in refs(node) if index not in inner)
         captured = Captured(
             nodes=nodes,
@@ -68,7 +69,7 @@ class CapturedWriter:
                 path=path,
                 inputs=tuple(inputs),
                 outputs=tuple(outputs),
-                attrs=attrs(no_grad=True) if came and not flows else (),
+                attrs=attrs(no_grad=True) if came and not flows else attrs(written=True) if flows and not came else (),
                 captured=captured,
             )
         )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from gnomon.frontend.draft import Draft
 from gnomon.frontend.kinds import Kind
-from gnomon.frontend.trace import Step
+from gnomon.frontend.records import Step
 from gnomon.graph import Captured, Dim, Node, Op, Tensor, Use, attrs
 from gnomon.graph.types import AttrValue
 
@@ -29,7 +29,7 @@ class KindWriter:
         dims = [self.owner.dims(i) for i in kind.operands]
         out = self.owner.dims(kind.out)
         contracts: tuple[str, ...] = ()
-        values: dict[str, AttrValue] = dict(kind.attrs)
+        values = self._attrs(kind)
         renamed = None
         match kind.kind:
             case "linear":
@@ -84,6 +84,12 @@ class KindWriter:
             self.draft.paths.add(again)
         return True
 
+    def _attrs(self, kind: Kind) -> dict[str, AttrValue]:
+        """Of the op; `no_grad` where its result gets no gradient and an operand would."""
+        values = self.draft.trace.values
+        stops = not values[kind.out].grad and any(values[index].grad for index in kind.operands)
+        return dict(kind.attrs) | ({"no_grad": True} if stops else {})
+
     def _read_before(self, name: str) -> bool:
         return any(name in op.inputs for op in self.draft.ops)
 
@@ -97,7 +103,7 @@ class KindWriter:
         if len({d.name for d in q}) < 4:
             return False
         names = [self._turned(step, i) for i in kind.operands[:3]]
-        values: dict[str, AttrValue] = dict(kind.attrs)
+        values = self._attrs(kind)
         if values.get("masked", False):
             names.append(self.draft.read(kind.operands[3]))
         path = self.draft.path(step, "core")

@@ -93,7 +93,8 @@ def gradients(block: Block, frozen: tuple[str, ...] = (), no_grad_inputs: tuple[
     wanted = {t.name for t in block.parameters if t.name not in frozen and t.name not in shifts}
     wanted |= {n for n in block.inputs if block.tensor(n).is_float and n not in no_grad_inputs}
     for op in block.ops:
-        if any(name in wanted for name in op.inputs) and not op.attr("no_grad", False):
+        reads = any(name in wanted for name in op.inputs) and not op.attr("no_grad", False)
+        if reads or op.attr("written", False):  # what is written into its memory later has gradients
             wanted |= {name for name in op.outputs if block.tensor(name).is_float and not _is_side(op, name)}
     return frozenset(wanted)
 

@@ -70,6 +70,7 @@ def lower(block: Block, kernels: Kernels) -> Block:
     low = _Lowering(block)
     weighted = _weighted(block) if kernels.expert_weights == "activation" else frozenset()
     for op in block.ops:
+        done = len(low.ops)
         if op.kind == "attention":
             low.attention(op, kernels.attention)
         elif op.kind == "norm":
@@ -99,6 +100,10 @@ def lower(block: Block, kernels: Kernels) -> Block:
             low.emit(op, Tensor(name=f"{op.path}:plain", dims=out.dims, dtype=out.dtype))
         else:
             low.ops.append(op)
+        if op.attr("no_grad", False):
+            low.ops[done:] = [
+                replace(part, attrs=attrs(**dict(part.attrs) | {"no_grad": True})) for part in low.ops[done:]
+            ]
     return replace(block, tensors=tuple(low.tensors), ops=tuple(low.ops))
 
 

@@ -78,7 +78,7 @@ def problems(
         findings += _dims(plan, graph, workload)
     findings += [_error(name, text) for name, text in vocabulary_errors(plan, graph)]
     findings += [*_axes_without_effect(plan, graph), *_batch(plan, workload), *_positions(graph, workload)]
-    findings += [*_samples(graph, workload), *_open_sizes(graph, workload)]
+    findings += [*_samples(graph, workload), *_fixed_batch(plan, graph, workload), *_open_sizes(graph, workload)]
     findings += _router(plan, graph, workload)
     unique = dict.fromkeys(findings)
     return tuple(sorted(unique, key=lambda problem: problem.severity))
@@ -476,6 +476,26 @@ def _samples(graph: Graph, workload: Workload | None) -> Iterator[Problem]:
             "sample_tokens",
             f"sequences of {other[0]} tokens, but {graph.name} {what}; use seq_len = {fixed} (leave --seq-len out)",
         )
+
+
+def _fixed_batch(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Problem]:
+    """Whether a rank's microbatch is the batch of a graph that holds for one batch only."""
+    sizes = {dim.size for block in graph.blocks for dim in block.dims if dim.name == "batch" and dim.size is not None}
+    if workload is None or not sizes:
+        return
+    try:
+        _, rows = batch(plan, workload)
+    except PlanError:
+        return  # said elsewhere
+    for stage in range(plan.num_stages):
+        here = rows / plan.stage_mesh(stage).data_ranks
+        if here != max(sizes):
+            yield _error(
+                "fixed_batch",
+                f"{here:g} samples in a rank's microbatch, but {graph.name} was captured at {max(sizes)} and does "
+                f"something else at others; use micro_batch_size = {max(sizes)}",
+            )
+            return
 
 
 def _positions(graph: Graph, workload: Workload | None) -> Iterator[Problem]:

@@ -1,0 +1,94 @@
+"""What a recorded forward is made of: values, ATen ops, and the calls of the torch API that ran them.
+
+A `Trace` holds the steps in order and every value by its index. Leaves out recording (`trace`) and meaning (`convert`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value among the arguments of a node."""
+
+    index: int
+
+
+@dataclass(slots=True)
+class Value:
+    """A tensor of the trace."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    origin: str
+    """`input`, `parameter`, `buffer`, `constant` or `op`."""
+    name: str
+    """Of an input, parameter or buffer, in full."""
+    grad: bool
+    """Whether a gradient flows into it."""
+    storage: int
+    """Two values with the same number look into the same memory."""
+    fed: bool
+    """Whether it depends on values of inputs or parameters, not on their shapes only."""
+    learned: bool
+    """Whether it depends on parameters."""
+
+
+@dataclass(slots=True)
+class Node:
+    """One ATen op."""
+
+    target: str
+    """`aten.mul.Tensor`."""
+    args: tuple[Any, ...]
+    """Literals and `Ref`s."""
+    kwargs: dict[str, Any]
+    outs: tuple[int | None, ...]
+    """Values; None for an output that is no tensor."""
+    many: bool
+    """Whether it returns a tuple."""
+    grad: bool
+    """Whether autograd was on."""
+
+
+@dataclass(slots=True)
+class Step:
+    """One call of the torch API."""
+
+    func: str
+    """`linear`, `scaled_dot_product_attention`, `mul` …"""
+    module: str
+    """Full name of the module whose forward called it."""
+    module_type: str
+    where: str
+    """`file.py:12` of the user's code."""
+    turns: tuple[tuple[str, int], ...] = ()
+    """Modules that were running, outermost first, and the how-manieth run of each it was."""
+    nodes: list[Node] = field(default_factory=list)
+    kept: list[tuple[int, tuple[int, ...], torch.dtype]] = field(default_factory=list)
+    """(storage, shape, dtype) of each tensor that autograd keeps."""
+    call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    """Arguments of the call, with `Ref`s."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """A recorded forward."""
+
+    values: list[Value]
+    steps: list[Step]
+    outputs: list[int]
+    """Values that the module returns, tensors only, in order."""
+    output_names: list[str]
+    notes: list[str]
+    constants: dict[str, Tensor]
+    """Values of states that are neither parameters nor buffers."""
+    read: bool
+    """Whether a number or a size depended on values of inputs."""
+    tensors: list[Tensor]
+    """Of each value, the tensor that it was; on the meta device without numbers."""

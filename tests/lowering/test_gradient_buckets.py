@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
 import gnomon
 from gnomon.errors import PlanError
 from gnomon.lowering import lower
 from gnomon.models.presets import model
-from gnomon.plans import Mesh, Overlap, Plan, Schedule, Workload
-from gnomon.program import Program
+from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Schedule, Workload
+from gnomon.program import Program, validate
 from gnomon.software import own, stack
 
 GRAPH, WORKLOAD = model("llama-tiny"), Workload(global_batch_size=8, seq_len=64)
@@ -33,7 +36,7 @@ def test_the_smallest_buckets_are_layers_and_the_largest_is_the_stage(size: int,
 def test_a_bucket_comes_right_after_the_last_backward_of_its_layers() -> None:
     """And after no other layer's: what is left of backward runs beside it."""
     for mesh in (Mesh(dp_replicate=2), Mesh(pp=2, dp_replicate=2)):
-        program = lower(GRAPH, plan(200_000, mesh), None, WORKLOAD, by_layer=True)
+        program = lower(GRAPH, plan(4_000_000, mesh), None, WORKLOAD, by_layer=True)
         kinds = [kind.name for kind in program.kinds]
         seen = set[int]()
         for row in [row for row in range(program.num_rows) if kinds[program.kind[row]] == "AR"]:
@@ -46,6 +49,27 @@ def test_a_bucket_comes_right_after_the_last_backward_of_its_layers() -> None:
             assert not seen & of
             seen |= of
         assert seen == set(range(LAYERS))
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_zero_reduces_buckets_as_often_as_it_does_layers_and_gathers_layer_by_layer(zero: int) -> None:
+    """ZeRO 1 once a step, ZeRO 2 after each of four microbatches; right after the last backward of its layers."""
+    for mesh in (Mesh(dp_shard=2), Mesh(pp=2, dp_shard=2), Mesh(dp_replicate=2, dp_shard=2)):
+        whole = replace(plan(4_000_000, mesh), optimizer=Optimizer(zero=zero))  # type: ignore[arg-type]
+        program = lower(GRAPH, whole, None, replace(WORKLOAD, global_batch_size=16), by_layer=True)
+        validate(program)
+        kinds = [program.kinds[kind].name for kind in program.kind]
+        reduced = Counter[int]()
+        for row in [row for row, kind in enumerate(kinds) if kind == "REDUCE_GRAD"]:
+            override, of = program.overrides.get(row), {int(program.stage[row])}
+            if override is not None and override.effects is not None:
+                of = {effect.ref.stage for effect in override.effects}
+            assert kinds[row - 1] == "B" and int(program.stage[row - 1]) == min(of)
+            reduced.update(of)
+        assert reduced == dict.fromkeys(range(LAYERS), 4 if zero == 2 else 1)
+        assert kinds.count("REDUCE_GRAD") < sum(reduced.values())
+        assert kinds.count("UNSHARD") == LAYERS
+        assert kinds.count("AR") == (LAYERS if mesh.dp_replicate > 1 else 0)
 
 
 def test_without_bucket_bytes_no_row_changes() -> None:

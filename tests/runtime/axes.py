@@ -85,6 +85,9 @@ CASES: dict[str, Small] = {
     "images, zero 3": small(VIT, Mesh(dp_shard=2), 3),
     "gradient buckets over cp": small(LLAMA, Mesh(cp=2), overlap=Overlap(bucket_bytes=1)),
     "gradient buckets of experts": small(MIXTRAL, Mesh(dp_shard=2, ep=2), overlap=Overlap(bucket_bytes=1)),
+    "gradient buckets of experts, zero 2": small(
+        MIXTRAL, Mesh(dp_shard=2, ep=2), 2, overlap=Overlap(bucket_bytes=9000)
+    ),
     "encoder and decoder, one stage each": small(T5, Mesh(pp=2)),
     "encoder and decoder, zero 3": small(T5, Mesh(dp_shard=2), 3),
     "encoder and decoder, split backward": small(T5, Mesh(pp=2), how=ZB),

@@ -133,6 +133,20 @@ PLANS: dict[str, Plan] = {
     "zero 1": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=1)),
     "zero 2": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=2)),
     "zero 3": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=3)),
+    "zero 1, buckets": Plan(
+        mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=1), overlap=BUCKETS
+    ),
+    "zero 2, buckets": Plan(
+        mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=2), overlap=BUCKETS
+    ),
+    "dp 2, shard 2, zero 1, buckets": Plan(
+        mesh=Mesh(dp_replicate=2, dp_shard=2), schedule=schedule("one_f_one_b", 2), optimizer=Optimizer(zero=1),
+        overlap=BUCKETS,
+    ),
+    "pp and zero 2, buckets": Plan(
+        mesh=Mesh(pp=2, dp_shard=2), schedule=schedule("interleaved_zero_bubble", virtual_stages=2),
+        optimizer=Optimizer(zero=2), overlap=BUCKETS,
+    ),
     "zero 2, update on the host": Plan(
         mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=2, offload=Offload())
     ),
@@ -266,7 +280,7 @@ TIED = frozenset(
         "one device", "1f1b", "tp", "pp and dp", "pp and tp", "zero bubble h1", "zero 1", "zero 2", "zero 3",
         "zero bubble v", "v half", "v min", "dualpipe v", "interleaved", "dp 2, shard 2", "pp and zero 1",
         "pp and zero 3", "looped bfs and zero 3, recompute", "v min and zero 2", "tp, sp and zero 3",
-        "pp, tp and sp, v", "dualpipe v and dp, recompute", "dp, buckets",
+        "pp, tp and sp, v", "dualpipe v and dp, recompute", "dp, buckets", "pp and zero 2, buckets",
     }
 )  # fmt: skip
 """Plans that are also tried with the embedding as head."""

@@ -42,8 +42,8 @@ pytestmark = pytest.mark.torch
         (Plan(saved=Saved(preset="full", every=2), optimizer=Optimizer(zero=3)), "every under ZeRO 3"),
         (Plan(overlap=Overlap(splits=(Split(op="x", dim="seq", parts=2),))), "overlap.splits"),
         (
-            Plan(overlap=Overlap(bucket_bytes=1 << 20), optimizer=Optimizer(zero=2)),
-            "bucket_bytes with optimizer.zero = 2",
+            Plan(overlap=Overlap(bucket_bytes=1 << 20), optimizer=Optimizer(zero=3)),
+            "bucket_bytes with optimizer.zero = 3",
         ),
         (
             Plan(mesh=Mesh(tp=2), optimizer=Optimizer(kind="muon", offload=Offload())),

@@ -33,7 +33,8 @@ pytestmark = pytest.mark.torch
 GRAPH = llama(parity.CONFIG)
 BYTES = [
     "tp", "tp and sp", "dp", "zero 1", "zero 2", "zero 3", "tp 4: two ranks a key head", "dp 2, shard 2",
-    "dp, buckets", "pp and dp, buckets",
+    "dp, buckets", "pp and dp, buckets", "zero 1, buckets", "zero 2, buckets", "dp 2, shard 2, zero 1, buckets",
+    "pp and zero 2, buckets",
     "tp, sp and zero 3", "pp and tp", "pp, tp and sp, v", "interleaved zero bubble, tp and sp", "pp and dp",
     "pp and zero 1", "v min and zero 2", "pp and zero 3", "cp, gathered", "cp, ulysses",
 ]  # fmt: skip
@@ -63,7 +64,7 @@ def test_collectives_have_the_bytes_that_sharding_says(name: str) -> None:
     summed: Counter[int] = Counter()
     for rank, results in jobs.results(plan.world_size).items():
         layers = rank_parts(plan, rank)
-        want = activation_collectives(plan, layers) + gradient_collectives(plan, layers)
+        want = activation_collectives(plan, layers) + gradient_collectives(plan, layers, rank)
         want["all_reduce", "all", plan.world_size, 8] += 1  # the global norm, a float64
         ran = Counter(call for call in results.traced[name][2] if call[0] not in ("isend", "irecv"))
         if plan.optimizer.zero:
@@ -87,7 +88,7 @@ def test_updates_of_whole_matrices_communicate_and_keep_what_is_predicted(name: 
     for rank, results in jobs.results(plan.world_size).items():
         calls, held = results.updates[name]
         layers = rank_parts(plan, rank)
-        usual = activation_collectives(plan, layers) + gradient_collectives(plan, layers)
+        usual = activation_collectives(plan, layers) + gradient_collectives(plan, layers, rank)
         usual["all_reduce", "all", plan.world_size, 8] += 1
         ran = Counter(calls)
         assert not usual - ran
@@ -168,6 +169,12 @@ def rank_parts(plan: Plan, rank: int) -> Parts:
     return actual
 
 
+def rank_layers(plan: Plan, rank: int) -> Parts:
+    """What a rank has, layer by layer."""
+    layers = [(stage, layer) for stage, part in enumerate(stage_layers(plan, GRAPH)) for layer in part]
+    return [(number, [layer]) for number, (stage, layer) in enumerate(layers) if rank in plan.stage_ranks[stage]]
+
+
 def replica(plan: Plan, rank: int) -> int:
     """The first of the ranks that hold the other shards of what `rank` holds."""
     here = coordinates(plan, rank)
@@ -185,18 +192,22 @@ def activation_collectives(plan: Plan, parts: Parts) -> Counter[traced.Call]:
     return result
 
 
-def gradient_collectives(plan: Plan, parts: Parts) -> Counter[traced.Call]:
+def gradient_collectives(plan: Plan, parts: Parts, rank: int) -> Counter[traced.Call]:
     """Of parameters and gradients: those of a row's layers together, as often as the Program has the row. Without sums
-    over tp of what ZeRO divides."""
+    over tp of what ZeRO divides. Its buckets are of reduce-scatters alone."""
     result: Counter[traced.Call] = Counter()
-    program = lower(GRAPH, plan, None, parity.WORKLOAD)
+    bucketed = plan.overlap.bucket_bytes is not None
+    fp32 = replace(plan, precision=parity.FP32)
+    program = lower(GRAPH, fp32, None, parity.WORKLOAD, by_layer=bucketed)
     rows = Counter(
         (program.kinds[kind].name, stage)
         for kind, stage in zip(program.kind.tolist(), program.stage.tolist(), strict=True)
     )
-    for stage, layers in parts:
+    apart = bucketed and plan.optimizer.zero > 0
+    chosen = [(part, True) for part in parts] + [(part, False) for part in (rank_layers(plan, rank) if apart else ())]
+    for (stage, layers), together in chosen:
         for (kind, ranks, axes), size in _sizes(plan, layers).items():
-            if axes == ("tp",) and plan.optimizer.zero:
+            if (axes == ("tp",) and plan.optimizer.zero) or (apart and together != (kind == "reduce_scatter")):
                 continue
             often = rows[ROWS[kind], stage] if plan.optimizer.zero and kind != "all_reduce" else 1
             result[kind, traced.named(axes, plan.mesh), ranks, size] += often

@@ -22,9 +22,9 @@ FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", maste
         (Plan(mesh=Mesh(cp=2, ep=2)), ()),
         (Plan(overlap=Overlap(bucket_bytes=1 << 20)), ()),
         (
-            Plan(overlap=Overlap(bucket_bytes=1 << 20), optimizer=Optimizer(zero=1)),
+            Plan(overlap=Overlap(bucket_bytes=1 << 20), optimizer=Optimizer(zero=3)),
             (
-                "overlap.bucket_bytes with optimizer.zero = 1, optimizer.offload, stages' shares, schedule.passes, or "
+                "overlap.bucket_bytes with optimizer.zero = 3, optimizer.offload, stages' shares, schedule.passes, or "
                 "a schedule whose rows hold several actions",
             ),
         ),

@@ -1,8 +1,9 @@
-"""Gradient buckets: gradients of several layers, reduced by one all-reduce as soon as all of them are whole.
+"""Gradient buckets: gradients of several layers, reduced by one collective as soon as all of them are whole.
 
 `gradient_buckets(graph, plan, layers)` says which layers share one; `with_gradient_buckets(program, buckets)` merges
 their rows: one AR a bucket, named `2..4.AR`. Where the plan overlaps reductions with backward (`overlap.grad_reduce`)
-it comes right after the last backward of its own layers. Left out: ZeRO's reductions, seconds, and where gradients lie.
+it comes right after the last backward of its own layers. `with_shard_buckets` does so with the REDUCE_GRAD of ZeRO 1
+and 2. Left out: ZeRO 3, whose layers are reduced one by one, seconds, and where gradients lie.
 Source of the rule: PyTorch DistributedDataParallel (Li et al. 2020), whose buckets fill in the order of backward.
 """
 
@@ -14,7 +15,7 @@ from functools import lru_cache
 from gnomon import orders
 from gnomon.errors import PlanError
 from gnomon.graph import BF16, DTYPE_BITS, Block, Graph, Layer
-from gnomon.lowering.edit import rows_of, with_rows
+from gnomon.lowering.edit import Row, rows_of, with_rows
 from gnomon.lowering.gradients import WRITES_GRADIENTS
 from gnomon.lowering.insertions import bucket, by_name
 from gnomon.plans import Layout, Mesh, Plan
@@ -76,4 +77,28 @@ def with_gradient_buckets(program: Program, buckets: Sequence[Sequence[int]], *,
         made = {i: bucket(reduction, of) for of, i in at.items()}
         kept = [([] if i in sums else [row]) + ([made[i]] if i in made else []) for i, row in enumerate(rows)]
         listed.append([row for some in kept for row in some])
+    return with_rows(program, listed)
+
+
+def with_shard_buckets(program: Program, buckets: Sequence[Sequence[int]]) -> Program:
+    """The Program, whose stages are layers under ZeRO 1 or 2, with one REDUCE_GRAD for each bucket where its last layer
+    had its own; under ZeRO 2 one for each unit. All-reduces over replicas (AR) stay a layer's, and come after it."""
+    reduction, of_layer = by_name(program.kinds)["REDUCE_GRAD"], {layer: tuple(one) for one in buckets for layer in one}
+    listed = []
+    for rows in rows_of(program):
+        kept, waiting, after = list[Row](), dict[tuple[int, ...], set[int]](), dict[tuple[int, ...], list[Row]]()
+        for row in rows:
+            of = of_layer.get(row.stage, ())
+            if row.kind == "REDUCE_GRAD":
+                there = waiting.setdefault(of, set())
+                there.add(row.stage)
+                if there == set(of):
+                    kept += [bucket(reduction, of), *after.pop(of, ())]
+                    del waiting[of]
+            elif row.kind == "AR" and row.override is None and of in waiting:
+                after.setdefault(of, []).append(row)
+            else:
+                kept.append(row)
+        assert not waiting, "every layer of a bucket is reduced as often as the others"
+        listed.append(kept)
     return with_rows(program, listed)

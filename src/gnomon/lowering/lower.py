@@ -21,7 +21,7 @@ from gnomon.graph import Graph, Layer
 from gnomon.hardware import Cluster
 from gnomon.lowering.chunked import BUFFERS as CHUNK_BUFFERS
 from gnomon.lowering.chunked import chunk_pass, chunkflow
-from gnomon.lowering.gradient_buckets import gradient_buckets, with_gradient_buckets
+from gnomon.lowering.gradient_buckets import gradient_buckets, with_gradient_buckets, with_shard_buckets
 from gnomon.lowering.gradients import with_all_reduce, with_optimizer
 from gnomon.lowering.messages import with_messages, with_polled
 from gnomon.lowering.optimizer import apply_optimizer, effective_zero, with_meetings
@@ -78,8 +78,8 @@ def lower(
     num_microbatches plain ones. messages: whether a send between stages ends without its receive, or both start and
     end together, or the host sleeps between looks at each; a property of the software, not of the plan. by_layer: a row
     for each layer even where nothing acts inside a stage; where something does it is so anyway. With it, gradients of
-    ZeRO 0 are reduced in buckets of `overlap.bucket_bytes`, one row each; without it a stage's are one row, and what of
-    it is exposed is a matter of its price.
+    ZeRO 0 to 2 are reduced in buckets of `overlap.bucket_bytes`, one row each; without it a stage's are one row, and
+    what of it is exposed is a matter of its price.
     """
     check(plan, graph, cluster, workload)
     return build(outline(graph, plan, cluster, workload, by_layer=by_layer), messages=messages)
@@ -176,7 +176,7 @@ def outline(
         units=units,
         workers=workers,
         layers=tuple(len(part) for part in layers) if by_layer else (),
-        buckets=gradient_buckets(graph, plan, layers) if by_layer and not zero and not stream else (),
+        buckets=gradient_buckets(graph, plan, layers) if by_layer and zero < 3 and not stream else (),
         stream=stream,
         reduced=reduced,
         shared=shared,
@@ -237,7 +237,9 @@ def build(given: Outline, *, messages: Messages = "buffered") -> Program:
         blocks=given.layers,
         stream=given.stream,
     )
-    if given.buckets:
+    if given.buckets and given.zero:
+        program = with_shard_buckets(program, given.buckets)
+    elif given.buckets:
         program = with_gradient_buckets(program, given.buckets, overlap=given.overlap.grad_reduce)
     if given.zero and given.tied and optimizer.offload is not None:
         raise PlanError("tied weights on several ranks with both ZeRO and optimizer.offload have no rows yet; drop one")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gnomon.lowering.chunked import chunk_pass
 from gnomon.prediction.layer_types import LayerPrice
+from gnomon.prediction.reduced_memory import copies, waited_for
 from gnomon.prediction.run_ahead import held_by_streams, split_by_microbatches
 from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
@@ -188,8 +189,13 @@ def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float
     if pricing.stack.gradients.bucketed is False and pricing.plan.optimizer.zero >= 2:
         # the shard is there once it has arrived
         waits = moved("G", "REDUCE_GRAD") | moved("GS", "REDUCE_GRAD")
-        row, at_start = np.where(waits, _waited_for(program, pricing)[row], row), at_start | waits
+        row, at_start = np.where(waits, waited_for(program, pricing)[row], row), at_start | waits
     buffer = moves.buffer
+    if copied := copies(program, pricing):
+        row = np.concatenate([row, [copy.row for copy in copied]])
+        buffer = np.concatenate([buffer, np.full(len(copied), [b.name for b in program.buffers].index("G"))])
+        size = np.concatenate([size, [copy.bytes for copy in copied]])
+        at_start = np.concatenate([at_start, [copy.at_start for copy in copied]])
     first = np.flatnonzero(np.isin(program.kind, kinds("I")))
     if pricing.stack.gradients.split_backward_frees and len(first):
         left = np.array([_deferred(pricing, block) for block in range(program.num_stages)])
@@ -247,18 +253,6 @@ def _keeps_input(pricing: Pricing, block: int) -> bool:
 
 def _deferred(pricing: Pricing, block: int) -> float:
     return float(sum(layer.deferred_bytes for layer, _ in _parts(pricing, block)))
-
-
-def _waited_for(program: Program, pricing: Pricing) -> NDArray[np.int64]:
-    """[rows] the row that waits for a reduction which begins there; the class's last one if none does."""
-    until = {"REDUCE_GRAD", "NORM", "OPT"} | ({"B", "W"} if pricing.plan.optimizer.zero == 2 else set())
-    waits = np.isin(program.kind, [i for i, kind in enumerate(program.kinds) if kind.name in until])
-    waiter = np.arange(program.num_rows)
-    for cls in range(program.num_classes):
-        low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
-        stops = np.append(low + np.flatnonzero(waits[low:high]), high - 1)
-        waiter[low:high] = stops[np.minimum(np.searchsorted(stops, np.arange(low, high), side="right"), len(stops) - 1)]
-    return waiter
 
 
 def temporaries(program: Program, pricing: Pricing) -> NDArray[np.float64]:
@@ -583,13 +577,15 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
             sizes[f"{block}P"] = float(sum(c.bytes for c in collectives[0] if c.when == "before_forward"))
             if pricing.plan.optimizer.offload_parameters:
                 sizes[f"{block}P"] += undivided_bytes(first.sharded, stage.mesh, stage.plan.precision)
+        by_layer = index >= 0 and (zero == 3 or (zero == 2 and whole))
+        if by_layer:
             sizes[f"{block}G"] = float(reduced[0])
             sizes[f"{block}GS"] = float(-(-reduced[0] // shard_ranks(stage.mesh, experts=False))) if whole else 0.0
         if index >= 0 and is_streamed(pricing):
             sizes[f"{block}G"], sizes[f"{block}GS"] = gradient_sizes(
                 pricing, stage, first, int(reduced[0]), kept=block in kept
             )
-        elif zero == 3 and index >= 0:
+        elif by_layer:
             continue
         elif whole and zero == 2:
             sizes[f"{block}G"] = float(sum(stage.elements) * width(pricing.plan.precision.grad))

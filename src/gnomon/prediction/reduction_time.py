@@ -143,21 +143,21 @@ class ReductionTime:
             self._wired[kind, block, buckets] = self._reductions(kind, block, buckets)
         return sum(seconds * self.priced.slower(link) for seconds, link in self._wired[kind, block, buckets])
 
-    def together(self, blocks: Sequence[int]) -> float:
-        """Seconds of one all-reduce of the gradients of several layers, if nothing runs beside it."""
-        wired = self.wired_together(blocks)
+    def together(self, kind: str, blocks: Sequence[int]) -> float:
+        """Seconds of one collective of the gradients of several layers, if nothing runs beside it."""
+        wired = self.wired_together(kind, blocks)
         seconds = sum(seconds * self.priced.slower(link) for seconds, link in wired)
         return seconds + check_s(self.priced.stack, sum(link.ranks for _, link in wired))
 
-    def wired_together(self, blocks: Sequence[int]) -> list[tuple[float, AxisLink]]:
-        """(price, link) of one all-reduce of several layers' gradients on each group of ranks that it runs on."""
+    def wired_together(self, kind: str, blocks: Sequence[int]) -> list[tuple[float, AxisLink]]:
+        """(price, link) of one collective of several layers' gradients on each group of ranks that it runs on."""
         stage, _ = self.priced.held(blocks[0])
         sizes: dict[tuple[str, ...], int] = {}
         for block in blocks:
-            for axes, members in self._grouped("AR", block).items():
+            for axes, members in self._grouped(kind, block).items():
                 sizes[axes] = sizes.get(axes, 0) + sum(c.bytes * n for c, n in members)
         links = {axes: self._link(stage, axes) for axes in sizes}
-        return [(float(collective_seconds("all_reduce", sizes[axes], link)), link) for axes, link in links.items()]
+        return [(float(collective_seconds(WANTED[kind][0], sizes[axes], link)), link) for axes, link in links.items()]
 
     def _grouped(self, kind: str, block: int) -> dict[tuple[str, ...], list[tuple[ParameterCollective, int]]]:
         """Mesh axes -> collectives of a stage's layers over them, and how often each is there."""

@@ -176,8 +176,8 @@ class Pricing:
         kind, stage = key.kind, key.stage
         if "&" in key.name:
             return sum(self.seconds(key._replace(kind=part, name="")) for part in key.name.split("&"))
-        if ".." in key.name and kind == "AR":
-            return self.reductions.together(self._bucket(key))
+        if ".." in key.name and kind in ("AR", "REDUCE_GRAD"):
+            return self.reductions.together(kind, self._bucket(key))
         if ".." in key.name:  # one row for neighbouring blocks: `2..3.D2H`
             return sum(self.seconds(key._replace(stage=other, name="")) for other in self._bucket(key))
         if kind in FREE_KINDS:
@@ -234,7 +234,7 @@ class Pricing:
             here = self.blocks[stage][0]
             other = here + (1 if kind == "SEND_F" else -1)
             return float(self.messages.bytes_of((min(here, other), max(here, other)))), 0.0
-        if kind == "AR" and ".." in key.name:
+        if kind in ("AR", "REDUCE_GRAD") and ".." in key.name:
             return sum(self.amounts(key._replace(stage=block, name=""))[0] for block in self._bucket(key)), 0.0
         if kind == "OPT":
             return float(sum(c.bytes * n for c, n in in_update(*self.priced.held(stage)))), 0.0
@@ -252,10 +252,14 @@ class Pricing:
             return [(self.compute.vocabulary(key.kind, key.stage), share.link)]
         if key.kind not in WANTED or key.name in (TIED, *IN_UPDATE):
             return []
-        if ".." in key.name and key.kind == "AR":
-            return self.reductions.wired_together(self._bucket(key))
+        if ".." in key.name and key.kind in ("AR", "REDUCE_GRAD"):
+            return self.reductions.wired_together(key.kind, self._bucket(key))
         blocks = self._bucket(key) if ".." in key.name else [self.alike[key.stage]]
         return [group for block in blocks for group in self.reductions.wired(key.kind, block)]
+
+    def spanned(self, key: Key) -> list[int]:
+        """The Program's stages that a row is about."""
+        return self._bucket(key) if ".." in key.name else [key.stage]
 
     def _bucket(self, key: Key) -> list[int]:
         """The Program's stages on the row's ranks that its name spans."""

@@ -15,6 +15,7 @@ from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.predict import Prediction
 from gnomon.prediction.reduction_time import WANTED
 from gnomon.prediction.step import Pricing
+from gnomon.prediction.update import in_update
 
 PIPELINE = "pp"
 """Messages between stages."""
@@ -42,8 +43,9 @@ def traffic(prediction: Prediction) -> tuple[Traffic, ...]:
     for low, high in zip(ptr, ptr[1:], strict=False):
         sent: dict[str, float] = {}
         for key in program.key[low:high].tolist():
-            for axes, size in _sent(pricing, program.keys[key].kind, program.keys[key].stage):
-                sent[axes] = sent.get(axes, 0.0) + size
+            for block in pricing.spanned(program.keys[key]):
+                for axes, size in _sent(pricing, program.keys[key].kind, block):
+                    sent[axes] = sent.get(axes, 0.0) + size
         if sum(sent.values()) > sum(best.values()):
             best = sent
     links = {name: link for stage in pricing.stages for name, link in stage.links.items()}
@@ -69,6 +71,9 @@ def _sent(pricing: Pricing, kind: str, block: int) -> Iterator[tuple[str, float]
         for layer, times in layers:
             for axis, size in _inside(layer, phase).items():
                 yield axis, size * times
+    if kind == "OPT":
+        for one, times in in_update(*pricing.priced.held(block)):
+            yield "+".join(one.axes), one.sent_bytes * times
     if kind in WANTED:
         name, moments = WANTED[kind]
         for layer, times in layers:

@@ -154,8 +154,9 @@ class Compute:
             self.mimose.end()
 
     def _clear(self, stage: int) -> None:
-        """Makes room for a stage's gradient: under ZeRO 2 it would have two whole ones while one is reduced."""
-        if self.stages[stage].zero == 2:
+        """Makes room for a stage's gradient: under ZeRO 2 it would have two whole ones while one is reduced. Where a
+        stage is a layer, others' may be under way."""
+        if self.stages[stage].zero == 2 and not self.state.by_layer:
             self.state.reduced()
 
     def _backward(self, stage: int, unit: int) -> None:

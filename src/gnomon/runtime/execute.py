@@ -111,6 +111,7 @@ class Executor:
         self.state = State(
             self.stages, self.groups, self.buffers, settings, plan.optimizer.kind, frozenset(held_by), device
         )
+        self.state.by_layer = by_layer and effective_zero(plan) < 3
         self.host = HostUpdate(self.state, self.stages, moved_stages(self.program))
         self.compute = Compute(graph, self.stages, self.state, self.buffers, self.feed, dtype)
         if mimose.METHOD.used(plan):

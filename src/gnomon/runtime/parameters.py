@@ -138,6 +138,7 @@ class Parameters:
         experts', which are reduced over other ranks than the rest."""
         self.slots, self.dtypes, self.zero, self.device = tuple(slots), dtypes, zero, device
         self.replicas, self.experts = replicas, experts
+        self.num_shards, self.shard_number = num_shards, shard
         self.by_name = {slot.name: slot for slot in slots}
         self.ranges: dict[str, Range] = {slot.name: (slot.start, slot.stop) for slot in slots}
         used = max((slot.stop for slot in slots), default=0)

@@ -23,6 +23,7 @@ from gnomon.runtime.optim import AdamWSettings, Update, clip_scale, squares, sum
 from gnomon.runtime.optim_matrix import Ranks
 from gnomon.runtime.parameters import GradientBucket, Parameters
 from gnomon.runtime.routes import Together, Waits, started
+from gnomon.runtime.shards import interleaved, kept_shards
 from gnomon.runtime.stage import Stage
 
 
@@ -51,6 +52,8 @@ class State:
         self.adam = {number: tuple(Update.of(held, kind) for held in stage.held) for number, stage in stages.items()}
         self.on_host: Mapping[int, Sequence[Parameters]] = {}
         """Stages whose update is on the host -> the host's side of their parameters."""
+        self.by_layer = False
+        """Whether a stage of the Program is a layer though ZeRO 3 does not ask for it."""
         self.buckets: dict[tuple[int, ...], list[GradientBucket]] = {}
         self.new_step()
 
@@ -223,7 +226,13 @@ class State:
     def reduce_grad(self, stages: Iterable[int]) -> None:
         """REDUCE_GRAD: this rank's shard of the sum of gradients, in place; later units add to it. One at a time under
         ZeRO 2 and 3: what is under way holds a whole gradient."""
-        for number in stages:
+        numbers = tuple(stages)
+        if self.by_layer:
+            self.reduced()
+        if len(numbers) > 1 and self.by_layer:
+            self._reduce_together(numbers)
+            return
+        for number in numbers:
             stage, name = self.stages[number], self._grad_name(number)
             if stage.zero >= 2:
                 self.reduced()
@@ -245,17 +254,36 @@ class State:
                 continue
 
             def finish(parts: list[tuple[Parameters, Tensor]] = parts) -> None:
-                for held, part in parts:
-                    if held.grad_shard is None:
-                        held.grad_shard = part.clone()  # or it would hold the whole
-                    else:
-                        held.grad_shard += part
+                kept_shards(parts)
 
             self.buffers.start(name, Together(tuple(works)), size, finish, tuple(wholes))
 
+    def _reduce_together(self, stages: Sequence[int]) -> None:
+        """The same of several layers by one reduce-scatter: their gradients are copied beside each other (`shards`)."""
+        names = [self._grad_name(number) for number in stages]
+        for name in names:
+            self.buffers.wait(name)
+        held = [held for number in stages for held in self.stages[number].held if held.zero]
+        works, wholes, parts = list[Waits](), list[Tensor](), list[tuple[Parameters, Tensor]]()
+        for experts in (False, True):
+            if members := [one for one in held if one.experts == experts]:
+                whole = interleaved(members)
+                part, group = whole[members[0].shard_number], self._shards(members[0])
+                works.append(started(reduce_scatter(part, whole.view(-1), group, wait=False)))
+                wholes.append(whole)
+                parts += zip(members, part.split([one.mine[1] - one.mine[0] for one in members]), strict=True)
+        for one in held:
+            if one.zero >= 2:
+                one.grad = None
+        size = sum(whole.nbytes for whole in wholes)
+        self.buffers.start(
+            names[0], Together(tuple(works)), size, lambda: kept_shards(parts), tuple(wholes), also=names[1:]
+        )
+
     def reduced(self) -> None:
         """Until no shard of a gradient is under way."""
-        for name in [name for name in self.buffers.arriving if name[0] == "GS"]:
+        waited = ("G", "GS") if self.by_layer else ("GS",)
+        for name in [name for name in self.buffers.arriving if name[0] in waited]:
             self.buffers.wait(name)
 
     def measure_norm(self, stages: Iterable[int]) -> None:

@@ -37,6 +37,11 @@ class UpdateCollective:
     bytes: int
     """Bytes of the whole buffer on one rank."""
 
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that one rank sends: 2(n-1)/n of the buffer for an all-reduce, (n-1)/n for a gather."""
+        return self.bytes * (2 if self.kind == "all_reduce" else 1) * (self.ranks - 1) / self.ranks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:

@@ -62,12 +62,12 @@ LACKS = (
     Lack(name="overlap.splits", asked=lambda plan: bool(plan.overlap.splits), choice="async_tp"),
     Lack(name="overlap.experts", asked=lambda plan: plan.overlap.experts),
     Lack(
-        name="overlap.bucket_bytes with optimizer.zero = {plan.optimizer.zero}, optimizer.offload, stages' shares, "
-        "schedule.passes, or a schedule whose rows hold several actions",
+        name="overlap.bucket_bytes with optimizer.zero = 3, optimizer.offload, stages' shares, schedule.passes, or a "
+        "schedule whose rows hold several actions",
         asked=lambda plan: (
             by_layer(plan)
             and bool(
-                plan.optimizer.zero
+                plan.optimizer.zero == 3
                 or plan.optimizer.offload
                 or plan.schedule.passes
                 or any(stage.shares for stage in plan.stages)

@@ -1,0 +1,56 @@
+"""Memory of gradients on their way, as Gnomon's runtime holds them: when a reduction is waited for, and copies for it.
+
+`waited_for` is the row at which a reduction is over for memory; `copies` are the gradients of several layers that are
+copied beside each other for one reduce-scatter (`runtime.shards`). Leaves out how large gradients are (`memory`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.prediction.step import Pricing
+from gnomon.program import Program
+
+
+class Copy(NamedTuple):
+    """Bytes that come or go."""
+
+    row: int
+    bytes: float
+    """Negative: less."""
+    at_start: bool
+    """Of the row; otherwise at its end."""
+
+
+def waited_for(program: Program, pricing: Pricing) -> NDArray[np.int64]:
+    """[rows] the row that waits for a reduction which begins there; the class's last one if none does. Under ZeRO 2
+    that is the next backward too, unless each layer has its own rows."""
+    until = {"REDUCE_GRAD", "NORM", "OPT"}
+    if pricing.plan.optimizer.zero == 2 and pricing.blocks[0][1] < 0:
+        until |= {"B", "W"}
+    waits = np.isin(program.kind, [i for i, kind in enumerate(program.kinds) if kind.name in until])
+    waiter = np.arange(program.num_rows)
+    for cls in range(program.num_classes):
+        low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
+        stops = np.append(low + np.flatnonzero(waits[low:high]), high - 1)
+        waiter[low:high] = stops[np.minimum(np.searchsorted(stops, np.arange(low, high), side="right"), len(stops) - 1)]
+    return waiter
+
+
+def copies(program: Program, pricing: Pricing) -> Sequence[Copy]:
+    """Of each reduction of several layers under ZeRO 1 and 2. Under 1 the copy is there until the reduction is waited
+    for. Under 2 the gradients themselves go as soon as they are copied: only within the row are there both."""
+    if pricing.stack.gradients.bucketed is not False or pricing.plan.optimizer.zero not in (1, 2):
+        return ()
+    waiter, made = waited_for(program, pricing), list[Copy]()
+    for row, override in program.overrides.items():
+        key = program.keys[program.key[row]]
+        if key.kind == "REDUCE_GRAD" and ".." in override.name:
+            size = pricing.amounts(key)[0]
+            ends = (int(waiter[row]), True) if pricing.plan.optimizer.zero == 1 else (row, False)
+            made += (Copy(row, size, True), Copy(ends[0], -size, ends[1]))
+    return made

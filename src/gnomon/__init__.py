@@ -5,7 +5,8 @@ The public verbs, loaded when first used so that `import gnomon` stays light:
 -> search.Result`, `gnomon.fit(model, cluster, plan, workload) -> request.fit.Ladder`; with torch,
 `gnomon.capture(module, example_inputs) -> Graph`, `gnomon.op_price` and `gnomon.op_sharding` for what a custom op costs
 and how it divides, `gnomon.prepare(model, plan)`, a job whose steps the caller feeds, and
-`gnomon.watch(model, optimizer, plan)`, expected against actual in the caller's own loop.
+`gnomon.watch(model, optimizer, plan)`, expected against actual in the caller's own loop; `gnomon.save(module, inputs,
+folder)` and `gnomon.load(folder)`, compiled ahead of time for inference.
 Everything else is in the rooms (`gnomon.plans` …).
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gnomon.compiler.saved import load, save
     from gnomon.frontend.capture import capture
     from gnomon.frontend.custom_ops import op_price, op_sharding
     from gnomon.request.fit import fit
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from gnomon.runtime.watch import watch
 
 __version__ = "0.1.0.dev0"
-__all__ = ["capture", "fit", "op_price", "op_sharding", "plan", "predict", "prepare", "watch"]
+__all__ = ["capture", "fit", "load", "op_price", "op_sharding", "plan", "predict", "prepare", "save", "watch"]
 
 
 def __getattr__(name: str) -> Any:
@@ -38,6 +40,10 @@ def __getattr__(name: str) -> Any:
         from gnomon.runtime import job
 
         return job.prepare
+    if name in ("load", "save"):
+        from gnomon.compiler import saved
+
+        return getattr(saved, name)
     if name == "watch":
         from gnomon.runtime.watch import watch
 

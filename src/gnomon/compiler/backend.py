@@ -132,9 +132,8 @@ class Compiled:
 def _load(planned: Sequence[Planned]) -> None:
     """Gives kernels their functions, as far as this machine has what makes them."""
     plain = [p for p in planned if not isinstance(p.kernel, TritonKernel)]
-    if has_compiler():
-        for p, function in zip(plain, libraries([p.kernel.source for p in plain]), strict=True):
-            p.function = function
+    for p, function in zip(plain, libraries([p.kernel.source for p in plain]), strict=True):
+        p.function = function
     others = [(p, p.kernel) for p in planned if isinstance(p.kernel, TritonKernel)]
     for (p, _), launcher in zip(others, launchers([kernel for _, kernel in others]), strict=True):
         p.function = launcher

@@ -1,8 +1,8 @@
 """Text of kernels compiled and loaded: g++ in parallel, kept on disk by content, verified before it is loaded.
 
-`libraries` takes sources and gives functions, None where a source does not compile. A file's name holds the key
-of what made it (source, headers, flags, compiler) and the digest of its bytes, so that processes may write at
-the same time and a damaged file is built anew. Leaves out what is worth compiling.
+`libraries` takes sources and gives functions, None where a source does not compile or there is no compiler. A
+file's name holds the key of what made it (source, headers, flags, compiler) and the digest of its bytes, so that
+processes may write at the same time and a damaged file is built anew. Leaves out what is worth compiling.
 """
 
 from __future__ import annotations
@@ -139,10 +139,24 @@ def libraries(sources: Sequence[str]) -> list[Function | None]:
     return [_loaded[key] for key in keys]
 
 
+def library_of(source: str) -> Path | None:
+    """The file of a source's library, built where it is not there; None where it does not compile."""
+    [function] = libraries([source])
+    return None if function is None else _on_disk(key_of(source)) or compiled(key_of(source), source)
+
+
+def adopt(source: str, library: Path) -> None:
+    """Has a library that came with a saved model in the place of building its source."""
+    key = key_of(source)
+    with _lock:
+        if _loaded.get(key) is None:
+            _loaded[key] = function_of(library)
+
+
 def _one(item: tuple[str, str]) -> Function | None:
     key, source = item
     try:
-        path = _on_disk(key) or compiled(key, source)
+        path = _on_disk(key) or (compiled(key, source) if has_compiler() else None)
         return None if path is None else function_of(path)
     except OSError as error:
         log.warning("kernels cannot be kept or loaded (%s): their operations stay PyTorch's", error)

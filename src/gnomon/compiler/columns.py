@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnomon.compiler.build import has_compiler, libraries
+from gnomon.compiler.build import libraries
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.sizes import equal, size_of
 
@@ -86,7 +86,7 @@ class Column:
 
 def fuse(graph: fx.Graph) -> list[Columns]:
     """Puts a `Columns` in place of every node that is worth one; returns them. Nothing where a tensor is written."""
-    if not has_compiler() or any(_writes(node) for node in graph.nodes):
+    if any(_writes(node) for node in graph.nodes):
         return []
     made = []
     for node in list(graph.nodes):
@@ -318,14 +318,15 @@ def _selected(node: Node, dims: int) -> Numbers:
 
 # ---- running
 @cache
-def _source() -> str:
+def kernel_source() -> str:
+    """The kernel's C++."""
     return (Path(__file__).with_name("cpp") / "columns.cpp").read_text(encoding="utf-8")
 
 
 @cache
 def _kernel() -> Any:
     """The compiled kernel, None where it does not compile."""
-    [function] = libraries([_source()])
+    [function] = libraries([kernel_source()])
     if function is None:
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
@@ -377,7 +378,7 @@ class Columns:
         rowed = next((c for c in columns if c.offsets is None), columns[0])
         self.batch_of = (place(rowed.offsets or rowed.numbers.node), 0 if rowed.offsets else rowed.numbers.row_dim)
         self.aten = _extracted(node, self.arguments)
-        self.trial = Trial(f"{_source()}// {rows} {code} {self.stacked}", self._run, self.aten)
+        self.trial = Trial(f"{kernel_source()}// {rows} {code} {self.stacked}", self._run, self.aten)
         self.first = True
 
     def __call__(self, *args: torch.Tensor) -> torch.Tensor:

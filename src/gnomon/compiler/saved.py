@@ -1,0 +1,266 @@
+"""A compiled model on disk: `save` compiles ahead of time, `load` runs where there is no C++ compiler.
+
+A folder: `program.pt2` (torch.export's own file, weights in it), `kernels/` (each kernel's C++ and its library) and
+`gnomon.json` with the SHA-256 of each. Inference on the CPU. A library is native code and `program.pt2` may hold
+pickles: load what you trust. On another instruction set kernels are built from what the program says, or, without a
+compiler, stay PyTorch's own operations. Leaves out training and GPUs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from gnomon.compiler import build, columns
+from gnomon.compiler.backend import Compiled
+from gnomon.compiler.machine import this_machine
+from gnomon.errors import CaptureError, InputError
+
+log = logging.getLogger("gnomon.compiler")
+RECORD, PROGRAM, KERNELS = "gnomon.json", "program.pt2", "kernels"
+FORMAT = 1
+MEMBER = re.compile(rf"{re.escape(PROGRAM)}|{KERNELS}/\d+\.(cpp|so)")
+READ = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.USER_INPUT)
+WHOLE = frozenset({"aten::scaled_dot_product_attention"})
+"""Composite operations that ATen runs better whole."""
+
+
+class Loaded:
+    """A saved model; called as the module was, with tensors that lie on the CPU. Gradients are not recorded."""
+
+    def __init__(self, exported: ExportedProgram, keywords: list[str]) -> None:
+        self.compiled = Compiled(exported.graph_module)
+        self._call = self.compiled.boxed()
+        self._in, self._out, self._keywords = exported.call_spec.in_spec, exported.call_spec.out_spec, keywords
+        held = {**exported.state_dict, **exported.constants}
+        self._specs = exported.graph_signature.input_specs
+        self._held = [
+            None if spec.kind is InputKind.USER_INPUT else held[str(spec.target)].detach() for spec in self._specs
+        ]
+        nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
+        self._wanted = [
+            (node.name, spec.arg.value if isinstance(spec.arg, ConstantArgument) else node.meta["val"])
+            for node, spec in zip(nodes, self._specs, strict=True)
+            if spec.kind is InputKind.USER_INPUT
+        ]
+        self._ranges = {symbol: (one.lower, one.upper) for symbol, one in exported.range_constraints.items()}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module returns. InputError where an input is not of the saved kind, dtype or size."""
+        if set(kwargs) != set(self._keywords):
+            raise InputError(f"it was saved with the keyword arguments {self._keywords}, and got {sorted(kwargs)}")
+        given, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in self._keywords}))
+        if spec != self._in:
+            raise InputError(f"inputs are nested as {spec}, and were saved as {self._in}")
+        self._check(given)
+        user = iter(given)
+        flat = [next(user) if spec.kind is InputKind.USER_INPUT else one for one, spec in self._pairs()]
+        with torch.no_grad():
+            return pytree.tree_unflatten(self._call(flat), self._out)
+
+    def _pairs(self) -> zip[tuple[Any, Any]]:
+        return zip(self._held, self._specs, strict=True)
+
+    def _check(self, given: list[Any]) -> None:
+        sizes: dict[Any, int] = {}
+        for (name, wanted), one in zip(self._wanted, given, strict=True):
+            if not isinstance(wanted, torch.Tensor):
+                if type(one) is not type(wanted) or one != wanted:
+                    raise InputError(f"input {name!r} is {one!r}, and was saved as {wanted!r}")
+                continue
+            saved = f"{wanted.dtype} {tuple(map(str, wanted.shape))} on the CPU"
+            if not isinstance(one, torch.Tensor) or one.device.type != "cpu" or one.dtype != wanted.dtype:
+                is_a = f"{one.dtype} on {one.device}" if isinstance(one, torch.Tensor) else type(one).__name__
+                raise InputError(f"input {name!r} is {is_a}, and was saved as {saved}")
+            if one.dim() != wanted.dim() or not all(
+                self._fits(size, at, sizes) for size, at in zip(wanted.shape, one.shape, strict=True)
+            ):
+                raise InputError(f"input {name!r} is {tuple(one.shape)}, and was saved as {saved}{self._limits()}")
+
+    def _fits(self, wanted: int | torch.SymInt, size: int, sizes: dict[Any, int]) -> bool:
+        """Whether a size is the saved one, or within the range of its symbol and equal wherever that stands."""
+        if isinstance(wanted, int):
+            return size == wanted
+        expression = wanted.node.expr
+        if expression.is_Symbol and expression not in sizes:
+            low, high = self._ranges.get(expression, (0, float("inf")))
+            sizes[expression] = size
+            return bool(low <= size <= high)
+        return bool(expression.subs(sizes) == size)
+
+    def _limits(self) -> str:
+        return "".join(f"; {low} <= {symbol} <= {high}" for symbol, (low, high) in self._ranges.items())
+
+
+def save(
+    module: torch.nn.Module,
+    inputs: tuple[Any, ...],
+    path: str | Path,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+) -> Path:
+    """Compiles a module for inference and writes it to a new folder.
+
+    inputs, kwargs: examples, as `torch.export.export` takes them. dynamic_shapes: torch.export's; sizes that it does
+    not name are fixed. Raises CaptureError where torch.export cannot record the module, InputError where the folder
+    exists, the model is not on the CPU or there is no C++ compiler.
+    """
+    target = Path(path)
+    if target.exists():
+        raise InputError(f"{target} exists already: give a new folder")
+    if not build.has_compiler():
+        raise InputError("saving needs a C++ compiler (g++, or CXX): loading does not")
+    given = dict(kwargs or {})
+    exported = _exported(module, inputs, given, dynamic_shapes)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    try:
+        with quiet():
+            torch.export.save(exported, work / PROGRAM)
+        # As it is read back, so that what is compiled here is what a process that loads it asks for.
+        made = Compiled(_read(work / PROGRAM).graph_module)
+        _write_kernels(made, work / KERNELS)
+        files = sorted(path for path in work.rglob("*") if path.is_file())
+        record = {
+            "format": FORMAT,
+            "torch": torch.__version__,
+            "isa": this_machine().isa.name,
+            "keywords": list(given),
+            "files": {file.relative_to(work).as_posix(): _digest(file) for file in files},
+        }
+        (work / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+        work.chmod(0o755)
+        work.rename(target)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    return target
+
+
+def load(path: str | Path) -> Loaded:
+    """A saved model, ready to be called. Raises InputError where the folder is not whole."""
+    folder = Path(path)
+    record = _record(folder)
+    for name, digest in record["files"].items():
+        if not MEMBER.fullmatch(name):
+            raise InputError(f"{folder / RECORD} names {name!r}, which is no file of a saved model")
+        try:
+            whole = _digest(folder / name) == digest
+        except OSError as error:
+            raise InputError(f"{folder / name} cannot be read ({error.strerror}): save the model again") from None
+        if not whole:
+            raise InputError(f"{folder / name} is damaged (its SHA-256 is not the recorded one): save the model again")
+    if record["isa"] == this_machine().isa.name:
+        for name in record["files"]:
+            if name.endswith(".so"):
+                build.adopt((folder / name).with_suffix(".cpp").read_text(encoding="utf-8"), folder / name)
+    else:
+        log.warning("%s was saved for %s and this is %s: its kernels are built anew, or stay PyTorch's operations",
+                    folder, record["isa"], this_machine().isa.name)  # fmt: skip
+    try:
+        exported = _read(folder / PROGRAM)
+    except Exception as error:  # torch's own, of many types
+        raise InputError(
+            f"torch {torch.__version__} cannot read {folder / PROGRAM}, which torch {record['torch']} wrote ({error}); "
+            "where it returns a library's own type (transformers' outputs), import that library first"
+        ) from error
+    return Loaded(exported, list(record["keywords"]))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """torch.export warns of its own use of what torch deprecated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+def _read(path: Path) -> ExportedProgram:
+    with quiet():
+        return torch.export.load(path)
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{folder} is not a saved model: {RECORD} cannot be read ({error.strerror})") from None
+    except ValueError:
+        raise InputError(f"{folder / RECORD} is damaged: it is not JSON; save the model again") from None
+    kinds = {"format": int, "torch": str, "isa": str, "keywords": list, "files": dict}
+    if not isinstance(record, dict) or not all(isinstance(record.get(key), kind) for key, kind in kinds.items()):
+        raise InputError(f"{folder / RECORD} is not of a saved model: it needs {', '.join(kinds)}")
+    if record["format"] != FORMAT:
+        raise InputError(f"{folder} has format {record['format']} and this Gnomon reads {FORMAT}: save it again")
+    if PROGRAM not in record["files"]:
+        raise InputError(f"{folder / RECORD} names no {PROGRAM}: save the model again")
+    return record
+
+
+def _exported(
+    module: torch.nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> ExportedProgram:
+    """The module's ATen graph as the compiler's rules know it."""
+    held = [*module.named_parameters(), *module.named_buffers()]
+    if elsewhere := [name for name, tensor in held if tensor.device.type != "cpu"]:
+        raise InputError(f"{elsewhere[0]!r} is not on the CPU: models are saved for CPUs (module.cpu())")
+    try:
+        with torch.no_grad(), quiet():
+            first = torch.export.export(module, inputs, kwargs, dynamic_shapes=dynamic_shapes)
+            exported = first.run_decompositions(_composites())
+    except Exception as error:  # torch's own, of many types
+        raise CaptureError(f"torch.export cannot record {type(module).__name__}: {str(error).strip()}") from error
+    signature, name = exported.graph_signature, type(module).__name__
+    for output in signature.output_specs:
+        if output.kind is not OutputKind.USER_OUTPUT:
+            kind = output.kind.name.lower().replace("_", " ")
+            raise CaptureError(f"{name} writes {output.target!r} when it is called ({kind}): only models that write "
+                               "nothing can be saved (module.eval()?)")  # fmt: skip
+    for one in signature.input_specs:
+        if one.kind not in READ:
+            raise CaptureError(f"{name} reads {one.target!r}, a {one.kind.name.lower()}, which cannot be saved")
+    exported._example_inputs = None  # would be written too
+    return exported
+
+
+def _composites() -> dict[Any, Any]:
+    """Decompositions of what ATen itself takes apart, and no others: what PyTorch traces under `torch.compile`."""
+    every = torch.export.default_decompositions().items()
+    whole = torch._C._dispatch_has_kernel_for_dispatch_key
+    return {
+        op: how
+        for op, how in every
+        if whole(op.name(), "CompositeImplicitAutograd") and op.name().partition(".")[0] not in WHOLE
+    }
+
+
+def _write_kernels(made: Compiled, folder: Path) -> None:
+    """C++ and library of every kernel of a graph."""
+    sources = dict.fromkeys(planned.kernel.source for planned in made.program.planned if planned.function is not None)
+    if made.columns:
+        sources[columns.kernel_source()] = None
+    folder.mkdir()
+    for number, source in enumerate(sources):
+        if (library := build.library_of(source)) is not None:
+            (folder / f"{number}.cpp").write_text(source, encoding="utf-8")
+            shutil.copyfile(library, folder / f"{number}.so")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,182 @@
+"""Saved ahead of time: a folder that runs without a compiler, refuses other inputs and says what is damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import gnomon  # noqa: E402
+from gnomon.compiler import build, columns, saved  # noqa: E402
+from gnomon.errors import CaptureError, InputError  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Recommender(nn.Module):
+    """Columns of embeddings, a norm, attention and a softmax; one tensor and one keyword in, a dict out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(50, 8) for _ in range(6))
+        self.norm, self.out = nn.LayerNorm(48), nn.Linear(48, 40)
+        self.register_buffer("shift", torch.randn(48))
+
+    def forward(self, ids: torch.Tensor, *, dense: torch.Tensor) -> dict[str, torch.Tensor]:
+        rows = torch.cat([table(ids[:, n]) for n, table in enumerate(self.tables)], 1)
+        hidden = F.gelu(self.norm(rows + self.shift * dense))
+        heads = hidden.view(1, -1, 4, 12).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).reshape(-1, 48)
+        return {"hidden": hidden, "share": F.softmax(self.out(mixed), -1)}
+
+
+def inputs(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    make = torch.Generator().manual_seed(batch)
+    return torch.randint(0, 50, (batch, 6), generator=make), torch.randn(batch, 48, generator=make)
+
+
+@pytest.fixture(scope="module")
+def model() -> Recommender:
+    torch.manual_seed(0)
+    return Recommender().eval()
+
+
+@pytest.fixture(scope="module")
+def folder(model: Recommender, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    ids, dense = inputs(5)
+    rows = torch.export.Dim("rows", min=1, max=64)
+    place = tmp_path_factory.mktemp("saved") / "model"
+    return gnomon.save(
+        model, (ids,), place, kwargs={"dense": dense}, dynamic_shapes={"ids": {0: rows}, "dense": {0: rows}}
+    )
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> saved.Loaded:
+    """As a process without a compiler has it, with nothing in its cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GNOMON_CACHE", str(tmp_path_factory.mktemp("empty")))
+        patch.setattr(build, "_loaded", {})
+        patch.setattr(build, "has_compiler", lambda: False)
+        columns._kernel.cache_clear()
+        made = gnomon.load(folder)
+        assert made.compiled.columns and all(planned.function for planned in made.compiled.program.planned)
+        assert columns._kernel() is not None
+        assert build.libraries(["int other;"]) == [None]
+    return made
+
+
+@given(batch=st.integers(1, 64))
+@settings(max_examples=20, deadline=None)
+def test_every_size_it_was_saved_for_gives_what_the_module_gives(
+    model: Recommender, loaded: saved.Loaded, batch: int
+) -> None:
+    ids, dense = inputs(batch)
+    with torch.no_grad():
+        want = model(ids, dense=dense)
+    got = loaded(ids, dense=dense)
+    assert list(got) == list(want)
+    for name in want:
+        torch.testing.assert_close(got[name], want[name])
+        assert not got[name].requires_grad
+
+
+def test_one_compilation_serves_them_all(loaded: saved.Loaded) -> None:
+    assert len(loaded.compiled.program.planned) >= 2 and len(loaded.compiled.columns) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda ids, dense: ((ids.int(),), {"dense": dense}), r"'ids' is torch.int32 on cpu, and was saved as torch"),
+        (lambda ids, dense: ((ids[:, :5],), {"dense": dense}), r"'ids' is \(3, 5\), and was saved as .*, '6'\)"),
+        (lambda ids, dense: ((ids,), {"dense": dense[:2]}), r"'dense' is \(2, 48\), and was saved as"),
+        (lambda ids, dense: ((ids[:0],), {"dense": dense[:0]}), r"'ids' is \(0, 6\), .*; 1 <= \w+ <= 64"),
+        (lambda ids, dense: (inputs(65)[:1], {"dense": inputs(65)[1]}), r"'ids' is \(65, 6\), .* <= 64"),
+        (lambda ids, dense: ((ids,), {}), r"keyword arguments \['dense'\], and got \[\]"),
+        (lambda ids, dense: ((ids, ids), {"dense": dense}), "inputs are nested as"),
+        (lambda ids, dense: ((3,), {"dense": dense}), "'ids' is int, and was saved as"),
+    ],
+)  # fmt: skip
+def test_other_inputs_are_refused(loaded: saved.Loaded, change: object, said: str) -> None:
+    args, kwargs = change(*inputs(3))  # type: ignore[operator]
+    with pytest.raises(InputError, match=said):
+        loaded(*args, **kwargs)
+
+
+def test_what_is_damaged_is_named(folder: Path, tmp_path: Path) -> None:
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    assert {"gnomon.json", "program.pt2", "kernels/0.cpp", "kernels/0.so"} <= {*names}
+    for number, name in enumerate(names):
+        copy = tmp_path / str(number)
+        shutil.copytree(folder, copy)
+        content = bytearray((copy / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (copy / name).write_bytes(content)
+        with pytest.raises(InputError, match="damaged|save the model again|of a saved model|no file of"):
+            gnomon.load(copy)
+        (copy / name).unlink()
+        with pytest.raises(InputError, match="cannot be read"):
+            gnomon.load(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"files": {"../../x.so": "0"}}, "names '../../x.so', which is no file of a saved model"),
+        ({"files": {}}, "names no program.pt2"),
+        ({"files": 3}, "is not of a saved model"),
+        ({"format": 2}, "has format 2 and this Gnomon reads 1"),
+    ],
+)
+def test_a_record_that_says_something_else_is_refused(
+    folder: Path, tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    record = json.loads((folder / saved.RECORD).read_text()) | change
+    if "../../x.so" in str(change):
+        record["files"] |= {saved.PROGRAM: "0"}
+    (tmp_path / saved.RECORD).write_text(json.dumps(record))
+    with pytest.raises(InputError, match=said):
+        gnomon.load(tmp_path)
+
+
+def test_another_instruction_set_takes_no_library_of_this_one(
+    folder: Path, tmp_path: Path, model: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    record = json.loads((copy / saved.RECORD).read_text()) | {"isa": "other"}
+    (copy / saved.RECORD).write_text(json.dumps(record))
+    monkeypatch.setattr(build, "adopt", None)
+    ids, dense = inputs(7)
+    torch.testing.assert_close(gnomon.load(copy)(ids, dense=dense)["share"], model(ids, dense=dense)["share"])
+
+
+def test_what_cannot_be_saved_is_refused_and_nothing_is_left(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    x = torch.randn(4, 3)
+    with pytest.raises(InputError, match="exists already"):
+        gnomon.save(nn.Identity(), (x,), folder)
+    with pytest.raises(CaptureError, match=r"BatchNorm1d writes 'running_mean' .*eval"):
+        gnomon.save(nn.BatchNorm1d(3), (x,), tmp_path / "a")
+    with pytest.raises(CaptureError, match="torch.export cannot record Branches"):
+        gnomon.save(Branches(), (x,), tmp_path / "a")
+    with pytest.raises(InputError, match="'weight' is not on the CPU"):
+        gnomon.save(nn.Linear(3, 3, device="meta"), (x,), tmp_path / "a")
+    monkeypatch.setattr(build, "has_compiler", lambda: False)
+    with pytest.raises(InputError, match="needs a C"):
+        gnomon.save(nn.Identity(), (x,), tmp_path / "a")
+    assert not list(tmp_path.iterdir())

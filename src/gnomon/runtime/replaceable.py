@@ -59,7 +59,7 @@ class Replaceable(Processes):
         fatal: list[int] = []
         self._tell()
         while self._running():
-            for process in self._just_failed(LOOK_S):
+            for process in self._just_failed(self._patience_s()):
                 failure = self._failure(process)
                 mistake = failure.kind and failure.error is not PeerError
                 if mistake or (process not in self.left and not self._lose(process, failure.describe())):
@@ -71,6 +71,10 @@ class Replaceable(Processes):
             if monotonic() > self.until:
                 break
         return fatal or self._ended_by()
+
+    def _patience_s(self) -> float:
+        """Between two looks."""
+        return LOOK_S
 
     def _lose(self, process: int, what: str) -> bool:
         """What follows from the loss of one; whether the job can go on."""

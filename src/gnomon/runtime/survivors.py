@@ -16,6 +16,7 @@ import math
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -76,6 +77,7 @@ def train_surviving(job: Job, membership: Membership) -> Outcome | None:
     with asked_to_end() as asked:
         corpus = corpus_of(job)
         own_module = OwnModule.of(job.code, job.seed) if job.code else None
+        gc.freeze()  # modules stay: what looks for garbage after a loss passes them over
         return _Rank(job, own_module, corpus, asked, membership).until_over()
 
 
@@ -218,11 +220,16 @@ class _Rank:
         """Gives up what the broken groups were for."""
         self.copies.detach()
         self.in_step = False
-        if self.executor is not None:
-            self.executor.host.close()
-            self.executor.rows.clear()
-            self.executor = None
-            gc.collect()  # what refers to itself would hold its memory, and threads of groups
+        if self.executor is None:
+            return
+        self.executor.host.close()
+        self.executor.rows.clear()
+        groups = [group for group in self.executor.groups.by_comm.values() if group is not None]
+        self.executor = None
+        gc.collect()  # what refers to itself would hold its memory
+        threading.Thread(
+            target=groups.clear, name="gnomon groups", daemon=True
+        ).start()  # their threads take 0.1 s each
 
     def _begin(self, executor: Executor, *, again: bool) -> None:
         """From a checkpoint, or step 0. again: there may be one of this run's own."""

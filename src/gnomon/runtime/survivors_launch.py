@@ -19,9 +19,12 @@ from gnomon.runtime.checkpoint import newest
 from gnomon.runtime.faults import SAID, ended
 from gnomon.runtime.membership import Epoch, Membership, announce, joined, noted
 from gnomon.runtime.processes import FailedError, Failure
-from gnomon.runtime.replaceable import Replaceable, set_up
+from gnomon.runtime.replaceable import LOOK_S, Replaceable, set_up
 from gnomon.runtime.survivors import check_surviving, train_surviving
 from gnomon.runtime.train import Job, Outcome, corpus_of
+
+SOON_S = 0.005
+"""Between two looks whether a process that takes another's place is ready."""
 
 
 def run_surviving(job: Job, *, threads: int = 1) -> Outcome:
@@ -80,6 +83,11 @@ class _Launched(Replaceable):
             flush=True,
         )
         return True
+
+    def _patience_s(self) -> float:
+        """Less while others wait for a process that takes another's place."""
+        waited_for = self.epochs and self.epochs[-1].members != tuple(self.members)
+        return SOON_S if waited_for else LOOK_S
 
     def _look(self) -> None:
         """Announces the ranks' processes, once all are ready and some are new, or all lost touch with each other."""

@@ -171,6 +171,24 @@ def one_run(asked: Job, kill: str, mark: Path, whole: Outcome, again: int) -> Ru
     )
 
 
+def _show(rows: list[tuple[str, str, Run, Run]]) -> None:
+    """The table of all kills."""
+    print(f"\nload of this machine: {os.getloadavg()[1]:.1f}")
+    print("plan                   kills  noticed, median  worst  back in memory  from disk  ratio  equal")
+    for name in (*PLANS, "all"):
+        chosen = [(a, b) for plan, _, a, b in rows if name in (plan, "all")]
+        if not chosen:
+            continue
+        noticed = [a.noticed_s for a, _ in chosen if a.noticed_s == a.noticed_s] or [float("nan")]
+        both = [(a.back_s, b.back_s) for a, b in chosen if a.back_s == a.back_s and b.back_s == b.back_s]
+        memory, disk = (median([pair[i] for pair in both] or [float("nan")]) for i in (0, 1))
+        equal = sum(a.equal and b.equal for a, b in chosen)
+        print(
+            f"{name:22} {len(chosen):5} {median(noticed):14.2f} s {max(noticed):4.2f} s {memory:13.2f} s {disk:8.2f} s "
+            f"{disk / memory:6.1f} {equal:6}"
+        )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=45)
@@ -201,22 +219,12 @@ def main() -> int:
             ]
             rows.append((name, place, runs[0], runs[1]))
             told = "; ".join(
-                f"{how}: noticed {one.noticed_s:.2f} s, back {one.back_s:.2f} s, {'equal' if one.equal else 'NOT EQUAL'}"
+                f"{how}: noticed {one.noticed_s:.2f} s, back {one.back_s:.2f} s, "
+                f"{'equal' if one.equal else 'NOT EQUAL'}"
                 for how, one in zip(("in memory", "from disk"), runs, strict=True)
             )
             print(f"{number:3} {name:22} {place:5} {told}", flush=True)
-    print(f"\nload of this machine: {os.getloadavg()[1]:.1f}")
-    print(f"{'plan':22} kills  noticed median, worst  back in memory  from disk  ratio  equal")
-    for name in (*PLANS, "all"):
-        chosen = [(a, b) for plan, _, a, b in rows if name in (plan, "all")]
-        if chosen:
-            noticed = [a.noticed_s for a, _ in chosen if a.noticed_s == a.noticed_s]
-            both = [(a.back_s, b.back_s) for a, b in chosen if a.back_s == a.back_s and b.back_s == b.back_s]
-            memory, disk_s = median(a for a, _ in both), median(b for _, b in both)
-            print(
-                f"{name:22} {len(chosen):5} {median(noticed or [float('nan')]):8.2f} s {max(noticed, default=0):8.2f} s "
-                f"{memory:13.2f} s {disk_s:8.2f} s {disk_s / memory:6.1f} {sum(a.equal and b.equal for a, b in chosen):6}"
-            )
+    _show(rows)
     return 0 if all(a.equal and b.equal for _, _, a, b in rows) else 1
 
 

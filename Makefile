@@ -19,10 +19,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # torch is by far the largest part of the environment. `make test EXTRAS=dev` does without: its tests are then skipped.
 EXTRAS := dev,torch,hf,parquet,triton
-# Processes that run tests; `auto` is one a core. Tests that follow one another share what they predicted or searched, so
-# each process takes a run of them, and one that is done takes half of what another still has. `make test WORKERS=0`: one
-# after another, for a debugger.
-WORKERS := auto
+# Processes that run tests: half as many again as there are cores, because tests also wait for processes of their own.
+# Tests that follow one another share what they predicted or searched, so each process takes a run of them, and one that is
+# done takes half of what another still has. `make test WORKERS=0`: one after another, for a debugger.
+CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+WORKERS := $(shell echo $$(( ($(CORES) * 3 + 1) / 2 )))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist worksteal
 PYTHON_IS_FIT := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 

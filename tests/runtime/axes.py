@@ -64,6 +64,11 @@ def small(graph: Graph, mesh: Mesh, zero: int = 0, how: object = None, kind: str
     return Small(graph=graph, plan=plan, workload=work)
 
 
+def packed(job: Small) -> Small:
+    """The same with rows of several documents."""
+    return replace(job, packed=True)
+
+
 CASES: dict[str, Small] = {
     "ring, contiguous": small(LLAMA, Mesh(cp=2), layout=Layout(context_order="contiguous")),
     "ring, recompute, zero 3": small(LLAMA, Mesh(cp=2), 3, saved=Saved(preset="full")),
@@ -71,6 +76,13 @@ CASES: dict[str, Small] = {
     "gathered": small(LLAMA, Mesh(cp=2), 1, layout=Layout(context="all_gather")),
     "gathered, kept, window": small(WINDOWED, Mesh(cp=2), layout=Layout(context="all_gather", keep_gathered=True)),
     "ulysses": small(LLAMA, Mesh(cp=2), 2, layout=Layout(context="ulysses")),
+    "ring, packed": packed(small(LLAMA, Mesh(cp=2))),
+    "ring, contiguous, window, packed, recompute": packed(
+        small(WINDOWED, Mesh(cp=2), layout=Layout(context_order="contiguous"), saved=Saved(preset="full"))
+    ),
+    "gathered, packed": packed(small(LLAMA, Mesh(cp=2), layout=Layout(context="all_gather"))),
+    "ulysses, packed": packed(small(LLAMA, Mesh(cp=2), layout=Layout(context="ulysses"))),
+    "learned positions over cp, packed": packed(small(GPT2, Mesh(cp=2))),
     "experts": small(MIXTRAL, Mesh(dp_shard=2, ep=2)),
     "experts, zero 3": small(MIXTRAL, Mesh(dp_shard=2, ep=2), 3, saved=Saved(preset="full")),
     "slices of experts": small(MIXTRAL, Mesh(dp_shard=2, etp=2), 1),
@@ -106,6 +118,7 @@ CASES: dict[str, Small] = {
         MIXTRAL, Mesh(dp_shard=2, tp=2, ep=2, etp=2), 1, layout=SP, kind="adafactor"
     ),
     "ring of four": small(LLAMA, Mesh(cp=4)),
+    "ring and tp, packed": packed(small(LLAMA, Mesh(cp=2, tp=2), layout=SP)),
     "ulysses and tp": small(LLAMA, Mesh(cp=2, tp=2), layout=replace(SP, context="ulysses")),
     "pipeline and ring": small(LLAMA, Mesh(pp=2, cp=2), how=ZB),
     "dp, cp, zero 3": small(LLAMA, Mesh(dp_shard=2, cp=2), 3),

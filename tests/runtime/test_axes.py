@@ -12,6 +12,7 @@ from gnomon.models.presets import model  # noqa: E402
 from gnomon.models.tiny import tiny  # noqa: E402
 from gnomon.plans import Layout, Mesh, Plan, Schedule, Workload  # noqa: E402
 from gnomon.runtime.ops.pieces import Merged, Rule, attend, backward, pieces  # noqa: E402
+from gnomon.runtime.packing import packing_of  # noqa: E402
 from gnomon.runtime.parity import in_small  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -35,8 +36,11 @@ def test_the_first_tensor_that_differs_is_named() -> None:
 @pytest.mark.parametrize("window", [0, 5])
 @pytest.mark.parametrize("cap", [0.0, 2.0])
 @pytest.mark.parametrize("causal", [True, False])
-def test_pieces_merge_to_attention_over_everything(window: int, cap: float, causal: bool) -> None:
-    """Of a zig-zag rank that holds positions 4 to 8 and 12 to 16 of 16."""
+@pytest.mark.parametrize("documents", [(), ((0,) * 5 + (1,) * 9 + (2,) * 2, (0,) * 4 + (1,) * 4 + (2,) * 8)])
+def test_pieces_merge_to_attention_over_everything(
+    window: int, cap: float, causal: bool, documents: tuple[tuple[int, ...], ...]
+) -> None:
+    """Of a zig-zag rank that holds positions 4 to 8 and 12 to 16 of 16, in rows of one document or of several."""
     torch.manual_seed(0)
     rule = Rule(causal=causal, window=window, scale=0.4, cap=cap)
     q, k, v = (torch.randn(2, heads, 16, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
@@ -47,20 +51,25 @@ def test_pieces_merge_to_attention_over_everything(window: int, cap: float, caus
     seen = (distance >= 0) if causal else torch.ones(16, 16, dtype=torch.bool)
     if window:
         seen = seen & (distance < window) & (distance > -window)
+    packing = None
+    if documents:
+        numbers = torch.tensor(documents)
+        packing = packing_of({"documents": numbers})
+        seen = seen & (numbers[:, None, :, None] == numbers[:, None, None, :])
     scores = q @ k.repeat_interleave(2, 1).mT * rule.scale
     scores = torch.tanh(scores / cap) * cap if cap else scores
     whole = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v.repeat_interleave(2, 1)
     merged, own = Merged(), q.detach()[:, :, rows]
     keys = ((8, 8), (0, 8))  # in another order than their positions'
     places = [*range(8, 16), *range(8)]
-    attend(merged, own, k.detach()[:, :, places], v.detach()[:, :, places], queries, keys, rule)
+    attend(merged, own, k.detach()[:, :, places], v.detach()[:, :, places], queries, keys, rule, packing)
     out, lse = merged.result(own)
     assert torch.allclose(out, whole[:, :, rows], rtol=1e-12, atol=1e-13)
     grad = torch.randn_like(out)
     whole[:, :, rows].backward(grad)
     into = tuple(torch.zeros_like(x) for x in (own, k, v))
     given = own, k.detach()[:, :, places], v.detach()[:, :, places]
-    backward(grad, *given, out, lse, queries, keys, rule, into)
+    backward(grad, *given, out, lse, queries, keys, rule, into, packing)
     assert torch.allclose(into[0], q.grad[:, :, rows], rtol=1e-11, atol=1e-12)
     for have, want in zip(into[1:], (k.grad, v.grad), strict=True):
         assert torch.allclose(have, want[:, :, places], rtol=1e-11, atol=1e-12)

@@ -91,8 +91,6 @@ class Feed:
                 raise PlanError(
                     f"{name} has shape {tuple(given.shape)}, and a step takes {sequences} rows of {seq_len} positions"
                 )
-        if DOCUMENTS in batch and self.shared_seq.ranks > 1:
-            raise PlanError("the runtime does not pack documents into rows that ranks divide (cp > 1) yet; use cp = 1")
         if LENGTHS in batch and (reason := self.one_length_reason):
             raise PlanError(f"rows are padded to the longest of their microbatch, and {reason}")
         kept = {*asked, DOCUMENTS, LENGTHS}

@@ -3,7 +3,7 @@
 A batch is a mapping of the graph's inputs, rows first; `documents` beside them (rows, positions) numbers the document
 of every token. `packing_of(batch)` is what attention, rotary embeddings and learned positions read of it: a token sees
 its own document only, and its position counts from the document's first token, so a packed document computes what it
-would alone. Leaves out sequences that ranks divide among them (cp).
+would alone. Ranks that divide sequences among them (cp) know the documents of whole rows.
 """
 
 from __future__ import annotations
@@ -31,6 +31,17 @@ class Packing:
     """(rows, positions): place of each token in its document, from 0."""
     masks: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
     """Those made so far, which all layers share."""
+    met: dict[tuple[tuple[int, int], tuple[int, int]], Tensor | bool] = field(default_factory=dict)
+    """The same of `together`."""
+
+    def together(self, queries: tuple[int, int], keys: tuple[int, int]) -> Tensor | bool:
+        """Whether queries are in the documents of keys, each (first position, how many): True for all of them, False
+        for none, or (rows, 1, queries, keys)."""
+        if (queries, keys) not in self.met:
+            one, other = (self.documents[:, first : first + count] for first, count in (queries, keys))
+            same = (one[:, :, None] == other[:, None, :]).unsqueeze(1)
+            self.met[queries, keys] = True if bool(same.all()) else same if bool(same.any()) else False
+        return self.met[queries, keys]
 
     def mask(self, *, window: int, causal: bool) -> Tensor:
         """(rows, 1, queries, keys): whether a query sees a key. window: of its own position and those before it (both

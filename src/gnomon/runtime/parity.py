@@ -30,6 +30,7 @@ from gnomon.runtime.one_process import OneProcess
 from gnomon.runtime.ops.site import Axis
 from gnomon.runtime.optim import AdamWSettings, Update, clip_scale, squares, summed
 from gnomon.runtime.own_module import OwnModule
+from gnomon.runtime.packing import DOCUMENTS
 from gnomon.runtime.parameters import Parameters, Slot
 from gnomon.runtime.stage import Batch
 from gnomon.sharding.homes import base, is_sequence, routed_tensors
@@ -51,6 +52,8 @@ class Small:
     graph: Graph
     plan: Plan
     workload: Workload
+    packed: bool = False
+    """Whether rows hold several documents each."""
     code: str = ""
     """The model as code, whose module every rank builds; empty for a model of Gnomon's own."""
     simplified: tuple[str, ...] = ()
@@ -221,6 +224,9 @@ def batch_of(job: Small, step: int) -> Batch:
     read = batch.get("decoder_input_ids", batch.get("input_ids"))
     if read is not None and "labels" in batch and batch["labels"].shape == read.shape:
         batch["labels"] = torch.cat([read[:, 1:], batch["labels"][:, -1:]], dim=1)
+    if job.packed:
+        begins = torch.rand(sizes["batch"], sizes["seq"], generator=generator) < 4 / sizes["seq"]
+        batch[DOCUMENTS] = begins.cumsum(dim=1)
     return batch
 
 

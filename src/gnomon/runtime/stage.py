@@ -268,10 +268,10 @@ def _state(run: BlockRun, inputs: Mapping[str, Tensor], packing: Packing | None)
         tensor = run.block.tensor(name)
         source = next(n for n in shapes if tensor.dims[0] in run.block.tensor(n).dims)
         where = run.block.tensor(source).dims.index(tensor.dims[0])
-        if packing is not None:
-            return places(run.block, name, packing.positions)
         shape, device = shapes[source]
         own = run.axes.get("cp", ALONE).positions(shape[where], device)
+        if packing is not None:
+            own = packing.positions[:, own]
         return places(run.block, name, own)
 
     return state

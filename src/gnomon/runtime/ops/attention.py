@@ -54,7 +54,7 @@ def attention(
             q, k, v, attn_mask=given, scale=rule.scale, enable_gqa=q.shape[-3] != k.shape[-3]
         ).transpose(-3, -2)
     whole = partial(_whole, rule=rule, bias=bias, sinks=site.attr("sinks", False), packing=packing)
-    out = whole(q, k, v) if site.axis("cp").ranks == 1 else over_context(site, q, k, v, whole, rule)
+    out = whole(q, k, v) if site.axis("cp").ranks == 1 else over_context(site, q, k, v, whole, rule, packing)
     return out.transpose(-3, -2)
 
 

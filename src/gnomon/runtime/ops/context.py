@@ -20,6 +20,7 @@ from torch.nn import functional
 from gnomon.runtime.collectives import all_gather, all_to_all, pass_on, reduce_scatter
 from gnomon.runtime.ops.pieces import Merged, Rule, attend, backward
 from gnomon.runtime.ops.site import Axis, Segment, Site
+from gnomon.runtime.packing import Packing
 
 KEYS, GRADIENTS = 0, 1
 """Tags of a ring's messages."""
@@ -33,6 +34,8 @@ class _Where:
     rule: Rule
     keep: bool
     """Whether gathered keys and values are kept for backward."""
+    packing: Packing | None
+    """Documents of the whole rows."""
 
     def queries(self, q: Tensor) -> tuple[Segment, ...]:
         return self.axis.segments(q.shape[2])
@@ -41,8 +44,17 @@ class _Where:
         return self.axis.segments(k.shape[2], index)
 
 
-def over_context(site: Site, q: Tensor, k: Tensor, v: Tensor, plain: Callable[..., Tensor], rule: Rule) -> Tensor:
-    """Attention over cp. plain: attention over whole sequences of fewer heads, (B, heads, positions, dim) each."""
+def over_context(
+    site: Site,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plain: Callable[..., Tensor],
+    rule: Rule,
+    packing: Packing | None,
+) -> Tensor:
+    """Attention over cp. plain: attention over whole sequences of fewer heads, (B, heads, positions, dim) each, which
+    knows the documents of the rows (packing) too."""
     axis = site.axis("cp")
     if site.strategy == "ulysses":
         return _ulysses(q, k, v, axis, plain)
@@ -50,7 +62,7 @@ def over_context(site: Site, q: Tensor, k: Tensor, v: Tensor, plain: Callable[..
     if width < q.shape[-1]:  # one kernel for all: columns of zeros add nothing
         v = functional.pad(v, (0, q.shape[-1] - width))
     function = _Ring if site.strategy == "ring" else _Gathered
-    out: Tensor = function.apply(q, k, v, _Where(axis, rule, site.keep_gathered))  # type: ignore[no-untyped-call]
+    out: Tensor = function.apply(q, k, v, _Where(axis, rule, site.keep_gathered, packing))  # type: ignore[no-untyped-call]
     return out[..., :width]
 
 
@@ -65,7 +77,7 @@ class _Ring(torch.autograd.Function):
         for step in range(axis.ranks):
             following = pass_on(keys, axis.group, KEYS) if step + 1 < axis.ranks else None
             theirs = where.keys(k, (axis.index - step) % axis.ranks)
-            attend(merged, q, keys[0], keys[1], where.queries(q), theirs, where.rule)
+            attend(merged, q, keys[0], keys[1], where.queries(q), theirs, where.rule, where.packing)
             if following is not None:
                 keys = _arrived(*following)
         out, lse = merged.result(q)
@@ -85,7 +97,8 @@ class _Ring(torch.autograd.Function):
             following = pass_on(keys, axis.group, KEYS) if step + 1 < axis.ranks else None
             theirs = where.keys(k, (axis.index - step) % axis.ranks)
             mine = torch.zeros_like(keys)
-            backward(grad, q, keys[0], keys[1], out, lse, where.queries(q), theirs, where.rule, (dq, mine[0], mine[1]))
+            into = dq, mine[0], mine[1]
+            backward(grad, q, keys[0], keys[1], out, lse, where.queries(q), theirs, where.rule, into, where.packing)
             terms = mine if coming is None else _arrived(*coming).add_(mine)
             coming = pass_on(terms, axis.group, GRADIENTS)
             if following is not None:
@@ -108,7 +121,8 @@ class _Gathered(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, where: _Where) -> Tensor:
         whole_k, whole_v = (_whole(x, where.axis) for x in (k, v))
         merged = Merged()
-        attend(merged, q, whole_k, whole_v, where.queries(q), ((0, whole_k.shape[2]),), where.rule)
+        every = ((0, whole_k.shape[2]),)
+        attend(merged, q, whole_k, whole_v, where.queries(q), every, where.rule, where.packing)
         out, lse = merged.result(q)
         ctx.save_for_backward(q, *((whole_k, whole_v) if where.keep else (k, v)), out, lse)
         ctx.where = where
@@ -121,7 +135,8 @@ class _Gathered(torch.autograd.Function):
         if not where.keep:
             k, v = _whole(k, where.axis), _whole(v, where.axis)
         dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
-        backward(grad, q, k, v, out, lse, where.queries(q), ((0, k.shape[2]),), where.rule, (dq, dk, dv))
+        every, into = ((0, k.shape[2]),), (dq, dk, dv)
+        backward(grad, q, k, v, out, lse, where.queries(q), every, where.rule, into, where.packing)
         return dq, _own(dk, where.axis), _own(dv, where.axis), None
 
 

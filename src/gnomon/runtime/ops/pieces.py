@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gnomon.runtime.ops.site import Segment
+from gnomon.runtime.packing import Packing
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -42,8 +43,10 @@ class Piece:
     k: slice
     diagonal: bool
     """They are the same positions under a causal mask."""
-    mask: tuple[Segment, Segment] | None
-    """Positions of queries and keys, where a mask cuts through; otherwise every query sees every key."""
+    cut: bool
+    """A mask cuts through otherwise; if neither, every query sees every key, as far as documents go."""
+    at: tuple[Segment, Segment]
+    """Positions of queries and keys."""
 
 
 class Merged:
@@ -82,10 +85,8 @@ def pieces(queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule) -> I
 
 
 def _meets_itself(piece: Piece) -> bool:
-    if piece.mask is None:
-        return False
-    (first, _), (low, count) = piece.mask
-    return low <= first < low + count
+    (first, _), (low, count) = piece.at
+    return piece.cut and low <= first < low + count
 
 
 def _pieces_of(rows: slice, query: Segment, start: int, key: Segment, rule: Rule) -> Iterator[Piece]:
@@ -99,34 +100,52 @@ def _pieces_of(rows: slice, query: Segment, start: int, key: Segment, rule: Rule
     if begin >= end:
         return
 
-    def of(one: int, other: int) -> slice:
-        return slice(start + one - low, start + other - low)
+    def piece(one: int, other: int, *, diagonal: bool = False, cut: bool = False) -> Piece:
+        keys = slice(start + one - low, start + other - low)
+        return Piece(rows, keys, diagonal, cut, (query, (one, other - one)))
 
     whole = not rule.window or first + length - rule.window <= begin
     if rule.window and not (whole and (end <= first + 1 if rule.causal else end <= first + rule.window)):
-        yield Piece(rows, of(begin, end), False, (query, (begin, end - begin)))
+        yield piece(begin, end, cut=True)
     elif not rule.causal or end <= first + 1:
-        yield Piece(rows, of(begin, end), False, None)
+        yield piece(begin, end)
     else:
         if begin < first:
-            yield Piece(rows, of(begin, first), False, None)
+            yield piece(begin, first)
         if begin <= first and end == first + length:
-            yield Piece(rows, of(first, end), True, None)
+            yield piece(first, end, diagonal=True)
         else:
-            now = max(begin, first)
-            yield Piece(rows, of(now, end), False, (query, (now, end - now)))
+            yield piece(max(begin, first), end, cut=True)
+
+
+def _met(
+    queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule, packing: Packing | None
+) -> Iterator[tuple[Piece, Tensor | None]]:
+    """Pieces, but for those whose queries and keys have no document in common; and where they have several, (rows, 1,
+    queries, keys): whether a query's is the key's."""
+    for piece in pieces(queries, keys, rule):
+        together = packing.together(*piece.at) if packing is not None else True
+        if together is not False:
+            yield piece, None if together is True else together
 
 
 def attend(
-    merged: Merged, q: Tensor, k: Tensor, v: Tensor, queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule
+    merged: Merged,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: Sequence[Segment],
+    keys: Sequence[Segment],
+    rule: Rule,
+    packing: Packing | None = None,
 ) -> None:
-    """Adds what the queries see of these keys."""
-    for piece in pieces(queries, keys, rule):
+    """Adds what the queries see of these keys. packing: documents of the whole rows, which do not see each other."""
+    for piece, together in _met(queries, keys, rule, packing):
         one, key, value = q[:, :, piece.q], k[:, :, piece.k], v[:, :, piece.k]
-        if _flash(q, rule, piece):
+        if _flash(q, rule, piece, together):
             out, lse = _FORWARD(one, key, value, 0.0, piece.diagonal, scale=rule.scale)
         else:
-            out, lse = _written_out(one, key, value, rule, piece)
+            out, lse = _written_out(one, key, value, rule, piece, together)
         merged.add(piece.q, out, lse)
 
 
@@ -141,24 +160,26 @@ def backward(
     keys: Sequence[Segment],
     rule: Rule,
     into: tuple[Tensor, Tensor, Tensor],
+    packing: Packing | None = None,
 ) -> None:
-    """Adds the gradients of what the queries see of these keys. out, lse: merged over all keys. into: of q, k, v."""
+    """Adds the gradients of what the queries see of these keys. out, lse: merged over all keys. into: of q, k, v.
+    packing: as in `attend`."""
     dq, dk, dv = into
-    for piece in pieces(queries, keys, rule):
+    for piece, together in _met(queries, keys, rule, packing):
         one, key, value = q[:, :, piece.q], k[:, :, piece.k], v[:, :, piece.k]
         result, statistics, back = out[:, :, piece.q], lse[:, :, piece.q], grad[:, :, piece.q]
-        if _flash(q, rule, piece):
+        if _flash(q, rule, piece, together):
             grads = _BACKWARD(
                 back, one, key, value, result, statistics.contiguous(), 0.0, piece.diagonal, scale=rule.scale
             )
         else:
-            grads = _backward_written_out(back, one, key, value, result, statistics, rule, piece)
+            grads = _backward_written_out(back, one, key, value, result, statistics, rule, piece, together)
         for total, rows, term in zip((dq, dk, dv), (piece.q, piece.k, piece.k), grads, strict=True):
             total[:, :, rows] += term
 
 
-def _flash(q: Tensor, rule: Rule, piece: Piece) -> bool:
-    return q.device.type == "cpu" and not rule.cap and piece.mask is None
+def _flash(q: Tensor, rule: Rule, piece: Piece, together: Tensor | None) -> bool:
+    return q.device.type == "cpu" and not rule.cap and not piece.cut and together is None
 
 
 @lru_cache(maxsize=64)
@@ -170,7 +191,7 @@ def _seen(query: Segment, key: Segment, rule: Rule, device: torch.device) -> Ten
     return seen & (distance < rule.window) & (distance > -rule.window) if rule.window else seen
 
 
-def _scores(q: Tensor, k: Tensor, rule: Rule, piece: Piece) -> tuple[Tensor, Tensor | None]:
+def _scores(q: Tensor, k: Tensor, rule: Rule, piece: Piece, together: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """(scores, their tanh where they are cut), in a dtype of statistics."""
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = (q @ k.transpose(-2, -1)).to(wide) * rule.scale
@@ -179,8 +200,10 @@ def _scores(q: Tensor, k: Tensor, rule: Rule, piece: Piece) -> tuple[Tensor, Ten
     seen = None
     if piece.diagonal:
         seen = _seen((0, q.shape[2]), (0, q.shape[2]), Rule(causal=True, window=0, scale=1.0, cap=0.0), q.device)
-    elif piece.mask is not None:
-        seen = _seen(*piece.mask, rule, q.device)
+    elif piece.cut:
+        seen = _seen(*piece.at, rule, q.device)
+    if together is not None:
+        seen = together if seen is None else together & seen
     return scores if seen is None else scores.masked_fill(~seen, -math.inf), bent
 
 
@@ -189,9 +212,11 @@ def _grouped(k: Tensor, q: Tensor) -> Tensor:
     return k.repeat_interleave(groups, dim=1) if groups > 1 else k
 
 
-def _written_out(q: Tensor, k: Tensor, v: Tensor, rule: Rule, piece: Piece) -> tuple[Tensor, Tensor]:
+def _written_out(
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, piece: Piece, together: Tensor | None
+) -> tuple[Tensor, Tensor]:
     k, v = _grouped(k, q), _grouped(v, q)
-    scores, _ = _scores(q, k, rule, piece)
+    scores, _ = _scores(q, k, rule, piece, together)
     top = scores.amax(-1, keepdim=True).clamp(min=-1e30)  # a row that sees nothing here
     exp = (scores - top).exp_()
     total = exp.sum(-1, keepdim=True)
@@ -200,10 +225,18 @@ def _written_out(q: Tensor, k: Tensor, v: Tensor, rule: Rule, piece: Piece) -> t
 
 
 def _backward_written_out(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule, piece: Piece
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    rule: Rule,
+    piece: Piece,
+    together: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     heads, (k, v) = k.shape[1], (_grouped(k, q), _grouped(v, q))
-    scores, bent = _scores(q, k, rule, piece)
+    scores, bent = _scores(q, k, rule, piece, together)
     p = (scores - lse.unsqueeze(-1)).exp()
     dp = (grad @ v.transpose(-2, -1)).to(p.dtype)
     ds = p * (dp - (grad * out).to(p.dtype).sum(-1, keepdim=True))

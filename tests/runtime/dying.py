@@ -27,7 +27,8 @@ FP16 = Precision(param="fp16", compute="fp16", grad="fp32", reduce="fp32", maste
 HELD = {
     "fp16, zero 1": replace(training.ALONE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=1), precision=FP16),
     "bf16, zero 3": replace(training.ALONE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=3), precision=Precision()),
-    "tp": training.PLANS["tp"],
+    "tp, muon": replace(training.PLANS["tp"], optimizer=Optimizer(kind="muon")),
+    "zero 2, adafactor": replace(training.ALONE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(kind="adafactor", zero=2)),
     "pp": replace(training.PLANS["pp"], schedule=Schedule(name="one_f_one_b", num_microbatches=2)),
 }
 WORK = Workload(global_batch_size=4, seq_len=16)
@@ -89,6 +90,7 @@ def _told(plan: Plan) -> list[list[tuple[float, float, float]]]:
                 if tensor is not None:
                     tensor.fill_(float("nan"))
             rule.steps = 99
+            rule.factored.clear()
     everyone = [held.held()] * 2
     dist.all_gather_object(everyone, held.held())
     assert latest(everyone) == 1

@@ -126,7 +126,6 @@ def refused(job: Job) -> Mapping[str, Job]:
         "--timeline": replace(job, measure=True),
         "--device cuda": replace(job, device="cuda"),
         "--processes": replace(job, plan=replace(two, placement=(0, 0))),
-        "optimizer.kind = 'muon'": replace(job, plan=replace(two, optimizer=Optimizer(kind="muon"))),
     }
 
 

@@ -10,6 +10,7 @@ Source: Wang et al. 2023 (Gemini), which keeps checkpoints in the memory of othe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -72,7 +73,6 @@ class MemoryCheckpoint:
         self._live = NONE
         """Step whose state the executor has and that was taken, but that not all ranks are known to have."""
         self._executor: Executor | None = None
-        self._sizes: Sequence[Sequence[int]] = ()
         self.sent = self.taken = 0
         """Bytes, and copies."""
         self.took_s = 0.0
@@ -83,11 +83,8 @@ class MemoryCheckpoint:
         return sum(copy.data.numel() for copy in (self.own, self.kept, self._coming))
 
     def attach(self, executor: Executor) -> None:
-        """Copies are of this executor's state from now on. All ranks must call it."""
+        """Copies are of this executor's state from now on."""
         self._executor = executor
-        everyone: list[list[int]] = [[]] * dist.get_world_size()
-        dist.all_gather_object(everyone, [part.numel() for part in _parts(executor)])
-        self._sizes = everyone
 
     def detach(self) -> None:
         """Forgets the executor, which is about to be given up."""
@@ -99,14 +96,13 @@ class MemoryCheckpoint:
         assert executor is not None
         executor.synchronise()
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        before = (rank - 1) % ranks
-        room = self._coming.room(sum(self._sizes[before])).split(list(self._sizes[before]))
+        before, after = (rank - 1) % ranks, keeper(rank, ranks)
         parts = _parts(executor)
-        works = [dist.isend(part, keeper(rank, ranks), tag=tag) for tag, part in enumerate(parts)]
-        works += [dist.irecv(part, before, tag=tag) for tag, part in enumerate(room)]
-        for work in works:
-            if work is not None:
-                work.wait()
+        mine = torch.tensor([part.numel() for part in parts])
+        (theirs,) = _exchanged([mine[:0].new_tensor([len(mine)])], [torch.zeros(1, dtype=torch.int64)], before, after)
+        (sizes,) = _exchanged([mine], [torch.zeros(int(theirs), dtype=torch.int64)], before, after)
+        room = self._coming.room(int(sizes.sum()))
+        _exchanged(parts, room.split(sizes.tolist()), before, after)
         self._coming.step = self._live = step
         self.sent += sum(part.numel() for part in parts)
         self.taken += 1
@@ -153,13 +149,12 @@ class MemoryCheckpoint:
         executor = self._executor
         assert executor is not None and self.own.step != NONE
         executor.synchronise()
+        _make_factored(executor, self.own.data)
         parts = _parts(executor)
-        at = 0
-        for part in parts:
-            part.copy_(self.own.data[at : at + part.numel()])
-            at += part.numel()
-        assert at == self.own.data.numel(), "the copy is of another state"
-        *_, rng, numbers = parts
+        assert sum(part.numel() for part in parts) == self.own.data.numel(), "the copy is of another state"
+        for part, kept in zip(parts, self.own.data.split([part.numel() for part in parts]), strict=True):
+            part.copy_(kept)
+        *_, rng, numbers, _, _ = parts
         _set_numbers(executor, numbers.view(torch.float64).tolist())
         torch.set_rng_state(rng)
         executor.host.take()
@@ -176,13 +171,49 @@ class MemoryCheckpoint:
         self.own.step = step
 
 
+def _exchanged(sent: Sequence[Tensor], rooms: Sequence[Tensor], before: int, after: int) -> Sequence[Tensor]:
+    """Sends to the rank after this one and receives from the one before; returns what came."""
+    works = [dist.isend(part, after, tag=tag) for tag, part in enumerate(sent)]
+    works += [dist.irecv(room, before, tag=tag) for tag, room in enumerate(rooms)]
+    for work in works:
+        if work is not None:
+            work.wait()
+    return rooms
+
+
 def _parts(executor: Executor) -> list[Tensor]:
-    """Bytes of all that lives from one step to the next on this rank: views of it, then random numbers and counts."""
+    """Bytes of all that lives from one step to the next on this rank: views of it, then random numbers, counts, a table
+    of states that rules made as they went, and the length of that."""
     parts = []
     for held, rule in executor.parameters():
-        parts += [x for x in (held.shard, held.master, rule.first, rule.second) if x is not None and x.numel()]
+        made = [x for name in sorted(rule.factored) for x in rule.factored[name]]
+        parts += [x for x in (held.shard, held.master, rule.first, rule.second, *made) if x is not None and x.numel()]
+    assert all(part.is_contiguous() for part in parts)
     numbers = torch.tensor(_numbers(executor), dtype=torch.float64)
-    return [part.detach().view(torch.uint8) for part in (*parts, torch.get_rng_state(), numbers)]
+    table = torch.frombuffer(bytearray(json.dumps(_factored(executor)).encode()), dtype=torch.uint8)
+    parts += [torch.get_rng_state(), numbers, table, torch.tensor([table.numel()])]
+    return [part.detach().reshape(-1).view(torch.uint8) for part in parts]
+
+
+def _factored(executor: Executor) -> list[dict[str, list[tuple[list[int], str]]]]:
+    """Of each rule: shapes and dtypes of what it keeps beside (`Update.factored`), by parameter."""
+    return [
+        {name: [(list(x.shape), str(x.dtype)) for x in rule.factored[name]] for name in sorted(rule.factored)}
+        for _, rule in executor.parameters()
+    ]
+
+
+def _make_factored(executor: Executor, data: Tensor) -> None:
+    """Room for what rules keep beside, as it was in the copy."""
+    length = int(data[-8:].clone().view(torch.int64))
+    made = json.loads(bytes(data[-8 - length : -8].tolist()))
+    for (_, rule), kept in zip(executor.parameters(), made, strict=True):
+        rule.factored.clear()
+        for name, pair in kept.items():
+            one, other = (
+                torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch."))) for shape, dtype in pair
+            )
+            rule.factored[name] = one, other
 
 
 def _numbers(executor: Executor) -> list[float]:

@@ -49,7 +49,6 @@ from gnomon.runtime.train import (
     identity_of,
 )  # fmt: skip
 from gnomon.runtime.watchdog import where
-from gnomon.software import own
 from gnomon.units import show_bytes
 
 
@@ -64,7 +63,6 @@ def check_surviving(job: Job) -> None:
         "--processes, whose ranks all hold the whole model": len(set(plan.device_of)) < plan.world_size,
         "schedule.passes with partial_reduce": partial_reduce.METHOD.used(plan),
         "optimizer.delay": bool(plan.optimizer.delay),
-        f"optimizer.kind = {plan.optimizer.kind!r}": plan.optimizer.kind in own.WHOLE_MATRIX_OPTIMIZERS,
         "torchrun, which ends all processes when one is lost": "TORCHELASTIC_RUN_ID" in os.environ,
         "this system: sockets are not in /proc": not FOLDER.is_dir(),
     }

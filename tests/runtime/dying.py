@@ -28,6 +28,7 @@ HELD = {
     "fp16, zero 1": replace(training.ALONE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=1), precision=FP16),
     "bf16, zero 3": replace(training.ALONE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=3), precision=Precision()),
     "tp, muon": replace(training.PLANS["tp"], optimizer=Optimizer(kind="muon")),
+    "replicas": replace(training.ALONE, mesh=Mesh(dp_replicate=2)),
     "zero 2, adafactor": replace(training.ALONE, mesh=Mesh(dp_shard=2), optimizer=Optimizer(kind="adafactor", zero=2)),
     "pp": replace(training.PLANS["pp"], schedule=Schedule(name="one_f_one_b", num_microbatches=2)),
 }
@@ -93,8 +94,11 @@ def _told(plan: Plan) -> list[list[tuple[float, float, float]]]:
             rule.factored.clear()
     everyone = [held.held()] * 2
     dist.all_gather_object(everyone, held.held())
-    assert latest(everyone) == 1
-    assert held.share(1, everyone) > 0
+    assert latest(everyone, held.alike) == 1
+    assert held.share(1, everyone, held.alike) > 0
+    alone = plan.mesh.dp_replicate == 1
+    assert held.alike == ((0, 1) if alone else (0, 0))
+    assert (held.sent > 0, held.kept.data.numel() > 0) == (alone, alone), "what another rank has is not sent"
     held.restore()
     results.append(steps())
     return results

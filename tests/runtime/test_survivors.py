@@ -18,7 +18,7 @@ from runtime.ranks import launch  # noqa: E402
 from gnomon.errors import PeerError, PlanError  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
 from gnomon.runtime import Job, Outcome, survivors_launch  # noqa: E402
-from gnomon.runtime.memory_checkpoint import NONE, Held, latest  # noqa: E402
+from gnomon.runtime.memory_checkpoint import NONE, Held, latest, source  # noqa: E402
 from gnomon.runtime.survivors import check_surviving  # noqa: E402
 from gnomon.runtime.survivors_launch import run_surviving  # noqa: E402
 
@@ -145,21 +145,29 @@ PHASES = st.lists(st.integers(0, 2), min_size=2, max_size=7)
 """How far each rank is with the copies of step 8: not taken, taken, committed."""
 
 
-@given(phases=PHASES, lost=st.sets(st.integers(0, 6)))
-def test_no_loss_of_ranks_that_are_no_neighbours_loses_a_state(phases: list[int], lost: set[int]) -> None:
-    """A rank commits only once all have taken, so phases 0 and 2 are never there together; a lost rank has nothing."""
+@given(phases=PHASES, lost=st.sets(st.integers(0, 6)), replicas=st.booleans())
+def test_no_loss_but_of_both_places_loses_a_state(phases: list[int], lost: set[int], replicas: bool) -> None:
+    """A rank commits only once all have taken, so phases 0 and 2 are never there together; a lost rank has nothing.
+    replicas: of three ranks or more, all but the first hold the same."""
     ranks = len(phases)
+    alike = [0, *[1] * (ranks - 1)] if replicas and ranks > 2 else list(range(ranks))
     if 0 in phases:
         phases = [min(phase, 1) for phase in phases]
     own = [(7, NONE), (7, 8), (8, NONE)]
-    held = [Held(own=own[phase], kept=own[phase]) for phase in phases]
+    nothing = (NONE, NONE)
     lost = {rank for rank in lost if rank < ranks}
-    left = [Held(own=(NONE, NONE), kept=(NONE, NONE)) if rank in lost else one for rank, one in enumerate(held)]
-    step = latest(left)
-    if any((rank + 1) % ranks in lost for rank in lost):
+    held = []
+    for rank, phase in enumerate(phases):
+        keeps = alike.count(alike[rank - 1]) == 1
+        steps = nothing if rank in lost else own[phase]
+        held.append(Held(own=steps, kept=steps if keeps else nothing))
+    others = [{(rank + 1) % ranks} if alike.count(alike[rank]) == 1 else set(range(1, ranks)) for rank in range(ranks)]
+    step = latest(held, alike)
+    if any(others[rank] <= lost for rank in lost):
         assert step is None
         return
     there = [phase for rank, phase in enumerate(phases) if rank not in lost]
     assert step == 8 if min(there) >= 1 else step in (7, 8)
-    for rank, one in enumerate(left):
-        assert step in one.own or step in left[(rank + 1) % ranks].kept
+    for rank in range(ranks):
+        has = source(rank, step or 0, held, alike)
+        assert has is not None and step in (held[has].own if alike[has] == alike[rank] else held[has].kept)

@@ -2,7 +2,8 @@
 
 A rank's state is its part of parameters, master copies and optimizer states, the updates behind it, the loss scale and
 torch's random numbers; the place in the data is the step. `take` sends it to the next rank, the last one's to the
-first. `commit` follows once all ranks have taken, so that at any moment there is one step of
+first, but for ranks that hold the same as others (data parallelism without ZeRO, `dp_replicate`): any of those has it.
+`commit` follows once all ranks have taken, so that at any moment there is one step of
 which every rank's state is in two places. Each rank holds its own copy, which it goes back to, and two places for the
 rank before it, of which one takes what comes while the other is whole. Leaves out when (`survivors`).
 Source: Wang et al. 2023 (Gemini), which keeps checkpoints in the memory of other machines.
@@ -10,6 +11,7 @@ Source: Wang et al. 2023 (Gemini), which keeps checkpoints in the memory of othe
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -56,13 +58,21 @@ def keeper(rank: int, ranks: int) -> int:
     return (rank + 1) % ranks
 
 
-def latest(held: Sequence[Held]) -> int | None:
-    """The last step of which the state of every rank is somewhere; None where there is none. held: by rank."""
-    common: set[int] | None = None
-    for rank, one in enumerate(held):
-        there = {*one.own, *held[keeper(rank, len(held))].kept} - {NONE}
-        common = there if common is None else common & there
-    return max(common or (), default=None)
+def source(rank: int, step: int, held: Sequence[Held], alike: Sequence[int]) -> int | None:
+    """The rank that has the state of `rank` after `step`: itself, one that holds the same, or its keeper; None where
+    none has. held, alike: by rank; ranks that hold the same parts have one number in `alike`."""
+    same = [rank, *(other for other, number in enumerate(alike) if number == alike[rank] and other != rank)]
+    if (found := next((one for one in same if step in held[one].own), None)) is not None:
+        return found
+    next_one = keeper(rank, len(held))
+    return next_one if len(same) == 1 and step in held[next_one].kept else None
+
+
+def latest(held: Sequence[Held], alike: Sequence[int]) -> int | None:
+    """The last step after which the state of every rank is somewhere; None where there is none."""
+    steps = {step for one in held for step in (*one.own, *one.kept)} - {NONE}
+    ranks = range(len(held))
+    return max((s for s in steps if all(source(r, s, held, alike) is not None for r in ranks)), default=None)
 
 
 class MemoryCheckpoint:
@@ -73,6 +83,8 @@ class MemoryCheckpoint:
         self._live = NONE
         """Step whose state the executor has and that was taken, but that not all ranks are known to have."""
         self._executor: Executor | None = None
+        self.alike: tuple[int, ...] = ()
+        """By rank a number that those which hold the same parts have in common; nothing before the first `attach`."""
         self.sent = self.taken = 0
         """Bytes, and copies."""
         self.took_s = 0.0
@@ -82,29 +94,39 @@ class MemoryCheckpoint:
         """That are held here."""
         return sum(copy.data.numel() for copy in (self.own, self.kept, self._coming))
 
-    def attach(self, executor: Executor) -> None:
-        """Copies are of this executor's state from now on."""
+    def attach(self, executor: Executor, *, draws: bool = False) -> None:
+        """Copies are of this executor's state from now on. All ranks must call it. draws: whether steps draw random
+        numbers, so that no two ranks have the same state."""
         self._executor = executor
+        everyone = [""] * dist.get_world_size()
+        dist.all_gather_object(everyone, f"{_parts_named(executor)}{dist.get_rank() if draws else ''}")
+        self.alike = tuple(map(everyone.index, everyone))
 
     def detach(self) -> None:
         """Forgets the executor, which is about to be given up."""
         self._executor, self._live = None, NONE
 
     def take(self, step: int) -> None:
-        """Sends this rank's state to the next rank, and receives that of the one before. All ranks must call it."""
+        """Sends this rank's state to the next rank, and receives that of the one before, where no other rank has it.
+        All ranks must call it."""
         began, executor = perf_counter(), self._executor
         assert executor is not None
         executor.synchronise()
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        before, after = (rank - 1) % ranks, keeper(rank, ranks)
-        parts = _parts(executor)
+        before = (rank - 1) % ranks
+        to = keeper(rank, ranks) if self.alike.count(self.alike[rank]) == 1 else None
+        by = before if self.alike.count(self.alike[before]) == 1 else None
+        parts = _parts(executor) if to is not None else []
         mine = torch.tensor([part.numel() for part in parts])
-        (theirs,) = _exchanged([mine[:0].new_tensor([len(mine)])], [torch.zeros(1, dtype=torch.int64)], before, after)
-        (sizes,) = _exchanged([mine], [torch.zeros(int(theirs), dtype=torch.int64)], before, after)
-        room = self._coming.room(int(sizes.sum()))
-        _exchanged(parts, room.split(sizes.tolist()), before, after)
-        self._coming.step = self._live = step
-        self.sent += sum(part.numel() for part in parts)
+        (count,) = _exchanged([torch.tensor([len(mine)])], [torch.zeros(1, dtype=torch.int64)], to, by)
+        (sizes,) = _exchanged([mine], [torch.zeros(int(count), dtype=torch.int64)], to, by)
+        if by is not None:
+            _exchanged(parts, self._coming.room(int(sizes.sum())).split(sizes.tolist()), to, by)
+            self._coming.step = step
+        else:
+            _exchanged(parts, [], to, by)
+        self._live = step
+        self.sent += int(mine.sum())
         self.taken += 1
         self.took_s += perf_counter() - began
 
@@ -123,22 +145,26 @@ class MemoryCheckpoint:
         """Steps that are here."""
         return Held(own=(self.own.step, self._live), kept=(self.kept.step, self._coming.step))
 
-    def share(self, step: int, held: Sequence[Held]) -> int:
-        """Gives ranks without their own copy of `step` the one that their keeper has, and returns the bytes that this
-        rank sent or received. held: by rank, of all. All ranks must call it."""
+    def share(self, step: int, held: Sequence[Held], alike: Sequence[int]) -> int:
+        """Gives ranks without their own copy of `step` the one that another has (`source`), and returns the bytes that
+        this rank sent or received. All ranks must call it."""
+        self.alike = tuple(alike)
         rank, ranks, moved = dist.get_rank(), len(held), 0
         if step == self._live and step != self.own.step:
             self._copy_own(step)
         if step == self._coming.step:
             self.kept, self._coming = self._coming, self.kept
         for lost in (lost for lost in range(ranks) if step not in held[lost].own):
-            if rank == keeper(lost, ranks):
-                dist.send(torch.tensor([self.kept.data.numel()]), lost)
-                dist.send(self.kept.data, lost)
-                moved += self.kept.data.numel()
+            has = source(lost, step, held, self.alike)
+            assert has is not None, "a step was chosen that is not everywhere"
+            if rank == has:
+                data = self.own.data if self.alike[has] == self.alike[lost] else self.kept.data
+                dist.send(torch.tensor([data.numel()]), lost)
+                dist.send(data, lost)
+                moved += data.numel()
             elif rank == lost:
-                dist.recv(size := torch.zeros(1, dtype=torch.int64), keeper(lost, ranks))
-                dist.recv(self.own.room(int(size)), keeper(lost, ranks))
+                dist.recv(size := torch.zeros(1, dtype=torch.int64), has)
+                dist.recv(self.own.room(int(size)), has)
                 self.own.step = step
                 moved += int(size)
         return moved
@@ -171,14 +197,20 @@ class MemoryCheckpoint:
         self.own.step = step
 
 
-def _exchanged(sent: Sequence[Tensor], rooms: Sequence[Tensor], before: int, after: int) -> Sequence[Tensor]:
-    """Sends to the rank after this one and receives from the one before; returns what came."""
-    works = [dist.isend(part, after, tag=tag) for tag, part in enumerate(sent)]
-    works += [dist.irecv(room, before, tag=tag) for tag, room in enumerate(rooms)]
+def _exchanged(sent: Sequence[Tensor], rooms: Sequence[Tensor], to: int | None, by: int | None) -> Sequence[Tensor]:
+    """Sends to one rank and receives from another, where there is one; returns what came."""
+    works = [dist.isend(part, to, tag=tag) for tag, part in enumerate(sent)] if to is not None else []
+    works += [dist.irecv(room, by, tag=tag) for tag, room in enumerate(rooms)] if by is not None else []
     for work in works:
         if work is not None:
             work.wait()
     return rooms
+
+
+def _parts_named(executor: Executor) -> str:
+    """Which elements of which parameters this rank updates, as a checksum."""
+    said = [([(s.name, s.offset, s.shape) for s in held.slots], held.mine) for held, _ in executor.parameters()]
+    return hashlib.sha256(repr(said).encode()).hexdigest()
 
 
 def _parts(executor: Executor) -> list[Tensor]:

@@ -18,7 +18,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from gnomon.errors import PeerError, PlanError
 from gnomon.methods import partial_reduce
+from gnomon.runtime.captured_job import random_ops
 from gnomon.runtime.checkpoint import load
 from gnomon.runtime.connections import FOLDER, Sockets, shut, sockets
 from gnomon.runtime.data.own_batches import Batches
@@ -33,7 +34,7 @@ from gnomon.runtime.elastic import COLUMNS, records_of, table_of
 from gnomon.runtime.execute import Executor
 from gnomon.runtime.faults import plain
 from gnomon.runtime.membership import Epoch, Membership, groups_soon_made, part
-from gnomon.runtime.memory_checkpoint import NONE, Held, MemoryCheckpoint, keeper, latest
+from gnomon.runtime.memory_checkpoint import NONE, Held, MemoryCheckpoint, latest, source
 from gnomon.runtime.own_module import OwnModule
 from gnomon.runtime.parameters import Slot
 from gnomon.runtime.train import (
@@ -77,6 +78,17 @@ def train_surviving(job: Job, membership: Membership) -> Outcome | None:
         own_module = OwnModule.of(job.code, job.seed) if job.code else None
         gc.freeze()  # modules stay: what looks for garbage after a loss passes them over
         return _Rank(job, own_module, corpus, asked, membership).until_over()
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a process tells the others when they meet; one that is new, nothing."""
+
+    held: Held = Held(own=(), kept=())  # noqa: RUF009 (frozen)
+    alike: tuple[int, ...] = ()
+    ended: int = NONE
+    resumed_from: int = 0
+    records: int = 0
 
 
 class _Rank:
@@ -184,35 +196,33 @@ class _Rank:
 
     def _go_back(self, epoch: Epoch) -> None:
         """Makes this rank's part again, with the newest state that is in memory of every rank."""
-        told = [torch.zeros(7, dtype=torch.int64) for _ in range(dist.get_world_size())]
-        mine = self.copies.held()
-        numbers = [*mine.own, *mine.kept, self.ended, self.resumed_from, len(self.records)]
-        dist.all_gather(told, torch.tensor(numbers))
-        everyone = [[int(number) for number in one] for one in told]
-        held = [Held(own=(a, b), kept=(c, d)) for a, b, c, d, *_ in everyone]
-        step, moved = latest(held), 0
-        if step is not None:
-            moved = self.copies.share(step, held)
+        everyone: list[_Told] = [_Told()] * dist.get_world_size()
+        mine = _Told(self.copies.held(), self.copies.alike, self.ended, self.resumed_from, len(self.records))
+        dist.all_gather_object(everyone, mine)
+        there = [one for one in everyone if one.ended != NONE]
+        held = [one.held for one in everyone]
+        alike, step, moved = there[0].alike if there else (), None, 0
+        if alike and (step := latest(held, alike)) is not None:
+            moved = self.copies.share(step, held, alike)
         self._leave()
         dist.barrier()  # so that groups are made at one time
         with groups_soon_made():
             values = None if step is None else _blank(self.job)
             self.executor = executor_of(self.job, self.own_module, values=values)
-        self.copies.attach(self.executor)
+        self.copies.attach(self.executor, draws=bool(random_ops(self.executor.graph)))
         if step is None:
             self._begin(self.executor, again=epoch.number > 1)
         else:
             self.copies.restore()
             self.done = step
-        there = [one for one in everyone if one[4] != NONE]
         if there:
-            self._tell_records(next(rank for rank, one in enumerate(everyone) if one[4] != NONE), everyone)
+            self._tell_records(everyone.index(there[0]), there[0])
             self.came_back.append(self.done)
         else:
             self.resumed_from = self.done
-        self.ended = self.done if all(one[4] >= self.done for one in there) else self.done - 1
+        self.ended = self.done if all(one.ended >= self.done for one in there) else self.done - 1
         if there and not self.job.quiet:
-            self._say(step, held, moved)
+            self._say(step, held, alike, moved)
 
     def _leave(self) -> None:
         """Gives up what the broken groups were for."""
@@ -236,20 +246,20 @@ class _Rank:
             identity = identity_of(self.job, self.corpus)
             self.done = load(self.job.checkpoints, executor, identity=identity, override=self.job.override)
 
-    def _tell_records(self, source: int, everyone: Sequence[Sequence[int]]) -> None:
+    def _tell_records(self, has: int, told: _Told) -> None:
         """Gives all ranks the records that one has of the steps behind them, and forgets those of others."""
-        self.resumed_from = min(everyone[source][5], self.done)
-        count = min(everyone[source][6], self.done - self.resumed_from)
+        self.resumed_from = min(told.resumed_from, self.done)
+        count = min(told.records, self.done - self.resumed_from)
         table, waits = torch.zeros(count, COLUMNS, dtype=torch.float64), torch.full((count,), math.nan).double()
-        if dist.get_rank() == source:
+        if dist.get_rank() == has:
             table, waits = table_of(self.records[:count]), torch.tensor(self.waits[:count], dtype=torch.float64)
         for tensor in (table, waits) if count else ():
-            dist.broadcast(tensor, source)
+            dist.broadcast(tensor, has)
         self.records[:], self.waits[:] = records_of(table), waits.tolist()
 
-    def _say(self, step: int | None, held: Sequence[Held], moved: int) -> None:
+    def _say(self, step: int | None, held: Sequence[Held], alike: Sequence[int], moved: int) -> None:
         """What the ranks went back to; each that was given its state says so."""
-        rank, ranks = dist.get_rank(), dist.get_world_size()
+        rank = dist.get_rank()
         if step is None and rank == 0:
             print(
                 f"gnomon: a rank's state is in no memory any more: all go back to step {self.done}"
@@ -258,8 +268,9 @@ class _Rank:
                 flush=True,
             )
         elif step is not None and step not in held[rank].own:
+            has = source(rank, step, held, alike)
             print(
-                f"gnomon: all go back to step {step}, rank {rank} to the copy that rank {keeper(rank, ranks)} kept "
+                f"gnomon: all go back to step {step}, rank {rank} to the copy that rank {has} has "
                 f"({show_bytes(moved)})",
                 file=sys.stderr,
                 flush=True,

@@ -18,7 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from gnomon.compiler import columns
+from gnomon.compiler import columns, recurrent, recurrent_modules
 from gnomon.compiler.build import has_compiler, libraries
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.program import LINES, Planned, Program, Writer, program, write
@@ -40,6 +40,8 @@ def gnomon(module: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Cal
         lacks = "Triton is not installed" if on_gpu else "no C++ compiler was found (g++ or CXX)"
         say_once(f"{lacks}: backend 'gnomon' runs PyTorch's own operations")
         return module.forward
+    if not on_gpu and not recurrent.keep(module):
+        return module.forward
     through = aot_autograd(
         fw_compiler=compile_graph,
         bw_compiler=compile_graph,
@@ -48,6 +50,9 @@ def gnomon(module: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Cal
         keep_inference_input_mutations=True,
     )
     return through(module, inputs)  # type: ignore[no-any-return]
+
+
+recurrent_modules.allow(gnomon)
 
 
 def say_once(message: str) -> None:
@@ -72,6 +77,7 @@ class Compiled:
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         self.columns = columns.fuse(module.graph)
+        self.recurrent = recurrent.fuse(module.graph)
         self.program: Program = program(module.graph, environment_of(module.graph))
         _load(self.program.planned)
         self.trials: dict[int, Trial] = {}

@@ -22,6 +22,7 @@ from gnomon.compiler.build import libraries
 from gnomon.compiler.columns import Columns
 from gnomon.compiler.machine import Machine, this_machine
 from gnomon.compiler.program import Planned, symbols_in
+from gnomon.compiler.recurrent import Recurrent
 from gnomon.compiler.sizes import hint, product
 from gnomon.compiler.stages import COST
 from gnomon.compiler.tiles import Nest, Tiling, tiling
@@ -70,7 +71,9 @@ def explained(made: Compiled) -> dict[str, Any]:
     aten = Counter(
         str(unit.target).removeprefix("aten.")
         for unit in made.program.units
-        if isinstance(unit, torch.fx.Node) and unit.op == "call_function" and not isinstance(unit.target, Columns)
+        if isinstance(unit, torch.fx.Node)
+        and unit.op == "call_function"
+        and not isinstance(unit.target, (Columns, Recurrent))
     )
     groups = [_group(made, planned) for planned in made.program.planned]
     columns = [
@@ -83,7 +86,21 @@ def explained(made: Compiled) -> dict[str, Any]:
         }
         for one in made.columns
     ]
-    return {"groups": groups, "columns": columns, "aten": dict(aten.most_common())}
+    recurrent = [_recurrent(one) for one in made.recurrent]
+    return {"groups": groups, "columns": columns, "recurrent": recurrent, "aten": dict(aten.most_common())}
+
+
+def _recurrent(one: Recurrent) -> dict[str, Any]:
+    verdict = next((trial.verdict for trial in reversed([*one.trials.values()])), {})
+    return {
+        "name": one.layers.name.upper(),
+        "layers": one.layers.layers,
+        "directions": one.layers.directions,
+        "hidden": one.hidden,
+        "kept": bool(verdict.get("kept")),
+        "measured_s": verdict.get("kernel_s"),
+        "aten_s": verdict.get("aten_s"),
+    }
 
 
 def _group(made: Compiled, planned: Planned) -> dict[str, Any]:
@@ -182,6 +199,13 @@ def lines(made: dict[str, Any], title: str) -> list[str]:
         state = "kept" if one["kept"] else "given back to ATen"
         out += [
             f"  embedding columns: {one['count']:,} in one kernel, {one['floats']:,} floats a row ({state})",
+            f"    time      measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
+        ]
+    for one in made["recurrent"]:
+        state = "kept" if one["kept"] else "given back to ATen"
+        both = ", both directions" if one["directions"] == 2 else ""
+        out += [
+            f"  {one['name']} of {one['hidden']} units, {one['layers']} layers{both}, any number of steps ({state})",
             f"    time      measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
         ]
     calls = ", ".join(f"{count} {name}" if count > 1 else name for name, count in made["aten"].items())

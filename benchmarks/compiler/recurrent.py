@@ -1,0 +1,173 @@
+"""`nn.LSTM` and `nn.GRU`: one kernel for all steps against eager (oneDNN for LSTM), in one run.
+
+    PYTHONPATH=src python benchmarks/compiler/recurrent.py [--hidden 256,512,1024] [--batches 1,4,10] [--steps 64,200]
+        [--threads 1,2] [--inductor-s 120] [--write]
+
+Inputs as wide as the hidden size, one layer, float32, no gradients, random weights. Interleaved calls, medians. Each
+row also says what bounds it: the product of the inputs at the rate of the library on a large product, measured beside
+it; and that of the states at the same rate, or at that of reading its weights once a step, as fast as 8 MiB are added
+up, whichever takes longer. Inductor does not see these modules unless `torch._dynamo.config.allow_rnn` is set; with it,
+it is compiled once in a process of its own (256 units, 64 steps) and timed, or given up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import gnomon.compiler.backend as ours
+from gnomon.compiler.recurrent import size_key
+
+RESULT = Path(__file__).parents[1] / "results" / "compiler_recurrent.md"
+MODULES = {"LSTM": (nn.LSTM, 4), "GRU": (nn.GRU, 3)}
+"""Class, gates."""
+READ_BYTES, PRODUCT = 8 << 20, 512
+"""What bounds are measured with: a sum of so many bytes, a product of square matrices."""
+
+
+def interleaved(functions: dict[str, Callable[[], Any]], spend_s: float) -> dict[str, list[float]]:
+    """Seconds of each call, in turn. One thread is timed by its own CPU time, which others disturb less."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    taken: dict[str, list[float]] = {name: [] for name in functions}
+    until = time.perf_counter() + spend_s
+    while time.perf_counter() < until or len(taken[next(iter(taken))]) < 7:
+        for name, function in functions.items():
+            began = clock()
+            function()
+            taken[name].append(clock() - began)
+    return taken
+
+
+def bound_s(gates: int, hidden: int, batch: int, steps: int, flops: float, read: float) -> float:
+    """Seconds that no kernel of float32 goes below at these rates."""
+    work = 2 * gates * hidden * hidden * batch * steps
+    return work / flops + max(work / flops, 4 * gates * hidden * hidden * steps / read)
+
+
+def rows(name: str, hidden: int, batches: Sequence[int], steps: Sequence[int], threads: Sequence[int]) -> Iterator[str]:
+    """Lines of the table: one compilation for all lengths, batches and numbers of threads."""
+    kind, gates = MODULES[name]
+    module: Any = kind(hidden, hidden).eval()
+    torch._dynamo.reset()
+    function: Any = torch.compile(module, backend=ours.gnomon, dynamic=True)
+    square, many = torch.randn(PRODUCT, PRODUCT), torch.ones(READ_BYTES // 4)
+    began, said = time.perf_counter(), False
+    for number, batch, length in product(threads, batches, steps):
+        torch.set_num_threads(number)
+        x = torch.randn(length, batch, hidden)
+        calls: dict[str, Callable[[], Any]] = {
+            "eager": lambda x=x: module(x),
+            "gnomon": lambda x=x: function(x),
+            "product": lambda: square @ square,
+            "read": lambda: torch.sum(many),
+        }
+        with torch.no_grad():
+            made = function(x)[0]
+            if not said:
+                said = True
+                yield f"{name} of {hidden}: {time.perf_counter() - began:.1f} s"
+            torch.testing.assert_close(made, module(x)[0], rtol=1e-4, atol=1e-5)
+            taken = interleaved(calls, 1.0)
+        middle = {which: median(values) for which, values in taken.items()}
+        spread = [f"{(q[2] - q[0]) / q[1]:.0%}" for q in (quantiles(taken[w], n=4) for w in ("eager", "gnomon"))]
+        within = bound_s(gates, hidden, batch, length, 2 * PRODUCT**3 / middle["product"], READ_BYTES / middle["read"])
+        yield (
+            f"| {name} | {hidden} | {batch} | {length} | {number} | {middle['eager'] * 1e3:.2f} "
+            f"| {middle['gnomon'] * 1e3:.2f} | {middle['eager'] / middle['gnomon']:.2f} | {', '.join(spread)} "
+            f"| {middle['eager'] / within:.2f} | {'yes' if was_kept(length, batch) else 'ATen'} |"
+        )
+
+
+def was_kept(steps: int, batch: int) -> bool:
+    """Whether the newest trial of these sizes kept the kernel."""
+    key = size_key(steps, batch)
+    trials = [one.trials[key] for made in ours.reports for one in made.recurrent if key in one.trials]
+    return bool(trials and trials[-1].kept)
+
+
+def inductor(name: str) -> None:
+    """Inductor's first call, in a process that may be ended."""
+    torch._dynamo.config.allow_rnn = True
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        torch.compile(MODULES[name][0](256, 256).eval(), backend="inductor")(torch.randn(64, 1, 256))
+
+
+def inductor_s(name: str, limit_s: float) -> float | None:
+    """Seconds, None where it is given up."""
+    process = get_context("spawn").Process(target=inductor, args=(name,))
+    began = time.perf_counter()
+    process.start()
+    process.join(limit_s)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return None
+    return time.perf_counter() - began if process.exitcode == 0 else None
+
+
+def cpu() -> str:
+    """Its name, as the system says."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "a CPU")
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for option, default in (("hidden", "256,512,1024"), ("batches", "1,4,10"), ("steps", "64,200"), ("threads", "1,2")):
+        parser.add_argument(f"--{option}", default=default)
+    parser.add_argument("--inductor-s", type=float, default=120.0, help="seconds that it may compile; 0: not tried")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    hidden, batches, steps, threads = (
+        [int(part) for part in text.split(",")]
+        for text in (options.hidden, options.batches, options.steps, options.threads)
+    )
+    torch._dynamo.config.recompile_limit = 64
+    lines = [
+        "# Recurrent layers",
+        "",
+        f"{date.today()}, `PYTHONPATH=src python benchmarks/compiler/recurrent.py --write`, {cpu()}, torch "
+        f"{torch.__version__}, load average {os.getloadavg()[0]:.1f} at the start. One layer, as many inputs as hidden "
+        "units, float32, inference. Milliseconds, medians of interleaved calls, of one thread its CPU time; *spread* is the quartiles' distance "
+        "over the median, eager's and ours; *at most* is eager over the bound, what a perfect kernel would gain.",
+        "",
+        "| | hidden | batch | steps | threads | eager ms | gnomon ms | against eager | spread | at most | kept |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    print("\n".join(lines), flush=True)
+    said = []
+    for name in MODULES:
+        for size in hidden:
+            for line in rows(name, size, batches, steps, threads):
+                (lines if line.startswith("|") else said).append(line)
+                print(line, flush=True)
+    lines += ["", f"The first call, with trial and g++ (once): {'; '.join(said)}."]
+    if options.inductor_s:
+        tried = {name: inductor_s(name, options.inductor_s) for name in MODULES}
+        times = ", ".join(
+            f"{name} {'given up after ' + str(round(options.inductor_s)) if s is None else round(s)} s"
+            for name, s in tried.items()
+        )
+        lines.append(
+            f"Inductor's first call with `allow_rnn`, 256 units and 64 steps alone, in a process of its own: {times}."
+        )
+    print("\n".join(lines[-2:]))
+    if options.write:
+        RESULT.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

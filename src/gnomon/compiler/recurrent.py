@@ -1,0 +1,302 @@
+"""`nn.LSTM` and `nn.GRU` as one node of a graph, and one kernel for all steps of a layer (DeepCPU, Cocktailer).
+
+`keep(module)` puts operations of ours in place of `torch.lstm` and `torch.gru` before AOTAutograd unrolls them;
+`fuse(graph)` puts a `Recurrent` in place of those. It multiplies the inputs of all steps at once by the library, then
+calls the kernel (cpp/recurrent.cpp), which walks the steps with recurrent weights that were packed once: each thread
+keeps the units, and so the weights, that it had in the step before. Its compilation knows neither the number of steps
+nor the batch. It is tried like any group (`gate`), once for each size of both: equal to ATen and not slower, or given
+back. Leaves out gradients, projections and other types than float32: those graphs are PyTorch's own.
+Source: Zhang et al., DeepCPU (USENIX ATC 2018); of its partitions of the recurrent product the one by units reads
+weights once and states once a thread, the least for batches that are small beside the hidden size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from gnomon.compiler.build import has_compiler, libraries
+from gnomon.compiler.gate import Trial
+from gnomon.compiler.machine import this_machine
+
+Node = Any
+"""`torch.fx.Node`: its arguments may be anything, and are looked at before they are taken for something."""
+GATES = {"lstm": 4, "gru": 3}
+PARALLEL = 1 << 16
+"""Products of one step from which on several threads share it: less takes no longer than their waiting."""
+HEADER = 32
+"""Floats before the packed weights: digests of the weights that they were made of."""
+MOST_PACKED = 16
+"""Packed weights of a layer that are kept, where one graph serves several modules."""
+
+library = torch.library.Library("gnomon", "FRAGMENT")
+_OPTIONS = "Tensor[] weights, bool biases, int layers, bool bidirectional, bool batch_first"
+library.define(f"lstm(Tensor x, Tensor h, Tensor c, {_OPTIONS}) -> (Tensor, Tensor, Tensor)")
+library.define(f"gru(Tensor x, Tensor h, {_OPTIONS}) -> (Tensor, Tensor)")
+
+
+def _lstm(x: Tensor, h: Tensor, c: Tensor, weights: list[Tensor], *options: Any) -> Any:
+    biases, layers, bidirectional, batch_first = options
+    return torch.lstm(x, [h, c], weights, biases, layers, 0.0, False, bidirectional, batch_first)
+
+
+def _gru(x: Tensor, h: Tensor, weights: list[Tensor], *options: Any) -> Any:
+    biases, layers, bidirectional, batch_first = options
+    return torch.gru(x, h, weights, biases, layers, 0.0, False, bidirectional, batch_first)
+
+
+def shapes(x: Tensor, *states: Any) -> tuple[Tensor, ...]:
+    """Results of either without values: the output, whose steps are outermost in memory, and the last states."""
+    *tensors, _weights, _biases, _layers, bidirectional, batch_first = states
+    steps, batch = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
+    out = x.new_empty(steps, batch, tensors[0].shape[2] * (2 if bidirectional else 1))
+    return (out.transpose(0, 1) if batch_first else out, *[s.new_empty(s.shape) for s in tensors])
+
+
+for _name, _function in (("lstm", _lstm), ("gru", _gru)):
+    library.impl(_name, _function, "CPU")
+    torch.library.register_fake(f"gnomon::{_name}", shapes, lib=library)
+OPERATIONS = {torch.ops.gnomon.lstm.default: "lstm", torch.ops.gnomon.gru.default: "gru"}
+
+
+# ---- before AOTAutograd
+def keep(module: fx.GraphModule) -> bool:
+    """Makes each `torch.lstm` and `torch.gru` of a graph of Dynamo's one operation. False where one must not be: it
+    would be unrolled, so the graph is to run as it is."""
+    with_grad, changed = torch.is_grad_enabled(), False
+    if not has_compiler():
+        return not any(node.target in _CALLS for node in module.graph.nodes)
+    for node in list(module.graph.nodes):
+        if node.target is torch._C._set_grad_enabled:
+            with_grad = bool(node.args[0])
+        if node.target not in _CALLS:
+            continue
+        new = _kept(node, with_grad)
+        if new is None:
+            return False
+        operation, arguments = new
+        with module.graph.inserting_before(node):
+            made = module.graph.call_function(operation, arguments)
+        made.meta.update(node.meta)
+        node.replace_all_uses_with(made)
+        module.graph.erase_node(node)
+        changed = True
+    if changed:
+        module.recompile()
+    return True
+
+
+_CALLS = {torch.lstm: torch.ops.gnomon.lstm.default, torch.gru: torch.ops.gnomon.gru.default}
+
+
+def _kept(node: Node, with_grad: bool) -> tuple[Any, tuple[Any, ...]] | None:
+    """Our operation and its arguments, or None."""
+    if node.kwargs or len(node.args) != 9 or torch.is_autocast_enabled("cpu"):
+        return None
+    x, states, weights, biases, layers, dropout, training, bidirectional, batch_first = node.args
+    states = list(states) if isinstance(states, (list, tuple)) else [states]
+    if not isinstance(weights, (list, tuple)) or (training and dropout and layers > 1):
+        return None
+    values: list[Any] = [
+        one.meta.get("example_value") if isinstance(one, fx.Node) else None for one in (x, *states, *weights)
+    ]
+    if not all(plain(value) and not (with_grad and value.requires_grad) for value in values):
+        return None
+    directions = 2 if bidirectional else 1
+    if values[0].dim() != 3 or len(weights) != layers * directions * (4 if biases else 2):
+        return None  # one that is packed, or has projections
+    if any(isinstance(n, fx.Node) and "autocast" in str(n.target) for n in node.graph.nodes):
+        return None
+    return _CALLS[node.target], (x, *states, list(weights), biases, layers, bidirectional, batch_first)
+
+
+def plain(value: Any) -> bool:
+    dense = isinstance(value, Tensor) and value.device.type == "cpu" and value.layout == torch.strided
+    return dense and value.dtype == torch.float32
+
+
+# ---- in a graph of ATen's
+def fuse(graph: fx.Graph) -> list[Recurrent]:
+    """Puts a `Recurrent` in place of each of our operations; returns them."""
+    made = []
+    for node in list(graph.nodes):
+        name = OPERATIONS.get(node.target)
+        if name is None:
+            continue
+        *tensors, weights, biases, layers, bidirectional, batch_first = node.args
+        call = Recurrent(Layers(name, biases, layers, 2 if bidirectional else 1, batch_first, len(tensors) - 1))
+        call.hidden = weights[1].meta["val"].shape[1]
+        with graph.inserting_before(node):
+            new = graph.call_function(call, (*tensors, *weights))
+        new.meta.update(node.meta)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+        made.append(call)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """What an `nn.LSTM` or `nn.GRU` is, but for its sizes."""
+
+    name: str
+    biases: bool
+    layers: int
+    directions: int
+    batch_first: bool
+    states: int
+    """Tensors of state: 2 of an LSTM, 1 of a GRU."""
+
+    def aten(self, *args: Tensor) -> tuple[Tensor, ...]:
+        """By ATen: of x, the states, and the weights."""
+        function = _lstm if self.name == "lstm" else _gru
+        tensors, weights = args[: 1 + self.states], list(args[1 + self.states :])
+        options = (self.biases, self.layers, self.directions == 2, self.batch_first)
+        with torch.no_grad():
+            return tuple(function(*tensors, weights, *options))  # type: ignore[arg-type]
+
+
+class _Call(ctypes.Structure):
+    """`Call` of cpp/recurrent.cpp."""
+
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("gates", "hidden", "steps", "batch", "reverse", "threads")],
+        *[(name, ctypes.c_int64) for name in ("x_step", "x_row", "y_step", "y_row")],
+        *[(name, ctypes.c_void_p) for name in ("weight", "bias", "x", "h0", "c0", "packed", "y", "hn", "cn")],
+    ]
+
+
+@cache
+def _source() -> str:
+    return (Path(__file__).with_name("cpp") / "recurrent.cpp").read_text(encoding="utf-8")
+
+
+@cache
+def _kernel() -> Callable[[Any, int], int] | None:
+    """The compiled kernel, None where it does not compile."""
+    [function] = libraries([_source()])
+    if function is None:
+        return None
+    plain: Any = function
+    address = ctypes.cast(plain, ctypes.c_void_p).value or 0
+    typed: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Call), ctypes.c_int64)(address)
+    return typed  # type: ignore[no-any-return]
+
+
+class Recurrent:
+    """All layers of an `nn.LSTM` or `nn.GRU`, as a function of x, its states and its weights."""
+
+    def __init__(self, layers: Layers) -> None:
+        self.__name__, self.__module__ = f"recurrent_{layers.name}", __name__  # what fx calls a node
+        self.layers = layers
+        self.hidden: int | None = None
+        """Units, where the graph says."""
+        self.trials: dict[tuple[int, ...], Trial] = {}
+        self.packed: dict[int, Tensor] = {}
+        """Address of recurrent weights -> what they were packed to."""
+
+    def __call__(self, *args: Tensor) -> tuple[Tensor, ...]:
+        """(output, last states ...). Each size of steps and batch is tried on its first inputs, then the kernel's or
+        ATen's."""
+        if _kernel() is None or not _fits(args, self.layers):
+            return self.layers.aten(*args)
+        first, second = args[0].shape[:2]
+        key = size_key(second, first) if self.layers.batch_first else size_key(first, second)
+        trial = self.trials.get(key)
+        if trial is None:
+            trial = self.trials.setdefault(key, Trial(f"{_source()}// {self.layers}", self.run, self.layers.aten))
+        if trial.kept is None:
+            return trial(*args)  # type: ignore[no-any-return]
+        return self.run(*args) if trial.kept else self.layers.aten(*args)
+
+    def run(self, *args: Tensor) -> tuple[Tensor, ...]:
+        """By the kernel."""
+        spec, (x, *states) = self.layers, args[: 1 + self.layers.states]
+        weights = args[1 + spec.states :]
+        if spec.batch_first:
+            x = x.transpose(0, 1)
+        steps, batch, hidden = x.shape[0], x.shape[1], states[0].shape[2]
+        starts = [state.contiguous() for state in states]
+        ends = [torch.empty_like(state) for state in starts]
+        each = 4 if spec.biases else 2
+        for layer in range(spec.layers):
+            y = torch.empty((steps, batch, hidden * spec.directions), dtype=torch.float32, device="cpu")
+            for direction in range(spec.directions):
+                n = layer * spec.directions + direction
+                into = y[..., direction * hidden :]
+                self._layer(
+                    x, weights[n * each : (n + 1) * each], [s[n] for s in starts], [s[n] for s in ends], into, direction
+                )
+            x = y
+        return (x.transpose(0, 1) if spec.batch_first else x, *ends)
+
+    def _layer(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        starts: Sequence[Tensor],
+        ends: Sequence[Tensor],
+        y: Tensor,
+        reverse: int,
+    ) -> None:
+        """One direction of one layer. x (steps, batch, inputs); y as it lies in the layer's output."""
+        w_x, w_h, b_x, b_h = [*weights, None, None][:4]
+        assert w_x is not None and w_h is not None
+        rows_first = x.stride(0) < x.stride(1)  # what was given as (batch, steps, inputs) is multiplied as it lies
+        made = F.linear(x.transpose(0, 1) if rows_first else x, w_x, b_x).contiguous()
+        made = made.transpose(0, 1) if rows_first else made
+        gates, hidden, batch = GATES[self.layers.name], w_h.shape[1], x.shape[1]
+        several = gates * hidden * hidden * batch >= PARALLEL
+        call = _Call(
+            gates=gates, hidden=hidden, steps=x.shape[0], batch=batch, reverse=reverse,
+            threads=min(torch.get_num_threads(), -(-hidden // this_machine().isa.lanes)) if several else 1,
+            x_step=made.stride(0), x_row=made.stride(1), y_step=y.stride(0), y_row=y.stride(1),
+            weight=w_h.data_ptr(), bias=None if b_h is None else b_h.data_ptr(), x=made.data_ptr(),
+            h0=starts[0].data_ptr(), c0=starts[-1].data_ptr(),
+            y=y.data_ptr(), hn=ends[0].data_ptr(), cn=ends[-1].data_ptr(),
+        )  # fmt: skip
+        kernel, packed = _kernel(), self.packed.get(w_h.data_ptr())
+        assert kernel is not None
+        if packed is not None:
+            call.packed = packed.data_ptr()
+            if not kernel(call, 0):
+                return
+        packed = self._pack(call, w_h)
+        call.packed = packed.data_ptr()
+        if kernel(call, 0):
+            raise RuntimeError("recurrent weights were changed while they were used")
+
+    def _pack(self, call: _Call, w_h: Tensor) -> Tensor:
+        """Packed weights in memory of their own: another thread may read those that they replace."""
+        lanes = this_machine().isa.lanes
+        units = -(-w_h.shape[1] // lanes) * lanes
+        packed = torch.empty(HEADER + units * w_h.shape[0], dtype=torch.float32, device="cpu")
+        call.packed = packed.data_ptr()
+        kernel = _kernel()
+        assert kernel is not None
+        kernel(call, 1)
+        if len(self.packed) >= MOST_PACKED * self.layers.layers * self.layers.directions:
+            self.packed.clear()
+        self.packed[w_h.data_ptr()] = packed
+        return packed
+
+
+def size_key(steps: int, batch: int) -> tuple[int, ...]:
+    """What one trial speaks for: sizes by powers of two, and threads."""
+    return (int(steps - 1).bit_length(), int(batch - 1).bit_length(), torch.get_num_threads())
+
+
+def _fits(args: Sequence[Tensor], layers: Layers) -> bool:
+    """Whether the kernel can read these: floats, at least one step and row, weights as modules have them."""
+    weights = args[1 + layers.states :]
+    return (
+        all(a.dtype == torch.float32 for a in args) and args[0].numel() > 0 and all(w.is_contiguous() for w in weights)
+    )

@@ -1,0 +1,88 @@
+"""Lets Dynamo take `nn.LSTM` and `nn.GRU` into the graphs of this backend, and of no other.
+
+Dynamo breaks its graph at these modules unless `torch._dynamo.config.allow_rnn` is set, because other backends would
+unroll them. With it, torch 2.13 gives a backend one node, `torch.lstm` or `torch.gru`. But to know the shapes of a
+GRU's results it walks all its steps, which fixes their number, and AOTAutograd makes of a GRU as many copies of its
+step as there are steps (of an LSTM one oneDNN call a layer in inference; in training it fails). `allow()` sets the flag
+while Dynamo looks at one such module for backend "gnomon", where `recurrent` can serve it, and gives Dynamo the shapes.
+Leaves out everything else: those modules run between graphs, as they always have.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gnomon.compiler.recurrent import plain, shapes
+
+log = logging.getLogger("gnomon.compiler")
+aten = torch.ops.aten
+
+
+def allow(backend: Any) -> None:
+    """Once a process; without effect where Dynamo is built otherwise than we know it."""
+    try:
+        from torch._dynamo import config
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+        from torch._dynamo.variables.builder import VariableBuilder
+        from torch._ops import OpOverload
+
+        original = VariableBuilder.wrap_module
+        if getattr(original, "for_gnomon", False):
+            return
+
+        def wrap_module(self: Any, value: Any) -> Any:
+            if not (_served(value) and _backend_of(self.tx) is backend):
+                return original(self, value)
+            with config.patch(allow_rnn=True):
+                return original(self, value)
+
+        def tracing() -> bool:
+            try:
+                return _backend_of(InstructionTranslator.current_tx()) is backend
+            except AttributeError:  # Dynamo is not at work in this thread
+                return False
+
+        for operation in (aten.lstm.input, aten.gru.input):
+            assert isinstance(operation, OpOverload)
+            for key, unrolled in list(operation.py_kernels.items()):
+                operation.py_kernels[key] = _short(unrolled, tracing)
+            operation._dispatch_cache.clear()
+        wrap_module.for_gnomon = True  # type: ignore[attr-defined]
+        VariableBuilder.wrap_module = wrap_module  # type: ignore[method-assign]
+    except (ImportError, AttributeError) as error:
+        log.debug("recurrent modules stay outside graphs: %s", error)
+
+
+def _short(unrolled: Callable[..., Any], tracing: Callable[[], bool]) -> Callable[..., Any]:
+    """What Dynamo runs to know the shapes of `torch.lstm` and `torch.gru`: no steps where `recurrent` takes them."""
+
+    def kernel(x: Any, states: Any, weights: Any, *options: Any) -> Any:
+        given = list(states) if isinstance(states, (list, tuple)) else [states]
+        served = all(plain(one) for one in (x, *given, *weights)) and not torch.is_grad_enabled()
+        if not (served and len(options) == 6 and given[0].shape[-1] == weights[1].shape[1] and tracing()):
+            return unrolled(x, states, weights, *options)
+        biases, layers, _, _, bidirectional, batch_first = options
+        return shapes(x, *given, weights, biases, layers, bidirectional, batch_first)
+
+    return kernel
+
+
+def _served(value: Any) -> bool:
+    """Whether `recurrent` takes a module as it is called now: float32 on a CPU, without gradients."""
+    if type(value) not in (torch.nn.LSTM, torch.nn.GRU) or torch.is_grad_enabled() or value.proj_size:
+        return False
+    if torch.is_autocast_enabled("cpu") or (value.training and value.dropout and value.num_layers > 1):
+        return False
+    return all(type(w) is torch.nn.Parameter and w.dtype == torch.float32 and w.is_cpu for w in value.parameters())
+
+
+def _backend_of(translator: Any) -> Any:
+    """The backend that a graph is made for, under what Dynamo and torch.compile put around it."""
+    found = translator.output.compiler_fn
+    for name in ("_torchdynamo_orig_backend", "compiler_fn"):
+        found = getattr(found, name, found)
+    return found

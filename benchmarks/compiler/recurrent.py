@@ -4,15 +4,16 @@
         [--threads 1,2] [--inductor-s 120] [--write]
 
 Inputs as wide as the hidden size, one layer, float32, no gradients, random weights. Interleaved calls, medians. Each
-row also says what bounds it: the product of the inputs at the rate of the library on a large product, measured beside
-it; and that of the states at the same rate, or at that of reading its weights once a step, as fast as 8 MiB are added
-up, whichever takes longer. Inductor does not see these modules unless `torch._dynamo.config.allow_rnn` is set; with it,
-it is compiled once in a process of its own (256 units, 64 steps) and timed, or given up.
+row also says what bounds it, from the best of two other calls in the same turns: the rate of the library on a product of
+matrices of 512 x 512, at which the products of inputs and states go at best, and the rate of reading again and again as
+many floats as each thread has recurrent weights, which are read in every step. Inductor does not see these modules unless
+`torch._dynamo.config.allow_rnn` is set; with it, it is compiled once in a process of its own (256 units, 64 steps).
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,16 +25,27 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import gnomon.compiler.backend as ours
+from gnomon.compiler.build import libraries
 from gnomon.compiler.recurrent import size_key
 
 RESULT = Path(__file__).parents[1] / "results" / "compiler_recurrent.md"
-MODULES = {"LSTM": (nn.LSTM, 4), "GRU": (nn.GRU, 3)}
-"""Class, gates."""
-READ_BYTES, PRODUCT = 8 << 20, 512
-"""What bounds are measured with: a sum of so many bytes, a product of square matrices."""
+READ = """#include "vector.h"
+extern "C" int gnomon_kernel(const int64_t* d, const float* x) {
+    F a[8] = {};
+    for (int64_t k = 0; k < d[1]; k++)
+      for (int64_t i = 0; i + 8 * VW <= d[0]; i += 8 * VW)
+        _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) a[j] = a[j] + ld(x + i + j * VW);
+    F b = a[0];
+    for (int j = 1; j < 8; j++) b = b + a[j];
+    return hsum(b) < 0;
+}
+"""
+AGAIN, SQUARE = 16, 512
+"""Times that floats are read in one call; rows of the matrices."""
+MODULES = {"LSTM": nn.LSTM, "GRU": nn.GRU}
 
 
 def interleaved(functions: dict[str, Callable[[], Any]], spend_s: float) -> dict[str, list[float]]:
@@ -49,19 +61,27 @@ def interleaved(functions: dict[str, Callable[[], Any]], spend_s: float) -> dict
     return taken
 
 
-def bound_s(gates: int, hidden: int, batch: int, steps: int, flops: float, read: float) -> float:
-    """Seconds that no kernel of float32 goes below at these rates."""
-    work = 2 * gates * hidden * hidden * batch * steps
-    return work / flops + max(work / flops, 4 * gates * hidden * hidden * steps / read)
+def reader(floats: int) -> Callable[[], Any]:
+    """Adds up so many floats on one thread, `AGAIN` times, as fast as they can be read."""
+    [function] = libraries([READ])
+    if function is None:
+        raise SystemExit("needs a C++ compiler")
+    many, sizes, address = torch.ones(floats), (ctypes.c_int64 * 2)(floats, AGAIN), ctypes.c_void_p
+    return lambda: function(sizes, address(many.data_ptr()))
+
+
+def bound_s(flops: int, flops_per_s: float, read_s: float) -> float:
+    """Seconds below which no kernel of one layer goes. flops: of the products of all inputs, as many as of all states;
+    read_s: of reading the recurrent weights in every step."""
+    return flops / flops_per_s + max(flops / flops_per_s, read_s)
 
 
 def rows(name: str, hidden: int, batches: Sequence[int], steps: Sequence[int], threads: Sequence[int]) -> Iterator[str]:
     """Lines of the table: one compilation for all lengths, batches and numbers of threads."""
-    kind, gates = MODULES[name]
-    module: Any = kind(hidden, hidden).eval()
+    module: Any = MODULES[name](hidden, hidden).eval()
     torch._dynamo.reset()
     function: Any = torch.compile(module, backend=ours.gnomon, dynamic=True)
-    square, many = torch.randn(PRODUCT, PRODUCT), torch.ones(READ_BYTES // 4)
+    square = torch.randn(SQUARE, SQUARE)
     began, said = time.perf_counter(), False
     for number, batch, length in product(threads, batches, steps):
         torch.set_num_threads(number)
@@ -70,7 +90,7 @@ def rows(name: str, hidden: int, batches: Sequence[int], steps: Sequence[int], t
             "eager": lambda x=x: module(x),
             "gnomon": lambda x=x: function(x),
             "product": lambda: square @ square,
-            "read": lambda: torch.sum(many),
+            "read": reader(module.weight_hh_l0.numel() // number),
         }
         with torch.no_grad():
             made = function(x)[0]
@@ -81,7 +101,8 @@ def rows(name: str, hidden: int, batches: Sequence[int], steps: Sequence[int], t
             taken = interleaved(calls, 1.0)
         middle = {which: median(values) for which, values in taken.items()}
         spread = [f"{(q[2] - q[0]) / q[1]:.0%}" for q in (quantiles(taken[w], n=4) for w in ("eager", "gnomon"))]
-        within = bound_s(gates, hidden, batch, length, 2 * PRODUCT**3 / middle["product"], READ_BYTES / middle["read"])
+        flops = 2 * module.weight_hh_l0.numel() * batch * length
+        within = bound_s(flops, 2 * SQUARE**3 / min(taken["product"]), length * min(taken["read"]) / AGAIN)
         yield (
             f"| {name} | {hidden} | {batch} | {length} | {number} | {middle['eager'] * 1e3:.2f} "
             f"| {middle['gnomon'] * 1e3:.2f} | {middle['eager'] / middle['gnomon']:.2f} | {', '.join(spread)} "
@@ -101,7 +122,7 @@ def inductor(name: str) -> None:
     torch._dynamo.config.allow_rnn = True
     torch.set_num_threads(1)
     with torch.no_grad():
-        torch.compile(MODULES[name][0](256, 256).eval(), backend="inductor")(torch.randn(64, 1, 256))
+        torch.compile(MODULES[name](256, 256).eval(), backend="inductor")(torch.randn(64, 1, 256))
 
 
 def inductor_s(name: str, limit_s: float) -> float | None:
@@ -141,7 +162,8 @@ def main() -> None:
         "",
         f"{date.today()}, `PYTHONPATH=src python benchmarks/compiler/recurrent.py --write`, {cpu()}, torch "
         f"{torch.__version__}, load average {os.getloadavg()[0]:.1f} at the start. One layer, as many inputs as hidden "
-        "units, float32, inference. Milliseconds, medians of interleaved calls, of one thread its CPU time; *spread* is the quartiles' distance "
+        "units, float32, inference. Milliseconds, medians of interleaved calls, of one thread its CPU time; "
+        "*spread* is the quartiles' distance "
         "over the median, eager's and ours; *at most* is eager over the bound, what a perfect kernel would gain.",
         "",
         "| | hidden | batch | steps | threads | eager ms | gnomon ms | against eager | spread | at most | kept |",

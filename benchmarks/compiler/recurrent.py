@@ -4,10 +4,11 @@
         [--threads 1,2] [--inductor-s 120] [--write]
 
 Inputs as wide as the hidden size, one layer, float32, no gradients, random weights. Interleaved calls, medians. Each
-row also says what bounds it, from the best of two other calls in the same turns: the rate of the library on a product of
-matrices of 512 x 512, at which the products of inputs and states go at best, and the rate of reading again and again as
-many floats as each thread has recurrent weights, which are read in every step. Inductor does not see these modules unless
-`torch._dynamo.config.allow_rnn` is set; with it, it is compiled once in a process of its own (256 units, 64 steps).
+row also says what bounds it, from the best of two other calls in the same turns: the rate of the library on a product
+of matrices of 512 x 512, at which the products of inputs and states go at best, and the rate of reading again and
+again as many floats as each thread has recurrent weights, which are read in every step. Inductor does not see these
+modules unless `torch._dynamo.config.allow_rnn` is set; with it, it is compiled once in a process of its own (256
+units, 64 steps).
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,14 @@ def shrunk(config: Any, sizes: Mapping[str, int]) -> Any:
             half = int((held.get("head_dim") or held["hidden_size"] // held["num_attention_heads"]) / 2)
             half = int(half * value.get("partial_rotary_factor", 1.0))
             value["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
-    types = held.get("layer_types")
-    if isinstance(types, (list, tuple)):
-        _set(config, "layer_types", list(types)[: max(2, 0)])
+        elif sizes and isinstance(value, dict) and "rope_theta" in value and "glm" in config.model_type:
+            value["mrope_section"] = [4, 2, 2]  # whose default is for heads of 128
+    types = held.get("layer_types", ())
+    if isinstance(types, (list, tuple)) and types:  # two layers, of two kinds if there are
+        other = next((kind for kind in types if kind != types[0]), types[0])
+        _set(config, "layer_types", [types[0], types[1] if len(set(types)) == 1 else other][: len(types)])
+    if "upsample_groups" in held and sizes:
+        _set(config, "upsample_groups", held["hidden_size"])
     if "vocab_size" in sizes:
         for key, value in list(held.items()):
             if key.endswith(("token_id", "token_index")) and isinstance(value, int) and value >= sizes["vocab_size"]:
@@ -77,6 +83,24 @@ def shrunk(config: Any, sizes: Mapping[str, int]) -> Any:
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
             shrunk(value, sizes)
     return config
+
+
+def filled(config: Any) -> bool:
+    """Gives fields that are None, without which some configs do not build, a small value. Whether there were any."""
+    held = vars(config)
+    width = (held.get("hidden_size") or 64) // (held.get("num_attention_heads") or 4)
+    values = {
+        "head_dim": width, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts": 4, "num_experts_per_tok": 2,
+        "top_k_experts": 2, "moe_intermediate_size": 32, "layer_types": ["full_attention"] * 2,
+        "mlp_layer_types": ["dense", "sparse"],
+    }  # fmt: skip
+    missing = [key for key in values if key in held and held[key] is None]
+    for key in missing:
+        _set(config, key, values[key])
+    parts = [
+        filled(value) for value in list(held.values()) if hasattr(value, "to_dict") and hasattr(value, "model_type")
+    ]
+    return bool(missing) or any(parts)
 
 
 def _set(config: Any, key: str, value: Any) -> None:
@@ -93,7 +117,7 @@ def inputs(model: Any) -> Iterator[dict[str, Any]]:
     config = model.config
     names = list(inspect.signature(model.forward).parameters)
     ids = torch.randint(5, 100, (2, 16))
-    find = lambda key, default: _find(config, key, default)  # noqa: E731
+    find = partial(_find, config)
     side = find("image_size", 224)
     tall, wide = (side, side) if isinstance(side, int) else (side[0], side[-1]) if side else (224, 224)
     channels = find("num_channels", 0) or find("in_channels", 3) or 3
@@ -156,6 +180,54 @@ def inputs(model: Any) -> Iterator[dict[str, Any]]:
         yield {"inputs": torch.randn(2, 16, int(find("d_model", 64)))}
     if "inputs_embeds" in names:
         yield {"inputs_embeds": torch.randn(2, 16, int(find("hidden_size", 64) or 64))}
+    yield from rare(names, find, ids, pixels)
+
+
+def rare(names: list[str], find: Any, ids: Any, pixels: Any) -> Iterator[dict[str, Any]]:
+    """Examples that few models take. find: a field of the config, or else the given value."""
+    import torch
+
+    channels = pixels.shape[1]
+    if "spatial_shapes" in names and "pixel_attention_mask" in names:  # patches of images, padded to one length
+        patches = torch.randn(2, 16, channels * find("patch_size", 16) ** 2)
+        yield {**({"input_ids": ids} if "input_ids" in names else {}), "pixel_values": patches,
+               "pixel_attention_mask": torch.ones(2, 16, dtype=torch.long),
+               "spatial_shapes": torch.tensor([[4, 4], [4, 4]])}  # fmt: skip
+    if "spatial_shapes" in names and "attention_mask" in names and "pixel_values" in names:
+        patches = torch.randn(2, 16, channels * find("patch_size", 16) ** 2)
+        yield {"pixel_values": patches, "attention_mask": torch.ones(2, 16, dtype=torch.long),
+               "spatial_shapes": torch.tensor([[4, 4], [4, 4]])}  # fmt: skip
+    if "task_inputs" in names:
+        yield {"pixel_values": pixels, "task_inputs": torch.randint(5, 100, (2, int(find("task_seq_len", 77))))}
+    if "prompt_pixel_values" in names:
+        tall_wide = find("image_size", [896, 448])
+        tall, wide = (tall_wide, tall_wide) if isinstance(tall_wide, int) else tall_wide
+        one = torch.randn(2, channels, tall // 2, wide)
+        yield {"pixel_values": one, "prompt_pixel_values": one.clone(), "prompt_masks": one.clone()}
+    if names[:1] == ["pixel_values"]:  # pairs of images whose points are matched
+        yield {"pixel_values": pixels[None].clone()}
+    if "input_values" in names and "decoder_input_ids" in names:
+        yield {"input_values": torch.randn(2, 4000), "decoder_input_ids": ids.clone()}
+    if "decoder_input_values" in names:
+        rows = torch.randn(2, 16, int(find("hidden_size", 64)))
+        yield {"input_values": rows, "decoder_input_values": rows.clone()}
+    if "input_features_mask" in names or "feature_attention_mask" in names:
+        mask = "input_features_mask" if "input_features_mask" in names else "feature_attention_mask"
+        mel, length = find("num_mel_bins", 80) or 80, 2 * int(find("max_source_positions", 64) or 64)
+        yield {"input_features": torch.randn(2, mel, length), mask: torch.ones(2, length, dtype=torch.long)}
+        yield {"input_features": torch.randn(2, 64, mel), mask: torch.ones(2, 64, dtype=torch.long)}
+    if "input_features" in names and "attention_mask" in names and "input_ids" not in names:
+        for size in (find("input_size", 0), find("num_mel_bins", 80)):
+            if size:
+                yield {"input_features": torch.randn(2, 64, int(size)),
+                       "attention_mask": torch.ones(2, 64, dtype=torch.long)}  # fmt: skip
+    if "input_features" in names and "is_longer" in names:
+        side = find("spec_size", 256)
+        yield {"input_ids": ids, "input_features": torch.randn(2, 1, side * 4, find("num_mel_bins", 64))}
+    if "input_ids" in names and "input_values" in names:
+        yield {"input_ids": ids, "input_values": torch.randn(2, 1, 4000)}
+    if "input_features" in names and "input_values" in names:
+        yield {"input_features": torch.randn(2, 64, 160), "input_values": torch.randn(2, 1, 64 * 320)}
 
 
 def _find(config: Any, key: str, default: Any) -> Any:
@@ -173,7 +245,12 @@ def build(kind: str, sizes: Mapping[str, int], meta: bool, dtype: Any = None) ->
     torch.manual_seed(0)
     config = shrunk(AutoConfig.for_model(kind), sizes)
     with torch.device("meta" if meta else "cpu"):
-        return AutoModel.from_config(config, dtype=dtype or torch.float32)
+        try:
+            return AutoModel.from_config(config, dtype=dtype or torch.float32)
+        except Exception:
+            if not filled(config):
+                raise
+            return AutoModel.from_config(config, dtype=dtype or torch.float32)
 
 
 def one(kind: str, prove_too: bool) -> dict[str, Any]:
@@ -271,7 +348,8 @@ def planned(graph: Any) -> dict[str, float | str]:
     import gnomon
     from gnomon.plans import Mesh, Optimizer, Plan, Schedule, Workload
 
-    one = Schedule(micro_batch_size=2)
+    fixed = {dim.size for block in graph.blocks for dim in block.dims if dim.name == "batch"} - {None}
+    one = Schedule(micro_batch_size=max(fixed, default=2))
     plans = {
         "dp 8": Plan(mesh=Mesh(dp_replicate=8), schedule=one),
         "zero 3": Plan(mesh=Mesh(dp_shard=8), schedule=one, optimizer=Optimizer(zero=3)),
@@ -282,7 +360,7 @@ def planned(graph: Any) -> dict[str, float | str]:
     for name, plan in plans.items():
         for seq_len in (16, 1):  # 1: of a model that takes no sequences
             try:
-                workload = Workload(global_batch_size=16, seq_len=seq_len)
+                workload = Workload(global_batch_size=8 * one.micro_batch_size, seq_len=seq_len)
                 rows[name] = float(gnomon.predict(graph, "1x8xh100-sxm", plan, workload).step_s)
                 break
             except Exception as error:
@@ -304,6 +382,7 @@ def flops_error(model: Any, example: Any, graph: Any) -> float:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
+    from gnomon.frontend.capture import quiet
     from gnomon.frontend.trace import named_tensors
     from gnomon.graph import BF16, UNFUSED, Setting, graph_work
     from gnomon.runtime.stage import bound
@@ -311,12 +390,15 @@ def flops_error(model: Any, example: Any, graph: Any) -> float:
     own = {
         torch.ops.aten.convolution_backward: convolution_backward_flops,
         torch.ops.aten._grouped_mm: grouped_flops,
+        torch.ops.aten.mkldnn_rnn_layer: lstm_flops,
+        torch.ops.aten.mkldnn_rnn_layer_backward: lstm_backward_flops,
     }
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=own) as counted:
-        out = model.train()(**example)
+    counter = FlopCounterMode(display=False, custom_mapping=own)
+    with quiet(model, True), sdpa_kernel(SDPBackend.MATH), counter as counted:
+        out = model(**example)
         outs = [t for _, t in named_tensors(out) if t.requires_grad and t.is_floating_point()]
         sum(t.float().sum() for t in outs).backward()
-    setting = Setting(sizes={"batch": 2, "seq": 16, **bound(graph.inputs, example)}, dtypes=BF16, causal_flops="full")
+    setting = Setting(sizes=bound(graph.inputs, example), dtypes=BF16, causal_flops="full")
     mine = float(graph_work(graph, UNFUSED, setting).total.matmul_flops)
     return round(mine / max(counted.get_total_flops(), 1) - 1, 5)
 
@@ -326,6 +408,16 @@ def grouped_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
     (experts, k, n), or (k, rows) and (rows, n), or (experts, m, k) and (k, rows)."""
     shared = len(a) == 3 and len(b) == 2  # the columns of b are divided among the experts
     return int(2 * math.prod(a) * b[-1] // (a[0] if shared else 1))
+
+
+def lstm_flops(x: Any, w: Any, h: Any, *_: Any, **__: Any) -> int:
+    """Of one layer in one direction, which torch's counter leaves out too. Shapes: of all rows, and of both weights."""
+    return int(2 * math.prod(x[:-1]) * (math.prod(w) + math.prod(h)))
+
+
+def lstm_backward_flops(x: Any, w: Any, h: Any, *_: Any, **__: Any) -> int:
+    """Gradients of rows and weights."""
+    return 2 * lstm_flops(x, w, h)
 
 
 def proof(model: Any, example: Any) -> dict[str, Any]:

@@ -178,6 +178,38 @@ def test_tables_made_in_the_first_forward_do_not_fix_the_batch() -> None:
     assert captured(Tables(), {"x": torch.randn(2, 10)}).symbols == ("batch",)
 
 
+def test_a_mask_that_is_made_for_each_pair_is_captured() -> None:
+    """As transformers makes masks: a function of two positions, over all of them, which asks for a tensor inside."""
+
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            def allowed(i: Tensor, j: Tensor) -> Tensor:
+                return i.new_ones((), dtype=torch.bool) & (j <= i)
+
+            at = torch.arange(x.shape[1])
+            mask = torch.vmap(torch.vmap(allowed, (None, 0)), (0, None))(at, at)
+            return x @ x.transpose(1, 2) * mask
+
+    assert captured(Masked(), {"x": torch.randn(2, 10, 8)}).symbols == ("batch",)
+
+
+def test_layers_that_are_dropped_at_random_are_all_there() -> None:
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.layerdrop = nn.ModuleList(nn.Linear(8, 8) for _ in range(4)), 0.9
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = x if self.training and torch.rand([]) < self.layerdrop else layer(x)
+            return x * 2
+
+    module = Dropped()
+    result = captured(module, {"x": torch.randn(2, 8)})
+    assert result.graph.num_parameters() == 4 * (64 + 8) and module.layerdrop == 0.9
+    assert any("layerdrop" in note for note in result.notes)
+
+
 def test_a_batch_that_cannot_vary_is_the_only_one_that_is_planned() -> None:
     """Images of a packed batch have their sizes in an input, whose rows are no samples and columns no sequence."""
 

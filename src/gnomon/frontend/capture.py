@@ -86,7 +86,7 @@ def captured(
     given = _named_inputs(module, example_inputs)
     declared = _declared(given, dims)
     meta = _on_meta(module)
-    with _quiet(module, training) as changed:
+    with quiet(module, training) as changed:
         first = _sizes_of(given, declared)
         tree = _tree(module, example_inputs)
         for _ in range(2):  # a module may make tables in its first forward, and read them in later ones
@@ -269,8 +269,18 @@ def _resized(x: Tensor, names: Sequence[str], sizes: Mapping[str, int]) -> Tenso
     return x if x.device.type == "meta" else x.clone()
 
 
+def _drops(module: nn.Module, configs: Sequence[Any]) -> list[tuple[Any, str, float]]:
+    """(object, attribute, probability) wherever whole layers are left out at random, as transformers calls it."""
+    return [
+        (holder, name, value)
+        for holder in (*module.modules(), *configs)
+        for name, value in vars(holder).items()
+        if name.endswith(("layerdrop", "layer_drop")) and isinstance(value, float) and value > 0
+    ]
+
+
 @contextmanager
-def _quiet(module: nn.Module, training: bool) -> Iterator[list[str]]:
+def quiet(module: nn.Module, training: bool) -> Iterator[list[str]]:
     """The module as it trains, without a cache of keys; afterwards as it was."""
     notes: list[str] = []
     modes = {inner: inner.training for inner in module.modules()}
@@ -279,9 +289,16 @@ def _quiet(module: nn.Module, training: bool) -> Iterator[list[str]]:
     module.train(training)
     for config in cached:
         config.use_cache = False
+    dropped = _drops(module, list(configs.values())) if training else []
+    for holder, name, _ in dropped:
+        setattr(holder, name, 0.0)
+    if dropped:
+        notes.append("layers that are dropped at random (layerdrop) are all there")
     try:
         yield notes
     finally:
+        for holder, name, chance in dropped:
+            setattr(holder, name, chance)
         for inner, mode in modes.items():
             inner.training = mode
         for config in cached:

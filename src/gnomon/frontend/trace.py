@@ -97,7 +97,9 @@ class Recorder:
 
     def known(self, tensor: Tensor) -> int | None:
         index = self.by_id.get(id(tensor))
-        return self.by_alias.get(_alias(tensor)) if index is None else index
+        if index is not None or is_functorch_wrapped_tensor(tensor):
+            return index
+        return self.by_alias.get(_alias(tensor))
 
     def ref(self, tensor: Tensor) -> Ref:
         """The value of a tensor; one that nobody made here is a constant."""
@@ -226,6 +228,8 @@ class _Calls(TorchFunctionMode):
         recorder.open = step
         before = len(recorder.values)
         try:
+            if recorder.meta and name in ("__getitem__", "__setitem__"):
+                args = (args[0], _indices(args[1]), *args[2:])
             out = func(*args, **kwargs)
         finally:
             recorder.open = None
@@ -238,6 +242,15 @@ class _Calls(TorchFunctionMode):
             if answered is not None:
                 recorder.numbers.finite(answered, FINITE[name])
         return out
+
+
+def _indices(index: Any) -> Any:
+    """An index whose lists of numbers are tensors, as torch makes of them, on the CPU, so that these are known."""
+    if isinstance(index, tuple):
+        return tuple(_indices(part) for part in index)
+    if isinstance(index, list) and index and all(isinstance(x, int) for x in index):
+        return torch.tensor(index)
+    return index
 
 
 class _Ops(TorchDispatchMode):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Mesh, Plan, PlanFile, save_plan_file  # noqa: E402
 from gnomon.request.runnable import read_runnable_model  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
-from gnomon.runtime.checkpoint import problems_of, save  # noqa: E402
+from gnomon.runtime.checkpoint import load, problems_of, save  # noqa: E402
 from gnomon.runtime.checkpoint.convert import convert, preview, shares  # noqa: E402
 from gnomon.runtime.checkpoint.files import Reader  # noqa: E402
 from gnomon.runtime.checkpoint.record import read_record  # noqa: E402
@@ -37,13 +36,7 @@ def plan(name: str) -> Plan:
     return replace(parity.PLANS[name], precision=parity.FP64)
 
 
-@cache
-def runs(name: str) -> bool:
-    """Whether checkpoints of the plan can be written: not with rules that look at whole matrices."""
-    return plan(name).optimizer.kind == "adamw"
-
-
-NAMES = sorted(name for name in parity.PLANS if runs(name))
+NAMES = sorted(parity.PLANS)
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +78,37 @@ def test_from_any_plan_to_any_other_bit_by_bit(
     message, same = read_record(under_b), read_record(source)
     assert (message.step, message.updates, message.identity) == (same.step, same.updates, same.identity)
     assert len(message.files) == plan(second).world_size
+
+
+@pytest.mark.parametrize("kind", ["adafactor", "muon"])
+def test_states_of_whole_matrices_are_the_same_under_every_plan(kind: str, tmp_path: Path) -> None:
+    """Means by rows and columns, and the second moments that some parameters have: from one device through plans that
+    divide matrices, and back into a run."""
+
+    def ruled(name: str) -> Plan:
+        plain = plan(name)
+        return replace(plain, optimizer=replace(plain.optimizer, kind=kind))  # type: ignore[arg-type]
+
+    def states(executor: Executor) -> list[torch.Tensor]:
+        ((held, adam),) = executor.parameters()
+        assert adam.factored
+        moments = [moment for pair in adam.factored.values() for moment in pair]
+        return [held.shard, *moments, *(() if adam.first is None else (adam.first,))]
+
+    def alone_with() -> Executor:
+        return Executor(GRAPH, ruled("one device"), parity.WORKLOAD, seed=7, settings=parity.SETTINGS)
+
+    with alone():
+        executor, other = alone_with(), alone_with()
+        for number, state in enumerate(states(executor)):
+            state.normal_(generator=torch.Generator().manual_seed(number))
+        save(tmp_path / "saved", executor, 1)
+        at = tmp_path / "saved/step-000001"
+        for name in ("tp 4: two ranks a key head", "zero 2", "tp, sp and zero 3", "pp and zero 3", "one device"):
+            at = convert(at, tmp_path / name.replace(" ", "-"), GRAPH, ruled(name), parity.WORKLOAD)
+        assert load(at.parent, other) == 1
+        assert all(torch.equal(a, b) for a, b in zip(states(executor), states(other), strict=True))
+        executor.leave()
 
 
 def test_what_it_costs_is_said_before(written: Path) -> None:

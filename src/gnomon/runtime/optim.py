@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gnomon.runtime.learning_rate import LearningRate
-from gnomon.runtime.optim_matrix import ALONE, Ranks, adafactor, is_orthogonal, muon
+from gnomon.runtime.optim_matrix import ALONE, Ranks, adafactor, is_orthogonal, moments_of, muon
 from gnomon.runtime.parameters import Parameters, Range
 
 CHUNK = 1 << 18
@@ -69,7 +69,7 @@ class Update:
         """States at 0."""
         size, dtype, device = parameters.mine[1] - parameters.mine[0], parameters.dtypes.states, parameters.device
         first, second = (torch.zeros(size, dtype=dtype, device=device) if n in STATES[kind] else None for n in (1, 2))
-        return Update(kind=kind, first=first, second=second)
+        return Update(kind=kind, first=first, second=second, factored=moments_of(kind, parameters))
 
     @property
     def nbytes(self) -> int:
@@ -191,8 +191,6 @@ def _muon(
         if is_orthogonal(slot):
             continue
         p, g, m = (x[low:high] for x in (target, grads, update.first))
-        if slot.name not in update.factored:
-            update.factored[slot.name] = torch.zeros_like(m), torch.zeros_like(m[:0])
         decay = s.weight_decay if slot.decays else 0.0
         RULES["adamw"](p, g.to(p.dtype), m, update.factored[slot.name][0], s, lr, decay, update.steps)
     muon(parameters, target, grads, update.first, lr=lr, decay=s.weight_decay, mu=s.momentum, ranks=ranks)

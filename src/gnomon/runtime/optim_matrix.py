@@ -56,6 +56,23 @@ Moments = tuple[Tensor, Tensor]
 rank's elements, and none."""
 
 
+def moments_of(kind: str, held: Parameters) -> dict[str, Moments]:
+    """At 0, by parameter: Adafactor's of all that this rank has elements of; Muon's of what it leaves to AdamW."""
+    made = dict[str, Moments]()
+    for slot, (low, high) in held.pieces():
+        sizes: tuple[tuple[int, ...], tuple[int, ...]]
+        if kind == "adafactor" and slot.split is not None:
+            count, rows, columns = slot.whole_matrix
+            sizes = (count, rows), (count, columns)
+        elif kind == "adafactor" or (kind == "muon" and not is_orthogonal(slot)):
+            sizes = (high - low,), (0,)
+        else:
+            continue
+        one, other = (torch.zeros(size, dtype=held.dtypes.states, device=held.device) for size in sizes)
+        made[slot.name] = one, other
+    return made
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
     """Neighbouring rows and columns of one of a parameter's matrices on this rank."""
@@ -94,8 +111,7 @@ def adafactor(
                 columns[block.matrix].index_add_(0, columns_at[block.columns], square.sum(0))
     ranks.add_up(sums.flat)
     for slot, (low, high) in held.pieces():
-        moved = _moved(moments.get(slot.name), grads[low:high], sums, slot, change, held.dtypes.states)
-        moments[slot.name] = moved
+        _move(moments[slot.name], grads[low:high], sums, slot, change)
     lengths = _Sums(held.slots, dtype, target.device, only_own=True)
     for slot, (low, high) in held.pieces():
         share = 1 / slot.copies if ranks.inner is not None else 1.0
@@ -133,17 +149,16 @@ class _Sums:
         return own, by_rows.view(count, rows), by_columns.view(count, columns)
 
 
-def _moved(old: Moments | None, grad: Tensor, sums: _Sums, slot: Slot, change: float, dtype: torch.dtype) -> Moments:
-    """The moments after this step."""
-    _, rows, columns = sums.of(slot)
+def _move(moments: Moments, grad: Tensor, sums: _Sums, slot: Slot, change: float) -> None:
+    """The moments after this step, in place."""
+    first, second = moments
     if slot.split is None:
-        new = grad.to(dtype).square(), grad.new_zeros(0)
-    else:
-        _, height, width = slot.whole_matrix
-        new = (rows / width).to(dtype), (columns / height).to(dtype)
-    if old is None:
-        old = torch.zeros_like(new[0]), torch.zeros_like(new[1])
-    return old[0].lerp_(new[0], change), old[1].lerp_(new[1], change)
+        first.lerp_(grad.to(first.dtype).square(), change)
+        return
+    _, rows, columns = sums.of(slot)
+    _, height, width = slot.whole_matrix
+    first.lerp_((rows / width).to(first.dtype), change)
+    second.lerp_((columns / height).to(second.dtype), change)
 
 
 def _update(moments: Moments, grad: Tensor, block: _Block, slot: Slot, eps: float, dtype: torch.dtype) -> Tensor:

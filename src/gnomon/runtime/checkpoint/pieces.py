@@ -12,10 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnomon.errors import PlanError
 from gnomon.runtime.optim import Update
 from gnomon.runtime.parameters import Parameters, Range, Slot
-from gnomon.software import own
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """(offsets, sizes)."""
@@ -26,7 +24,7 @@ class Piece:
     """A box of a parameter or state, and where this rank has it."""
 
     name: str
-    """`parameters/model.layers.0.mlp.up_proj.weight`, `first/…`, `second/…` or `master/…`."""
+    """`parameters/model.layers.0.mlp.up_proj.weight`, `first/…`, `second/…`, `master/…`, `rows/…` or `columns/…`."""
     whole: tuple[int, ...]
     offset: tuple[int, ...]
     value: Tensor
@@ -62,19 +60,35 @@ def pieces(parameters: Iterable[tuple[Parameters, Update]], *, writes: bool) -> 
     """What a rank writes of what it holds, a tied parameter for the first stage that has it: others may divide it at
     other places. Or what it reads, which under ZeRO 1 and 2 is every part of the parameters."""
     for held, adam in parameters:
-        if adam.factored or adam.kind in own.WHOLE_MATRIX_OPTIMIZERS:
-            raise PlanError(
-                f"the runtime does not write checkpoints of {adam.kind}'s states yet; use another optimizer"
-            )
         slots = [slot for slot in held.slots if slot.holders or not writes]
         states = {"first": adam.first, "second": adam.second, "master": held.master}
         for name, state in states.items():
             if state is not None:
                 yield from _of_buffer(name, state, held.mine, slots)
+        chosen = {slot.name for slot in slots}
+        for slot, (low, high) in held.pieces():
+            if slot.name in chosen and slot.name in adam.factored:
+                part = held.mine[0] + low, held.mine[0] + high
+                yield from _of_moments(adam.factored[slot.name], part, slot)
         if writes or held.flat is None:
             yield from _of_buffer("parameters", held.shard, held.mine, slots)
         else:
             yield from _of_buffer("parameters", held.flat, (0, held.size), slots)
+
+
+def _of_moments(moments: tuple[Tensor, Tensor], part: Range, slot: Slot) -> Iterator[Piece]:
+    """Of means by rows and columns, which every rank with elements of a matrix has; or of a rank's elements."""
+    rows, columns = moments
+    if rows.ndim == 1:
+        yield from _of_buffer("second", rows, part, [slot])
+        return
+    assert slot.split is not None
+    many, first = slot.whole[: slot.split[0]], 0
+    for size, at in zip(many, slot.offset, strict=False):  # of matrices side by side, those of this rank
+        first = first * size + at
+    for kind, value in (("rows", rows), ("columns", columns)):
+        whole = torch.Size(many).numel(), value.shape[1]
+        yield Piece(name=f"{kind}/{slot.name}", whole=whole, offset=(first, 0), value=value)
 
 
 def shared_out(everyone: Sequence[Mapping[str, int]]) -> list[set[str]]:

@@ -27,16 +27,16 @@ def sockets() -> Sockets:
     return frozenset(found)
 
 
-def shut(chosen: Sockets, *, but_port: int) -> int:
-    """Shuts TCP connections down, both ways, and returns how many. but_port: of the store, whose connections stay."""
+def shut(chosen: Sockets) -> int:
+    """Shuts TCP connections down, both ways, and returns how many."""
     count = 0
     for number, what in chosen:
         if _what(number) != what:  # closed, and the number perhaps another's
             continue
         try:
             with socket.socket(fileno=os.dup(number)) as one:
-                inet = one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
-                if inet and one.getpeername()[1] != but_port:
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+                    one.getpeername()  # one that listens has none, and gloo ends the process where it is shut down
                     one.shutdown(socket.SHUT_RDWR)
                     count += 1
         except OSError:  # it listens, or is closed already

@@ -18,9 +18,11 @@ LOST = (
     "Connection reset",
     "Broken pipe",
     "Connection refused",
+    "Connect timeout",
     "Timed out waiting",
     "wait timeout",
     "failed recv",
+    "Failed to recv",
 )
 """What gloo, NCCL and torch's store say where the other end is gone."""
 NO_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory")

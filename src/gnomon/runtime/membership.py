@@ -8,7 +8,8 @@ who is in an epoch, which the launcher decides (`elastic_launch`), and what they
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -22,6 +23,8 @@ from gnomon.errors import PeerError
 
 LOOK_S = 0.002
 """Between two looks at the store, while nothing else is to be done."""
+LOST_S = 0.05
+"""Between two looks whether one was lost, while groups are made."""
 MEET_S = 20.0
 """In which processes that all are there must have made a group; longer means that one was lost meanwhile."""
 ANNOUNCED_S = 60.0
@@ -109,6 +112,27 @@ def groups_soon_made() -> Iterator[None]:
         c10d._set_pg_timeout(usual, group)
 
 
+@contextmanager
+def loss_noticed(store: Store, epoch: Epoch, shut: Callable[[], object]) -> Iterator[None]:
+    """Calls `shut` in a thread as soon as the launcher says that a member was lost: who waits in the store for its
+    address would not find out. shut: ends this process's connections. store: a connection of this thread's own."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(LOST_S):
+            if store.check([f"lost/{epoch.number}"]):
+                shut()
+                return
+
+    thread = threading.Thread(target=watch, name="gnomon lost", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def part() -> None:
     """Ends the process group, whole or broken."""
     if dist.is_initialized():
@@ -119,6 +143,11 @@ def announce(store: Store, epoch: Epoch) -> None:
     """What the launcher does."""
     store.set(f"epoch/{epoch.number}", json.dumps(asdict(epoch)))
     store.set("epoch", str(epoch.number))
+
+
+def say_lost(store: Store, epoch: Epoch) -> None:
+    """Of the launcher: a member was lost."""
+    store.set(f"lost/{epoch.number}", "1")
 
 
 def read_epoch(store: Store, number: int) -> Epoch:

@@ -19,10 +19,12 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from gnomon.errors import PeerError, PlanError
 from gnomon.methods import partial_reduce
@@ -33,7 +35,7 @@ from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.elastic import COLUMNS, records_of, table_of
 from gnomon.runtime.execute import Executor
 from gnomon.runtime.faults import plain
-from gnomon.runtime.membership import Epoch, Membership, groups_soon_made, part
+from gnomon.runtime.membership import Epoch, Membership, groups_soon_made, loss_noticed, part
 from gnomon.runtime.memory_checkpoint import NONE, Held, MemoryCheckpoint, latest, source
 from gnomon.runtime.own_module import OwnModule
 from gnomon.runtime.parameters import Slot
@@ -107,6 +109,13 @@ class _Rank:
         self.resumed_from = 0
         self.records: list[Record] = []
         self.waits: list[float] = []
+        clone: Any = membership.store
+        self.watched: Store = clone.clone()
+        """A connection to the store that no group uses."""
+        self.before: Sockets = frozenset()
+        """Sockets that there were before this epoch."""
+        self.made: Sockets = frozenset()
+        """Those of its groups, once all are made."""
         self.came_back: list[int] = []
         """Steps to which all went back."""
 
@@ -115,26 +124,29 @@ class _Rank:
         self.membership.join()
         epoch = self.membership.next(0)
         while epoch is not None:
-            before = sockets()
+            self.before, self.made = sockets(), frozenset()
             try:
                 if (outcome := self._in_epoch(epoch)) is not None:
                     return outcome
             except Exception as error:
-                self._lost(error, epoch, sockets() - before)
+                self._lost(error, epoch)
             finally:
                 part()
             epoch = self.membership.next(epoch.number)
         return None
 
-    def _lost(self, error: Exception, epoch: Epoch, made: Sockets) -> None:
-        """Says what this rank waited for, and ends its connections. Raises what is no loss of another process. made:
-        sockets of this epoch."""
+    def _lost(self, error: Exception, epoch: Epoch) -> None:
+        """Says what this rank waited for, and ends its connections. Raises what is no loss of another process."""
         lost = plain(error, epoch.members.index(self.membership.process), self._at())
         if not isinstance(lost, PeerError):
             raise lost from error
         self.membership.store.set(f"waited/{epoch.number}/{self.membership.process}", str(lost))
         self.membership.note("noticed", epoch)
-        shut(made, but_port=int(os.environ["MASTER_PORT"]))
+        self._shut()
+
+    def _shut(self) -> None:
+        """Ends the connections of this epoch's groups, and that to the store which these were made by."""
+        shut(self.made or sockets() - self.before)
 
     def _at(self) -> str:
         """Where in a step this rank stands."""
@@ -144,9 +156,10 @@ class _Rank:
 
     def _in_epoch(self, epoch: Epoch) -> Outcome | None:
         """The outcome, if the job ended in this epoch; None when there is a newer one already."""
-        if not self.membership.meet(epoch):
-            return None
-        self._go_back(epoch)
+        with loss_noticed(self.watched, epoch, self._shut):
+            if not self.membership.meet(epoch):
+                return None
+            self._go_back(epoch)
         executor = self.executor
         assert executor is not None
         self.copies.take(self.done)
@@ -209,6 +222,7 @@ class _Rank:
         with groups_soon_made():
             values = None if step is None else _blank(self.job)
             self.executor = executor_of(self.job, self.own_module, values=values)
+        self.made = sockets() - self.before
         self.copies.attach(self.executor, draws=bool(random_ops(self.executor.graph)))
         if step is None:
             self._begin(self.executor, again=epoch.number > 1)

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import Store
 
 from gnomon.runtime.checkpoint import newest
 from gnomon.runtime.faults import SAID, ended
-from gnomon.runtime.membership import Epoch, Membership, announce, joined, noted
+from gnomon.runtime.membership import Epoch, Membership, announce, joined, noted, say_lost
 from gnomon.runtime.processes import FailedError, Failure
 from gnomon.runtime.replaceable import LOOK_S, Replaceable, set_up
 from gnomon.runtime.survivors import check_surviving, train_surviving
@@ -71,6 +71,9 @@ class _Launched(Replaceable):
         if not self.restarts:
             return False
         self.left.add(process)
+        if self.epochs:
+            assert self.store is not None
+            say_lost(self.store, self.epochs[-1])
         self.restarts -= 1
         rank, number = self.rank_of[process], len(self.ranks)
         self.members[rank] = number

@@ -43,6 +43,37 @@ class Pieced(nn.Module):
         return self.up(before)
 
 
+class Times(torch.autograd.Function):
+    """Two products whose backward is written by hand, as YOSO's attention has them."""
+
+    @staticmethod
+    def forward(ctx, x, a, b):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, a, b)
+        return x @ a @ b
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        x, a, b = ctx.saved_tensors
+        inner, made = grad @ b.T, x @ a
+        return inner @ a.T, x.T @ inner, made.T @ grad
+
+
+class ByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(16, 8)), nn.Parameter(torch.randn(8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Times.apply(x.flatten(0, 1), self.a, self.b)  # type: ignore[no-any-return]
+
+
+def test_products_of_a_backward_of_one_s_own_are_two_each() -> None:
+    graph = captured(ByHand(), {"x": torch.randn(2, 6, 16)}).graph
+    setting = Setting(sizes={"batch": 2}, dtypes=BF16, causal_flops="full")
+    first, second = 2 * 12 * 16 * 8, 2 * 12 * 8 * 4
+    assert graph_work(graph, UNFUSED, setting).total.matmul_flops == 2 * first + 3 * second
+
+
 @pytest.mark.parametrize("module", [Indexed(), Pieced()], ids=["indexed", "pieced"])
 def test_backward_is_as_torch_counts_it(module: nn.Module) -> None:
     x = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)

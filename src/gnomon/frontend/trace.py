@@ -135,7 +135,7 @@ class Recorder:
             if index is not None:
                 self.by_id[id(x)] = index
                 self.alive.append(x)
-                if index >= before:
+                if index >= before and not self.inside:
                     self.values[index].grad = x.requires_grad
 
     def note(self, text: str) -> None:

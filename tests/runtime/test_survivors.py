@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from runtime.ranks import launch  # noqa: E402
 from gnomon.errors import PeerError, PlanError  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
 from gnomon.runtime import Job, Outcome, survivors_launch  # noqa: E402
+from gnomon.runtime.connections import FOLDER, shut, sockets  # noqa: E402
 from gnomon.runtime.memory_checkpoint import NONE, Held, latest, source  # noqa: E402
 from gnomon.runtime.survivors import check_surviving  # noqa: E402
 from gnomon.runtime.survivors_launch import run_surviving  # noqa: E402
@@ -118,23 +120,41 @@ def test_steps_from_a_copy_are_the_same_bits_also_from_the_other_rank_s() -> Non
             assert again == [first, first], name
 
 
-def refused(job: Job) -> Mapping[str, Job]:
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="looks at sockets in /proc")
+def test_connections_are_shut_down_and_what_listens_or_was_there_before_is_not() -> None:
+    """gloo ends the process where its listening socket is shut down."""
+    with socket.create_server(("127.0.0.1", 0)) as listens, socket.create_connection(listens.getsockname()) as old:
+        kept, _ = listens.accept()
+        before = sockets()
+        with socket.create_server(("127.0.0.1", 0)) as new, socket.create_connection(new.getsockname()) as one:
+            other, _ = new.accept()
+            assert shut(sockets() - before) == 2
+            assert other.recv(1) == one.recv(1) == b"", "both ends find out"
+            with socket.create_connection(new.getsockname()):
+                new.accept()[0].close()
+            other.close()
+        old.sendall(b"x")
+        assert kept.recv(1) == b"x"
+        kept.close()
+
+
+def without(job: Job) -> Mapping[str, Job]:
     two = job.plan
     return {
-        "one rank": replace(job, plan=training.ALONE),
-        "--max-restarts 0": replace(job, max_restarts=0),
-        "--timeline": replace(job, measure=True),
-        "--device cuda": replace(job, device="cuda"),
-        "--processes": replace(job, plan=replace(two, placement=(0, 0))),
+        "several ranks": replace(job, plan=training.ALONE),
+        "--max-restarts N": replace(job, max_restarts=0),
+        "no --timeline": replace(job, measure=True),
+        "--device cpu": replace(job, device="cuda"),
+        "a process for each rank": replace(job, plan=replace(two, placement=(0, 0))),
     }
 
 
-def test_what_it_cannot_do_is_refused_by_name(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_needs_is_said_where_it_is_not_there(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two = replace(training.ALONE, mesh=Mesh(dp_replicate=2))
     job = training.job(data, two, STEPS, max_restarts=1, memory_checkpoint_every=1)
     check_surviving(job)
-    for says, one in refused(job).items():
-        with pytest.raises(PlanError, match=f"--memory-checkpoint-every cannot be used with {says}"):
+    for says, one in without(job).items():
+        with pytest.raises(PlanError, match=f"--memory-checkpoint-every needs {says}"):
             check_surviving(one)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     with pytest.raises(PlanError, match="torchrun"):

@@ -78,6 +78,7 @@ def run(options: argparse.Namespace) -> int:
     notes += tuple(assumed)
     notes += _turns(file, options) if shared else ()
     notes += _groups(file.plan)
+    notes += _copies(prediction) if options.memory_checkpoint_every else ()
     notes += _lengths(file.plan, prediction, options.packing)
     notes += begins(file.model, options.weights, options.seed)
     notes += _check_memory(prediction) if device == "cpu" else (UNTRIED,)
@@ -140,6 +141,16 @@ def _turns(file: PlanFile, options: argparse.Namespace) -> tuple[str, ...]:
     return (
         f"{workers} logical workers on {processes} processes, the same losses on any number; the prediction is for "
         f"these; gnomon scale {quote(where)} --to N changes the number while this runs",
+    )
+
+
+def _copies(prediction: Prediction) -> tuple[str, ...]:
+    """What is said of checkpoints in memory: a rank's own copy, and two places for the one before it."""
+    by_class = prediction.tightest.by_class
+    state = sum(by_class[name] for name in ("parameters", "master", "states"))
+    return (
+        f"each rank's state is in another rank's memory too, which takes up to {show_bytes(3 * state)} a rank; the "
+        f"prediction has neither these bytes nor the time to copy them",
     )
 
 

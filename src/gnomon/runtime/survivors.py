@@ -58,19 +58,20 @@ from gnomon.units import show_bytes
 def check_surviving(job: Job) -> None:
     """PlanError for a job that cannot keep its ranks' states in memory."""
     plan = job.plan
-    refused = {
-        "one rank: there is no other to keep its state": plan.world_size == 1,
-        "--max-restarts 0: say how many lost processes may be replaced": not job.max_restarts,
-        "--timeline": job.measure,
-        "--device cuda": job.device != "cpu",
-        "--processes, whose ranks all hold the whole model": len(set(plan.device_of)) < plan.world_size,
-        "schedule.passes with partial_reduce": partial_reduce.METHOD.used(plan),
-        "optimizer.delay": bool(plan.optimizer.delay),
-        "torchrun, which ends all processes when one is lost": "TORCHELASTIC_RUN_ID" in os.environ,
-        "this system: sockets are not in /proc": not FOLDER.is_dir(),
+    shared = len(set(plan.device_of)) < plan.world_size
+    missing = {
+        "several ranks": plan.world_size == 1,
+        "--max-restarts N, how many lost processes may be replaced": not job.max_restarts,
+        "no --timeline": job.measure,
+        "--device cpu": job.device != "cpu",
+        "a process for each rank (no --processes, no placement that shares them)": shared,
+        "a plan without partial_reduce": partial_reduce.METHOD.used(plan),
+        "optimizer.delay = 0": bool(plan.optimizer.delay),
+        "processes that it starts itself, not torchrun": "TORCHELASTIC_RUN_ID" in os.environ,
+        "Linux, whose /proc says which sockets are open": not FOLDER.is_dir(),
     }
-    if asked := [name for name, given in refused.items() if given]:
-        raise PlanError(f"--memory-checkpoint-every cannot be used with {', '.join(asked)}; leave one of the two out")
+    if asked := [name for name, given in missing.items() if given]:
+        raise PlanError(f"--memory-checkpoint-every needs {', and '.join(asked)}")
 
 
 def train_surviving(job: Job, membership: Membership) -> Outcome | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from gnomon.compiler import columns, recurrent, recurrent_modules
+from gnomon.compiler import columns, loops, recurrent, recurrent_modules
 from gnomon.compiler.build import has_compiler, libraries
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.program import LINES, Planned, Program, Writer, program, write
@@ -78,6 +78,7 @@ class Compiled:
     def __init__(self, module: torch.fx.GraphModule) -> None:
         self.columns = columns.fuse(module.graph)
         self.recurrent = recurrent.fuse(module.graph)
+        self.bodies = loops.compile_bodies(module, compile_graph)
         self.program: Program = program(module.graph, environment_of(module.graph))
         _load(self.program.planned)
         self.trials: dict[int, Trial] = {}
@@ -89,6 +90,14 @@ class Compiled:
         if len(reports) >= KEPT:
             del reports[0]
         reports.append(self)
+
+    def whole(self) -> Iterator[Compiled]:
+        """This graph, and those of its loops' bodies."""
+        yield self
+        for body in self.bodies:
+            inner = getattr(body.function, "compiled", None)
+            if inner is not None:
+                yield from inner.whole()
 
     def boxed(self) -> Callable[[list[Any]], Any]:
         def call(args: list[Any]) -> Any:

@@ -232,9 +232,11 @@ class Recurrent:
             for direction in range(spec.directions):
                 n = layer * spec.directions + direction
                 into = y[..., direction * hidden :]
-                self._layer(
+                done = self._layer(
                     x, weights[n * each : (n + 1) * each], [s[n] for s in starts], [s[n] for s in ends], into, direction
                 )
+                if not done:
+                    return spec.aten(*args)
             x = y
         return (x.transpose(0, 1) if spec.batch_first else x, *ends)
 
@@ -246,8 +248,9 @@ class Recurrent:
         ends: Sequence[Tensor],
         y: Tensor,
         reverse: int,
-    ) -> None:
-        """One direction of one layer. x (steps, batch, inputs); y as it lies in the layer's output."""
+    ) -> bool:
+        """One direction of one layer. x (steps, batch, inputs); y as it lies in the layer's output. False where
+        somebody writes the weights meanwhile."""
         w_x, w_h, b_x, b_h = [*weights, None, None][:4]
         assert w_x is not None and w_h is not None
         rows_first = x.stride(0) < x.stride(1)  # what was given as (batch, steps, inputs) is multiplied as it lies
@@ -268,11 +271,10 @@ class Recurrent:
         if packed is not None:
             call.packed = packed.data_ptr()
             if not kernel(call, 0):
-                return
+                return True
         packed = self._pack(call, w_h)
         call.packed = packed.data_ptr()
-        if kernel(call, 0):
-            raise RuntimeError("recurrent weights were changed while they were used")
+        return not kernel(call, 0)
 
     def _pack(self, call: _Call, w_h: Tensor) -> Tensor:
         """Packed weights in memory of their own: another thread may read those that they replace."""

@@ -250,10 +250,12 @@ def _composites() -> dict[Any, Any]:
 
 
 def _write_kernels(made: Compiled, folder: Path) -> None:
-    """C++ and library of every kernel of a graph."""
-    sources = dict.fromkeys(planned.kernel.source for planned in made.program.planned if planned.function is not None)
-    if made.columns:
-        sources[columns.kernel_source()] = None
+    """C++ and library of every kernel of a graph and its loops' bodies."""
+    sources: dict[str, None] = {}
+    for one in made.whole():
+        sources |= dict.fromkeys(p.kernel.source for p in one.program.planned if p.function is not None)
+        if one.columns:
+            sources[columns.kernel_source()] = None
     folder.mkdir()
     for number, source in enumerate(sources):
         if (library := build.library_of(source)) is not None:

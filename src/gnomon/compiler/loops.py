@@ -1,0 +1,45 @@
+"""Loops and branches that stay what they are: bodies of `scan`, `while_loop` and `cond` are compiled as graphs of their
+own (Cocktailer).
+
+`compile_bodies` puts the compiled function in the place of each body, so that a loop of a thousand steps is compiled
+as its one step. A body's groups are tried in the first step that runs. Leaves out the loop itself, which PyTorch
+walks, and other operations of higher order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+LOOPS = ("scan", "while_loop", "cond")
+Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
+
+
+class Body(torch.nn.Module):
+    """A compiled body, called as the graph that it was."""
+
+    def __init__(self, function: Callable[[list[Any]], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        """What the graph returns."""
+        return self.function(list(args))
+
+
+def compile_bodies(module: fx.GraphModule, compiler: Compiler) -> list[Body]:
+    """Compiles the bodies of a graph's loops and branches and puts them in their place; returns them."""
+    made = []
+    for node in module.graph.nodes:
+        if not isinstance(node.target, torch._ops.HigherOrderOperator) or node.target.name() not in LOOPS:
+            continue
+        for argument in node.args:
+            name = str(argument.target) if isinstance(argument, fx.Node) and argument.op == "get_attr" else ""
+            body = getattr(module, name, None)
+            if isinstance(body, fx.GraphModule):
+                setattr(module, name, Body(compiler(body, [])))
+                made.append(getattr(module, name))
+    return made

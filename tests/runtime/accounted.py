@@ -53,6 +53,12 @@ PLANS: dict[str, Plan] = {
         overlap=Overlap(bucket_bytes=200_000),
     ),
     "zero 3": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=3)),
+    "zero 3, parameters on the host": Plan(
+        mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=3, offload_parameters=True)
+    ),
+    "parameters on the host": Plan(
+        schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=3, offload_parameters=True)
+    ),
     "zero 3, full": Plan(
         mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=3), saved=FULL
     ),

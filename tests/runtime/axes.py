@@ -64,6 +64,11 @@ def small(graph: Graph, mesh: Mesh, zero: int = 0, how: object = None, kind: str
     return Small(graph=graph, plan=plan, workload=work)
 
 
+def away(job: Small) -> Small:
+    """The same with parameters that wait on the host."""
+    return replace(job, plan=replace(job.plan, optimizer=replace(job.plan.optimizer, offload_parameters=True)))
+
+
 def packed(job: Small) -> Small:
     """The same with rows of several documents."""
     return replace(job, packed=True)
@@ -97,6 +102,8 @@ CASES: dict[str, Small] = {
     "gradient buckets of experts, zero 2": small(
         MIXTRAL, Mesh(dp_shard=2, ep=2), 2, overlap=Overlap(bucket_bytes=9000)
     ),
+    "parameters on the host, experts": away(small(MIXTRAL, Mesh(dp_shard=2, ep=2), 3)),
+    "parameters on the host, stages alone": away(small(ADAPTED, Mesh(pp=2), 3)),
     "encoder and decoder, one stage each": small(T5, Mesh(pp=2)),
     "encoder and decoder, zero 3": small(T5, Mesh(dp_shard=2), 3),
     "encoder and decoder, split backward": small(T5, Mesh(pp=2), how=ZB),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gnomon.lowering.chunked import chunk_pass
 from gnomon.prediction.layer_types import LayerPrice
-from gnomon.prediction.reduced_memory import copies, waited_for
+from gnomon.prediction.reduced_memory import copies, gradient_bytes, waited_for
 from gnomon.prediction.run_ahead import held_by_streams, split_by_microbatches
 from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
@@ -24,7 +24,7 @@ from gnomon.prediction.streamed import blocks_on_device, gradient_sizes, is_stre
 from gnomon.prediction.update import inside_update
 from gnomon.prices.allocator import placed, workspace_bytes
 from gnomon.program import Program, Structure, buffer_moves, unit_shapes
-from gnomon.sharding.parameters import shard_ranks, undivided_bytes
+from gnomon.sharding.parameters import undivided_bytes
 from gnomon.units import show_bytes
 
 Verdict = Literal["fits", "may not fit", "does not fit"]
@@ -579,8 +579,8 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
                 sizes[f"{block}P"] += undivided_bytes(first.sharded, stage.mesh, stage.plan.precision)
         by_layer = index >= 0 and (zero == 3 or (zero == 2 and whole))
         if by_layer:
-            sizes[f"{block}G"] = float(reduced[0])
-            sizes[f"{block}GS"] = float(-(-reduced[0] // shard_ranks(stage.mesh, experts=False))) if whole else 0.0
+            made = gradient_bytes(stage, first) if whole else (reduced[0], 0)
+            sizes[f"{block}G"], sizes[f"{block}GS"] = float(made[0]), float(made[1])
         if index >= 0 and is_streamed(pricing):
             sizes[f"{block}G"], sizes[f"{block}GS"] = gradient_sizes(
                 pricing, stage, first, int(reduced[0]), kept=block in kept

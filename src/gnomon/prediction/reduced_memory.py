@@ -12,8 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.prediction.layer_types import LayerPrice
+from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
 from gnomon.program import Program
+from gnomon.sharding.parameters import local_elements, shard_ranks
 
 
 class Copy(NamedTuple):
@@ -24,6 +27,17 @@ class Copy(NamedTuple):
     """Negative: less."""
     at_start: bool
     """Of the row; otherwise at its end."""
+
+
+def gradient_bytes(stage: StagePrice, layer: LayerPrice) -> tuple[int, int]:
+    """Of a layer's gradient on one rank: whole, and this rank's part of it."""
+    whole = part = 0
+    for experts in (False, True):
+        elements = local_elements(layer.sharded, experts=experts)
+        whole += elements
+        part += -(-elements // shard_ranks(stage.mesh, experts=experts))
+    size = width(stage.plan.precision.grad)
+    return whole * size, part * size
 
 
 def waited_for(program: Program, pricing: Pricing) -> NDArray[np.int64]:

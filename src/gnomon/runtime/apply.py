@@ -86,7 +86,13 @@ def apply(
             still = _held_apart(still, values, zero, graph)
         shards = mesh.dp_shard * mesh.cp if zero == 3 else 1
         stages[number].frozen = frozen_of(
-            still, dtypes(plan).param, start, device, shard=groups.here.shard, num_shards=shards
+            still,
+            dtypes(plan).param,
+            start,
+            device,
+            shard=groups.here.shard,
+            num_shards=shards,
+            away=zero == 3 and plan.optimizer.offload_parameters,
         )
         stages[number].presets, stages[number].every, stages[number].rules = presets, plan.saved.every, rules
     return stages
@@ -189,7 +195,8 @@ def _held(
     parts = []
     for apart in (False, True) if experts else (False,):
         shards = mesh.edp if apart else mesh.dp_shard * mesh.cp
-        divided = zero if shards > 1 else 0
+        away = zero == 3 and plan.optimizer.offload_parameters
+        divided = zero if shards > 1 or away else 0
         slots = tuple(slots_of(layers, sharded, axes, counted, experts, apart=apart, looked_up=tables))
         if not slots and apart:
             continue
@@ -202,6 +209,7 @@ def _held(
                 num_shards=shards if divided else 1,
                 replicas=mesh.dp_replicate * (1 if divided else shards),
                 experts=apart,
+                away=away,
                 device=device,
             )
         )

@@ -28,10 +28,11 @@ class Frozen(Parameters):
         *,
         shard: int = 0,
         num_shards: int = 1,
+        away: bool = False,
     ) -> None:
         kept = Dtypes(param=dtype, grad=dtype, master=None, states=dtype)
-        zero = 3 if num_shards > 1 else 0
-        super().__init__(slots, kept, zero=zero, shard=shard, num_shards=num_shards, device=device)
+        zero = 3 if num_shards > 1 or away else 0
+        super().__init__(slots, kept, zero=zero, shard=shard, num_shards=num_shards, away=away, device=device)
 
     def add_grad(self, name: str, grad: Tensor) -> None:
         """Nothing: it is not trained."""
@@ -51,10 +52,12 @@ def frozen_of(
     *,
     shard: int = 0,
     num_shards: int = 1,
+    away: bool = False,
 ) -> Frozen | None:
-    """The frozen weights of a stage with their values; None where it has none. num_shards: ranks that divide them."""
+    """The frozen weights of a stage with their values; None where it has none. num_shards: ranks that divide them.
+    away: whether they wait on the host."""
     if not slots:
         return None
-    made = Frozen(slots, dtype, device, shard=shard, num_shards=num_shards)
+    made = Frozen(slots, dtype, device, shard=shard, num_shards=num_shards, away=away)
     made.fill(values)
     return made

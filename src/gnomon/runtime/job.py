@@ -29,14 +29,13 @@ from gnomon.prediction import Prediction, predict
 from gnomon.request.model import is_code
 from gnomon.request.runnable import read_runnable_model
 from gnomon.runtime.checkpoint import load, save
-from gnomon.runtime.collectives import all_gather
 from gnomon.runtime.evaluate import evaluate
 from gnomon.runtime.execute import Executor
 from gnomon.runtime.launch import BACKENDS, meet_by_torchrun, own_device
 from gnomon.runtime.measure import Recorder, clock_of, gather
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.own_module import OwnModule
-from gnomon.runtime.pretrained import values_of
+from gnomon.runtime.pretrained import gathered, values_of
 from gnomon.software import stack
 from gnomon.timeline import Timeline
 
@@ -78,12 +77,7 @@ class PreparedJob:
         self.executor.synchronise()
         mine: dict[str, list[tuple[tuple[int, ...], tuple[int, ...], Tensor]]] = {}
         for held, _ in self.executor.parameters():
-            freed = held.flat is None
-            if freed:
-                group = self.executor.groups.by_comm[held.comm("dp_shard")]
-                held.flat = torch.empty(held.size, dtype=held.dtypes.param, device=self.executor.device)
-                assert group is not None, "a fully sharded stage has a group"
-                all_gather(held.flat, held.shard, group)
+            freed = gathered(self.executor, held)
             if self.executor.groups.here.data == 0:
                 for slot in held.slots:
                     part = slot.whole, slot.offset, held.value(slot.name).cpu().clone()

@@ -84,7 +84,7 @@ class Update:
         of its matrices, who all come here."""
         lr = settings.lr * settings.rate.factor(self.steps)
         self.steps += 1
-        target = parameters.shard if parameters.master is None else parameters.master
+        target = parameters.shard.to(parameters.device) if parameters.master is None else parameters.master
         grads = parameters.my_grad()
         by = scale.to(grads.dtype) if isinstance(scale, Tensor) else None if scale == 1.0 else scale
         if self.kind in MATRIX_RULES:
@@ -97,8 +97,8 @@ class Update:
                     if by is not None:  # here, while the part is in the cache
                         grads[part].mul_(by)
                     self._rule(target, grads, part, settings, lr, settings.weight_decay if decays else 0.0)
-        if parameters.master is not None:
-            parameters.shard.copy_(parameters.master)
+        if target is not parameters.shard:
+            parameters.shard.copy_(target)
 
     def _rule(
         self, target: Tensor, grads: Tensor, part: slice, settings: AdamWSettings, lr: float, decay: float

@@ -132,13 +132,15 @@ class Parameters:
         num_shards: int,
         replicas: int = 1,
         experts: bool = False,
+        away: bool = False,
         device: torch.device = CPU,
     ) -> None:
         """replicas: ranks that reduce the same gradient to the same elements. experts: whether these are routed
-        experts', which are reduced over other ranks than the rest."""
+        experts', which are reduced over other ranks than the rest. away: whether this rank's shard waits in the host's
+        memory (ZeRO 3)."""
         self.slots, self.dtypes, self.zero, self.device = tuple(slots), dtypes, zero, device
         self.replicas, self.experts = replicas, experts
-        self.num_shards, self.shard_number = num_shards, shard
+        self.num_shards, self.shard_number, self.away = num_shards, shard, away
         self.by_name = {slot.name: slot for slot in slots}
         self.ranges: dict[str, Range] = {slot.name: (slot.start, slot.stop) for slot in slots}
         used = max((slot.stop for slot in slots), default=0)
@@ -167,14 +169,29 @@ class Parameters:
         self.flat = flat.to(self.device, self.dtypes.param)
         if self.zero == 3:
             self.resident, self.flat = self.flat[begin:end].clone(), None
+            if self.away:
+                self.resident = self.resident.to(CPU)
+                self.resident = self.resident.pin_memory() if self.device.type == "cuda" else self.resident
 
     def comm(self, name: str) -> str:
         """The communicator of these parameters for what a Program calls `name`: dp, dp_shard, dp_replicate."""
         return f"experts.{name}" if self.experts and name in ("dp", "dp_shard") else name
 
+    def make_room(self) -> tuple[Tensor, Tensor]:
+        """(room on the device for all parameters, under ZeRO 3 new; what a gather reads of this rank). From the host it
+        is copied to where the gather would write it: where no other rank has a part, all is there."""
+        if self.zero == 3:
+            self.flat = torch.empty(self.size, dtype=self.dtypes.param, device=self.device)
+        assert self.flat is not None  # below stage 3 the shard lies where the gather would write it
+        if not self.away:
+            return self.flat, self.shard
+        part = self.flat[self.mine[0] : self.mine[1]]
+        part.copy_(self.shard, non_blocking=True)
+        return self.flat, part
+
     @property
     def shard(self) -> Tensor:
-        """PS: this rank's part of the parameters as forward reads them."""
+        """PS: this rank's part of the parameters as forward reads them; in the host's memory where they are away."""
         if self.resident is not None:
             return self.resident
         assert self.flat is not None

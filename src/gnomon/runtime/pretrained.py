@@ -177,8 +177,8 @@ def gathered(executor: Executor, held: Parameters) -> bool:
     """Gathers a fully sharded stage; whether it was one."""
     if held.flat is not None:
         return False
-    held.flat = torch.empty(held.size, dtype=held.dtypes.param, device=executor.device)
-    group = executor.groups.by_comm[held.comm("dp_shard")]
-    assert group is not None, "a fully sharded stage has a group"
-    all_gather(held.flat, held.shard, group)
+    (flat, part), group = held.make_room(), executor.groups.by_comm[held.comm("dp_shard")]
+    assert group is not None or held.away, "a fully sharded stage has a group"
+    if group is not None:
+        all_gather(flat, part, group)
     return True

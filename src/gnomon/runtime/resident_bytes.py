@@ -84,7 +84,7 @@ def levels(
     """What a rank holds now. stages: those on this rank; what goes to another is communication."""
     values = dict.fromkeys(CLASSES, 0)
     for held in parameters:
-        values["parameters"] += _nbytes(held.flat, held.resident)
+        values["parameters"] += _nbytes(held.flat, None if held.away else held.resident)
         values["gradients"] += _nbytes(held.grad, held.grad_shard)
         values["master"] += 0 if held.master_on_host else _nbytes(held.master)
     values["states"] = optimizer_bytes

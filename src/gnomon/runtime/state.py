@@ -204,11 +204,11 @@ class State:
             for held in self.stages[number].parts:
                 if not held.zero:
                     continue  # nobody to divide over: they are whole
-                if held.zero == 3:
-                    held.flat = torch.empty(held.size, dtype=held.dtypes.param, device=self.device)
-                assert held.flat is not None  # below stage 3 the shard lies where the gather would write it
-                works.append(started(all_gather(held.flat, held.shard, self._shards(held), wait=False)))
-                size += held.flat.nbytes
+                (flat, part), group = held.make_room(), self._shards(held)
+                if group is None:
+                    continue  # a copy from the host made them whole
+                works.append(started(all_gather(flat, part, group, wait=False)))
+                size += flat.nbytes
             self.buffers.start(("P", number, NO_UNIT), Together(tuple(works)), size)
 
     def reshard(self, stage: int) -> None:
@@ -218,9 +218,10 @@ class State:
             if held.zero == 3:
                 held.flat = None
 
-    def _shards(self, held: Parameters) -> ProcessGroup:
+    def _shards(self, held: Parameters) -> ProcessGroup | None:
+        """The ranks that divide them; None for parameters that only a copy from the host brings."""
         group = self._group(held, "dp_shard")
-        assert group is not None, "rows that shard need several ranks to divide over"
+        assert group is not None or held.away, "rows that shard need several ranks to divide over"
         return group
 
     def reduce_grad(self, stages: Iterable[int]) -> None:
@@ -229,9 +230,8 @@ class State:
         numbers = tuple(stages)
         if self.by_layer:
             self.reduced()
-        if len(numbers) > 1 and self.by_layer:
-            self._reduce_together(numbers)
-            return
+            if len(numbers) > 1:
+                return self._reduce_together(numbers)
         for number in numbers:
             stage, name = self.stages[number], self._grad_name(number)
             if stage.zero >= 2:
@@ -242,8 +242,9 @@ class State:
                 if not held.zero:
                     continue
                 whole = held.whole_grad()
-                part = whole[held.mine[0] : held.mine[1]]
-                works.append(started(reduce_scatter(part, whole, self._shards(held), wait=False)))
+                part, group = whole[held.mine[0] : held.mine[1]], self._shards(held)
+                if group is not None:
+                    works.append(started(reduce_scatter(part, whole, group, wait=False)))
                 wholes.append(whole)
                 parts.append((held, part))
                 if held.zero >= 2:
@@ -269,6 +270,7 @@ class State:
             if members := [one for one in held if one.experts == experts]:
                 whole = interleaved(members)
                 part, group = whole[members[0].shard_number], self._shards(members[0])
+                assert group is not None, "parameters on the host are ZeRO 3's"
                 works.append(started(reduce_scatter(part, whole.view(-1), group, wait=False)))
                 wholes.append(whole)
                 parts += zip(members, part.split([one.mine[1] - one.mine[0] for one in members]), strict=True)
@@ -282,8 +284,7 @@ class State:
 
     def reduced(self) -> None:
         """Until no shard of a gradient is under way."""
-        waited = ("G", "GS") if self.by_layer else ("GS",)
-        for name in [name for name in self.buffers.arriving if name[0] in waited]:
+        for name in [n for n in self.buffers.arriving if n[0] == "GS" or (self.by_layer and n[0] == "G")]:
             self.buffers.wait(name)
 
     def measure_norm(self, stages: Iterable[int]) -> None:

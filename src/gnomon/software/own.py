@@ -76,9 +76,8 @@ LACKS = (
         ),
     ),
     Lack(
-        name="optimizer.offload_parameters",
-        asked=lambda plan: plan.optimizer.offload_parameters,
-        choice="parameter_offload",
+        name="optimizer.offload_parameters beside optimizer.offload",
+        asked=lambda plan: plan.optimizer.offload_parameters and plan.optimizer.offload is not None,
     ),
     Lack(
         name="optimizer.delay without optimizer.offload of all layers",
@@ -113,7 +112,7 @@ LACKS = (
 )
 """Decisions that are refused, so that none is ignored."""
 
-UNSEARCHED = ("activation_offload", "optimizer_offload")
+UNSEARCHED = ("activation_offload", "optimizer_offload", "parameter_offload")
 """Choices that run where a plan makes them, and that no search for it makes: on processors host and device are one
 memory, so nothing is gained."""
 

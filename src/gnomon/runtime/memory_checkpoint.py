@@ -3,9 +3,9 @@
 A rank's state is its part of parameters, master copies and optimizer states, the updates behind it, the loss scale and
 torch's random numbers; the place in the data is the step. `take` sends it to the next rank, the last one's to the
 first, but for ranks that hold the same as others (data parallelism without ZeRO, `dp_replicate`): any of those has it.
-`commit` follows once all ranks have taken, so that at any moment there is one step of
-which every rank's state is in two places. Each rank holds its own copy, which it goes back to, and two places for the
-rank before it, of which one takes what comes while the other is whole. Leaves out when (`survivors`).
+`commit` follows once all ranks have taken, so that at any moment there is one step of which every rank's state is in
+two places. Each rank holds its own copy, which it goes back to, and two places for the rank before it, of which one
+takes what comes while the other is whole. Leaves out when (`survivors`).
 Source: Wang et al. 2023 (Gemini), which keeps checkpoints in the memory of other machines.
 """
 

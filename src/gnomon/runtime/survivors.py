@@ -1,9 +1,9 @@
 """Training that survives the loss of a rank without a disk: one process's side.
 
 `train_surviving(job, membership)` is one rank of any plan. Every `job.memory_checkpoint_every` steps each rank's state
-is copied to the next rank (`memory_checkpoint`). When a process is lost, the others find their connections broken and
+is copied to another rank (`memory_checkpoint`). When a process is lost, the others find their connections broken and
 shut down what is left of them, wait for the process that takes its place, and make all groups again without ending.
-The new one is given the lost rank's state by the rank that keeps it; all go back to the step of the copies and go on.
+The new one is given the lost rank's state by the rank that has it; all go back to the step of the copies and go on.
 What a step does depends on the state and its number alone, so the run ends with the bits of an undisturbed one. Where
 both places of a state are lost, all go back to the newest checkpoint, or to the beginning. Left out: starting
 processes and saying who trains together (`survivors_launch`).
@@ -250,9 +250,8 @@ class _Rank:
         groups = [group for group in self.executor.groups.by_comm.values() if group is not None]
         self.executor = None
         gc.collect()  # what refers to itself would hold its memory
-        threading.Thread(
-            target=groups.clear, name="gnomon groups", daemon=True
-        ).start()  # their threads take 0.1 s each
+        # each group's destructor takes 0.1 s
+        threading.Thread(target=groups.clear, name="gnomon groups", daemon=True).start()
 
     def _begin(self, executor: Executor, *, again: bool) -> None:
         """From a checkpoint, or step 0. again: there may be one of this run's own."""

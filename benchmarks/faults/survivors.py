@@ -1,6 +1,6 @@
 """Ranks killed (-9) anywhere: those left keep their processes and take copies in memory, beside starting again.
 
-    python benchmarks/faults/survivors.py               # 45 kills, results/survivors.md
+    python benchmarks/faults/survivors.py               # 104 kills, results/survivors.md
     python benchmarks/faults/survivors.py --count 9     # one for each plan
 
 Each kill is run twice in turn, with the same rank, step and row: with copies in the memory of the next rank after every
@@ -191,7 +191,7 @@ def _show(rows: list[tuple[str, str, Run, Run]]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=45)
+    parser.add_argument("--count", type=int, default=104)
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
     rows: list[tuple[str, str, Run, Run]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from gnomon.runtime.rows import Row
 from gnomon.runtime.survivors import train_surviving
 
 KILLS = "GNOMON_TEST_KILLS"
-"""Variable: `process step row` of each process that is to die, with `;` between them."""
+"""Variable: `process step row` of each process that is to die, with `;` between them; further numbers are of processes
+that die with it, before it."""
 MARKS = "GNOMON_TEST_MARKS"
 """Variable: the folder in which each process that was started leaves its number and pid."""
 FP16 = Precision(param="fp16", compute="fp16", grad="fp32", reduce="fp32", master="fp32", states="fp32")
@@ -39,18 +41,21 @@ def train(job: Job, membership: Membership) -> Outcome | None:
     """`train_surviving`, in a process that may be one to die."""
     (Path(os.environ[MARKS]) / f"{membership.process} {os.getpid()}").touch()
     for kill in os.environ[KILLS].split(";"):
-        process, step, row = map(int, kill.split())
+        process, step, row, *others = map(int, kill.split())
         if process == membership.process:
-            _dies(step, row)
+            _dies(step, row, others)
     return train_surviving(job, membership)
 
 
-def _dies(step: int, row: int) -> None:
+def _dies(step: int, row: int, others: Sequence[int]) -> None:
     do, steps = Executor._do, [0]
 
     def done(self: Executor, one: Row) -> None:
         steps[0] += one is self.rows[0]
         if steps[0] == step and one is self.rows[row % len(self.rows)]:
+            pids = dict(path.name.split() for path in Path(os.environ[MARKS]).iterdir())
+            for other in others:
+                os.kill(int(pids[str(other)]), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
         do(self, one)
 

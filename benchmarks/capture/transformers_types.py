@@ -24,6 +24,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from multiprocessing import get_context
@@ -496,6 +497,21 @@ def run(
     return rows
 
 
+def cause(row: Mapping[str, Any]) -> str:
+    """Why a type is not captured, in a few words."""
+    errors = row.get("errors") or ["?"]
+    if not row.get("built", True):
+        missing = "requires the" in errors[0] and "library" in errors[0]
+        return "needs a package that is not installed here" if missing else "its default config does not build"
+    if errors[0].startswith(("over", "no answer", "the process ended")):
+        return "not done within the limits"
+    if row.get("ran", True):
+        return "runs in eager, and is not captured"
+    if any("Python reads a number" in error for error in errors):
+        return "too large to be run here, and reads numbers that depend on values"
+    return "no example that it takes is made here"
+
+
 def table(rows: list[dict[str, Any]], every: int) -> str:
     """Counts, then a line a type."""
     caught = [row for row in rows if row["captured"]]
@@ -515,6 +531,7 @@ def table(rows: list[dict[str, Any]], every: int) -> str:
         *(f"priced under {name}: {count} of {len(caught)}" for name, count in plans.items()),
         f"FLOPs within 1%: {sum(abs(x) <= 0.01 for x in flops)} of {len(flops)} counted",
         f"proved to 1e-9: {sum(p['holds'] for p in proofs)} of {len(proofs)} proofs",
+        *(f"not captured: {count}: {why}" for why, count in Counter(map(cause, failed)).most_common()),
         "",
         "| type | built | CPU s | ops | blocks | layers | opaque bytes | opaque FLOPs | FLOPs error | priced | proof |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -544,8 +561,15 @@ def main() -> None:
     parser.add_argument("--limit-gib", type=float, default=8.0, help="address space of a type")
     parser.add_argument("--minutes", type=float, default=600.0)
     parser.add_argument("--no-proof", action="store_true")
+    parser.add_argument(
+        "--join", type=Path, nargs="*", default=(), help="files of earlier runs, the latest last; none new"
+    )
     given = parser.parse_args()
     every = types()
+    if given.join:
+        known = {row["type"]: row for file in given.join for row in map(json.loads, file.read_text().splitlines())}
+        print(table(list(known.values()), len(every)))
+        return
     kinds = given.types.split(",") if given.types else random.Random(0).sample(every, len(every))
     limits = given.limit_s, given.limit_gib
     rows = run(kinds, given.out, limits, not given.no_proof, time.time() + 60 * given.minutes)

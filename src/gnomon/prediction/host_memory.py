@@ -1,7 +1,7 @@
 """What a plan that offloads holds in a node's host memory, against what the node has.
 
-`host_memory(prediction)` counts optimizer states, master copies and gradients of an update on the host, and parameters
-and activations that wait there. Leaves out the pages of the program itself, data loading, and copies that libraries pin
+`host_memory(prediction)` counts optimizer states, master copies and gradients of an update on the host, the updated
+parameters that go back, and parameters and activations that wait there. Leaves out the pages of the program itself, data loading, and copies that libraries pin
 on the way.
 """
 
@@ -46,7 +46,8 @@ def _rank_bytes(prediction: Prediction, stage: StagePrice) -> int:
         here = replace(plan, optimizer=replace(plan.optimizer, offload=None))
         own, whole = stage.static_bytes(), replace(stage, plan=here).static_bytes()
         total += sum(whole[name] - own[name] for name in ("master", "states"))
-        total += stage.updated_elements() * width(plan.precision.grad)
+        updated = stage.updated_elements() * plan.optimizer.offload.fraction
+        total += int(updated * (width(plan.precision.grad) + width(plan.precision.param)))
     if plan.optimizer.offload_parameters:
         here = replace(plan, optimizer=replace(plan.optimizer, offload_parameters=False))
         total += replace(stage, plan=here).static_bytes()["parameters"]

@@ -226,16 +226,16 @@ class Keeper:
         wanted = {saved.key for saved in self.saved if saved.action == "recompute"}
         own: list[Tensor] = []
 
-        def pack(x: Tensor) -> Tensor:
+        def pack(x: Tensor) -> None:
+            """Nothing goes back through this graph. An op that held its own output by the hook would never be freed."""
             own.append(x.detach())
-            return x
 
         def seen(name: str, x: Tensor) -> None:
             if name in wanted:
                 self.came[name] = _storage_of(x)
 
         run = frame.anew(values)
-        with torch.enable_grad(), saved_tensors_hooks(pack, lambda x: x):
+        with torch.enable_grad(), saved_tensors_hooks(pack, lambda _: None):
             for index in decided.again:
                 own.clear()
                 run.do(self.run.ops[index], again=False, seen=seen)

@@ -1,0 +1,208 @@
+"""Predicted against counted peak memory: `python benchmarks/memory/peaks.py`.
+
+Each job is a small model under a plan, on real processes of this machine. A `LiveBytes` in each counts every tensor from
+the op that makes it until it is freed, from before the model exists; the figure is the most in the third step. It does not
+depend on how busy the machine is. Beside it what `gnomon predict` says that tensors take on that rank (without the
+allocator's rounding and libraries' workspaces), and, where something is offloaded, what it says of the host, which on a CPU
+is the same memory: the two peaks need not come together, so there the sum may be too large. Writes results/peaks.md. `--only` picks jobs by a word. Left out: what kernels allocate inside, and
+GPUs (`runtime/on_gpu.py`, `runtime/offload_on_gpu.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+import gnomon
+from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Plan, Saved, SavedRule, Schedule
+from gnomon.plans.parts import Offload, Pass
+from gnomon.prediction import host_memory
+from gnomon.request.runnable import read_runnable_model
+from gnomon.runtime.launch import launch
+from gnomon.runtime.layer_bytes import LiveBytes
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
+from how_right import CONFIGS, FP32, WORK, plans  # noqa: E402
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "peaks.md"
+MIB = 2**20
+LIMIT = 0.05
+
+
+def methods() -> Iterator[tuple[str, Plan]]:
+    """Plans with what this tool can do about memory."""
+    usual, single = Schedule(name="one_f_one_b", micro_batch_size=2), Schedule(name="one_f_one_b", micro_batch_size=1)
+    one, pp = Plan(schedule=usual, precision=FP32), Plan(mesh=Mesh(pp=2), schedule=single, precision=FP32)
+    dp, sp = Mesh(dp_shard=2), Layout(sequence_parallel=True)
+    host = Optimizer(offload=Offload(), clip=False)
+    yield "selective recompute", replace(one, saved=Saved(preset="selective"))
+    yield "every second layer recomputed", replace(one, saved=Saved(preset="full", every=2))
+    yield "feed-forward recomputed", replace(one, saved=rule("mlp.*", "recompute"))
+    yield "feed-forward's tensors offloaded", replace(one, saved=rule("mlp.*", "offload"))
+    yield (
+        "layers recomputed, inputs offloaded",
+        replace(one, saved=Saved(preset="full", rules=(SavedRule(tensors=("input",), action="offload"),))),
+    )
+    yield "update on the host", replace(one, optimizer=host)
+    yield (
+        "update on the host, gradients added on the device",
+        replace(one, optimizer=replace(host, offload=Offload(accumulate="device"))),
+    )
+    yield "half of the update on the host", replace(one, optimizer=replace(host, offload=Offload(fraction=0.5)))
+    for stage in (1, 2):
+        yield f"zero {stage}", Plan(mesh=dp, schedule=usual, precision=FP32, optimizer=Optimizer(zero=stage))
+    yield "zero 2, update on the host", Plan(mesh=dp, schedule=usual, precision=FP32, optimizer=replace(host, zero=2))
+    yield "zero 3, update on the host", Plan(mesh=dp, schedule=usual, precision=FP32, optimizer=replace(host, zero=3))
+    yield (
+        "zero 3, full recompute",
+        Plan(mesh=dp, schedule=usual, precision=FP32, optimizer=Optimizer(zero=3), saved=Saved(preset="full")),
+    )
+    yield (
+        "dp 2, buckets of 4 MiB",
+        Plan(mesh=Mesh(dp_replicate=2), schedule=usual, precision=FP32, overlap=Overlap(bucket_bytes=4 * MIB)),
+    )
+    yield "tp 2", Plan(mesh=Mesh(tp=2), schedule=usual, precision=FP32)
+    yield "tp 2, sequence parallel", Plan(mesh=Mesh(tp=2), schedule=usual, precision=FP32, layout=sp)
+    yield (
+        "tp 2, sequence parallel, selective recompute",
+        Plan(mesh=Mesh(tp=2), schedule=usual, precision=FP32, layout=sp, saved=Saved(preset="selective")),
+    )
+    yield "pp 2, full recompute", replace(pp, saved=Saved(preset="full"))
+    yield "pp 2, mario", replace(pp, schedule=replace(single, passes=(Pass(name="mario"),)))
+    yield "pp 2, first stage recomputed", replace(pp, saved=Saved(rules=(SavedRule(stages=(0,), preset="full"),)))
+    for name in ("gpipe", "zero_bubble_h1"):
+        yield f"pp 2, {name}", replace(pp, schedule=replace(single, name=name))
+    for name in ("zero_bubble_v", "v_half", "v_min"):
+        order = replace(single, name=name, virtual_stages=2, placement="v")
+        yield f"pp 2, {name}", replace(pp, schedule=order)
+    yield "pp 2, interleaved", replace(pp, schedule=replace(single, name="interleaved_one_f_one_b", virtual_stages=2))
+    yield (
+        "pp 2 x dp 2, zero 1",
+        Plan(mesh=Mesh(pp=2, dp_shard=2), schedule=single, precision=FP32, optimizer=Optimizer(zero=1)),
+    )
+
+
+def rule(tensors: str, action: str) -> Saved:
+    return Saved(rules=(SavedRule(tensors=(tensors,), action=action),))
+
+
+def jobs() -> Iterator[tuple[str, str, Plan]]:
+    """(model, name of the plan, plan)."""
+    for model in CONFIGS:
+        for name, plan in plans():
+            yield model, name, plan
+    for model in ("llama", "gpt2"):
+        for name, plan in methods():
+            yield model, name, plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The rank of a job whose prediction is furthest off."""
+
+    model: str
+    plan: str
+    rank: int
+    predicted: float
+    """Bytes."""
+    counted: int
+    host: float
+    """Bytes of `predicted` that are the host's."""
+
+    @property
+    def off(self) -> float:
+        return self.predicted / self.counted - 1
+
+
+def count(path: str, plan: Plan) -> int:
+    """In a rank: the most bytes that its tensors took in the third step."""
+    graph, live = read_runnable_model(path)[0], LiveBytes(torch.device("cpu"))
+    ids = torch.randint(0, 256, (WORK.global_batch_size, WORK.seq_len + 1))
+    with live, gnomon.prepare(graph, plan, workload=WORK, device="cpu") as job:
+        job.step(ids)
+        job.step(ids)
+        live.again()
+        job.step(ids)
+        return live.most
+
+
+def row(model: str, name: str, plan: Plan, folder: Path) -> Row:
+    """One job."""
+    path = folder / f"{model}.json"
+    path.write_text(json.dumps(CONFIGS[model]))
+    graph = read_runnable_model(str(path))[0]
+    guess = gnomon.predict(graph, f"local:{plan.world_size}", plan, WORK, "gnomon")
+    counted = launch(count, plan.world_size, str(path), plan)
+    host = host_memory(guess).bytes / plan.world_size
+    rows = []
+    for memory in guess.memory:
+        rank = memory.ranks[0]
+        tensors = sum(size for cls, size in memory.by_class.items() if cls not in ("workspace", "overhead"))
+        rows.append(Row(model=model, plan=name, rank=rank, predicted=tensors + host, counted=counted[rank], host=host))
+    return max(rows, key=lambda one: abs(one.off))
+
+
+def main() -> int:
+    """Counts, prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="a word of `model plan`, as in 'gpt2' or 'zero 3'")
+    parser.add_argument("-o", "--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    rows, refused = list[Row](), list[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        for model, name, plan in jobs():
+            if options.only not in f"{model} {name}":
+                continue
+            try:
+                rows.append(row(model, name, plan, Path(folder)))
+            except gnomon.errors.GnomonError as error:
+                refused.append(f"{model}, {name}: {error}")
+                print(refused[-1], file=sys.stderr, flush=True)
+                continue
+            last = rows[-1]
+            print(f"{model}, {name}: {last.predicted / MIB:.1f} MiB predicted, {last.counted / MIB:.1f} counted "
+                  f"({last.off:+.1%})", flush=True)  # fmt: skip
+    options.output.write_text("\n".join(lines(rows, refused)) + "\n")
+    return 0
+
+
+def lines(rows: list[Row], refused: list[str]) -> Iterator[str]:
+    """The page."""
+    off = sorted(abs(one.off) for one in rows)
+    yield "# Predicted and counted peak memory"
+    yield ""
+    yield (
+        f"`python benchmarks/memory/peaks.py`, {datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}. fp32, batches of "
+        f"{WORK.global_batch_size} sequences of {WORK.seq_len} tokens. Bytes of tensors on the rank that is furthest off, "
+        "in the third step. Where something is offloaded, device and host are counted together and their predicted peaks are "
+        "added, which need not come together."
+    )
+    yield ""
+    if off:
+        yield (
+            f"{len(rows)} jobs: {off[len(off) // 2]:.1%} off in the median, {off[-1]:.1%} at worst; "
+            f"{sum(one > LIMIT for one in off)} by more than {LIMIT:.0%}."
+        )
+    yield ""
+    yield "| model | plan | rank | MiB predicted | of it host | counted | off |"
+    yield "|---|---|---|---|---|---|---|"
+    for one in rows:
+        host = f"{one.host / MIB:.1f}" if one.host else ""
+        yield (
+            f"| {one.model} | {one.plan} | {one.rank} | {one.predicted / MIB:.1f} | {host} | {one.counted / MIB:.1f} | "
+            f"{one.off:+.1%} |"
+        )
+    for why in refused:
+        yield f"\nNot run: {why}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,11 +1,12 @@
 """Predicted against counted peak memory: `python benchmarks/memory/peaks.py`.
 
-Each job is a small model under a plan, on real processes of this machine. A `LiveBytes` in each counts every tensor from
-the op that makes it until it is freed, from before the model exists; the figure is the most in the third step. It does not
-depend on how busy the machine is. Beside it what `gnomon predict` says that tensors take on that rank (without the
-allocator's rounding and libraries' workspaces), and, where something is offloaded, what it says of the host, which on a CPU
-is the same memory: the two peaks need not come together, so there the sum may be too large. Writes results/peaks.md. `--only` picks jobs by a word. Left out: what kernels allocate inside, and
-GPUs (`runtime/on_gpu.py`, `runtime/offload_on_gpu.py`).
+Each job is a small model under a plan, on real processes of this machine. A `LiveBytes` in each counts every tensor
+from the op that makes it until it is freed, from before the model exists; the figure is the most in the third step,
+however busy the machine is. Beside it what `gnomon predict` says that tensors take on that rank, without the
+allocator's rounding and libraries' workspaces. Where something is offloaded it is what it says of the host too, which
+on a CPU is the same memory: the two peaks need not come together, so the sum may be too large. Writes
+results/peaks.md. `--only` picks jobs by a word. Left out: what kernels allocate inside, and GPUs
+(`runtime/on_gpu.py`, `runtime/offload_on_gpu.py`).
 """
 
 from __future__ import annotations
@@ -180,9 +181,9 @@ def lines(rows: list[Row], refused: list[str]) -> Iterator[str]:
     yield "# Predicted and counted peak memory"
     yield ""
     yield (
-        f"`python benchmarks/memory/peaks.py`, {datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}. fp32, batches of "
-        f"{WORK.global_batch_size} sequences of {WORK.seq_len} tokens. Bytes of tensors on the rank that is furthest off, "
-        "in the third step. Where something is offloaded, device and host are counted together and their predicted peaks are "
+        f"`python benchmarks/memory/peaks.py`, {datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}. fp32, batches "
+        f"of {WORK.global_batch_size} sequences of {WORK.seq_len} tokens. MiB of tensors on the rank that is furthest off, "
+        "in the third step. Where something is offloaded, device and host are counted together and their predicted peaks "
         "added, which need not come together."
     )
     yield ""

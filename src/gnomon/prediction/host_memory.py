@@ -1,8 +1,8 @@
 """What a plan that offloads holds in a node's host memory, against what the node has.
 
 `host_memory(prediction)` counts optimizer states, master copies and gradients of an update on the host, the updated
-parameters that go back, and parameters and activations that wait there. Leaves out the pages of the program itself, data loading, and copies that libraries pin
-on the way.
+parameters that go back, and parameters and activations that wait there. Leaves out the pages of the program itself,
+data loading, and copies that libraries pin on the way.
 """
 
 from __future__ import annotations

@@ -182,9 +182,9 @@ def lines(rows: list[Row], refused: list[str]) -> Iterator[str]:
     yield ""
     yield (
         f"`python benchmarks/memory/peaks.py`, {datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}. fp32, batches "
-        f"of {WORK.global_batch_size} sequences of {WORK.seq_len} tokens. MiB of tensors on the rank that is furthest off, "
-        "in the third step. Where something is offloaded, device and host are counted together and their predicted peaks "
-        "added, which need not come together."
+        f"of {WORK.global_batch_size} sequences of {WORK.seq_len} tokens. MiB of tensors on the rank that is furthest "
+        "off, in the third step. Where something is offloaded, device and host are counted together and their "
+        "predicted peaks added, which need not come together."
     )
     yield ""
     if off:

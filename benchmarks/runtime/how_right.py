@@ -2,7 +2,7 @@
 
 Each pair of a small model (nine architectures) and a plan (one process and two) is run by `gnomon run`, as a user does,
 and its predicted step time is put beside the median that was measured. Writes results/how_right.md: median and worst
-error, rank correlation, and memory by the account of the measured Timeline. `--only` picks pairs by a word, `--steps`
+error, and rank correlation. Memory: `benchmarks/memory/peaks.py`. `--only` picks pairs by a word, `--steps`
 sets how many steps each runs. Wants idle cores: where others had them, the run says so and the row is marked.
 """
 
@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from gnomon.plans import Mesh, Optimizer, Plan, PlanFile, Precision, Saved, Schedule, Workload, save_plan_file
-from gnomon.timeline import parse_timeline, peaks
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "how_right.md"
@@ -64,10 +63,6 @@ class Pair:
     plan: str
     predicted_s: float
     measured_s: float
-    predicted_bytes: float
-    """Of the first rank at its peak."""
-    held_bytes: float
-    """The same as the runtime accounts for it."""
     waited: float
     """Share of the steps in which a rank had no core."""
 
@@ -81,22 +76,19 @@ def run(model: str, name: str, plan: Plan, folder: Path, steps: int) -> Pair:
     """One pair, by the command line."""
     config = folder / f"{model}.json"
     config.write_text(json.dumps(CONFIGS[model]))
-    path, timeline = folder / "plan.toml", folder / "measured.timeline"
+    path = folder / "plan.toml"
     on = f"local:{plan.world_size}"
     save_plan_file(PlanFile(model=str(config), on=on, stack="gnomon", workload=WORK, plan=plan), path)
-    words = [sys.executable, "-m", "gnomon", "run", path, "--steps", str(steps), "--json", "--timeline", timeline]
+    words = [sys.executable, "-m", "gnomon", "run", path, "--steps", str(steps), "--json"]
     done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=1800, env=os.environ)
     if done.returncode:
         raise RuntimeError(f"{model}, {name}: {done.stderr.strip()[-400:]}")
     told = json.loads(done.stdout)
-    held = max(peak.bytes for peak in peaks(parse_timeline(timeline.read_text())))
     return Pair(
         model=model,
         plan=name,
         predicted_s=told["predicted"]["step_s"],
         measured_s=told["measured"]["step_s"],
-        predicted_bytes=told["predicted"]["peak_bytes"],
-        held_bytes=held,
         waited=told["measured"]["waited_for_a_core"] or 0.0,
     )
 
@@ -139,7 +131,6 @@ def main() -> int:
 def lines(pairs: list[Pair], failed: list[str], steps: int) -> Iterator[str]:
     """The page."""
     errors = sorted(abs(p.off) for p in pairs)
-    memory = sorted(abs(p.predicted_bytes / p.held_bytes - 1) for p in pairs)
     yield "# Predicted and measured on this machine"
     yield ""
     yield (
@@ -148,8 +139,7 @@ def lines(pairs: list[Pair], failed: list[str], steps: int) -> Iterator[str]:
     )
     yield ""
     yield (
-        f"{len(pairs)} pairs: error of the step time {errors[len(errors) // 2]:.1%} median, {errors[-1]:.1%} at worst; "
-        f"peak memory {memory[len(memory) // 2]:.1%} median (the prediction has what lives inside an action too)."
+        f"{len(pairs)} pairs: error of the step time {errors[len(errors) // 2]:.1%} median, {errors[-1]:.1%} at worst."
     )
     if len(pairs) > 2:
         yield f"Rank correlation of step times {rank_correlation(pairs):.3f}."

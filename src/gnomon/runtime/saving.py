@@ -235,7 +235,7 @@ class Keeper:
                 self.came[name] = _storage_of(x)
 
         run = frame.anew(values)
-        with torch.enable_grad(), saved_tensors_hooks(pack, lambda _: None):
+        with torch.enable_grad(), saved_tensors_hooks(pack, lambda x: x):  # type: ignore[arg-type]
             for index in decided.again:
                 own.clear()
                 run.do(self.run.ops[index], again=False, seen=seen)

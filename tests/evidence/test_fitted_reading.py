@@ -145,7 +145,7 @@ def test_fitted_numbers_are_all_counted_and_the_readme_says_how_many() -> None:
     groups = constants.groups()
     assert constants.total() == sum(group.count for group in groups) >= fitted().count + sum(c.numbers for c in CHOICES)
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"{constants.total()} numbers are fitted to whole jobs" in text
+    assert f"{constants.total()} constants are fitted to whole jobs" in text
     for group in groups:
         for name in re.findall(r"[\w./-]+\.(?:py|toml)", group.where):
             places = (ROOT / "src" / name, ROOT / "src/gnomon/prices" / name, ROOT / "evidence" / name)

@@ -19,9 +19,9 @@ Searches every combination of parallelism axes, schedules, ZeRO stages,
 recompute and microbatch sizes, and prints the fastest that fits in memory,
 alternatives with other axes, recompute or ZeRO stage with what they lose (--top
 N: the N fastest, diverse or not), and how many plans were covered. The options
-of gnomon predict fix a field; --forbid limits one: tp pp cp ep dp_replicate dp_shard zero
-virtual_stages micro_batch_size schedule recompute sequence_parallel
-keep_gathered context overlap.
+of gnomon predict fix a field; --forbid limits one: tp pp cp ep dp_replicate
+dp_shard zero virtual_stages micro_batch_size schedule recompute
+sequence_parallel keep_gathered context overlap.
 
 Several cases: --vary NAME=VALUES finds the best plan at each value of seq_len
 global_batch nodes on network links memory (nodes=1..16, on=4x8xh100-sxm,

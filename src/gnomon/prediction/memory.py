@@ -191,11 +191,6 @@ def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float
         waits = moved("G", "REDUCE_GRAD") | moved("GS", "REDUCE_GRAD")
         row, at_start = np.where(waits, waited_for(program, pricing)[row], row), at_start | waits
     buffer = moves.buffer
-    if copied := copies(program, pricing):
-        row = np.concatenate([row, [copy.row for copy in copied]])
-        buffer = np.concatenate([buffer, np.full(len(copied), [b.name for b in program.buffers].index("G"))])
-        size = np.concatenate([size, [copy.bytes for copy in copied]])
-        at_start = np.concatenate([at_start, [copy.at_start for copy in copied]])
     first = np.flatnonzero(np.isin(program.kind, kinds("I")))
     if pricing.stack.gradients.split_backward_frees and len(first):
         left = np.array([_deferred(pricing, block) for block in range(program.num_stages)])
@@ -206,6 +201,11 @@ def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float
         buffer = np.concatenate([buffer, np.full(len(first), moves.buffer[late][0])])
         size = np.concatenate([size, (left - whole)[program.stage[first]]])
         at_start = np.concatenate([at_start, np.zeros(len(first), bool)])
+    if copied := copies(program, pricing):
+        row = np.concatenate([row, [copy.row for copy in copied]])
+        buffer = np.concatenate([buffer, np.full(len(copied), [b.name for b in program.buffers].index("G"))])
+        size = np.concatenate([size, [copy.bytes for copy in copied]])
+        at_start = np.concatenate([at_start, [copy.at_start for copy in copied]])
     return HeldMoves(row=row, buffer=buffer, bytes=size, at_start=at_start)
 
 

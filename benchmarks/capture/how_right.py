@@ -120,7 +120,7 @@ def prepared(kind: str) -> Row:
     """Captured, priced, and ready to take steps."""
     named = Named.parse(code(kind))
     found = captured_of(named, built(named))
-    guess = gnomon.predict(found.graph, "local", PLAN, WORK, "gnomon")
+    guess = gnomon.predict(found.graph, "local:1", PLAN, WORK, "gnomon")
     ids = torch.randint(0, VOCAB, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(0))
     batch = {"ids": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}
     live = LiveBytes(torch.device("cpu"))
@@ -179,6 +179,8 @@ def main() -> int:
             print(failed[-1], file=sys.stderr, flush=True)
             continue
         print(f"{kind}: prepared", flush=True)
+    if not rows:
+        return 1
     for number in range(options.rounds):
         for row in rows:
             row.measured.append(seconds(row.step))

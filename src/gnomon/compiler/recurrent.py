@@ -34,6 +34,8 @@ PARALLEL = 1 << 16
 """Products of one step from which on several threads share it: less takes no longer than their waiting."""
 HEADER = 32
 """Floats before the packed weights: digests of the weights that they were made of."""
+SHARE = 0.9
+"""Of ATen's time that the kernel may take in a trial: the compiled call comes on top (compiler_recurrent.md)."""
 MOST_PACKED = 16
 """Packed weights of a layer that are kept, where one graph serves several modules."""
 
@@ -212,7 +214,8 @@ class Recurrent:
         key = size_key(second, first) if self.layers.batch_first else size_key(first, second)
         trial = self.trials.get(key)
         if trial is None:
-            trial = self.trials.setdefault(key, Trial(f"{_source()}// {self.layers}", self.run, self.layers.aten))
+            made = Trial(f"{_source()}// {self.layers}", self.run, self.layers.aten, share=SHARE)
+            trial = self.trials.setdefault(key, made)
         if trial.kept is None:
             return trial(*args)  # type: ignore[no-any-return]
         return self.run(*args) if trial.kept else self.layers.aten(*args)

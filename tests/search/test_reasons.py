@@ -219,6 +219,9 @@ def test_host_memory_of_an_offloaded_optimizer() -> None:
     away = replace(plan, optimizer=replace(plan.optimizer, offload=Offload()))
     held = host_memory(predict(graph, "1x2xh100-sxm", away, work))
     assert held.bytes == pytest.approx(18 * graph.num_parameters(), rel=1e-6) and held.fits
+    half, untied = replace(away, optimizer=replace(away.optimizer, offload=Offload(fraction=0.5))), model("llama-2-7b")
+    whole, part = (host_memory(predict(untied, "1x2xh100-sxm", one, work)).bytes for one in (away, half))
+    assert part == pytest.approx(whole / 2, rel=1e-6)
 
 
 def test_the_text_names_what_bounds_and_the_memory_of_each_stage() -> None:

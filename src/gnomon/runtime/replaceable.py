@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ LOOK_S = 0.1
 """Between two looks at what is asked; the end of a process is seen at once."""
 
 
-class Replaceable(Processes):
+class Replaceable(Processes, ABC):
     """A process's number is never given again."""
 
     def __init__(self, function: Any, processes: int, job: Job, threads: int) -> None:
@@ -76,13 +77,13 @@ class Replaceable(Processes):
         """Between two looks."""
         return LOOK_S
 
+    @abstractmethod
     def _lose(self, process: int, what: str) -> bool:
         """What follows from the loss of one; whether the job can go on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _look(self) -> None:
         """What is to be done now and then."""
-        raise NotImplementedError
 
     def _ended_by(self) -> list[int]:
         """Processes whose loss ended the job, where no mistake did."""

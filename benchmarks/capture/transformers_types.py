@@ -5,8 +5,9 @@ where it was stopped, and prints the table. Every type of `AutoModel` is built f
 random values (a type whose small config does not build is built with two layers on the meta device), each in a process
 of its own with a limit of CPU seconds and of address space. Types are tried in a random order of a fixed seed, so that
 a run which is stopped early is a sample. A type counts as captured only if a Graph came out; where none did, the module
-itself is tried on the same inputs. `plans` are those under which the Graph is then priced; `proved` is outputs and
-gradients within 1e-9 in float64. Leaves out heads: `AutoModel` is the body.
+itself is tried on the same inputs. `plans` are those under which the Graph is then priced; `proof` is outputs and
+gradients within 1e-9 in float64; small models are then trained here (`trained`). Predicted seconds are those of
+`gnomon calibrate`. Leaves out heads: `AutoModel` is the body.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import sys
 import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from multiprocessing import get_context
@@ -333,6 +333,9 @@ def caught(kind: str, how: str, model: Any, example: Any, prove_too: bool) -> di
     row["plans"] = planned(graph)
     _then(row, "flops_error", lambda: flops_error(model, example, graph))
     if prove_too:
+        from benchmarks.capture.trained import trained
+
+        row.update(trained(model, example))
         _then(row, "proof", lambda: proof(model, example))
     return row
 
@@ -422,9 +425,10 @@ def lstm_backward_flops(x: Any, w: Any, h: Any, *_: Any, **__: Any) -> int:
 
 
 def proof(model: Any, example: Any) -> dict[str, Any]:
+    from benchmarks.capture.trained import in_float64
     from gnomon.runtime.prove import prove
 
-    result = prove(model, example)
+    result = prove(in_float64(model), example)
     return {"outputs": result.outputs, "gradients": result.gradients, "first": result.first, "holds": result.holds}
 
 
@@ -461,6 +465,7 @@ def run(
     import torch  # noqa: F401
     import transformers
 
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     import gnomon.runtime.prove  # noqa: F401
     from gnomon.request import verbs  # noqa: F401
 
@@ -497,62 +502,6 @@ def run(
     return rows
 
 
-def cause(row: Mapping[str, Any]) -> str:
-    """Why a type is not captured, in a few words."""
-    errors = row.get("errors") or ["?"]
-    if not row.get("built", True):
-        missing = "requires the" in errors[0] and "library" in errors[0]
-        return "needs a package that is not installed here" if missing else "its default config does not build"
-    if errors[0].startswith(("over", "no answer", "the process ended")):
-        return "not done within the limits"
-    if row.get("ran", True):
-        return "runs in eager, and is not captured"
-    if any("Python reads a number" in error for error in errors):
-        return "too large to be run here, and reads numbers that depend on values"
-    return "no example that it takes is made here"
-
-
-def table(rows: list[dict[str, Any]], every: int) -> str:
-    """Counts, then a line a type."""
-    caught = [row for row in rows if row["captured"]]
-    number = lambda key: [row[key] for row in caught if isinstance(row.get(key), (int, float))]  # noqa: E731
-    flops = number("flops_error")
-    proofs = [row["proof"] for row in caught if isinstance(row.get("proof"), dict)]
-    plans: dict[str, int] = {}
-    for row in caught:
-        for name, value in row["plans"].items():
-            plans[name] = plans.get(name, 0) + isinstance(value, float)
-    failed = [row for row in rows if not row["captured"]]
-    built = len(caught) + sum(row.get("built", True) for row in failed)
-    ran = len(caught) + sum(row.get("ran", True) for row in failed)
-    lines = [
-        f"types of AutoModel: {every}; tried: {len(rows)}; captured: {len(caught)}, of {built} that are built, and of "
-        f"{ran} that run in eager on an example that is made here",
-        *(f"priced under {name}: {count} of {len(caught)}" for name, count in plans.items()),
-        f"FLOPs within 1%: {sum(abs(x) <= 0.01 for x in flops)} of {len(flops)} counted",
-        f"proved to 1e-9: {sum(p['holds'] for p in proofs)} of {len(proofs)} proofs",
-        *(f"not captured: {count}: {why}" for why, count in Counter(map(cause, failed)).most_common()),
-        "",
-        "| type | built | CPU s | ops | blocks | layers | opaque bytes | opaque FLOPs | FLOPs error | priced | proof |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in sorted(rows, key=lambda row: row["type"]):
-        if not row["captured"]:
-            why = (row.get("errors") or ["?"])[0].replace("|", "/")
-            lines.append(f"| {row['type']} | no: {why[:140]} | | | | | | | | | |")
-            continue
-        held = row.get("proof")
-        text = f"{max(held['outputs'], held['gradients']):.0e}" if isinstance(held, dict) else "-"
-        error = row.get("flops_error")
-        lines.append(
-            f"| {row['type']} | {row['how']} | {row['cpu_s']} | {row['steps']} | {row['blocks']} | {row['layers']} | "
-            f"{row['opaque_bytes']:.0%} | {row['opaque_flops']:.0%} | "
-            f"{f'{error:.2%}' if isinstance(error, float) else '-'} | "
-            f"{', '.join(name for name, value in row['plans'].items() if isinstance(value, float))} | {text} |"
-        )
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("transformers_types.jsonl"))
@@ -565,6 +514,9 @@ def main() -> None:
         "--join", type=Path, nargs="*", default=(), help="files of earlier runs, the latest last; none new"
     )
     given = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from benchmarks.capture.types_table import table
+
     every = types()
     if given.join:
         known = {row["type"]: row for file in given.join for row in map(json.loads, file.read_text().splitlines())}

@@ -22,9 +22,10 @@ from gnomon.frontend.capture import Captured, captured  # noqa: E402
 from gnomon.frontend.inputs import Named  # noqa: E402
 from gnomon.frontend.sizes import fit  # noqa: E402
 from gnomon.graph import BF16, EAGER, UNFUSED, Setting, Size, graph_work  # noqa: E402
-from gnomon.plans import Plan, Schedule, Workload  # noqa: E402
+from gnomon.plans import Layout, Mesh, Plan, Schedule, Workload  # noqa: E402
 from gnomon.request.model import is_code, with_inputs  # noqa: E402
 from gnomon.runtime.prove import check, prove  # noqa: E402
+from gnomon.sharding import shard_graph  # noqa: E402
 
 pytestmark = pytest.mark.torch
 DIMS = {"ids": ("batch", "seq"), "targets": ("batch", "seq")}
@@ -125,6 +126,50 @@ def test_a_bias_of_attention_is_added_to_scores_that_are_written_out() -> None:
     assert graph_work(graph, UNFUSED, setting).forward.matmul_flops == 2 * 2 * 3 * 4 * 10 * 10 * 8
 
 
+class Near(nn.Module):
+    """A layer whose attention has a bias of each head and distance, as T5's: the first makes it for all."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.out = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.bias = nn.Embedding(64, 4) if first else None
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.bias is not None:
+            places = torch.arange(x.shape[1])
+            bias = self.bias((places[None] - places[:, None]).abs()).permute(2, 0, 1)[None].contiguous()
+        q, k = (f(x).unflatten(-1, (4, -1)).transpose(1, 2) for f in (self.q, self.k))
+        assert bias is not None
+        made = F.scaled_dot_product_attention(q, k, k, attn_mask=bias).transpose(1, 2).flatten(2)
+        return x + self.out(made), bias
+
+
+class Nearer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(Near(place == 0) for place in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None
+        for layer in self.h:
+            x, bias = layer(x, bias)
+        return x
+
+
+def test_layers_of_a_class_are_layers_though_one_has_more() -> None:
+    """So that pp cuts between them; and what attention adds to each head's scores is divided with the heads."""
+    graph = captured(Nearer(), (torch.randn(2, 10, 32),)).graph
+    assert len(graph.layers()) == 2 and len(graph.blocks) == 2
+    for block in graph.blocks:
+        (op,) = (op for op in block.ops if op.kind == "attention")
+        assert [dim.name for dim in block.tensor(op.inputs[3]).dims][1] == "heads"
+    sizes = {"batch": 2, "seq": 10}
+    sharded = shard_graph(graph, Layout(), Mesh(tp=2), sizes, BF16)
+    for block in sharded.values():
+        (op,) = (op for op in block.ops if op.op.kind == "attention")
+        assert op.strategy.inputs[3].dim_of("tp") == "heads"
+
+
 class Routed(nn.Module):
     """Two experts of a token, their rows sorted by expert: rows are batch · seq · 2, of a product and of a size."""
 
@@ -147,6 +192,7 @@ def test_rows_of_experts_are_a_product_and_each_expert_s_a_number(seq: int) -> N
     x = torch.randn(2, seq, 16, generator=torch.Generator().manual_seed(0))
     result = captured(Routed(), {"x": x}, dims={"x": ("batch", "seq", "")})
     assert result.symbols == ("batch", "seq")
+    assert any("tolist depends on values" in note for note in result.notes)
     setting = Setting(sizes={"batch": 2, "seq": seq}, dtypes=BF16, causal_flops="full")
     assert graph_work(result.graph, UNFUSED, setting).forward.matmul_flops == 2 * 2 * seq * 16 * (4 + 2 * 16)
 

@@ -17,7 +17,6 @@ from frontend import mixed_op, own_runs, project  # noqa: E402
 from frontend.own_runs import BASE, CODE, FLOAT, LADDER, LADDERS, PLANS, SEED, SETTINGS, STEPS  # noqa: E402
 from runtime.ranks import launch  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
 
 from gnomon.cli import main  # noqa: E402
 from gnomon.errors import GraphError, InputError, PlanError  # noqa: E402
@@ -25,10 +24,10 @@ from gnomon.frontend.capture import captured  # noqa: E402
 from gnomon.graph.text_inputs import ids_of, labels_of  # noqa: E402
 from gnomon.hardware import parse_cluster  # noqa: E402
 from gnomon.models.presets import model as preset  # noqa: E402
-from gnomon.plans import Mesh, PlanFile, Precision, Saved, SavedRule, Workload, save_plan_file  # noqa: E402
+from gnomon.plans import Mesh, PlanFile, Precision, Workload, save_plan_file  # noqa: E402
 from gnomon.prediction import predict  # noqa: E402
 from gnomon.prediction.memory import buffer_sizes  # noqa: E402
-from gnomon.runtime.captured_job import check_trainable, random_ops, randomness  # noqa: E402
+from gnomon.runtime.captured_job import randomness  # noqa: E402
 from gnomon.runtime.crossings import Shapes, hops  # noqa: E402
 from gnomon.runtime.data import Corpus, Source  # noqa: E402
 from gnomon.runtime.data.own_batches import OwnBatches, OwnData, TextBatches  # noqa: E402
@@ -263,26 +262,6 @@ def test_the_command_runs_it(
 def _launch(function, size, *args, **options):  # type: ignore[no-untyped-def]
     del options
     return launch(function, size, *args)
-
-
-class Noisy(project.Net):
-    """Draws numbers of its own."""
-
-    def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits, _ = super().forward(idx, targets)
-        logits = logits + torch.randn_like(logits)
-        return logits, functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
-
-
-def test_what_recompute_would_change_is_refused() -> None:
-    graph = captured(Noisy(), {name: x[:2] for name, x in project.batches(1).items()}).graph
-    assert random_ops(graph) == ("aten.randn_like.default",)
-    check_trainable(graph, PLANS["dp"])
-    with pytest.raises(PlanError, match=r"draws random numbers \(aten.randn_like.default\)"):
-        check_trainable(graph, PLANS["recompute"])
-    rules = replace(PLANS["dp"], saved=Saved(rules=(SavedRule(calls="*", tensors=("*",), action="recompute"),)))
-    with pytest.raises(PlanError, match="keeps single tensors"):
-        check_trainable(own_runs.job(PLANS["dp"]).graph, rules)
 
 
 def test_dropout_is_said() -> None:

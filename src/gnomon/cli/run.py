@@ -192,7 +192,7 @@ def _lengths(plan: Plan, prediction: Prediction, packing: str | None) -> tuple[s
 def _check_weights(options: argparse.Namespace, file: PlanFile, graph: Graph) -> None:
     """InputError for weights that are not the model's, or a folder that they cannot be written to."""
     if is_code(file.model):
-        load_late("gnomon.runtime.captured_job:check_trainable")(graph, file.plan)
+        load_late("gnomon.runtime.captured_job:check_trainable")(graph)
         if options.export is not None:
             load_late("gnomon.runtime.own_module:check_target")(_folder(options.export))
         return

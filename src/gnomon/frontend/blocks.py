@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from torch import nn
 
@@ -76,10 +77,12 @@ def repeated(module: nn.Module) -> list[str]:
 
 
 def _alike(modules: Sequence[nn.Module]) -> bool:
-    """Whether two neighbours have the same parameters, and some."""
-    shapes = [(type(m).__name__, [(n, tuple(p.shape)) for n, p in m.named_parameters()]) for m in modules]
-    big = [len(shape[1]) > 2 for shape in shapes]
-    return any(a == b and large for a, b, large in zip(shapes, shapes[1:], big, strict=False))
+    """Whether two neighbours have the same parameters, and some; or, with others, are of one class that is not torch's:
+    layers of which one computes what all read, or a part of which is of another kind."""
+    shapes = [(type(m), [(n, tuple(p.shape)) for n, p in m.named_parameters()]) for m in modules]
+    big = [shape for shape in shapes if len(shape[1]) > 2]
+    own = [a[0] is b[0] and not a[0].__module__.startswith("torch.") for a, b in zip(big, big[1:], strict=False)]
+    return any(own) or any(a == b for a, b in zip(big, big[1:], strict=False))
 
 
 def segments(steps: Sequence[Step], containers: Sequence[str]) -> list[Segment]:
@@ -210,6 +213,7 @@ def _calls(placed: Sequence[Placed], converter: Converter, inputs: Mapping[int, 
     sources = dict(inputs)
     families: dict[str, str] = {}
     owned: set[str] = set()
+    labelled: set[tuple[str, int, int]] = set()
     for run in runs:
         first = run[0]
         container = first.segment.container
@@ -218,6 +222,10 @@ def _calls(placed: Sequence[Placed], converter: Converter, inputs: Mapping[int, 
         block = first.part.block
         if container and len(run) > 1:
             family = families.setdefault(container, _family(container, families))
+            indices = range(first.segment.index, first.segment.index + len(run))
+            turn = next(n for n in count(1) if not {(family, n, index) for index in indices} & labelled)
+            labelled |= {(family, turn, index) for index in indices}
+            family += f"_{turn}" if turn > 1 else ""
             call = Call(
                 block=first.block, name=first.name, inputs=bound, repeat=len(run), chain=tuple(_chain(run[0], run[1])),
                 first=first.segment.index, family=family, prefix=container,

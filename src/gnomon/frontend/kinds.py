@@ -243,6 +243,8 @@ def link_kind(kind: Kind, rows: list[Row], axes: Axes) -> None:
             axes.role(k[1], "kv_heads")
             axes.role(q[3], "head_dim")
             axes.role(v[3], "v_dim")
+            if len(ins) > 3 and len(ins[3]) == 4:  # a bias of each head
+                axes.same(q[1], ins[3][1])
         case "embedding":
             for a, b in zip([*ins[0], ins[1][1]], out, strict=True):
                 axes.same(a, b)

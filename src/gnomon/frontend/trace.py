@@ -142,6 +142,13 @@ class Recorder:
         if text not in self.notes:
             self.notes.append(text)
 
+    def read_by(self, what: str, args: Any, where: str) -> None:
+        """Python asks for numbers: said where they depend on the inputs."""
+        reads = [self.known(x) for x in tree_flatten(args)[0] if isinstance(x, Tensor)]
+        if any(index is not None and self.values[index].fed for index in reads):
+            self.read = True
+            self.note(f"{where}: {what} depends on values; the graph holds for inputs like the example")
+
     # --- steps
 
     def step(self) -> Step:
@@ -219,8 +226,10 @@ class _Calls(TorchFunctionMode):
             self.entering = True
             with self:
                 return func(*args, **kwargs)
-        if recorder.meta and name in ("tolist", "numpy") and args and isinstance(args[0], Tensor):
-            return getattr(recorder.numbers.of(recorder.ref(args[0]).index, _where()), name)()
+        if name in ("tolist", "numpy") and args and isinstance(args[0], Tensor):
+            recorder.read_by(name, args, _where())
+            if recorder.meta:
+                return getattr(recorder.numbers.of(recorder.ref(args[0]).index, _where()), name)()
         if recorder.meta and "device" in kwargs and kwargs["device"] is not None:
             written_out = name in ("tensor", "as_tensor") and not isinstance(args[0], Tensor)
             kwargs = {**kwargs, "device": torch.device("cpu" if written_out else "meta")}  # so its numbers stay known
@@ -266,7 +275,7 @@ class _Ops(TorchDispatchMode):
         if func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
         if name in _VALUE_READERS or name in _VALUE_SIZED:
-            self._said(name, args)
+            recorder.read_by(name.split(".")[1].lstrip("_"), args, _where())
         if not recorder.meta:
             out = func(*args, **kwargs)
             if name not in _VALUE_READERS:
@@ -288,13 +297,6 @@ class _Ops(TorchDispatchMode):
             out = self._through_values(func, args, kwargs)
         recorder.add(func, args, kwargs, out)
         return out
-
-    def _said(self, name: str, args: Any) -> None:
-        reads = [self.recorder.known(x) for x in tree_flatten(args)[0] if isinstance(x, Tensor)]
-        if any(index is not None and self.recorder.values[index].fed for index in reads):
-            what = name.split(".")[1].lstrip("_")
-            self.recorder.read = True
-            self.recorder.note(f"{_where()}: {what} depends on values; the graph holds for inputs like the example")
 
     def _on_meta(self, x: Any) -> Any:
         if not isinstance(x, Tensor) or x.device.type == "meta":

@@ -7,7 +7,7 @@ them (`frontend`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,3 +138,17 @@ def mutates(node: Node) -> bool:
     """Whether a node writes over its first operand, as ops whose name ends in `_` do."""
     name = node.target.split(".")[1]
     return name.endswith("_") and not name.endswith("__")
+
+
+def writes_over(inputs: Iterable[str], nodes: Iterable[Node]) -> tuple[str, ...]:
+    """Operands into whose memory the nodes of an op write, themselves or through views of them."""
+    base = {name: name for name in inputs}
+    found = []
+    for node in nodes:
+        first = next(uses(node.args), "")
+        if node.view and first in base:
+            base.update(dict.fromkeys(filter(None, node.outputs), base[first]))
+        elif first in base and mutates(node):
+            found.append(base[first])
+            base.update(dict.fromkeys(filter(None, node.outputs), base[first]))
+    return tuple(dict.fromkeys(found))

@@ -17,7 +17,7 @@ from gnomon.graph import Graph
 from gnomon.graph.text_inputs import labels_of
 from gnomon.plans import Plan, Workload
 from gnomon.runtime.execute import Executor
-from gnomon.runtime.ops.captured import aten
+from gnomon.runtime.ops.captured import drawn
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.parameters import Slot
 
@@ -32,7 +32,7 @@ def executor(
 ) -> Executor:
     """The rank's part of a job on the module, whose loss is the mean over the labels of a whole step. PlanError where
     the module's forward returns no loss, or the plan asks for what the runtime does not do."""
-    check_trainable(captured.graph, plan)
+    check_trainable(captured.graph)
     return Executor(
         captured.graph,
         plan,
@@ -43,34 +43,17 @@ def executor(
     )
 
 
-def check_trainable(graph: Graph, plan: Plan) -> None:
-    """PlanError for a model without a loss of its own labels, or a plan that the runtime does not run it under."""
+def check_trainable(graph: Graph) -> None:
+    """PlanError for a model without a loss of its own labels."""
     try:
         labels_of(graph)
     except GraphError as error:
         raise PlanError(str(error)) from None
-    if plan.saved.rules:
-        raise PlanError(
-            "the runtime keeps single tensors (saved.rules) only of models of its own; give a saved.preset alone"
-        )
-    drawn = random_ops(graph)
-    if plan.saved.preset != "none" and drawn:
-        raise PlanError(
-            f"{graph.name} draws random numbers ({', '.join(drawn)}), which computing its layers again would draw "
-            f"anew; give saved.preset = none"
-        )
 
 
 def random_ops(graph: Graph) -> tuple[str, ...]:
     """ATen ops of a captured graph that draw random numbers, each once."""
-    nodes = (
-        node.target
-        for block in graph.blocks
-        for op in block.ops
-        if op.captured is not None
-        for node in op.captured.nodes
-    )
-    return tuple(dict.fromkeys(target for target in nodes if _draws(target)))
+    return tuple(dict.fromkeys(target for block in graph.blocks for op in block.ops for target in drawn(op)))
 
 
 def randomness(graph: Graph) -> tuple[str, ...]:
@@ -81,10 +64,6 @@ def randomness(graph: Graph) -> tuple[str, ...]:
     if drawn := random_ops(graph):
         notes.append(f"the module draws random numbers ({', '.join(drawn)}): other plans draw others")
     return tuple(notes)
-
-
-def _draws(target: str) -> bool:
-    return torch.Tag.nondeterministic_seeded in aten(target).tags
 
 
 def states_of(module: nn.Module, captured: Captured) -> dict[str, Tensor]:

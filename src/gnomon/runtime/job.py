@@ -178,7 +178,7 @@ def _executor(
     folder = None if weights is None else Path(weights)
     values = None if folder is None or own is not None else values_of(folder, graph)
     if own is not None:
-        values = own.start(plan, folder)
+        values = own.start(folder)
     return Executor(
         graph,
         plan,

@@ -19,7 +19,6 @@ from gnomon.formats.huggingface.weights import Layout, Piece, parameters_of
 from gnomon.frontend.inputs import Named
 from gnomon.frontend.named import build, captured_of
 from gnomon.graph import Graph
-from gnomon.plans import Plan
 from gnomon.runtime.captured_job import check_trainable, states_of, values_of
 from gnomon.runtime.execute import Executor
 from gnomon.runtime.parameters import Slot
@@ -53,14 +52,10 @@ class OwnModule:
             states=states_of(module, capture),
         )
 
-    def check(self, plan: Plan) -> None:
-        """PlanError for a module without a loss, or a plan that the runtime does not run it under."""
-        check_trainable(self.graph, plan)
-
-    def start(self, plan: Plan, weights: Path | None) -> Values:
-        """What this rank's parameters begin as: the module's own values, or a folder's (`begin_with`). PlanError as
-        `check`."""
-        self.check(plan)
+    def start(self, weights: Path | None) -> Values:
+        """What this rank's parameters begin as: the module's own values, or a folder's (`begin_with`). PlanError for a
+        module without a loss."""
+        check_trainable(self.graph)
         return values_of(self.parameters) if weights is None else self.begin_with(weights)
 
     def begin_with(self, path: Path) -> Values:

@@ -155,7 +155,7 @@ def compare(job: Small) -> Compared:
 
 def _compare(job: Small) -> Compared:
     own = OwnModule.of(job.code, 3) if job.code else None
-    values, states = (None, None) if own is None else (own.start(job.plan, None), _doubled(own.states))
+    values, states = (None, None) if own is None else (own.start(None), _doubled(own.states))
     graph = job.graph if own is None else own.graph
     executor = Executor(graph, job.plan, job.workload, seed=3, settings=SETTINGS, values=values, states=states)
     alone = OneProcess(graph, seed=3, dtype=torch.float64, values=values, states=states)

@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from gnomon.errors import PlanError
 from gnomon.graph import Graph
+from gnomon.graph.captured import writes_over
 from gnomon.plans import Plan
 from gnomon.plans.parts import Action
 from gnomon.plans.saving import savings
 from gnomon.prediction.software_kernels import kernels_of
 from gnomon.runtime.blocks import BlockRun, Frame
+from gnomon.runtime.ops.captured import draws
 from gnomon.software import own, stack
 
 
@@ -101,11 +104,14 @@ class Keeper:
         self.hosts: dict[str, Tensor] = {}
         self.came: dict[str, Tensor] = {}  # storages that were computed again or came from the host
         self.left = self.op = self.order = 0
+        self.device = torch.device("cpu")
+        self.drawn: dict[int, Generators] = {}  # op that draws random numbers -> the generators before it
         self.frame: Frame | None = None
 
     @contextmanager
     def watching(self, frame: Frame) -> Iterator[None]:
         """The layer's forward."""
+        self.device = frame.device
         for name, x in frame.values.items():
             self._register(name, x)
         with saved_tensors_hooks(self._pack, self._unpack):
@@ -129,6 +135,8 @@ class Keeper:
     def begin(self, index: int) -> None:
         """An op begins."""
         self.op, self.order = index, 0
+        if self.run.draws and draws(self.run.ops[index].site.op):
+            self.drawn[index] = _generators(self.device)
 
     def end(self, made: Mapping[str, Tensor]) -> None:
         """An op has made its outputs: what it saved is known by name now."""
@@ -177,6 +185,8 @@ class Keeper:
         kept |= {name for name, action in self.rules.actions.items() if action != "recompute"}
         gone = [saved for saved in self.saved if saved.action == "recompute"]
         todo = [maker.get(saved.key, saved.place[0]) for saved in gone]
+        writers = self._writers()
+        todo += [index for saved in gone for index in writers.get(saved.key, ())]
         again, anchors = set[int](), dict[str, str]()
         while todo:
             if (index := todo.pop()) in again:
@@ -186,12 +196,30 @@ class Keeper:
                 if self.run.block.tensor(name).kind != "activation":
                     continue
                 root = self.root_of[name]
-                if name not in maker or root in kept or root in self.run.block.inputs:
+                if root in writers:  # what was kept is as it was at the end
+                    todo += [maker[name], *writers[root]]
+                elif name not in maker or root in kept or root in self.run.block.inputs:
                     anchors[name] = root
                 else:
                     todo.append(maker[name])
         saved = {entry.place: (entry.key, entry.action) for entry in self.saved}
         return Decided(saved=saved, again=tuple(sorted(again)), anchors=anchors)
+
+    def _writers(self) -> dict[str, list[int]]:
+        """Storage into which ops of the layer write after it is made -> these ops. PlanError for the layer's input."""
+        writers: dict[str, list[int]] = {}
+        for index, op in enumerate(self.run.ops):
+            captured = op.site.op.captured
+            for name in () if captured is None else writes_over(op.site.op.inputs, captured.nodes):
+                root = self.root_of.get(name, "")
+                if root in self.run.block.inputs:
+                    raise PlanError(
+                        f"{op.site.op.path} ({captured and captured.where}) writes over what its layer reads, so that "
+                        f"the layer cannot be computed again by tensor; leave it out of saved.rules"
+                    )
+                writers.setdefault(root, []).append(index)
+        writers.pop("", None)
+        return writers
 
     def _unpack(self, saved: _Saved) -> Tensor:
         if saved.tensor is not None:
@@ -235,13 +263,32 @@ class Keeper:
                 self.came[name] = _storage_of(x)
 
         run = frame.anew(values)
+        now = _generators(self.device) if self.drawn else None
         with torch.enable_grad(), saved_tensors_hooks(pack, lambda x: x):  # type: ignore[arg-type]
             for index in decided.again:
                 own.clear()
+                if index in self.drawn:
+                    _set_generators(self.device, self.drawn[index])
                 run.do(self.run.ops[index], again=False, seen=seen)
                 for order, x in enumerate(own):
                     if f"{index}.{order}" in wanted:
                         self.came[f"{index}.{order}"] = _storage_of(x)
+        if now is not None:
+            _set_generators(self.device, now)
+
+
+Generators = tuple[Tensor, Tensor | None]
+"""States of torch's random generators: the CPU's, and that of a GPU."""
+
+
+def _generators(device: torch.device) -> Generators:
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def _set_generators(device: torch.device, states: Generators) -> None:
+    torch.set_rng_state(states[0])
+    if states[1] is not None:
+        torch.cuda.set_rng_state(states[1], device)
 
 
 def _where(x: Tensor) -> int:

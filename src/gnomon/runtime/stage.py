@@ -77,6 +77,8 @@ class Stage(nn.Module):
         """Buffers of a captured model, by full name."""
         self.scans = any(op.kind == "state_space" for layer in layers for op in graph.block(layer.call.block).ops)
         self.captured = any(op.captured is not None for block in graph.blocks for op in block.ops)
+        self.draws = any(runs[layer.call.block].draws for layer in layers)
+        """Whether its layers draw random numbers, which are drawn again where layers are computed again."""
         self.entries: dict[str, tuple[Step, ...]] = {}
         """Of inputs of a captured model: which part this rank works on, where sequences are divided between layers."""
         for layer in layers if self.captured else ():
@@ -122,7 +124,7 @@ class Stage(nn.Module):
                 forward, inputs = partial(self._results, part, names, outs, packing), [values[name] for name in names]
                 if self.measures is not None:
                     self.measures.kept_by(part[0], partial(forward, *inputs))
-                values.update(zip(outs, _again(forward, *inputs), strict=True))
+                values.update(zip(outs, _again(forward, *inputs, draws=self.draws), strict=True))
                 del forward, inputs
             else:
                 self._run(part, values, packing)
@@ -253,9 +255,10 @@ def bound(inputs: Sequence[GraphTensor], batch: Batch) -> dict[str, int]:
     return sizes
 
 
-def _again(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
-    """The function's outputs, whose inside is computed again in backward. It draws no random numbers."""
-    outs: tuple[Tensor, ...] = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+def _again(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor, draws: bool) -> tuple[Tensor, ...]:
+    """The function's outputs, whose inside is computed again in backward. draws: random numbers, which are then the
+    same again."""
+    outs: tuple[Tensor, ...] = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=draws)
     return outs
 
 

@@ -318,7 +318,7 @@ def executor_of(
 ) -> Executor:
     """This rank of the job, with the values of step 0. own: the model, where it is code. values: in place of those."""
     if values is None and own is not None:
-        values = own.start(job.plan, job.weights)
+        values = own.start(job.weights)
     elif values is None and job.weights is not None:
         values = values_of(job.weights, job.graph)
     return Executor(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.graph import Literal, Size, Torch, Use
+from gnomon.graph import Literal, Op, Size, Torch, Use
 from gnomon.runtime.ops.site import Operand, Result, Site, read
 
 
@@ -23,6 +23,17 @@ def aten(target: str) -> Any:
     """`aten.mul.Tensor` -> the op."""
     space, name, overload = target.split(".")
     return getattr(getattr(getattr(torch.ops, space), name), overload)
+
+
+def drawn(op: Op) -> tuple[str, ...]:
+    """ATen ops of a captured op that draw random numbers."""
+    nodes = () if op.captured is None else op.captured.nodes
+    return tuple(n.target for n in nodes if torch.Tag.nondeterministic_seeded in aten(n.target).tags)
+
+
+def draws(op: Op) -> bool:
+    """Whether a captured op draws random numbers."""
+    return bool(drawn(op))
 
 
 RESHAPED = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}

@@ -16,83 +16,25 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
 import gnomon
-from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Plan, Saved, SavedRule, Schedule
-from gnomon.plans.parts import Offload, Pass
+from gnomon.plans import Plan
 from gnomon.prediction import host_memory
 from gnomon.request.runnable import read_runnable_model
 from gnomon.runtime.launch import launch
 from gnomon.runtime.layer_bytes import LiveBytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
-from how_right import CONFIGS, FP32, WORK, plans  # noqa: E402
+from how_right import CONFIGS, METHOD_MODELS, WORK, methods, parallel_methods, plans  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "peaks.md"
 MIB = 2**20
 LIMIT = 0.05
-
-
-def methods() -> Iterator[tuple[str, Plan]]:
-    """Plans with what this tool can do about memory."""
-    usual, single = Schedule(name="one_f_one_b", micro_batch_size=2), Schedule(name="one_f_one_b", micro_batch_size=1)
-    one, pp = Plan(schedule=usual, precision=FP32), Plan(mesh=Mesh(pp=2), schedule=single, precision=FP32)
-    dp, sp = Mesh(dp_shard=2), Layout(sequence_parallel=True)
-    host = Optimizer(offload=Offload(), clip=False)
-    yield "selective recompute", replace(one, saved=Saved(preset="selective"))
-    yield "every second layer recomputed", replace(one, saved=Saved(preset="full", every=2))
-    yield "feed-forward recomputed", replace(one, saved=rule("mlp.*", "recompute"))
-    yield "feed-forward's tensors offloaded", replace(one, saved=rule("mlp.*", "offload"))
-    yield (
-        "layers recomputed, inputs offloaded",
-        replace(one, saved=Saved(preset="full", rules=(SavedRule(tensors=("input",), action="offload"),))),
-    )
-    yield "update on the host", replace(one, optimizer=host)
-    yield (
-        "update on the host, gradients added on the device",
-        replace(one, optimizer=replace(host, offload=Offload(accumulate="device"))),
-    )
-    yield "half of the update on the host", replace(one, optimizer=replace(host, offload=Offload(fraction=0.5)))
-    for stage in (1, 2):
-        yield f"zero {stage}", Plan(mesh=dp, schedule=usual, precision=FP32, optimizer=Optimizer(zero=stage))
-    yield "zero 2, update on the host", Plan(mesh=dp, schedule=usual, precision=FP32, optimizer=replace(host, zero=2))
-    yield "zero 3, update on the host", Plan(mesh=dp, schedule=usual, precision=FP32, optimizer=replace(host, zero=3))
-    yield (
-        "zero 3, full recompute",
-        Plan(mesh=dp, schedule=usual, precision=FP32, optimizer=Optimizer(zero=3), saved=Saved(preset="full")),
-    )
-    yield (
-        "dp 2, buckets of 4 MiB",
-        Plan(mesh=Mesh(dp_replicate=2), schedule=usual, precision=FP32, overlap=Overlap(bucket_bytes=4 * MIB)),
-    )
-    yield "tp 2", Plan(mesh=Mesh(tp=2), schedule=usual, precision=FP32)
-    yield "tp 2, sequence parallel", Plan(mesh=Mesh(tp=2), schedule=usual, precision=FP32, layout=sp)
-    yield (
-        "tp 2, sequence parallel, selective recompute",
-        Plan(mesh=Mesh(tp=2), schedule=usual, precision=FP32, layout=sp, saved=Saved(preset="selective")),
-    )
-    yield "pp 2, full recompute", replace(pp, saved=Saved(preset="full"))
-    yield "pp 2, mario", replace(pp, schedule=replace(single, passes=(Pass(name="mario"),)))
-    yield "pp 2, first stage recomputed", replace(pp, saved=Saved(rules=(SavedRule(stages=(0,), preset="full"),)))
-    for name in ("gpipe", "zero_bubble_h1"):
-        yield f"pp 2, {name}", replace(pp, schedule=replace(single, name=name))
-    for name in ("zero_bubble_v", "v_half", "v_min"):
-        order = replace(single, name=name, virtual_stages=2, placement="v")
-        yield f"pp 2, {name}", replace(pp, schedule=order)
-    yield "pp 2, interleaved", replace(pp, schedule=replace(single, name="interleaved_one_f_one_b", virtual_stages=2))
-    yield (
-        "pp 2 x dp 2, zero 1",
-        Plan(mesh=Mesh(pp=2, dp_shard=2), schedule=single, precision=FP32, optimizer=Optimizer(zero=1)),
-    )
-
-
-def rule(tensors: str, action: str) -> Saved:
-    return Saved(rules=(SavedRule(tensors=(tensors,), action=action),))
 
 
 def jobs() -> Iterator[tuple[str, str, Plan]]:
@@ -100,8 +42,8 @@ def jobs() -> Iterator[tuple[str, str, Plan]]:
     for model in CONFIGS:
         for name, plan in plans():
             yield model, name, plan
-    for model in ("llama", "gpt2"):
-        for name, plan in methods():
+    for model in METHOD_MODELS:
+        for name, plan in (*methods(), *parallel_methods()):
             yield model, name, plan
 
 

@@ -27,7 +27,7 @@ def job(devices: int = 8, **values: Any) -> Job:
 
 
 def test_parameters_on_the_host() -> None:
-    """ZeRO-Infinity: at stage 3 only; on NVMe they are read as on the host, and that is said."""
+    """ZeRO-Infinity: at stage 3 only; NVMe is the disk."""
     zero = {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}, "offload_optimizer": {"device": "cpu"}}
     result = job(zero_optimization=zero, gradient_clipping=0.0)
     assert result.plan.optimizer.offload_parameters and result.plan.optimizer.offload == Offload()
@@ -36,7 +36,8 @@ def test_parameters_on_the_host() -> None:
     assert alone.plan.optimizer.offload_parameters and alone.plan.optimizer.offload is None
     below = job(zero_optimization={**zero, "stage": 2}, gradient_clipping=0.0)
     assert not below.plan.optimizer.offload_parameters and any("stage 3 only" in note for note in below.notes)
-    assert job(zero_optimization={"stage": 3, "offload_param": {"device": "nvme"}}).plan.optimizer.offload_parameters
+    far = job(zero_optimization={"stage": 3, "offload_param": {"device": "nvme"}})
+    assert far.plan.optimizer.offload_parameters and far.plan.optimizer.parameter_tier == "disk"
 
 
 def test_zero_offload() -> None:
@@ -128,13 +129,13 @@ def test_groups_of_mics() -> None:
 def test_what_has_no_place_is_reported() -> None:
     zero = {
         "stage": 3,
-        "offload_param": {"device": "nvme"},
+        "offload_optimizer": {"device": "nvme"},
         "zero_quantized_weights": True,
         "zero_hpz_partition_size": 8,
     }
     result = job(zero_optimization=zero, progressive_layer_drop={"enabled": True})
     assert {u.field for u in result.unexpressed} == {
-        "zero_optimization.offload_param.device",
+        "zero_optimization.offload_optimizer.device",
         "zero_optimization.zero_quantized_weights",
         "zero_optimization.zero_hpz_partition_size",
         "progressive_layer_drop.enabled",

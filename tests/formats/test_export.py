@@ -142,6 +142,7 @@ CHANGES = {
     "optimizer.offload.tiles": Change(4, offload=True),
     "optimizer.offload.accumulate": Change("device", offload=True),
     "optimizer.offload_parameters": Change(True, zero=3),
+    "optimizer.parameter_tier": Change("disk", zero=3),
     "optimizer.delay": Change(1),
     "optimizer.delay_after": Change(10),
     "optimizer.clip": Change(False),
@@ -209,6 +210,8 @@ def changed(plan: Plan, field: str, value: Any) -> Plan:
         return replace(plan, placement=tuple(reversed(range(plan.world_size))))
     if field == "optimizer.zero" or field.startswith("optimizer.offload"):
         plan = replace(plan, optimizer=replace(plan.optimizer, clip=False))
+    if field == "optimizer.parameter_tier":
+        plan = replace(plan, optimizer=replace(plan.optimizer, offload_parameters=True))
     name, *rest = field.split(".")
 
     def put(part: Any, path: list[str]) -> Any:
@@ -440,7 +443,8 @@ def deepspeed_plans(draw: st.DrawFn) -> tuple[str, Plan]:
             kind=draw(st.sampled_from(["adam", "adamw", "sgd", "lion", "muon"])),
             zero=zero,  # type: ignore[arg-type]
             offload=offload if offloaded else None,
-            offload_parameters=zero == 3 and draw(st.booleans()),
+            offload_parameters=(away := zero == 3 and draw(st.booleans())),
+            parameter_tier=draw(st.sampled_from(["host", "disk"])) if away else "host",  # type: ignore[arg-type]
             clip=not offloaded and draw(st.booleans()),
         ),
         precision=Precision(

@@ -143,6 +143,7 @@ NODES = st.builds(
     nic=LINKS,
     nics=st.integers(1, 100),
     host_memory_bytes_per_s=st.none() | st.floats(1, 1e15),
+    disk_read_bytes_per_s=st.none() | st.floats(1, 1e15),
     source=st.just("generated"),
     date=st.just("2026-11-21"),
     note=st.text(max_size=10).filter(lambda text: text.isprintable()),

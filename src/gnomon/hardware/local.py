@@ -90,6 +90,8 @@ def measured_cluster(measured: Measured, memory_bytes: int) -> Cluster:
     node = replace(
         catalogue.build_node(catalogue.node_row("local"), device, count),
         intra=_loopback(measured, note),
+        disk_read_bytes_per_s=_disk(measured, "disk_read"),
+        disk_write_bytes_per_s=_disk(measured, "disk_write"),
         source=note,
         date=measured.date[:10],
         confidence="checked",
@@ -112,6 +114,12 @@ def _loopback(measured: Measured, note: str) -> Link:
         date=measured.date[:10],
         confidence="checked",
     )
+
+
+def _disk(measured: Measured, what: str) -> float | None:
+    """What the largest file reached; None where no disk was measured."""
+    table = _find(measured.tables, what, "")
+    return None if table is None else table.axes[0].sizes[-1] / table.seconds[-1]
 
 
 def best_flops_per_s(measured: Measured, dtype: str) -> float | None:

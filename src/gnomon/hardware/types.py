@@ -238,6 +238,10 @@ class Node:
     """Bandwidth of all of it; None if not stated."""
     host_cores: int | None = None
     """Processor cores; None if not stated."""
+    disk_read_bytes_per_s: BytesPerS | None = None
+    """Of all its disks together, of what is not in a cache; for parameters that wait there. None if not stated."""
+    disk_write_bytes_per_s: BytesPerS | None = None
+    """The same, until it is on the disk; None if not stated."""
     confidence: Confidence = "checked"
     """As in Device."""
     unchecked: tuple[str, ...] = ()
@@ -253,6 +257,11 @@ class Node:
             raise InputError(f"{what}: count, devices_per_host_link and mesh_peers must be at least 1")
         if (self.nic is None) != (self.nics == 0) or self.nics < 0:
             raise InputError(f"{what}: give both `nic` and `nics`, or neither; got {self.nics} nics")
+        disk = {
+            "disk_read_bytes_per_s": self.disk_read_bytes_per_s,
+            "disk_write_bytes_per_s": self.disk_write_bytes_per_s,
+        }
+        _check_positive(what, **disk)
 
     @property
     def pair_rate_bytes_per_s(self) -> float:

@@ -571,6 +571,10 @@ def _axes_without_effect(plan: Plan, graph: Graph) -> Iterator[Problem]:
             f"optimizer.offload_parameters copies parameters to the device block by block, as ZeRO 3 gathers them, but "
             f"optimizer.zero = {plan.optimizer.zero}; use zero = 3",
         )
+    if plan.optimizer.parameter_tier == "disk" and not away:
+        yield _error(
+            "parameters_on_disk", "optimizer.parameter_tier = 'disk' has an effect with offload_parameters = true only"
+        )
     if plan.optimizer.zero and not away and all(mesh.dp_shard * mesh.cp == 1 for mesh in meshes):
         yield _note(
             "no_effect",

@@ -330,6 +330,9 @@ class Optimizer:
     """Under ZeRO 3, a rank's part of the parameters waits in host memory: it is copied to the device before each gather
     of a block, and back after an update on the device (ZeRO-Infinity's `offload_param`, FSDP's CPU offload). With one
     rank to divide over, whole blocks are copied."""
+    parameter_tier: Literal["host", "disk"] = "host"
+    """Where they wait with `offload_parameters`: in host memory, or in files on a disk of the node, from which each is
+    read ahead of its gather (ZeRO-Infinity's NVMe)."""
     delay: Literal[0, 1] = 0
     """Steps by which the update lags (ZeRO-Offload's delayed update). 1 changes the mathematics."""
     delay_after: int = 40

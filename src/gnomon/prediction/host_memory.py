@@ -1,8 +1,8 @@
 """What a plan that offloads holds in a node's host memory, against what the node has.
 
 `host_memory(prediction)` counts optimizer states, master copies and gradients of an update on the host, the updated
-parameters that go back, and parameters and activations that wait there. Leaves out the pages of the program itself,
-data loading, and copies that libraries pin on the way.
+parameters that go back, and parameters and activations that wait there; of parameters on a disk those on their way.
+Leaves out the pages of the program itself, data loading, and copies that libraries pin on the way.
 """
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ from dataclasses import dataclass, replace
 
 from gnomon.prediction.predict import Prediction
 from gnomon.prediction.stage import StagePrice, width
+from gnomon.sharding.parameters import waiting_bytes
+
+ON_THE_WAY = 3
+"""Layers whose parameters are in host memory between a disk and the device: as they are updated, one under way and two
+that are being written (`runtime.parameter_files`); in forward and backward fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +52,12 @@ def _rank_bytes(prediction: Prediction, stage: StagePrice) -> int:
         own, whole = stage.static_bytes(), replace(stage, plan=here).static_bytes()
         total += sum(whole[name] - own[name] for name in ("master", "states"))
         updated = stage.updated_elements() * plan.optimizer.offload.fraction
-        total += int(updated * (width(plan.precision.grad) + width(plan.precision.param)))
-    if plan.optimizer.offload_parameters:
+        back = 0 if plan.optimizer.offload_parameters else width(plan.precision.param)
+        total += int(updated * (width(plan.precision.grad) + back))
+    if plan.optimizer.offload_parameters and plan.optimizer.parameter_tier == "disk":
+        sizes = (waiting_bytes(layer.sharded, stage.mesh, plan.precision) for layer, _ in stage.layers)
+        total += ON_THE_WAY * max(sizes)
+    elif plan.optimizer.offload_parameters:
         here = replace(plan, optimizer=replace(plan.optimizer, offload_parameters=False))
         total += replace(stage, plan=here).static_bytes()["parameters"]
     return total

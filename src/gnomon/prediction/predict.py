@@ -473,7 +473,8 @@ def _untried(plan: Plan) -> Iterator[str]:
     if any(rule.action == "offload" for rule in plan.saved.rules):
         yield "activations on the host: their copies slow no kernel; no run on GPUs tells"
     if plan.optimizer.offload_parameters:
-        yield "parameters on the host: no run on record has them there"
+        where = "a disk" if plan.optimizer.parameter_tier == "disk" else "the host"
+        yield f"parameters on {where}: no run on record has them there"
 
 
 def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Prediction:

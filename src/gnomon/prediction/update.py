@@ -12,6 +12,7 @@ from math import ceil
 
 import numpy as np
 
+from gnomon.errors import UnpricedError
 from gnomon.graph import DTYPE_BITS
 from gnomon.hardware import Cluster, Node
 from gnomon.prediction.layer import parameter_elements
@@ -138,8 +139,8 @@ def on_host_s(
 ) -> float:
     """`D2H` and `H2D`, copies over the host link; `HOST_OPT` and `HOST_ADD`, the update and a sum of gradients on the
     host's cores, which the ranks of a node share. streamed: gradients go down as they are made."""
-    if kind == "H2D" and stage.plan.optimizer.offload_parameters:
-        return 0.0  # they are where they wait
+    if kind == "H2D" and stage.plan.optimizer.offload_parameters:  # they are where they wait
+        return parameters_back_s(stage, layers, cluster)
     elements = sum(n * parameter_elements(layer) for layer, n in layers)
     share = stage.updated_elements() / max(sum(stage.elements), 1)
     if kind in ("HOST_OPT", "HOST_ADD"):
@@ -154,31 +155,56 @@ def on_host_s(
 
 
 def parameters_s(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], cluster: Cluster) -> float:
-    """Copying a rank's part of the parameters of some layers from the host, where they wait there; 0 where not.
+    """Copying a rank's part of the parameters of some layers from the host, where they wait there, and reading it from
+    the node's disk first, where they wait there; 0 where not.
 
     On the stream that gathers them, before they are gathered: DeepSpeed's `all_gather_coalesced` (deepspeed/runtime/
     zero/partition_parameters.py, edaa722) issues both there, and torch's FSDP2 its copy before its all-gather.
     """
-    return _parameter_copies_s(stage, layers, cluster, trained=False)
+    read = disk_s(stage, cluster, _waiting(stage, layers, trained=False), write=False)
+    return _parameter_copies_s(stage, layers, cluster, trained=False) + read
 
 
 def parameters_back_s(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], cluster: Cluster) -> float:
     """Copying updated parameters from the device to the host, where they wait there; and in before, where there is no
-    other copy of them to update (`master = none`)."""
+    other copy of them to update (`master = none`). On a disk, whose file is mapped into memory, pages are read before
+    they are written. Where the host updates it is the disk alone."""
+    size = _waiting(stage, layers, trained=True)
+    disk = disk_s(stage, cluster, size, write=False) + disk_s(stage, cluster, size, write=True)
     if stage.plan.optimizer.offload is not None:
-        return 0.0
+        return disk
     ways = 2 if stage.plan.precision.master == "none" else 1
-    return ways * _parameter_copies_s(stage, layers, cluster, trained=True)
+    return ways * _parameter_copies_s(stage, layers, cluster, trained=True) + disk
 
 
 def _parameter_copies_s(
     stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], cluster: Cluster, *, trained: bool
 ) -> float:
-    if not stage.plan.optimizer.offload_parameters:
-        return 0.0
-    mesh, precision = stage.mesh, stage.plan.precision
-    size = sum(n * waiting_bytes(layer.sharded, mesh, precision, trained=trained) for layer, n in layers)
+    size = _waiting(stage, layers, trained=trained)
     return host_copy_s(stage, cluster, size) if size else 0.0
+
+
+def _waiting(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], *, trained: bool) -> int:
+    """Bytes of a rank's part of the parameters of some layers that wait away from the device."""
+    if not stage.plan.optimizer.offload_parameters:
+        return 0
+    mesh, precision = stage.mesh, stage.plan.precision
+    return sum(n * waiting_bytes(layer.sharded, mesh, precision, trained=trained) for layer, n in layers)
+
+
+def disk_s(stage: StagePrice, cluster: Cluster, size: float, *, write: bool) -> float:
+    """Seconds in which each rank of a node reads or writes so many bytes of parameters that wait on its disk, all at
+    once; 0 where they do not. UnpricedError for a node whose disk nobody described."""
+    if stage.plan.optimizer.parameter_tier != "disk" or not size:
+        return 0.0
+    node = _node(stage, cluster)
+    rate = node.disk_write_bytes_per_s if write else node.disk_read_bytes_per_s
+    if rate is None:
+        raise UnpricedError(
+            f"node {node.name!r} does not say how fast its disk is; `gnomon calibrate` measures this machine's, and a "
+            "cluster file gives disk_read_bytes_per_s and disk_write_bytes_per_s of the node"
+        )
+    return size * min(node.count, len(stage.plan.device_of)) / rate
 
 
 def host_copy_s(stage: StagePrice, cluster: Cluster, size: float) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from gnomon.runtime.initial import initial, tables_of
 from gnomon.runtime.mesh import Groups
 from gnomon.runtime.ops import check_runnable
 from gnomon.runtime.ops.site import ALONE, Axis
+from gnomon.runtime.parameter_files import disk_folder
 from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Slot
 from gnomon.runtime.saving import rules_of
 from gnomon.runtime.stage import Stage
@@ -93,6 +95,7 @@ def apply(
             shard=groups.here.shard,
             num_shards=shards,
             away=zero == 3 and plan.optimizer.offload_parameters,
+            folder=folder_of(plan),
         )
         stages[number].presets, stages[number].every, stages[number].rules = presets, plan.saved.every, rules
     return stages
@@ -210,6 +213,7 @@ def _held(
                 replicas=mesh.dp_replicate * (1 if divided else shards),
                 experts=apart,
                 away=away,
+                folder=folder_of(plan),
                 device=device,
             )
         )
@@ -221,6 +225,11 @@ def holders(plan: Plan, graph: Graph, zero: int) -> dict[str, tuple[int, ...]]:
     under 3, and with gradient buckets, a stage of the Program is a layer."""
     stages, by_layer = stage_layers(plan, graph), zero == 3 or own.by_layer(plan)
     return held_by_several(graph, [(layer,) for part in stages for layer in part] if by_layer else stages)
+
+
+def folder_of(plan: Plan) -> Path | None:
+    """Where parameters wait in files; None where they do not."""
+    return disk_folder() if plan.optimizer.offload_parameters and plan.optimizer.parameter_tier == "disk" else None
 
 
 def check_plan(plan: Plan) -> None:

@@ -29,6 +29,7 @@ from torch.distributed import ProcessGroup, Work
 
 from gnomon.hardware import Axis, Measured, Table
 from gnomon.runtime.calibrate_cases import Timed, after, cases
+from gnomon.runtime.calibrate_disk import Disk
 from gnomon.runtime.collectives import all_gather, all_reduce, reduce_scatter
 from gnomon.runtime.launch import launch
 from gnomon.runtime.waiting import waited_s, waited_since
@@ -105,9 +106,11 @@ def calibrate(processes: int, budget: Budget) -> Measured:
 
 def assembled(ranks: Sequence[Repeats], *, processes: int, date: str) -> Measured:
     """One calibration from the repeats of all processes."""
-    tables, beside = [], [share for rank in ranks for share in rank.lost_beside]
+    tables, beside = list[Table](), [share for rank in ranks for share in rank.lost_beside]
     for same in zip(*(rank.times for rank in ranks), strict=True):
         busy = [list(chain(*points)) for points in zip(*(times.busy for times in same), strict=True)]
+        if not all(busy):
+            continue  # a disk on which no file could be made
         tables.append(
             Table(
                 what=same[0].key[0],
@@ -162,7 +165,7 @@ def measure(budget: Budget) -> Repeats:
     points = [(t, c, at) for t, c in zip(tables, listed, strict=True) for at in enumerate(c.points())]
     modes = 2 if budget.alone and dist.get_world_size() > 1 else 1
     share = 0.8 * budget.seconds / (len(points) * budget.rounds * modes)
-    talk = Talk(budget)
+    talk, disk = Talk(budget), Disk(fine=budget.fine)
     progress = _Progress(budget.rounds * len(points), shown=not budget.quiet and dist.get_rank() == 0)
     gc.disable()
     began = perf_counter()
@@ -173,9 +176,20 @@ def measure(budget: Budget) -> Repeats:
             _visit(times, number, case.make(point), share, budget)
             progress.step()
         talk.round()
+        if dist.get_rank() == 0:
+            disk.round()
     gc.enable()
     progress.end()
-    return Repeats(times=tables + talk.times, lost_beside=talk.lost_beside)
+    return Repeats(times=tables + talk.times + _disk_times(disk), lost_beside=talk.lost_beside)
+
+
+def _disk_times(disk: Disk) -> list[Times]:
+    """Two tables, without repeats on processes that did not measure."""
+    columns = {"disk_read": disk.read, "disk_write": disk.write}
+    return [
+        Times(key=(what, "", ""), axes=(disk.axis,), busy=busy, alone=[[] for _ in busy])
+        for what, busy in columns.items()
+    ]
 
 
 def _time_is_up(mine: bool) -> bool:

@@ -37,6 +37,7 @@ from gnomon.runtime.mesh import Groups, stage_sets
 from gnomon.runtime.messages import Messages
 from gnomon.runtime.mimose import Mimose
 from gnomon.runtime.optim import AdamWSettings, Update
+from gnomon.runtime.parameter_files import ReadAhead
 from gnomon.runtime.parameters import CPU, Parameters, Slot
 from gnomon.runtime.resident_bytes import levels
 from gnomon.runtime.rows import Action, Row, followed, plan_stages, rows, stages_of_row
@@ -131,6 +132,7 @@ class Executor:
         )
         actions = {**self.compute.actions(), **self.messages.actions(), **self._parameter_actions()}
         self.rows = rows(self.program, here.pipeline_rank, actions)
+        self.state.disk = self._disk()
         self.delayed: DelayedRows | None = None
         """Where updates lag: which rows a step has."""
         if plan.optimizer.delay:
@@ -138,6 +140,19 @@ class Executor:
             self.delayed = DelayedRows(self.rows, kinds)
         self._join_buckets()
         self.watchdog: Watchdog | None = None
+
+    def _disk(self) -> ReadAhead | None:
+        """Reads parameters in the order of the rows, where they wait in files."""
+        files = {n: [held.file for held in stage.parts if held.file] for n, stage in self.stages.items()}
+        if not any(files.values()):
+            return None
+        order = [
+            stage
+            for row in self.rows
+            if self.program.kinds[self.program.kind[row.number]].name == "UNSHARD"
+            for stage in stages_of_row(self.program, row.number)
+        ]
+        return ReadAhead(order, files)
 
     def _join_buckets(self) -> None:
         """Has gradients that one all-reduce sums lie together."""
@@ -303,6 +318,8 @@ class Executor:
         """Waits for everything that was started, so that parameters are those after the last update."""
         self.host.finish()
         self.buffers.wait_all()
+        if self.state.disk is not None:
+            self.state.disk.finish()
 
     def leave(self) -> None:
         """Ends this job's process groups, for a process that goes on to another plan. Every rank must call it, and none
@@ -312,6 +329,8 @@ class Executor:
             self.watchdog.close()
         self.groups.leave()
         self.host.close()
+        if self.state.disk is not None:
+            self.state.disk.close()
         self.delayed = None
         self.rows.clear()  # they hold this object, and with it the groups, until garbage is collected
 

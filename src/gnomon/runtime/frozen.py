@@ -8,6 +8,7 @@ Under ZeRO 3 a rank has a shard of them, which is gathered with the trained ones
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -29,10 +30,12 @@ class Frozen(Parameters):
         shard: int = 0,
         num_shards: int = 1,
         away: bool = False,
+        folder: Path | None = None,
     ) -> None:
         kept = Dtypes(param=dtype, grad=dtype, master=None, states=dtype)
         zero = 3 if num_shards > 1 or away else 0
-        super().__init__(slots, kept, zero=zero, shard=shard, num_shards=num_shards, away=away, device=device)
+        ranks = {"shard": shard, "num_shards": num_shards}
+        super().__init__(slots, kept, zero=zero, **ranks, away=away, folder=folder, device=device)
 
     def add_grad(self, name: str, grad: Tensor) -> None:
         """Nothing: it is not trained."""
@@ -53,11 +56,12 @@ def frozen_of(
     shard: int = 0,
     num_shards: int = 1,
     away: bool = False,
+    folder: Path | None = None,
 ) -> Frozen | None:
     """The frozen weights of a stage with their values; None where it has none. num_shards: ranks that divide them.
-    away: whether they wait on the host."""
+    away: whether they wait on the host. folder: where they wait in files instead."""
     if not slots:
         return None
-    made = Frozen(slots, dtype, device, shard=shard, num_shards=num_shards, away=away)
+    made = Frozen(slots, dtype, device, shard=shard, num_shards=num_shards, away=away, folder=folder)
     made.fill(values)
     return made

@@ -3,8 +3,9 @@
 `HostUpdate` has a function for each such kind of action: D2H, HOST_ADD, HOST_OPT, H2D. A `HostPart` is the host's side
 of a device's `Parameters`: a copy of what this rank updates (under ZeRO its shard), the optimizer's, and the gradient
 as it adds up. On CPU both sides are memory of one machine, and every copy is made all the same; `nbytes` counts them,
-each way. On a CUDA device copies overlap with compute (`host_copies`), and a thread adds, updates and sends back in the
-order of the rows; a layer's next row waits for its parameters. On a CPU only a delayed update runs in the thread,
+each way. Parameters that wait on the host anyway (`offload_parameters`) are updated where they are, and none go back.
+On a CUDA device copies overlap with compute (`host_copies`), and a thread adds, updates and sends back in the order of
+the rows; a layer's next row waits for its parameters. On a CPU only a delayed update runs in the thread,
 beside the step, with the gradient of the step before: `HOST_OPT` starts it, and what reads its parameters or writes its
 gradient waits for it.
 Source: Ren et al. 2021 (ZeRO-Offload).
@@ -47,7 +48,9 @@ class HostPart(Parameters):
         )
         self.flat, self.device = None, CPU
         self.copies = copies
-        self.resident = copies.room(one.mine[1] - one.mine[0], one.dtypes.param)
+        self.stays = one.away
+        """Whether the device has no parameters of its own: those here are the ones that it gathers."""
+        self.resident = one.shard if one.away else copies.room(one.mine[1] - one.mine[0], one.dtypes.param)
         self.device_part = one
         self.first: Arriving | None = None
         """The copy that `grad` is."""
@@ -63,7 +66,8 @@ class HostPart(Parameters):
 
     def take(self) -> None:
         """Has the parameters that the device has, as at the start and after a checkpoint was read."""
-        self.shard.copy_(self.device_part.shard)
+        if not self.stays:
+            self.shard.copy_(self.device_part.shard)
 
     def my_grad(self) -> Tensor:
         """What the update consumes, once all of it came down."""
@@ -89,6 +93,8 @@ class HostPart(Parameters):
 
     def go_back(self, after: torch.cuda.Event | None) -> Arriving:
         """Gives the device the updated parameters. after: what still reads the old ones."""
+        if self.stays:
+            return Arriving(self.shard, None)
         self.went = self.copies.up(self.device_part.shard, self.shard, after)
         return self.went
 
@@ -215,6 +221,8 @@ class HostUpdate:
                 self._update_now(stage, by, self.state.skips)
 
     def _update_now(self, stage: int, by: Tensor | float, skips: bool) -> float:
+        if self.state.disk is not None:
+            self.state.disk.update(stage)
         for part, rule in zip(self.parts[stage], self.state.adam[stage], strict=True):
             part.writable()
             if self.state.watch is not None:
@@ -223,12 +231,14 @@ class HostUpdate:
             if not skips:
                 rule.update(part, self.state.settings, scale=by)
             part.drop_grad()
+        if self.state.disk is not None:
+            self.state.disk.updated(stage)
         return perf_counter()
 
     def _back(self, stages: Iterable[int]) -> None:
         after = self.copies.mark()
         for stage in stages:
-            self.nbytes["H2D"] += sum(part.shard.nbytes for part in self.parts[stage])
+            self.nbytes["H2D"] += sum(part.shard.nbytes for part in self.parts[stage] if not part.stays)
             if self.threaded:
                 self.arrive((stage,))
                 self._going[stage] = self._thread.submit(self._back_now, stage, after)

@@ -12,9 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from gnomon.runtime.parameter_files import ParameterFile
 
 Range = tuple[int, int]
 CPU = torch.device("cpu")
@@ -133,14 +136,17 @@ class Parameters:
         replicas: int = 1,
         experts: bool = False,
         away: bool = False,
+        folder: Path | None = None,
         device: torch.device = CPU,
     ) -> None:
         """replicas: ranks that reduce the same gradient to the same elements. experts: whether these are routed
         experts', which are reduced over other ranks than the rest. away: whether this rank's shard waits in the host's
-        memory (ZeRO 3)."""
+        memory (ZeRO 3). folder: where it waits in a file instead."""
         self.slots, self.dtypes, self.zero, self.device = tuple(slots), dtypes, zero, device
         self.replicas, self.experts = replicas, experts
-        self.num_shards, self.shard_number, self.away = num_shards, shard, away
+        self.num_shards, self.shard_number, self.away, self.folder = num_shards, shard, away, folder
+        self.file: ParameterFile | None = None
+        """The shard, where it waits on a disk."""
         self.by_name = {slot.name: slot for slot in slots}
         self.ranges: dict[str, Range] = {slot.name: (slot.start, slot.stop) for slot in slots}
         used = max((slot.stop for slot in slots), default=0)
@@ -170,8 +176,14 @@ class Parameters:
         if self.zero == 3:
             self.resident, self.flat = self.flat[begin:end].clone(), None
             if self.away:
-                self.resident = self.resident.to(CPU)
-                self.resident = self.resident.pin_memory() if self.device.type == "cuda" else self.resident
+                self.resident = self._put_away(self.resident.to(CPU), pinned=self.device.type == "cuda")
+
+    def _put_away(self, shard: Tensor, *, pinned: bool) -> Tensor:
+        """The shard where it waits."""
+        if self.folder is None:
+            return shard.pin_memory() if pinned else shard
+        self.file = ParameterFile(shard, self.folder, pinned=pinned)
+        return self.file.tensor
 
     def comm(self, name: str) -> str:
         """The communicator of these parameters for what a Program calls `name`: dp, dp_shard, dp_replicate."""
@@ -186,12 +198,13 @@ class Parameters:
         if not self.away:
             return self.flat, self.shard
         part = self.flat[self.mine[0] : self.mine[1]]
-        part.copy_(self.shard, non_blocking=True)
+        part.copy_(self.shard if self.file is None else self.file.take(), non_blocking=True)
         return self.flat, part
 
     @property
     def shard(self) -> Tensor:
-        """PS: this rank's part of the parameters as forward reads them; in the host's memory where they are away."""
+        """PS: this rank's part of the parameters as forward reads them; in the host's memory where they are away, or in
+        a file."""
         if self.resident is not None:
             return self.resident
         assert self.flat is not None

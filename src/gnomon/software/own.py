@@ -76,8 +76,8 @@ LACKS = (
         ),
     ),
     Lack(
-        name="optimizer.offload_parameters beside optimizer.offload",
-        asked=lambda plan: plan.optimizer.offload_parameters and plan.optimizer.offload is not None,
+        name="optimizer.delay with optimizer.offload_parameters, which a late update would change under the step",
+        asked=lambda plan: plan.optimizer.delay > 0 and plan.optimizer.offload_parameters,
     ),
     Lack(
         name="optimizer.delay without optimizer.offload of all layers",

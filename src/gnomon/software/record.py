@@ -276,7 +276,7 @@ class Runs:
     choices: tuple[str, ...] = ()
     """Further decisions that it carries out, by the names of `gnomon.search.refinement.choices`:
     `reshard_after_forward`, `optimizer_offload`, `parameter_offload`, `activation_offload`, `async_tp`, `order`,
-    `fp8`."""
+    `fp8`; and `parameter_disk`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

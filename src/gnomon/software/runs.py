@@ -62,6 +62,7 @@ def _chosen(plan: Plan) -> tuple[tuple[str, bool, str], ...]:
     return (
         ("optimizer_offload", plan.optimizer.offload is not None, "an optimizer on the host"),
         ("parameter_offload", plan.optimizer.offload_parameters, "parameters on the host"),
+        ("parameter_disk", plan.optimizer.parameter_tier == "disk", "parameters on a disk"),
         ("async_tp", bool(plan.overlap.splits), "cut products beside their collectives (async_tp)"),
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gnomon.errors import InputError
 from gnomon.formats.given import NOTHING, SEQ_LEN, Given, Network
@@ -333,24 +333,23 @@ def optimizer_of(f: Fields) -> Optimizer:
         kind=kind,  # type: ignore[arg-type]
         zero=stage,  # type: ignore[arg-type]
         offload=offload,
-        offload_parameters=_on_host(f, stage),
+        **_away(f, stage),
         clip=f.number("gradient_clipping", 1.0) > 0,
     )
 
 
-def _on_host(f: Fields, stage: int) -> bool:
-    """Whether parameters wait on the host, which is at stage 3 only."""
+def _away(f: Fields, stage: int) -> dict[str, Any]:
+    """Where parameters wait, which is at stage 3 only."""
     key = "zero_optimization.offload_param.device"
     device = f.raw(key)
     if f.flag("zero_optimization.cpu_offload_param", False):
         device = device or "cpu"
     if device in (None, "none"):
-        return False
+        return {}
     if stage != 3:
         f.notes.append(f"{key} = {device}: has an effect at stage 3 only, and this is stage {stage}")
-    elif device != "cpu":
-        f.report(key, "parameters on NVMe; read as on the host: too fast")
-    return stage == 3
+        return {}
+    return {"offload_parameters": True, "parameter_tier": "host" if device == "cpu" else "disk"}
 
 
 def overlap_of(f: Fields, stage: int, reduce: str) -> Overlap:

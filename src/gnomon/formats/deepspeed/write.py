@@ -18,6 +18,9 @@ PROGRAM = "DeepSpeed 0.19.6"
 
 HALVES = ("bf16", "fp16")
 
+NVME_PATH = "/local_nvme"
+"""A folder to be changed."""
+
 REASONS = (
     ("mesh.dp_*", "DeepSpeed divides over all data-parallel ranks"),
     ("layout.*", "AutoTP decides how tensors lie"),
@@ -26,6 +29,7 @@ REASONS = (
     ("overlap.*", "DeepSpeed has one switch, overlap_comm"),
     ("optimizer.kind", "DeepSpeed has Adam, AdamW, SGD, Lion and Muon"),
     ("optimizer.offload_parameters", "offload_param has an effect at ZeRO 3 only"),
+    ("optimizer.parameter_tier", "offload_param has an effect at ZeRO 3 only"),
     ("optimizer.offload*", "the whole update is offloaded, or at ZeRO 3 a share of it; in pieces of its own"),
     ("optimizer.*", "ZeRO 3 gathers and frees by its own trace of the model"),
     ("precision.fp8*", "the configuration has no eight-bit products"),
@@ -112,7 +116,8 @@ def _zero(asked: Asked) -> dict[str, object]:
         ratio = {"ratio": optimizer.offload.fraction} if optimizer.zero == 3 else {}
         table["offload_optimizer"] = {"device": "cpu", **ratio}
     if optimizer.offload_parameters:
-        table["offload_param"] = {"device": "cpu"}
+        on_disk = optimizer.parameter_tier == "disk"
+        table["offload_param"] = {"device": "nvme", "nvme_path": NVME_PATH} if on_disk else {"device": "cpu"}
     return table
 
 

@@ -32,6 +32,7 @@ REASONS = (
     ("overlap.pipeline_sends", "only the interleaved schedule overlaps its messages"),
     ("optimizer.kind", "Adam there is AdamW; also SGD with momentum, Muon and Lion"),
     ("optimizer.offload_parameters", "parameters stay on the devices"),
+    ("optimizer.parameter_tier", "parameters stay on the devices"),
     ("optimizer.offload*", "gradients are added up on the device; else --optimizer-offload-fraction says all"),
     ("precision.*", "parameters are bf16 or fp16 with copies of the optimizer, or fp32 throughout"),
     ("saved.*", "a layer is recomputed whole, or its core attention, norms or feed-forward"),

@@ -64,6 +64,10 @@ class NodeRow:
     """As in Node."""
     host_cores: int | None = None
     """As in Node."""
+    disk_read_bytes_per_s: BytesPerS | None = None
+    """As in Node."""
+    disk_write_bytes_per_s: BytesPerS | None = None
+    """As in Node."""
     confidence: Confidence = "checked"
     """As in Node."""
     unchecked: tuple[str, ...] = ()

@@ -140,6 +140,15 @@ def _parameters(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
     yield from _of_choice("parameter_offload", words, (True,))(plan, graph, cluster)
 
 
+def _disk(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
+    """Where every node says how fast its disk is."""
+    known = all(group.node.disk_read_bytes_per_s and group.node.disk_write_bytes_per_s for group in cluster.groups)
+    if known and plan.optimizer.parameter_tier == "host":
+        words = "parameters on a disk" if plan.optimizer.zero == 3 else "parameters on a disk (ZeRO 3)"
+        moved = replace(plan.optimizer, zero=3, offload_parameters=True, parameter_tier="disk")
+        yield words, replace(plan, optimizer=moved)
+
+
 def _tensor_parallel(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
     """Inside a node."""
     node = min(group.node.count for group in cluster.groups)
@@ -267,6 +276,18 @@ OPTIONS: tuple[Option, ...] = (
         ),
     ),
     Option(
+        name="parameter_disk",
+        about="parameters in files on a disk, read ahead of each layer (ZeRO-Infinity)",
+        acts_on=("parameters",),
+        exactness="bitwise",
+        levels=_disk,
+        none=lambda plan: (
+            "the parameters are on a disk already"
+            if plan.optimizer.parameter_tier == "disk"
+            else "no node says how fast its disk is"
+        ),
+    ),
+    Option(
         name="tp",
         about="tensor parallelism in place of data parallelism",
         acts_on=("parameters", "gradients", "states", "master", "activations", "logits"),
@@ -294,5 +315,5 @@ OPTIONS: tuple[Option, ...] = (
 """The smallest change first: what only the memory allocator sees, then what is computed again, moved, divided, and at
 last another division of the job over its ranks."""
 
-ORDER = ("tp", "pp", "cp", "zero", "parameter_offload", "micro_batch_size")
+ORDER = ("tp", "pp", "cp", "zero", "parameter_offload", "parameter_disk", "micro_batch_size")
 """Options that others depend on: in a combination they are made first."""

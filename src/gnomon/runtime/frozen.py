@@ -34,8 +34,9 @@ class Frozen(Parameters):
     ) -> None:
         kept = Dtypes(param=dtype, grad=dtype, master=None, states=dtype)
         zero = 3 if num_shards > 1 or away else 0
-        ranks = {"shard": shard, "num_shards": num_shards}
-        super().__init__(slots, kept, zero=zero, **ranks, away=away, folder=folder, device=device)
+        super().__init__(
+            slots, kept, zero=zero, shard=shard, num_shards=num_shards, away=away, folder=folder, device=device
+        )
 
     def add_grad(self, name: str, grad: Tensor) -> None:
         """Nothing: it is not trained."""

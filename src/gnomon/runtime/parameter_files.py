@@ -76,7 +76,7 @@ class ParameterFile:
     def read(self) -> Tensor:
         """A copy of it, read from the disk."""
         into = torch.empty(self.size, dtype=self.dtype, pin_memory=self.pinned)
-        view, done = memoryview(into.view(torch.uint8).numpy()), 0
+        view, done = memoryview(into.view(torch.uint8).numpy().data), 0
         while done < into.nbytes:
             done += os.preadv(self._file, [view[done:]], done)
         self._let_go()

@@ -77,31 +77,17 @@ def test_ranks_that_divide_them_train_alike() -> None:
 
 
 def test_what_was_written_is_read_and_nothing_has_a_name(tmp_path: Path) -> None:
-    file = ParameterFile(torch.arange(5000.0), tmp_path, pinned=False)
+    files = [ParameterFile(torch.arange(5000.0) + i, tmp_path, pinned=False) for i in range(4)]
     assert not list(tmp_path.iterdir())
-    ahead = ReadAhead([0, 1, 0], {1: [file]})
-    ahead.new_step()
-    ahead.taken(0)  # reads 1 meanwhile
-    assert torch.equal(file.take(), torch.arange(5000.0))
-    ahead.taken(0)  # 1 was next: nothing is begun
-    ahead.taken(1)
-    ahead.update(1)
-    file.tensor.mul_(2)
-    ahead.updated(1)
-    ahead.finish()
-    assert torch.equal(file.take(), 2 * torch.arange(5000.0))
-    ahead.close()
-
-
-def test_what_was_read_ahead_of_an_update_is_not_used_after_it(tmp_path: Path) -> None:
-    file = ParameterFile(torch.zeros(8), tmp_path, pinned=False)
-    ahead = ReadAhead([0, 1], {1: [file]})
-    ahead.new_step()
-    ahead.taken(0)
-    ahead.update(1)
-    file.tensor.fill_(1.0)
-    ahead.updated(1)
-    assert torch.equal(file.take(), torch.ones(8))
+    ahead = ReadAhead([*files, files[3]])
+    for factor in (1, 2):
+        for i, file in enumerate(files):
+            assert torch.equal(file.take(), factor * (torch.arange(5000.0) + i))
+        for file in files:  # the last was read ahead again: what was read is old now
+            file.tensor.mul_(2)
+            file.updated()
+        ahead.finish()
+    assert torch.equal(files[2].take(), 4 * (torch.arange(5000.0) + 2))  # out of order
     ahead.close()
 
 

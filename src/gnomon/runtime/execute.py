@@ -132,7 +132,7 @@ class Executor:
         )
         actions = {**self.compute.actions(), **self.messages.actions(), **self._parameter_actions()}
         self.rows = rows(self.program, here.pipeline_rank, actions)
-        self.state.disk = self._disk()
+        self.disk = self._disk()
         self.delayed: DelayedRows | None = None
         """Where updates lag: which rows a step has."""
         if plan.optimizer.delay:
@@ -141,18 +141,11 @@ class Executor:
         self._join_buckets()
         self.watchdog: Watchdog | None = None
 
-    def _disk(self) -> ReadAhead | None:
+    def _disk(self) -> ReadAhead:
         """Reads parameters in the order of the rows, where they wait in files."""
-        files = {n: [held.file for held in stage.parts if held.file] for n, stage in self.stages.items()}
-        if not any(files.values()):
-            return None
-        order = [
-            stage
-            for row in self.rows
-            if self.program.kinds[self.program.kind[row.number]].name == "UNSHARD"
-            for stage in stages_of_row(self.program, row.number)
-        ]
-        return ReadAhead(order, files)
+        gathers = [row for row in self.rows if self.program.kinds[self.program.kind[row.number]].name == "UNSHARD"]
+        stages = [self.stages[stage] for row in gathers for stage in stages_of_row(self.program, row.number)]
+        return ReadAhead([held.file for stage in stages for held in stage.parts if held.file is not None])
 
     def _join_buckets(self) -> None:
         """Has gradients that one all-reduce sums lie together."""
@@ -318,8 +311,7 @@ class Executor:
         """Waits for everything that was started, so that parameters are those after the last update."""
         self.host.finish()
         self.buffers.wait_all()
-        if self.state.disk is not None:
-            self.state.disk.finish()
+        self.disk.finish()
 
     def leave(self) -> None:
         """Ends this job's process groups, for a process that goes on to another plan. Every rank must call it, and none
@@ -329,8 +321,7 @@ class Executor:
             self.watchdog.close()
         self.groups.leave()
         self.host.close()
-        if self.state.disk is not None:
-            self.state.disk.close()
+        self.disk.close()
         self.delayed = None
         self.rows.clear()  # they hold this object, and with it the groups, until garbage is collected
 

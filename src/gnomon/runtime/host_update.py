@@ -51,7 +51,7 @@ class HostPart(Parameters):
         self.stays = one.away
         """Whether the device has no parameters of its own: those here are the ones that it gathers."""
         self.resident = one.shard if one.away else copies.room(one.mine[1] - one.mine[0], one.dtypes.param)
-        self.device_part = one
+        self.device_part, self.file = one, one.file
         self.first: Arriving | None = None
         """The copy that `grad` is."""
         self.coming: deque[Arriving] = deque()
@@ -221,8 +221,6 @@ class HostUpdate:
                 self._update_now(stage, by, self.state.skips)
 
     def _update_now(self, stage: int, by: Tensor | float, skips: bool) -> float:
-        if self.state.disk is not None:
-            self.state.disk.update(stage)
         for part, rule in zip(self.parts[stage], self.state.adam[stage], strict=True):
             part.writable()
             if self.state.watch is not None:
@@ -231,8 +229,6 @@ class HostUpdate:
             if not skips:
                 rule.update(part, self.state.settings, scale=by)
             part.drop_grad()
-        if self.state.disk is not None:
-            self.state.disk.updated(stage)
         return perf_counter()
 
     def _back(self, stages: Iterable[int]) -> None:

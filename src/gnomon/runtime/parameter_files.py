@@ -3,7 +3,7 @@
 A `ParameterFile` holds a rank's part of some parameters. Its `tensor` is the file itself, mapped: who updates it writes
 the file. `read` brings it into memory of the host, `write_back` puts what was written on the disk; both let its pages
 go, so that what is on the disk takes no memory. `ReadAhead` has a thread for them: when a layer's parameters are taken,
-it reads those of the next one. A file has no name, so that nothing is left of it however the process ends, and has all
+it reads those of the next. A file has no name, so that nothing is left of it however the process ends, and has all
 its room from the start, so that a full disk is told before the first step. Leaves out states of the optimizer.
 Source: Rajbhandari et al. 2021 (ZeRO-Infinity).
 """
@@ -14,7 +14,7 @@ import mmap
 import os
 import tempfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -25,8 +25,10 @@ from torch import Tensor
 from gnomon.errors import RunError
 from gnomon.units import show_bytes
 
+AHEAD = 2
+"""Files that are read before they are asked for: one for each layer, two where it has others' parameters too."""
 WRITING = 2
-"""Layers whose new parameters may be on their way to the disk: they are in memory meanwhile."""
+"""Files whose new parameters may be on their way to the disk: they are in memory meanwhile."""
 
 
 def disk_folder() -> Path:
@@ -53,6 +55,8 @@ class ParameterFile:
         self.tensor = torch.frombuffer(self._map, dtype=self.dtype, count=self.size) if self.size else value.clone()
         """The file: who writes it writes there."""
         self._coming: Future[Tensor] | None = None
+        self.reader: ReadAhead | None = None
+        """Who reads and writes it beside the step."""
         self.tensor.copy_(value)
         self.write_back()
 
@@ -62,16 +66,24 @@ class ParameterFile:
 
     def begin(self, thread: ThreadPoolExecutor) -> None:
         """Starts to read it."""
-        self._coming = thread.submit(self.read)
+        if self._coming is None:
+            self._coming = thread.submit(self.read)
 
     def take(self) -> Tensor:
         """Its parameters in memory, read now unless that has begun."""
         coming, self._coming = self._coming, None
-        return self.read() if coming is None else coming.result()
+        value = self.read() if coming is None else coming.result()
+        if self.reader is not None:
+            self.reader.taken(self)
+        return value
 
-    def forget(self) -> None:
-        """What was read ahead is old."""
+    def updated(self) -> None:
+        """`tensor` was changed: what was read before is old, and the file is written."""
         self._coming = None
+        if self.reader is None:
+            self.write_back()
+        else:
+            self.reader.write(self)
 
     def read(self) -> Tensor:
         """A copy of it, read from the disk."""
@@ -81,10 +93,6 @@ class ParameterFile:
             done += os.preadv(self._file, [view[done:]], done)
         self._let_go()
         return into
-
-    def ahead(self) -> None:
-        """Tells the system that an update reads and writes all of it now."""
-        self._map.madvise(mmap.MADV_WILLNEED)
 
     def write_back(self) -> None:
         """Puts it on the disk. RunError where that fails."""
@@ -101,38 +109,30 @@ class ParameterFile:
 
 
 class ReadAhead:
-    """Files of a rank's stages, in the order in which a step reads them."""
+    """Files of a rank, in the order in which a step takes them."""
 
-    def __init__(self, order: Sequence[int], files: Mapping[int, Sequence[ParameterFile]]) -> None:
-        """order: stages as their parameters are gathered in a step. files: by stage; those that are updated first."""
-        self.order, self.files = tuple(order), files
-        self._at = len(self.order)
+    def __init__(self, order: Sequence[ParameterFile]) -> None:
+        """order: as parameters are gathered in a step; the same file is there as often as it is taken."""
+        self.order = tuple(order)
+        self._next = 0
         self._thread = ThreadPoolExecutor(1, "disk")
         self._writing: deque[Future[None]] = deque()
         self._lock = Lock()  # the host's thread updates too
+        for file in order:
+            file.reader = self
 
-    def new_step(self) -> None:
-        """The order begins again."""
-        self._at = 0
+    def taken(self, file: ParameterFile) -> None:
+        """A file was read: those that a step takes after it are, meanwhile. Not beyond the step's end: there parameters
+        are updated."""
+        at = self._next if self._next < len(self.order) and self.order[self._next] is file else self.order.index(file)
+        self._next = at + 1
+        for later in self.order[at + 1 : at + 1 + AHEAD]:
+            later.begin(self._thread)
 
-    def taken(self, stage: int) -> None:
-        """The stage's parameters were read: the next one's are, meanwhile. Nothing where another stage was next."""
-        if self._at < len(self.order) and self.order[self._at] == stage:
-            self._at += 1
-            for file in self.files.get(self.order[self._at], ()) if self._at < len(self.order) else ():
-                file.begin(self._thread)
-
-    def update(self, stage: int) -> None:
-        """The stage's parameters are going to be updated."""
-        for file in self.files.get(stage, ()):
-            file.forget()
-            file.ahead()
-
-    def updated(self, stage: int) -> None:
-        """Starts to write what was updated, and waits where more than `WRITING` layers are not written yet."""
+    def write(self, file: ParameterFile) -> None:
+        """Starts to write what was updated, and waits while more than `WRITING` files are not written yet."""
         with self._lock:
-            for file in self.files.get(stage, ()):
-                self._writing.append(self._thread.submit(file.write_back))
+            self._writing.append(self._thread.submit(file.write_back))
             self._wait(WRITING)
 
     def finish(self) -> None:

@@ -296,6 +296,8 @@ class Parameters:
         self.grad_shard = None
         if self.zero >= 2:
             self.grad = None
+        if self.file is not None:
+            self.file.updated()
 
 
 class GradientBucket:

@@ -21,7 +21,6 @@ from gnomon.runtime.loss_scale import LossScale
 from gnomon.runtime.mesh import Groups
 from gnomon.runtime.optim import AdamWSettings, Update, clip_scale, squares, summed
 from gnomon.runtime.optim_matrix import Ranks
-from gnomon.runtime.parameter_files import ReadAhead
 from gnomon.runtime.parameters import GradientBucket, Parameters
 from gnomon.runtime.routes import Together, Waits, started
 from gnomon.runtime.shards import interleaved, kept_shards
@@ -56,8 +55,6 @@ class State:
         self.by_layer = False
         """Whether a stage of the Program is a layer though ZeRO 3 does not ask for it."""
         self.buckets: dict[tuple[int, ...], list[GradientBucket]] = {}
-        self.disk: ReadAhead | None = None
-        """Of parameters that wait in files."""
         self.new_step()
 
     @property
@@ -82,8 +79,6 @@ class State:
         self.skips = False
         """Whether gradients overflowed, so that the step updates nothing."""
         self.joined = False
-        if self.disk is not None:
-            self.disk.new_step()
 
     def gathered(self, stage: int) -> None:
         """Until the gather of the stage's parameters has arrived."""
@@ -214,8 +209,6 @@ class State:
                     continue  # a copy from the host made them whole
                 works.append(started(all_gather(flat, part, group, wait=False)))
                 size += flat.nbytes
-            if self.disk is not None:
-                self.disk.taken(number)
             self.buffers.start(("P", number, NO_UNIT), Together(tuple(works)), size)
 
     def reshard(self, stage: int) -> None:
@@ -329,11 +322,7 @@ class State:
         if self.watch is not None:
             for held in self.stages[stage].held:
                 self.watch(held)
-        if self.disk is not None:
-            self.disk.update(stage)
         for held, adam in zip(self.stages[stage].held, self.adam[stage], strict=True):
             if not self.skips:
                 adam.update(held, self.settings, scale=self.scale, ranks=self.ranks_of(held))
             held.drop_grad()
-        if self.disk is not None:
-            self.disk.updated(stage)

@@ -1,10 +1,12 @@
 """Steps on two processes beside PyTorch's own parallelism: `python benchmarks/runtime/against_parallel_torch.py`.
 
 The same Llama, batch, microbatches and fused AdamW under DistributedDataParallel, FSDP2 (`fully_shard`), tensor
-parallelism by DTensor (`parallelize_module`), 1F1B and interleaved 1F1B of `torch.distributed.pipelining`, written as
-their tutorials do, and as a plan of ours. Steps alternate in the same two processes; ratios are of the CPU-seconds of
-both processes and of wall time, pair by pair, with a bootstrap's 95% interval of the median. Losses of the first steps
-are compared. Writes results/runtime_parallel_speed.md. Left out: clipping (the peers clip in other ways), GPUs.
+parallelism by DTensor (`parallelize_module`), 1F1B, interleaved 1F1B, interleaved zero bubble and ZB-V of
+`torch.distributed.pipelining`, written as their tutorials do, and as a plan of ours. Steps alternate in the same two
+processes; ratios are of the CPU-seconds of both processes and of wall time, pair by pair, with a bootstrap's 95%
+interval of the median. Losses of the first steps are compared. Peak memory: what building the model and four steps add
+to the resident memory of processes that run one side only, the rank that takes most; the median of three launches
+each. Writes results/runtime_parallel_speed.md. Left out: clipping (the peers clip in other ways), GPUs.
 """
 
 from __future__ import annotations
@@ -13,18 +15,25 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from platform import python_version
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -33,6 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(Path(__file__).parent)]
 
 from against_torch import CONFIG, FP32, SETTINGS, interval  # noqa: E402
+from peak_resident import taken_by  # noqa: E402
 from runtime.plain_llama import Llama  # noqa: E402  (the plain model that the tests compare with)
 
 from gnomon.models.llama import llama  # noqa: E402
@@ -150,33 +160,30 @@ class Part(nn.Module):
         return x if self.head is None else self.head(self.norm(x))
 
 
-def pipelining(virtual: int) -> Step:
-    """1F1B, interleaved where a rank has several stages."""
-    whole, count, rank = Llama(CONFIG, seed=7, dtype=torch.float32), 2 * virtual, dist.get_rank()
+def pipelining(kind: Any, places: Sequence[Sequence[int]]) -> Step:
+    """A schedule of torch. places: the stages of each rank."""
+    whole, rank = Llama(CONFIG, seed=7, dtype=torch.float32), dist.get_rank()
+    count = sum(map(len, places))
     per, tokens = CONFIG.num_layers // count, WORK.global_batch_size * WORK.seq_len
-    parts = {index: Part(whole, index * per, (index + 1) * per) for index in range(rank, count, 2)}
+    parts = {index: Part(whole, index * per, (index + 1) * per) for index in places[rank]}
     stages = [PipelineStage(part, index, count, torch.device("cpu")) for index, part in parts.items()]
     optimizer = Adam(nn.ModuleList(parts.values()))
 
     def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
         return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / tokens
 
-    schedule = (
-        Schedule1F1B(stages[0], UNITS, loss_fn=loss_of, scale_grads=False)
-        if virtual == 1
-        else ScheduleInterleaved1F1B(stages, UNITS, loss_fn=loss_of, scale_grads=False)
-    )
+    schedule = kind(stages[0] if len(stages) == 1 else stages, UNITS, loss_fn=loss_of, scale_grads=False)
 
     def step(ids: Tensor) -> float:
         optimizer.zero_grad()
         losses: list[Tensor] = []
-        given = (ids[:, :-1].contiguous(),) if rank == 0 else ()
+        given = (ids[:, :-1].contiguous(),) if 0 in parts else ()
         if count - 1 in parts:
             schedule.step(*given, target=ids[:, 1:].contiguous(), losses=losses)
         else:
             schedule.step(*given)
         optimizer.step()
-        return float(sum(losses)) if losses else 0.0
+        return sum(float(loss.detach()) for loss in losses)
 
     return step
 
@@ -204,22 +211,56 @@ CASES: dict[str, tuple[Callable[[], Step], Plan]] = {
             layout=Layout(sequence_parallel=False),
         ),
     ),
-    "pipelining 1F1B": (lambda: pipelining(1), Plan(mesh=Mesh(pp=2), schedule=pipeline("one_f_one_b"))),
+    "pipelining 1F1B": (
+        lambda: pipelining(Schedule1F1B, ((0,), (1,))),
+        Plan(mesh=Mesh(pp=2), schedule=pipeline("one_f_one_b")),
+    ),
     "pipelining interleaved 1F1B": (
-        lambda: pipelining(2),
+        lambda: pipelining(ScheduleInterleaved1F1B, ((0, 2), (1, 3))),
         Plan(mesh=Mesh(pp=2), schedule=pipeline("interleaved_one_f_one_b", 2)),
     ),
+    "pipelining interleaved zero bubble": (
+        lambda: pipelining(ScheduleInterleavedZeroBubble, ((0, 2), (1, 3))),
+        Plan(mesh=Mesh(pp=2), schedule=pipeline("interleaved_zero_bubble", 2)),
+    ),
+    "pipelining ZB-V": (
+        lambda: pipelining(ScheduleZBVZeroBubble, ((0, 3), (1, 2))),
+        Plan(mesh=Mesh(pp=2), schedule=pipeline("zero_bubble_v", 2)),
+    ),
 }
+
+
+def batches() -> Iterator[Tensor]:
+    """Ids of one step after the other."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (WORK.global_batch_size, WORK.seq_len + 1)
+    while True:
+        yield torch.randint(0, CONFIG.vocab_size, shape, generator=generator)
+
+
+def alone(name: str, which: str) -> int:
+    """Bytes that one side takes on this rank."""
+    peer, plan = CASES[name]
+    given = batches()
+    return taken_by((lambda: ours(plan)) if which == "ours" else peer, lambda step: step(next(given)))
+
+
+def peaks(name: str, launches: int = 3) -> tuple[float, float]:
+    """(ours, theirs): bytes of the rank that takes most, the median of some launches, taken in turn."""
+    found: dict[str, list[int]] = {"ours": [], "theirs": []}
+    for _ in range(launches):
+        for which, all_found in found.items():
+            all_found.append(max(launch(alone, 2, name, which).values()))
+    return statistics.median(found["ours"]), statistics.median(found["theirs"])
 
 
 def measured(name: str, pairs: int) -> tuple[list[float], list[float], list[float], float]:
     """(ratios of CPU-seconds, of wall time, milliseconds of theirs, largest difference of losses) on all ranks."""
     theirs, mine = CASES[name][0](), ours(CASES[name][1])
-    generator = torch.Generator().manual_seed(0)
-    shape = (WORK.global_batch_size, WORK.seq_len + 1)
+    given = batches()
     cpu, wall, taken_ms, off = list[float](), list[float](), list[float](), 0.0
     for pair in range(pairs + 3):
-        ids = torch.randint(0, CONFIG.vocab_size, shape, generator=generator)
+        ids = next(given)
         taken, losses = {}, {}
         for which, step in (("ours", mine), ("theirs", theirs))[:: 1 if pair % 2 else -1]:
             dist.barrier()
@@ -258,14 +299,19 @@ def main() -> int:
         f"{WORK.seq_len} tokens in {UNITS} microbatches, fp32, fused AdamW; {options.pairs} pairs. Ratios are ours "
         f"over theirs.",
         "",
-        "| peer | CPU-seconds | 95% interval | wall time | 95% interval | theirs, ms a step | losses differ by |",
-        "|---|---|---|---|---|---|---|",
+        "| peer | CPU-seconds | 95% interval | wall time | 95% interval | theirs, ms a step | losses differ by "
+        "| peak memory | theirs, MiB |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
     for name in options.cases.split(","):
         cpu, wall, taken_ms, off = launch(measured, 2, name, options.pairs)[0]
         row = [f"{middle:.3f} | {low:.3f} to {high:.3f}" for middle, low, high in map(interval, (cpu, wall))]
-        lines.append(f"| {name} | {row[0]} | {row[1]} | {statistics.median(taken_ms):.0f} | {off:.0e} |")
+        mine, theirs = peaks(name)
+        lines.append(
+            f"| {name} | {row[0]} | {row[1]} | {statistics.median(taken_ms):.0f} | {off:.0e} "
+            f"| {mine / theirs:.3f} | {theirs / 2**20:.0f} |"
+        )
         print(lines[-1], flush=True)
     options.output.write_text("\n".join(lines) + "\n")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure  # n
 from gnomon.lowering import lower  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Mesh, Plan  # noqa: E402
-from gnomon.runtime.watchdog import STATUS, Heard, _tell, message, where  # noqa: E402
+from gnomon.runtime import watchdog  # noqa: E402
+from gnomon.runtime.watchdog import STATUS, Heard, Watchdog, _tell, message, unanswered, where  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -49,6 +51,41 @@ def test_ranks_that_all_stand_still_are_reported_and_none_is_stopped() -> None:
     assert result is not None
     assert result[0].startswith("no rank has gone on for 300 s: rank 0 waits at row 3, ")
     assert not result[1]
+
+
+class Store:
+    """Answers once; later calls wait, as over a cut link."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.mended = threading.Event()
+
+    def set(self, key: str, value: str) -> None:
+        self.calls += 1
+        if self.calls > 1:
+            self.mended.wait()
+
+
+def test_a_store_that_does_not_answer_is_named_by_the_rank_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, said, heard_of = Store(), list[str](), threading.Event()
+    monkeypatch.setattr(watchdog, "_store", lambda: None)
+    monkeypatch.setattr(watchdog, "PrefixStore", lambda prefix, inner: store)
+    monkeypatch.setattr(watchdog, "EVERY_S", 0.01)
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+
+    def say(text: str) -> None:
+        said.append(text)
+        heard_of.set()
+
+    dog = Watchdog(PROGRAM, 3, 4, unanswered_s=0.2, say=say)
+    assert heard_of.wait(60)
+    store.mended.set()
+    dog.close()
+    assert said == [unanswered(PROGRAM, 3, -1, 0.2)]
+    assert unanswered(PROGRAM, 3, ROWS["1B0"], 30) == (
+        "the job's store on 10.0.0.1 has not answered rank 3 for 30 s: the machine that keeps it is lost, or the link "
+        f"to it; rank 3 waits at row {ROWS['1B0']}, 1B0"
+    )
 
 
 def test_what_it_tells_is_the_error_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 A thread of every rank writes the row that its rank is at into the job's store once a second. A rank that stays at a row
 reads what the others wrote. One that no longer writes was stopped, or is lost; the first rank that finds it says so in
 one message, wakes the stopped process up where it can, so that it can be ended, and ends its own, which ends the job.
-Where all write and none goes on, that is said and nothing ended: a row may take long. The same for gloo and NCCL, since
-only the store and the clock are asked. Leaves out what a rank does inside a row.
+Where all write and none goes on, that is said and nothing ended: a row may take long. A rank that the store no longer
+answers (a cut link, a machine that is off) says so and ends: with no machine in between to say that a connection is
+broken, it would wait for many minutes. The same for gloo and NCCL, since only the store and the clock are asked. Leaves
+out what a rank does inside a row.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ EVERY_S = 1.0
 """Between two looks."""
 SILENT_S = 15.0
 """A rank that has written nothing for so long is taken for stopped."""
+UNANSWERED_S = 2 * SILENT_S
+"""A store that has not answered for so long is taken for lost. Ranks that it answers speak first, and know more."""
 STUCK_S = 300.0
 """No rank going on for so long is worth a word: a deadlock, or very long rows."""
 STATUS = 74
@@ -60,9 +64,11 @@ class Watchdog:
         *,
         silent_s: float = SILENT_S,
         stuck_s: float = STUCK_S,
+        unanswered_s: float = UNANSWERED_S,
         say: Callable[[str], None] | None = None,
     ) -> None:
         """say: takes the message in place of what tells it and ends the process."""
+        self.unanswered_s = unanswered_s
         self.program, self.rank, self.world_size = program, rank, world_size
         self.silent_s, self.stuck_s, self.say = silent_s, stuck_s, say
         self.row = self._seen = -1
@@ -71,20 +77,43 @@ class Watchdog:
         self._over = threading.Event()
         self._store = PrefixStore("gnomon.watchdog", _store())
         self._write(0.0)  # so that one that stops before its first look is missed too
-        self._thread = threading.Thread(target=self._watch, name="gnomon watchdog", daemon=True)
-        self._thread.start()
+        self._looks = 0
+        self._threads = [
+            threading.Thread(target=target, name=f"gnomon watchdog of {what}", daemon=True)
+            for target, what in ((self._watch, "ranks"), (self._watch_store, "the store"))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the threads."""
         self._over.set()
-        self._thread.join(timeout=5 * EVERY_S)
+        for thread in self._threads:
+            thread.join(timeout=5 * EVERY_S)
 
     def _watch(self) -> None:
         while not self._over.wait(EVERY_S):
             try:
                 self._look()
             except (RuntimeError, ValueError):  # the store is gone: the job ends
+                self._over.set()
                 return
+            self._looks += 1
+
+    def _watch_store(self) -> None:
+        """Counts its own turns in which no look came to an end: a process that was stopped has not waited."""
+        seen, turns = 0, 0
+        while not self._over.wait(EVERY_S):
+            seen, turns = self._looks, turns + 1 if self._looks == seen else 0
+            if turns * EVERY_S >= self.unanswered_s:
+                self._over.set()
+                text = unanswered(self.program, self.rank, self.row, self.unanswered_s)
+                if self.say is not None:
+                    self.say(text)
+                    return
+                tell_failure("PeerError", text)
+                print(f"gnomon: {text}", file=sys.stderr, flush=True)  # this machine's torchrun may wait for the store
+                os._exit(STATUS)
 
     def _look(self) -> None:
         if self.row != self._seen:
@@ -148,6 +177,16 @@ def message(
     if min(one.since_s for one in waiting) >= stuck_s:
         return f"no rank has gone on for {stuck_s:.0f} s: {there}", []
     return None
+
+
+def unanswered(program: Program, rank: int, row: int, seconds: float) -> str:
+    """What a rank says that the store does not answer."""
+    kept = os.environ.get("MASTER_ADDR", "")
+    keeper = f"on {kept} " if kept else ""
+    return (
+        f"the job's store {keeper}has not answered rank {rank} for {seconds:.0f} s: the machine that keeps it is lost, "
+        f"or the link to it; rank {rank} waits at {where(program, row)}"
+    )
 
 
 def where(program: Program, row: int) -> str:

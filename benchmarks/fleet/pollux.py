@@ -1,11 +1,12 @@
 """Mean JCT of three policies beside Pollux's artifact: what it publishes, and its own simulator run on the same files.
 
     python benchmarks/fleet/pollux.py TRACES ARTIFACT [--loads 0.5,1.0,1.5,2.0] [--policies tiresias,optimus,pollux]
-        [--workloads 1-8] [--beside PYTHON]
+        [--workloads 1-8] [--learned] [--beside PYTHON]
 
 TRACES: a folder with pollux_validation.csv, pollux_placements.csv and pollux_scalability.csv. ARTIFACT: the folder
 `simulator` of branch osdi21-artifact of github.com/petuum/adaptdl, for its workloads at four loads and the JCTs that
-its simulator gave (results-jobload). 64 devices in nodes of 4, decisions every minute, 30 s for a start or a resize.
+its simulator gave (results-jobload). --learned: jobs under Pollux learn their speeds as they run, as the artifact's do;
+else they know them. 64 devices in nodes of 4, decisions every minute, 30 s for a start or a resize.
 --beside: an interpreter that has what the artifact needs (pymoo 0.4.2, pandas 1, numpy below 1.24, scipy); each
 workload is then played by its simulator too, as it is, of whose process the CPU-seconds are counted.
 """
@@ -22,6 +23,8 @@ from artifact import simulated
 
 from gnomon.fleet.forecast import Costs
 from gnomon.fleet.goodput import Profiled, Profiles
+from gnomon.fleet.kinds import ByKind
+from gnomon.fleet.learned import Learned
 from gnomon.fleet.machines import Machines, Pool
 from gnomon.fleet.policies import policy
 from gnomon.fleet.policies.priority import tiresias_spread
@@ -41,6 +44,7 @@ def main() -> None:
     parser.add_argument("--loads", default="0.5,1.0,1.5,2.0")
     parser.add_argument("--policies", default="tiresias,optimus,pollux")
     parser.add_argument("--workloads", default="1-8")
+    parser.add_argument("--learned", action="store_true", help="jobs under Pollux learn their speeds")
     parser.add_argument("--beside", type=Path, help="interpreter for the artifact's own simulator")
     options = parser.parse_args()
     first, _, last = options.workloads.partition("-")
@@ -53,7 +57,9 @@ def main() -> None:
                 "avgs"
             ]
             ours, theirs, beside = [], [], []
-            told = Profiled(profiles, adaptive=name == "pollux")
+            told: Profiled | Learned = Profiled(profiles, adaptive=name == "pollux")
+            if options.learned and name == "pollux":
+                told = Learned(ByKind(MACHINES, {MACHINES.pools[0].device: told}))
             for number in range(int(first), int(last or first) + 1):
                 began = time.process_time()
                 trace = read_trace(folder / f"workload-{number}.csv", Reading(duration=profiles.duration_s))

@@ -4,10 +4,11 @@
 
 ARTIFACT: the folder `sia-simulator` of github.com/siasosp23/artifacts. Its cluster: 6 nodes of 4 T4, 2 of 8 A100 and 3
 of 8 RTX 2080 Ti, decisions every minute, its seconds to start each application, and its slowdowns against what was
-measured. --beside: an interpreter that has what the artifact needs (numpy 1.23, pandas 1.5, scipy, cvxpy with GLPK,
-psutil, rich); it plays each workload too, with p = -0.5, lambda_n = 1.1 and lambda_a = 0.01 as its run_experiment.sh
-has them. Where its solver CBC is not installed, let line 1034 of its sia.py ask for cp.GLPK_MI, as the line above it
-does; both find an optimum.
+measured. Jobs learn their speeds as they run, as its jobs do. --known: in place of that they know them on every kind
+and number of devices, and may start on many at once, as with a forecast. --beside: an interpreter that has what the
+artifact needs (numpy 1.23, pandas 1.5, scipy, cvxpy with GLPK, psutil, rich); it plays each workload too, with
+p = -0.5, lambda_n = 1.1 and lambda_a = 0.01 as its run_experiment.sh has them. Where its solver CBC is not installed,
+let line 1034 of its sia.py ask for cp.GLPK_MI, as the line above it does; both find an optimum.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gnomon.fleet.forecast import Costs
 from gnomon.fleet.goodput import Profiled
 from gnomon.fleet.job import Job
 from gnomon.fleet.kinds import ByKind, read_kind
+from gnomon.fleet.learned import Learned
 from gnomon.fleet.machines import Machines, Pool
 from gnomon.fleet.policies import policy
 from gnomon.fleet.policies.sia import sia
@@ -37,6 +39,8 @@ KINDS = {"aws": ("t4-16gb", 6, 4), "dgx-ext": ("a100-sxm-40gb", 2, 8), "rtx": ("
 """The artifact's name -> (ours, nodes, devices in a node)."""
 SLOWDOWN = {"cifar10": 1.8, "imagenet": 1.2, "yolov3": 1.2, "bert": 1.2, "deepspeech2": 1.2, "ncf": 1.5}
 START_S = {"cifar10": 50, "deepspeech2": 25, "bert": 120, "yolov3": 80, "imagenet": 250, "ncf": 15}
+WEIGHED_S = {"cifar10": 30, "deepspeech2": 25, "bert": 120, "yolov3": 45, "imagenet": 250}
+"""What it takes a restart to cost when it weighs one."""
 FLAGS = ("--policy=sia", "--policy_p_val=-0.5", "--mip_lambda_a=0.01", "--mip_lambda_n=1.1", "--interval=60",
          "--project_throughput", "--share_max_replicas")  # fmt: skip
 
@@ -46,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--workloads", default="philly/workload-1")
-    parser.add_argument("--known", action="store_true", help="our jobs' speeds are known before they ran")
+    parser.add_argument("--known", action="store_true", help="our jobs know their speeds before they ran")
     parser.add_argument("--beside", type=Path, help="interpreter for the artifact's own simulator")
     options = parser.parse_args()
     pools = tuple(Pool(name=name, device=name, nodes=nodes, per_node=n) for name, (_, nodes, n) in KINDS.items())
@@ -57,15 +61,14 @@ def main() -> None:
         )
         for kind in KINDS
     }
-    told = ByKind(machines, {kind: Profiled(known, adaptive=True) for kind, known in profiles.items()})
+    known = ByKind(machines, {kind: Profiled(own, adaptive=True) for kind, own in profiles.items()})
+    told = known if options.known else Learned(known)
     rules = Rules(costs=Costs(restart_s=30, first_start_s=30, resize_s=30, by_model=START_S))
     for name in options.workloads.split(","):
         path = options.artifact / "workloads" / f"{name}.csv"
         began = time.process_time()
         trace = read_trace(path, Reading(duration=profiles["aws"].duration_s))
-        chosen = policy("sia")
-        if options.known:
-            chosen = replace(chosen, decide=partial(sia, learns=False))
+        chosen = replace(policy("sia"), decide=partial(sia, learns=not options.known, restart_s=WEIGHED_S))
         result = replay(trace, machines, chosen, rules=rules, forecasts=told)
         ours = float(result.jct_s.mean())
         line = f"{name}: {len(trace.jobs)} jobs, {ours:8.1f} s ({time.process_time() - began:.1f} CPU-s)"

@@ -127,6 +127,40 @@ def test_points_pairs_and_pollux_workloads_are_read(tmp_path: Path, capsys: pyte
     assert "--points" in capsys.readouterr().err
 
 
+def test_jobs_learn_their_speeds_from_a_folder_of_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tables = {
+        "validation": [
+            "app,batch_size,progress,iteration,grad_sqr,grad_var",
+            *(f"cnn,{batch},{p},{p},1,{noise}" for batch in (32, 256) for p, noise in ((2000, 4), (4000, 64))),
+        ],
+        "placements": [
+            "app,placement,local_bsz,step_time,sync_time",
+            *(
+                f"cnn,{shape},{local},{0.1 + local / 50 + sync},{sync}"
+                for shape, sync in (("1", 0), ("2", 0.3), ("4", 0.9))
+                for local in (8, 64)
+            ),
+        ],
+        "scalability": [
+            "app,num_nodes,num_replicas,local_bsz,step_time,sync_time", "cnn,2,8,8,1.3,1", "cnn,2,8,64,2.4,1"
+        ],
+    }  # fmt: skip
+    for name, lines in tables.items():
+        (tmp_path / f"pollux_{name}.csv").write_text("\n".join(lines) + "\n")
+    jobs = tmp_path / "workload-1.csv"
+    jobs.write_text("name,time,application,num_replicas,batch_size\ncnn-0,0,cnn,1,32\ncnn-1,70,cnn,1,32\n")
+    more = ["--on", "1x4xt4-16gb", "--policy", "pollux", "--json"]
+    means = []
+    for learned in ([], ["--learned"]):
+        assert main(["fleet", "replay", str(jobs), *more, "--points", str(tmp_path), *learned]) == 0
+        document = json.loads(capsys.readouterr().out)
+        means.append(document["policies"][0]["jct_mean_s"])
+        assert any("learn their speeds" in note for note in document["notes"]) == bool(learned)
+    assert means[0] < means[1]  # those that learn also try what does not pay
+    assert main(["fleet", "replay", str(jobs), *more, "--learned"]) == 2
+    assert "--points" in capsys.readouterr().err
+
+
 def test_forecast_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = tmp_path / "plan.toml"
     text = 'schema = "gnomon.planfile/1"\nmodel = "llama-tiny"\non = "2x8xa100-sxm-80gb"\n[workload]\n'

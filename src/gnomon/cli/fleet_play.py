@@ -13,6 +13,8 @@ from gnomon.cli.fleet_request import Asked
 from gnomon.cli.terminal import Progress
 from gnomon.fleet.forecast import Curve
 from gnomon.fleet.goodput import Profiled
+from gnomon.fleet.kinds import ByKind
+from gnomon.fleet.learned import Learned
 from gnomon.fleet.points import Measured
 from gnomon.fleet.policies import policy
 from gnomon.fleet.replay import replay
@@ -42,10 +44,12 @@ def played(what: Asked, chosen: Sequence[Policy]) -> Sequence[Result]:
 
 
 def adaptive(what: Asked, chosen: Policy) -> Forecasts | None:
-    """Under Pollux jobs choose their batch too, where it was measured; under EasyScale each device gets work in
+    """Under Pollux and Sia jobs choose their batch too, where it was measured; under EasyScale each device gets work in
     proportion to its speed."""
-    if isinstance(what.told, Profiled) and chosen.name == "pollux":
-        return Profiled(what.told.profiles, adaptive=True)
+    if isinstance(what.told, Profiled) and chosen.name in ("pollux", "sia"):
+        known = Profiled(what.told.profiles, adaptive=True)
+        kinds = {pool.device: known for pool in what.machines.pools}
+        return Learned(ByKind(what.machines, kinds)) if what.learned else known
     if chosen.name == "easyscale" and not isinstance(what.told, Profiled | Measured):
         return replace(what.told or Curve(what.machines), proportional=True)
     return what.told

@@ -35,6 +35,8 @@ class Asked:
     """Forecasts; None for the curve that is assumed anyway, which leaves the fast way open."""
     notes: tuple[str, ...]
     """What a reader must know: what was left out, what was assumed."""
+    learned: bool = False
+    """Whether the jobs of policies that adapt learn their speeds as they run."""
 
 
 def asked(options: argparse.Namespace, *, record: bool = False, on: str | None = None) -> Asked:
@@ -70,10 +72,14 @@ def asked(options: argparse.Namespace, *, record: bool = False, on: str | None =
     rules, more_notes = _rules(options, trace, cluster, record)
     if options.pairs and (known is None or isinstance(known, Profiles)):
         raise InputError("--pairs are speeds of two models together; give their speeds alone with --points TABLE")
+    if options.learned and not isinstance(known, Profiles):
+        raise InputError("--learned is of jobs whose steps were timed; give a folder of Pollux's tables with --points")
     told: Curve | Measured | Profiled | None = curve if curve != Curve(cluster) else None
     if isinstance(known, Profiles):
         told = Profiled(known)
         notes.append("speeds by placement and batch are those of --points")
+        if options.learned:
+            notes.append("under Pollux and Sia jobs learn their speeds as they run, from steps that they timed")
     elif known is not None:
         pairs = read_pairs(options.pairs) if options.pairs else {}
         told = Measured(known, curve, _reference(known, cluster), pairs=pairs)
@@ -81,7 +87,8 @@ def asked(options: argparse.Namespace, *, record: bool = False, on: str | None =
         without = {job.model for job in trace.jobs} - models
         notes.append(f"speeds of {len(models)} models are those of --points; {len(without)} models have none")
     stated = () if isinstance(known, Profiles) else (curve.stated(),)
-    return Asked(trace=trace, machines=cluster, rules=rules, told=told, notes=(*notes, *stated, *more_notes))
+    every = (*notes, *stated, *more_notes)
+    return Asked(trace=trace, machines=cluster, rules=rules, told=told, notes=every, learned=options.learned)
 
 
 def _points(options: argparse.Namespace) -> tuple[Points | Profiles | None, tuple[str, ...]]:

@@ -167,6 +167,7 @@ def _trace_options(parser: argparse.ArgumentParser) -> None:
     trace.add_argument("--format", type=some, metavar="NAME", help="where its first line does not say")
     trace.add_argument("--workload", type=count, metavar="N", help="of a file that holds several")
     trace.add_argument("--points", type=some, metavar="PATH", help="measured speeds of the models in it")
+    trace.add_argument("--learned", action="store_true", help="of a folder of points: jobs learn them as they run")
     trace.add_argument("--start-day", type=number_from(0), default=0.0, metavar="D", help="leave out what came before")
     trace.add_argument("--days", type=number_from(0), metavar="D", help="only jobs of so many days")
     trace.add_argument("--skip-bad", action="store_true", help="list rows with a mistake, in place of an error")

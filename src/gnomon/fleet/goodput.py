@@ -104,14 +104,19 @@ class Profile:
         lower = max(size for size in known if size <= batch + _EPS)
         return lower, upper, (batch - lower) / (upper - lower) if upper > lower else 0.0
 
-    def gain(self, batch: float, epoch: int) -> float:
-        """Progress of one step: examples of the smallest batch that it is worth (the gradient noise scale)."""
+    def noise(self, batch: float, epoch: int) -> tuple[float, float]:
+        """(squared norm, variance) of the gradient."""
         lower, upper, share = self._between(batch)
         low, high = self.validation[lower], self.validation[upper]
         sqr = (1 - share) * low.grad_sqr[epoch] + share * high.grad_sqr[epoch]
         var = (1 - share) * low.grad_var[epoch] + share * high.grad_var[epoch]
+        return float(sqr), float(var)
+
+    def gain(self, batch: float, epoch: int) -> float:
+        """Progress of one step: examples of the smallest batch that it is worth (the gradient noise scale)."""
+        sqr, var = self.noise(batch, epoch)
         scale = batch / self.batches[0]
-        return float((var + sqr) / (var / scale + sqr))
+        return (var + sqr) / (var / scale + sqr)
 
     def iterations(self, batch: float, epoch: int) -> float:
         """Steps done at the end of epoch number `epoch`, from 0."""
@@ -119,9 +124,33 @@ class Profile:
         low, high = self.validation[lower].iteration[epoch], self.validation[upper].iteration[epoch]
         return float((1 - share) * low + share * high)
 
+    def total(self, replicas: int, atomic: int, accumulated: int) -> int:
+        """The global batch, within those that were run to the end."""
+        return min(max(replicas * atomic * (accumulated + 1), self.batches[0]), self.batches[-1])
+
+    def largest_local(self, placement: Placement) -> int:
+        """Largest local batch that was measured on a placement, or else on no fewer nodes and replicas."""
+        points = self.placements.get(_turned(placement))
+        if points is not None:
+            return min(int(points[0][-1]), self.max_local)
+        nodes, replicas = len(placement), sum(placement)
+        larger = (
+            int(sizes[-1])
+            for count, by_replicas in self.scaled.items()
+            for many, (sizes, _, _) in by_replicas.items()
+            if count >= nodes and many >= replicas
+        )
+        return min(max(larger, default=self.max_local), self.max_local)
+
+    @cached_property
+    def alone_per_s(self) -> float:
+        """Examples a second of one device at the largest batch that was measured on it."""
+        sizes, step, _ = self.placements[(1,)]
+        return float(sizes[-1] / (step.max() * self.slowdown))
+
     def step_s(self, placement: Placement, local: int) -> tuple[float, float]:
         """(seconds of a step, of which communication) on a placement with a local batch."""
-        turned = min(placement[i:] + placement[:i] for i in range(len(placement)))
+        turned = _turned(placement)
         key = (turned, local)
         times = self._steps.get(key)
         if times is None:
@@ -151,6 +180,11 @@ class Profile:
         share = (replicas - lower) / (upper - lower) if upper > lower else 0.0
         low, high = _at(self.scaled[nodes][lower], local), _at(self.scaled[nodes][upper], local)
         return (1 - share) * low[0] + share * high[0], (1 - share) * low[1] + share * high[1]
+
+
+def _turned(placement: Placement) -> Placement:
+    """As it is in the tables: the first of its rotations."""
+    return min(placement[i:] + placement[:i] for i in range(len(placement)))
 
 
 def _at(points: tuple[Floats, Floats, Floats], local: int) -> tuple[float, float]:
@@ -225,7 +259,7 @@ class Profiles:
         return sum(
             (profile.progress_at(epoch + 1) - profile.progress_at(epoch))
             * _step(profile, placement, atomic, accumulated)
-            / profile.gain(_total(profile, devices, atomic, accumulated), epoch)
+            / profile.gain(profile.total(devices, atomic, accumulated), epoch)
             for epoch in range(profile.epochs)
         )
 
@@ -246,8 +280,10 @@ def fixed_batch(profile: Profile, replicas: int, batch: int) -> tuple[int, int]:
     return min(atomic, profile.batches[-1] // (replicas * (accumulated + 1))), accumulated
 
 
-def _total(profile: Profile, replicas: int, atomic: int, accumulated: int) -> float:
-    return min(max(replicas * atomic * (accumulated + 1), profile.batches[0]), profile.batches[-1])
+def goodput_at(profile: Profile, epoch: int, placement: Placement, atomic: int, accumulated: int) -> float:
+    """Progress a second with a batch."""
+    total = profile.total(sum(placement), atomic, accumulated)
+    return profile.gain(total, epoch) / _step(profile, placement, atomic, accumulated)
 
 
 def _step(profile: Profile, placement: Placement, atomic: int, accumulated: int) -> float:
@@ -278,10 +314,7 @@ class Profiled:
         return rate
 
     def _kept(self, profile: Profile, batch: int, epoch: int, placement: Placement) -> float:
-        replicas = sum(placement)
-        atomic, accumulated = fixed_batch(profile, replicas, batch)
-        total = _total(profile, replicas, atomic, accumulated)
-        return profile.gain(total, epoch) / _step(profile, placement, atomic, accumulated)
+        return goodput_at(profile, epoch, placement, *fixed_batch(profile, sum(placement), batch))
 
     def _best(self, profile: Profile, epoch: int, placement: Placement) -> float:
         """The highest goodput over batch sizes."""
@@ -300,8 +333,7 @@ class Profiled:
             if not profile.min_local <= atomic <= profile.max_local or (atomic, accumulated) in seen:
                 continue
             seen.add((atomic, accumulated))
-            total = _total(profile, replicas, atomic, accumulated)
-            best = max(best, profile.gain(total, epoch) / _step(profile, placement, atomic, accumulated))
+            best = max(best, goodput_at(profile, epoch, placement, atomic, accumulated))
         return best
 
     def epoch(self, job: Job, done_s: float) -> int:

@@ -70,9 +70,17 @@ class ByKind:
         if lacking:
             raise InputError(f"no measured points on {', '.join(lacking)}; there are some on {', '.join(self.kinds)}")
 
+    def kind(self, node: int) -> str:
+        """Kind of device of a node."""
+        return self.machines.pools[self.machines.pool_of[node]].device
+
+    def per_node(self, kind: str) -> int:
+        """Most devices of a kind that a node has."""
+        return max(pool.per_node for pool in self.machines.pools if pool.device == kind)
+
     def on(self, node: int) -> Profiled:
         """Those of a node's kind of device."""
-        return self.kinds[self.machines.pools[self.machines.pool_of[node]].device]
+        return self.kinds[self.kind(node)]
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
         """See `Forecasts`."""

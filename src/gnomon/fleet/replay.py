@@ -20,6 +20,7 @@ from gnomon.errors import InputError, RunError
 from gnomon.fleet.devices import Devices
 from gnomon.fleet.forecast import Curve
 from gnomon.fleet.job import Trace
+from gnomon.fleet.learned import Learned
 from gnomon.fleet.machines import Machines, check_fits
 from gnomon.fleet.ordered import can_be_ordered, replay_ordered
 from gnomon.fleet.placement import fit
@@ -62,7 +63,8 @@ def replay(
 ) -> Result:
     """The fate of a trace's jobs under a policy.
 
-    forecasts: what the policy is told; default the stated curve. truth: what happens; default the forecasts.
+    forecasts: what the policy is told; default the stated curve. truth: what happens; default the forecasts, and of
+    `Learned` what it says, which begins anew.
     InputError for jobs that these machines cannot run. RunError for jobs that a policy never starts.
     """
     check_fits(trace, machines)
@@ -73,10 +75,13 @@ def replay(
         raise InputError(f"policy {policy.name} knows no MIG slices; elastic-batch does, or leave --mig out")
     rules = rules or Rules()
     told = forecasts or Curve(machines)
+    learned = told.started() if isinstance(told, Learned) else None
+    if learned:
+        told, truth = learned, learned.truth
     if can_be_ordered(trace, machines, policy, plain=rules == Rules(costs=rules.costs), known=forecasts or truth):
         return replay_ordered(trace, machines, policy, first_start_s=rules.costs.first_start_s)
     devices = Devices(machines, rules.headroom)
-    work = Work(devices, rules, truth or told)
+    work = Work(devices, rules, truth or told, learned)
     return _Replay(trace, machines, policy, rules, told, work, devices, progress).run()
 
 
@@ -230,6 +235,8 @@ class _Replay:
         self.dirty = False
         if not self.work.queue and not self.work.running:
             return
+        if self.work.learned:
+            self.work.measure()
         state = self.state()
         self.decisions += 1
         decisions = self.policy.decide(state, self.told)

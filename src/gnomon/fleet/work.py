@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from gnomon.errors import RunError
 from gnomon.fleet.devices import Devices
+from gnomon.fleet.learned import Learned
 from gnomon.fleet.result import Run
 from gnomon.fleet.rules import Rules
 from gnomon.fleet.state import FULL, PAUSED, Active, Allocation, Forecasts, devices_of
@@ -32,6 +33,8 @@ class Work:
     rules: Rules
     truth: Forecasts
     """How fast jobs really go."""
+    learned: Learned | None = None
+    """What jobs measure of themselves, where their speeds are not known."""
     now: float = 0.0
     queue: dict[str, Active] = field(default_factory=dict)
     running: dict[str, Active] = field(default_factory=dict)
@@ -68,6 +71,8 @@ class Work:
         self.uses["overhead"] += devices * idle
         self.uses["useful"] += devices * (held - idle)
         active.served += devices * held
+        if self.learned and held > idle:
+            self.learned.ran(active.job, before, active.allocation)
         every = self.rules.costs.checkpoint_every_s
         if every > 0 and active.rate:
             # Checkpoints are written every so many seconds of progress since the job got its devices.
@@ -92,6 +97,13 @@ class Work:
         goal = min(until, active.job.work_s)
         start = max(self.now, active.ready_s)
         self.push(start + max(goal - active.done_s, 0.0) / rate, FINISH, active.index, active.version)
+
+    def measure(self) -> None:
+        """Have all running jobs learn from what they did since, and choose their batch anew."""
+        for active in self.running.values():
+            if self.now > max(active.since_s, active.ready_s):
+                self.sync(active)
+                self.set_rate(active)
 
     def occupy(self, active: Active, allocation: Allocation, pause_s: float) -> None:
         """Have a job run on these devices, after a pause."""

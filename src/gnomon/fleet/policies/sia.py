@@ -15,16 +15,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 
 from gnomon.fleet.placement import give, place, take
-from gnomon.fleet.state import Active, Decision, Forecasts, Policy, State, devices_of
+from gnomon.fleet.state import Active, Decision, Forecasts, Policy, State, devices_of, packed_on
 
 RESTART_S = 30.0
 POWER, NO_ALLOCATION = -0.5, 1.1
 """Of a speedup: how fair shares are; and what a job without devices counts, a slowest configuration counting 1."""
+DIGITS = 2
+"""Of speedup ** POWER that count, as in the artifact: what brings less is not worth a change."""
 SLOWEST = 1e-4
 """Speedup below which none is told apart."""
 LARGEST = 4_000_000
@@ -40,11 +44,17 @@ class Configuration:
     value: float
 
 
-def sia(state: State, forecasts: Forecasts, *, learns: bool = True) -> Sequence[Decision]:
-    """Configurations of all jobs, then their places. learns: nothing is known of a job before it ran, so that it begins
-    small; otherwise its speed is known everywhere."""
+def sia(
+    state: State, forecasts: Forecasts, *, learns: bool = True, restart_s: Mapping[str, float] = MappingProxyType({})
+) -> Sequence[Decision]:
+    """Configurations of all jobs, then their places.
+
+    learns: nothing is known of a job before it ran, so that it begins small; otherwise its speed is known everywhere.
+    restart_s: of a model, what a restart is taken to cost in place of RESTART_S.
+    """
     pools = [i for i, pool in enumerate(state.machines.pools) if not pool.serves]
-    if not state.queue and all(_is_best(state, forecasts, active, pools, learns) for active in state.running):
+    own = partial(_configurations, state, forecasts, pools=pools, learns=learns, restart_s=restart_s)
+    if not state.queue and all(_is_best(state, active, own(active)) for active in state.running):
         return ()
     jobs = sorted((*state.queue, *state.running), key=lambda active: active.index)
     room = {i: sum(state.free[n] for n in state.machines.nodes_of(i)) for i in pools}
@@ -52,9 +62,7 @@ def sia(state: State, forecasts: Forecasts, *, learns: bool = True) -> Sequence[
         pool = state.machines.pool_of[active.allocation[0][0]]
         if pool in room:
             room[pool] += active.devices
-    return _placed(
-        state, jobs, choose([_configurations(state, forecasts, active, pools, learns) for active in jobs], room)
-    )
+    return _placed(state, jobs, choose([own(active) for active in jobs], room))
 
 
 def choose(options: Sequence[Sequence[Configuration]], room: Mapping[int, int]) -> list[Configuration | None]:
@@ -70,19 +78,18 @@ def choose(options: Sequence[Sequence[Configuration]], room: Mapping[int, int]) 
     return exact(options, room) if size <= LARGEST else _by_marginal_value(options, room)
 
 
-def _is_best(state: State, forecasts: Forecasts, active: Active, pools: Sequence[int], learns: bool) -> bool:
+def _is_best(state: State, active: Active, options: Sequence[Configuration]) -> bool:
     """Whether no other configuration is worth more to a running job than the one that it has, whatever is free."""
-    fewest, most = forecasts.limits(active.job)
-    if fewest == most and len(pools) == 1:
-        return True  # it has the only one
     now = (state.machines.pool_of[active.allocation[0][0]], active.devices)
-    values = {(o.pool, o.count): o.value for o in _configurations(state, forecasts, active, pools, learns)}
+    values = {(option.pool, option.count): option.value for option in options}
     return now in values and values[now] >= max(values.values())
 
 
 def _configurations(
-    state: State, forecasts: Forecasts, active: Active, pools: Sequence[int], learns: bool
-) -> list[Configuration]:
+    state: State, forecasts: Forecasts, active: Active, *, pools: Sequence[int], learns: bool,
+    restart_s: Mapping[str, float],
+) -> Sequence[Configuration]:  # fmt: skip
+    """What a job can have, each with its value."""
     fewest, most = forecasts.limits(active.job)
     most = min(most, max(2 * active.peak, fewest, 1)) if learns else most
     rates = {}
@@ -90,24 +97,30 @@ def _configurations(
         per_node = state.machines.pools[pool].per_node
         nodes = state.machines.nodes_of(pool)
         for count in _counts(fewest, most, per_node, len(nodes)):
-            full, rest = divmod(count, per_node)
-            shape = tuple((nodes[0], per_node) for _ in range(full)) + (((nodes[0], rest),) if rest else ())
+            shape = packed_on(count, nodes[0], per_node)
             rates[pool, count] = forecasts.phase(active.job, active.done_at(state.now), shape)[0]
-    if not rates:
-        return []
     base = min((rate for rate in rates.values() if rate > 0), default=0.0)
-    age = state.now - active.job.submit_s
-    lost = RESTART_S * (1 + active.preemptions + active.resizes) / (age + RESTART_S) if active.first_s >= 0 else 0.0
+    if not base:
+        return ()
     now = (state.machines.pool_of[active.allocation[0][0]], active.devices) if active.allocation else (-1, 0)
-    kept = [entry for entry in rates if entry == now] if active.ready_s > state.now else list(rates)
-    worth = {entry: rates[entry] / base * (1.0 if entry == now else max(1.0 - lost, 0.0)) for entry in kept if base}
+    kept = [now] if active.ready_s > state.now and now in rates else list(rates)
+    share = _share_kept(state, active, restart_s.get(active.job.model, RESTART_S))
+    worth = {entry: rates[entry] / base * (1.0 if entry == now else share) for entry in kept}
     if learns and active.first_s < 0:  # nothing is known of it before it ran
         worth = {entry: 1.0 for entry in worth if entry[1] == max(fewest, 1)}
     return [
-        Configuration(pool, count, NO_ALLOCATION - max(speedup, SLOWEST) ** POWER)
+        Configuration(pool, count, NO_ALLOCATION - round(max(speedup, SLOWEST) ** POWER, DIGITS))
         for (pool, count), speedup in worth.items()
         if rates[pool, count] > 0
     ]
+
+
+def _share_kept(state: State, active: Active, restart_s: float) -> float:
+    """Share of a speedup that is left if a job changes what it holds, for the restarts so far and the next."""
+    age = state.now - active.job.submit_s
+    if not active.allocation or age < restart_s:
+        return 1.0
+    return max(age - restart_s * (active.preemptions + active.resizes), 0.0) / (age + restart_s)
 
 
 def _counts(fewest: int, most: int, per_node: int, nodes: int) -> list[int]:

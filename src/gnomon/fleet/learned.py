@@ -1,0 +1,207 @@
+"""Speeds that jobs learn as they run, in place of speeds that are known: what Pollux and Sia have.
+
+A job times its steps; `fit` makes a throughput model of each kind of device from them, with the gradient noise of its
+last step. From these `Learned` foretells it: goodput at the best batch on devices that it had, or not yet. On a kind of
+device that it never had, it is as fast as on one that it had, times a ratio that is measured on single devices. Before
+it ran at all it is taken to scale linearly. `Learned.truth` is what happens then: a job trains at the batch that its
+model prefers, which need not be the best one. The replay tells a `Learned` what ran. Leaves out the throughput model
+itself (`throughput`). Sources: Qiao et al., OSDI 2021; Jayaram Subramanya et al., SOSP 2023, section 3.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.fleet.goodput import BATCHES, Placement, Profile, fixed_batch, goodput_at
+from gnomon.fleet.job import Job
+from gnomon.fleet.kinds import ByKind
+from gnomon.fleet.state import Allocation, devices_of
+from gnomon.fleet.throughput import Floats, Point, fit
+
+Counts = NDArray[np.int64]
+_EPS = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """What a job has measured of itself so far."""
+
+    points: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
+    """Kind of device -> steps that it timed there, each placement and batch once."""
+    noise: tuple[float, float] = (0.0, 0.0)
+    """(squared norm, variance) of the gradient in its last step."""
+
+    def after(self, kind: str, point: Point, noise: tuple[float, float]) -> Experience:
+        """With a step that it took on a kind of device."""
+        own = self.points.get(kind, ())
+        if any(old[:3] == point[:3] for old in own):
+            return Experience(points=self.points, noise=noise)
+        return Experience(points={**self.points, kind: tuple(sorted((*own, point)))}, noise=noise)
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """By shape (nodes, replicas) that was asked for: the goodput at the best batch, and that batch."""
+
+    goodput: Floats
+    """Progress a second, in steps of the smallest batch; 0 where no batch is possible."""
+    local: Counts
+    accumulated: Counts
+    """Steps that gradients are accumulated over besides."""
+
+
+def tuned(
+    profile: Profile,
+    points: tuple[Point, ...],
+    noise: tuple[float, float],
+    nodes: Counts,
+    replicas: Counts,
+    largest: int,
+) -> Tuned:
+    """The best batch of each shape by what these points say. largest: local batch that fits in memory."""
+    model, (square, variance) = fit(points), noise
+    first, last = profile.batches[0], profile.batches[-1]
+    batch = np.geomspace(np.maximum(first, profile.min_local * replicas), last, BATCHES)
+    each = batch / replicas
+    accumulated = np.ceil(each / largest - _EPS).astype(np.int64) - 1
+    alone = (replicas == 1) & (each > first + _EPS)
+    accumulated = np.where(alone, np.maximum(accumulated, 1), accumulated)
+    local = np.ceil(each / (accumulated + 1) - _EPS).astype(np.int64)
+    compute = model.compute_s(local)
+    seconds = accumulated * compute + model.step_s(nodes, replicas, compute)
+    noisy = variance / (replicas * local * (accumulated + 1) / first) + square
+    goodput = np.where(noisy > 0, (variance + square) / np.where(noisy > 0, noisy, 1.0), 1.0) / seconds
+    goodput = np.where((profile.min_local <= local) & (local <= largest), goodput, 0.0)
+    best = goodput.argmax(axis=0), np.arange(len(replicas))
+    return Tuned(goodput[best], local[best], accumulated[best])
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Forecasts from what jobs have measured so far: the interface `Forecasts`."""
+
+    known: ByKind
+    """What really happens, on every kind of device."""
+    seen: dict[str, Experience] = field(default_factory=dict)
+    """Job -> what it has measured; only `ran` writes it."""
+    _memo: dict[tuple[object, ...], Tuned] = field(default_factory=dict, compare=False, repr=False)
+    _ratios: dict[tuple[str, str, str], float] = field(default_factory=dict, compare=False, repr=False)
+
+    def started(self) -> Learned:
+        """One that knows of no job yet."""
+        return Learned(self.known)
+
+    @property
+    def truth(self) -> Learning:
+        """What happens while jobs learn so."""
+        return Learning(machines=self.known.machines, kinds=self.known.kinds, learned=self)
+
+    def ran(self, job: Job, done_s: float, allocation: Allocation) -> None:
+        """A job made progress on an allocation from this work on, at the batch that it prefers there."""
+        kind, shape = self.known.kind(allocation[0][0]), tuple(count for _, count in allocation)
+        profiled = self.known.kinds[kind]
+        profile, epoch = profiled.profiles.of(job), profiled.epoch(job, done_s)
+        local, accumulated = self.batch(job, kind, shape)
+        point = Point(len(shape), sum(shape), local, *profile.step_s(shape, local))
+        noise = profile.noise(profile.total(sum(shape), local, accumulated), epoch)
+        self.seen[job.id] = self.seen.get(job.id, Experience()).after(kind, point, noise)
+
+    def batch(self, job: Job, kind: str, shape: Placement) -> tuple[int, int]:
+        """(local batch, steps that are accumulated over besides) that a job trains with on a placement: the smallest
+        batch until it has timed a step on that kind of device, then what is best by what it timed."""
+        profile, replicas = self.known.kinds[kind].profiles.of(job), sum(shape)
+        experience = self.seen.get(job.id)
+        points = experience.points.get(kind) if experience else None
+        if profile.fixed_batch or experience is None or points is None:
+            smallest = max(profile.batches[0], profile.min_local * replicas)
+            return fixed_batch(profile, replicas, profile.fixed_batch or smallest)
+        largest = profile.largest_local(shape)
+        key = (job.model, kind, points, experience.noise, len(shape), replicas, largest)
+        best = self._memo.get(key)
+        if best is None:
+            at = np.array([len(shape)]), np.array([replicas])
+            best = self._memo[key] = tuned(profile, points, experience.noise, *at, largest)
+        local, accumulated = int(best.local[0]), int(best.accumulated[0])
+        return min(local, profile.batches[-1] // (replicas * (accumulated + 1))), accumulated
+
+    def rates(self, job: Job, kind: str, counts: Counts, nodes: Counts | None = None) -> Floats:
+        """Seconds of work a second on so many devices of a kind. nodes: they are on; default as few as hold them."""
+        experience = self.seen.get(job.id)
+        if experience is None:
+            return counts / job.devices
+        base, ratio = kind, 1.0
+        if kind not in experience.points:
+            base = next(other for other in self.known.kinds if other in experience.points)
+            ratio, nodes = self._ratio(job, kind, base), None
+        profiled = self.known.kinds[base]
+        profile = profiled.profiles.of(job)
+        if nodes is None:
+            nodes = -(-counts // self.known.per_node(base))
+        key = (job.model, base, experience.points[base], experience.noise, nodes.tobytes(), counts.tobytes())
+        best = self._memo.get(key)
+        if best is None:
+            best = self._memo[key] = tuned(
+                profile, experience.points[base], experience.noise, nodes, counts, profile.max_local
+            )
+        out: Floats = best.goodput * (ratio * job.work_s / profile.progress_at(profile.epochs))
+        return out
+
+    def _ratio(self, job: Job, kind: str, base: str) -> float:
+        """How many times faster one device of a kind is than one of another, at its largest batch."""
+        key = (job.model, kind, base)
+        ratio = self._ratios.get(key)
+        if ratio is None:
+            fast, slow = (self.known.kinds[name].profiles.of(job).alone_per_s for name in (kind, base))
+            ratio = self._ratios[key] = fast / slow
+        return ratio
+
+    def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
+        """See `Forecasts`; as far as is known, a rate holds."""
+        kind, count = self.known.kind(allocation[0][0]), devices_of(allocation)
+        return float(self.rates(job, kind, np.array([count]), np.array([len(allocation)]))[0]), math.inf
+
+    def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> Floats:
+        """See `Forecasts`."""
+        counts = np.arange(1, most + 1)
+        return self.rates(job, self.known.kind(node), counts, -(-counts // per_node))
+
+    def limits(self, job: Job) -> tuple[int, int]:
+        """See `Forecasts`."""
+        return self.known.limits(job)
+
+    def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
+        """See `Forecasts`."""
+        return (job.work_s - done_s) / self.phase(job, done_s, allocation)[0]
+
+    def memory_bytes(self, job: Job, devices: int) -> float:
+        """See `Forecasts`."""
+        return self.known.memory_bytes(job, devices)
+
+    def resize_s(self, job: Job, devices: int) -> float:
+        """See `Forecasts`."""
+        return self.known.resize_s(job, devices)
+
+    def beside(self, job: Job, other: Job) -> float:
+        """See `Forecasts`."""
+        return self.known.beside(job, other)
+
+
+@dataclass(frozen=True)
+class Learning(ByKind):
+    """What happens while jobs learn: a job trains at the batch that it prefers by what it has timed."""
+
+    learned: Learned
+
+    def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
+        """See `Forecasts`; a rate holds for an epoch."""
+        profiled, shape = self.on(allocation[0][0]), tuple(count for _, count in allocation)
+        profile, epoch = profiled.profiles.of(job), profiled.epoch(job, done_s)
+        total = profile.progress_at(profile.epochs)
+        batch = self.learned.batch(job, self.kind(allocation[0][0]), shape)
+        goodput = goodput_at(profile, epoch, shape, *batch)
+        return goodput * job.work_s / total, profile.progress_at(epoch + 1) / total * job.work_s

@@ -20,7 +20,7 @@ from gnomon.lowering import (
     zero_bubble_h1,
 )
 from gnomon.lowering.edit import Row, rows_of
-from gnomon.methods.bamboo import fail_over
+from gnomon.methods.bamboo import fail_over, redundant
 from gnomon.methods.mario import apply_checkpoint
 from gnomon.program import Program, validate
 from gnomon.program.rows import Rows
@@ -112,3 +112,31 @@ def test_a_step_with_a_failure_is_slower_but_not_more_than_twice() -> None:
         after = fail_over(before, (dead,))
         failed = play(Clock.of(validate(after), durations(after, busy))).end.max()
         assert healthy < failed <= 2 * healthy
+
+
+@given(ranks=st.integers(2, 6), count=st.integers(1, 8), forward=st.integers(1, 4), backward=st.integers(1, 8))
+@settings(max_examples=40, deadline=None)
+def test_copies_cost_a_forward_of_each_unit_at_most_and_their_gradients(
+    ranks: int, count: int, forward: int, backward: int
+) -> None:
+    """Each rank runs every unit of the next one's stage once, and lets go of it; the plain rows keep their order."""
+    before = program_of(one_f_one_b(ranks, count))
+    after = redundant(before)
+    for cls, (old, new) in enumerate(zip(rows_of(before), rows_of(after), strict=True)):
+        copy, own = (cls + 1) % ranks, {row.kind for row in old}
+        assert [row for row in new if row.kind in own] == old
+        for kind in ("FRC", "FORGET"):
+            assert sorted(row.unit for row in new if row.kind == kind and row.stage == copy) == list(range(count))
+
+    def makespan(program: Program, **more: int) -> float:
+        busy = {"F": forward, "B": backward, "OPT": 1, "*": 0, **more}
+        return float(play(Clock.of(validate(program), durations(program, busy))).end.max())
+
+    copied = makespan(after, FRC=forward, OPT_COPY=1)
+    assert makespan(before) < copied <= makespan(before) + count * ranks * forward + 1
+    assert makespan(after, FRC=0, OPT_COPY=0) == makespan(before), "what takes no time changes nothing"
+
+
+def test_ranks_with_several_stages_have_no_copies() -> None:
+    with pytest.raises(PlanError, match="ranks hold 2 stages each"):
+        redundant(program_of(interleaved_one_f_one_b(2, 4, 2)))

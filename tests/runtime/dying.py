@@ -12,11 +12,13 @@ import torch
 import torch.distributed as dist
 from runtime import training
 
+from gnomon.lowering.edit import Row as ProgramRow
 from gnomon.models.llama import llama
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
-from gnomon.runtime import Executor, Job, Outcome
+from gnomon.runtime import Executor, Job, Outcome, takeover
 from gnomon.runtime.membership import Membership
 from gnomon.runtime.memory_checkpoint import MemoryCheckpoint, latest
+from gnomon.runtime.redundancy import Work
 from gnomon.runtime.rows import Row
 from gnomon.runtime.survivors import train_surviving
 
@@ -60,6 +62,21 @@ def _dies(step: int, row: int, others: Sequence[int]) -> None:
         do(self, one)
 
     Executor._do = done  # type: ignore[method-assign]
+
+
+def train_with_copies(job: Job, membership: Membership) -> Outcome | None:
+    """`takeover.train_with_copies`, in a process that may be one to die."""
+    process, step, row = map(int, os.environ[KILLS].split())
+    if process == membership.process:
+        do = Work.row
+
+        def done(self: Work, one: ProgramRow) -> None:
+            if self.now.number == step and one is self.rows[min(row, len(self.rows) - 1)]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            do(self, one)
+
+        Work.row = done  # type: ignore[method-assign]
+    return takeover.train_with_copies(job, membership)
 
 
 def copies(names: list[str]) -> dict[str, list[list[tuple[float, float, float]]]]:

@@ -1,10 +1,12 @@
-"""Bamboo: a step in which a pipeline rank has failed and its predecessor, which holds a copy of its stages, does the
-work of both (Thorpe et al., NSDI 2023).
+"""Bamboo: each pipeline rank holds a copy of the next one's stage, and does the work of both once that rank has failed
+(Thorpe et al., NSDI 2023).
 
-`fail_over(program, dead)` merges the instruction lists of the two ranks: step by step of the failure-free schedule,
-backwards before forwards. Messages between the two become local hand-offs, those with other ranks go to the
-predecessor, gradients of both are reduced, and one update covers both. Leaves out the redundant forwards of the steps
-before the failure, catching up within a step that had begun, and the making of new communicators.
+`redundant(program)` is what every step pays for it: the forward of the copy right after what it reads was sent (FRC),
+so that it runs while the rank waits for a gradient; and at the end the gradient of the stage, by which the copy is
+updated too. `fail_over(program, dead)` is a step after a failure. It merges the instruction lists of the two ranks:
+step by step of the failure-free schedule, backwards before forwards. Messages between the two become local hand-offs,
+those with other ranks go to the predecessor, gradients of both are reduced, and one update covers both. Leaves out
+catching up within a step that had begun, and processes (`runtime.takeover`).
 """
 
 from __future__ import annotations
@@ -20,11 +22,93 @@ from gnomon.lowering.insertions import bucket, by_name
 from gnomon.methods.method import Context, Method, Param, Params
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
 from gnomon.plans import Plan
-from gnomon.program import Kind, Override, Program, validate
+from gnomon.program import (
+    BufferClass,
+    BufferRef,
+    Communicator,
+    Kind,
+    Override,
+    Program,
+    RowEffect,
+    effects,
+    validate,
+)
 from gnomon.simulate.durations import Durations
 from gnomon.simulate.play import Clock, play
 
 _BACKWARD = ("R", "B", "I", "W")
+
+NAME = "bamboo"
+
+NOBODY = -1
+"""Rank that failed, where none has."""
+
+
+FRC = Kind(name="FRC", effects=effects("write SC, write KX"))
+"""The forward of the next rank's stage, redundantly: what its backward would need stays (SC), and its input (KX)."""
+FORGET = Kind(name="FORGET", effects=effects("consume SC, write KD"))
+"""What a redundant forward kept is let go, as the next rank has gone back through it. Gradients sent stay (KD)."""
+SEND_COPY = Kind(name="SEND_COPY", stream="send_copy", effects=effects("read G"), comm="copy", message="send", hop=-1)
+RECV_COPY = Kind(name="RECV_COPY", stream="recv_copy", comm="copy", message="recv", hop=-1)
+OPT_COPY = Kind(name="OPT_COPY")
+"""The update of the copy, by the gradient that its rank has sent."""
+KINDS = (FRC, FORGET, SEND_COPY, RECV_COPY, OPT_COPY)
+BUFFERS = (
+    BufferClass(name="SC"),
+    BufferClass(name="KX"),
+    BufferClass(name="KD"),
+    BufferClass(name="GC", per="stage"),
+)
+
+
+def redundant(program: Program) -> Program:
+    """The step in which each pipeline rank runs the forward of the next one's stage too, and keeps its copy of it up to
+    date; the last rank has that of the first. PlanError for ranks that hold several stages."""
+    listed, count = rows_of(program), program.num_classes
+    if program.num_stages != count:
+        raise PlanError(f"ranks hold {program.num_stages / count:g} stages each, and a copy is of one; use one a rank")
+    rows = [with_copy(mine, cls, count, holds=True, held=True) for cls, mine in enumerate(listed)]
+    names = {comm.name for comm in program.comms}
+    changed = with_rows(program, rows, kinds=(*program.kinds, *KINDS))
+    comms = program.comms if "copy" in names else (*program.comms, Communicator(name="copy", semantics="buffered"))
+    changed = replace(changed, comms=comms, buffers=(*program.buffers, *BUFFERS))
+    validate(changed)
+    return changed
+
+
+def with_copy(rows: Sequence[Row], stage: int, count: int, *, holds: bool, held: bool) -> list[Row]:
+    """The rows of the rank that has `stage` of `count` with those of a copy. holds: whether it has a copy of the next
+    stage; held: whether the rank before it has one of its own."""
+    copy, before = (stage + 1) % count, (stage - 1) % count
+    units = [row.unit for row in rows if row.kind == "F" and row.stage == stage]
+    out: list[Row] = []
+    for row in rows:
+        here = holds and row.stage == stage
+        if row.kind == "OPT" and row.stage == stage:
+            out += _copies_meet(stage, copy, before, count, holds=holds, held=held)
+        first = copy == 0 and here  # what the first stage reads is in the batch: before this rank has anything to do
+        if first and row.kind == "RECV_F":
+            out.append(Row(kind="FRC", stage=copy, unit=row.unit))
+        out.append(row)
+        if here and not first and row.kind == "SEND_F":
+            out.append(Row(kind="FRC", stage=copy, unit=row.unit))
+        gone = units.index(row.unit) - (count if first else 0) if here and row.kind == "B" else -1
+        if gone >= 0:
+            out.append(Row(kind="FORGET", stage=copy, unit=units[gone]))
+        if row.kind == "OPT" and here:
+            out += [Row(kind="FORGET", stage=copy, unit=unit) for unit in units[-count:] if first]
+            kept = [BufferRef(name, copy, unit) for unit in units for name in ("KX", "KD")]
+            freed = tuple(RowEffect("consume", ref) for ref in (BufferRef("GC", copy), *kept))
+            out.append(Row(kind="OPT_COPY", stage=copy, override=Override(effects=freed)))
+    return out
+
+
+def _copies_meet(stage: int, copy: int, before: int, count: int, *, holds: bool, held: bool) -> list[Row]:
+    """Gradients on their way to the copies, for each other end that is there."""
+    got = Override(effects=(RowEffect("write", BufferRef("GC", copy)),), peer=copy if copy != stage + 1 else None)
+    sent = Override(peer=before) if before != stage - 1 else None
+    receives = [Row(kind="RECV_COPY", stage=stage, override=got)] if holds else []
+    return receives + ([Row(kind="SEND_COPY", stage=stage, override=sent)] if held else [])
 
 
 def fail_over(program: Program, dead: Sequence[int], *, one_update: bool = True) -> Program:
@@ -159,13 +243,27 @@ def _one_update(updates: Sequence[Row], kinds: dict[str, Kind]) -> list[Row]:
 
 
 def _rewrite(program: Program, params: Params, context: Context) -> Program:
-    """The step of a replica that lost a rank: the others, at full strength, wait for it where gradients are reduced."""
+    """What every step pays for copies; or, of a replica that lost `rank`, its step: the others, at full strength, wait
+    for it where gradients are reduced."""
     rank = int(params["rank"])
+    if rank == NOBODY:
+        return redundant(program)
     if not 0 <= rank < program.num_classes:
         raise PlanError(f"bamboo: rank = {rank}, but pipeline ranks are 0 to {program.num_classes - 1}")
     counts = [n for cls, n in enumerate(program.counts) if cls != rank]
     single = replace(program, counts=(1,) * program.num_classes)
     return replace(fail_over(single, [rank], one_update=False), counts=tuple(counts))
+
+
+def failed_rank(plan: Plan) -> int:
+    """Of a plan that names the method: the rank that failed; NOBODY."""
+    return int(METHOD.read(next(one for one in plan.schedule.passes if one.name == NAME))["rank"])
+
+
+def without(plan: Plan) -> Plan:
+    """The plan without copies."""
+    passes = tuple(one for one in plan.schedule.passes if one.name != NAME)
+    return replace(plan, schedule=replace(plan.schedule, passes=passes))
 
 
 def _refusal(plan: Plan) -> str | None:
@@ -175,20 +273,19 @@ def _refusal(plan: Plan) -> str | None:
         return "ZeRO's and host updates of two ranks have no common rows; use optimizer.zero = 0 on the device"
     if plan.schedule.name != ONE_F_ONE_B.name:
         return f"it merges the rows of {ONE_F_ONE_B.name}, and this schedule is {plan.schedule.name}"
+    if failed_rank(plan) == NOBODY and plan.num_stages != plan.num_pipeline_ranks:
+        return "a rank has a copy of one stage, and here ranks hold several; use one stage a rank"
     return None
 
 
 METHOD = Method(
-    name="bamboo",
+    name=NAME,
     paper="Bamboo, Thorpe et al., NSDI 2023",
-    about="a failed pipeline rank's stages are computed by the rank before it, which holds a copy",
+    about="each pipeline rank has a copy of the next one's stage, and takes over in the step in which that one is lost",
     switch="schedule.passes",
     exactness="bitwise",
-    missing={
-        "planned": "a failure is not chosen; ask what it costs with predict",
-        "run": "the runtime restarts from a checkpoint",
-    },
-    params=(Param(name="rank", about="the pipeline rank that failed", default=0),),
+    missing={"planned": "it only costs until something is lost; give it in the plan, and ask what it costs"},
+    params=(Param(name="rank", about="the pipeline rank that has failed; -1: none, all have copies", default=NOBODY),),
     rewrite=_rewrite,
     refusal=_refusal,
 )

@@ -22,11 +22,13 @@ PHASES: Mapping[str, tuple[str, ...]] = {
     "F": ("forward",),
     "C": ("forward",),
     "R": ("forward",),
+    "FRC": ("forward",),
     "B": ("recompute", "input_grad", "weight_grad"),
     "I": ("recompute", "input_grad"),
     "W": ("weight_grad",),
 }
-"""Kind of action -> what it computes; `R` runs the forward of its whole stage once more."""
+"""Kind of action -> what it computes; `R` runs the forward of its whole stage once more, `FRC` that of another
+rank's."""
 
 
 class ComputeTime:

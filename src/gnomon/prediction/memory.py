@@ -7,7 +7,7 @@ allocator does) plus what lies outside it. Leaves out host memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.lowering.chunked import chunk_pass
+from gnomon.prediction.communicators import communicators, flat_bytes
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.reduced_memory import copies, gradient_bytes, waited_for
 from gnomon.prediction.run_ahead import held_by_streams, split_by_microbatches
@@ -103,13 +104,34 @@ class RankMemory:
         }
 
 
-_NO_BYTES = ("X", "S", "Y", "DY", "DX", "P", "G", "PS", "GS", "M", "GH", "GT", "PH", "KV", "DKV")
+_NO_BYTES = (
+    "X",
+    "S",
+    "Y",
+    "DY",
+    "DX",
+    "P",
+    "G",
+    "PS",
+    "GS",
+    "M",
+    "GH",
+    "GT",
+    "PH",
+    "KV",
+    "DKV",
+    "SC",
+    "KX",
+    "KD",
+    "GC",
+)
 """Buffers, with nothing in them unless a stage says so."""
 
 _WORDS = {
     "F": "forward",
     "C": "forward",
     "R": "recompute",
+    "FRC": "redundant forward",
     "B": "backward",
     "I": "input gradient",
     "W": "weight gradient",
@@ -132,6 +154,7 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
     during = changes.during(program.num_rows) + extra
     on_tpu = any(stage.device.kind == "tpu" for stage in pricing.stages)
     needed = during - _at_leisure(program, pricing, changes, sizes, extra) if on_tpu else during
+    is_copy = np.isin(program.kind, [i for i, kind in enumerate(program.kinds) if kind.name == "FRC"])
     memory = []
     for cls in range(program.num_classes):
         low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
@@ -141,7 +164,8 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
         kind, unit = program.kinds[program.kind[row]].name, int(program.unit[row])
         moment = _WORDS.get(kind, kind.lower()) + (f" of unit {unit}" if unit >= 0 else "")
         early = int(during[row] - needed[low:high].max())
-        memory.append(_rank(pricing, cls, stages, held, sizes, int(extra[row]), early, moment, kept))
+        copies = {pricing.blocks[b][0] for b in program.stage[low:high][is_copy[low:high]].tolist()}
+        memory.append(_rank(pricing, cls, stages, held, sizes, int(extra[row]), early, moment, kept, copies))
     return tuple(memory), sizes
 
 
@@ -278,7 +302,7 @@ def _inside(program: Program, pricing: Pricing) -> NDArray[np.float64]:
         for k, kind in enumerate(program.kinds):
             if kind.name in ("B", "I"):
                 table[k, block] = after
-            elif kind.name in ("F", "C", "R"):
+            elif kind.name in ("F", "C", "R", "FRC"):
                 table[k, block] = before
             elif kind.name == "OPT":
                 table[k, block] = update + inside_update(*pricing.priced.held(block))
@@ -350,8 +374,11 @@ def _rank(
     early: int,
     moment: str,
     kept: frozenset[int],
+    copies: Collection[int],
 ) -> RankMemory:
+    """copies: of `stages`, those of another rank."""
     here = [pricing.stages[s] for s in stages]
+    own = [pricing.stages[s] for s in stages if s not in copies]
     by_class = {"parameters": 0, "gradients": 0, "master": 0, "states": 0}
     for stage in here:
         for name, size in _static_bytes(pricing, stage, kept).items():
@@ -361,6 +388,7 @@ def _rank(
         return int(sum(size for (name, _), size in held.items() if name in names))
 
     by_class["gradients"] += sum(_second_gradients(pricing, stage) for stage in here)
+    by_class["gradients"] += _unreduced(pricing, own) if copies else 0
     if pricing.turns is not None:
         by_class["gradients"] += sum(pricing.turns.parked_bytes(stage) for stage in here)
     by_class["parameters"] += total("P")
@@ -371,20 +399,20 @@ def _rank(
         sum(
             size / sizes[f"{block}S"] * logits_bytes(pricing, block)
             for (name, block), size in held.items()
-            if name == "S" and sizes[f"{block}S"]
+            if name in ("S", "SC") and sizes[f"{block}S"]
         )
     )
-    by_class["activations"] = total("S", "X", "HX", "EX", "KV", "DKV") - logits
+    by_class["activations"] = total("S", "X", "HX", "EX", "KV", "DKV", "SC", "KX") - logits
     logits += total("VS")
     by_class["logits"] = logits
     by_class["communication"] = total(
-        "Y", "DY", "DX", "VL", "HG", "EG", *(name for name, _ in held if name.startswith(("SKIP", "DSKIP")))
+        "Y", "DY", "DX", "VL", "HG", "EG", "KD", *(name for name, _ in held if name.startswith(("SKIP", "DSKIP")))
     )
     by_class["temporary"] = temporary
     device = here[0].device
     by_class["workspace"] = workspace_bytes(device, pricing.stack)
     allocated = sum(by_class.values())
-    groups, peers = _communicators(pricing, here)
+    groups, peers = communicators(pricing, here)
     blocks = [block for block, (number, _) in enumerate(pricing.blocks) if number in stages]
     waiting = max(held_by_streams(pricing, block) for block in blocks)
     waiting += split_by_microbatches(pricing, by_class["activations"])
@@ -395,7 +423,7 @@ def _rank(
         groups,
         exchange_peers=peers,
         largest=max(temporary, 1),
-        flat=sum(_flat_bytes(pricing, stage) for stage in here) + waiting,
+        flat=sum(flat_bytes(pricing, stage) for stage in here) + waiting,
         early=early,
     )
     for name, size in (("parameters", total("P")), ("gradients", total("G")), ("temporary", temporary)):
@@ -405,7 +433,7 @@ def _rank(
     by_class["overhead"] = placement.peak_bytes - allocated
     return RankMemory(
         rank_class=cls,
-        ranks=tuple(dict.fromkeys(rank for stage in here for rank in stage.members)),
+        ranks=tuple(dict.fromkeys(rank for stage in own for rank in stage.members)),
         device=device.name,
         by_class=by_class,
         allocated_bytes=allocated,
@@ -442,6 +470,11 @@ def _second_gradients(pricing: Pricing, stage: StagePrice) -> int:
     return sum(stage.elements) * width(precision.param) if reduced or kept else 0
 
 
+def _unreduced(pricing: Pricing, own: Sequence[StagePrice]) -> int:
+    """Gradients before they are added up over replicas, which stay beside the sum so that it can be done again."""
+    return sum(stage.static_bytes()["gradients"] for stage in own) if pricing.plan.mesh.data_ranks > 1 else 0
+
+
 def _inside_update(pricing: Pricing, block: int) -> int:
     """What the optimizer makes on its way: an fp32 copy of gradients that are narrower, and, where it is not one
     kernel, roots of second moments: of all parameters at once, or two for the largest at a time (DeepSpeed's partition
@@ -469,15 +502,6 @@ def _inside_update(pricing: Pricing, block: int) -> int:
     return size + max(joined, roots - freed)
 
 
-def _flat_bytes(pricing: Pricing, stage: StagePrice) -> int:
-    """Tensors so large that no block which activations have left holds them, so that the allocator asks for more: the
-    buffer that gradients are reduced through, and a partition's gradients in fp32. They are given back if need be."""
-    bucket, precision = pricing.stack.gradients.reduce_bucket_elements, stage.plan.precision
-    if bucket is None or pricing.plan.optimizer.zero not in (1, 2) or width(precision.grad) >= 4:
-        return 0
-    return bucket * width(precision.grad) + stage.updated_elements() * 4
-
-
 def _largest_parameter(stage: StagePrice) -> int:
     return max(
         (
@@ -487,30 +511,6 @@ def _largest_parameter(stage: StagePrice) -> int:
         ),
         default=0,
     )
-
-
-def _communicators(pricing: Pricing, here: Sequence[StagePrice]) -> tuple[int, int]:
-    """(groups that a rank communicates in, ranks of its node that it exchanges with in all-to-all)."""
-    stage = here[0]
-    used: set[tuple[str, ...]] = set()
-    for layer in stage.order:
-        for phase in (layer.forward, layer.input_grad, layer.weight_grad):
-            used |= {(axis,) for axis in phase.comm_s}
-        for collective in stage.collectives(layer):
-            used.add(tuple(axis for axis in collective.axes if getattr(stage.mesh, axis) > 1))
-    pipeline = pricing.plan.num_pipeline_ranks > 1
-    norm = pricing.plan.optimizer.clip and pricing.plan.world_size > 1
-    # the embedding's group: its gradients, or its parts, are added up over stages
-    tied = stage.share is not None or pipeline and _holds_tied(pricing, here)
-    exchange = ["ep"] + (["cp"] if pricing.plan.layout.context == "ulysses" else [])
-    peers = [stage.links[axis].ranks_per_node - 1 for axis in exchange if (axis,) in used]
-    return len(used) + pipeline + norm + tied, max(peers, default=0)
-
-
-def _holds_tied(pricing: Pricing, here: Sequence[StagePrice]) -> bool:
-    """Whether one of these stages shares a parameter with another."""
-    numbers = {number for number, stage in enumerate(pricing.stages) if any(stage is other for other in here)}
-    return any(numbers & set(holders) for holders in pricing.priced.shared.values())
 
 
 def _keys_bytes(layer: LayerPrice) -> int:
@@ -567,6 +567,8 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
         first, last = parts[0][0], parts[-1][0]
         sizes[f"{block}X"] = sizes[f"{block}DX"] = float(first.input_bytes)
         sizes[f"{block}Y"] = sizes[f"{block}DY"] = float(last.output_bytes)
+        sizes[f"{block}SC"], sizes[f"{block}KX"] = sizes[f"{block}S"], sizes[f"{block}X"]
+        sizes[f"{block}KD"] = sizes.get(f"{block - 1}DX", 0.0)
         if chunk_pass(pricing.plan.schedule) is not None:
             sizes[f"{block}KV"] = sizes[f"{block}DKV"] = float(sum(_keys_bytes(layer) for layer, _ in parts))
         sizes |= _several(pricing, block, number, index, len(stage.order))

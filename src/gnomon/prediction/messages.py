@@ -60,6 +60,11 @@ class Messages:
         gathered = float(collective_seconds("all_gather", size, self.stages[target].links["tp"]))
         return self._p2p(size / tp, link) + gathered, link
 
+    def carried(self, size: float, source: int, target: int) -> tuple[float, AxisLink | None]:
+        """(price of so many bytes between ranks of two stages, what they run over)."""
+        link = self._between(source, target)
+        return (0.0, None) if link is None else (self._p2p(size, link), link)
+
     def _p2p(self, size: float, link: AxisLink) -> float:
         if (size, link) not in self._sizes:
             self._sizes[size, link] = float(p2p_seconds(size, link))

@@ -46,7 +46,7 @@ BY_LAYER = frozenset({*PHASES, *WANTED, "OPT"})
 POLLS = frozenset({"RECV_F", "RECV_B", "POLL"})
 """Actions in which a host that polls sleeps until it sees the two descriptions of a tensor gone or come."""
 
-FREE_KINDS = frozenset({*POLLS, "RECV_SKIP", "RECV_SKIP_GRAD", "RESHARD", "LOAD"})
+FREE_KINDS = frozenset({*POLLS, "RECV_SKIP", "RECV_SKIP_GRAD", "RESHARD", "LOAD", "FORGET", "RECV_COPY"})
 """Actions that only mark a moment: a receive ends when its send does."""
 
 
@@ -204,7 +204,9 @@ class Pricing:
             return self.reductions.parameters(kind, stage)
         if kind in VOCABULARY:
             return self.compute.vocabulary(kind, stage)
-        if kind == "OPT":
+        if kind == "SEND_COPY":
+            return self._copied(stage)
+        if kind in ("OPT", "OPT_COPY"):
             return self._update(stage) + parameters_back_s(*self.priced.layers(stage), self.cluster)
         if kind == "NORM":
             return norm_s(self.stages[self.blocks[stage][0]], self.cluster, self.stack)
@@ -273,6 +275,13 @@ class Pricing:
         if link is None:
             return seconds
         return seconds * self.priced.slower(link)
+
+    def _copied(self, block: int) -> float:
+        """Wire time of a stage's gradient to the rank before it, which has a copy of the stage."""
+        stage = self.blocks[block][0]
+        size = self.stages[stage].static_bytes()["gradients"]
+        seconds, link = self.messages.carried(float(size), stage, (stage - 1) % len(self.stages))
+        return seconds if link is None else seconds * self.priced.slower(link)
 
     def _skip(self, stage: int, *, forward: bool) -> float:
         """The longest message of a stage to (or its gradient from) one that is not its neighbour."""

@@ -29,6 +29,8 @@ from gnomon.errors import GraphError, InputError, PlanError, RunError
 from gnomon.graph import Graph
 from gnomon.graph.text_inputs import ids_of, labels_of
 from gnomon.hardware import Cluster
+from gnomon.late import load_late
+from gnomon.methods import bamboo
 from gnomon.plans import Plan, Saved, Workload
 from gnomon.program import Program
 from gnomon.runtime.checkpoint import Saver, checkpoints, load, newest
@@ -192,6 +194,10 @@ def run(job: Job, *, threads: int = 1) -> Outcome:
     threads: of torch, in each process. A run that lost a process is started again `job.max_restarts` times, from its
     newest checkpoint; then PeerError. SystemExit (130, 143) if a signal ended processes that did not end by themselves.
     """
+    if job.memory_checkpoint_every:
+        return load_late("gnomon.runtime.survivors_launch:run_surviving")(job, threads=threads)
+    if bamboo.METHOD.used(job.plan):
+        return load_late("gnomon.runtime.takeover_launch:run_with_copies")(job, threads=threads)
     size, backend = job.plan.world_size, BACKENDS[job.device]
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return next(iter(launch(train, size, job, backend=backend, threads=threads).values()))

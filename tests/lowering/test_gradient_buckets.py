@@ -10,8 +10,9 @@ import pytest
 import gnomon
 from gnomon.errors import PlanError
 from gnomon.lowering import lower
+from gnomon.lowering.gradient_buckets import gradient_buckets
 from gnomon.models.presets import model
-from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Schedule, Workload
+from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Schedule, Workload, stage_layers
 from gnomon.program import Program, validate
 from gnomon.software import own, stack
 
@@ -90,7 +91,7 @@ def test_a_bucket_is_priced_as_one_all_reduce_and_the_clock_shows_what_overlaps(
 
 
 def test_schedules_without_rows_of_layers_are_refused() -> None:
-    with pytest.raises(PlanError, match="wants a row for each layer"):
+    with pytest.raises(PlanError, match="want a row for each layer"):
         two = Plan(
             mesh=Mesh(pp=2, dp_replicate=2),
             schedule=Schedule(name="dualpipe_v", num_microbatches=4, virtual_stages=2, placement="v"),
@@ -102,3 +103,19 @@ def test_schedules_without_rows_of_layers_are_refused() -> None:
 def test_a_search_for_the_runtime_says_that_it_takes_gradients_at_once() -> None:
     assert "leave it out" in (own.search_reason(plan(1)) or "")
     assert own.search_reason(plan(None)) is None
+
+
+def test_buckets_of_so_many_layers_each() -> None:
+    counts = (LAYERS - 3, 1, 2)
+    given = replace(plan(None), overlap=Overlap(buckets=counts))
+    found = gradient_buckets(GRAPH, given, stage_layers(given, GRAPH))
+    assert [len(one) for one in found] == [2, 1, LAYERS - 3] and found[0] == (LAYERS - 1, LAYERS - 2)
+    piped = replace(given, mesh=Mesh(pp=2, dp_replicate=2))
+    (first, _) = map(len, stage_layers(piped, GRAPH))
+    whole = replace(piped, overlap=Overlap(buckets=(first, LAYERS - first)))
+    assert len(gradient_buckets(GRAPH, whole, stage_layers(whole, GRAPH))) == 2
+    for wrong in ((LAYERS,), (LAYERS - 1,), (first, LAYERS - first, 1)):
+        with pytest.raises(PlanError, match="let buckets end where stages do"):
+            lower(GRAPH, replace(piped, overlap=Overlap(buckets=wrong)), None, WORKLOAD, by_layer=True)
+    with pytest.raises(PlanError, match="without bucket_bytes"):
+        Overlap(buckets=(1, 2), bucket_bytes=1)

@@ -112,6 +112,8 @@ FULL = Saved(preset="full")
 WAITING = Overlap(pipeline_sends=False)
 BUCKETS = Overlap(bucket_bytes=9000)
 """One or two layers each, in float32."""
+UNEVEN = (3, 1, 1, 2)
+"""Layers of each bucket, embedding and head counted."""
 BY_STAGE = Saved(
     rules=(
         SavedRule(stages=(0,), preset="selective"),
@@ -124,6 +126,9 @@ PLANS: dict[str, Plan] = {
     "one device, selective recompute": Plan(schedule=schedule("gpipe"), saved=Saved(preset="selective")),
     "dp": Plan(mesh=Mesh(dp_replicate=2), schedule=schedule("one_f_one_b")),
     "dp, buckets": Plan(mesh=Mesh(dp_replicate=2), schedule=schedule("one_f_one_b"), overlap=BUCKETS),
+    "dp, uneven buckets": Plan(
+        mesh=Mesh(dp_replicate=2), schedule=schedule("one_f_one_b"), overlap=Overlap(buckets=UNEVEN)
+    ),
     "pp and dp, buckets": Plan(
         mesh=Mesh(pp=2, dp_replicate=2), schedule=schedule("interleaved_one_f_one_b", virtual_stages=2), overlap=BUCKETS
     ),
@@ -269,6 +274,7 @@ BITWISE = [
     ("1f1b", "1f1b, recompute as actions"),
     ("1f1b", "gpipe"),
     ("dp", "dp, buckets"),
+    ("dp", "dp, uneven buckets"),
 ]
 """Pairs whose additions are the same, in the same order."""
 VARIED = replace(CONFIG, qk_norm=True, qkv_bias=True, num_kv_heads=4, vocab_size=40)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, combinations, pairwise
+from random import Random
 
-from gnomon.hardware import parse_cluster
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnomon.hardware import Cluster, parse_cluster
 from gnomon.lowering.gradient_buckets import gradient_buckets
 from gnomon.models.presets import model
 from gnomon.plans import Mesh, Plan, Schedule, Workload, stage_layers
 from gnomon.prediction import predict
 from gnomon.search.planning import plan as search
+from gnomon.search.refinement.bucket_cuts import Cut, cut_of, least_end, neighbours, seed, with_cut
+from gnomon.search.refinement.bucket_cuts import search as search_cuts
 from gnomon.search.refinement.bucket_sizes import bucket_sizes
 from gnomon.search.refinement.choices import allowed, choice
 from gnomon.search.refinement.refine import QUICK, refine
@@ -18,6 +24,18 @@ from gnomon.software import own, stack
 
 GRAPH = model("llama-3.2-1b")
 TWO = Plan(mesh=Mesh(dp_replicate=2), schedule=Schedule(micro_batch_size=2))
+
+
+def linked(bytes_per_s: float) -> Cluster:
+    """Two nodes of one A100, joined by one link."""
+    (group,) = parse_cluster("2x1xa100-sxm-80gb").groups
+    node = replace(group.node, nics=1, nic=replace(group.node.nic, bytes_per_s=bytes_per_s))
+    return replace(parse_cluster("2x1xa100-sxm-80gb"), groups=(replace(group, node=node),))
+
+
+def every_cut(layers: int) -> list[Cut]:
+    ends = [(0, *some, layers) for count in range(layers) for some in combinations(range(1, layers), count)]
+    return [tuple(b - a for a, b in pairwise(one)) for one in ends]
 
 
 def cut(plan: Plan, size: int) -> tuple[tuple[int, ...], ...]:
@@ -37,15 +55,66 @@ def test_each_size_cuts_the_layers_otherwise_from_one_layer_to_all() -> None:
 
 
 def test_a_search_for_the_runtime_chooses_buckets_that_it_runs() -> None:
-    (group,) = parse_cluster("2x1xa100-sxm-80gb").groups
-    node = replace(group.node, nics=1, nic=replace(group.node.nic, bytes_per_s=12.5e9))
-    cluster = replace(parse_cluster("2x1xa100-sxm-80gb"), groups=(replace(group, node=node),))
+    cluster = linked(12.5e9)
     work, fixed = Workload(global_batch_size=8, seq_len=2048), {"pp": 1, "tp": 1, "cp": 1, "zero": 0}
     result = search(GRAPH, cluster, work, stack("gnomon"), fixed=fixed, top=1)
     open_ = allowed(result.stack, allow=(), forbid=(), fixed=())
     assert choice("bucket_bytes") in open_
     best = refine(result, choices=open_, effort=QUICK).best
-    assert best.plan.overlap.bucket_bytes and own.plan_reason(best.plan) is None
+    assert best.plan.overlap.in_buckets and own.plan_reason(best.plan) is None
     for size in (25 * 2**20, 2**40):
-        other = replace(best.plan, overlap=replace(best.plan.overlap, bucket_bytes=size))
+        other = replace(best.plan, overlap=replace(best.plan.overlap, bucket_bytes=size, buckets=()))
         assert best.step_s <= predict(GRAPH, cluster, other, work, result.stack).step_s
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=8), st.integers(0, 15))
+def test_reductions_end_first_with_the_buckets_of_least_end(layers: list[tuple[int, int]], latency: int) -> None:
+    """Against every way to cut: layers of (seconds of backward, seconds of a reduction beyond its latency)."""
+    ready = list(accumulate(back for back, _ in layers))
+
+    def seconds(i: int, j: int) -> float:
+        return latency + sum(size for _, size in layers[i:j])
+
+    def end(sizes: Cut) -> float:
+        now, ends = 0.0, [0, *accumulate(sizes)]
+        for i, j in pairwise(ends):
+            now = max(now, ready[j - 1]) + seconds(i, j)
+        return now
+
+    assert end(least_end(ready, seconds)) == min(map(end, every_cut(len(layers))))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 9))
+def test_a_move_keeps_all_layers_and_stages_apart(cut: list[int], number: int) -> None:
+    total = sum(cut)
+    stages = (total,) if number % 2 else (cut[0], total - cut[0]) if len(cut) > 1 else (total,)
+    for other in neighbours(tuple(cut), stages, Random(number)):
+        assert sum(other) == total and min(other) >= 1 and other != tuple(cut)
+        assert {*accumulate(stages)} <= {*accumulate(other)}
+
+
+def test_the_cut_that_is_found_is_the_best_of_all() -> None:
+    """8 rows, so 128 cuts, each played; over a slow and a fast link. The buckets are of unequal sizes."""
+    graph, work = model("llama-tiny"), Workload(global_batch_size=4, seq_len=512)
+    layers = len(graph.layers())
+
+    for rate in (2e8, 1e9):
+        cluster = linked(rate)
+
+        def seconds(cut: Cut, cluster: Cluster = cluster) -> float:
+            return predict(graph, cluster, with_cut(TWO, cut), work, stack("gnomon")).step_s
+
+        finest = replace(TWO, overlap=replace(TWO.overlap, bucket_bytes=1))
+        begin = [cut_of(finest, graph), (layers,), seed(predict(graph, cluster, finest, work, stack("gnomon")))]
+        found = search_cuts(begin, [layers], seconds, tries=60)
+        assert seconds(found) == min(map(seconds, every_cut(layers)))
+        assert seconds(found) <= min(map(seconds, begin))
+
+
+def test_refining_cuts_layers_unequally_and_says_so() -> None:
+    work, fixed = Workload(global_batch_size=8, seq_len=2048), {"pp": 1, "tp": 1, "cp": 1, "zero": 0}
+    result = search(GRAPH, linked(5e9), work, stack("gnomon"), fixed=fixed, top=1)
+    refined = refine(result, choices=(choice("bucket_bytes"), choice("buckets")), effort=QUICK)
+    last = refined.steps[-1]
+    assert last.choice.name == "buckets" and len(set(refined.best.plan.overlap.buckets)) > 1
+    assert refined.best.step_s == last.prediction.step_s < refined.steps[-2].prediction.step_s

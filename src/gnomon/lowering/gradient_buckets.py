@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 
 from gnomon import orders
 from gnomon.errors import PlanError
@@ -27,17 +28,20 @@ def gradient_buckets(graph: Graph, plan: Plan, layers: Sequence[Sequence[Layer]]
     """Layers whose gradients are reduced together, in the order of backward, numbered through all stages.
 
     layers: of each stage of the plan. A bucket takes layers of one stage, the last first, until it has at least
-    `overlap.bucket_bytes` of a rank's gradients; the rest of a stage is one more. Empty without bucket_bytes.
-    PlanError for schedules whose rows do not go layer by layer.
+    `overlap.bucket_bytes` of a rank's gradients; the rest of a stage is one more; or as many as `overlap.buckets` says.
+    Empty without both. PlanError for schedules whose rows do not go layer by layer, and for buckets that do not fit
+    the stages.
     """
     size = plan.overlap.bucket_bytes
-    if size is None:
+    if not plan.overlap.in_buckets:
         return ()
     if orders.find(plan.schedule.name).composite or plan.schedule.passes or plan.schedule.vocabulary != "ends":
         raise PlanError(
-            f"overlap.bucket_bytes wants a row for each layer, which {plan.schedule.name} with these passes has not; "
-            f"choose a schedule of single actions without passes (one_f_one_b), or leave bucket_bytes out"
+            f"overlap.bucket_bytes and overlap.buckets want a row for each layer, which {plan.schedule.name} with these "
+            f"passes has not; choose a schedule of single actions without passes (one_f_one_b), or leave them out"
         )
+    if size is None:
+        return _of_counts(plan.overlap.buckets, [len(part) for part in layers])
     width, first = DTYPE_BITS[plan.precision.reduce] // 8, 0
     made: list[tuple[int, ...]] = []
     for stage, part in enumerate(layers):
@@ -50,6 +54,23 @@ def gradient_buckets(graph: Graph, plan: Plan, layers: Sequence[Sequence[Layer]]
                 filled, members = 0, []
         first += len(part)
     return tuple(made)
+
+
+def _of_counts(buckets: Sequence[int], stages: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The same of so many layers each. stages: layers of each stage."""
+    ends, bounds = list(accumulate(buckets)), list(accumulate(stages))
+    if not {*bounds} <= {*ends} or ends[-1] != bounds[-1]:
+        raise PlanError(
+            f"overlap.buckets = {list(buckets)} does not divide stages of {list(stages)} layers (embedding and head "
+            f"counted) into whole buckets; let buckets end where stages do"
+        )
+    cut = [tuple(reversed(range(end - count, end))) for end, count in zip(ends, buckets, strict=True)]
+    first = [0, *bounds]
+    return tuple(
+        one
+        for low, high in zip(first, bounds, strict=False)
+        for one in reversed([one for one in cut if low <= one[0] < high])
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -20,7 +20,7 @@ USUAL = 25 * 2**20
 
 def _variants(plan: Plan) -> Iterator[Plan]:
     overlap = plan.overlap
-    if plan.mesh.data_ranks > 1 and plan.optimizer.zero < 3 and overlap.grad_reduce and overlap.bucket_bytes is None:
+    if plan.mesh.data_ranks > 1 and plan.optimizer.zero < 3 and overlap.grad_reduce and not overlap.in_buckets:
         yield replace(plan, overlap=replace(overlap, bucket_bytes=USUAL))
 
 
@@ -30,7 +30,7 @@ METHOD = Method(
     about="sizes of gradient buckets by simulated search; operations are fused by the compiler alone",
     switch="overlap.bucket_bytes",
     exactness="up to the order of sums",
-    on=lambda plan: plan.overlap.bucket_bytes is not None,
+    on=lambda plan: plan.overlap.in_buckets,
     variants=_variants,
     searched=True,
 )

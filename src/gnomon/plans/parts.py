@@ -266,6 +266,9 @@ class Overlap:
     """Blocks whose parameters are gathered ahead under ZeRO 3; 0 gathers a block when it is reached."""
     bucket_bytes: Bytes | None = None
     """Gradient bytes reduced together. Left out: one bucket for each block."""
+    buckets: tuple[int, ...] = ()
+    """Layers whose gradients are reduced together, in place of bucket_bytes: so many of the first ones of the model, so
+    many of the next … Embedding and head are counted; no bucket reaches over two stages. Empty: by bytes."""
     pipeline_sends: bool = True
     """Send and receive between stages while computing. Otherwise the stage waits for its send."""
     optimizer: bool = False
@@ -286,6 +289,15 @@ class Overlap:
             raise PlanError(
                 f"overlap bucket_bytes = {self.bucket_bytes} must be at least 1; leave it out for one bucket a block"
             )
+        if self.buckets and (self.bucket_bytes is not None or min(self.buckets) < 1):
+            raise PlanError(
+                f"overlap buckets = {list(self.buckets)}: layers of each bucket, at least 1, and without bucket_bytes"
+            )
+
+    @property
+    def in_buckets(self) -> bool:
+        """Whether it is said which gradients are reduced together."""
+        return self.bucket_bytes is not None or bool(self.buckets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gnomon.lowering.chunked import chunk_pass
 from gnomon.prediction.communicators import communicators, flat_bytes
 from gnomon.prediction.layer_types import LayerPrice
-from gnomon.prediction.reduced_memory import copies, gradient_bytes, waited_for
+from gnomon.prediction.reduced_memory import copies, gradient_bytes, largest_bucket, waited_for
 from gnomon.prediction.run_ahead import held_by_streams, split_by_microbatches
 from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
@@ -593,5 +593,7 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
             sizes[f"{block}G"] = float(sum(stage.elements) * width(pricing.plan.precision.grad))
             sizes[f"{block}GS"] = float(stage.static_bytes()["gradients"])
         elif zero == 2:
-            sizes[f"{block}G"] = float(2 * (pricing.plan.overlap.bucket_bytes or max(reduced)))
+            sizes[f"{block}G"] = float(
+                2 * (pricing.plan.overlap.bucket_bytes or largest_bucket(pricing, number, reduced))
+            )
     return sizes

@@ -68,3 +68,12 @@ def copies(program: Program, pricing: Pricing) -> Sequence[Copy]:
             ends = (int(waiter[row]), True) if pricing.plan.optimizer.zero == 1 else (row, False)
             made += (Copy(row, size, True), Copy(ends[0], -size, ends[1]))
     return made
+
+
+def largest_bucket(pricing: Pricing, stage: int, reduced: Sequence[int]) -> int:
+    """Of a stage whose layers have so many bytes of gradients each: of `overlap.buckets`, or a layer's."""
+    if not pricing.plan.overlap.buckets:
+        return max(reduced)
+    first = sum(len(price.order) for price in pricing.stages[:stage])
+    ends = [0, *accumulate(pricing.plan.overlap.buckets)]
+    return max(sum(reduced[max(a - first, 0) : max(b - first, 0)]) for a, b in pairwise(ends))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from itertools import accumulate
 
 import numpy as np
 
@@ -114,12 +115,20 @@ class ReductionTime:
         """(how many, the share of all bytes that is in the last one, where that is more than that of the others)."""
         stage, layers = self.priced.held(block)
         size = self.priced.plan.overlap.bucket_bytes
+        if given := self.priced.plan.overlap.buckets:
+            return self._counted(self.priced.blocks[block][0], given), 0.0
         if size is None:
             return sum(times for _, times in layers), 0.0
         if self.priced.stack.gradients.reducer_buckets:
             return self._filled(stage, size)
         total = sum(c.bytes * n for layer, n in layers for c in stage.collectives(layer) if c.kind == WANTED[kind][0])
         return max(1, -(-total // size)), 0.0
+
+    def _counted(self, stage: int, buckets: Sequence[int]) -> int:
+        """Those of a stage, of buckets of so many layers each."""
+        counts = [len(price.order) for price in self.priced.stages]
+        first = sum(counts[:stage])
+        return sum(first < end <= first + counts[stage] for end in accumulate(buckets))
 
     def _filled(self, stage: StagePrice, size: int) -> tuple[int, float]:
         """Buckets of torch's DistributedDataParallel, filled in the order in which gradients come: a tensor that is

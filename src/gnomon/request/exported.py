@@ -105,7 +105,10 @@ def based(base: Plan, to: Target | None, *, precision: bool) -> Plan:
         base,
         precision=usual.precision if precision else base.precision,
         overlap=replace(
-            base.overlap, bucket_bytes=usual.overlap.bucket_bytes, pipeline_sends=usual.overlap.pipeline_sends
+            base.overlap,
+            bucket_bytes=usual.overlap.bucket_bytes,
+            buckets=(),
+            pipeline_sends=usual.overlap.pipeline_sends,
         ),
         optimizer=replace(base.optimizer, keep_last_block=usual.optimizer.keep_last_block),
     )

@@ -62,7 +62,7 @@ LACKS = (
     Lack(name="overlap.splits", asked=lambda plan: bool(plan.overlap.splits), choice="async_tp"),
     Lack(name="overlap.experts", asked=lambda plan: plan.overlap.experts),
     Lack(
-        name="overlap.bucket_bytes with optimizer.zero = 3, optimizer.offload, stages' shares, schedule.passes, or a "
+        name="overlap.bucket_bytes or buckets with optimizer.zero = 3, optimizer.offload, stages' shares, schedule.passes, or a "
         "schedule whose rows hold several actions",
         asked=lambda plan: (
             by_layer(plan)
@@ -127,15 +127,16 @@ def lacking(plan: Plan) -> tuple[str, ...]:
 
 def by_layer(plan: Plan) -> bool:
     """Whether it runs the plan by a row for each layer where a whole stage would do (`lower`): for gradient buckets."""
-    return plan.overlap.bucket_bytes is not None
+    return plan.overlap.in_buckets
 
 
 def search_reason(base: Plan) -> str | None:
     """Why no search for it starts from the plan; None where one does."""
     if by_layer(base) and not lacking(base):
         return (
-            "a search for the runtime takes a stage's gradients as reduced at once, and overlap.bucket_bytes is set; "
-            "leave it out, and set it in the plan that is found"
+            "a search for the runtime takes a stage's gradients as reduced at once, and the plan says which "
+            "are reduced together; leave overlap.bucket_bytes and overlap.buckets out, and set one in the plan that is "
+            "found"
         )
     return plan_reason(base)
 

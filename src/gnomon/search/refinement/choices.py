@@ -84,7 +84,20 @@ def _buckets(plan: Plan, graph: Graph) -> tuple[Value, ...]:
 
 
 def _bucket(plan: Plan, _: Graph, value: Value) -> Plan:
-    return replace(plan, overlap=replace(plan.overlap, bucket_bytes=int(value) or None))
+    return replace(plan, overlap=replace(plan.overlap, bucket_bytes=int(value) or None, buckets=()))
+
+
+def _cut(plan: Plan, _: Graph, value: Value) -> Plan:
+    """value: layers of each bucket, as `3,2,1`."""
+    words = [word.strip() for word in str(value).split(",") if word.strip()]
+    if not all(word.isdigit() for word in words):
+        raise PlanError(f"buckets are numbers of layers, as 3,2,1; not {str(value)[:40]!r}")
+    sizes = plan.overlap.bucket_bytes if not words else None
+    return replace(plan, overlap=replace(plan.overlap, bucket_bytes=sizes, buckets=tuple(map(int, words))))
+
+
+def _shown_cut(plan: Plan) -> str:
+    return ",".join(map(str, plan.overlap.buckets))
 
 
 def _offload(plan: Plan, _: Graph, value: Value) -> Plan:
@@ -174,6 +187,14 @@ CHOICES: tuple[Choice, ...] = (
         values=lambda plan, graph, _: _buckets(plan, graph),
         of=lambda plan: plan.overlap.bucket_bytes or 0,
         make=_bucket,
+    ),
+    Choice(
+        name="buckets",
+        says="layers of each gradient bucket, in place of bytes; searched last, on the best plan (`bucket_cuts`)",
+        values=lambda plan, graph, _: (_shown_cut(plan),) if _buckets(plan, graph) else (),
+        of=_shown_cut,
+        make=_cut,
+        searched=False,
     ),
     Choice(
         name="order",
@@ -284,6 +305,8 @@ def show_value(of: Choice, value: Value, plan: Plan | None = None) -> str:
         return "yes" if value else "no"
     if of.name == "bucket_bytes":
         return show_bytes(int(value)) if value else "a block"
+    if of.name == "buckets":
+        return f"layers {value}" if value else "by bytes"
     return str(value)
 
 

@@ -294,7 +294,7 @@ class Space:
         if point.keep_gathered and not (sequence and point.tp > 1) and point.cp == 1 and False in self.keep_gathered:
             changes["keep_gathered"] = False
         zero = point.zero
-        buckets = zero == 2 and self.base.overlap.bucket_bytes is not None
+        buckets = zero == 2 and self.base.overlap.in_buckets
         if zero and point.dp_shard * point.cp == 1 and not self.experts and not buckets and 0 in self.zero:
             changes["zero"] = zero = 0
         whole = self.shardings(point.dp_replicate * point.dp_shard)[0]

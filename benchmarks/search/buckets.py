@@ -3,9 +3,10 @@
     python benchmarks/search/buckets.py             # models x links, in the simulator
     python benchmarks/search/buckets.py real [MBIT …]   # two processes over gloo, on a link of that many Mbit/s
 
-Claim: the chosen size is at most as slow as both; a small model also shows the best of all ways to cut its layers into
-buckets, most of which no one size gives. `real` runs itself in a network namespace of its own whose loopback `tc tbf`
-holds to the rate: both processes send through it, so each has half. The plans take turns, another first at each step.
+Claim: the chosen cuts are at most as slow as the fastest size, and that as both; for a small model they are the best of
+all ways to cut its layers. `real` runs itself in a network namespace of its own whose loopback `tc tbf` holds to the
+rate: both processes send through it, so each has half. Beside plans runs torch's DistributedDataParallel of the same
+model. They take turns, another first at each step; ratios are of steps of one turn (median and quartiles).
 """
 
 from __future__ import annotations
@@ -13,23 +14,29 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, groupby
+from pathlib import Path
 from statistics import median
+from statistics import quantiles as fractions
 from time import perf_counter
+from typing import Any
 from unittest.mock import patch
 
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, local_cluster, parse_cluster
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.models.presets import model
-from gnomon.plans import Mesh, Plan, Precision, Schedule, Workload, stage_layers
+from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload, stage_layers
 from gnomon.prediction import predict
 from gnomon.prediction.predict import _structure
+from gnomon.search.refinement.bucket_cuts import Cut, cut_of, search, seed, with_cut
 from gnomon.search.refinement.choices import choice
+from gnomon.search.refinement.refine import CUTS
 from gnomon.software import stack
 
+ROOT = Path(__file__).resolve().parents[2]
 DDP = 25 * 2**20
 WHOLE = 2**40
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
@@ -47,6 +54,11 @@ SMALL = LlamaConfig(
     ffn_size=1024,
     vocab_size=256,
 )
+WARM, ROUNDS = 3, 21
+"""Steps of each plan: left out, and counted."""
+OF = ("one bucket", "25 MiB", "torch DDP")
+Step = Callable[[Any], float]
+"""A batch of ids -> the mean loss."""
 REAL = Workload(global_batch_size=4, seq_len=128)
 
 
@@ -70,6 +82,20 @@ def chosen(graph: Graph, cluster: Cluster, plan: Plan, work: Workload) -> tuple[
     return min(steps.items(), key=lambda pair: pair[1])
 
 
+def chosen_cut(graph: Graph, cluster: Cluster, plan: Plan, work: Workload, size: int) -> tuple[Cut, float, int]:
+    """(layers of each bucket, seconds, cuts played) that `gnomon plan` finds from the fastest size on."""
+    played = dict[Cut, float]()
+
+    def seconds(cut: Cut) -> float:
+        played[cut] = predict(graph, cluster, with_cut(plan, cut), work, OWN).step_s
+        return played[cut]
+
+    finest = predict(graph, cluster, with_buckets(plan, 1), work, OWN)
+    begin = [cut_of(with_buckets(plan, 1), graph), cut_of(with_buckets(plan, size or 1), graph), seed(finest)]
+    cut = search(begin, [len(layers) for layers in stage_layers(plan, graph)], seconds, tries=CUTS)
+    return cut, played[cut], len(played)
+
+
 def best_cut(graph: Graph, cluster: Cluster, plan: Plan, work: Workload) -> float:
     """Seconds of the fastest of all ways to cut the layers into buckets of neighbours."""
     (layers,) = stage_layers(plan, graph)
@@ -88,8 +114,9 @@ def best_cut(graph: Graph, cluster: Cluster, plan: Plan, work: Workload) -> floa
 def simulated() -> None:
     """Models x links."""
     work = Workload(global_batch_size=16, seq_len=512)
-    print("| model | Gbit/s | one bucket | 25 MiB | chosen | MiB | of one | of 25 MiB | best of all cuts |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    of = ("one bucket", "25 MiB", "one size")
+    heads = (*of, "MiB", "cuts", "layers of each bucket", "played", *(f"of {name}" for name in of), "best of all cuts")
+    print(f"| model | Gbit/s | {' | '.join(heads)} |\n" + "|---" * 13 + "|")
     small = llama(
         replace(SMALL, name="layers-6", num_layers=6, hidden_size=1024, num_heads=16, num_kv_heads=16, ffn_size=2816)
     )
@@ -99,63 +126,127 @@ def simulated() -> None:
             one = predict(graph, cluster, with_buckets(PLAN, WHOLE), work, OWN).step_s
             ddp = predict(graph, cluster, with_buckets(PLAN, DDP), work, OWN).step_s
             size, step = chosen(graph, cluster, PLAN, work)
+            cut, cut_step, count = chosen_cut(graph, cluster, PLAN, work, size)
             exact = f"{best_cut(graph, cluster, PLAN, work) * 1e3:.1f} ms" if graph is small else ""
-            assert step <= min(one, ddp)
+            assert cut_step <= step <= min(one, ddp)
+            times = " | ".join(f"{seconds * 1e3:.1f} ms" for seconds in (one, ddp, step))
+            ratios = " | ".join(f"{cut_step / other:.3f}" for other in (one, ddp, step))
             print(
-                f"| {graph.name} | {gbit} | {one * 1e3:.1f} ms | {ddp * 1e3:.1f} ms | {step * 1e3:.1f} ms | "
-                f"{size / 2**20:g} | {step / one:.3f} | {step / ddp:.3f} | {exact} |",
+                f"| {graph.name} | {gbit} | {times} | {size / 2**20:g} | {cut_step * 1e3:.1f} ms | {shown(cut)} | "
+                f"{count} | {ratios} | {exact} |",
                 flush=True,
             )
 
 
-def timed(plans: dict[str, Plan], count: int) -> dict[str, list[tuple[float, float]]]:
-    """(seconds, loss) of each step of each plan."""
+def shown(cut: Cut) -> str:
+    """Layers of each bucket, runs of ones shortened."""
+    runs = [(size, len(list(alike))) for size, alike in groupby(cut)]
+    return " ".join(f"{size}" if count == 1 else f"{size}x{count}" for size, count in runs)
+
+
+def ddp_step() -> Step:
+    """The same model, batch and update under DistributedDataParallel, whose buckets are of 25 MiB."""
     import torch
     import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks" / "runtime")]
+    from against_torch import SETTINGS
+    from runtime.plain_llama import Llama
+
+    wrapped = DistributedDataParallel(Llama(SMALL, seed=1, dtype=torch.float32))
+    matrices = [p for p in wrapped.parameters() if p.ndim > 1]
+    vectors = [p for p in wrapped.parameters() if p.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": SETTINGS.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=SETTINGS.lr, betas=SETTINGS.betas, fused=True)
+
+    def step(ids: torch.Tensor) -> float:
+        optimizer.zero_grad()
+        mine = ids.chunk(2)[dist.get_rank()]
+        loss = wrapped(mine[:, :-1], mine[:, 1:]) / mine[:, 1:].numel()
+        loss.backward()
+        optimizer.step()
+        total = loss.detach() / 2
+        dist.all_reduce(total)
+        return float(total)
+
+    return step
+
+
+def own_step(plan: Plan) -> Step:
+    """A plan of ours."""
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks" / "runtime")]
+    from against_torch import SETTINGS
 
     from gnomon.runtime import Executor
 
-    running = {name: Executor(llama(SMALL), plan, REAL, seed=1) for name, plan in plans.items()}
-    collected: dict[str, list[tuple[float, float]]] = {name: [] for name in plans}
-    for step in range(count):
-        generator = torch.Generator().manual_seed(step)
+    executor = Executor(llama(SMALL), plan, REAL, seed=1, settings=SETTINGS)
+
+    def step(ids: Any) -> float:
+        result = executor.step(ids)
+        executor.synchronise()
+        return executor.total_loss(result)
+
+    return step
+
+
+def timed(plans: dict[str, Plan], count: int) -> dict[str, list[tuple[float, float]]]:
+    """(seconds, loss) of each step of each plan, and of torch's DDP."""
+    import torch
+    import torch.distributed as dist
+
+    running = {name: own_step(plan) for name, plan in plans.items()} | {"torch DDP": ddp_step()}
+    collected: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
+    for number in range(count):
+        generator = torch.Generator().manual_seed(number)
         batch = torch.randint(0, SMALL.vocab_size, (REAL.global_batch_size, REAL.seq_len + 1), generator=generator)
-        first = step % len(running)
+        first = number % len(running)
         for name in [*running][first:] + [*running][:first]:
             dist.barrier()
             start = perf_counter()
-            result = running[name].step(batch)
-            running[name].synchronise()
+            loss = running[name](batch)
             dist.barrier()
-            collected[name].append((perf_counter() - start, running[name].total_loss(result)))
+            collected[name].append((perf_counter() - start, loss))
     return collected
 
 
-def real(mbit: int, count: int = 14) -> None:
-    """Three plans on this machine, inside the namespace."""
+def real(mbit: int) -> None:
+    """Plans on this machine, inside the namespace."""
     from gnomon.runtime.launch import launch
 
     cluster = local_cluster(2)
     (group,) = cluster.groups
     link = replace(group.node.intra, bytes_per_s=mbit * 1e6 / 8 / 2)
     cluster = replace(cluster, groups=(replace(group, node=replace(group.node, intra=link)),))
-    plan = replace(PLAN, schedule=Schedule(micro_batch_size=2))
-    size, _ = chosen(llama(SMALL), cluster, plan, REAL)
-    sizes = {"one bucket": WHOLE, "25 MiB": DDP, "chosen": size}
-    measured = launch(timed, 2, {name: with_buckets(plan, bucket) for name, bucket in sizes.items()}, count)[0]
-    middle = {name: median(seconds for seconds, _ in rows[2:]) for name, rows in measured.items()}
-    foreseen = {
-        name: predict(llama(SMALL), cluster, with_buckets(plan, bucket), REAL, OWN).step_s
-        for name, bucket in sizes.items()
+    plan = replace(PLAN, schedule=Schedule(micro_batch_size=2), optimizer=Optimizer(clip=False))
+    graph = llama(SMALL)
+    size, _ = chosen(graph, cluster, plan, REAL)
+    cut, _, _ = chosen_cut(graph, cluster, plan, REAL, size)
+    plans = {
+        "one bucket": with_buckets(plan, WHOLE),
+        "25 MiB": with_buckets(plan, DDP),
+        f"one size, {size / 2**20:g} MiB": with_buckets(plan, size),
+        f"cuts, {shown(cut)}": with_cut(plan, cut),
     }
+    measured = launch(timed, 2, plans, WARM + ROUNDS)[0]
+    seconds = {name: [step for step, _ in rows[WARM:]] for name, rows in measured.items()}
     losses = [[loss for _, loss in rows] for rows in measured.values()]
-    apart = max(abs(a / b - 1) for other in losses for a, b in zip(other, losses[0], strict=True))
-    for name, seconds in middle.items():
+    for (name, steps), own in zip(seconds.items(), losses, strict=True):
+        foreseen = f"{predict(graph, cluster, plans[name], REAL, OWN).step_s * 1e3:.0f} ms" if name in plans else ""
+        ratios = [quantiles([a / b for a, b in zip(steps, seconds[of], strict=True)]) for of in OF]
+        apart = max(abs(a / b - 1) for a, b in zip(own, losses[0], strict=True))
         print(
-            f"| {mbit} | {name} | {sizes[name] / 2**20:g} | {foreseen[name] * 1e3:.0f} ms | {seconds * 1e3:.0f} ms | "
-            f"{seconds / middle['25 MiB']:.3f} | {apart:.0e} |",
+            f"| {mbit} | {name} | {foreseen} | {median(steps) * 1e3:.0f} ms | "
+            + "".join(f"{middle:.3f} ({low:.3f} to {high:.3f}) | " for low, middle, high in ratios)
+            + f"{apart:.0e} |",
             flush=True,
         )
+
+
+def quantiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """(first quartile, median, third quartile)."""
+    low, middle, high = fractions(values, n=4, method="inclusive")
+    return low, middle, high
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -165,9 +256,10 @@ def main(arguments: Sequence[str]) -> None:
     elif arguments[0] == "inside":
         real(int(arguments[1]))
     else:
-        print("| Mbit/s | buckets | MiB | predicted | measured | of 25 MiB | losses apart |\n" + "|---" * 7 + "|")
+        of = " | ".join(f"of {name}, pair by pair" for name in OF)
+        print(f"| Mbit/s | buckets | predicted | measured, median | {of} | losses apart |\n" + "|---" * 8 + "|")
         sys.stdout.flush()
-        for mbit in arguments[1:] or ("1000", "4000"):
+        for mbit in arguments[1:] or ("500", "2000"):
             shape = f"tc qdisc add dev lo root tbf rate {int(mbit)}mbit burst 256kb latency 400ms"
             inside = f"ip link set lo up && {shape} && exec {sys.executable} {__file__} inside {int(mbit)}"
             command = ["unshare", "-rn", "sh", "-c", inside]

@@ -128,6 +128,8 @@ CHANGES = {
     "overlap.param_gather": Change(False),
     "overlap.prefetch": Change(3, zero=3),
     "overlap.bucket_bytes": Change(2**24),
+    "overlap.buckets": Change((16, 18)),
+    "overlap.fused": Change((16, 18)),
     "overlap.pipeline_sends": Change(False),
     "overlap.optimizer": Change(True),
     "overlap.experts": Change(True),

@@ -101,7 +101,7 @@ def test_schedules_without_rows_of_layers_are_refused() -> None:
 
 
 def test_a_search_for_the_runtime_says_that_it_takes_gradients_at_once() -> None:
-    assert "leave it out" in (own.search_reason(plan(1)) or "")
+    assert "leave overlap.bucket_bytes and overlap.buckets out" in (own.search_reason(plan(1)) or "")
     assert own.search_reason(plan(None)) is None
 
 
@@ -115,7 +115,33 @@ def test_buckets_of_so_many_layers_each() -> None:
     whole = replace(piped, overlap=Overlap(buckets=(first, LAYERS - first)))
     assert len(gradient_buckets(GRAPH, whole, stage_layers(whole, GRAPH))) == 2
     for wrong in ((LAYERS,), (LAYERS - 1,), (first, LAYERS - first, 1)):
-        with pytest.raises(PlanError, match="let buckets end where stages do"):
+        with pytest.raises(PlanError, match="let a number end where a stage does"):
             lower(GRAPH, replace(piped, overlap=Overlap(buckets=wrong)), None, WORKLOAD, by_layer=True)
+    fused = replace(piped, overlap=Overlap(buckets=(first, LAYERS - first), fused=(1, *(LAYERS - 2) * (1,), 1)))
+    assert gradient_buckets(GRAPH, fused, stage_layers(fused, GRAPH)) == gradient_buckets(
+        GRAPH, whole, stage_layers(whole, GRAPH)
+    )
+    cut = replace(given, overlap=Overlap(buckets=(1, LAYERS - 1), fused=(2, LAYERS - 2)))
+    with pytest.raises(PlanError, match="let buckets end where groups do"):
+        gradient_buckets(GRAPH, cut, stage_layers(cut, GRAPH))
     with pytest.raises(PlanError, match="without bucket_bytes"):
         Overlap(buckets=(1, 2), bucket_bytes=1)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_actions_of_several_layers_have_the_price_of_a_layer_or_of_a_stage_at_the_ends(zero: int) -> None:
+    """Groups of one layer are a row for each layer; in between there is a forward and a backward a group."""
+    mesh = Mesh(dp_shard=2) if zero else Mesh(dp_replicate=2)
+    base = replace(plan(None, mesh), optimizer=Optimizer(zero=zero))  # type: ignore[arg-type]
+
+    def predicted(overlap: Overlap) -> gnomon.Prediction:
+        return gnomon.predict(GRAPH, "1x2xa100-sxm-80gb", replace(base, overlap=overlap), WORKLOAD, stack(own.NAME))
+
+    singles, layers = predicted(Overlap(fused=(1,) * LAYERS)), predicted(Overlap(bucket_bytes=1))
+    assert (singles.step_s, singles.tightest.by_class) == (layers.step_s, layers.tightest.by_class)
+    groups = (2, LAYERS - 3, 1)
+    fused = predicted(Overlap(fused=groups))
+    tokens = rows(fused.structure.program)
+    assert sum(token.endswith("F0") for token in tokens) == len(groups)
+    reduced = "REDUCE_GRAD" if zero else "AR"
+    assert sum(reduced in token for token in tokens) == len(groups) * (4 if zero == 2 else 1)

@@ -114,6 +114,8 @@ BUCKETS = Overlap(bucket_bytes=9000)
 """One or two layers each, in float32."""
 UNEVEN = (3, 1, 1, 2)
 """Layers of each bucket, embedding and head counted."""
+FUSED = (1, 2, 1, 1, 2)
+"""Layers of each action."""
 BY_STAGE = Saved(
     rules=(
         SavedRule(stages=(0,), preset="selective"),
@@ -128,6 +130,20 @@ PLANS: dict[str, Plan] = {
     "dp, buckets": Plan(mesh=Mesh(dp_replicate=2), schedule=schedule("one_f_one_b"), overlap=BUCKETS),
     "dp, uneven buckets": Plan(
         mesh=Mesh(dp_replicate=2), schedule=schedule("one_f_one_b"), overlap=Overlap(buckets=UNEVEN)
+    ),
+    "dp, fused": Plan(
+        mesh=Mesh(dp_replicate=2), schedule=schedule("one_f_one_b"), overlap=Overlap(buckets=UNEVEN, fused=FUSED)
+    ),
+    "pp and dp, fused": Plan(
+        mesh=Mesh(pp=2, dp_replicate=2),
+        schedule=schedule("zero_bubble_h1"),
+        overlap=Overlap(buckets=(4, 3), fused=(1, 3, 1, 2)),
+    ),
+    "zero 2, fused": Plan(
+        mesh=Mesh(dp_shard=2),
+        schedule=schedule("one_f_one_b"),
+        optimizer=Optimizer(zero=2),
+        overlap=Overlap(fused=UNEVEN),
     ),
     "pp and dp, buckets": Plan(
         mesh=Mesh(pp=2, dp_replicate=2), schedule=schedule("interleaved_one_f_one_b", virtual_stages=2), overlap=BUCKETS
@@ -275,6 +291,7 @@ BITWISE = [
     ("1f1b", "gpipe"),
     ("dp", "dp, buckets"),
     ("dp", "dp, uneven buckets"),
+    ("dp", "dp, fused"),
 ]
 """Pairs whose additions are the same, in the same order."""
 VARIED = replace(CONFIG, qk_norm=True, qkv_bias=True, num_kv_heads=4, vocab_size=40)
@@ -286,7 +303,7 @@ TIED = frozenset(
         "one device", "1f1b", "tp", "pp and dp", "pp and tp", "zero bubble h1", "zero 1", "zero 2", "zero 3",
         "zero bubble v", "v half", "v min", "dualpipe v", "interleaved", "dp 2, shard 2", "pp and zero 1",
         "pp and zero 3", "looped bfs and zero 3, recompute", "v min and zero 2", "tp, sp and zero 3",
-        "pp, tp and sp, v", "dualpipe v and dp, recompute", "dp, buckets",
+        "pp, tp and sp, v", "dualpipe v and dp, recompute", "dp, buckets", "dp, fused",
     }
 )  # fmt: skip
 """Plans that are also tried with the embedding as head."""

@@ -15,8 +15,17 @@ from gnomon.models.presets import model
 from gnomon.plans import Mesh, Plan, Schedule, Workload, stage_layers
 from gnomon.prediction import predict
 from gnomon.search.planning import plan as search
-from gnomon.search.refinement.bucket_cuts import Cut, cut_of, least_end, neighbours, seed, with_cut
-from gnomon.search.refinement.bucket_cuts import search as search_cuts
+from gnomon.search.refinement.bucket_cuts import (
+    Cut,
+    Grain,
+    both_ways,
+    cut_of,
+    least_end,
+    neighbours,
+    seed,
+    with_grain,
+)
+from gnomon.search.refinement.bucket_cuts import search as search_grains
 from gnomon.search.refinement.bucket_sizes import bucket_sizes
 from gnomon.search.refinement.choices import allowed, choice
 from gnomon.search.refinement.refine import QUICK, refine
@@ -63,7 +72,7 @@ def test_a_search_for_the_runtime_chooses_buckets_that_it_runs() -> None:
     best = refine(result, choices=open_, effort=QUICK).best
     assert best.plan.overlap.in_buckets and own.plan_reason(best.plan) is None
     for size in (25 * 2**20, 2**40):
-        other = replace(best.plan, overlap=replace(best.plan.overlap, bucket_bytes=size, buckets=()))
+        other = replace(best.plan, overlap=replace(best.plan.overlap, bucket_bytes=size, buckets=(), fused=()))
         assert best.step_s <= predict(GRAPH, cluster, other, work, result.stack).step_s
 
 
@@ -85,30 +94,32 @@ def test_reductions_end_first_with_the_buckets_of_least_end(layers: list[tuple[i
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 9))
-def test_a_move_keeps_all_layers_and_stages_apart(cut: list[int], number: int) -> None:
+def test_a_move_keeps_all_layers_and_stages_apart_and_buckets_hold_whole_actions(cut: list[int], number: int) -> None:
     total = sum(cut)
     stages = (total,) if number % 2 else (cut[0], total - cut[0]) if len(cut) > 1 else (total,)
-    for other in neighbours(tuple(cut), stages, Random(number)):
-        assert sum(other) == total and min(other) >= 1 and other != tuple(cut)
-        assert {*accumulate(stages)} <= {*accumulate(other)}
+    for start in both_ways([tuple(cut)]):
+        for other in neighbours(start, stages, Random(number)):
+            ends, actions = {*accumulate(other.buckets)}, {*accumulate(other.fused)}
+            assert max(ends) == max(actions) == total and min(*other.buckets, *other.fused) >= 1 and other != start
+            assert {*accumulate(stages)} <= ends <= actions
 
 
-def test_the_cut_that_is_found_is_the_best_of_all() -> None:
-    """8 rows, so 128 cuts, each played; over a slow and a fast link. The buckets are of unequal sizes."""
+def test_what_is_found_is_the_best_of_all_and_at_most_as_slow_as_either_alone() -> None:
+    """Six rows: 32 ways to cut, and 243 with actions of several layers; each is played."""
     graph, work = model("llama-tiny"), Workload(global_batch_size=4, seq_len=512)
-    layers = len(graph.layers())
+    layers, cluster, own_stack = len(graph.layers()), linked(4e8), stack("gnomon")
 
-    for rate in (2e8, 1e9):
-        cluster = linked(rate)
+    def seconds(grain: Grain) -> float:
+        return predict(graph, cluster, with_grain(TWO, grain), work, own_stack).step_s
 
-        def seconds(cut: Cut, cluster: Cluster = cluster) -> float:
-            return predict(graph, cluster, with_cut(TWO, cut), work, stack("gnomon")).step_s
-
-        finest = replace(TWO, overlap=replace(TWO.overlap, bucket_bytes=1))
-        begin = [cut_of(finest, graph), (layers,), seed(predict(graph, cluster, finest, work, stack("gnomon")))]
-        found = search_cuts(begin, [layers], seconds, tries=60)
-        assert seconds(found) == min(map(seconds, every_cut(layers)))
-        assert seconds(found) <= min(map(seconds, begin))
+    finest = replace(TWO, overlap=replace(TWO.overlap, bucket_bytes=1))
+    cuts = [cut_of(finest, graph), (layers,), seed(predict(graph, cluster, finest, work, own_stack))]
+    found = search_grains(both_ways(cuts), [layers], seconds, tries=90)
+    every = [Grain(a, b) for a in every_cut(layers) for b in every_cut(layers) if {*accumulate(a)} <= {*accumulate(b)}]
+    steps = {grain: seconds(grain) for grain in every}
+    assert len(every) == 3 ** (layers - 1) and seconds(found) == min(steps.values())
+    assert seconds(found) <= min(step for grain, step in steps.items() if max(grain.fused) == 1)
+    assert seconds(found) <= min(step for grain, step in steps.items() if grain.fused == grain.buckets)
 
 
 def test_refining_cuts_layers_unequally_and_says_so() -> None:
@@ -116,5 +127,6 @@ def test_refining_cuts_layers_unequally_and_says_so() -> None:
     result = search(GRAPH, linked(5e9), work, stack("gnomon"), fixed=fixed, top=1)
     refined = refine(result, choices=(choice("bucket_bytes"), choice("buckets")), effort=QUICK)
     last = refined.steps[-1]
-    assert last.choice.name == "buckets" and len(set(refined.best.plan.overlap.buckets)) > 1
+    overlap = refined.best.plan.overlap
+    assert last.choice.name == "buckets" and len(set(overlap.buckets or overlap.fused)) > 1
     assert refined.best.step_s == last.prediction.step_s < refined.steps[-2].prediction.step_s

@@ -135,7 +135,7 @@ def _overlap(overlap: Overlap, mesh: Mesh, zero: int) -> Overlap:
     if zero < 3:
         overlap = replace(overlap, prefetch=_OVERLAP.prefetch)
     if zero == 3 or mesh.data_ranks * mesh.cp == 1 or not overlap.grad_reduce:
-        overlap = replace(overlap, bucket_bytes=None, buckets=())
+        overlap = replace(overlap, bucket_bytes=None, buckets=(), fused=())
     return overlap if mesh.pp > 1 else replace(overlap, pipeline_sends=_OVERLAP.pipeline_sends)
 
 

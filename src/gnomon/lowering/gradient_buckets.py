@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from gnomon import orders
 from gnomon.errors import PlanError
@@ -20,12 +20,14 @@ from gnomon.lowering.edit import Row, rows_of, with_rows
 from gnomon.lowering.gradients import WRITES_GRADIENTS
 from gnomon.lowering.insertions import bucket, by_name
 from gnomon.plans import Layout, Mesh, Plan
+from gnomon.plans.groups import Groups, layer_groups, split_by_stage
 from gnomon.program import Program
 from gnomon.sharding import shard_block
 
 
 def gradient_buckets(graph: Graph, plan: Plan, layers: Sequence[Sequence[Layer]]) -> tuple[tuple[int, ...], ...]:
-    """Layers whose gradients are reduced together, in the order of backward, numbered through all stages.
+    """Layers (groups of `overlap.fused`) whose gradients are reduced together, in the order of backward, numbered
+    through all stages.
 
     layers: of each stage of the plan. A bucket takes layers of one stage, the last first, until it has at least
     `overlap.bucket_bytes` of a rank's gradients; the rest of a stage is one more; or as many as `overlap.buckets` says.
@@ -37,18 +39,20 @@ def gradient_buckets(graph: Graph, plan: Plan, layers: Sequence[Sequence[Layer]]
         return ()
     if orders.find(plan.schedule.name).composite or plan.schedule.passes or plan.schedule.vocabulary != "ends":
         raise PlanError(
-            f"overlap.bucket_bytes and overlap.buckets want a row for each layer, which {plan.schedule.name} with these "
-            f"passes has not; choose a schedule of single actions without passes (one_f_one_b), or leave them out"
+            f"overlap.bucket_bytes and overlap.buckets want a row for each layer, which {plan.schedule.name} with "
+            f"these passes has not; choose a schedule of single actions without passes (one_f_one_b), or leave them out"
         )
+    groups = layer_groups(plan, layers)
     if size is None:
-        return _of_counts(plan.overlap.buckets, [len(part) for part in layers])
+        return _of_counts(plan.overlap.buckets or plan.overlap.fused, groups)
     width, first = DTYPE_BITS[plan.precision.reduce] // 8, 0
     made: list[tuple[int, ...]] = []
-    for stage, part in enumerate(layers):
+    for stage, part in enumerate(groups):
         mesh, filled, members = plan.stage_mesh(stage), 0, list[int]()
         for index in reversed(range(len(part))):
             members.append(first + index)
-            filled += width * _elements(graph.block(part[index].call.block), plan.layout, mesh)
+            blocks = [graph.block(layer.call.block) for layer in part[index]]
+            filled += width * sum(_elements(block, plan.layout, mesh) for block in blocks)
             if filled >= size or not index:
                 made.append(tuple(members))
                 filled, members = 0, []
@@ -56,21 +60,22 @@ def gradient_buckets(graph: Graph, plan: Plan, layers: Sequence[Sequence[Layer]]
     return tuple(made)
 
 
-def _of_counts(buckets: Sequence[int], stages: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The same of so many layers each. stages: layers of each stage."""
-    ends, bounds = list(accumulate(buckets)), list(accumulate(stages))
-    if not {*bounds} <= {*ends} or ends[-1] != bounds[-1]:
-        raise PlanError(
-            f"overlap.buckets = {list(buckets)} does not divide stages of {list(stages)} layers (embedding and head "
-            f"counted) into whole buckets; let buckets end where stages do"
-        )
-    cut = [tuple(reversed(range(end - count, end))) for end, count in zip(ends, buckets, strict=True)]
-    first = [0, *bounds]
-    return tuple(
-        one
-        for low, high in zip(first, bounds, strict=False)
-        for one in reversed([one for one in cut if low <= one[0] < high])
-    )
+def _of_counts(buckets: Sequence[int], groups: Groups) -> tuple[tuple[int, ...], ...]:
+    """The same of so many layers each."""
+    made, first = list[tuple[int, ...]](), 0
+    stages = [sum(map(len, part)) for part in groups]
+    for part, counts in zip(groups, split_by_stage(buckets, stages, "buckets"), strict=True):
+        ends = list(accumulate(map(len, part)))
+        cuts = list(accumulate(counts))
+        if not {*cuts} <= {*ends}:
+            raise PlanError(
+                f"overlap.buckets = {list(buckets)} cuts a group of overlap.fused, whose layers have their gradients "
+                f"together; let buckets end where groups do"
+            )
+        places = [0, *(ends.index(end) + 1 for end in cuts)]
+        made += [tuple(reversed(range(first + a, first + b))) for a, b in pairwise(places)][::-1]
+        first += len(part)
+    return tuple(made)
 
 
 @lru_cache(maxsize=1024)

@@ -50,6 +50,7 @@ from gnomon.plans import (
     stage_layers,
     transfers,
 )
+from gnomon.plans.groups import layer_groups
 from gnomon.plans.stages import held_by_several
 from gnomon.program import Communicator, Program, with_buffers
 from gnomon.program.program import MAX_ROWS, MAX_UNITS
@@ -154,13 +155,16 @@ def outline(
     parts = list(zip(meshes, layers, strict=True))
     reduced = frozenset(stage for stage in range(plan.num_stages) if _reduces(graph, meshes[stage], layers[stage]))
     shared = shared_stages(graph, layers, plan.pipeline_ranks)
-    tied = bool(shared or tied_stages(graph, [(layer,) for part in layers for layer in part]))
+    tied = bool(shared or tied_stages(graph, [(layer,) for part in layers for layer in part]))  # fused or not
     stream = len(workers) == 1 and streams(plan, zero, reduced=bool(reduced), tied=tied)
     if stream and zero == 1 and plan.optimizer.offload is not None and plan.optimizer.offload.accumulate == "host":
         zero = 2  # a gradient is not there whole for longer than its reduction
     by_layer = by_layer or zero == 3 or stream
+    groups = layer_groups(plan, layers)
+    if plan.overlap.fused and (zero == 3 or stream):
+        raise PlanError("overlap.fused with ZeRO 3 or an update on the host, which go layer by layer; leave it out")
     if by_layer:
-        parts = [(mesh, (layer,)) for mesh, part in parts for layer in part]
+        parts = [(mesh, group) for mesh, of_stage in zip(meshes, groups, strict=True) for group in of_stage]
     starts, skips = _chains(graph, plan)
     ranks_of = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))
     members = [len(group.members) for group in workers]
@@ -175,7 +179,7 @@ def outline(
         num_microbatches=count,
         units=units,
         workers=workers,
-        layers=tuple(len(part) for part in layers) if by_layer else (),
+        layers=tuple(len(part) for part in groups) if by_layer else (),
         buckets=gradient_buckets(graph, plan, layers) if by_layer and zero < 3 and not stream else (),
         stream=stream,
         reduced=reduced,

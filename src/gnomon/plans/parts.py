@@ -269,6 +269,10 @@ class Overlap:
     buckets: tuple[int, ...] = ()
     """Layers whose gradients are reduced together, in place of bucket_bytes: so many of the first ones of the model, so
     many of the next … Embedding and head are counted; no bucket reaches over two stages. Empty: by bytes."""
+    fused: tuple[int, ...] = ()
+    """Neighbouring layers that one forward and one backward compute, counted as `buckets` are. There are fewer actions
+    and updates, and gradients of a group are whole together. Buckets hold whole groups; without `buckets` and
+    `bucket_bytes` each group is one. Empty: with buckets each layer by itself, without whole stages."""
     pipeline_sends: bool = True
     """Send and receive between stages while computing. Otherwise the stage waits for its send."""
     optimizer: bool = False
@@ -293,11 +297,13 @@ class Overlap:
             raise PlanError(
                 f"overlap buckets = {list(self.buckets)}: layers of each bucket, at least 1, and without bucket_bytes"
             )
+        if self.fused and min(self.fused) < 1:
+            raise PlanError(f"overlap fused = {list(self.fused)}: layers of each group, at least 1")
 
     @property
     def in_buckets(self) -> bool:
         """Whether it is said which gradients are reduced together."""
-        return self.bucket_bytes is not None or bool(self.buckets)
+        return self.bucket_bytes is not None or bool(self.buckets or self.fused)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

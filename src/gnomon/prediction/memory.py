@@ -316,7 +316,7 @@ def _parts(pricing: Pricing, block: int) -> list[tuple[LayerPrice, int]]:
     number, index = pricing.blocks[block]
     stage = pricing.stages[number]
     pairs = list(zip(stage.order, stage.kept_bytes, strict=True))
-    return [pairs[index]] if index >= 0 else pairs
+    return pairs[slice(*pricing.priced.span(block))] if index >= 0 else pairs
 
 
 def _inside_forward(pricing: Pricing, block: int) -> int:
@@ -527,13 +527,15 @@ def logits_bytes(pricing: Pricing, block: int) -> int:
     stage = pricing.stages[number]
     if index < 0:
         return stage.logits_bytes
-    return sum(kept.bytes for kept in stage.order[index].kept if kept.is_logits)
+    first, last = pricing.priced.span(block)
+    return sum(kept.bytes for layer in stage.order[first:last] for kept in layer.kept if kept.is_logits)
 
 
 def _several(pricing: Pricing, block: int, number: int, index: int, layers: int) -> dict[str, float]:
     """Buffers of messages of several tensors, which neither the first layer reads nor the last writes alone."""
     sent, sizes = pricing.messages.sent, dict[str, float]()
-    ends = (("X", (number - 1, number), index in (-1, 0)), ("Y", (number, number + 1), index in (-1, layers - 1)))
+    last = pricing.priced.span(block)[1]
+    ends = (("X", (number - 1, number), index in (-1, 0)), ("Y", (number, number + 1), last == layers))
     for name, pair, is_end in ends:
         if is_end and len(sent.get(pair, ())) > 1:
             sizes[f"{block}{name}"] = sizes[f"{block}D{name}"] = float(pricing.messages.bytes_of(pair))
@@ -581,8 +583,8 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
                 sizes[f"{block}P"] += undivided_bytes(first.sharded, stage.mesh, stage.plan.precision)
         by_layer = index >= 0 and (zero == 3 or (zero == 2 and whole))
         if by_layer:
-            made = gradient_bytes(stage, first) if whole else (reduced[0], 0)
-            sizes[f"{block}G"], sizes[f"{block}GS"] = float(made[0]), float(made[1])
+            made = [gradient_bytes(stage, layer) for layer, _ in parts] if whole else [(size, 0) for size in reduced]
+            sizes |= {f"{block}{name}": float(sum(x[i] for x in made)) for i, name in enumerate(("G", "GS"))}
         if index >= 0 and is_streamed(pricing):
             sizes[f"{block}G"], sizes[f"{block}GS"] = gradient_sizes(
                 pricing, stage, first, int(reduced[0]), kept=block in kept

@@ -21,8 +21,9 @@ from gnomon.lowering.lower import Messages, Outline, build, outline
 from gnomon.lowering.units import worker_units
 from gnomon.methods import check_methods
 from gnomon.models.presets import graph_of
-from gnomon.plans import Mesh, Plan, Precision, Saved, Unit, Workload, batch, check
+from gnomon.plans import Mesh, Plan, Precision, Saved, Unit, Workload, batch, check, stage_layers
 from gnomon.plans.check import sample_tokens
+from gnomon.plans.groups import layer_groups
 from gnomon.prediction.band import Band, band_of, memory_ratios
 from gnomon.prediction.breakdown import step_parts
 from gnomon.prediction.contention import contended
@@ -448,7 +449,10 @@ def _structure(
     equal = tuple(replace(stage, shares=()) for stage in plan.stages)
     outlined = outline(graph, replace(plan, schedule=schedule, stages=equal), by_layer=by_layer, units=units)
     if outlined.layers:  # the Program's stages are then layers
-        blocks = tuple((stage, i) for stage, layers in enumerate(outlined.layers) for i in range(layers))
+        groups = layer_groups(plan, stage_layers(plan, graph))
+        blocks = tuple(
+            (stage, sum(map(len, part[:i]))) for stage, part in enumerate(groups) for i in range(outlined.layers[stage])
+        )
     else:
         blocks = tuple((stage, -1) for stage in range(plan.num_stages))
     shared = _validated(replace(outlined, counts=()), messages)

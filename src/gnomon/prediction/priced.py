@@ -6,6 +6,7 @@ Program's stages, and each stage's fitted rates. Leaves out seconds (`compute_ti
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -58,12 +59,21 @@ class Priced:
         """The same under other fitted numbers, or with a stack that differs in its own numbers alone."""
         return replace(self, numbers=numbers or self.numbers, stack=stack or self.stack)
 
+    def span(self, block: int) -> tuple[int, int]:
+        """The layers of its stage, [first, last), that stand behind one of the Program's stages."""
+        stage, index = self.blocks[block]
+        if index < 0:
+            return 0, len(self.stages[stage].order)
+        after = self.blocks[block + 1] if block + 1 < len(self.blocks) else (-1, 0)
+        return index, after[1] if after[0] == stage else len(self.stages[stage].order)
+
     def layers(self, block: int) -> tuple[StagePrice, list[tuple[LayerPrice, int]]]:
         """The stage and the (price, times) of the layers behind one of the Program's stages."""
         stage, index = self.blocks[block]
         price = self.stages[stage]
         if index >= 0:
-            return price, [(price.order[index], 1)]
+            first, last = self.span(block)
+            return price, list(Counter(price.order[first:last]).items())
         return price, [(layer, len(labels)) for layer, labels in price.layers]
 
     def held(self, block: int) -> tuple[StagePrice, list[tuple[LayerPrice, int]]]:

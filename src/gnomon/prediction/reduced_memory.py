@@ -7,6 +7,7 @@ copied beside each other for one reduce-scatter (`runtime.shards`). Leaves out h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -71,9 +72,10 @@ def copies(program: Program, pricing: Pricing) -> Sequence[Copy]:
 
 
 def largest_bucket(pricing: Pricing, stage: int, reduced: Sequence[int]) -> int:
-    """Of a stage whose layers have so many bytes of gradients each: of `overlap.buckets`, or a layer's."""
-    if not pricing.plan.overlap.buckets:
+    """Of a stage whose layers have so many bytes of gradients each: of buckets of so many layers, or a layer's."""
+    counts = pricing.plan.overlap.buckets or pricing.plan.overlap.fused
+    if not counts:
         return max(reduced)
     first = sum(len(price.order) for price in pricing.stages[:stage])
-    ends = [0, *accumulate(pricing.plan.overlap.buckets)]
+    ends = [0, *accumulate(counts)]
     return max(sum(reduced[max(a - first, 0) : max(b - first, 0)]) for a, b in pairwise(ends))

@@ -115,7 +115,7 @@ class ReductionTime:
         """(how many, the share of all bytes that is in the last one, where that is more than that of the others)."""
         stage, layers = self.priced.held(block)
         size = self.priced.plan.overlap.bucket_bytes
-        if given := self.priced.plan.overlap.buckets:
+        if size is None and (given := self.priced.plan.overlap.buckets or self.priced.plan.overlap.fused):
             return self._counted(self.priced.blocks[block][0], given), 0.0
         if size is None:
             return sum(times for _, times in layers), 0.0

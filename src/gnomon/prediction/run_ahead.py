@@ -26,8 +26,8 @@ def held_by_streams(pricing: Pricing, block: int) -> int:
     per_tensor = pricing.stack.launch.held_launches
     if per_tensor is None:
         return 0
-    stage, index = pricing.blocks[block]
-    layers = pricing.stages[stage].order if index < 0 else (pricing.stages[stage].order[index],)
+    stage, _ = pricing.blocks[block]
+    layers = pricing.stages[stage].order[slice(*pricing.priced.span(block))]
     sizes = [size for layer in layers for size in _reduced(layer)]
     if not sizes:
         return 0

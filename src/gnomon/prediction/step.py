@@ -100,10 +100,11 @@ class Pricing:
                 numbers=numbers or fitted(),
             )
         )
-        like, first = _like_stages(stages), dict[tuple[int, LayerPrice | None], int]()
+        like, first = _like_stages(stages), dict[tuple[int, tuple[LayerPrice, ...]], int]()
+        spans = [slice(*self.priced.span(block)) if index >= 0 else slice(0) for block, (_, index) in enumerate(blocks)]
         self.alike = [
-            first.setdefault((like[stage], stages[stage].order[index] if index >= 0 else None), block)
-            for block, (stage, index) in enumerate(blocks)
+            first.setdefault((like[stage], stages[stage].order[span]), block)
+            for block, ((stage, _), span) in enumerate(zip(blocks, spans, strict=True))
         ]
         """For each of the Program's stages, the first that costs the same: priced once."""
 

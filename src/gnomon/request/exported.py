@@ -108,6 +108,7 @@ def based(base: Plan, to: Target | None, *, precision: bool) -> Plan:
             base.overlap,
             bucket_bytes=usual.overlap.bucket_bytes,
             buckets=(),
+            fused=(),
             pipeline_sends=usual.overlap.pipeline_sends,
         ),
         optimizer=replace(base.optimizer, keep_last_block=usual.optimizer.keep_last_block),

@@ -20,6 +20,7 @@ from gnomon.graph import Graph, Layer, Op
 from gnomon.graph import Tensor as GraphTensor
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Mesh, Plan, layer_presets, stage_layers
+from gnomon.plans.groups import layer_groups
 from gnomon.plans.stages import held_by_several
 from gnomon.runtime.blocks import BlockRun
 from gnomon.runtime.crossings import hops
@@ -141,8 +142,9 @@ def parts_held(
     """Of each stage of the Program on this rank its number, layers and parameters, which are not filled yet."""
     zero, axes, number = effective_zero(plan), axes_of(plan, groups), 0
     first, tables = holders(plan, graph, zero), looked_up(graph)
-    for index, layers in enumerate(stage_layers(plan, graph)):
-        for part in [(layer,) for layer in layers] if zero == 3 or by_layer else [layers]:
+    stages = stage_layers(plan, graph)
+    for index, of_actions in enumerate(layer_groups(plan, stages)):
+        for part in of_actions if zero == 3 or by_layer else [stages[index]]:
             if plan.pipeline_ranks[index] == groups.here.pipeline_rank:
                 counted = {name for name, stages in first.items() if stages[0] != number}
                 yield number, part, _held(part, sharded, axes, counted, plan, groups, zero, device, tables)
@@ -224,7 +226,8 @@ def holders(plan: Plan, graph: Graph, zero: int) -> dict[str, tuple[int, ...]]:
     """Stages of the Program of each parameter that several of them hold (tied weights). zero: the ZeRO stage in effect;
     under 3, and with gradient buckets, a stage of the Program is a layer."""
     stages, by_layer = stage_layers(plan, graph), zero == 3 or own.by_layer(plan)
-    return held_by_several(graph, [(layer,) for part in stages for layer in part] if by_layer else stages)
+    groups = layer_groups(plan, stages)
+    return held_by_several(graph, [group for part in groups for group in part] if by_layer else stages)
 
 
 def folder_of(plan: Plan) -> Path | None:

@@ -17,6 +17,7 @@ from gnomon.errors import PlanError
 from gnomon.graph import Dtypes, Graph, Layer, gradients
 from gnomon.graph import Tensor as GraphTensor
 from gnomon.plans import Layout, Mesh, Plan, stage_layers
+from gnomon.plans.groups import layer_groups
 from gnomon.plans.stages import Transfer, transfers
 from gnomon.sharding import Sharding, shard_graph
 from gnomon.sharding.layout import local_size
@@ -88,7 +89,8 @@ def hops(graph: Graph, plan: Plan, *, by_layer: bool) -> tuple[Hop, ...]:
             made[layer.label, out] = known[name]
     sent = transfers(plan, graph)
     stages = stage_layers(plan, graph)
-    counts = [len(layers) if by_layer else 1 for layers in stages]
+    groups = layer_groups(plan, stages)
+    counts = [len(part) if by_layer else 1 for part in groups]
     first = [sum(counts[:stage]) for stage in range(len(counts))]
     listed = [
         Hop(
@@ -99,8 +101,8 @@ def hops(graph: Graph, plan: Plan, *, by_layer: bool) -> tuple[Hop, ...]:
         for transfer in sent
     ]
     if by_layer:
-        for stage, layers in enumerate(stages):
-            listed += _within(graph, layers, first[stage], _at(stage, sent, made), known)
+        for stage, part in enumerate(groups):
+            listed += _within(graph, part, first[stage], _at(stage, sent, made), known)
     return tuple(sorted(listed, key=lambda hop: (hop.source, hop.target)))
 
 
@@ -115,16 +117,17 @@ def _at(
 
 def _within(
     graph: Graph,
-    layers: Sequence[Layer],
+    groups: Sequence[Sequence[Layer]],
     first: int,
     ends: tuple[Mapping[str, None], Mapping[str, None]],
     known: Mapping[str, Crossing],
 ) -> Iterator[Hop]:
-    """From layer to layer of one stage of the plan: what is there, and wanted later."""
+    """From one action's layers to the next one's, of one stage of the plan: what is there, and wanted later."""
     there = dict(ends[0])
-    for place in range(len(layers) - 1):
-        there |= dict.fromkeys(writes(graph, layers[place]).values())
-        wanted = {name for layer in layers[place + 1 :] for name in reads(layer).values()} | set(ends[1])
+    for place in range(len(groups) - 1):
+        there |= dict.fromkeys(name for layer in groups[place] for name in writes(graph, layer).values())
+        later = [layer for group in groups[place + 1 :] for layer in group]
+        wanted = {name for layer in later for name in reads(layer).values()} | set(ends[1])
         crossings = tuple(known[name] for name in there if name in wanted)
         if crossings:
             yield Hop(source=first + place, target=first + place + 1, crossings=crossings)

@@ -17,6 +17,7 @@ from gnomon.lowering.optimizer import effective_zero
 from gnomon.methods import rewrites
 from gnomon.plans import Plan, Workload, stage_layers
 from gnomon.plans import batch as batch_of
+from gnomon.plans.groups import layer_groups
 from gnomon.program import Program
 from gnomon.runtime.arrivals import out_of_order
 from gnomon.runtime.check_program import check_program
@@ -80,7 +81,7 @@ def plan_stages(graph: Graph, plan: Plan, program: Program) -> list[int]:
     """The plan's stage of each stage of the Program, which may be one of its layers."""
     blocks = [1] * plan.num_stages
     if program.num_stages > plan.num_stages:
-        blocks = [len(layers) for layers in stage_layers(plan, graph)]
+        blocks = [len(groups) for groups in layer_groups(plan, stage_layers(plan, graph))]
     return [stage for stage, count in enumerate(blocks) for _ in range(count)]
 
 

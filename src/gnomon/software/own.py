@@ -62,8 +62,8 @@ LACKS = (
     Lack(name="overlap.splits", asked=lambda plan: bool(plan.overlap.splits), choice="async_tp"),
     Lack(name="overlap.experts", asked=lambda plan: plan.overlap.experts),
     Lack(
-        name="overlap.bucket_bytes or buckets with optimizer.zero = 3, optimizer.offload, stages' shares, schedule.passes, or a "
-        "schedule whose rows hold several actions",
+        name="overlap.bucket_bytes, buckets or fused with optimizer.zero = 3, optimizer.offload, stages' shares, "
+        "schedule.passes, or a schedule whose rows hold several actions",
         asked=lambda plan: (
             by_layer(plan)
             and bool(

@@ -64,6 +64,7 @@ def _chosen(plan: Plan) -> tuple[tuple[str, bool, str], ...]:
         ("parameter_offload", plan.optimizer.offload_parameters, "parameters on the host"),
         ("parameter_disk", plan.optimizer.parameter_tier == "disk", "parameters on a disk"),
         ("async_tp", bool(plan.overlap.splits), "cut products beside their collectives (async_tp)"),
+        ("buckets", bool(plan.overlap.buckets or plan.overlap.fused), "buckets or actions of so many layers each"),
     )
 
 

@@ -1,10 +1,11 @@
-"""Which layers share a gradient bucket: buckets of unequal sizes, chosen by the simulator.
+"""Which layers share a gradient bucket, and which share an action: chosen together by the simulator.
 
-`cuts(predicted)` is the fastest way found to cut each stage's layers into buckets of neighbours. It starts from those
-of one size, from a bucket a layer, and from `least_end`, which is the best of all cuts while nothing slows down beside
-something else; from there it merges two neighbours, divides one, or moves a layer to the next, and goes back to worse
-cuts within ALPHA of the best. Every cut is judged by the simulator; the result is never slower than where it began.
-Source: Yi et al. 2022 (DisCo, TPDS): a search over fusions of all-reduces by simulated time, which backtracks.
+Fewer, larger actions cost the host less, but gradients of all their layers are there only at the end, so that their
+reductions begin later. `search` starts from what it is given (buckets of one size, a bucket a layer, and `seed`'s,
+which is the best of all cuts while nothing slows down beside something else), each with and without its layers fused;
+from there it merges, divides or shifts buckets and actions, and goes back to worse ones within ALPHA of the best. The
+result is never slower than where it began. Source: Yi et al. 2022 (DisCo, TPDS): a search over fusions of operations
+and of all-reduces by simulated time, which backtracks. There operations are a compiler's; here they are layers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 from random import Random
+from typing import NamedTuple
 
 from gnomon.graph import Graph
 from gnomon.lowering.gradient_buckets import gradient_buckets
@@ -21,7 +23,16 @@ from gnomon.plans import Plan, stage_layers
 from gnomon.prediction import Prediction
 
 Cut = tuple[int, ...]
-"""Layers of each bucket, in the order of the model: `overlap.buckets`."""
+"""Numbers of neighbouring layers, in the order of the model, as in `overlap.buckets` and `overlap.fused`."""
+
+
+class Grain(NamedTuple):
+    """How fine the rows of a plan are."""
+
+    buckets: Cut
+    fused: Cut
+    """Layers of each action: no bucket ends inside one."""
+
 
 ALPHA = 1.05
 """Cuts slower than the best by more than this are not gone on from."""
@@ -31,9 +42,27 @@ MOVES = 3
 """Of each kind, tried from a cut."""
 
 
-def with_cut(plan: Plan, cut: Cut) -> Plan:
-    """The plan with these buckets."""
-    return replace(plan, overlap=replace(plan.overlap, bucket_bytes=None, buckets=cut))
+def with_grain(plan: Plan, grain: Grain) -> Plan:
+    """The plan with these buckets and actions."""
+    fused = grain.fused if max(grain.fused) > 1 else ()
+    buckets = () if fused == grain.buckets else grain.buckets
+    return replace(plan, overlap=replace(plan.overlap, bucket_bytes=None, buckets=buckets, fused=fused))
+
+
+def grain_of(plan: Plan, graph: Graph) -> Grain | None:
+    """Of a plan that says them; None where a stage's rows are whole, or go layer by layer by bytes."""
+    overlap = plan.overlap
+    if not overlap.buckets and not overlap.fused:
+        return None
+    fused = overlap.fused or (1,) * sum(len(layers) for layers in stage_layers(plan, graph))
+    return Grain(overlap.buckets or fused, fused)
+
+
+def both_ways(cuts: Iterable[Cut]) -> Iterator[Grain]:
+    """Buckets whose layers are actions by themselves, and the same where each bucket is one."""
+    for cut in cuts:
+        yield Grain(cut, (1,) * sum(cut))
+        yield Grain(cut, cut)
 
 
 def cut_of(plan: Plan, graph: Graph) -> Cut:
@@ -79,55 +108,57 @@ def seed(prediction: Prediction) -> Cut:
     return tuple(made)
 
 
-def neighbours(cut: Cut, stages: Sequence[int], random: Random, count: int = MOVES) -> Iterator[Cut]:
-    """Cuts one move away: `count` random ones of each of three kinds. stages: layers of each, which no bucket leaves."""
-    ends, fixed = list(accumulate(cut)), {*accumulate(stages)}
-    free = [end for end in ends if end not in fixed]
-    inner = [place for low, high in pairwise([0, *ends]) for place in range(low + 1, high)]
-    moved = [
-        (end, other)
-        for end, low, high in zip(ends, [0, *ends], [*ends[1:], ends[-1]], strict=False)
-        if end not in fixed
-        for other in (end - 1, end + 1)
-        if low < other < high
-    ]
-    for end in random.sample(free, min(count, len(free))):
-        yield _of_ends({*ends} - {end})
-    for place in random.sample(inner, min(count, len(inner))):
-        yield _of_ends({*ends, place})
-    for end, other in random.sample(moved, min(count, len(moved))):
-        yield _of_ends({*ends} - {end} | {other})
+def neighbours(grain: Grain, stages: Sequence[int], random: Random, count: int = MOVES) -> Iterator[Grain]:
+    """Grains one move away: `count` random ones of each kind. stages: layers of each, of which no bucket has some of
+    two."""
+    cuts, ends = {*accumulate(grain.buckets)}, {*accumulate(grain.fused)}
+    fixed, every = {*accumulate(stages)}, range(1, sum(stages))
+    free, inner = sorted(cuts - fixed), sorted(ends - cuts)
+    moved = [(end, other) for end in free for other in (end - 1, end + 1) if other in every and other not in cuts]
+    kinds: tuple[Sequence[tuple[set[int], set[int]]], ...] = (
+        [(cuts - {end}, ends) for end in free],  # two buckets are one
+        [(cuts - {end}, ends - {end}) for end in free],  # and the actions on both sides too
+        [(cuts | {place}, ends | {place}) for place in every if place not in cuts],
+        [(cuts - {end} | {other}, ends - {end} | {other}) for end, other in moved],
+        [(cuts, ends - {end}) for end in inner],
+        [(cuts, ends | {place}) for place in every if place not in ends],
+    )
+    for listed in kinds:
+        for of_buckets, of_actions in random.sample(listed, min(count, len(listed))):
+            yield Grain(_of_ends(of_buckets), _of_ends(of_actions))
 
 
 def _of_ends(ends: Iterable[int]) -> Cut:
     return tuple(b - a for a, b in pairwise([0, *sorted(ends)]))
 
 
-def search(begin: Iterable[Cut], stages: Sequence[int], seconds: Callable[[Cut], float | None], tries: int) -> Cut:
-    """The cut with the fewest seconds that is met, going on from those of `begin`.
+def search(
+    begin: Iterable[Grain], stages: Sequence[int], seconds: Callable[[Grain], float | None], tries: int
+) -> Grain:
+    """The grain with the fewest seconds that is met, going on from those of `begin`.
 
-    seconds: what the simulator says; None for a cut that cannot be had. tries: calls of it, at most, but for `begin`.
+    seconds: what the simulator says; None for one that cannot be had. tries: calls of it, at most, but for `begin`.
     """
-    random, known, frontier = Random(0), dict[Cut, float](), list[tuple[float, Cut]]()
+    random, known, frontier = Random(0), dict[Grain, float](), list[tuple[float, Grain]]()
     left = tries
 
-    def look(cut: Cut) -> None:
-        found = seconds(cut)
-        known[cut] = float("inf") if found is None else found
+    def look(grain: Grain) -> None:
+        found = seconds(grain)
+        known[grain] = float("inf") if found is None else found
         if found is not None:
-            heappush(frontier, (found, cut))
+            heappush(frontier, (found, grain))
 
-    for cut in dict.fromkeys(begin):
-        look(cut)
+    for grain in dict.fromkeys(begin):
+        look(grain)
     barren = 0
     while frontier and left > 0 and barren < BARREN:
-        step, cut = heappop(frontier)
+        step, grain = heappop(frontier)
         best = min(known.values())
         if step > ALPHA * best:
             break
-        for other in neighbours(cut, stages, random):
+        for other in neighbours(grain, stages, random):
             if other not in known and left > 0:
                 left -= 1
                 look(other)
         barren = 0 if min(known.values()) < best else barren + 1
-    return min(known.items(), key=lambda pair: (pair[1], len(pair[0]), pair[0]))[0]
+    return min(known.items(), key=lambda pair: (pair[1], len(pair[0].fused), len(pair[0].buckets), pair[0]))[0]

@@ -18,6 +18,7 @@ from gnomon.hardware import Cluster
 from gnomon.methods import Method
 from gnomon.plans import Fp8, Offload, Plan, SavedRule, Split
 from gnomon.plans.mesh import DENSE_AXES
+from gnomon.search.refinement.bucket_cuts import Grain, cut_of, with_grain
 from gnomon.search.refinement.bucket_sizes import bucket_sizes
 from gnomon.search.space.points import Limit, repeated_layers
 from gnomon.software import Stack, own
@@ -84,20 +85,34 @@ def _buckets(plan: Plan, graph: Graph) -> tuple[Value, ...]:
 
 
 def _bucket(plan: Plan, _: Graph, value: Value) -> Plan:
-    return replace(plan, overlap=replace(plan.overlap, bucket_bytes=int(value) or None, buckets=()))
+    return replace(plan, overlap=replace(plan.overlap, bucket_bytes=int(value) or None, buckets=(), fused=()))
 
 
-def _cut(plan: Plan, _: Graph, value: Value) -> Plan:
-    """value: layers of each bucket, as `3,2,1`."""
-    words = [word.strip() for word in str(value).split(",") if word.strip()]
-    if not all(word.isdigit() for word in words):
-        raise PlanError(f"buckets are numbers of layers, as 3,2,1; not {str(value)[:40]!r}")
-    sizes = plan.overlap.bucket_bytes if not words else None
-    return replace(plan, overlap=replace(plan.overlap, bucket_bytes=sizes, buckets=tuple(map(int, words))))
+def _grain(plan: Plan, _: Graph, value: Value) -> Plan:
+    """value: layers of each bucket and, after a stroke, of each action, as `3,2,1/1,2,2,1`; either may be left out."""
+    buckets, _stroke, fused = str(value).partition("/")
+    counts = [[word.strip() for word in words.split(",") if word.strip()] for words in (buckets, fused)]
+    if not all(word.isdigit() for words in counts for word in words):
+        raise PlanError(f"buckets are numbers of layers, as 3,2,1 or 3,2,1/1,2,2,1; not {str(value)[:40]!r}")
+    first, second = (tuple(map(int, words)) for words in counts)
+    size = None if first or second else plan.overlap.bucket_bytes
+    return replace(plan, overlap=replace(plan.overlap, bucket_bytes=size, buckets=first, fused=second))
 
 
-def _shown_cut(plan: Plan) -> str:
-    return ",".join(map(str, plan.overlap.buckets))
+def _grains(plan: Plan, graph: Graph) -> tuple[Value, ...]:
+    """Its own, and buckets of the usual size of which each is one action."""
+    sized = replace(plan, overlap=replace(plan.overlap, bucket_bytes=BUCKETS[0], buckets=(), fused=()))
+    try:
+        cut = cut_of(sized, graph)
+    except PlanError:
+        return ()
+    return tuple(dict.fromkeys((shown_grain(plan), shown_grain(with_grain(plan, Grain(cut, cut))))))
+
+
+def shown_grain(plan: Plan) -> str:
+    """As `--fix buckets=` takes it; empty where the plan says nothing of it."""
+    listed = [",".join(map(str, counts)) for counts in (plan.overlap.buckets, plan.overlap.fused)]
+    return listed[0] + (f"/{listed[1]}" if listed[1] else "")
 
 
 def _offload(plan: Plan, _: Graph, value: Value) -> Plan:
@@ -190,10 +205,10 @@ CHOICES: tuple[Choice, ...] = (
     ),
     Choice(
         name="buckets",
-        says="layers of each gradient bucket, in place of bytes; searched last, on the best plan (`bucket_cuts`)",
-        values=lambda plan, graph, _: (_shown_cut(plan),) if _buckets(plan, graph) else (),
-        of=_shown_cut,
-        make=_cut,
+        says="layers of each gradient bucket / of each action, in place of bytes; searched last, on the best plan",
+        values=lambda plan, graph, _: _grains(plan, graph) if _buckets(plan, graph) else (),
+        of=shown_grain,
+        make=_grain,
         searched=False,
     ),
     Choice(
@@ -346,6 +361,8 @@ def runs_plan(stack: Stack, plan: Plan) -> bool:
 
 def runs_value(stack: Stack, of: Choice, value: Value) -> bool:
     """Whether a program that runs a choice has this value of it; of orders, those of Megatron-LM are on record."""
+    if of.name == "buckets":
+        return stack.name == own.NAME or not value
     if of.name != "order" or stack.name in ("unstated", own.NAME):
         return True
     return value in (",".join(DENSE_AXES), ",".join(PIPELINE_INSIDE))

@@ -15,8 +15,8 @@ from gnomon.methods.disco import USUAL
 from gnomon.plans import Plan, stage_layers
 from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.search.budget import More, always
-from gnomon.search.refinement.bucket_cuts import Cut, cut_of, search, seed
-from gnomon.search.refinement.choices import CHOICES, Choice, Value, runs_plan, runs_value
+from gnomon.search.refinement.bucket_cuts import Grain, both_ways, cut_of, search, seed, with_grain
+from gnomon.search.refinement.choices import CHOICES, Choice, Value, runs_plan, runs_value, shown_grain
 from gnomon.search.refinement.choices import choice as named
 from gnomon.search.results import Found, Result
 from gnomon.search.space.points import Limit, Point
@@ -47,8 +47,8 @@ QUICK = Effort(starts=5, large=3, tries=80, rounds=1, gain=5e-3)
 tensor parallelism without it) or give more to a plan that takes less memory, and on faster ones that do not fit."""
 
 
-CUTS = 24
-"""Ways to cut layers into gradient buckets that are tried beside those of one size, at most."""
+GRAINS = 30
+"""Ways to put layers into gradient buckets and actions that are tried beside those that a search begins at, at most."""
 
 FOR_METHODS = 12
 """Plans that each published method is tried on, at most, beside those that a descent begins at."""
@@ -112,7 +112,7 @@ def refine(
     if not descents:
         raise PlanError(f"no plan that was found fits with {', '.join(fixed or {})} as fixed; leave it open")
     start, steps, best_end = min(descents, key=lambda entry: entry[2].step_s)
-    steps += descent.cut_otherwise(best_end)
+    steps += descent.regrained(best_end)
     best = start, steps, _end(start, steps)
     return Refined(
         start=best[0],
@@ -187,9 +187,9 @@ class _Descent:
                 break
         return tuple(steps)
 
-    def cut_otherwise(self, found: Found) -> tuple[Step, ...]:
-        """Gradient buckets of unequal sizes for the best plan, where Gnomon's runtime runs it (other programs have one
-        size); none if they gain nothing."""
+    def regrained(self, found: Found) -> tuple[Step, ...]:
+        """Gradient buckets and actions of unequal sizes for the best plan, where Gnomon's runtime runs it (other
+        programs have one size); none if they gain nothing."""
         of, plan, result = named("buckets"), found.plan, self.result
         open_ = {choice.name for choice in self.choices} >= {"buckets", "bucket_bytes"}
         fixed = {choice.name for choice, _ in self.fixed} & {"buckets", "bucket_bytes"}
@@ -198,24 +198,24 @@ class _Descent:
         if not of.values(plan, result.graph, result.cluster) or any(limit.field == of.name for limit in self.forbid):
             return ()
 
-        def seconds(cut: Cut) -> float | None:
-            made = self._predicted(of, plan, ",".join(map(str, cut)))
-            return made.step_s if made is not None and self._fits(made) else None
+        def predicted(grain: Grain) -> Prediction | None:
+            made = self._predicted(of, plan, shown_grain(with_grain(plan, grain)))
+            return made if made is not None and self._fits(made) else None
 
-        begin = [
-            cut_of(replace(plan, overlap=replace(plan.overlap, bucket_bytes=size, buckets=())), result.graph)
+        def seconds(grain: Grain) -> float | None:
+            return None if (made := predicted(grain)) is None else made.step_s
+
+        layers = [len(part) for part in stage_layers(plan, result.graph)]
+        cuts = [
+            cut_of(replace(plan, overlap=replace(plan.overlap, bucket_bytes=size, buckets=(), fused=())), result.graph)
             for size in (1, plan.overlap.bucket_bytes or USUAL)
         ]
-        finest = self._predicted(of, plan, ",".join(map(str, begin[0])))
-        if finest is not None:
-            begin.append(seed(finest))
-        stages = [len(layers) for layers in stage_layers(plan, result.graph)]
-        cut = search(begin, stages, seconds, tries=CUTS)
-        value = ",".join(map(str, cut))
-        made = self._predicted(of, plan, value)
-        if made is None or not self._fits(made) or made.step_s >= found.step_s * (1 - self.effort.gain):
+        finest = self._predicted(of, plan, shown_grain(with_grain(plan, Grain(cuts[0], cuts[0]))))
+        cuts += [seed(finest)] if finest is not None else []
+        made = predicted(search(both_ways([*cuts, tuple(layers)]), layers, seconds, tries=GRAINS))
+        if made is None or made.step_s >= found.step_s * (1 - self.effort.gain):
             return ()
-        return (Step(choice=of, before=of.of(plan), after=value, prediction=made),)
+        return (Step(choice=of, before=of.of(plan), after=of.of(made.plan), prediction=made),)
 
     def for_methods(self) -> Iterator[Found]:
         """For each published method that is open the plan which it makes fastest: one of the best two under any

@@ -16,13 +16,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import combinations, groupby
+from itertools import combinations, groupby, pairwise
 from pathlib import Path
 from statistics import median
 from statistics import quantiles as fractions
 from time import perf_counter
 from typing import Any
-from unittest.mock import patch
 
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, local_cluster, parse_cluster
@@ -30,10 +29,9 @@ from gnomon.models.llama import LlamaConfig, llama
 from gnomon.models.presets import model
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload, stage_layers
 from gnomon.prediction import predict
-from gnomon.prediction.predict import _structure
-from gnomon.search.refinement.bucket_cuts import Cut, cut_of, search, seed, with_cut
+from gnomon.search.refinement.bucket_cuts import Cut, Grain, both_ways, cut_of, search, seed, with_grain
 from gnomon.search.refinement.choices import choice
-from gnomon.search.refinement.refine import CUTS
+from gnomon.search.refinement.refine import GRAINS
 from gnomon.software import stack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +52,8 @@ SMALL = LlamaConfig(
     ffn_size=1024,
     vocab_size=256,
 )
+EXACT = (1, 10, 100)
+"""Links over which every way to cut the small model is played."""
 WARM, ROUNDS = 3, 21
 """Steps of each plan: left out, and counted."""
 OF = ("one bucket", "25 MiB", "torch DDP")
@@ -82,60 +82,71 @@ def chosen(graph: Graph, cluster: Cluster, plan: Plan, work: Workload) -> tuple[
     return min(steps.items(), key=lambda pair: pair[1])
 
 
-def chosen_cut(graph: Graph, cluster: Cluster, plan: Plan, work: Workload, size: int) -> tuple[Cut, float, int]:
-    """(layers of each bucket, seconds, cuts played) that `gnomon plan` finds from the fastest size on."""
-    played = dict[Cut, float]()
+def chosen_grain(
+    graph: Graph, cluster: Cluster, plan: Plan, work: Workload, size: int, *, fused: bool
+) -> tuple[Grain, float, int]:
+    """(layers of each bucket and action, seconds, grains played) that `gnomon plan` finds from the fastest size on.
+    fused: otherwise each layer stays an action."""
+    played = dict[Grain, float]()
 
-    def seconds(cut: Cut) -> float:
-        played[cut] = predict(graph, cluster, with_cut(plan, cut), work, OWN).step_s
-        return played[cut]
+    def seconds(grain: Grain) -> float | None:
+        if not fused and max(grain.fused) > 1:
+            return None
+        played[grain] = predict(graph, cluster, with_grain(plan, grain), work, OWN).step_s
+        return played[grain]
 
+    layers = [len(part) for part in stage_layers(plan, graph)]
     finest = predict(graph, cluster, with_buckets(plan, 1), work, OWN)
-    begin = [cut_of(with_buckets(plan, 1), graph), cut_of(with_buckets(plan, size or 1), graph), seed(finest)]
-    cut = search(begin, [len(layers) for layers in stage_layers(plan, graph)], seconds, tries=CUTS)
-    return cut, played[cut], len(played)
+    cuts = [*(cut_of(with_buckets(plan, some), graph) for some in (1, size or 1)), seed(finest), tuple(layers)]
+    found = search(both_ways(cuts), layers, seconds, tries=GRAINS)
+    return found, played[found], len(played)
 
 
-def best_cut(graph: Graph, cluster: Cluster, plan: Plan, work: Workload) -> float:
-    """Seconds of the fastest of all ways to cut the layers into buckets of neighbours."""
+def best_of_all(graph: Graph, cluster: Cluster, plan: Plan, work: Workload) -> tuple[float, float]:
+    """Seconds of the fastest of all ways to cut the layers into buckets of neighbours, each layer an action; and with
+    actions of several layers too."""
     (layers,) = stage_layers(plan, graph)
-    last, least = len(layers), float("inf")
-    for count in range(last):
-        for ends in combinations(range(1, last), count):
-            edges = (0, *ends, last)
-            cut = tuple(tuple(reversed(range(a, b))) for a, b in zip(edges, edges[1:], strict=False))[::-1]
-            _structure.cache_clear()
-            with patch("gnomon.lowering.lower.gradient_buckets", lambda *_, cut=cut: cut):
-                least = min(least, predict(graph, cluster, with_buckets(plan, DDP), work, OWN).step_s)
-    _structure.cache_clear()
-    return least
+    ends = [set(some) for count in range(len(layers)) for some in combinations(range(1, len(layers)), count)]
+    cuts = [(tuple(b - a for a, b in pairwise([0, *sorted(some), len(layers)])), some) for some in ends]
+    steps = {
+        Grain(one, other): predict(graph, cluster, with_grain(plan, Grain(one, other)), work, OWN).step_s
+        for one, few in cuts
+        for other, many in cuts
+        if few <= many
+    }
+    return min(step for grain, step in steps.items() if max(grain.fused) == 1), min(steps.values())
 
 
 def simulated() -> None:
-    """Models x links."""
-    work = Workload(global_batch_size=16, seq_len=512)
-    of = ("one bucket", "25 MiB", "one size")
-    heads = (*of, "MiB", "cuts", "layers of each bucket", "played", *(f"of {name}" for name in of), "best of all cuts")
-    print(f"| model | Gbit/s | {' | '.join(heads)} |\n" + "|---" * 13 + "|")
+    """Models x links x batches."""
+    heads = ("one bucket", "25 MiB", "one size", "cuts", "with actions", "buckets / actions", "played", "of one bucket",
+             "of 25 MiB", "of one size", "of cuts", "best of all cuts, of all")  # fmt: skip
+    print(f"| model, sequences | Gbit/s | {' | '.join(heads)} |\n" + "|---" * 14 + "|")
     small = llama(
         replace(SMALL, name="layers-6", num_layers=6, hidden_size=1024, num_heads=16, num_kv_heads=16, ffn_size=2816)
     )
-    for graph in (small, *map(model, MODELS)):
-        for gbit in GBITS:
-            cluster = linked(gbit)
-            one = predict(graph, cluster, with_buckets(PLAN, WHOLE), work, OWN).step_s
-            ddp = predict(graph, cluster, with_buckets(PLAN, DDP), work, OWN).step_s
-            size, step = chosen(graph, cluster, PLAN, work)
-            cut, cut_step, count = chosen_cut(graph, cluster, PLAN, work, size)
-            exact = f"{best_cut(graph, cluster, PLAN, work) * 1e3:.1f} ms" if graph is small else ""
-            assert cut_step <= step <= min(one, ddp)
-            times = " | ".join(f"{seconds * 1e3:.1f} ms" for seconds in (one, ddp, step))
-            ratios = " | ".join(f"{cut_step / other:.3f}" for other in (one, ddp, step))
-            print(
-                f"| {graph.name} | {gbit} | {times} | {size / 2**20:g} | {cut_step * 1e3:.1f} ms | {shown(cut)} | "
-                f"{count} | {ratios} | {exact} |",
-                flush=True,
-            )
+    cases = [(graph, 8, 512, gbit) for graph in (small, *map(model, MODELS)) for gbit in GBITS]
+    cases += [(graph, 1, 128, gbit) for graph in (small, model("bert-large")) for gbit in GBITS[2:]]
+    for graph, sequences, length, gbit in cases:
+        work, cluster = Workload(global_batch_size=2 * sequences, seq_len=length), linked(gbit)
+        plan = replace(PLAN, schedule=Schedule(micro_batch_size=sequences))
+        one = predict(graph, cluster, with_buckets(plan, WHOLE), work, OWN).step_s
+        ddp = predict(graph, cluster, with_buckets(plan, DDP), work, OWN).step_s
+        size, step = chosen(graph, cluster, plan, work)
+        _, cut_step, _ = chosen_grain(graph, cluster, plan, work, size, fused=False)
+        grain, found, count = chosen_grain(graph, cluster, plan, work, size, fused=True)
+        exact = ""
+        if graph is small and gbit in EXACT:
+            best = best_of_all(graph, cluster, plan, work)
+            exact = ", ".join(f"{seconds * 1e3:.1f}" for seconds in best)
+        times = " | ".join(f"{seconds * 1e3:.1f}" for seconds in (one, ddp, step, cut_step, found))
+        ratios = " | ".join(f"{found / other:.3f}" for other in (one, ddp, step, cut_step))
+        print(
+            f"| {graph.name}, {sequences} of {length} | {gbit} | {times} | {shown(grain.buckets)} / {shown(grain.fused)} "
+            f"| {count} | {ratios} | {exact} |",
+            flush=True,
+        )
+        assert found <= min(cut_step, step, one, ddp)
 
 
 def shown(cut: Cut) -> str:
@@ -221,12 +232,14 @@ def real(mbit: int) -> None:
     plan = replace(PLAN, schedule=Schedule(micro_batch_size=2), optimizer=Optimizer(clip=False))
     graph = llama(SMALL)
     size, _ = chosen(graph, cluster, plan, REAL)
-    cut, _, _ = chosen_cut(graph, cluster, plan, REAL, size)
+    grain, _, _ = chosen_grain(graph, cluster, plan, REAL, size, fused=True)
+    cut = grain.buckets
     plans = {
         "one bucket": with_buckets(plan, WHOLE),
         "25 MiB": with_buckets(plan, DDP),
         f"one size, {size / 2**20:g} MiB": with_buckets(plan, size),
-        f"cuts, {shown(cut)}": with_cut(plan, cut),
+        f"cuts {shown(cut)}, each layer an action": with_grain(plan, Grain(cut, (1,) * sum(cut))),
+        f"cuts {shown(cut)}, each bucket an action": with_grain(plan, Grain(cut, cut)),
     }
     measured = launch(timed, 2, plans, WARM + ROUNDS)[0]
     seconds = {name: [step for step, _ in rows[WARM:]] for name, rows in measured.items()}

@@ -141,11 +141,9 @@ def simulated() -> None:
             exact = ", ".join(f"{seconds * 1e3:.1f}" for seconds in best)
         times = " | ".join(f"{seconds * 1e3:.1f}" for seconds in (one, ddp, step, cut_step, found))
         ratios = " | ".join(f"{found / other:.3f}" for other in (one, ddp, step, cut_step))
-        print(
-            f"| {graph.name}, {sequences} of {length} | {gbit} | {times} | {shown(grain.buckets)} / {shown(grain.fused)} "
-            f"| {count} | {ratios} | {exact} |",
-            flush=True,
-        )
+        what = f"{graph.name}, {sequences} of {length} | {gbit}"
+        counts = f"{shown(grain.buckets)} / {shown(grain.fused)} | {count}"
+        print(f"| {what} | {times} | {counts} | {ratios} | {exact} |", flush=True)
         assert found <= min(cut_step, step, one, ddp)
 
 

@@ -1,9 +1,10 @@
-"""DisCo: sizes of gradient buckets by simulated search.
+"""DisCo: gradient buckets and the fusion of what computes them, chosen together by simulated search.
 
 This file says what the method is. Lowering makes its rows (`lowering.gradient_buckets`), `search.refinement` tries the
-sizes that cut a plan's layers differently, and the simulator, which plays all-reduces beside backward, judges them.
-Left out: the fusion of operations, which Gnomon's compiler decides without looking at reductions, and boundaries that
-no one size gives. Source: Yi et al. 2022 (DisCo, TPDS).
+sizes that cut a plan's layers differently and then cuts and actions of unequal sizes (`bucket_cuts`), and the
+simulator, which plays all-reduces beside backward, judges them. Operations that are fused are layers here: one action
+computes several, and their gradients are there only at its end. Left out: the fusion of kernels within a layer, which
+delays no reduction, since a layer's gradients are reduced together. Source: Yi et al. 2022 (DisCo, TPDS).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _variants(plan: Plan) -> Iterator[Plan]:
 METHOD = Method(
     name="disco",
     paper="DisCo, Yi et al., TPDS 2022",
-    about="sizes of gradient buckets by simulated search; operations are fused by the compiler alone",
+    about="gradient buckets, and layers that one action computes, chosen together by simulated search",
     switch="overlap.bucket_bytes",
     exactness="up to the order of sums",
     on=lambda plan: plan.overlap.in_buckets,

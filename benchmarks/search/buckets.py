@@ -6,7 +6,8 @@
 Claim: the chosen cuts are at most as slow as the fastest size, and that as both; for a small model they are the best of
 all ways to cut its layers. `real` runs itself in a network namespace of its own whose loopback `tc tbf` holds to the
 rate: both processes send through it, so each has half. Beside plans runs torch's DistributedDataParallel of the same
-model. They take turns, another first at each step; ratios are of steps of one turn (median and quartiles).
+model. They take turns, another first at each step; ratios are of steps of one turn (median and quartiles). How fast the
+machine computes and reduces at that moment is read from a few steps with one bucket first, and plans are chosen by it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import combinations, groupby, pairwise
 from pathlib import Path
 from statistics import median
@@ -52,6 +53,8 @@ SMALL = LlamaConfig(
     ffn_size=1024,
     vocab_size=256,
 )
+SEEN = 7
+"""Steps with one bucket, from which the machine's speed is read before plans are chosen."""
 EXACT = (1, 10, 100)
 """Links over which every way to cut the small model is played."""
 WARM, ROUNDS = 3, 21
@@ -219,16 +222,64 @@ def timed(plans: dict[str, Plan], count: int) -> dict[str, list[tuple[float, flo
     return collected
 
 
+def observed(plan: Plan, count: int) -> tuple[float, float]:
+    """(seconds of computing, of the reduction) in a step of a plan with one bucket: medians."""
+    import torch
+
+    from gnomon.runtime import Executor
+
+    executor, parts = Executor(llama(SMALL), plan, REAL, seed=1), list[tuple[float, float]]()
+    for _ in range(count):
+        _, timeline = executor.measured_step(torch.randint(0, 256, (REAL.global_batch_size, REAL.seq_len + 1)))
+        spans, reduced, computed = timeline.spans, 0.0, 0.0
+        for i in range(spans.size):
+            if timeline.workers[spans.worker[i]].name != timeline.workers[0].name:
+                continue
+            seconds = float(spans.duration_s[i])
+            if timeline.kinds[spans.kind[i]] == "AR":
+                reduced += seconds
+            else:
+                computed += seconds
+        parts.append((computed, reduced))
+    return median(c for c, _ in parts), median(r for _, r in parts)
+
+
+def as_seen(cluster: Cluster, graph: Graph, plan: Plan, computed: float, reduced: float) -> Cluster:
+    """The machine, as fast as a step of that plan was, whose reduction has nothing beside it."""
+    for _ in range(3):
+        prediction = predict(graph, cluster, plan, REAL, OWN)
+        program = prediction.structure.program
+        (key,) = [key for key in program.keys if key.kind == "AR"]
+        alone = prediction.pricing.seconds(key)
+        slower, wire = computed / (prediction.step_s - alone), reduced / alone
+        (group,) = cluster.groups
+        device, intra = group.node.device, group.node.intra
+        assert intra is not None
+        peaks = {f.name: getattr(device.dense_peak, f.name) for f in fields(device.dense_peak)}
+        scaled = replace(device.dense_peak, **{name: rate / slower for name, rate in peaks.items() if rate})
+        device = replace(device, dense_peak=scaled, memory_bytes_per_s=device.memory_bytes_per_s / slower)
+        node = replace(group.node, device=device, intra=replace(intra, bytes_per_s=intra.bytes_per_s / wire))
+        cluster = replace(cluster, groups=(replace(group, node=node),))
+    return cluster
+
+
 def real(mbit: int) -> None:
     """Plans on this machine, inside the namespace."""
     from gnomon.runtime.launch import launch
 
     cluster = local_cluster(2)
     (group,) = cluster.groups
+    assert group.node.intra is not None
     link = replace(group.node.intra, bytes_per_s=mbit * 1e6 / 8 / 2)
     cluster = replace(cluster, groups=(replace(group, node=replace(group.node, intra=link)),))
     plan = replace(PLAN, schedule=Schedule(micro_batch_size=2), optimizer=Optimizer(clip=False))
-    graph = llama(SMALL)
+    graph, one = llama(SMALL), with_buckets(plan, WHOLE)
+    computed, reduced = launch(observed, 2, one, SEEN)[0]
+    cluster = as_seen(cluster, graph, one, computed, reduced)
+    print(
+        f"{mbit} Mbit/s, one bucket: {computed * 1e3:.0f} ms of computing, {reduced * 1e3:.0f} of reducing",
+        file=sys.stderr,
+    )
     size, _ = chosen(graph, cluster, plan, REAL)
     grain, _, _ = chosen_grain(graph, cluster, plan, REAL, size, fused=True)
     cut = grain.buckets

@@ -523,12 +523,8 @@ def _keys_bytes(layer: LayerPrice) -> int:
 
 def logits_bytes(pricing: Pricing, block: int) -> int:
     """Of what a stage of the Program keeps of a microbatch, its logits."""
-    number, index = pricing.blocks[block]
-    stage = pricing.stages[number]
-    if index < 0:
-        return stage.logits_bytes
-    first, last = pricing.priced.span(block)
-    return sum(kept.bytes for layer in stage.order[first:last] for kept in layer.kept if kept.is_logits)
+    own = pricing.stages[pricing.blocks[block][0]].order[slice(*pricing.priced.span(block))]
+    return sum(kept.bytes for layer in own for kept in layer.kept if kept.is_logits)
 
 
 def _several(pricing: Pricing, block: int, number: int, index: int, layers: int) -> dict[str, float]:

@@ -123,6 +123,9 @@ def test_points_pairs_and_pollux_workloads_are_read(tmp_path: Path, capsys: pyte
     assert any("1 points of devices spread over nodes" in note for note in document["notes"])
     # 600 steps at 1 a second, then 600 at 1.5 on both devices: the second waits for the first.
     assert document["policies"][0]["makespan_s"] == pytest.approx(1000)
+    assert not any("no point is of" in note for note in document["notes"])  # v100 is measured, and v100-sxm-16gb is one
+    assert main(["fleet", "replay", str(trace), "--on", "1x2xt4-16gb", "--points", str(points), "--json"]) == 0
+    assert any("no point is of t4-16gb" in note for note in json.loads(capsys.readouterr().out)["notes"])
     assert main(["fleet", "replay", str(trace), "--on", "1x2xv100-sxm-16gb"]) == 2
     assert "--points" in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ from gnomon.fleet.forecast import Costs, Curve
 from gnomon.fleet.goodput import Profiled, Profiles
 from gnomon.fleet.job import Trace, between
 from gnomon.fleet.machines import Machines, machines, without_larger
-from gnomon.fleet.points import Measured, Points, read_pairs, read_points
+from gnomon.fleet.points import Measured, Points, of_pools, read_pairs, read_points
 from gnomon.fleet.rules import Failure, Rules
 from gnomon.fleet.scenario import DAY_S, random_failures, read_demand, repeated, with_elastic
 from gnomon.fleet.traces import Reading, nothing_known, read_trace
@@ -47,6 +47,7 @@ def asked(options: argparse.Namespace, *, record: bool = False, on: str | None =
         duration = known.duration_s
     elif known is not None:
         first = machines(on or options.on)
+        known = of_pools(known, first)
         duration = Measured(known, Curve(first), _reference(known, first)).duration_s
     reading = Reading(
         format=options.format or "", workload=options.workload, skip_bad=options.skip_bad, duration=duration
@@ -81,11 +82,14 @@ def asked(options: argparse.Namespace, *, record: bool = False, on: str | None =
         if options.learned:
             notes.append("under Pollux and Sia jobs learn their speeds as they run, from steps that they timed")
     elif known is not None:
-        pairs = read_pairs(options.pairs) if options.pairs else {}
+        pairs = of_pools(read_pairs(options.pairs), cluster) if options.pairs else {}
         told = Measured(known, curve, _reference(known, cluster), pairs=pairs)
         models = {model for model, _ in known}
         without = {job.model for job in trace.jobs} - models
         notes.append(f"speeds of {len(models)} models are those of --points; {len(without)} models have none")
+        lacking = sorted({pool.device for pool in cluster.pools} - {device for _, device in known})
+        if lacking:
+            notes.append(f"no point is of {', '.join(lacking)}: there jobs scale as is stated of jobs without a model")
     stated = () if isinstance(known, Profiles) else (curve.stated(),)
     every = (*notes, *stated, *more_notes)
     return Asked(trace=trace, machines=cluster, rules=rules, told=told, notes=every, learned=options.learned)

@@ -41,6 +41,23 @@ def place(free: Sequence[int], nodes: Sequence[int], count: int, most_nodes: int
     return None
 
 
+def snug(free: Sequence[int], nodes: Sequence[int], count: int) -> Allocation | None:
+    """Devices of as few nodes as hold a job, where the rest of a job on several nodes goes on the node that it fills
+    best, so that whole nodes are left for others."""
+    out: list[tuple[int, int]] = []
+    room = {node: free[node] for node in nodes if free[node]}
+    left = count
+    while left:
+        if not room:
+            return None
+        enough = [node for node, have in room.items() if have >= left]
+        node = min(enough, key=lambda n: (room[n], n)) if enough else max(room, key=lambda n: (room[n], -n))
+        use = min(room.pop(node), left)
+        out.append((node, use))
+        left -= use
+    return tuple(out)
+
+
 def fit(state: State, free: Sequence[int], job: Job, count: int) -> Allocation | None:
     """Devices for a job in one of the training pools: of its own kind of device first, then the fastest."""
     cluster = state.machines

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from gnomon.errors import InputError
 from gnomon.fleet.forecast import NEVER, Curve
 from gnomon.fleet.job import Job
+from gnomon.fleet.machines import Machines
 from gnomon.fleet.state import Allocation, devices_of, packed_on
 from gnomon.fleet.traces.rows import Rows, need
 from gnomon.hardware import catalogue
@@ -26,6 +28,8 @@ from gnomon.hardware import catalogue
 Points = Mapping[tuple[str, str], Sequence[tuple[int, float]]]
 """(model, kind of device) -> (devices, steps a second), by devices."""
 
+Key = TypeVar("Key", bound=tuple[str, ...])
+Value = TypeVar("Value")
 _NAMES = (("job_type", "scale_factor", "gpu", "steps_per_s"), ("model", "devices", "device", "rate"))
 
 
@@ -82,6 +86,18 @@ def read_pairs(path: str | Path) -> Mapping[tuple[str, str, str], tuple[float, f
         name = device.name if device else kind.lower()
         out[a, b, name], out[b, a, name] = (of_a, of_b), (of_b, of_a)
     rows.jobs(())
+    return out
+
+
+def of_pools(table: Mapping[Key, Value], machines: Machines) -> Mapping[Key, Value]:
+    """What was measured on a family of devices, as `v100`, for every kind of it that a pool has and that was not
+    measured itself, as `v100-sxm-16gb`, besides. table: of points or of pairs; the kind is the last part of a key."""
+    known = {key[-1] for key in table}
+    out = dict(table)
+    for device in {pool.device for pool in machines.pools} - known:
+        for key, value in table.items():
+            if device.startswith(f"{key[-1]}-"):
+                out[cast(Key, (*key[:-1], device))] = value
     return out
 
 

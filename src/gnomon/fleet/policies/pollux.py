@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from gnomon.fleet.placement import give, place, take
+from gnomon.fleet.placement import give, snug, take
 from gnomon.fleet.state import Active, Decision, Forecasts, Policy, State, devices_of
 
 RESTART_S = 30.0
@@ -136,7 +136,7 @@ def _placed(state: State, jobs: Sequence[Active], counts: Sequence[int], nodes: 
     for active, count in sorted(changed, key=lambda pair: (-pair[1], pair[0].index)):
         if not count:
             continue
-        allocation = place(free, nodes, count)
+        allocation = snug(free, nodes, count)
         assert allocation is not None and devices_of(allocation) == count
         take(free, allocation)
         out.append(Decision(active.job.id, allocation))

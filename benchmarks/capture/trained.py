@@ -1,6 +1,6 @@
 """What a captured model does when it trains here: kept bytes, a step's time and memory, and plans against a plain loop.
 
-`trained(model, example)` gives a body a head of one linear layer and a cross-entropy over all that it returns, captures
+`trained(model, example)` gives a body a head of one linear layer and a cross-entropy over its first output, captures
 both, and returns the columns of `transformers_types` that need a loss. Time and memory are those of one process in
 float32 beside a plain loop of the same module; plans run on one or two processes, in float64, from the module's own
 weights. Dropout is off, as the runtime leaves it out. `kept_error` is as eager PyTorch keeps it.
@@ -68,15 +68,15 @@ PLANS = {
 
 
 class Headed(nn.Module):
-    """A body whose outputs are averaged over all but rows and features, and classified."""
+    """A body whose first output is averaged over all but rows and features, and classified."""
 
-    def __init__(self, body: nn.Module, example: Mapping[str, Tensor], rows: int) -> None:
+    def __init__(self, body: nn.Module, example: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.body, self.rows = body, rows
+        self.body = body
         with torch.no_grad():
             width = sum(x.shape[-1] for x in self._read(body(**example)))
         if not width:
-            raise ValueError("its outputs have no rows of a batch")
+            raise ValueError("it returns no numbers in rows")
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, answers: Tensor, **inputs: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Headed(nn.Module):
 
     def _read(self, out: Any) -> list[Tensor]:
         given = [x for _, x in named_tensors(out) if x.is_floating_point() and x.dim() > 1]
-        return given[:1] if given and given[0].shape[0] >= 1 else []
+        return given[:1]
 
 
 def trained(model: nn.Module, example: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def trained(model: nn.Module, example: Mapping[str, Tensor]) -> dict[str, Any]:
     try:
         torch.manual_seed(0)
         rows = next(x.shape[0] for x in example.values())
-        headed = Headed(model, example, rows).eval()
+        headed = Headed(model, example).eval()
         given = {**example, "answers": torch.randint(0, CLASSES, (rows,))}
         found = captured(headed, given, training=False)
     except Exception as error:
@@ -132,26 +132,25 @@ def _wider(given: Mapping[str, Tensor], ways: int) -> dict[str, Tensor]:
     return {**wide, "answers": answers}
 
 
-def kept_error(model: nn.Module, example: Mapping[str, Tensor], graph: Any) -> float:
+def kept_error(model: nn.Module, example: Mapping[str, Tensor], graph: Any, dtype: str = "fp32") -> float:
     """Bytes that the Graph says are kept for backward over those that autograd keeps, less 1: storages, each once,
-    without parameters and buffers."""
-    apart = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
+    without parameters and buffers. dtype: of the module."""
+    apart = {x.untyped_storage()._cdata for x in (*model.parameters(), *model.buffers())}
     sizes: dict[int, int] = {}
     held: list[Tensor] = []  # so that no storage is given to another
 
     def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
-        if storage.data_ptr() not in apart:
-            sizes[storage.data_ptr()] = storage.nbytes()
+        if storage._cdata not in apart:
+            sizes[storage._cdata] = storage.nbytes()
             held.append(x.detach())
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         out = model(**example)
     del out
-    setting = Setting(
-        sizes=bound(graph.inputs, example), dtypes=Dtypes(param="fp32", compute="fp32"), causal_flops="full"
-    )
+    kept = Dtypes(param=dtype, compute=dtype)
+    setting = Setting(sizes=bound(graph.inputs, example), dtypes=kept, causal_flops="full")
     kernels, *_ = kernels_of(stack("gnomon"))
     return round(float(graph_saved_bytes(graph, kernels, setting, {})) / max(sum(sizes.values()), 1) - 1, 5)
 

@@ -121,3 +121,17 @@ def test_what_is_written_over_is_found_through_views() -> None:
     write = Node(target="aten.copy_.default", args=(Use("y"), Use("z")), outputs=("w",))
     other = Node(target="aten.add_.Tensor", args=(Use("made"), Use("z")), outputs=("v",))
     assert writes_over(("x", "z"), (view, write, other)) == ("x",)
+
+
+def test_dropout_is_the_kind_and_drawn_in_a_run(net: tuple[Net, Captured]) -> None:
+    """On the CPU torch writes it out; priced and kept as one op it is a byte an element."""
+    graph = net[1].graph
+    assert {op.path for block in graph.blocks for op in block.ops if op.kind == "dropout"} == {"dropout"}
+    assert not any("bernoulli" in target for _, _, target in net[1].opaque)
+    with alone():
+        job = executor(*net, replace(BASE, saved=Saved()), Workload(global_batch_size=4, seq_len=16), settings=SETTINGS)
+        (stage,) = job.stages.values()
+        made: list[Tensor] = []
+        stage.watch = lambda layer, name, x: made.append(x.detach()) if name == "dropout" else None
+        job.step(project.batches(1))
+        assert made and all(0.1 < float((x == 0).double().mean()) < 0.3 for x in made)

@@ -170,6 +170,37 @@ def test_layers_of_a_class_are_layers_though_one_has_more() -> None:
         assert op.strategy.inputs[3].dim_of("tp") == "heads"
 
 
+class Spare(nn.Module):
+    """A product that nothing reads, experts in one weight each, and a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts, self.out = nn.Module(), nn.Linear(16, 16)
+        self.experts.up = nn.Parameter(torch.randn(4, 16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.out(x[:, :2])
+        return self.out(torch.einsum("bsi,eio->bso", x, self.experts.up))
+
+
+def test_products_that_nothing_reads_are_said() -> None:
+    result = captured(Spare(), (torch.randn(2, 8, 16),))
+    ((where, flops),) = result.unread
+    assert flops == 2 * 2 * 2 * 16 * 16
+    assert f"{where}: a product that no output depends on is left out" in result.notes
+
+
+def test_experts_of_an_op_without_a_rule_are_whole_and_other_axes_work() -> None:
+    graph = captured(Spare(), (torch.randn(2, 8, 16),), name="spare").graph
+    work, one = Workload(global_batch_size=16, seq_len=1), Schedule(micro_batch_size=2)
+    with pytest.raises(
+        PlanError, match=r"ep x etp = 2, but \S+ \(\S*test_capture\.py:\d+\) computes the experts of 'spare'"
+    ):
+        gnomon.predict(graph, "1x8xh100-sxm", Plan(mesh=Mesh(dp_shard=8, ep=2), schedule=one), work)
+    for mesh in (Mesh(dp_shard=8), Mesh(dp_replicate=4, tp=2)):
+        assert gnomon.predict(graph, "1x8xh100-sxm", Plan(mesh=mesh, schedule=one), work).step_s > 0
+
+
 class Routed(nn.Module):
     """Two experts of a token, their rows sorted by expert: rows are batch · seq · 2, of a product and of a size."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from gnomon.errors import CaptureError, InputError
 from gnomon.frontend.blocks import Placed, graph_of, live_steps, repeated
 from gnomon.frontend.convert import Converter
 from gnomon.frontend.flow import flow
-from gnomon.frontend.records import Trace
+from gnomon.frontend.records import Step, Trace
+from gnomon.frontend.rules import products
 from gnomon.frontend.sizes import Sizes, aligned
 from gnomon.frontend.trace import record
 from gnomon.graph import Graph
@@ -52,6 +54,9 @@ class Captured:
     """Values of states that are neither parameters nor buffers."""
     symbols: tuple[str, ...]
     """Dims whose size the workload gives."""
+    unread: tuple[tuple[str, int], ...]
+    """(file and line, FLOPs on the example) of products that eager PyTorch computes and no output depends on: the graph
+    is without them."""
 
 
 def capture(
@@ -107,6 +112,8 @@ def captured(
     fixed = [n for n in first if n not in symbols]
     if fixed:
         notes.append(f"{', '.join(fixed)}: as in the example; the code does something else for other sizes")
+    unread = _unread(trace, live)
+    notes += [f"{where}: a product that no output depends on is left out" for where, _ in unread]
     if sizes.fixed:
         notes.append(
             f"{len(sizes.fixed)} kinds of sizes follow from the inputs by no product, and are as in the example"
@@ -120,7 +127,19 @@ def captured(
         steps=len(live),
         constants=trace.constants,
         symbols=symbols,
+        unread=unread,
     )
+
+
+def _unread(trace: Trace, live: Sequence[Step]) -> tuple[tuple[str, int], ...]:
+    """Products in steps that nothing reads."""
+    kept, found = {id(step) for step in live}, dict[str, int]()
+    for step in trace.steps:
+        for node in () if id(step) in kept else step.nodes:
+            shapes, _ = products(node, lambda index: trace.values[index].shape)
+            if flops := sum(2 * prod(int(size) for size in shape) for shape in shapes):  # type: ignore[call-overload]
+                found[step.where] = found.get(step.where, 0) + flops
+    return tuple(found.items())
 
 
 def _plain(module: nn.Module) -> tuple[nn.Module, list[str]]:

@@ -76,8 +76,7 @@ def _writes_over(step: Step, trace: Trace) -> bool:
     for node in step.nodes:
         reads = [trace.values[x.index].storage for x in node.args if isinstance(x, Ref)]
         if mutates(Node(target=node.target, args=())):
-            # A dropout that is written out is drawn in a run; the kind is left out of it.
-            if reads[0] not in own or step.func == "dropout":
+            if reads[0] not in own:
                 return True
             continue
         own |= {trace.values[o].storage for o in node.outs if o is not None} - set(reads)
@@ -172,7 +171,7 @@ def _dropout(call: _Call, out: int, trace: Trace) -> Kind | None:
         or trace.values[x].shape != trace.values[out].shape
     ):
         return None
-    return Kind(kind="dropout", operands=(x,), out=out, attrs={"p": p})
+    return Kind(kind="dropout", operands=(x,), out=out, attrs={"p": p, "drawn": True})
 
 
 def _activation(fn: str) -> Callable[[_Call, int, Trace], Kind | None]:

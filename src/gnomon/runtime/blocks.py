@@ -23,7 +23,7 @@ from gnomon.errors import PlanError
 from gnomon.graph import Block
 from gnomon.runtime.moves import Step, moved, run, steps
 from gnomon.runtime.ops import FUNCTIONS, POSITIONED
-from gnomon.runtime.ops.captured import captured, draws
+from gnomon.runtime.ops.captured import captured, drawn
 from gnomon.runtime.ops.linear import linear
 from gnomon.runtime.ops.routing import Routing, combine, dispatch, grouped_linear, routing_of
 from gnomon.runtime.ops.site import ALONE, Axis, Operand, Site
@@ -87,7 +87,8 @@ class BlockRun:
         self.block, self.axes, self.keep_gathered = sharded.block, axes, keep_gathered
         self.homes = sharded.homes
         self.captured = any(op.captured is not None for op in sharded.block.ops)
-        self.draws = any(draws(op) for op in sharded.block.ops)
+        self.drawing = frozenset(op.path for op in sharded.block.ops if drawn(op))
+        """Ops that draw random numbers."""
         self.whole = whole = {dim.name: dim.size for dim in self.block.dims if dim.size is not None}
         self.extents = {
             o.op.path: {

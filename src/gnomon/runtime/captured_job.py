@@ -52,17 +52,19 @@ def check_trainable(graph: Graph) -> None:
 
 
 def random_ops(graph: Graph) -> tuple[str, ...]:
-    """ATen ops of a captured graph that draw random numbers, each once."""
+    """What of a captured graph draws random numbers, ATen ops and `dropout`, each once."""
     return tuple(dict.fromkeys(target for block in graph.blocks for op in block.ops for target in drawn(op)))
 
 
 def randomness(graph: Graph) -> tuple[str, ...]:
     """What a run does about dropout and other random numbers of a model, said."""
     notes = []
-    if any(op.kind == "dropout" or op.attr("dropout", 0.0) for block in graph.blocks for op in block.ops):
-        notes.append("the module has dropout in attention or as one op, and the runtime trains without it")
-    if drawn := random_ops(graph):
-        notes.append(f"the module draws random numbers ({', '.join(drawn)}): other plans draw others")
+    names = random_ops(graph)
+    ops = [op for block in graph.blocks for op in block.ops]
+    if any(op.attr("dropout", 0.0) or (op.kind == "dropout" and not op.attr("drawn", False)) for op in ops):
+        notes.append("the model has dropout (of a captured one: in attention), and the runtime trains without it")
+    if names:
+        notes.append(f"the module draws random numbers ({', '.join(names)}): other plans draw others")
     return tuple(notes)
 
 

@@ -25,7 +25,6 @@ from gnomon.plans.parts import Action
 from gnomon.plans.saving import savings
 from gnomon.prediction.software_kernels import kernels_of
 from gnomon.runtime.blocks import BlockRun, Frame
-from gnomon.runtime.ops.captured import draws
 from gnomon.software import own, stack
 
 
@@ -135,7 +134,7 @@ class Keeper:
     def begin(self, index: int) -> None:
         """An op begins."""
         self.op, self.order = index, 0
-        if self.run.draws and draws(self.run.ops[index].site.op):
+        if self.run.ops[index].site.op.path in self.run.drawing:
             self.drawn[index] = _generators(self.device)
 
     def end(self, made: Mapping[str, Tensor]) -> None:

@@ -77,7 +77,7 @@ class Stage(nn.Module):
         """Buffers of a captured model, by full name."""
         self.scans = any(op.kind == "state_space" for layer in layers for op in graph.block(layer.call.block).ops)
         self.captured = any(op.captured is not None for block in graph.blocks for op in block.ops)
-        self.draws = any(runs[layer.call.block].draws for layer in layers)
+        self.draws = any(runs[layer.call.block].drawing for layer in layers)
         """Whether its layers draw random numbers, which are drawn again where layers are computed again."""
         self.entries: dict[str, tuple[Step, ...]] = {}
         """Of inputs of a captured model: which part this rank works on, where sequences are divided between layers."""

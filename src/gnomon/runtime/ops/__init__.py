@@ -12,7 +12,7 @@ from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.runtime.ops.alibi import alibi
 from gnomon.runtime.ops.attention import attention, rotary
-from gnomon.runtime.ops.elementwise import activation, add, glu, modulate, mul, scale, softcap, unchanged
+from gnomon.runtime.ops.elementwise import activation, add, dropped, glu, modulate, mul, scale, softcap, unchanged
 from gnomon.runtime.ops.image import conv2d, mse, timestep, upsample
 from gnomon.runtime.ops.lookup import cross_entropy, embedding
 from gnomon.runtime.ops.norm import norm
@@ -34,7 +34,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "scale": scale,
     "softcap": softcap,
     "modulate": modulate,
-    "dropout": unchanged,
+    "dropout": dropped,
     "cast": unchanged,
     "embedding": embedding,
     "cross_entropy": cross_entropy,

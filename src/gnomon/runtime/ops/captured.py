@@ -26,14 +26,11 @@ def aten(target: str) -> Any:
 
 
 def drawn(op: Op) -> tuple[str, ...]:
-    """ATen ops of a captured op that draw random numbers."""
+    """What of an op of a captured model draws random numbers: ATen ops, or `dropout`."""
+    if op.kind == "dropout" and op.attr("drawn", False):
+        return ("dropout",)
     nodes = () if op.captured is None else op.captured.nodes
     return tuple(n.target for n in nodes if torch.Tag.nondeterministic_seeded in aten(n.target).tags)
-
-
-def draws(op: Op) -> bool:
-    """Whether a captured op draws random numbers."""
-    return bool(drawn(op))
 
 
 RESHAPED = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}

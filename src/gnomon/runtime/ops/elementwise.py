@@ -1,7 +1,7 @@
 """Kinds that work element by element: `add`, `mul`, `activation`, `glu`, `scale`, `softcap`, `modulate`, `cast`.
 
 A second operand has some of the first one's dims and is spread over the others. Attributes: `fn` of activations,
-`factor` of scale, `cap` of softcap. Leaves out dropout, which the runtime trains without.
+`factor` of scale, `cap` of softcap. Leaves out dropout of the runtime's own models.
 """
 
 from __future__ import annotations
@@ -83,5 +83,14 @@ def modulate(site: Site, x: Tensor, shift: Operand, by: Operand) -> Tensor:
 
 
 def unchanged(site: Site, x: Tensor) -> Tensor:
-    """x itself: dropout, which the runtime trains without, and casts, whose dtype is the plan's."""
+    """x itself: casts, whose dtype is the plan's."""
     return x
+
+
+def dropped(site: Site, x: Tensor) -> Tensor:
+    """Dropout of a captured model: elements left out at random, the others scaled up; a byte of each is kept. Of the
+    runtime's own models x itself: it trains them without."""
+    if not site.attr("drawn", False):
+        return x
+    kept = 1.0 - site.attr("p", 0.0)
+    return x * torch.empty_like(x, dtype=torch.bool).bernoulli_(kept) / kept

@@ -2,8 +2,8 @@
 
 `trained(model, example)` gives a body a head of one linear layer and a cross-entropy over its first output, captures
 both, and returns the columns of `transformers_types` that need a loss. Time and memory are those of one process in
-float32 beside a plain loop of the same module; plans run on one or two processes, in float64, from the module's own
-weights. Dropout is off, as the runtime leaves it out. `kept_error` is as eager PyTorch keeps it.
+float32 beside a plain loop of the same module, in seconds on a core; plans run on one or two processes, in float64,
+from the module's own weights. Dropout is off, as the runtime leaves it out. `kept_error` is as eager PyTorch keeps it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from gnomon.runtime import AdamWSettings
 from gnomon.runtime.captured_job import executor
 from gnomon.runtime.layer_bytes import LiveBytes
 from gnomon.runtime.stage import bound
-from gnomon.runtime.waiting import waited_s, waited_since
 from gnomon.software import stack
 
 CLASSES = 8
@@ -199,11 +198,10 @@ def step(module: nn.Module, found: Captured, batch: Mapping[str, Tensor]) -> dic
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """Of a call, without what this thread waited for a core."""
-    waited, began = waited_s(), time.perf_counter()
+    """That this thread, which computes all, was on a core: other work on the machine is not in it."""
+    began = time.thread_time()
     call()
-    took, lost = time.perf_counter() - began, waited_since(waited)
-    return took if math.isnan(lost) else took - lost
+    return time.thread_time() - began
 
 
 def _length(batch: Mapping[str, Tensor]) -> int:
@@ -225,6 +223,8 @@ def runs(module: nn.Module, found: Captured, batch: Mapping[str, Tensor]) -> dic
         optimizer.step()
         losses.append(float(loss.detach()))
     del plain, optimizer
+    if not all(map(math.isfinite, losses)):
+        return dict.fromkeys((*ALONE, *PLANS), "the loss of the module itself is no number")
     said = {}
     for name, plan in {**ALONE, **PLANS}.items():
         try:

@@ -43,6 +43,7 @@ SMALL = {
     "num_key_value_heads": 2, "head_dim": 16, "d_kv": 16, "vocab_size": 512, "num_experts": 4, "num_local_experts": 4,
     "n_routed_experts": 8, "num_experts_per_tok": 2, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16,
     "qk_nope_head_dim": 16, "v_head_dim": 16, "projection_dim": 32, "image_size": 64,
+    "context_length": 256, "projection_intermediate_size": 96, "linear_num_heads": 4,
 }  # fmt: skip
 """Sizes of a small model, for the fields that a config has."""
 

@@ -201,6 +201,29 @@ def test_experts_of_an_op_without_a_rule_are_whole_and_other_axes_work() -> None
         assert gnomon.predict(graph, "1x8xh100-sxm", Plan(mesh=mesh, schedule=one), work).step_s > 0
 
 
+class Written(nn.Module):
+    """Rows in, rows out, with a norm that is written out: what runs through is no feed-forward's width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ups = nn.ModuleList(nn.Linear(16, 40) for _ in range(2))
+        self.downs = nn.ModuleList(nn.Linear(40, 16) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for up, down in zip(self.ups, self.downs, strict=True):
+            x = x + down(F.silu(up(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))))
+        return x
+
+
+def test_what_a_module_takes_and_returns_is_not_the_width_of_a_feed_forward() -> None:
+    graph = captured(Written(), (torch.randn(2, 10, 16),)).graph
+    assert graph.inputs[0].dims[-1].name != "ffn"
+    wide = {
+        block.tensor(op.inputs[1]).dims[0].name for block in graph.blocks for op in block.ops if op.kind == "linear"
+    }
+    assert "ffn" in wide
+
+
 class Routed(nn.Module):
     """Two experts of a token, their rows sorted by expert: rows are batch · seq · 2, of a product and of a size."""
 

@@ -16,6 +16,7 @@ from gnomon import orders
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Block, Dim, Graph, Layer
 from gnomon.graph import Op as GraphOp
+from gnomon.plans.experts import whole_experts
 from gnomon.plans.mesh import Mesh
 from gnomon.plans.parts import INPUT, Schedule
 from gnomon.plans.plan import Plan
@@ -550,27 +551,11 @@ def _size(block: Block, name: str) -> int:
     return next((dim.size for dim in block.dims if dim.name.split(".")[-1] == name and dim.size), 0)
 
 
-def _whole_experts(graph: Graph) -> str:
-    """Which op of a captured graph computes experts without a rule of how they divide."""
-    for block in graph.blocks:
-        held = {t.name for t in block.tensors if any(_base(dim) == "experts" for dim in t.atoms)}
-        for op in block.ops:
-            products = op.captured is not None and any(node.products for node in op.captured.nodes)
-            if op.captured is not None and products and held & set(op.inputs):
-                return (
-                    f"{op.path} ({op.captured.where}) computes the experts of {graph.name!r}, an op without a rule of "
-                    f"how they divide: every rank computes all, and the other axes divide the rest"
-                )
-    return f"no op of graph {graph.name!r} sends tokens to experts"
-
-
 def _axes_without_effect(plan: Plan, graph: Graph) -> Iterator[Problem]:
     meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
-    dims = {_base(dim) for block in graph.blocks for dim in block.dims}
     routes = any(op.kind == "dispatch" for block in graph.blocks for op in block.ops)
     if not routes and (ep := max(mesh.ep * mesh.etp for mesh in meshes)) > 1:
-        why = _whole_experts(graph) if "experts" in dims else f"graph {graph.name!r} has no experts"
-        yield _error("no_experts", f"ep x etp = {ep}, but {why}; use ep = 1 and etp = 1")
+        yield _error("no_experts", f"ep x etp = {ep}, but {whole_experts(graph)}; use ep = 1 and etp = 1")
     if routes and max(mesh.tp for mesh in meshes) > 1 and not plan.layout.sequence_parallel:
         yield _error(
             "experts_need_sequence_parallel",

@@ -74,13 +74,13 @@ class ComputeTime:
                 comm[axis] = comm.get(axis, 0.0) + self._waited_s(stage, phase, axis)
         device = compute + sum(comm.values())
         held = max(device + self._starved_s(kind, block), self._host_s(stage, phases, extra.kernels))
-        copies = self._activation_copies(kind, block)
+        copies, beside = self._activation_copies(kind, block), self.priced.stages[stage].device.kind != "cpu"
         return {
             "compute": compute - again,
             "again": again,
             **comm,
             "launch": held - device,
-            "offload": max(copies - held, 0.0),
+            "offload": max(copies - held, 0.0) if beside else copies,  # a processor copies by itself
         }
 
     def _one_by_one(self, kind: str, block: int, extra: OpPrice) -> dict[str, float]:

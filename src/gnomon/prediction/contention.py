@@ -10,7 +10,8 @@ the SMs that copy grow with them, and one that waits for a slow network moves fe
 the origin, is a choice: runs set its upper end, and six runs over slower networks fit it.
 On a machine that `gnomon calibrate` has measured, the share is the one it saw (`Measured.lost_beside`), for collectives
 of any rate.
-Copies to and from the host go by copy engines and weigh nothing.
+Copies to and from the host go by copy engines and weigh nothing. Where a processor that was measured is device and host
+in one, they, and additions and updates on the host, take from computing what a collective does.
 Leaves out messages between stages, and collectives of whole stages, which are priced with the computing beside them
 (`step`): ZeRO 0 to 2, where runs show nothing (evidence/fits/contention).
 """
@@ -52,6 +53,8 @@ ROUNDS = 2
 the step is then 0.15% under that of twelve rounds at most, 0.01% in the median; after one round 1.3%."""
 
 TRANSFERS = ("UNSHARD", "REDUCE_GRAD", "AR")
+HOST = ("D2H", "H2D", "HOST_ADD", "HOST_OPT")
+"""What is done by the host, or to and from it."""
 
 
 def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times | None]:
@@ -62,7 +65,7 @@ def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times 
     lost_to_each = slowed(pricing.stages[0].device)
     if (pricing.blocks[0][1] < 0 and not divided) or not lost_to_each:
         return alone, None
-    moving = SHARED if divided else TRANSFERS
+    moving = SHARED if divided else (*TRANSFERS, *HOST)
     loads, computes = dict[tuple[str, int, str], float](), dict[tuple[str, int, str], tuple[float, float]]()
     others, kernels, idle = np.zeros((3, len(keys)))
     for at, (key, busy) in enumerate(zip(keys, alone.busy.tolist(), strict=True)):
@@ -105,14 +108,17 @@ def _kernels(parts: Mapping[str, float]) -> tuple[float, float]:
 
 def weight(pricing: Pricing, key: Key, busy: float) -> float:
     """What a second of an action takes from kernels beside it, from 0 to 1 times SLOWED; 0 for what is no transfer."""
-    if key.kind not in (*TRANSFERS, *SHARED) or busy <= 0:
+    if key.kind not in (*TRANSFERS, *SHARED, *HOST) or busy <= 0:
         return 0.0
+    processor = pricing.stages[0].device.measured is not None
+    if key.kind in HOST:
+        return 1.0 if processor else 0.0
     carried = pricing.carried(key)
     whole = sum(seconds for seconds, _ in carried)
+    by_engine = pricing.fetched_s(pricing.alike[key.stage], copies=not processor) if key.kind == "UNSHARD" else 0.0
     if not whole:
-        return 0.0
-    copied = pricing.fetched_s(pricing.alike[key.stage]) if key.kind == "UNSHARD" else 0.0
-    return sum(seconds * share(link) for seconds, link in carried) / whole * max(1 - copied / busy, 0.0)
+        return max(1 - by_engine / busy, 0.0) if processor and key.kind == "UNSHARD" else 0.0
+    return sum(seconds * share(link) for seconds, link in carried) / whole * max(1 - by_engine / busy, 0.0)
 
 
 def share(link: AxisLink) -> float:

@@ -216,9 +216,10 @@ class Pricing:
             return on_host_s(kind, *self.priced.layers(stage), self.cluster, streamed=streamed)
         raise UnpricedError(f"action {key.label} has no price; add a rule for {kind} to gnomon.prediction.step")
 
-    def fetched_s(self, block: int) -> float:
-        """Seconds in which parameters that wait on the host are copied in, before they are gathered."""
-        return parameters_s(*self.priced.layers(block), self.cluster)
+    def fetched_s(self, block: int, *, copies: bool = True) -> float:
+        """Seconds in which parameters that wait on the host or a disk come in, before they are gathered. copies: not
+        from the disk alone."""
+        return parameters_s(*self.priced.layers(block), self.cluster, copies=copies)
 
     def amounts(self, key: Key) -> tuple[float, float]:
         """(bytes that an action sends or reduces, FLOPs of its products) on one rank; 0 where it has none or where

@@ -22,7 +22,8 @@ from gnomon.prices.collectives import collective_seconds, copy_seconds
 from gnomon.prices.curves import curves_for
 from gnomon.prices.host import check_s
 from gnomon.prices.links import axis_link
-from gnomon.prices.optimizer import norm_seconds, optimizer_seconds, orthogonal_dtype
+from gnomon.prices.optimizer import measured_update, norm_seconds, optimizer_seconds, orthogonal_dtype
+from gnomon.prices.stream import stream_seconds
 from gnomon.sharding.matrices import UpdateCollective, matrices_of
 from gnomon.sharding.parameters import waiting_bytes
 from gnomon.software import Stack
@@ -147,22 +148,38 @@ def on_host_s(
         node = _node(stage, cluster)
         sharers = min(node.count, len(stage.plan.device_of))
         added = ADDED_BYTES / (REACHED * (node.host_memory_bytes_per_s or HOST_BYTES_PER_S))
-        return elements * share * sharers * (HOST_ADAM_S if kind == "HOST_OPT" else added)
+        usual = elements * share * sharers * (HOST_ADAM_S if kind == "HOST_OPT" else added)
+        return max(usual, _by_processor_s(kind, stage, elements * share))
     dtype = stage.plan.precision.grad if kind == "D2H" else stage.plan.precision.param
     if streamed and kind == "D2H" and stage.mesh.data_ranks * stage.mesh.cp == 1:  # as the backward makes it
         dtype = min((dtype, stage.plan.precision.param), key=lambda name: DTYPE_BITS[name])
     return host_copy_s(stage, cluster, elements * share * (DTYPE_BITS[dtype] // 8))
 
 
-def parameters_s(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], cluster: Cluster) -> float:
+def _by_processor_s(kind: str, stage: StagePrice, elements: float) -> float:
+    """Seconds of an update on the host, or of a sum of gradients, where a processor that was measured is device and
+    host in one; 0 elsewhere."""
+    device, precision = stage.device, stage.plan.precision
+    if device.measured is None or not elements:
+        return 0.0
+    if kind == "HOST_OPT":
+        price = measured_update(elements, stage.plan.optimizer, precision, device.measured)
+        return 0.0 if price is None else float(price.device_s)
+    grad = elements * (DTYPE_BITS[precision.grad] // 8)
+    return float(stream_seconds(2 * grad, grad, device, curves_for(device)))
+
+
+def parameters_s(
+    stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], cluster: Cluster, *, copies: bool = True
+) -> float:
     """Copying a rank's part of the parameters of some layers from the host, where they wait there, and reading it from
-    the node's disk first, where they wait there; 0 where not.
+    the node's disk first, where they wait there; 0 where not. copies: else without the copies.
 
     On the stream that gathers them, before they are gathered: DeepSpeed's `all_gather_coalesced` (deepspeed/runtime/
     zero/partition_parameters.py, edaa722) issues both there, and torch's FSDP2 its copy before its all-gather.
     """
     read = disk_s(stage, cluster, _waiting(stage, layers, trained=False), write=False)
-    return _parameter_copies_s(stage, layers, cluster, trained=False) + read
+    return read + (_parameter_copies_s(stage, layers, cluster, trained=False) if copies else 0.0)
 
 
 def parameters_back_s(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], cluster: Cluster) -> float:
@@ -208,8 +225,13 @@ def disk_s(stage: StagePrice, cluster: Cluster, size: float, *, write: bool) -> 
 
 
 def host_copy_s(stage: StagePrice, cluster: Cluster, size: float) -> float:
-    """Seconds of a copy between a stage's device and its host, all devices of the node copying at once."""
-    return float(copy_seconds(size, _node(stage, cluster)))
+    """Seconds of a copy between a stage's device and its host, all devices of the node copying at once. Where a
+    processor that was measured is both, it is as fast as such a copy there; no price is under that of the link, which
+    searches take as a bound."""
+    link = float(copy_seconds(size, _node(stage, cluster)))
+    if stage.device.measured is None or not size:
+        return link
+    return max(link, float(stream_seconds(size, size, stage.device, curves_for(stage.device))))
 
 
 def _node(stage: StagePrice, cluster: Cluster) -> Node:

@@ -60,7 +60,7 @@ def optimizer_seconds(
     matrices: for Muon, (count, rows, columns). UnpricedError for Muon without them, or if the stack does not say how
     its optimizer step runs. Memory-bound: bytes of gradient, states, master copy and parameter, each once if fused.
     """
-    if device.measured is not None and (own := _measured_update(elements, optimizer, precision, device.measured)):
+    if device.measured is not None and (own := measured_update(elements, optimizer, precision, device.measured)):
         return own
     if stack.update.optimizer_step is None:
         raise UnpricedError(
@@ -142,7 +142,7 @@ def gradient_seconds(elements: Size, precision: Precision, device: Device, *, be
     return OpPrice(device_s=added + begins * np.asarray(zeros), kernels=1)
 
 
-def _measured_update(elements: Size, optimizer: Optimizer, precision: Precision, measured: Measured) -> OpPrice | None:
+def measured_update(elements: Size, optimizer: Optimizer, precision: Precision, measured: Measured) -> OpPrice | None:
     """AdamW on one flat buffer, and the factor that clips with it; None for other rules, or where it was not
     measured."""
     if optimizer.kind != "adamw" or not has(measured, "adamw", precision.param):

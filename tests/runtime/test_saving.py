@@ -119,6 +119,22 @@ def test_what_the_integer_programme_chose_runs_as_predicted() -> None:
     assert held == pytest.approx(least.prediction.memory[0].by_class["activations"], rel=0.05)
 
 
+def test_what_it_sends_to_the_host_changes_no_bit() -> None:
+    """The choice for long rows, run with short ones."""
+    pytest.importorskip("scipy", reason="scipy is not installed: its solver chooses")
+    long = replace(WORK, seq_len=1 << 15)
+    made = [gnomon.predict(MODELS["llama"], "1xa100-sxm-80gb", plan_of(rules), long) for rules in ((), (AGAIN,))]
+    least = least_recompute(made[0], sum(one.memory[0].peak_bytes for one in made) // 2, offload=True)
+    assert least is not None
+    assert {rule.action for rule in least.prediction.plan.saved.rules} >= {"recompute", "offload"}
+    plain = trained("llama", "")[0]
+    with gnomon.prepare(MODELS["llama"], least.prediction.plan, workload=WORK, seed=3) as job:
+        for _ in range(3):
+            job.step(IDS)
+        actual = job.state_dict()
+    assert all(torch.equal(value, actual[name]) for name, value in plain.items())
+
+
 def test_selective_beside_tensors_is_refused() -> None:
     plan = Plan(schedule=Schedule(num_microbatches=2), precision=FP32, saved=Saved(preset="selective", rules=(AGAIN,)))
     with pytest.raises(PlanError, match="beside preset 'selective'"):

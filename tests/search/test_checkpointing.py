@@ -4,10 +4,13 @@ of presets that take as much memory."""
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
+from itertools import combinations_with_replacement, permutations, product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gnomon.errors import InputError, PlanError
 from gnomon.graph import Graph
@@ -15,12 +18,15 @@ from gnomon.hardware import parse_cluster
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.models.mixtral import MixtralConfig, mixtral
 from gnomon.plans import Goal, Layout, Mesh, Optimizer, Plan, Saved, SavedRule, Schedule, Workload
-from gnomon.prediction import Prediction, predict
+from gnomon.prediction import Prediction, host_memory, predict
+from gnomon.prediction.compute_time import ComputeTime
+from gnomon.prediction.layer_types import LocalContext
 from gnomon.prediction.predict import stages_of
 from gnomon.search import plan as search
 from gnomon.search.checkpointing import layer, least_recompute, milp
 from gnomon.search.checkpointing.improve import by_tensor, check_stack
 from gnomon.search.checkpointing.layer import layer_ways
+from gnomon.search.checkpointing.milp import Programme
 from gnomon.software import stack
 
 pytest.importorskip("scipy", reason="scipy is not installed: its solver is what is tested")
@@ -103,6 +109,150 @@ def test_a_plan_is_the_best_of_all_choices(monkeypatch: pytest.MonkeyPatch) -> N
         assert least is not None
         assert peak(least.prediction) <= limit
         assert least.prediction.step_s <= best * 1.002
+
+
+@st.composite
+def programmes(draw: st.DrawFn) -> tuple[Programme, int]:
+    """A few choices with costs and limits, and an amount that is what some of them take beyond a limit."""
+    programme, number = Programme(), st.integers(0, 9)
+    count = draw(st.integers(1, 6))
+    for _ in range(count):
+        programme.variable(draw(number))
+    over = programme.amount(draw(st.integers(1, 9)))
+    taken = {at: float(draw(number)) for at in range(count)}
+    programme.at_most({**taken, over: -1.0}, draw(number))
+    programme.at_most({at: -float(draw(number)) for at in range(count)}, -draw(number))
+    return programme, count
+
+
+@settings(max_examples=60, deadline=None)
+@given(programmes())
+def test_a_programme_with_an_amount_is_solved(case: tuple[Programme, int]) -> None:
+    programme, count = case
+    (beyond, room), (limited, limit) = programme.rows
+
+    def cost(chosen: tuple[int, ...]) -> float:
+        over = max(sum(beyond[at] * chosen[at] for at in range(count)) - room, 0.0)
+        return sum(programme.costs[at] * chosen[at] for at in range(count)) + programme.costs[count] * over
+
+    able = [c for c in product((0, 1), repeat=count) if sum(limited[at] * c[at] for at in range(count)) <= limit]
+    found = programme.solve()
+    if found is None:
+        assert not able
+    else:
+        assert cost(tuple(map(int, found[:count]))) == pytest.approx(min(map(cost, able)), abs=1e-6)
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> layer._Layer:
+    """Ops with an output each, that read some made before or the input; some outputs are read by backward."""
+    count, made = draw(st.integers(2, 5)), object.__new__(layer._Layer)
+    ops = [
+        SimpleNamespace(
+            path=f"op{at}",
+            outputs=(f"t{at}",),
+            inputs=tuple(draw(st.sets(st.sampled_from(["x", *(f"t{i}" for i in range(at))]), min_size=1))),
+        )
+        for at in range(count)
+    ]
+    names = [f"t{at}" for at in range(count)]
+    made.block = SimpleNamespace(ops=ops, inputs=("x",), tensor=lambda _: SimpleNamespace(kind="activation"))  # type: ignore[assignment]
+    made.roots = {name: name for name in ("x", *names)}
+    made.maker = {name: op for name, op in zip(names, ops, strict=True)}  # type: ignore[misc]
+    made.seconds = {op.path: float(draw(st.integers(1, 9))) for op in ops}
+    made.inputs_kept = {"x"}
+    made.sizes = {name: draw(st.integers(1, 9)) for name in names}
+    made.needed = tuple(name for name in names if name == names[-1] or draw(st.booleans()))
+    made.most = sum(made.sizes[name] for name in made.needed)
+    return made
+
+
+@settings(max_examples=60, deadline=None)
+@given(layers(), st.integers(0, 20), st.integers(0, 20))
+def test_what_is_kept_and_what_goes_to_the_host_is_the_best_of_all(
+    problem: layer._Layer, budget: int, away: int
+) -> None:
+    """Every assignment of keep, host and neither, judged by walking backwards."""
+
+    def again(there: set[str]) -> float:
+        rerun: set[str] = set()
+        for op in reversed(problem.block.ops):
+            (name,) = op.outputs
+            readers = any(reader.path in rerun and name in reader.inputs for reader in problem.block.ops)
+            if name not in there and (name in problem.needed or readers):
+                rerun.add(op.path)
+        return sum(problem.seconds[path] for path in rerun)
+
+    names, best = list(problem.sizes), float("inf")
+    for fate in product((0, 1, 2), repeat=len(names)):
+        sizes = [sum(problem.sizes[n] for n, f in zip(names, fate, strict=True) if f == which) for which in (1, 2)]
+        if sizes[0] <= budget and sizes[1] <= away:
+            best = min(best, again({n for n, f in zip(names, fate, strict=True) if f}))
+    found = problem.fastest(budget, away)
+    assert found is not None
+    kept, gone = found
+    assert sum(problem.sizes[n] for n in kept) <= budget and sum(problem.sizes[n] for n in gone) <= away
+    assert again({*kept, *gone}) == best
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_plan_that_offloads_is_the_best_of_all_choices(beside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three layers with a few ways each, every combination predicted: where copies run beside computing, and over a
+    faster link where they do not."""
+    if not beside:
+        monkeypatch.setattr(ComputeTime, "copies_beside", lambda *_: False)
+    cluster, resolution, shares = parse_cluster("4xgh200-96gb" if not beside else "4xa100-sxm-40gb"), 0.35, (0.4, 1.0)
+    base = predict(LLAMA, cluster, ONE, WORK)
+    few = {False: (), True: shares}
+
+    def coarse(context: LocalContext, offload: tuple[float, ...] = ()) -> tuple[layer.Way, ...]:
+        return layer_ways(context, resolution, few[bool(offload)])
+
+    monkeypatch.setattr("gnomon.search.checkpointing.plan.layer_ways", coarse)
+    ways = coarse(base.pricing.stages[0].layers[1][0].context, shares)
+    assert 4 <= len(ways) <= 9 and any(way.away for way in ways)
+    every = []
+    for chosen in combinations_with_replacement(range(len(ways)), 3):
+        for order in set(permutations(chosen)):
+            rules = [rule for at, way in enumerate(order) for rule in rules_of(at, ways[way])]
+            every.append(predict(LLAMA, cluster, replace(ONE, saved=Saved(rules=tuple(rules))), WORK))
+    low = min(map(peak, every))
+    for share in (0.1, 0.5):
+        limit = int(low + share * (peak(base) - low))
+        best = min(made.step_s for made in every if peak(made) <= limit)
+        least = least_recompute(base, limit, offload=True)
+        without = least_recompute(base, limit)
+        assert least is not None and without is not None
+        assert peak(least.prediction) <= limit
+        assert least.prediction.step_s <= best * 1.002
+        assert least.prediction.step_s <= without.prediction.step_s * (0.999 if share == 0.1 or beside else 1)
+
+
+def rules_of(at: int, way: layer.Way) -> list[SavedRule]:
+    """Those of one layer."""
+    if way.everything:
+        return []
+    calls, rules = f"layers[{at}:{at + 1}]", []
+    rules.append(SavedRule(calls=calls, action="recompute"))
+    if way.kept:
+        rules.append(SavedRule(calls=calls, tensors=way.kept))
+    if way.away:
+        rules.append(SavedRule(calls=calls, tensors=way.away, action="offload"))
+    return rules
+
+
+def test_the_host_s_memory_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for nothing there, nothing goes there."""
+    (group,) = CLUSTER.groups
+    base, full = predicted(LLAMA, ONE), predicted(LLAMA, replace(ONE, saved=Saved(preset="full")))
+    limit, ways = (peak(base) + peak(full)) // 2, lambda context, offload=(): layer_ways(context, 0.35, offload)
+    monkeypatch.setattr("gnomon.search.checkpointing.plan.layer_ways", ways)
+    for room, goes in ((1, False), (2**40, True)):
+        node = replace(group.node, host_memory_bytes=room)
+        there = predict(LLAMA, replace(CLUSTER, groups=(replace(group, node=node),)), ONE, WORK)
+        least = least_recompute(there, limit, offload=True)
+        assert least is not None and host_memory(least.prediction).fits
+        assert any(rule.action == "offload" for rule in least.prediction.plan.saved.rules) == goes
 
 
 PLANS = {

@@ -193,7 +193,7 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sac-ilp",
         action="store_true",
-        help="choose tensor by tensor what each stage recomputes, by an integer programme (needs scipy)",
+        help="choose tensor by tensor what each stage recomputes or sends to the host, by an integer programme (scipy)",
     )
     parser.add_argument(
         "--uneven-replicas",

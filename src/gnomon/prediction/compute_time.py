@@ -17,6 +17,7 @@ from gnomon.prediction.update import host_copy_s
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.host import check_s
 from gnomon.prices.kernels import OpPrice
+from gnomon.software import own
 
 PHASES: Mapping[str, tuple[str, ...]] = {
     "F": ("forward",),
@@ -74,14 +75,19 @@ class ComputeTime:
                 comm[axis] = comm.get(axis, 0.0) + self._waited_s(stage, phase, axis)
         device = compute + sum(comm.values())
         held = max(device + self._starved_s(kind, block), self._host_s(stage, phases, extra.kernels))
-        copies, beside = self._activation_copies(kind, block), self.priced.stages[stage].device.kind != "cpu"
+        copies, beside = self._activation_copies(kind, block), self.copies_beside(stage)
         return {
             "compute": compute - again,
             "again": again,
             **comm,
             "launch": held - device,
-            "offload": max(copies - held, 0.0) if beside else copies,  # a processor copies by itself
+            "offload": max(copies - held, 0.0) if beside else copies,
         }
+
+    def copies_beside(self, stage: int) -> bool:
+        """Whether activations go to the host and come back beside computing: not where a processor copies by itself,
+        and not in Gnomon's own runtime, which copies on the stream that computes (`runtime.saving`)."""
+        return self.priced.stages[stage].device.kind != "cpu" and self.priced.stack.name != own.NAME
 
     def _one_by_one(self, kind: str, block: int, extra: OpPrice) -> dict[str, float]:
         """The same where a simulator puts layers one behind the other (`Stack.composed`)."""
@@ -142,12 +148,14 @@ class ComputeTime:
     def layer_s(self, kind: str, stage: int, layer: LayerPrice) -> float:
         """Seconds of one layer in an action of this kind: its kernels and the collectives that they wait for, or its
         launches if those take longer. No such action of a stage is shorter than its layers together."""
-        own, total = self.priced.rates[stage], 0.0
+        own = self.priced.rates[stage]
         phases = [getattr(layer, name) for name in PHASES[kind]]
-        for phase in phases:
-            total += self._sustained_s(stage, phase)
-            total += sum(self._waited_s(stage, phase, axis) for axis in phase.comm_s)
+        total = sum(self.phase_s(stage, phase) for phase in phases)
         return max(total, self._host_s(stage, phases, 0) - own.host_unit_s)
+
+    def phase_s(self, stage: int, phase: Phase) -> float:
+        """Seconds of a phase's kernels, and of the collectives that they wait for."""
+        return self._sustained_s(stage, phase) + sum(self._waited_s(stage, phase, axis) for axis in phase.comm_s)
 
     def _starved_s(self, kind: str, block: int) -> float:
         """Seconds that the device waits for launches where layers of one kind are launched slower than they run: what

@@ -475,7 +475,7 @@ def _untried(plan: Plan) -> Iterator[str]:
             "predicted better as if they did not"
         )
     if any(rule.action == "offload" for rule in plan.saved.rules):
-        yield "activations on the host: their copies slow no kernel; no run on GPUs tells"
+        yield "activations on the host: no run on record on GPUs tells what their copies cost"
     if plan.optimizer.offload_parameters:
         where = "a disk" if plan.optimizer.parameter_tier == "disk" else "the host"
         yield f"parameters on {where}: no run on record has them there"

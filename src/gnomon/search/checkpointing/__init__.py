@@ -1,5 +1,5 @@
-"""Selective activation checkpointing as integer programmes: which tensors of which layers are kept, and which are
-recomputed, so that a plan fits and loses the least time.
+"""Selective activation checkpointing as integer programmes: which tensors of which layers are kept, which are
+recomputed and which wait on the host, so that a plan fits and loses the least time.
 
 `layer_ways` solves one layer, `least_recompute` a whole plan. The solver is HiGHS in scipy, an optional package.
 """

@@ -1,7 +1,8 @@
 """After the search, which recomputes by presets: its best plans with what each tensor's recomputation is worth.
 
 `by_tensor(result)` takes the best plans and those that were faster but did not fit, and gives each the least
-recomputation with which it fits (`checkpointing.plan`). Leaves out plans that the search did not come upon.
+recomputation with which it fits, or tensors on the host where they cost less (`checkpointing.plan`). Leaves out plans
+that the search did not come upon.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ def by_tensor(result: Result, *, told: Callable[[int, int], None] | None = None,
         tried += 1
         if told is not None:
             told(tried, len(candidates))
-        least = least_recompute(candidate.prediction, result.limit_bytes)
+        offload = all(
+            group.node.device.kind != "cpu" for group in result.cluster.groups
+        )  # there the host is the device
+        least = least_recompute(candidate.prediction, result.limit_bytes, offload=offload)
         if least is None:
             continue
         predicted += least.predicted

@@ -1,9 +1,10 @@
-"""One layer: every useful trade of kept bytes for seconds of recomputation.
+"""One layer: every useful trade of kept bytes for seconds of recomputation, and for bytes that wait on the host.
 
 `layer_ways(context)` lowers a budget of bytes step by step, and for each solves an integer programme: a yes-or-no
-variable for each tensor (kept) and for each op (run again). A tensor that backward reads is kept or its op is run
-again, and what an op run again reads is kept or recomputed too. Leaves out which layer takes which way
-(`checkpointing.plan`), and offloading.
+variable for each tensor (kept), and for each op (run again). A tensor that backward reads is kept or its op is run
+again, and what an op run again reads is kept or recomputed too. With `offload` a tensor may wait on the host instead,
+and the same is done for several amounts of bytes that do. What copies cost follows from what they are beside, so it is
+left to `checkpointing.plan`, as is which layer takes which way. The layer's input is kept.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
+
+import numpy as np
 
 from gnomon.graph import storages
 from gnomon.plans.parts import Action
@@ -23,6 +26,9 @@ from gnomon.search.checkpointing.milp import Programme
 RESOLUTION = 1 / 128
 """Share of what a layer keeps by which the budget shrinks, at least, from one way to the next."""
 
+COARSER = 4
+"""How many times farther apart ways with tensors on the host are."""
+
 TIE = 1e-4
 """Weight of bytes beside seconds, both as shares of the most: of ways that take as long the one that keeps least."""
 
@@ -33,6 +39,8 @@ class Way:
 
     kept: tuple[str, ...]
     """Tensors that are kept of those that the layer makes; its input is kept anyway. All others are recomputed."""
+    away: tuple[str, ...] = ()
+    """Those that wait on the host."""
     everything: bool
     """Nothing is recomputed."""
     price: LayerPrice
@@ -44,6 +52,11 @@ class Way:
         return sum(kept.bytes for kept in self.price.kept)
 
     @property
+    def moved(self) -> int:
+        """Bytes of one microbatch that go to the host and come back."""
+        return self.price.offloaded_bytes
+
+    @property
     def seconds(self) -> float:
         """To recompute the rest, once."""
         return self.price.recompute.device_s
@@ -51,34 +64,55 @@ class Way:
     @property
     def policy(self) -> tuple[tuple[str, Action], ...]:
         """For `graph.saved`."""
-        return _policy(frozenset(self.kept))
+        return _policy(frozenset(self.kept), frozenset(self.away))
 
 
 @lru_cache(maxsize=64)
-def layer_ways(context: LocalContext, resolution: float = RESOLUTION) -> tuple[Way, ...]:
+def layer_ways(
+    context: LocalContext, resolution: float = RESOLUTION, offload: tuple[float, ...] = ()
+) -> tuple[Way, ...]:
     """Ways from the most bytes to the fewest, each the fastest with so few bytes; the first keeps everything.
 
-    resolution: how far apart they are, as a share of all bytes; 0 for every way there is. InputError without scipy.
+    resolution: how far apart they are, as a share of all bytes; 0 for every way there is. offload: shares of all bytes
+    that may wait on the host; for each the same, coarser, after those where none does. InputError without scipy.
     """
-    ways = tuple(_ways(_Layer(context), resolution))
-    return tuple(way for way, less in zip_longest(ways, ways[1:]) if less is None or less.seconds > way.seconds)
+    layer = _Layer(context)
+    ways = tuple(_ways(layer, resolution))
+    ways = tuple(way for way, less in zip_longest(ways, ways[1:]) if less is None or less.seconds > way.seconds)
+    for share in offload:
+        ways += tuple(_ways(layer, COARSER * resolution, int(share * layer.most)))[1:]
+    return _undominated(ways) if offload else ways
 
 
-def _ways(layer: _Layer, resolution: float) -> Iterator[Way]:
+def _undominated(ways: tuple[Way, ...]) -> tuple[Way, ...]:
+    """Those than which none is as good in all three, each once."""
+    table = np.array([(way.bytes, way.moved, way.seconds) for way in ways])
+    out = []
+    for at, way in enumerate(ways):
+        no_worse = (table <= table[at]).all(axis=1)
+        better = no_worse & (table < table[at]).any(axis=1)
+        if at == 0 or not (better.any() or no_worse[:at].any()):
+            out.append(way)
+    return tuple(out)
+
+
+def _ways(layer: _Layer, resolution: float, away: int = 0) -> Iterator[Way]:
+    """away: bytes that may wait on the host."""
     yield layer.everything()
     least, size = max(1, int(resolution * layer.most)), layer.most
     while size > 0:
-        kept = layer.fastest(max(size - least, 0))
-        if kept is None:
+        chosen = layer.fastest(max(size - least, 0), away)
+        if chosen is None:
             return
-        way = layer.way(kept)
+        way = layer.way(*chosen)
         size = sum(layer.sizes[name] for name in way.kept)
         yield way
 
 
-def _policy(kept: frozenset[str]) -> tuple[tuple[str, Action], ...]:
+def _policy(kept: frozenset[str], away: frozenset[str]) -> tuple[tuple[str, Action], ...]:
     """Everything is recomputed but what is named."""
-    return (*((name, "keep") for name in sorted(kept)), ("*", "recompute"))
+    named: list[tuple[str, Action]] = [(name, "offload" if name in away else "keep") for name in sorted(kept | away)]
+    return (*named, ("*", "recompute"))
 
 
 class _Layer:
@@ -106,29 +140,42 @@ class _Layer:
         price = self.pricing.price(LayerSaving(policy=(), input="keep"), whole=False)
         return Way(kept=(), everything=True, price=price)
 
-    def way(self, kept: frozenset[str]) -> Way:
-        """These are kept, as far as backward or what is run again reads them; the block's inputs are anyway."""
-        saving = LayerSaving(policy=_policy(kept - {*self.block.inputs}), input="keep")
+    def way(self, kept: frozenset[str], away: frozenset[str] = frozenset()) -> Way:
+        """These are kept or wait on the host, as far as backward or what is run again reads them; the block's inputs
+        are kept anyway."""
+        inputs = {*self.block.inputs}
+        saving = LayerSaving(policy=_policy(kept - inputs, away), input="keep")
         price = self.pricing.price(saving, whole=False)
-        own = tuple(sorted(entry.tensor for entry in price.kept if entry.tensor not in self.block.inputs))
-        return Way(kept=own, everything=False, price=price)
+        own = tuple(sorted(entry.tensor for entry in price.kept if entry.tensor not in inputs))
+        return Way(kept=own, away=tuple(sorted(away)), everything=False, price=price)
 
-    def fastest(self, budget: int) -> frozenset[str] | None:
-        """Tensors of `sizes` to keep, within as many bytes, so that recomputation takes least."""
+    def fastest(self, budget: int, away_budget: int = 0) -> tuple[frozenset[str], frozenset[str]] | None:
+        """Tensors of `sizes` to keep, within as many bytes, and to send to the host, so that recomputation takes
+        least."""
         total, most = max(sum(self.seconds.values()), 1e-30), max(self.most, 1)
         programme = Programme()
         keep = {name: programme.variable(TIE * size / most) for name, size in self.sizes.items()}
         again = {op.path: programme.variable(self.seconds[op.path] / total) for op in self.block.ops}
-        for name in self.needed:  # kept, or recomputed
-            programme.at_most({keep[name]: -1, again[self.maker[name].path]: -1}, -1)
+        may_go = self.sizes if away_budget else ()
+        away = {name: programme.variable(2 * TIE * self.sizes[name] / most) for name in may_go}
+        for name in self.needed:  # kept, on the host, or recomputed
+            there = {away[name]: -1.0} if away else {}
+            programme.at_most({keep[name]: -1.0, again[self.maker[name].path]: -1.0, **there}, -1)
         for op in self.block.ops:  # what is run again reads what is kept or recomputed
             for name in dict.fromkeys(self.roots[name] for name in op.inputs):
                 if self.block.tensor(name).kind != "activation" or name in self.inputs_kept:
                     continue
                 factors = {again[op.path]: 1.0, keep[name]: -1.0}
+                if away:
+                    factors[away[name]] = -1.0
                 if name in self.maker:
                     factors[again[self.maker[name].path]] = -1.0
                 programme.at_most(factors, 0)
         programme.at_most({keep[name]: size / most for name, size in self.sizes.items()}, budget / most)
+        if away:
+            programme.at_most({away[name]: self.sizes[name] / most for name in away}, away_budget / most)
         chosen = programme.solve()
-        return None if chosen is None else frozenset(name for name, at in keep.items() if chosen[at])
+        if chosen is None:
+            return None
+        gone = frozenset(name for name, at in away.items() if chosen[at])
+        return frozenset(name for name, at in keep.items() if chosen[at]) - gone, gone

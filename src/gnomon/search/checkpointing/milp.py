@@ -1,4 +1,4 @@
-"""Integer programmes with yes-or-no variables, solved by HiGHS in scipy.
+"""Integer programmes with yes-or-no variables and amounts, solved by HiGHS in scipy.
 
 A `Programme` collects variables, limits and costs; `solve` returns the chosen variables, or None where nothing meets
 the limits. Leaves out what they mean.
@@ -24,18 +24,25 @@ INFEASIBLE = 2
 
 @dataclass(slots=True)
 class Programme:
-    """Minimise a sum of costs; each variable is 0 or 1."""
+    """Minimise a sum of costs; each variable is 0 or 1, or an amount of 0 or more."""
 
     costs: list[float] = field(default_factory=list)
     rows: list[tuple[dict[int, float], float]] = field(default_factory=list)
     """(variable -> factor, what the sum may be at most)."""
     equal: list[tuple[dict[int, float], float]] = field(default_factory=list)
     """(variable -> factor, what the sum must be)."""
+    amounts: list[int] = field(default_factory=list)
+    """Variables that are amounts."""
 
     def variable(self, cost: float) -> int:
         """A new variable."""
         self.costs.append(cost)
         return len(self.costs) - 1
+
+    def amount(self, cost: float) -> int:
+        """A new variable that is any number from 0 on."""
+        self.amounts.append(self.variable(cost))
+        return self.amounts[-1]
 
     def at_most(self, factors: Mapping[int, float], limit: float) -> None:
         """The sum of factors of the chosen variables is at most `limit`."""
@@ -46,7 +53,7 @@ class Programme:
         self.equal.append((dict(factors), value))
 
     def solve(self, *, gap: float = 0.0, seconds: float = 10.0) -> NDArray[np.bool_] | None:
-        """[variables] which are chosen; None where no choice meets the limits.
+        """[variables] which are chosen (of amounts: above a half); None where no choice meets the limits.
 
         gap: share of the cost by which the choice may be worse than the best. seconds: of HiGHS at most, after which
         the best choice so far is returned. InputError where scipy is not installed, or no choice was found in time.
@@ -61,12 +68,13 @@ class Programme:
                 matrix = sparse.csr_array((value.astype(float), (place, at)), shape=(len(rows), count))
                 limit = np.array([limit for _, limit in rows])
                 constraints.append(optimize.LinearConstraint(matrix, limit if exact else -np.inf, limit))
-        options = {"mip_rel_gap": gap, "time_limit": seconds}
+        options, whole, most = {"mip_rel_gap": gap, "time_limit": seconds}, np.ones(count), np.ones(count)
+        whole[self.amounts], most[self.amounts] = 0, np.inf
         with _silent_stdout():  # HiGHS prints there now and then, whatever `disp` says
             result = optimize.milp(
                 np.array(self.costs),
-                integrality=np.ones(count),
-                bounds=optimize.Bounds(0, 1),
+                integrality=whole,
+                bounds=optimize.Bounds(0, most),
                 constraints=constraints,
                 options=options,
             )

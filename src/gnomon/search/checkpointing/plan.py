@@ -3,8 +3,10 @@
 `least_recompute(prediction, limit)` solves an integer programme for each pipeline rank. Its limits are rows of the
 plan's Program: what a rank holds there follows from which units of which stages are under way, which the schedule
 fixes, so it is linear in what layers keep. The plan that comes out is predicted; a row that turns out fuller than the
-programme took it to be becomes a limit too. Leaves out the ways of one layer (`checkpointing.layer`), offloading, and
-how layers are cut into stages.
+programme took it to be becomes a limit too. With `offload` layers may send tensors to the host: their copies cost what
+they take longer than the forward or backward of their stage, which they are beside, or all that they take where nothing
+runs beside copies; and the host's memory is a limit. Leaves out the ways of one layer (`checkpointing.layer`), and how
+layers are cut into stages.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +24,22 @@ from gnomon.errors import PlanError
 from gnomon.graph import Layer
 from gnomon.plans import Plan, Saved, SavedRule
 from gnomon.plans.select import format_layers
-from gnomon.prediction import Prediction, predict
+from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.memory import buffer_sizes, held_moves, temporaries
+from gnomon.prediction.update import host_copy_s
 from gnomon.program.memory import buffer_moves
 from gnomon.search.checkpointing.layer import Way, layer_ways
 from gnomon.search.checkpointing.milp import Programme
 
 GAP = 5e-3
 """Share of the recomputation's seconds by which a rank's choice may be worse than the best."""
+
+SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
+"""Of a layer's bytes that may wait on the host, where tensors may."""
+
+FEW = 6
+"""Layers up to which every order of their ways is looked at where tensors may wait on the host."""
 
 ROUNDS = 8
 """Predictions at most."""
@@ -45,12 +55,24 @@ class Least:
     """Predictions made."""
 
 
-def least_recompute(prediction: Prediction, limit_bytes: int) -> Least | None:
+def least_recompute(prediction: Prediction, limit_bytes: int, *, offload: bool = False) -> Least | None:
     """The plan with the least recomputation with which every rank's peak is at most `limit_bytes`; None if none fits.
 
-    prediction: of a plan with one mesh, whatever it recomputes; where it fits, the answer is never slower. InputError
-    without scipy. PlanError for a plan that offloads tensors, or whose stages have meshes of their own.
+    prediction: of a plan with one mesh, whatever it recomputes; where it fits, the answer is never slower. offload:
+    whether tensors may wait on the host where that costs less. InputError without scipy. PlanError for a plan that
+    offloads tensors, or whose stages have meshes of their own.
     """
+    without = _least(prediction, limit_bytes, offload=False)
+    if not offload or (without is not None and without.predicted == 1):
+        return without
+    found = _least(prediction, limit_bytes, offload=True)
+    if without is None or found is None:
+        return without or found
+    best = min((without.prediction, found.prediction), key=lambda of: of.step_s)
+    return Least(prediction=best, predicted=without.predicted + found.predicted)
+
+
+def _least(prediction: Prediction, limit_bytes: int, *, offload: bool) -> Least | None:
     plan = prediction.plan
     if any(rule.action == "offload" for rule in plan.saved.rules):
         raise PlanError("saved.rules that offload are not combined with a choice of what to recompute; leave them out")
@@ -60,14 +82,14 @@ def least_recompute(prediction: Prediction, limit_bytes: int) -> Least | None:
     base = predict(pricing.graph, pricing.cluster, replace(plan, saved=Saved()), prediction.workload, pricing.stack)
     if _peak(base) <= limit_bytes:
         return Least(prediction=base, predicted=1)
-    memory = _Memory(base)
+    memory = _Memory(base, offload)
     ranks = [_Rank(memory, number) for number in range(len(base.memory))]
 
     def made(chosen: dict[Layer, Way]) -> Prediction:
         plan = _plan(base.plan, memory, chosen)
         return predict(pricing.graph, pricing.cluster, plan, prediction.workload, pricing.stack)
 
-    best = made({layer: rank.ways[layer][-1] for rank in ranks for _, layer, _ in rank.free})
+    best = made({layer: rank.smallest(layer) for rank in ranks for _, layer, _ in rank.free})
     given_fits = _peak(prediction) <= limit_bytes
     if _peak(best) > limit_bytes:
         return Least(prediction=prediction, predicted=2) if given_fits else None
@@ -105,8 +127,9 @@ def _during(prediction: Prediction) -> NDArray[np.float64]:
 class _Memory:
     """What each rank holds at each row of the Program, as a sum over layers."""
 
-    def __init__(self, base: Prediction) -> None:
-        """base: with nothing recomputed."""
+    def __init__(self, base: Prediction, offload: bool = False) -> None:
+        """base: with nothing recomputed. offload: whether tensors may wait on the host."""
+        self.offload = offload
         self.base, self.program, self.pricing = base, base.structure.program, base.pricing
         self.during = _during(base)
         self.inside = temporaries(self.program, self.pricing)
@@ -135,6 +158,37 @@ class _Memory:
         pairs = list(zip(stage.in_order, stage.order, strict=True))
         return [pairs[index]] if index >= 0 else pairs
 
+    def beside_s(self, kind: str, block: int) -> float:
+        """Seconds of a stage's forward or backward that copies of its activations may take for nothing, with nothing
+        recomputed."""
+        compute = self.pricing.compute
+        if not compute.copies_beside(self.pricing.blocks[block][0]):
+            return 0.0
+        return sum(compute.parts(kind, block).values())
+
+    def again_s(self, block: int, way: Way) -> float:
+        """Seconds that a layer of a stage recomputes for each microbatch."""
+        return self.pricing.compute.phase_s(self.pricing.blocks[block][0], way.price.recompute)
+
+    def s_per_byte(self, block: int) -> float:
+        """Of copies to the host."""
+        stage = self.pricing.stages[self.pricing.blocks[block][0]]
+        size = float(1 << 28)
+        return host_copy_s(stage, self.pricing.cluster, size) / size
+
+    @property
+    def host_room(self) -> float:
+        """Bytes of host memory that a rank has for activations."""
+        held = host_memory(self.base)
+        if held.limit_bytes is None:
+            return inf
+        return (held.limit_bytes - held.bytes) / max(node.count for node in self.pricing.cluster.nodes)
+
+    @property
+    def alive(self) -> int:
+        """Microbatches whose activations are on the host at once, at most."""
+        return min(self.pricing.count, self.pricing.plan.num_stages)
+
     def rows_of(self, cls: int) -> range:
         """Rows of a rank class."""
         return range(int(self.program.class_ptr[cls]), int(self.program.class_ptr[cls + 1]))
@@ -142,6 +196,10 @@ class _Memory:
     def computes_backward(self, row: int) -> bool:
         """Whether recomputation and gradients of a layer are in what is alive inside the row."""
         return self.program.kinds[int(self.program.kind[row])].name in ("B", "I")
+
+    def computes_forward(self, row: int) -> bool:
+        """Whether tensors on their way to the host are in what is alive inside the row."""
+        return self.program.kinds[int(self.program.kind[row])].name in ("F", "C", "R")
 
 
 class _Rank:
@@ -159,8 +217,12 @@ class _Rank:
 
     def _ways(self, layer: Layer, price: LayerPrice) -> tuple[Way, ...]:
         """Repeated layers have a choice; an embedding or a head keeps what it keeps."""
-        ways = layer_ways(price.context)
+        ways = layer_ways(price.context, offload=SHARES) if self.memory.offload else layer_ways(price.context)
         return ways if layer.call.first is not None else ways[:1]
+
+    def smallest(self, layer: Layer) -> Way:
+        """The way that keeps least, and of those the one that sends least to the host."""
+        return min(self.ways[layer], key=lambda way: (way.bytes, way.moved))
 
     def _fullest(self, during: NDArray[np.float64]) -> set[int]:
         """Of each stage's backwards the fullest row, and of all others together."""
@@ -174,12 +236,12 @@ class _Rank:
     def solve(self, limit_bytes: int) -> dict[Layer, Way] | None:
         """The way of each layer."""
         programme = Programme()
-        total = sum(max(way.seconds for way in self.ways[layer]) for _, layer, _ in self.free) or 1.0
-        takes = {
-            layer: [programme.variable(way.seconds / total) for way in self.ways[layer]] for _, layer, _ in self.free
-        }
+        again = {layer: [self.memory.again_s(block, way) for way in self.ways[layer]] for block, layer, _ in self.free}
+        total = sum(map(max, again.values())) or 1.0
+        takes = {layer: [programme.variable(seconds / total) for seconds in again[layer]] for layer in again}
         for at in takes.values():
             programme.equals(dict.fromkeys(at, 1.0), 1)
+        self._copies(programme, takes, again, total)
         for before, after in self._alike():
             factors = {at: float(way.bytes) for way, at in zip(self.ways[before], takes[before], strict=True)}
             factors |= {at: -float(way.bytes) for way, at in zip(self.ways[after], takes[after], strict=True)}
@@ -195,9 +257,34 @@ class _Rank:
             for layer, at in takes.items()
         }
 
+    def _copies(
+        self, programme: Programme, takes: dict[Layer, list[int]], again: dict[Layer, list[float]], total: float
+    ) -> None:
+        """What copies to the host and back cost beside forwards and backwards, and that the host has room."""
+        memory = self.memory
+        held: dict[int, float] = {}
+        for block in self.blocks if memory.offload else ():
+            inside = [layer for own, layer, _ in self.free if own == block]
+            each = [pair for layer in inside for pair in zip(takes[layer], self.ways[layer], again[layer], strict=True)]
+            moved = {at: way.moved * memory.s_per_byte(block) / total for at, way, _ in each if way.moved}
+            held |= {at: float(way.moved * memory.alive) for at, way, _ in each if way.moved}
+            for kind in ("F", "B") if moved else ():
+                over, room = programme.amount(1.0), memory.beside_s(kind, block) / total
+                factors = dict(moved)
+                for at, _, seconds in each if kind == "B" and room else ():  # what is recomputed is in the backward
+                    factors[at] = factors.get(at, 0.0) - seconds / total
+                programme.at_most({**factors, over: -1.0}, room)
+        if held and memory.host_room < inf:
+            scale = max(memory.host_room, 1.0)
+            programme.at_most({at: size / scale for at, size in held.items()}, memory.host_room / scale)
+
     def _alike(self) -> Iterator[tuple[Layer, Layer]]:
         """Layers one after the other with the same ways. It is enough to look at choices in which the later one, whose
-        backward comes first, keeps no less: what it lets go of makes room for what the earlier ones recompute."""
+        backward comes first, keeps no less: what it lets go of makes room for what the earlier ones recompute. What is
+        on the host needs room twice as it moves, so that there it need not be enough: with few layers all are looked
+        at."""
+        if self.memory.offload and len(self.free) <= FEW:
+            return
         for (_, before, one), (_, after, other) in pairwise(self.free):
             same_stage = before.call is after.call and before.index + 1 == after.index
             if same_stage and self.ways[before] is self.ways[after] and one.context == other.context:
@@ -217,17 +304,32 @@ class _Rank:
         }
         if not memory.computes_backward(row):
             yield saved, limit_bytes - self.over - float(memory.during[row])
+            if memory.offload and memory.computes_forward(row):
+                yield from self._moving(row, takes, saved, limit_bytes)
             return
         room = limit_bytes - self.over - float(memory.during[row] - memory.inside[row])
         inside = [(layer, price) for block, layer, price in self.free if block == int(memory.program.stage[row])]
         for place, (layer, price) in enumerate(inside):
             factors = dict(saved)
             for way, at in zip(self.ways[layer], takes[layer], strict=True):
-                factors[at] += way.price.remade_bytes
+                factors[at] += way.price.remade_bytes + 2 * way.moved
             for later, _ in inside[place + 1 :]:
                 for way, at in zip(self.ways[later], takes[later], strict=True):
                     factors[at] -= way.bytes
             yield factors, room - price.transient_bytes
+
+    def _moving(
+        self, row: int, takes: dict[Layer, list[int]], saved: dict[int, float], limit_bytes: int
+    ) -> Iterator[tuple[dict[int, float], float]]:
+        """The same of each layer of a forward, as its tensors go to the host."""
+        memory, block = self.memory, int(self.memory.program.stage[row])
+        room = limit_bytes - self.over - float(memory.during[row] - memory.inside[row])
+        for own, layer, price in self.free:
+            if own == block:
+                factors = dict(saved)
+                for way, at in zip(self.ways[layer], takes[layer], strict=True):
+                    factors[at] += 2 * way.moved
+                yield factors, room - price.output_bytes
 
     def learn(self, made: Prediction, limit_bytes: int) -> None:
         """Takes over from a prediction what the programme did not know: a fuller row, or more beside the tensors."""
@@ -243,14 +345,16 @@ class _Rank:
 
 def _plan(base: Plan, memory: _Memory, chosen: dict[Layer, Way]) -> Plan:
     """The plan with rules that say what each layer keeps, one pair for all layers that keep the same."""
-    alike: dict[tuple[str, ...], list[Layer]] = {}
+    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Layer]] = {}
     for layer in memory.pricing.graph.layers():
         if not chosen[layer].everything:
-            alike.setdefault(chosen[layer].kept, []).append(layer)
+            alike.setdefault((chosen[layer].kept, chosen[layer].away), []).append(layer)
     rules: list[SavedRule] = []
-    for kept, layers in alike.items():
+    for (kept, away), layers in alike.items():
         for calls in format_layers(layers):
             rules.append(SavedRule(calls=calls, action="recompute"))
             if kept:
                 rules.append(SavedRule(calls=calls, tensors=kept))
+            if away:
+                rules.append(SavedRule(calls=calls, tensors=away, action="offload"))
     return replace(base, saved=Saved(rules=tuple(rules)))

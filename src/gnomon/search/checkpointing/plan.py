@@ -20,7 +20,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.errors import PlanError
+from gnomon.errors import InputError, PlanError
 from gnomon.graph import Layer
 from gnomon.plans import Plan, Saved, SavedRule
 from gnomon.plans.select import format_layers
@@ -65,7 +65,10 @@ def least_recompute(prediction: Prediction, limit_bytes: int, *, offload: bool =
     without = _least(prediction, limit_bytes, offload=False)
     if not offload or (without is not None and without.predicted == 1):
         return without
-    found = _least(prediction, limit_bytes, offload=True)
+    try:
+        found = _least(prediction, limit_bytes, offload=True)
+    except InputError:  # the solver's time was over before it had a choice
+        return without
     if without is None or found is None:
         return without or found
     best = min((without.prediction, found.prediction), key=lambda of: of.step_s)

@@ -133,7 +133,7 @@ def host_page() -> Iterator[str]:
     yield ""
     yield (
         "Predicted for a program whose copies run beside computing, in a share of the memory between recomputing "
-        "everything (full) and nothing. Batches of 4 sequences. Gnomon's own runtime copies on the stream that computes."
+        "everything (full) and nothing. Batches of 4 sequences. Gnomon's own runtime copies on the computing stream."
     )
     yield ""
     yield "| model | GPU | tokens | memory | nothing s | full s | without the host s | with it s | against | CPU-s |"

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from gnomon.errors import UnpricedError
 from gnomon.hardware import Axis, Measured, Table, measured_cluster, parse_cluster
 from gnomon.models.presets import model
-from gnomon.plans import Mesh, Plan, Precision, Schedule, Workload
-from gnomon.prediction import predict
+from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
+from gnomon.plans.parts import Offload
+from gnomon.prediction import Prediction, predict
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.links import axis_link
 from gnomon.prices.measured import attention_points, matmul_seconds, stream_points, table_seconds
@@ -166,3 +167,34 @@ def test_gradients_of_a_measured_machine_are_reduced_at_once_after_the_backward(
     prediction = predict(graph, measured_cluster(machine_of(), 1 << 34), plan, work, stack("gnomon"))
     size = 4 * sum(math.prod(dim.size or 0 for dim in t.atoms) for t in graph.parameters().values())
     assert prediction.breakdown["dp communication"] == pytest.approx(1e-4 + 1e-9 * size, rel=0.1)
+
+
+def on_host(offload: Optimizer, *, lost_beside: float = 1.0, disk: float | None = None) -> Prediction:
+    """A step of one process, whose only core is its device and its host."""
+    machine = replace(machine_of(processes=1), lost_beside=lost_beside)
+    if disk is not None:
+        axes = (Axis(name="bytes", sizes=(1 << 20,)),)
+        given = {"axes": axes, "seconds": ((1 << 20) / disk,), "alone_s": (), "spread": (0.0,)}
+        tables = [Table(what=w, dtype="", direction="", **given) for w in ("disk_read", "disk_write")]  # type: ignore[arg-type]
+        machine = replace(machine, tables=(*machine.tables, *tables))
+    plan = Plan(schedule=Schedule(num_microbatches=2), precision=FP32, optimizer=offload)
+    work = Workload(global_batch_size=8, seq_len=64)
+    return predict(model("llama-tiny"), measured_cluster(machine, 1 << 34), plan, work, stack("gnomon"))
+
+
+def test_copies_to_the_host_take_the_core_that_computes() -> None:
+    """Gradients of two microbatches go down at 12 bytes a nanosecond, and are added and updated: all of it where
+    computing loses what they take, nothing where it loses none; a late update has a thread of its own."""
+    host = Optimizer(clip=False, offload=Offload())
+    moved, idle, late = on_host(host), on_host(host, lost_beside=0.0), on_host(replace(host, delay=1))
+    copies = 1e-9 * sum(moved.pricing.stages[0].elements) * 2 * 8 / 12
+    assert copies < moved.step_s - idle.step_s < 3 * copies
+    assert late.step_s < moved.step_s
+
+
+def test_a_disk_that_was_measured_is_priced() -> None:
+    disk = Optimizer(zero=3, offload_parameters=True, parameter_tier="disk")
+    slow, fast = (on_host(disk, disk=rate) for rate in (1e6, 1e9))
+    size = 4 * sum(slow.pricing.stages[0].elements)
+    assert 2.5 * size / 1e6 < slow.step_s < 8 * size / 1e6
+    assert fast.step_s < slow.step_s / 10

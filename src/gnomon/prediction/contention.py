@@ -110,9 +110,13 @@ def weight(pricing: Pricing, key: Key, busy: float) -> float:
     """What a second of an action takes from kernels beside it, from 0 to 1 times SLOWED; 0 for what is no transfer."""
     if key.kind not in (*TRANSFERS, *SHARED, *HOST) or busy <= 0:
         return 0.0
-    processor = pricing.stages[0].device.measured is not None
+    measured = pricing.stages[0].device.measured
+    processor = measured is not None
     if key.kind in HOST:
-        return 1.0 if processor else 0.0
+        apart = measured is None or (
+            measured.processes == 1 and pricing.plan.optimizer.delay > 0
+        )  # another core's thread
+        return 0.0 if apart else 1.0
     carried = pricing.carried(key)
     whole = sum(seconds for seconds, _ in carried)
     by_engine = pricing.fetched_s(pricing.alike[key.stage], copies=not processor) if key.kind == "UNSHARD" else 0.0

@@ -7,8 +7,10 @@ figures themselves (`gnomon.fleet.result`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from html import escape
+from operator import or_
 from pathlib import Path
 
 import numpy as np
@@ -170,26 +172,27 @@ def _over_time(result: Result) -> str:
     """A lane a node, a rectangle a job; the longest spans where there are too many."""
     nodes = min(LANES, len(result.machines.capacity))
     end = max(result.end_s, 1.0)
-    shown = sorted(result.runs, key=lambda run: (run.start_s - run.end_s, run.index))
     rects: list[str] = []
-    filled: dict[int, list[tuple[float, float, int, int]]] = {}
-    for run in shown:
-        for node, count in run.allocation:
+    drawn = 0
+    places = _places(result, nodes)
+    for span, run in sorted(enumerate(result.runs), key=lambda pair: (pair[1].start_s - pair[1].end_s, pair[0])):
+        job, hours = result.jobs[run.index], number((run.end_s - run.start_s) / 3600)
+        name = f"{job.id}: {devices_of(run.allocation)} devices, {hours} h, {run.why}"
+        for node, _ in run.allocation:
             if node >= nodes or len(rects) >= SPANS:
                 continue
+            drawn += 1
             capacity = result.machines.capacity[node]
-            row = _row(filled.setdefault(node, []), run.start_s, run.end_s, count, capacity)
-            job = result.jobs[run.index]
-            hours = number((run.end_s - run.start_s) / 3600)
-            name = f"{job.id}: {devices_of(run.allocation)} devices, {hours} h, {run.why}"
-            rects.append(
-                f'<rect class="run" x="{run.start_s / end * 100:.3f}" y="{(node + row / capacity) / nodes * 100:.3f}" '
-                f'width="{max((run.end_s - run.start_s) / end * 100, 0.02):.3f}" '
-                f'height="{count / capacity / nodes * 100:.3f}" fill="{COLOURS[run.index % len(COLOURS)]}">'
-                f"<title>{escape(name)}</title></rect>"
-            )
+            for row, count in places[span, node]:
+                rects.append(
+                    f'<rect class="run" x="{run.start_s / end * 100:.3f}" '
+                    f'y="{(node + row / capacity) / nodes * 100:.3f}" '
+                    f'width="{max((run.end_s - run.start_s) / end * 100, 0.02):.3f}" '
+                    f'height="{count / capacity / nodes * 100:.3f}" fill="{COLOURS[run.index % len(COLOURS)]}">'
+                    f"<title>{escape(name)}</title></rect>"
+                )
     total = sum(len(run.allocation) for run in result.runs)
-    cut = f" The {len(rects):,} longest of {total:,} spans are drawn." if len(rects) < total else ""
+    cut = f" The {drawn:,} longest of {total:,} spans are drawn." if drawn < total else ""
     more = len(result.machines.capacity) - nodes
     left = f" {more:,} more nodes are not drawn." if more > 0 else ""
     plot = (
@@ -200,15 +203,27 @@ def _over_time(result: Result) -> str:
     return hint + plot + _axis("0 h", f"{number(end / 3600)} h")
 
 
-def _row(taken: list[tuple[float, float, int, int]], start: float, end: float, count: int, capacity: int) -> int:
-    """The first devices of a lane that are free for a span; 0 where it cannot be told apart."""
-    busy = 0
-    for other_start, other_end, row, used in taken:
-        if other_start < end and start < other_end:
-            busy |= ((1 << used) - 1) << row
-    row = next((r for r in range(capacity - count + 1) if not busy & (((1 << count) - 1) << r)), 0)
-    taken.append((start, end, row, count))
-    return row
+def _places(result: Result, nodes: int) -> Mapping[tuple[int, int], Sequence[tuple[int, int]]]:
+    """(span, node) -> (first device, devices) of the parts of its lane: one part if one is free, else several; those
+    of the job that it shares devices with where it does."""
+    out: dict[tuple[int, int], Sequence[tuple[int, int]]] = {}
+    held: dict[int, list[tuple[float, int]]] = {}
+    for span, run in sorted(enumerate(result.runs), key=lambda pair: (pair[1].start_s, pair[0])):
+        for node, count in run.allocation:
+            if node >= nodes:
+                continue
+            now = [(end, rows) for end, rows in held.get(node, ()) if end > run.start_s]
+            busy, capacity = reduce(or_, (rows for _, rows in now), 0), result.machines.capacity[node]
+            whole = ((1 << count) - 1) if count else 0
+            first = next((row for row in range(capacity - count + 1) if not busy & (whole << row)), -1)
+            free = [row for row in range(capacity) if not busy >> row & 1][:count]
+            if first >= 0 or len(free) < count:
+                parts = [(max(first, 0), count)]
+            else:
+                parts = [(row, 1) for row in free]
+            out[span, node] = parts
+            held[node] = [*now, (run.end_s, sum(((1 << many) - 1) << row for row, many in parts))]
+    return out
 
 
 def _sampled(series: Series, values: Floats, end: float) -> tuple[Floats, Floats]:

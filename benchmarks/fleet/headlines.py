@@ -59,7 +59,7 @@ def main() -> None:
         "",
         f"`python benchmarks/fleet/headlines.py TRACES`, {datetime.now(UTC):%Y-%m-%d}; traces and loads are as the "
         "benchmark says at its top. Claims are of the papers' abstracts, but Pollux's of its artifact's README and "
-        "EasyScale's of its artifact's simulated trace.",
+        "EasyScale's of its artifact's simulated trace. Lyra's and Sia's are in [fleet.md](fleet.md).",
         "",
         "| policy | claim | here | trace, and what differs |",
         "|---|---|---|---|",

@@ -29,7 +29,7 @@ COMES_S, BULK = (45.0, 600.0), 0.1
 EVERY_S = 300.0
 """Seconds between checkpoints."""
 TAKEOVER_S = 1.4
-"""The longest until all go on in `results/takeover.md`, on a loaded machine."""
+"""Above the median until all go on in `results/takeover.md`, which was taken on a very loaded machine."""
 
 
 def costs() -> Costs:

@@ -85,8 +85,8 @@ def losses_at(
     """(when, machine), in order. rate: losses of a machine in an hour. bulk: share of losses that take another machine,
     drawn from all, at the same moment."""
     draw, now, made = random.Random(seed), 0.0, list[tuple[float, int]]()
-    while rate > 0:
-        now += draw.expovariate(rate * shape.machines / 3600)
+    while (a_second := rate * shape.machines / 3600) > 0:
+        now += draw.expovariate(a_second)
         if now >= seconds:
             break
         for _ in range(2 if draw.random() < bulk else 1):

@@ -5,8 +5,8 @@ and its predicted step time is put beside the median that was measured. Writes r
 error, and rank correlation. `--methods` takes plans with methods that save memory in place of the usual ones, and
 writes results/how_right_methods.md; their memory: `benchmarks/memory/peaks.py`. `--only` picks pairs by a word,
 `--steps` sets how many steps each runs. `--rounds N` runs everything N times, each round after a calibration of its
-own, and takes the medians: for a machine whose load changes. Seconds in which a rank was ready without a core are
-not counted.
+own, and takes the medians: for a machine whose load changes. `--processes 1` leaves out plans of two. Seconds in which
+a rank was ready without a core are not counted; those in which the other one waited for it are.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def jobs(options: argparse.Namespace) -> Iterator[tuple[str, str, Plan]]:
     chosen = [*methods(), *parallel_methods()] if options.methods else list(plans())
     for model in METHOD_MODELS if options.methods else CONFIGS:
         for name, plan in chosen:
-            if plan.world_size <= PROCESSES and options.only in f"{model} {name}":
+            if plan.world_size <= options.processes and options.only in f"{model} {name}":
                 yield model, name, plan
 
 
@@ -243,6 +243,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--methods", action="store_true", help="plans with methods that save memory")
     parser.add_argument("--rounds", type=int, default=0, help="rounds, each after a calibration; default one, without")
+    parser.add_argument("--processes", type=int, default=PROCESSES, help="plans of as many at most; 1: a busy machine")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     output = options.output or (METHODS if options.methods else RESULTS)
@@ -269,6 +270,7 @@ def lines(pairs: list[Pair], failed: list[str], options: argparse.Namespace) -> 
     """The page."""
     errors, raw = sorted(abs(p.off) for p in pairs), sorted(abs(p.predicted_s / p.measured_s - 1) for p in pairs)
     words = ["--methods"] * options.methods + [f"--rounds {options.rounds}"] * bool(options.rounds)
+    words += [f"--processes {options.processes}"] * (options.processes < PROCESSES) + [f"--steps {options.steps}"]
     yield f"# Predicted and measured on this machine{': methods that save memory' if options.methods else ''}"
     yield ""
     yield (

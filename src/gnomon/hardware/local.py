@@ -87,11 +87,12 @@ def measured_cluster(measured: Measured, memory_bytes: int) -> Cluster:
         note="Peaks are the fastest seen, data in caches included",
         measured=measured,
     )
+    row = catalogue.node_row("local")
     node = replace(
-        catalogue.build_node(catalogue.node_row("local"), device, count),
+        catalogue.build_node(row, device, count),
         intra=_loopback(measured, note),
-        disk_read_bytes_per_s=_disk(measured, "disk_read"),
-        disk_write_bytes_per_s=_disk(measured, "disk_write"),
+        disk_read_bytes_per_s=_disk(measured, "disk_read") or row.disk_read_bytes_per_s,
+        disk_write_bytes_per_s=_disk(measured, "disk_write") or row.disk_write_bytes_per_s,
         source=note,
         date=measured.date[:10],
         confidence="checked",
@@ -117,7 +118,7 @@ def _loopback(measured: Measured, note: str) -> Link:
 
 
 def _disk(measured: Measured, what: str) -> float | None:
-    """What the largest file reached; None where no disk was measured."""
+    """What the largest file reached; None where no disk was measured, whose rate is the catalogue's guess then."""
     table = _find(measured.tables, what, "")
     return None if table is None else table.axes[0].sizes[-1] / table.seconds[-1]
 

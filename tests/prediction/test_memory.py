@@ -16,7 +16,7 @@ from gnomon.hardware.scaled import scaled
 from gnomon.models.presets import model
 from gnomon.plans import Mesh, Offload, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
 from gnomon.prediction import Prediction, advice, predict
-from gnomon.prediction.memory import temporaries
+from gnomon.prediction.temporary_memory import temporaries
 from gnomon.report.prediction import prediction_text
 from gnomon.software import Fact, stack
 

@@ -13,10 +13,12 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gnomon.graph import Graph
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Saved, Workload
 from gnomon.runtime import Executor, Recorder
 from gnomon.runtime.buffers import Buffers
+from gnomon.runtime.layer_bytes import LiveBytes
 from gnomon.runtime.measure import Levels
 from gnomon.timeline import Timeline
 
@@ -88,6 +90,10 @@ PLANS: dict[str, Plan] = {
         mesh=Mesh(pp=2, dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=3), saved=FULL
     ),
     "zero bubble h1, tp and sp": Plan(mesh=Mesh(pp=2, tp=2), schedule=schedule("zero_bubble_h1"), layout=SP),
+    "dp, buckets, tied": Plan(
+        mesh=Mesh(dp_replicate=2), schedule=schedule("one_f_one_b"), overlap=Overlap(bucket_bytes=200_000)
+    ),
+    "zero 3, tied": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=3)),
 }  # fmt: skip
 ALLOCATOR = frozenset(
     {
@@ -131,6 +137,9 @@ class Accounted:
     communicated were over before somebody waits for it: the most that timing can do."""
     live: tuple[Live, ...]
     """Row by row, for plans of ALLOCATOR."""
+    most: int
+    """Bytes of tensors at the fullest moment of a step: what the runtime says that it holds before, and what ops make
+    beside until it is freed."""
 
 
 class Products(TorchDispatchMode):
@@ -157,19 +166,30 @@ def batch() -> Tensor:
     return torch.randint(0, CONFIG.vocab_size, (8, 65), generator=torch.Generator().manual_seed(5))
 
 
+def graph_of(name: str) -> Graph:
+    return llama(replace(CONFIG, tied=name.endswith(", tied")))
+
+
 def account(name: str) -> Accounted:
-    executor = Executor(llama(CONFIG), replace(PLANS[name], precision=FP32), WORKLOAD)
+    executor = Executor(graph_of(name), replace(PLANS[name], precision=FP32), WORKLOAD)
     with Products() as products:
         executor.step(batch())
         executor.synchronise()
     _, timeline = executor.measured_step(batch(), memory=True)
     executor.synchronise()
     live = watch(executor) if name in ALLOCATOR else ()
+    with LiveBytes(torch.device("cpu")) as counted:
+        most = sum(executor._levels())
+        executor.step(batch())
+        executor.synchronise()
+        most += counted.most
     recorder = Recorder(memory=True)
     with patch.object(Buffers, "end_finished", lambda self: None):
         executor.step(batch(), recorder)
     executor.leave()
-    return Accounted(flops=products.flops, timeline=executor.per_class(timeline), held=tuple(recorder.held), live=live)
+    return Accounted(
+        flops=products.flops, timeline=executor.per_class(timeline), held=tuple(recorder.held), live=live, most=most
+    )
 
 
 def watch(executor: Executor) -> tuple[Live, ...]:

@@ -303,7 +303,7 @@ TIED = frozenset(
         "one device", "1f1b", "tp", "pp and dp", "pp and tp", "zero bubble h1", "zero 1", "zero 2", "zero 3",
         "zero bubble v", "v half", "v min", "dualpipe v", "interleaved", "dp 2, shard 2", "pp and zero 1",
         "pp and zero 3", "looped bfs and zero 3, recompute", "v min and zero 2", "tp, sp and zero 3",
-        "pp, tp and sp, v", "dualpipe v and dp, recompute", "dp, buckets", "dp, fused",
+        "pp, tp and sp, v", "dualpipe v and dp, recompute", "dp, buckets", "dp, fused", "zero 2, buckets",
     }
 )  # fmt: skip
 """Plans that are also tried with the embedding as head."""

@@ -18,7 +18,6 @@ from runtime import accounted, jobs  # noqa: E402
 from runtime.parity import FP32  # noqa: E402
 
 import gnomon  # noqa: E402
-from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Plan  # noqa: E402
 from gnomon.prediction import Prediction  # noqa: E402
 from gnomon.prediction.memory import held_moves  # noqa: E402
@@ -34,7 +33,7 @@ pytestmark = pytest.mark.torch
 def predicted(name: str) -> Prediction:
     plan = _plan(name)
     cluster = f"1x{plan.world_size}xa100-sxm-80gb" if plan.world_size > 1 else "local"
-    return gnomon.predict(llama(accounted.CONFIG), cluster, plan, accounted.WORKLOAD, stack("gnomon"))
+    return gnomon.predict(accounted.graph_of(name), cluster, plan, accounted.WORKLOAD, stack("gnomon"))
 
 
 def _plan(name: str) -> Plan:
@@ -147,6 +146,16 @@ def test_the_allocators_peak_is_as_predicted(name: str) -> None:
     rows = jobs.results(1)[0].accounted[name].live
     base = sum(rows[0].account) - rows[0].live
     assert base + max(row.most for row in rows if not row.action.endswith("OPT")) == pytest.approx(want, rel=0.03)
+
+
+@pytest.mark.parametrize("name", accounted.PLANS)
+def test_the_fullest_moment_is_as_predicted(name: str) -> None:
+    """With all that lives inside an action, to 5 %."""
+    for memory in predicted(name).memory:
+        want = memory.allocated_bytes - memory.by_class["workspace"]
+        assert jobs.results(_plan(name).world_size)[memory.ranks[0]].accounted[name].most == pytest.approx(
+            want, rel=0.05
+        )
 
 
 @pytest.mark.parametrize("name", ["zero 1", "zero 3", "zero bubble h1", "pp and dp"])

@@ -73,6 +73,7 @@ class LayerPricing:
         """The price with everything kept, without what is kept: what does not depend on recomputation."""
         scope = self.scope
         forward = self.prices.forward
+        early, late = self.memory.around_gradients()
         return LayerPrice(
             forward=self.exposed.phase(forward.items(), self._forward_flops(forward), scope.sharded.forward),
             input_grad=self._backward(weight=False),
@@ -83,6 +84,8 @@ class LayerPricing:
             remade_bytes=0,
             input_away=False,
             transient_bytes=self.memory.transient(),
+            early_bytes=early,
+            late_bytes=late,
             deferred_bytes=self.memory.deferred(),
             weight_cast=self.narrow.weight_cast(),
             input_bytes=sum(

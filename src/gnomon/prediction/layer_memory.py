@@ -6,7 +6,7 @@ and which of the tensors are kept (`graph.saved`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from gnomon.graph import DTYPE_BITS, BackwardBlock, Dtypes, SavedTensor, Tensor, nbytes, storages
@@ -109,19 +109,44 @@ class LayerMemory:
         return total
 
     def transient(self) -> int:
-        """Most bytes of gradients of activations alive at once: each from the step that makes it to the last that
-        reads it."""
+        """Most bytes of gradients of activations alive at once."""
+        most = 0
+        for alive in self._alive():
+            most = larger(most, alive)
+        return most
+
+    def around_gradients(self) -> tuple[int, int]:
+        """(that until the first gradient of a parameter is computed, that from then on less the kept tensors that the
+        backward has read for the last time by then). A layer's input goes with the layer that made it."""
+        back, roots = self.back, storages(self.block, self.dtypes)
+        begins = next((i for i, grad in enumerate(back.ops) if self._of_parameter(grad.grads_out)), len(back.ops))
+        inputs = {roots[name] for name in self.block.inputs}
+        last = {roots[name]: i for i, grad in enumerate(back.ops) for name in grad.reads if grad.phase != "accumulate"}
+        kept = {entry.tensor.name: entry.tensor for entry in back.saved if entry.tensor.name not in inputs}
+        early, late, freed = 0, None, 0
+        for i, alive in enumerate(self._alive()):
+            if i < begins:
+                early = larger(early, alive)
+            else:
+                late = alive - freed if late is None else larger(late, alive - freed)
+            freed += sum(self.bytes_of(tensor) for name, tensor in kept.items() if last.get(name) == i)
+        return early, 0 if late is None else late
+
+    def _of_parameter(self, names: Sequence[str]) -> bool:
+        return any(self.block.tensor(name).kind == "parameter" for name in names)
+
+    def _alive(self) -> Iterator[int]:
+        """Bytes of gradients of activations during each step of the backward: each from the step that makes it to the
+        last that reads it."""
         last = {name: i for i, grad in enumerate(self.back.ops) for name in grad.grads_in}
         alive = {name: self._grad_bytes(name) for name in self.block.outputs if name in last}
-        most = 0
         for i, grad in enumerate(self.back.ops):
             for name in grad.grads_out:
                 alive.setdefault(name, self._grad_bytes(name))
-            most = larger(most, sum(alive.values()))
+            yield sum(alive.values())
             for name in grad.grads_in:
                 if last[name] == i:
                     alive.pop(name, None)
-        return most
 
     def _grad_bytes(self, name: str) -> int:
         tensor = self.block.tensor(name)

@@ -202,6 +202,11 @@ class LayerPrice:
     offloaded."""
     transient_bytes: int
     """Gradients of activations alive at once inside the backward, at most."""
+    early_bytes: int
+    """The same until its first gradient of a parameter."""
+    late_bytes: int
+    """The same from then on, less what the backward has let go of the layer's own kept tensors by then; may be less
+    than 0."""
     deferred_bytes: int
     """What the weight gradients read: all that is left between the two parts of a backward, where the rest is freed."""
     weight_cast: OpPrice

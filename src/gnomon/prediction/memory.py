@@ -21,10 +21,10 @@ from gnomon.prediction.reduced_memory import copies, gradient_bytes, largest_buc
 from gnomon.prediction.run_ahead import held_by_streams, split_by_microbatches
 from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
-from gnomon.prediction.streamed import blocks_on_device, gradient_sizes, is_streamed, on_device
-from gnomon.prediction.update import inside_update
+from gnomon.prediction.streamed import IN_FLIGHT, blocks_on_device, gradient_sizes, is_streamed, on_device
+from gnomon.prediction.temporary_memory import layers_behind, temporaries
 from gnomon.prices.allocator import placed, workspace_bytes
-from gnomon.program import Program, Structure, buffer_moves, unit_shapes
+from gnomon.program import Program, Structure, buffer_moves
 from gnomon.sharding.parameters import undivided_bytes
 from gnomon.units import show_bytes
 
@@ -150,7 +150,7 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
     kept = blocks_on_device(program) if is_streamed(pricing) else frozenset[int]()
     sizes = buffer_sizes(pricing, kept)
     changes = held_moves(structure, pricing, sizes)
-    extra = temporaries(program, pricing)
+    extra = temporaries(program, pricing, gradients_made(program, pricing, changes))
     during = changes.during(program.num_rows) + extra
     on_tpu = any(stage.device.kind == "tpu" for stage in pricing.stages)
     needed = during - _at_leisure(program, pricing, changes, sizes, extra) if on_tpu else during
@@ -259,11 +259,24 @@ def _at_leisure(
     return spared
 
 
+def gradients_made(program: Program, pricing: Pricing, moves: HeldMoves) -> dict[int, float]:
+    """Rows of backwards -> bytes of whole gradients that come in them, where the runtime has them for as long as they
+    are reduced and makes room when it has the first (ZeRO 2 and 3 without buckets)."""
+    if pricing.stack.gradients.bucketed is not False or pricing.plan.optimizer.zero < 2:
+        return {}
+    whole = [i for i, buffer in enumerate(program.buffers) if buffer.name == "G"]
+    backward = [i for i, kind in enumerate(program.kinds) if kind.name == "B"]
+    comes = np.isin(moves.buffer, whole) & moves.at_start & (moves.bytes > 0)
+    comes &= np.isin(program.kind[moves.row], backward)
+    share = IN_FLIGHT if is_streamed(pricing) else 1
+    return {int(row): float(size) / share for row, size in zip(moves.row[comes], moves.bytes[comes], strict=True)}
+
+
 def _largest_share(pricing: Pricing, block: int) -> float:
     """Of the parameters behind one of the Program's stages, the share of the largest."""
     elements = [
         int(layer.sharded.local_elements[tensor.name])
-        for layer, _ in _parts(pricing, block)
+        for layer, _ in layers_behind(pricing, block)
         for tensor in layer.sharded.block.parameters
     ]
     return max(elements) / sum(elements) if any(elements) else 0.0
@@ -271,85 +284,12 @@ def _largest_share(pricing: Pricing, block: int) -> float:
 
 def _keeps_input(pricing: Pricing, block: int) -> bool:
     """Whether what a stage of the Program keeps has its input in it."""
-    first, size = _parts(pricing, block)[0]
+    first, size = layers_behind(pricing, block)[0]
     return 0 < first.input_bytes <= min(size, sum(kept.bytes for kept in first.kept if kept.is_input))
 
 
 def _deferred(pricing: Pricing, block: int) -> float:
-    return float(sum(layer.deferred_bytes for layer, _ in _parts(pricing, block)))
-
-
-def temporaries(program: Program, pricing: Pricing) -> NDArray[np.float64]:
-    """[rows] bytes alive only inside an action: gradients inside one layer, what recomputation makes again, and
-    offloaded tensors on their way."""
-    shapes, shape_of = unit_shapes(program.units)
-    tables = np.array([_inside(program, pricing.of(shape)) for shape in shapes])
-    largest = tables.max(axis=0)  # for actions of no unit, all shapes say the same
-    inside: NDArray[np.float64] = np.where(
-        program.unit < 0,
-        largest[program.kind, program.stage],
-        tables[shape_of[program.unit], program.kind, program.stage],
-    )
-    return inside
-
-
-def _inside(program: Program, pricing: Pricing) -> NDArray[np.float64]:
-    """[kinds, stages] bytes alive only inside an action, for units of one shape."""
-    table = np.zeros((len(program.kinds), program.num_stages))
-    for block in range(program.num_stages):
-        before, after = _inside_forward(pricing, block), _inside_backward(pricing, block)
-        update = _inside_update(pricing, block) if pricing.blocks[block][1] <= 0 else 0
-        for k, kind in enumerate(program.kinds):
-            if kind.name in ("B", "I"):
-                table[k, block] = after
-            elif kind.name in ("F", "C", "R", "FRC"):
-                table[k, block] = before
-            elif kind.name == "OPT":
-                table[k, block] = update + inside_update(*pricing.priced.held(block))
-            elif (share := pricing.stages[pricing.blocks[block][0]].share) is not None:
-                table[k, block] = share.inside(kind.name)
-    return table
-
-
-def _parts(pricing: Pricing, block: int) -> list[tuple[LayerPrice, int]]:
-    """(layer, bytes that it keeps) behind one of the Program's stages, in order."""
-    number, index = pricing.blocks[block]
-    stage = pricing.stages[number]
-    pairs = list(zip(stage.order, stage.kept_bytes, strict=True))
-    return pairs[slice(*pricing.priced.span(block))] if index >= 0 else pairs
-
-
-def _inside_forward(pricing: Pricing, block: int) -> int:
-    return max(layer.output_bytes + 2 * layer.offloaded_bytes for layer, _ in _parts(pricing, block))
-
-
-def _inside_backward(pricing: Pricing, block: int) -> int:
-    """The worst layer, the last first: its gradients and what is recomputed for it (for its whole run of layers), less
-    what the layers after it have let go."""
-    parts = _parts(pricing, block)
-    again = sum(1 for layer, _ in parts if layer.remade_bytes)
-    run = min(pricing.plan.saved.every, again)
-    most = freed = 0
-    for layer, kept in reversed(parts):
-        made = run * layer.remade_bytes + max(run - 1, 0) * layer.input_bytes if layer.remade_bytes else 0
-        made += _returned(pricing, layer)
-        most = max(most, layer.transient_bytes + 2 * layer.offloaded_bytes + made - freed)
-        freed += kept
-    return most
-
-
-def _returned(pricing: Pricing, layer: LayerPrice) -> int:
-    """Logits that the training loop, or the backward of a loss divided by vocabulary, holds beside what an unfused loss
-    keeps of them, in fp32."""
-    stack = pricing.stack
-    if stack.loss.cross_entropy not in ("unfused", None):
-        return 0
-    held_bytes = 0
-    if stack.loss.outputs_held:
-        held_bytes += 4 if stack.loss.logits_dtype == "fp32" else width(pricing.plan.precision.compute)
-    if stack.loss.divided_loss_copies and pricing.plan.mesh.tp > 1 and stack.launch.launch_mode != "compiled":
-        held_bytes += 4 * (stack.loss.divided_loss_copies - 3)
-    return sum(kept.bytes for kept in layer.kept if kept.is_logits) * held_bytes // 4
+    return float(sum(layer.deferred_bytes for layer, _ in layers_behind(pricing, block)))
 
 
 def _held(program: Program, changes: HeldMoves, first: int, row: int) -> dict[tuple[str, int], float]:
@@ -475,44 +415,6 @@ def _unreduced(pricing: Pricing, own: Sequence[StagePrice]) -> int:
     return sum(stage.static_bytes()["gradients"] for stage in own) if pricing.plan.mesh.data_ranks > 1 else 0
 
 
-def _inside_update(pricing: Pricing, block: int) -> int:
-    """What the optimizer makes on its way: an fp32 copy of gradients that are narrower, and, where it is not one
-    kernel, roots of second moments: of all parameters at once, or two for the largest at a time (DeepSpeed's partition
-    is one parameter, under ZeRO 3 each part of it). DeepSpeed copies gradients together first, and under ZeRO 1 and 2
-    lets them go once they are fp32."""
-    stage, stack = pricing.stages[pricing.blocks[block][0]], pricing.stack
-    precision, updated, zero = stage.plan.precision, stage.updated_elements(), pricing.plan.optimizer.zero
-    if pricing.plan.optimizer.offload is not None:
-        return 0
-    parts = zero == 3 and stack.update.update_elements is not None
-    if parts:
-        updated = min(updated, stack.update.update_elements or 0)
-    narrow = precision.master != "none" and width(precision.grad) < width(precision.master)
-    size = updated * width(precision.master) if narrow else 0
-    freed = (
-        stage.static_bytes()["gradients"] if narrow and zero in (1, 2) and stack.update.update_frees_gradients else 0
-    )
-    joined = updated * width(precision.grad) if narrow and (parts or freed) else 0
-    roots = 0
-    if stack.update.optimizer_step == "foreach":
-        roots = updated * width(precision.states)
-    elif stack.update.optimizer_step == "single":
-        flat = parts or (zero in (1, 2) and stack.gradients.grad_buffers == "contiguous")
-        roots = 2 * (updated if flat else min(updated, _largest_parameter(stage))) * width(precision.states)
-    return size + max(joined, roots - freed)
-
-
-def _largest_parameter(stage: StagePrice) -> int:
-    return max(
-        (
-            int(price.sharded.local_elements[tensor.name])
-            for price, _ in stage.held
-            for tensor in price.sharded.block.parameters
-        ),
-        default=0,
-    )
-
-
 def _keys_bytes(layer: LayerPrice) -> int:
     """Keys and values of a layer's attention on one rank."""
     sharded = layer.sharded
@@ -560,7 +462,7 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
         stage = pricing.stages[number]
         if stage.share is not None:
             sizes |= {f"{block}{name}": float(size) for name, size in stage.share.buffer_bytes().items()}
-        parts = _parts(pricing, block)
+        parts = layers_behind(pricing, block)
         sizes[f"{block}S"] = float(sum(kept for _, kept in parts))
         first, last = parts[0][0], parts[-1][0]
         sizes[f"{block}X"] = sizes[f"{block}DX"] = float(first.input_bytes)
@@ -579,7 +481,7 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
                 sizes[f"{block}P"] += undivided_bytes(first.sharded, stage.mesh, stage.plan.precision)
         by_layer = index >= 0 and (zero == 3 or (zero == 2 and whole))
         if by_layer:
-            made = [gradient_bytes(stage, layer) for layer, _ in parts] if whole else [(size, 0) for size in reduced]
+            made = [gradient_bytes(stage, at) for at in range(*pricing.priced.span(block))] if whole else [(size, 0) for size in reduced]
             sizes |= {f"{block}{name}": float(sum(x[i] for x in made)) for i, name in enumerate(("G", "GS"))}
         if index >= 0 and is_streamed(pricing):
             sizes[f"{block}G"], sizes[f"{block}GS"] = gradient_sizes(

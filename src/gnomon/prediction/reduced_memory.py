@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
 from gnomon.program import Program
@@ -30,15 +29,29 @@ class Copy(NamedTuple):
     """Of the row; otherwise at its end."""
 
 
-def gradient_bytes(stage: StagePrice, layer: LayerPrice) -> tuple[int, int]:
-    """Of a layer's gradient on one rank: whole, and this rank's part of it."""
-    whole = part = 0
+def gradient_bytes(stage: StagePrice, index: int) -> tuple[int, int]:
+    """Of a layer's gradient on one rank: whole, and this rank's part of it. Of what several layers of the stage hold
+    (tied weights) there is one part, which comes with the last layer, whose backward is first."""
+    layer, whole, part = stage.order[index], 0, 0
+    later = _held_later(stage, index)
     for experts in (False, True):
-        elements = local_elements(layer.sharded, experts=experts)
-        whole += elements
-        part += -(-elements // shard_ranks(stage.mesh, experts=experts))
+        whole += local_elements(layer.sharded, experts=experts)
+        own = local_elements(layer.sharded, experts=experts, without=later)
+        part += -(-own // shard_ranks(stage.mesh, experts=experts))
     size = width(stage.plan.precision.grad)
     return whole * size, part * size
+
+
+def _held_later(stage: StagePrice, index: int) -> frozenset[str]:
+    """Parameters of a layer that a later one of the stage holds too."""
+    after = {
+        layer.call.parameter_name(tensor.name, layer.index)
+        for layer, price in zip(stage.in_order[index + 1 :], stage.order[index + 1 :], strict=True)
+        for tensor in price.sharded.block.parameters
+    }
+    mine = stage.in_order[index]
+    own = stage.order[index].sharded.block.parameters
+    return frozenset(t.name for t in own if mine.call.parameter_name(t.name, mine.index) in after)
 
 
 def waited_for(program: Program, pricing: Pricing) -> NDArray[np.int64]:

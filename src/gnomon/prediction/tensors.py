@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from gnomon.errors import PlanError
-from gnomon.prediction.memory import temporaries
 from gnomon.prediction.predict import Prediction
 from gnomon.prediction.step import Pricing
+from gnomon.prediction.temporary_memory import temporaries
 from gnomon.program import buffer_bytes
 from gnomon.program.kinds import EFFECT_OPS
 from gnomon.simulate.two_tiers import Tensor, Trace

@@ -13,8 +13,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.prediction.memory import RankMemory, held_moves, logits_bytes, temporaries
+from gnomon.prediction.memory import RankMemory, gradients_made, held_moves, logits_bytes
 from gnomon.prediction.step import Pricing
+from gnomon.prediction.temporary_memory import temporaries
 from gnomon.program import Program, Structure
 from gnomon.timeline import NONE, Memory, Spans, Timeline
 
@@ -97,7 +98,7 @@ def _moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float], n
     saved = np.array([b.name == "S" for b in program.buffers])[moved.buffer]
     share = np.array([logits_bytes(pricing, s) / max(sizes.get(f"{s}S", 0.0), 1.0) for s in range(program.num_stages)])
     logits = np.where(saved, np.rint(moved.bytes * share[program.stage[moved.row]]), 0.0)
-    inside = temporaries(program, pricing)
+    inside = temporaries(program, pricing, gradients_made(program, pricing, moved))
     brief = np.flatnonzero(inside)
     row = np.concatenate([moved.row, moved.row, brief, brief])
     kind = np.concatenate(

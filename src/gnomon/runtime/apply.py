@@ -8,7 +8,7 @@ the prediction counts. PlanError for what the plan asks and is not done here. Le
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,7 +30,7 @@ from gnomon.runtime.mesh import Groups
 from gnomon.runtime.ops import check_runnable
 from gnomon.runtime.ops.site import ALONE, Axis
 from gnomon.runtime.parameter_files import disk_folder
-from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Slot
+from gnomon.runtime.parameters import CPU, Borrowed, Dtypes, Parameters, Slot
 from gnomon.runtime.saving import rules_of
 from gnomon.runtime.stage import Stage
 from gnomon.sharding import ShardedBlock, shard_graph
@@ -78,12 +78,15 @@ def apply(
     }
     stages, presets, start = dict[int, Stage](), layer_presets(plan, graph), beginning(values, graph, seed)
     rules, crossing = rules_of(plan, graph), hops(graph, plan, by_layer=zero == 3 or by_layer)
-    for number, layers, parts in parts_held(graph, plan, groups, sharded, device, by_layer=by_layer):
-        for held in parts:
-            held.fill(start)
+    for held in parts_held(graph, plan, groups, sharded, device, by_layer=by_layer):
+        number, layers = held.number, held.layers
+        for part in held.parts:
+            part.fill(start)
         enters = [hop for hop in crossing if hop.target == number]
         leaves = [hop for hop in crossing if hop.source == number]
-        stages[number] = Stage(graph, layers, parts, runs, zero, enters=enters, leaves=leaves)
+        stages[number] = Stage(
+            graph, layers, held.parts, runs, zero, borrowed=held.borrowed, enters=enters, leaves=leaves
+        )
         still = tuple(slots_of(layers, sharded, axes, set(), frozen=True))
         if stages[number].captured:
             still = _held_apart(still, values, zero, graph)
@@ -109,7 +112,7 @@ def _held_apart(
     whole. PlanError where tp divides them too."""
     if zero < 3 or values is None:
         return ()
-    chosen, start = [], 0
+    chosen = []
     for slot in slots:
         if values(slot) is None:
             continue  # a buffer, or a constant
@@ -117,9 +120,8 @@ def _held_apart(
             raise PlanError(
                 f"{graph.name}: the runtime does not divide {slot.name}, which is not trained, by ZeRO 3 and tp"
             )
-        chosen.append(replace(slot, start=start))
-        start = chosen[-1].stop
-    return tuple(chosen)
+        chosen.append(slot)
+    return _placed(chosen)
 
 
 def sharded_blocks(graph: Graph, plan: Plan, mesh: Mesh) -> dict[str, ShardedBlock]:
@@ -130,6 +132,18 @@ def sharded_blocks(graph: Graph, plan: Plan, mesh: Mesh) -> dict[str, ShardedBlo
     return shard_graph(graph, plan.layout, mesh, sizes, GraphDtypes(param="fp32", compute="fp32"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """What a rank holds of one stage of the Program."""
+
+    number: int
+    layers: Sequence[Layer]
+    parts: list[Parameters]
+    borrowed: Mapping[str, Parameters]
+    """Name -> whose it is, of parameters that an earlier layer of the plan's stage holds too (tied weights): its own,
+    or under ZeRO 3 a copy on its way."""
+
+
 def parts_held(
     graph: Graph,
     plan: Plan,
@@ -138,17 +152,51 @@ def parts_held(
     device: torch.device,
     *,
     by_layer: bool = False,
-) -> Iterator[tuple[int, Sequence[Layer], list[Parameters]]]:
-    """Of each stage of the Program on this rank its number, layers and parameters, which are not filled yet."""
+) -> Iterator[Holding]:
+    """Of each stage of the Program on this rank its parameters, which are not filled yet. What several layers of one of
+    the plan's stages read is held by the first, whose backward comes last."""
     zero, axes, number = effective_zero(plan), axes_of(plan, groups), 0
     first, tables = holders(plan, graph, zero), looked_up(graph)
     stages = stage_layers(plan, graph)
     for index, of_actions in enumerate(layer_groups(plan, stages)):
-        for part in of_actions if zero == 3 or by_layer else [stages[index]]:
+        alone, lent = zero == 3 or by_layer, dict[str, Parameters]()
+        shared = _read_alike(of_actions, sharded) if alone else set[str]()
+        for part in of_actions if alone else [stages[index]]:
             if plan.pipeline_ranks[index] == groups.here.pipeline_rank:
                 counted = {name for name, stages in first.items() if stages[0] != number}
-                yield number, part, _held(part, sharded, axes, counted, plan, groups, zero, device, tables)
+                apart = shared if zero == 3 else set[str]()
+                parts = _held(part, sharded, axes, counted, plan, groups, zero, device, tables, set(lent), apart)
+                borrowed = _borrowed(part, sharded, lent)
+                lent |= {name: one for one in parts for name in one.by_name if name in shared}
+                yield Holding(number=number, layers=part, parts=parts, borrowed=borrowed)
             number += 1
+
+
+def _read_alike(parts: Sequence[Sequence[Layer]], sharded: Mapping[str, ShardedBlock]) -> set[str]:
+    """Parameters of several of these stages, in all of which their gradients are summed over the same ranks."""
+    ways: dict[str, list[tuple[int, object]]] = {}
+    for part, layer in ((part, layer) for part, layers in enumerate(parts) for layer in layers):
+        block = sharded[layer.call.block]
+        for tensor in block.block.parameters:
+            way = tensor.atoms, block.homes[tensor.name], block.partial_grads.get(tensor.name, ())
+            ways.setdefault(layer.call.parameter_name(tensor.name, layer.index), []).append((part, way))
+    return {
+        name
+        for name, found in ways.items()
+        if len({part for part, _ in found}) > 1 and all(way == found[0][1] for _, way in found)
+    }
+
+
+def _borrowed(
+    layers: Sequence[Layer], sharded: Mapping[str, ShardedBlock], lent: Mapping[str, Parameters]
+) -> dict[str, Parameters]:
+    names = [
+        layer.call.parameter_name(tensor.name, layer.index)
+        for layer in layers
+        for tensor in sharded[layer.call.block].block.parameters
+    ]
+    copies = {id(one): Borrowed(one) for one in lent.values() if one.zero == 3}
+    return {name: copies.get(id(lent[name]), lent[name]) for name in names if name in lent}
 
 
 def axes_of(plan: Plan, groups: Groups) -> dict[str, Axis]:
@@ -186,8 +234,11 @@ def _held(
     zero: int,
     device: torch.device,
     tables: Collection[str],
+    lent: Collection[str],
+    shared: Collection[str],
 ) -> list[Parameters]:
-    """The parameters of a stage: routed experts' apart where other ranks than those of the rest hold the same ones."""
+    """The parameters of a stage: routed experts' apart where other ranks than those of the rest hold the same ones, and
+    those that later layers borrow (shared). lent: what it borrows itself."""
     mesh, here = groups.mesh, groups.here
     experts = set[str]()
     if mesh.tp * mesh.ep * mesh.etp > 1:
@@ -197,19 +248,20 @@ def _held(
             for name in routed_tensors(sharded[layer.call.block].block)
             if sharded[layer.call.block].block.tensor(name).kind == "parameter"
         }
-    parts = []
-    for apart in (False, True) if experts else (False,):
+    parts = list[Parameters]()
+    for apart, alone in ((False, False), (False, True), (True, False)):
         shards = mesh.edp if apart else mesh.dp_shard * mesh.cp
         away = zero == 3 and plan.optimizer.offload_parameters
         divided = zero if shards > 1 or away else 0
-        slots = tuple(slots_of(layers, sharded, axes, counted, experts, apart=apart, looked_up=tables))
-        if not slots and apart:
+        every = slots_of(layers, sharded, axes, counted, experts, apart=apart, looked_up=tables)
+        slots = _placed(one for one in every if one.name not in lent and (apart or (one.name in shared) == alone))
+        if not slots and (apart or alone):
             continue
         parts.append(
             Parameters(
                 slots,
                 dtypes(plan),
-                zero=divided,
+                zero=divided if slots else 0,
                 shard=here.along["edp"] if apart else here.shard,
                 num_shards=shards if divided else 1,
                 replicas=mesh.dp_replicate * (1 if divided else shards),
@@ -220,6 +272,15 @@ def _held(
             )
         )
     return parts
+
+
+def _placed(slots: Iterable[Slot]) -> tuple[Slot, ...]:
+    """One after the other."""
+    placed, start = list[Slot](), 0
+    for slot in slots:
+        placed.append(replace(slot, start=start))
+        start = placed[-1].stop
+    return tuple(placed)
 
 
 def holders(plan: Plan, graph: Graph, zero: int) -> dict[str, tuple[int, ...]]:

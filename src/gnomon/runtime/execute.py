@@ -110,7 +110,13 @@ class Executor:
         self.buffers = Buffers()
         self.buffers.proofs = proofs(self.program, here.pipeline_rank)
         self.state = State(
-            self.stages, self.groups, self.buffers, settings, plan.optimizer.kind, frozenset(held_by), device
+            self.stages,
+            self.groups,
+            self.buffers,
+            settings,
+            plan.optimizer.kind,
+            frozenset(held_by) - self._lent(),
+            device,
         )
         self.state.by_layer = by_layer and effective_zero(plan) < 3
         self.host = HostUpdate(self.state, self.stages, moved_stages(self.program))
@@ -153,6 +159,11 @@ class Executor:
             stages = tuple(stages_of_row(self.program, row.number))
             if len(stages) > 1 and self.program.kinds[self.program.kind[row.number]].name == "AR":
                 self.state.put_together(stages)
+
+    def _lent(self) -> set[str]:
+        """Parameters that layers of one of the plan's stages share, and no other stage holds: they are there once."""
+        lent = {name for stage in self.stages.values() for name in stage.borrowed}
+        return lent - set(shared_parameters(self.plan, self.graph))
 
     def _groups(self) -> Groups:
         return Groups.of(

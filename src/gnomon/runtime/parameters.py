@@ -124,6 +124,8 @@ class Parameters:
 
     trained = True
     """Whether they have gradients (`frozen`)."""
+    borrowed = False
+    """Whether another layer holds them (`Borrowed`)."""
 
     def __init__(
         self,
@@ -282,6 +284,13 @@ class Parameters:
             return self.grad_shard
         return self.whole_grad()[self.mine[0] : self.mine[1]]
 
+    def add_shard(self, part: Tensor) -> None:
+        """Adds a reduced gradient of `mine` to the one that is kept."""
+        if self.grad_shard is None:
+            self.grad_shard = part.clone()  # or it would hold the whole
+        else:
+            self.grad_shard += part
+
     def pieces(self) -> Iterator[tuple[Slot, Range]]:
         """Each slot that this rank updates, and its range within `mine`."""
         begin, end = self.mine
@@ -298,6 +307,37 @@ class Parameters:
             self.grad = None
         if self.file is not None:
             self.file.updated()
+
+
+class Borrowed(Parameters):
+    """Under ZeRO 3 what a layer reads of another one's parameters (tied weights): gathered into room of its own, and
+    its gradient is reduced to the one shard."""
+
+    borrowed = True
+
+    def __init__(self, owner: Parameters) -> None:
+        self.owner = owner
+        super().__init__(
+            owner.slots,
+            owner.dtypes,
+            zero=owner.zero,
+            shard=owner.shard_number,
+            num_shards=owner.num_shards,
+            replicas=owner.replicas,
+            experts=owner.experts,
+            away=owner.away,
+            device=owner.device,
+        )
+        self.flat = None
+
+    @property
+    def shard(self) -> Tensor:
+        """The owner's."""
+        return self.owner.shard
+
+    def add_shard(self, part: Tensor) -> None:
+        """To the owner's."""
+        self.owner.add_shard(part)
 
 
 class GradientBucket:

@@ -27,7 +27,5 @@ def kept_shards(parts: Iterable[tuple[Parameters, Tensor]]) -> None:
     for held, part in parts:
         if held.zero == 1:
             held.my_grad().copy_(part)
-        elif held.grad_shard is None:
-            held.grad_shard = part.clone()  # or it would hold the whole
         else:
-            held.grad_shard += part
+            held.add_shard(part)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,8 @@ from gnomon.runtime.saving import Decided, Keeper, Rules
 Batch = Mapping[str, Tensor]
 """Inputs of the graph by name, of one microbatch on this rank."""
 
+_NONE: Mapping[str, Parameters] = MappingProxyType({})
+
 
 class Stage(nn.Module):
     """Consecutive layers on one rank."""
@@ -44,18 +47,23 @@ class Stage(nn.Module):
         runs: Mapping[str, BlockRun],
         zero: int,
         *,
+        borrowed: Mapping[str, Parameters] = _NONE,
         enters: Sequence[Hop] = (),
         leaves: Sequence[Hop] = (),
     ) -> None:
         """held: its parameters, by the ranks that their gradients are reduced over. zero: the ZeRO stage in effect.
+        borrowed: parameters that it reads and another stage holds, by name.
         enters, leaves: what earlier stages hand it, and what it hands later ones."""
         super().__init__()
         self.layers, self.held, self.runs, self.tape = tuple(layers), tuple(held), runs, Tape()
         self.zero = zero
         self.frozen: Parameters | None = None
         """Weights that are not trained; of a captured model those that ZeRO 3 divides."""
-        self.holder = {name: part for part in held for name in part.by_name}
-        """Name of a parameter -> which of `held` has it."""
+        self.holder = {name: part for part in held for name in part.by_name} | dict(borrowed)
+        """Name of a parameter -> which of `held` has it, or from whom it is borrowed."""
+        self.borrowed = dict(borrowed)
+        self.reduced = (*held, *{id(part): part for part in borrowed.values() if part.borrowed}.values())
+        """What gradients of its own are reduced of."""
         self.presets: Mapping[str, Preset] = {}
         """Label of a layer -> what of it is computed again in backward; left out: nothing."""
         self.every = 1
@@ -104,7 +112,7 @@ class Stage(nn.Module):
     @property
     def parts(self) -> tuple[Parameters, ...]:
         """All that is gathered under ZeRO 3: what is trained, and what is only read."""
-        return self.held if self.frozen is None else (*self.held, self.frozen)
+        return self.reduced if self.frozen is None else (*self.reduced, self.frozen)
 
     def forward(self, entered: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         """entered: what earlier stages hand it, by name. Returns what it hands later ones, by name; at the last stage

@@ -238,7 +238,7 @@ class State:
                 self.reduced()
             self.buffers.wait(name)
             works, wholes, parts = list[Waits](), list[Tensor](), list[tuple[Parameters, Tensor]]()
-            for held in stage.held:
+            for held in stage.reduced:
                 if not held.zero:
                     continue
                 whole = held.whole_grad()

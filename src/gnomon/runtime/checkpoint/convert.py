@@ -68,8 +68,8 @@ def holdings(graph: Graph, plan: Plan, rank: int) -> Iterator[tuple[Parameters, 
     mesh = meshes_of(plan, tied=sorted(tied))[here.pipeline_rank]
     groups = Groups(mesh=mesh, here=here, by_comm=dict.fromkeys((*AXES, *EXPERT_AXES), None))
     blocks, by_layer = sharded_blocks(graph, plan, mesh), own.by_layer(plan)
-    for _, _, parts in parts_held(graph, plan, groups, blocks, META, by_layer=by_layer):
-        for held in parts:
+    for holding in parts_held(graph, plan, groups, blocks, META, by_layer=by_layer):
+        for held in holding.parts:
             if held.dtypes.master is not None:
                 held.master = torch.empty(held.mine[1] - held.mine[0], dtype=held.dtypes.master, device=META)
             yield held, Update.of(held, plan.optimizer.kind)

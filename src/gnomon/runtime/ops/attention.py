@@ -1,6 +1,7 @@
 """`attention` and `rotary`: mixing positions, by torch's own kernels.
 
-Attention is `scaled_dot_product_attention` with a mask for windows, and written out where scores are capped. Rotary
+Attention is `scaled_dot_product_attention` with a mask for windows; where scores are capped or there are sinks, it is
+merged from `pieces`, so that it too keeps no scores. Rotary
 angles are made in float32 (or wider, in float64 runs) and kept for all layers and microbatches. Positions that ranks
 divide among them (cp) are `context`. Leaves out dropout.
 Shapes: q (…, positions, heads, dim), k and v (…, positions, kv heads, dim).
@@ -20,7 +21,7 @@ from torch.nn import functional
 from gnomon.errors import PlanError
 from gnomon.models.numerics import Rotary
 from gnomon.runtime.ops.context import over_context
-from gnomon.runtime.ops.pieces import Rule
+from gnomon.runtime.ops.pieces import Merged, Rule, attend, backward
 from gnomon.runtime.ops.site import Operand, Site, read
 from gnomon.runtime.packing import Packing
 
@@ -62,20 +63,20 @@ def _whole(
     q: Tensor, k: Tensor, v: Tensor, *, rule: Rule, bias: Operand | None, sinks: bool, packing: Packing | None
 ) -> Tensor:
     """Over whole sequences; (…, heads, positions, dim) each."""
-    causal, window, scale, cap = rule.causal, rule.window, rule.scale, rule.cap
+    causal, window, scale = rule.causal, rule.window, rule.scale
+    if sinks or rule.cap:
+        assert bias is not None or not sinks, "sinks are the fourth operand"
+        extra = read(bias) if sinks and bias is not None else None
+        merged: Tensor = _Merging.apply(q, k, v, extra, rule, packing)  # type: ignore[no-untyped-call]
+        return merged
     queries, keys = q.shape[-2], k.shape[-2]
     masked = bool(window and window < keys) or packing is not None
     if packing is not None:
         mask: Tensor | None = packing.mask(window=window if window < keys else 0, causal=causal)
-    elif masked or cap or bias is not None:
+    elif masked or bias is not None:
         mask = window_mask(queries, keys, window if masked else 0, causal, q.device)
     else:
         mask = None
-    if sinks:
-        assert bias is not None, "sinks are the fourth operand"
-        return _with_sinks(q, k, v, mask if masked or causal else None, scale, read(bias))
-    if cap:
-        return _capped(q, k, v, mask if masked or causal else None, scale, cap)
     if bias is not None:
         added = read(bias).movedim(-1, 0).to(q.dtype)  # (positions, positions, heads) -> heads first
         mask = added if mask is None or not (masked or causal) else added.masked_fill(~mask, -math.inf)
@@ -85,27 +86,34 @@ def _whole(
     )
 
 
-def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float) -> Tensor:
-    """With scores cut to ±cap by tanh (Gemma 2), for which torch has no kernel on every device."""
-    if (groups := q.shape[-3] // k.shape[-3]) > 1:
-        k, v = (x.repeat_interleave(groups, dim=-3) for x in (k, v))
-    scores = torch.tanh(q @ k.transpose(-2, -1) * (scale / cap)) * cap
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
-    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    return torch.softmax(wide, dim=-1).to(q.dtype) @ v
+class _Merging(torch.autograd.Function):
+    """Attention for which torch has no kernel on every device, keeping what flash attention keeps: scores are cut to
+    ±cap by tanh (Gemma 2), or there is one more score a head, whose share of the weights goes to nothing (GPT-OSS)."""
 
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: Rule, packing: Packing | None
+    ) -> Tensor:
+        ctx.rule, ctx.packing, merged = rule, packing, Merged()
+        ctx.queries, ctx.keys = ((k.shape[2] - q.shape[2], q.shape[2]),), ((0, k.shape[2]),)
+        attend(merged, q, k, v, ctx.queries, ctx.keys, rule, packing)
+        out, lse = merged.result(q)
+        if sinks is not None:
+            below = torch.logaddexp(lse, sinks.to(lse.dtype).view(-1, 1))
+            out, lse = out * (lse - below).exp().unsqueeze(-1).to(out.dtype), below
+        ctx.save_for_backward(q, k, v, out, lse, *(() if sinks is None else (sinks,)))
+        return out
 
-def _with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sinks: Tensor) -> Tensor:
-    """With one more score a head in the softmax, whose share of the weights goes to nothing (GPT-OSS)."""
-    if (groups := q.shape[-3] // k.shape[-3]) > 1:
-        k, v = (x.repeat_interleave(groups, dim=-3) for x in (k, v))
-    scores = q @ k.transpose(-2, -1) * scale
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
-    extra = sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
-    wide = torch.cat([scores, extra], dim=-1).to(torch.promote_types(scores.dtype, torch.float32))
-    return torch.softmax(wide, dim=-1)[..., :-1].to(q.dtype) @ v
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, *sinks = ctx.saved_tensors
+        into = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        backward(grad, q, k, v, out, lse, ctx.queries, ctx.keys, ctx.rule, into, ctx.packing)
+        of_sinks = None
+        if sinks:
+            share = (sinks[0].to(lse.dtype).view(-1, 1) - lse).exp()
+            of_sinks = -(share * (grad * out).sum(-1)).sum((0, 2)).to(sinks[0].dtype)
+        return *into, of_sinks, None, None
 
 
 Attributes = tuple[tuple[str, Any], ...]

@@ -65,10 +65,11 @@ class Merged:
         self.parts[key] = out, lse
 
     def result(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """(out, lse) of all rows, in q's dtype and a dtype of statistics."""
+        """(out, lse) of all rows, in q's dtype and a dtype of statistics. out lies as the next product reads it,
+        position after position."""
         parts = [part for _, part in sorted(self.parts.items())]
-        out, lse = (torch.cat(tensors, dim=2) for tensors in zip(*parts, strict=True))
-        return out.to(q.dtype), lse
+        out = torch.cat([one.transpose(1, 2) for one, _ in parts], dim=1).to(q.dtype)
+        return out.transpose(1, 2), torch.cat([lse for _, lse in parts], dim=2)
 
 
 def pieces(queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule) -> Iterator[Piece]:

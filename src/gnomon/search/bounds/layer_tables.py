@@ -294,7 +294,7 @@ def _table(
         ),
         kept_bytes=rows(_least_kept(kinds, plan, prices, device, links)),
         copied_s=_copied(prices, width, cluster, device),
-        inside_bytes=rows([_inside(p, device) for p in prices]),
+        inside_bytes=rows([_inside(p, device, stack) for p in prices]),
         output_bytes=rows([p.output_bytes for p in prices]),
         input_bytes=rows([p.input_bytes for p in prices]),
         prices=prices,
@@ -319,10 +319,11 @@ def _precision(precision: Precision, narrow: bool) -> Precision:
     return precision if narrow or precision.fp8 is None else replace(precision, fp8=None)
 
 
-def _inside(price: LayerPrice, device: Device) -> Any:
+def _inside(price: LayerPrice, device: Device, stack: Stack) -> Any:
     """[microbatch sizes] bytes that a layer's backward has inside, at least: XLA writes the gradient of logits over
-    them where room is short."""
-    inside = price.transient_bytes + 2 * price.offloaded_bytes + price.remade_bytes
+    them where room is short, and where gradients are made without buckets ZeRO may have none before the first."""
+    gradients = price.early_bytes if stack.gradients.bucketed is False else price.transient_bytes
+    inside = gradients + 2 * price.offloaded_bytes + price.remade_bytes
     if device.kind != "tpu":
         return inside
     return np.maximum(inside - sum(kept.bytes for kept in price.kept if kept.is_logits), 0)

@@ -124,8 +124,9 @@ def _worst(kinds: NDArray[np.int64], table: KindTable, column: int, extra: Doubl
 
 def unsharded(sharding: Sharding, *, split_backward: bool) -> Doubles:
     """[kinds] whole parameters and gradients that come and go with a backward: of the layer itself under ZeRO 3, of a
-    bucket under ZeRO 2 (nothing that is sure without buckets, nor of XLA, which has them one by one where room is
-    short). A first half of a backward has no gradients of parameters yet."""
+    bucket under ZeRO 2 (nothing of XLA, which has them one by one where room is short, and no gradients that are made
+    without buckets, for which there may be no room before logits are gone). A first half of a backward has no gradients
+    of parameters yet."""
     out = np.zeros(len(sharding.collectives))
     if any(device.kind == "tpu" for device in sharding.job.devices):
         return out
@@ -133,7 +134,7 @@ def unsharded(sharding: Sharding, *, split_backward: bool) -> Doubles:
         return out
     bucket = sharding.job.space.base.overlap.bucket_bytes
     for i, of_kind in enumerate(sharding.collectives):
-        if not split_backward:
+        if not split_backward and sharding.job.stack.gradients.bucketed is not False:
             reduced = sum(c.bytes for c in of_kind if c.kind == "reduce_scatter")
             out[i] = bucket if bucket is not None and sharding.zero == 2 else reduced
         if sharding.zero == 3:

@@ -26,7 +26,8 @@ from gnomon.plans import Plan, Saved, SavedRule
 from gnomon.plans.select import format_layers
 from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.prediction.layer_types import LayerPrice
-from gnomon.prediction.memory import buffer_sizes, held_moves, temporaries
+from gnomon.prediction.memory import buffer_sizes, held_moves
+from gnomon.prediction.temporary_memory import temporaries
 from gnomon.prediction.update import host_copy_s
 from gnomon.program.memory import buffer_moves
 from gnomon.search.checkpointing.layer import Way, layer_ways

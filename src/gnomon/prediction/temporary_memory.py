@@ -1,0 +1,141 @@
+"""Memory that lives inside one action only: gradients inside a layer, what recomputation makes, an update's copies.
+
+`temporaries` says how much during every row of a Program. Leaves out buffers between actions (`memory`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.prediction.layer_types import LayerPrice
+from gnomon.prediction.stage import StagePrice, width
+from gnomon.prediction.step import Pricing
+from gnomon.prediction.update import inside_update
+from gnomon.program import Program, unit_shapes
+
+_NOTHING: Mapping[int, float] = MappingProxyType({})
+
+
+def temporaries(program: Program, pricing: Pricing, made: Mapping[int, float] = _NOTHING) -> NDArray[np.float64]:
+    """[rows] bytes alive only inside an action: gradients inside one layer, what recomputation makes again, and
+    offloaded tensors on their way. made: rows of backwards -> bytes of gradients of parameters that count as there from
+    their start, though there is room only once they have the first of them."""
+    shapes, shape_of = unit_shapes(program.units)
+    tables = np.array([_inside(program, pricing.of(shape)) for shape in shapes])
+    largest = tables.max(axis=0)  # for actions of no unit, all shapes say the same
+    inside: NDArray[np.float64] = np.where(
+        program.unit < 0,
+        largest[program.kind, program.stage],
+        tables[shape_of[program.unit], program.kind, program.stage],
+    )
+    for row, nbytes in made.items():
+        own = pricing.of(shapes[shape_of[program.unit[row]]])
+        inside[row] = min(inside[row], _inside_backward(own, int(program.stage[row]), nbytes))
+    return inside
+
+
+def _inside(program: Program, pricing: Pricing) -> NDArray[np.float64]:
+    """[kinds, stages] bytes alive only inside an action, for units of one shape."""
+    table = np.zeros((len(program.kinds), program.num_stages))
+    for block in range(program.num_stages):
+        before, after = _inside_forward(pricing, block), _inside_backward(pricing, block)
+        update = _inside_update(pricing, block) if pricing.blocks[block][1] <= 0 else 0
+        for k, kind in enumerate(program.kinds):
+            if kind.name == "I" and pricing.stack.gradients.split_backward_frees:
+                table[k, block] = _inside_backward(pricing, block, split=True)
+            elif kind.name in ("B", "I"):
+                table[k, block] = after
+            elif kind.name in ("F", "C", "R", "FRC"):
+                table[k, block] = before
+            elif kind.name == "OPT":
+                table[k, block] = update + inside_update(*pricing.priced.held(block))
+            elif (share := pricing.stages[pricing.blocks[block][0]].share) is not None:
+                table[k, block] = share.inside(kind.name)
+    return table
+
+
+def layers_behind(pricing: Pricing, block: int) -> list[tuple[LayerPrice, int]]:
+    """(layer, bytes that it keeps) behind one of the Program's stages, in order."""
+    number, index = pricing.blocks[block]
+    stage = pricing.stages[number]
+    pairs = list(zip(stage.order, stage.kept_bytes, strict=True))
+    return pairs[slice(*pricing.priced.span(block))] if index >= 0 else pairs
+
+
+def _inside_forward(pricing: Pricing, block: int) -> int:
+    return max(layer.output_bytes + 2 * layer.offloaded_bytes for layer, _ in layers_behind(pricing, block))
+
+
+def _inside_backward(pricing: Pricing, block: int, made_bytes: float = 0.0, *, split: bool = False) -> float:
+    """The worst layer, the last first: its gradients and what is recomputed for it (for its whole run of layers), less
+    what the layers after it have let go. made_bytes: as `made` of `temporaries`. split: only input
+    gradients, so that what weight gradients will read stays."""
+    parts = layers_behind(pricing, block)
+    again = sum(1 for layer, _ in parts if layer.remade_bytes)
+    run = min(pricing.plan.saved.every, again)
+    most, freed = 0.0, 0
+    for place, (layer, kept) in enumerate(reversed(parts)):
+        made = run * layer.remade_bytes + max(run - 1, 0) * layer.input_bytes if layer.remade_bytes else 0
+        made += _returned(pricing, layer)
+        gradients: float = layer.transient_bytes
+        if made_bytes and not place and layer.sharded.block.parameters:
+            gradients = max(layer.early_bytes - made_bytes, layer.late_bytes)
+        most = max(most, gradients + 2 * layer.offloaded_bytes + made - freed)
+        freed += kept - (layer.deferred_bytes if split else 0)
+    return most
+
+
+def _returned(pricing: Pricing, layer: LayerPrice) -> int:
+    """Logits that the training loop, or the backward of a loss divided by vocabulary, holds beside what an unfused loss
+    keeps of them, in fp32."""
+    stack = pricing.stack
+    if stack.loss.cross_entropy not in ("unfused", None):
+        return 0
+    held_bytes = 0
+    if stack.loss.outputs_held:
+        held_bytes += 4 if stack.loss.logits_dtype == "fp32" else width(pricing.plan.precision.compute)
+    if stack.loss.divided_loss_copies and pricing.plan.mesh.tp > 1 and stack.launch.launch_mode != "compiled":
+        held_bytes += 4 * (stack.loss.divided_loss_copies - 3)
+    return sum(kept.bytes for kept in layer.kept if kept.is_logits) * held_bytes // 4
+
+
+def _inside_update(pricing: Pricing, block: int) -> int:
+    """What the optimizer makes on its way: an fp32 copy of gradients that are narrower, and, where it is not one
+    kernel, roots of second moments: of all parameters at once, or two for the largest at a time (DeepSpeed's partition
+    is one parameter, under ZeRO 3 each part of it). DeepSpeed copies gradients together first, and under ZeRO 1 and 2
+    lets them go once they are fp32."""
+    stage, stack = pricing.stages[pricing.blocks[block][0]], pricing.stack
+    precision, updated, zero = stage.plan.precision, stage.updated_elements(), pricing.plan.optimizer.zero
+    if pricing.plan.optimizer.offload is not None:
+        return 0
+    parts = zero == 3 and stack.update.update_elements is not None
+    if parts:
+        updated = min(updated, stack.update.update_elements or 0)
+    narrow = precision.master != "none" and width(precision.grad) < width(precision.master)
+    size = updated * width(precision.master) if narrow else 0
+    freed = (
+        stage.static_bytes()["gradients"] if narrow and zero in (1, 2) and stack.update.update_frees_gradients else 0
+    )
+    joined = updated * width(precision.grad) if narrow and (parts or freed) else 0
+    roots = 0
+    if stack.update.optimizer_step == "foreach":
+        roots = updated * width(precision.states)
+    elif stack.update.optimizer_step == "single":
+        flat = parts or (zero in (1, 2) and stack.gradients.grad_buffers == "contiguous")
+        roots = 2 * (updated if flat else min(updated, _largest_parameter(stage))) * width(precision.states)
+    return size + max(joined, roots - freed)
+
+
+def _largest_parameter(stage: StagePrice) -> int:
+    return max(
+        (
+            int(price.sharded.local_elements[tensor.name])
+            for price, _ in stage.held
+            for tensor in price.sharded.block.parameters
+        ),
+        default=0,
+    )

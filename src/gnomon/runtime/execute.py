@@ -109,15 +109,8 @@ class Executor:
         self.feed = Feed(graph, plan, workload, self.groups, held, device)
         self.buffers = Buffers()
         self.buffers.proofs = proofs(self.program, here.pipeline_rank)
-        self.state = State(
-            self.stages,
-            self.groups,
-            self.buffers,
-            settings,
-            plan.optimizer.kind,
-            frozenset(held_by) - self._lent(),
-            device,
-        )
+        shared = frozenset(held_by) - self._lent()
+        self.state = State(self.stages, self.groups, self.buffers, settings, plan.optimizer.kind, shared, device)
         self.state.by_layer = by_layer and effective_zero(plan) < 3
         self.host = HostUpdate(self.state, self.stages, moved_stages(self.program))
         self.compute = Compute(graph, self.stages, self.state, self.buffers, self.feed, dtype)

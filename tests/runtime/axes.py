@@ -9,6 +9,7 @@ from runtime.parity import SP, schedule
 
 from gnomon.graph import Graph
 from gnomon.models.bert import BertConfig, bert
+from gnomon.models.deepseek import deepseek_v3, deepseek_v3_671b
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.models.lora import Adapters, with_adapters
 from gnomon.models.mixtral import MixtralConfig, mixtral
@@ -34,6 +35,7 @@ T5 = t5(
     )
 )  # fmt: skip
 DEEPSEEK = tiny(model("deepseek-v3"), tp=2, layers=1)
+FURTHER = tiny(deepseek_v3(deepseek_v3_671b(mtp_modules=2)), tp=2, layers=1)
 ADAPTED = with_adapters(LLAMA, Adapters(rank=2))
 GPT2 = tiny(model("gpt2"), tp=2, layers=1)
 BERT = bert(
@@ -92,6 +94,9 @@ CASES: dict[str, Small] = {
     "whole experts beside tp": small(MIXTRAL, Mesh(tp=2), layout=SP),
     "experts over tp": small(MIXTRAL, Mesh(tp=2, ep=2), layout=SP),
     "a rotary key without heads over tp": small(DEEPSEEK, Mesh(tp=2), layout=SP),
+    "further tokens over tp": small(FURTHER, Mesh(tp=2), layout=SP),
+    "further tokens, split backward": small(FURTHER, Mesh(pp=2), how=ZB),
+    "further tokens, zero 3": small(FURTHER, Mesh(dp_shard=2), 3),
     "learned positions over tp": small(GPT2, Mesh(tp=2), layout=SP),
     "heads of a table of positions over tp": small(T5, Mesh(tp=2), layout=SP),
     "two tables of embeddings over tp": small(BERT, Mesh(tp=2)),

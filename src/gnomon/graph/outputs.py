@@ -1,7 +1,8 @@
-"""Graphs that return what lies before their losses: `without_loss(graph)` gives logits, for generation and comparison.
+"""What of a graph's outputs is trained on, and graphs that return what lies before it.
 
-The blocks are the same but for their cross-entropy, so weights are those of the graph itself. Leaves out models whose
-loss is no cross-entropy.
+`losses(graph)` are the outputs that are added up, `without_loss(graph)` gives logits, for generation and comparison:
+its blocks are the same but for their cross-entropy, so weights are those of the graph itself. Leaves out logits of
+models whose loss is no cross-entropy, and of predictions of further tokens.
 """
 
 from __future__ import annotations
@@ -13,19 +14,37 @@ from gnomon.graph.graph import Graph
 from gnomon.graph.types import Block, Call
 
 
+def losses(graph: Graph) -> tuple[str, ...]:
+    """Outputs whose sum is trained on: all cross-entropies where one is weighted beside others (multi-token
+    prediction), otherwise the first that the last layer makes."""
+    calls = {call.name: graph.block(call.block) for call in graph.calls}
+    weighted = {name for name, block in calls.items() if _is_weighted(block)}
+    if weighted:
+        made = {name for name, block in calls.items() if any(op.kind == "cross_entropy" for op in block.ops)}
+        return tuple(name for name in graph.outputs if name.partition(".")[0] in made)
+    last = graph.layers()[-1].call.name
+    return tuple(name for name in graph.outputs if name.partition(".")[0] == last)[:1]
+
+
+def _is_weighted(block: Block) -> bool:
+    return any(op.kind == "cross_entropy" and op.attr("factor", 0.0) for op in block.ops)
+
+
 def without_loss(graph: Graph) -> Graph:
     """The graph whose outputs are logits in place of losses, and that wants no labels. GraphError for one without a
     cross-entropy."""
-    cut = {block.name: _cut(block) for block in graph.blocks}
+    cut = {block.name: _cut(block) for block in graph.blocks if not _is_weighted(block)}
     made = {name: block for name, block in cut.items() if block is not None}
     if not made:
         raise GraphError(f"{graph.name} has no cross-entropy, so there are no logits before one")
-    calls = tuple(_call(call, made[call.block]) if call.block in made else call for call in graph.calls)
+    calls = tuple(
+        _call(call, made[call.block]) if call.block in made else call for call in graph.calls if call.block in cut
+    )
     read = {source for call in calls for _, source in call.inputs}
     ends = tuple(f"{call.name}.{made[call.block].outputs[0]}" for call in calls if call.block in made)
     return replace(
         graph,
-        blocks=tuple(made.get(block.name, block) for block in graph.blocks),
+        blocks=tuple(made.get(block.name, block) for block in graph.blocks if block.name in cut),
         calls=calls,
         inputs=tuple(tensor for tensor in graph.inputs if tensor.name in read),
         outputs=ends,

@@ -73,7 +73,10 @@ class DeepseekConfig:
     router: Literal["softmax", "sigmoid"] = "sigmoid"
     """How scores are made from logits: sigmoid with a bias on the scores that choose in V3, softmax without in V2."""
     mtp_modules: int = 0
-    """Multi-token prediction modules: 0, or 1 as V3 was trained with (its embedding and head are the model's own)."""
+    """Multi-token prediction modules, each of which predicts one token further: V3 was trained with 1. Their embedding
+    and head are the model's own."""
+    mtp_loss_factor: float = 0.1
+    """Weight of the mean of their losses: 0.3, later 0.1 in V3's training (section 4.2)."""
 
     def __post_init__(self) -> None:
         positive(num_layers=self.num_layers, hidden_size=self.hidden_size, num_heads=self.num_heads)
@@ -92,8 +95,8 @@ class DeepseekConfig:
                 f"experts_per_token={self.experts_per_token}: {self.groups_per_token} of {self.num_groups} groups of "
                 f"{self.num_experts} experts have fewer"
             )
-        if self.mtp_modules not in (0, 1):
-            raise GraphError(f"mtp_modules={self.mtp_modules}: 0 or 1; deeper chains of predictions are not described")
+        if not 0 <= self.mtp_modules <= 8:
+            raise GraphError(f"mtp_modules={self.mtp_modules}: from 0 to 8")
 
 
 def latent_attention(b: BlockBuilder, x: str, hidden: Dim, c: DeepseekConfig) -> str:
@@ -166,15 +169,21 @@ def layer_block(c: DeepseekConfig, name: str, *, dense: bool) -> Block:
     return b.build(decoder_layer(b, b.input("x", BATCH, SEQ, hidden), hidden, c, dense=dense))
 
 
-def mtp_block(c: DeepseekConfig) -> Block:
-    """A multi-token prediction module (DeepSeek-V3, section 2.2): x joined with the next token, one layer."""
+def mtp_block(c: DeepseekConfig, *, handed_on: bool = False) -> Block:
+    """A multi-token prediction module (DeepSeek-V3, section 2.2): x joined with the next token, one layer, and a loss,
+    which counts `mtp_loss_factor` over the number of modules. handed_on: it has `y` as well, for the next module.
+
+    x is what the last layer writes, before the model's own norm: the head that all share includes one.
+    """
     hidden = Dim(name="hidden", size=c.hidden_size)
-    vocab, b = Dim(name="vocab", size=c.vocab_size), BlockBuilder("mtp")
+    vocab, b = Dim(name="vocab", size=c.vocab_size), BlockBuilder("mtp_handed_on" if handed_on else "mtp")
     start, labels = joined_with_next(b, vocab, hidden, c.hidden_size)
     y = decoder_layer(b, start, hidden, c, dense=False)
     normed = b.norm("shared_head.norm", y, hidden, fn="rms", bias=False)
     logits = b.linear("shared_head.head", normed, out=(vocab,), contract=(hidden,), bias=False)
-    return b.build(b.op("cross_entropy", "loss", (logits, labels), (), dtype="fp32"))
+    factor = c.mtp_loss_factor / c.mtp_modules
+    loss = b.op("cross_entropy", "loss", (logits, labels), (), dtype="fp32", factor=factor)
+    return b.build(y, loss) if handed_on else b.build(loss)
 
 
 def deepseek_v3(c: DeepseekConfig) -> Graph:
@@ -192,13 +201,17 @@ def deepseek_v3(c: DeepseekConfig) -> Graph:
     blocks.append(head_block(vocab, hidden))
     calls.append(head_call(x))
     inputs, outputs = [INPUT_IDS, LABELS], ["head.loss"]
-    if c.mtp_modules:
-        later = [INPUT_IDS.renamed("mtp_ids"), LABELS.renamed("mtp_labels")]
-        blocks.append(mtp_block(c))
-        shared = (("embed_tokens.weight", "model.embed_tokens.weight"), ("shared_head.head.weight", "lm_head.weight"))
-        given = (("x", x), ("next_ids", "mtp_ids"), ("labels", "mtp_labels"))
-        calls.append(Call(block="mtp", name="mtp", inputs=given, prefix=f"model.layers.{c.num_layers}", params=shared))
-        inputs, outputs = [*inputs, *later], [*outputs, "mtp.loss"]
+    shared = (("embed_tokens.weight", "model.embed_tokens.weight"), ("shared_head.head.weight", "lm_head.weight"))
+    for depth in range(1, c.mtp_modules + 1):
+        name, number = ("mtp", "") if c.mtp_modules == 1 else (f"mtp_{depth}", f"_{depth}")
+        block = mtp_block(c, handed_on=depth < c.mtp_modules)
+        if block not in blocks:
+            blocks.append(block)
+        later = [INPUT_IDS.renamed(f"mtp_ids{number}"), LABELS.renamed(f"mtp_labels{number}")]
+        given = (("x", x), ("next_ids", later[0].name), ("labels", later[1].name))
+        prefix = f"model.layers.{c.num_layers + depth - 1}"
+        calls.append(Call(block=block.name, name=name, inputs=given, prefix=prefix, params=shared))
+        inputs, outputs, x = [*inputs, *later], [*outputs, f"{name}.loss"], f"{name}.y"
     return Graph(name=c.name, inputs=tuple(inputs), blocks=tuple(blocks), calls=tuple(calls), outputs=tuple(outputs))
 
 

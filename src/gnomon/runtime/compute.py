@@ -108,7 +108,7 @@ class Compute:
             return result
 
         made, self._kept[stage] = kept(
-            noted, tuple(entered.values()), vocab=self._vocab, loss=module.last, apart=self.apart
+            noted, tuple(entered.values()), vocab=self._vocab, loss=bool(module.results), apart=self.apart
         )
         return made
 
@@ -125,8 +125,8 @@ class Compute:
 
     def _output(self, stage: int, unit: int, made: Mapping[str, Tensor]) -> None:
         module = self.stages[stage]
-        if module.last:
-            self.loss += made[module.result].detach().double() / self.feed.counted / self._copies
+        for result in module.results:
+            self.loss += made[result].detach().double() / self.feed.counted / self._copies
         for hop in module.leaves:
             handed = tuple(made[crossing.name].detach() for crossing in hop.crossings)
             self.buffers.tensors[hop.buffer, hop.target, unit] = handed
@@ -164,10 +164,10 @@ class Compute:
         self.state.gathered(stage)
         saved, module = self.saved.pop((stage, unit)), self.stages[stage]
         begins: list[tuple[GradientEdge, Tensor]] = []
-        if module.last:
+        if module.results:
             scaled = 1.0 if self.state.loss_scale is None else self.state.loss_scale.scale
             grad = torch.full((), scaled / self.feed.counted, dtype=self._loss_dtype, device=self.device)
-            begins.append((saved.made[module.result], grad))
+            begins += [(saved.made[result], grad) for result in module.results]
         for hop in module.leaves:
             grads = self.buffers.take((hop.gradient, stage, unit))
             pairs = zip(hop.trained, grads, strict=True)

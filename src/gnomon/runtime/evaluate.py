@@ -30,8 +30,8 @@ def forward_loss(executor: Executor) -> Tensor:
             given = executor.feed.of_unit(unit)
             for number in sorted(executor.stages):
                 made, stage = _forward(executor, number, unit, given), executor.stages[number]
-                if stage.last:
-                    total += made[stage.result].double() / executor.feed.counted / executor.groups.mesh.tp
+                for result in stage.results:
+                    total += made[result].double() / executor.feed.counted / executor.groups.mesh.tp
                 for hop in stage.leaves:
                     name = (hop.buffer, hop.target, unit)
                     handed = tuple(made[crossing.name].contiguous() for crossing in hop.crossings)

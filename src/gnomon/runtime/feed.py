@@ -18,7 +18,7 @@ from gnomon.plans import Plan, Workload
 from gnomon.plans import batch as batch_of
 from gnomon.runtime.mesh import Groups
 from gnomon.runtime.ops.site import Axis
-from gnomon.runtime.packing import DOCUMENTS, LENGTHS, batch_of_ids
+from gnomon.runtime.packing import DOCUMENTS, LENGTHS, batch_of_ids, with_further
 from gnomon.runtime.routes import rows_of
 from gnomon.runtime.stage import Batch
 from gnomon.sharding.homes import is_sequence
@@ -83,6 +83,7 @@ class Feed:
                 raise PlanError(f"a step takes ids of shape {(sequences, seq_len + 1)}, not {tuple(batch.shape)}")
             batch = batch_of_ids(batch)
         asked = {tensor.name for tensor in self.graph.inputs}
+        batch = with_further(batch, asked)
         if missing := sorted(asked - set(batch)):
             raise PlanError(f"{self.graph.name} reads {', '.join(missing)}, which the batch has not")
         for name, given in batch.items():

@@ -56,9 +56,10 @@ class OneProcess:
         self.stage.frozen = frozen_of(still, dtype, first, device)
 
     def output(self, batch: Batch) -> Tensor:
-        """The first output: the loss summed over tokens, or logits."""
-        out: Tensor = self.stage({}, batch)[self.stage.result]
-        return out
+        """The loss summed over tokens, or logits."""
+        made = self.stage({}, batch)
+        first, *others = (made[result] for result in self.stage.results)
+        return sum(others, first)
 
     def loss(self, batch: Batch, *, count: int) -> float:
         """The sum of the losses of the batch divided by `count`; gradients of it are in `gradient`."""

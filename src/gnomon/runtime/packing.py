@@ -8,11 +8,13 @@ would alone. Ranks that divide sequences among them (cp) know the documents of w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 DOCUMENTS = "documents"
 """Key of a batch beside the graph's inputs."""
@@ -74,3 +76,22 @@ def packing_of(batch: Mapping[str, Tensor]) -> Packing | None:
 def batch_of_ids(ids: Tensor) -> dict[str, Tensor]:
     """A decoder's batch of (rows, positions + 1) token ids: each token's label is the next one."""
     return {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
+
+
+def with_further(batch: Mapping[str, Tensor], asked: Set[str]) -> Mapping[str, Tensor]:
+    """The batch with what multi-token prediction reads: `mtp_ids_2` are the tokens two further, `mtp_labels_2` their
+    labels (`mtp_ids` those one further). Nothing counts that lies beyond the row or in another document."""
+    made: dict[str, Tensor] = {}
+    for name in asked - batch.keys() if {"input_ids", "labels"} <= batch.keys() else ():
+        if (found := re.fullmatch(r"mtp_(ids|labels)(?:_(\d+))?", name)) is None:
+            continue
+        ids, labels, by = batch["input_ids"], batch["labels"], int(found[2] or 1)
+        if found[1] == "ids":
+            made[name] = functional.pad(ids[:, by:], (0, by), value=0)
+            continue
+        further = functional.pad(labels[:, by:], (0, by), value=-1)
+        if (documents := batch.get(DOCUMENTS)) is not None:
+            same = functional.pad(documents[:, by:] == documents[:, :-by], (0, by), value=False)
+            further = torch.where(same, further, -1)
+        made[name] = further
+    return {**batch, **made}

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from gnomon.errors import GraphError, PlanError
 from gnomon.graph import Graph, Layer
 from gnomon.graph import Tensor as GraphTensor
+from gnomon.graph.outputs import losses
 from gnomon.plans.parts import Preset
 from gnomon.runtime.blocks import BlockRun
 from gnomon.runtime.crossings import Hop, reads, writes
@@ -100,14 +101,12 @@ class Stage(nn.Module):
         handed = {crossing.name for hop in self.enters for crossing in hop.crossings}
         if missing := [name for name in asked if name not in handed]:
             raise GraphError(f"{graph.name}: the stage of {layers[0].label} reads {missing[0]}, which no other makes")
-        self.last = layers[-1].label == graph.layers()[-1].label
-        results = list(self.writes[-1].values())
         read = {name: index for index, names in enumerate(self.reads) for name in names.values()}
         self.unread = [[name for name, last in read.items() if last == index] for index in range(len(self.reads))]
         """Of each layer: what no later one reads."""
-        self.result = next(name for name in graph.outputs if name in results) if self.last else ""
-        """The loss, at the last stage."""
-        self.given_on = {crossing.name for hop in self.leaves for crossing in hop.crossings} | {self.result}
+        self.results = tuple(name for name in losses(graph) if name in made)
+        """Losses that it makes: at the last stage, or layers of it."""
+        self.given_on = {crossing.name for hop in self.leaves for crossing in hop.crossings} | set(self.results)
 
     @property
     def parts(self) -> tuple[Parameters, ...]:
@@ -116,7 +115,7 @@ class Stage(nn.Module):
 
     def forward(self, entered: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         """entered: what earlier stages hand it, by name. Returns what it hands later ones, by name; at the last stage
-        the loss summed over tokens, as `result`."""
+        the loss summed over tokens, as `results`."""
         if self.captured:
             batch, self.sizes = differentiable(batch), bound(self.inputs, batch)
             batch = {n: moved(x, self.entries[n], ()) if self.entries.get(n) else x for n, x in batch.items()}
@@ -141,7 +140,7 @@ class Stage(nn.Module):
                     values.pop(name, None)
             if self.measures is not None:
                 self.measures.end(part[0], [values[name] for name in self._outs(part)])
-        return {name: values[name] for name in self.given_on if name}
+        return {name: values[name] for name in self.given_on}
 
     def _parts(self) -> Iterator[tuple[range, bool]]:
         """Neighbouring layers, and whether they are computed again from the input of the first: `every` at a time."""

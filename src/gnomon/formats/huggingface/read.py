@@ -306,13 +306,18 @@ def _deepseek_v3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> deepseek.D
     if quantised is not None:
         notes.append(QUANTISED)
     predicted = k.raw("num_nextn_predict_layers")
-    if predicted and not wanted.mtp:
-        notes.append(f"num_nextn_predict_layers={predicted}: the multi-token prediction module is left out")
+    modules = max(k.integer("mtp_num_layers", 0, least=0), int(wanted.mtp))
+    if predicted and not modules:
+        notes.append(
+            f"num_nextn_predict_layers={predicted}: the multi-token prediction module is left out, as in "
+            f"transformers; add mtp_num_layers = {predicted} for it"
+        )
     return replace(
         deepseek_of(k, name, num_dense_layers=k.integer("first_k_dense_replace", least=0)),
         num_groups=k.integer("n_group") if k.has("n_group") else 1,
         groups_per_token=k.integer("topk_group") if k.has("topk_group") else 1,
-        mtp_modules=1 if wanted.mtp else 0,
+        mtp_modules=modules,
+        mtp_loss_factor=k.number("mtp_loss_scaling_factor", 0.1),
     )
 
 

@@ -531,7 +531,8 @@ FAMILIES = {**FAMILIES, "mt5": FAMILIES["t5"], "xlm-roberta": FAMILIES["roberta"
 
 
 PREDICTORS = ("deepseek_v3", "glm4_moe")
-"""Types whose files have a multi-token prediction module after the last layer, which is not part of the model here."""
+"""Types whose files have a multi-token prediction module after the last layer, which is part of the model only where
+its config says so (`mtp_num_layers`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -569,6 +570,10 @@ def layout(graph: Graph, model_type: str) -> Layout:
     if model_type in PREDICTORS:
         numbers = [int(match[1]) for name in made if (match := re.match(r"model\.layers\.(\d+)\.", name))]
         ignored = (*ignored, rf"^model\.layers\.{max(numbers, default=-1) + 1}\.")
+        for name in [name for name in made if name.endswith(".enorm.weight")]:  # a module's embedding and head
+            own = name.removesuffix("enorm.weight")
+            copies |= {f"{own}embed_tokens.weight": "model.embed_tokens.weight"}
+            copies |= {f"{own}shared_head.head.weight": "lm_head.weight"}
     return Layout(pieces=made, ignored=ignored, copies=copies)
 
 

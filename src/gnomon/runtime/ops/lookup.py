@@ -81,14 +81,17 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy(site: Site, logits: Tensor, labels: Tensor) -> Tensor:
-    """Softmax cross-entropy summed over tokens, in float32 or wider; the same on every rank of tp."""
+    """Softmax cross-entropy summed over tokens, in float32 or wider; the same on every rank of tp. Times `factor` where
+    it is one of several losses."""
     part = site.axis("tp") if site.strategy == "vocab_parallel" else ALONE
     if part.ranks == 1:
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
         counted = torch.where(labels < 0, IGNORED, labels).flatten()
-        return functional.cross_entropy(wide, counted, reduction="sum", ignore_index=IGNORED)
-    out: Tensor = _CrossEntropy.apply(logits, labels, part)  # type: ignore[no-untyped-call]
-    return out
+        out = functional.cross_entropy(wide, counted, reduction="sum", ignore_index=IGNORED)
+    else:
+        out = _CrossEntropy.apply(logits, labels, part)  # type: ignore[no-untyped-call]
+    factor = site.attr("factor", 1.0)
+    return out if factor == 1.0 else out * factor
 
 
 def _sum(x: Tensor, part: Axis) -> Tensor:

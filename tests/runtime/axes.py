@@ -36,6 +36,7 @@ T5 = t5(
 )  # fmt: skip
 DEEPSEEK = tiny(model("deepseek-v3"), tp=2, layers=1)
 FURTHER = tiny(deepseek_v3(deepseek_v3_671b(mtp_modules=2)), tp=2, layers=1)
+SCANS = tiny(model("nemotron-h-8b"), tp=2, layers=1)
 ADAPTED = with_adapters(LLAMA, Adapters(rank=2))
 GPT2 = tiny(model("gpt2"), tp=2, layers=1)
 BERT = bert(
@@ -97,6 +98,9 @@ CASES: dict[str, Small] = {
     "further tokens over tp": small(FURTHER, Mesh(tp=2), layout=SP),
     "further tokens, split backward": small(FURTHER, Mesh(pp=2), how=ZB),
     "further tokens, zero 3": small(FURTHER, Mesh(dp_shard=2), 3),
+    "scans over tp": small(SCANS, Mesh(tp=2), layout=SP),
+    "scans over tp, recompute": small(SCANS, Mesh(tp=2), saved=Saved(preset="full")),
+    "scans over tp and zero 3": small(SCANS, Mesh(tp=2, dp_shard=2), 3, layout=SP),
     "learned positions over tp": small(GPT2, Mesh(tp=2), layout=SP),
     "heads of a table of positions over tp": small(T5, Mesh(tp=2), layout=SP),
     "two tables of embeddings over tp": small(BERT, Mesh(tp=2)),

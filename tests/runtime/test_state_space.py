@@ -76,9 +76,9 @@ def test_packed_rows_are_refused() -> None:
             job.step({"input_ids": ids[:, :-1], "labels": ids[:, 1:], "documents": documents})
 
 
-def test_a_search_divides_neither_heads_nor_sequence() -> None:
+def test_a_search_divides_groups_of_heads_and_no_sequence() -> None:
     graph = graph_of("nemotron-h-8b")
-    assert own.tensor_parallel_reason(graph, 2) and own.tensor_parallel_reason(graph, 1) is None
+    assert own.tensor_parallel_reason(graph, 16) and own.tensor_parallel_reason(graph, 8) is None
     work = Workload(global_batch_size=8, seq_len=256)
     space = make_space(graph, parse_cluster("8xa100-sxm-80gb"), work, stack=stack("gnomon"))
-    assert space.tp == (1,) and space.cp == (1,)
+    assert space.tp == (1, 2, 4, 8) and space.cp == (1,)

@@ -36,6 +36,7 @@ SAMPLE = (
     "mamba2",
     "bamba",
     "nemotron_h",
+    "granitemoehybrid",
 )
 
 

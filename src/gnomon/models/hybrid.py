@@ -128,6 +128,10 @@ class HybridConfig:
     """Of `E` parts."""
     tied: bool = False
     """Whether lm_head is the embedding table."""
+    embed_scale: float = 0.0
+    """Factor of the embedding; 0 for none (Granite)."""
+    query_scale: float = 0.0
+    """Factor of attention's scores; 0 is 1/√head_dim."""
     mtp_layers: tuple[str, ...] = ()
     """Layers of the multi-token prediction module; () for none."""
     mtp_depth: int = 0
@@ -148,7 +152,8 @@ class HybridConfig:
 
 
 def mamba_mixer(b: BlockBuilder, x: str, hidden: Dim, m: Mamba2, path: str) -> str:
-    """One projection to z, x, B, C and dt, convolution and scan, a norm over each group, projection back.
+    """One projection to z, x, B, C and dt, convolution and scan, a norm over each group, projection back. The
+    projection's rows lie group after group, so that ranks divide them as they divide groups.
 
     Source: NVIDIA/Megatron-LM megatron/core/ssm/mamba_mixer.py (one column-parallel and one row-parallel linear, groups
     and heads divided over tp, a gated RMSNorm over each group), read 2026-11-22.
@@ -217,6 +222,7 @@ def _part(b: BlockBuilder, letter: str, x: str, hidden: Dim, c: HybridConfig, pa
                 rotary=c.rotary,
                 qkv_bias=bias,
                 out_bias=bias,
+                scale=c.query_scale,
             )
             return self_attention(b, x, hidden, a, path)
         case "-":
@@ -259,7 +265,10 @@ def hybrid(c: HybridConfig) -> Graph:
     """The model as a Graph; inputs `input_ids`, `labels` (and later ones for each prediction), outputs the losses."""
     hidden, vocab = Dim(name="hidden", size=c.hidden_size), Dim(name="vocab", size=c.vocab_size)
     table = "model.embed_tokens.weight" if c.tied else "lm_head.weight"
-    blocks = [embed_block(vocab, hidden), *(layer_block(c, layer) for layer in dict.fromkeys(c.layers))]
+    blocks = [
+        embed_block(vocab, hidden, scale=c.embed_scale),
+        *(layer_block(c, layer) for layer in dict.fromkeys(c.layers)),
+    ]
     calls, x, first = [embed_call()], "embed.x", 0
     for layer, same in groupby(c.layers):
         repeat, name = len(list(same)), f"layers_{first}"

@@ -181,8 +181,12 @@ def model_reason(graph: Graph) -> str | None:
 
 def tensor_parallel_reason(graph: Graph, tp: int) -> str | None:
     """Why it does not divide the model over so many ranks; None where it does."""
-    if tp > 1 and has_scan(graph):
-        return f"{graph.name}: the runtime does not divide a state-space scan's heads over ranks; use tp = 1"
+    groups = {dim.size for block in graph.blocks for dim in block.dims if dim.name == "ssm_groups" and dim.size}
+    if undivided := [size for size in groups if size % tp]:
+        return (
+            f"{graph.name}: ranks have whole groups of a state-space scan's heads, and tp = {tp} does not divide "
+            f"{undivided[0]} of them"
+        )
     vocabularies = {
         dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "vocab" and dim.size
     }

@@ -61,8 +61,10 @@ def _with_attention(
     mixture: HybridMixture | None = None,
     rotary: bool = False,
     gated: bool = False,
+    scales: tuple[float, float] = (0.0, 0.0),
 ) -> Graph:
-    """The model; its widths and heads are under the same keys in all families whose layers may be attention."""
+    """The model; its widths and heads are under the same keys in all families whose layers may be attention. scales: of
+    the embedding and of scores, as `HybridConfig` has them."""
     heads, kv_heads, head_dim = heads_of(k, k.integer("hidden_size"))
     return hybrid(
         HybridConfig(
@@ -80,6 +82,8 @@ def _with_attention(
             mamba=mamba,
             mixture=mixture,
             tied=k.flag("tie_word_embeddings", False),
+            embed_scale=scales[0],
+            query_scale=scales[1],
         )
     )
 
@@ -192,7 +196,12 @@ def _granite_hybrid(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
         "max_position_embeddings", "mamba_expand", "output_router_logits", "router_aux_loss_coef", "num_hidden_layers"
     )
     k.ignore("normalization_function", "init_method", "shared_intermediate_size_scale", *STEP_KEYS)
-    free_multipliers(k, notes)
+    scales = 0.0, 0.0
+    if wanted.complete:
+        scales = k.number("embedding_multiplier", 1.0), k.number("attention_multiplier", 1.0)
+    else:
+        free_multipliers(k, notes)
+    k.ignore("residual_multiplier", "logits_scaling")
     experts = k.integer("num_local_experts", 0, least=0)
     shared, expert = k.integer("shared_intermediate_size"), k.integer("intermediate_size")
     chosen = k.integer("num_experts_per_tok", 1, least=0)
@@ -211,6 +220,7 @@ def _granite_hybrid(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
         activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
         mamba=_mamba(k, _BAMBA) if has_mamba else None,
         mixture=HybridMixture(**routed, shared_ffn_size=shared, sigmoid=False) if experts else None,
+        scales=scales,
     )
 
 

@@ -106,6 +106,7 @@ RUNNABLE: Mapping[str, Usual] = {
     "dots1": Usual(),
     "mamba2": Usual(eps=1e-5),
     "bamba": Usual(eps=1e-5, fraction=0.5),
+    "granitemoehybrid": Usual(logits="/logits_scaling"),
     "nemotron_h": Usual(eps=1e-5, step_min=True),
 }
 """model_type -> what its class says where the file does not. Source: configuration classes of transformers 5.23."""

@@ -219,13 +219,50 @@ def _of_bc(before: int) -> Rule:
 
 
 def half(index: int) -> Rule:
-    """Of experts (experts, 2 × out, in) in one tensor, the gate's rows before those of up."""
+    """Of a tensor (2 × out, in), for each expert where there are several: the gate's rows before those of up."""
 
     def make(name: str, p: Parameter) -> list[Piece]:
-        experts, out, inner = p.atoms
-        pick = ((0, experts), (index, index + 1), (0, out), (0, inner))
-        view = (experts, 2, out, inner)
-        return [Piece(tensor=name, shape=(experts, 2 * out, inner), view=view, pick=pick, order=(0, 2, 3))]
+        *experts, out, inner = p.atoms
+        pick = (*((0, n) for n in experts), (index, index + 1), (0, out), (0, inner))
+        view, order = (*experts, 2, out, inner), (*range(len(experts)), len(experts) + 1, len(experts) + 2)
+        return [Piece(tensor=name, shape=(*experts, 2 * out, inner), view=view, pick=pick, order=order)]
+
+    return make
+
+
+def _projections(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]]:
+    """A Mamba-2 mixer's projection: a file has z of all groups of heads, then x, B, C and dt of all; ours has all of
+    the first group, then of the second."""
+    made: dict[str, tuple[str, Rule]] = {}
+    for name in parameters:
+        head, found, _ = name.rpartition(".in_proj.weight")
+        if found and f"{head}.conv1d.weight_x" in parameters:
+            groups, width = parameters[f"{head}.conv1d.weight_x"].atoms[:2]
+            state, heads = parameters[f"{head}.conv1d.weight_bc"].atoms[2], parameters[f"{head}.D"].atoms[0]
+            if groups > 1:
+                made[name] = name, _by_group(groups, (width, width, state, state, heads // groups))
+    return made
+
+
+def _by_group(groups: int, widths: Sequence[int]) -> Rule:
+    """widths: rows of one group in each part of the file's tensor."""
+
+    def make(name: str, p: Parameter) -> list[Piece]:
+        made = []
+        for group in range(groups):
+            for index, width in enumerate(widths):
+                before = sum(widths[:index])
+                start = groups * before + group * width
+                made.append(
+                    Piece(
+                        tensor=name,
+                        shape=p.shape,
+                        view=p.atoms,
+                        pick=((start, start + width), *((0, n) for n in p.atoms[1:])),
+                        first=group * sum(widths) + before,
+                    )
+                )
+        return made
 
     return make
 
@@ -521,6 +558,20 @@ FAMILIES: Mapping[str, Family] = {
         ignored=TABLES,
         copies=HEAD,
     ),
+    "granitemoehybrid": Family(
+        names=(
+            (r"\.(mamba|self_attn)_norm\.", ".input_layernorm."),
+            (r"\.(mlp|moe)_norm\.", ".post_attention_layernorm."),
+            (r"\.moe\.gate\.", ".block_sparse_moe.router.layer."),
+            (r"\.moe\.experts\.(gate|up)_proj\.", ".block_sparse_moe.input_linear."),
+            (r"\.moe\.experts\.down_proj\.", ".block_sparse_moe.output_linear."),
+            (r"\.(mlp|moe\.shared_experts)\.(gate|up)_proj\.", ".shared_mlp.input_linear."),
+            (r"\.(mlp|moe\.shared_experts)\.down_proj\.", ".shared_mlp.output_linear."),
+        ),
+        rules=((r"\.mamba\.norm\.weight$", flat), (r"\.gate_proj\.", half(0)), (r"\.up_proj\.", half(1))),
+        ignored=TABLES,
+        copies=HEAD,
+    ),
     "qwen2_moe": Family(
         names=((r"\.shared_experts\.", ".shared_expert."),), rules=EXPERTS, ignored=TABLES, copies=HEAD
     ),
@@ -558,7 +609,7 @@ class Layout:
 def layout(graph: Graph, model_type: str) -> Layout:
     """Of a Graph that was read from a config.json of this type."""
     family, known = FAMILIES.get(model_type, USUAL), parameters_of(graph)
-    joined = (_joined(family.joined)(known) if family.joined else {}) | _channels(known)
+    joined = (_joined(family.joined)(known) if family.joined else {}) | _channels(known) | _projections(known)
     made: dict[str, tuple[Piece, ...]] = {}
     for name, parameter in known.items():
         theirs, rule = joined.get(name, (name, None))

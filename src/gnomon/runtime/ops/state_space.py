@@ -1,9 +1,9 @@
 """`state_space`: a Mamba-2 mixer's core on one rank, in chunks: convolution, scan over the sequence, skip, gate.
 
-The op reads what one linear wrote: z and x of all heads, B and C of all groups, dt of all heads, side by side. Only
-that is kept for backward, which runs the op once more, as mamba_ssm's memory-efficient path does. Computed in float32
-or wider; torch's autograd has the derivative. Attributes: `chunk`, tokens of a chunk; `step_min`, the least dt. Leaves
-out packed rows, and heads divided over ranks: the one projection's rows lie in the order of one rank.
+The op reads what one linear wrote, group of heads after group: z, x, B, C and dt of each side by side. Ranks of tp have
+groups of their own. Only what it reads is kept for backward, which runs the op once more, as mamba_ssm's own
+path does. Computed in float32 or wider; torch's autograd has the derivative. Attributes: `chunk`, tokens of a chunk;
+`step_min`, the least dt. Leaves out packed rows.
 Source: Dao & Gu 2024, section 6.
 """
 
@@ -36,9 +36,9 @@ def _scan(held: Mapping[str, Tensor], chunk: int, step_min: float, joined: Tenso
     p = {name: tensor.to(dtype) for name, tensor in held.items()}
     groups, width = p["weight_x"].shape[:2]
     state, heads = p["weight_bc"].shape[2], p["D"].shape[0]
-    sizes = [groups * width, groups * width + 2 * groups * state, heads]
-    z, xbc, dt = joined.to(dtype).split(sizes, dim=-1)
-    xbc = functional.silu(_convolved(xbc, p))
+    widths = [width, width, state, state, heads // groups]
+    z, x, b, c, dt = (t.flatten(-2) for t in joined.to(dtype).unflatten(-1, (groups, -1)).split(widths, dim=-1))
+    xbc = functional.silu(_convolved(torch.cat([x, b, c], dim=-1), p))
     x, b, c = xbc.split([groups * width, groups * state, groups * state], dim=-1)
     dt = functional.softplus(dt + p["dt_bias"]).clamp(min=step_min)
     x = x.unflatten(-1, (heads, -1))

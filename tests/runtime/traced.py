@@ -89,6 +89,8 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
     keep: list[object] = []  # so that no other has its id
     stage_of = {id(held): number for number, stage in executor.stages.items() for held in stage.held}
     inside = [False]
+    originals: dict[Any, Any] = {}
+    pair = dist.P2POp
 
     def called(number: int) -> Callable[..., None]:
         def hook(_: object, inputs: tuple[Batch, Batch], outputs: dict[str, Tensor]) -> None:
@@ -138,7 +140,14 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
             trace.note(f"{kind}>{peer} tag {named['tag']}")
             return function(tensor, peer, **named)
 
+        originals[wrapper] = function
         return patch.object(dist, name, wrapper)
+
+    def of_ring(op: Any, tensor: Tensor, peer: int, group: Any, tag: int) -> Any:
+        """A message of a ring, which is started with another one: noted once, by its sender."""
+        if originals[op].__name__ == "isend":
+            trace.calls.append(("send_recv", axes_of(executor, group), dist.get_world_size(group), tensor.nbytes))
+        return pair(originals[op], tensor, peer, group, tag)
 
     hooks = [stage.register_forward_hook(called(number)) for number, stage in executor.stages.items()]
     with (
@@ -151,6 +160,7 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
         noted("all_to_all_single", "all_to_all", 0),
         message("isend", "SEND"),
         message("irecv", "RECV"),
+        patch.object(dist, "P2POp", of_ring),
     ):
         yield trace
     for hook in hooks:

@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 from gnomon.errors import InputError, PlanError
+from gnomon.formats.huggingface.pieces import Piece
 from gnomon.formats.huggingface.runnable import Runnable
-from gnomon.formats.huggingface.weights import Layout, Piece, layout, parameters_of
+from gnomon.formats.huggingface.weights import Layout, layout, parameters_of
 from gnomon.graph import Graph
 from gnomon.models.lora import Adapters, parse_adapters
 from gnomon.runtime.execute import Executor

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gnomon.errors import InputError
-from gnomon.formats.huggingface.weights import Layout, Piece, parameters_of
+from gnomon.formats.huggingface.pieces import Piece
+from gnomon.formats.huggingface.weights import Layout, parameters_of
 from gnomon.frontend.inputs import Named
 from gnomon.frontend.named import build, captured_of
 from gnomon.graph import Graph

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from gnomon.errors import InputError
+from gnomon.formats.huggingface.pieces import Piece
 from gnomon.formats.huggingface.safetensors import DTYPE_BYTES, Entry, header_of, read_header
-from gnomon.formats.huggingface.weights import Layout, Piece
+from gnomon.formats.huggingface.weights import Layout
 from gnomon.runtime.parameters import Slot
 
 DTYPES: Mapping[str, torch.dtype] = {

@@ -13,48 +13,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from gnomon.errors import FormatError
+from gnomon.formats.huggingface.pieces import (
+    Parameter,
+    Piece,
+    Rule,
+    Shape,
+    alternating,
+    channels,
+    exactly,
+    expert_each,
+    experts_transposed,
+    flat,
+    half,
+    led,
+    of_each_head,
+    part,
+    projections,
+    transposed,
+    whole,
+)
 from gnomon.graph import Graph
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Part of a file's tensor that fills a range of a parameter's first dim, and all of its others."""
-
-    tensor: str
-    """In the folder."""
-    shape: Shape
-    """That the whole tensor has there."""
-    view: Shape
-    """The same elements with dims taken apart, so that the parameter's are among them."""
-    pick: tuple[tuple[int, int], ...] = ()
-    """Range of each dim of the view; (): all of it. A range of one is dropped where `order` leaves it out."""
-    order: tuple[int, ...] = ()
-    """Dims of the view in the order of the parameter's; (): as they are."""
-    first: int = 0
-    """Where in the parameter's first dim it begins."""
-
-    @property
-    def dims(self) -> Shape:
-        """Sizes of the part, in the parameter's order."""
-        picked = self.pick or tuple((0, n) for n in self.view)
-        return tuple(picked[i][1] - picked[i][0] for i in (self.order or range(len(self.view))))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """What is known of one parameter before its model type is asked."""
-
-    name: str
-    """In the Graph."""
-    atoms: Shape
-    """Its dims with products taken apart, as the runtime stores it."""
-    shape: Shape
-    """That a PyTorch module would give it: out dims joined, in dims joined."""
-    rows: int
-    """How many of `atoms` are out dims of a matrix; 0 for others."""
 
 
 def parameters_of(graph: Graph) -> dict[str, Parameter]:
@@ -80,191 +58,6 @@ def parameters_of(graph: Graph) -> dict[str, Parameter]:
                 shape = (*atoms[:first], prod(atoms[first:rows]), prod(atoms[rows:]))
             parameters.setdefault(name, Parameter(name=name, atoms=atoms, shape=shape, rows=rows))
     return parameters
-
-
-Rule = Callable[[str, Parameter], Sequence[Piece]]
-"""(name that the file has for it, parameter) -> its pieces."""
-
-
-def whole(name: str, p: Parameter) -> list[Piece]:
-    """The tensor itself."""
-    return [Piece(tensor=name, shape=p.shape, view=p.atoms)]
-
-
-def transposed(name: str, p: Parameter) -> list[Piece]:
-    """(in, out), as GPT-2's Conv1D has it."""
-    if not p.rows:
-        return whole(name, p)
-    out, inner = p.atoms[: p.rows], p.atoms[p.rows :]
-    order = (*range(len(inner), len(p.atoms)), *range(len(inner)))
-    return [Piece(tensor=name, shape=p.shape[::-1], view=(*inner, *out), order=order)]
-
-
-def expert_each(name: str, p: Parameter) -> list[Piece]:
-    """A tensor for each expert, whose number stands after `experts`."""
-    head, _, tail = name.partition(".experts.")
-    return [
-        Piece(tensor=f"{head}.experts.{e}.{tail}", shape=p.shape[1:], view=(1, *p.atoms[1:]), first=e)
-        for e in range(p.atoms[0])
-    ]
-
-
-def part(begin: int, rows: int) -> Rule:
-    """Rows from `begin` on of a tensor that has `rows` of them (out elements)."""
-
-    def make(name: str, p: Parameter) -> list[Piece]:
-        step = prod(p.atoms[1 : p.rows or len(p.atoms)])
-        view = (rows // step, *p.atoms[1:])
-        pick = ((begin // step, begin // step + p.atoms[0]), *((0, n) for n in view[1:]))
-        return [Piece(tensor=name, shape=(rows, *p.shape[1:]), view=view, pick=pick)]
-
-    return make
-
-
-def alternating(index: int) -> Rule:
-    """Of experts (experts, in, 2 × out) in one tensor, gate and up in turns: 0 is the gate (GPT-OSS)."""
-
-    def make(name: str, p: Parameter) -> list[Piece]:
-        if len(p.atoms) == 2:  # a bias
-            experts, out = p.atoms
-            pick = ((0, experts), (0, out), (index, index + 1))
-            return [Piece(tensor=name, shape=(experts, 2 * out), view=(experts, out, 2), pick=pick, order=(0, 1))]
-        experts, out, inner = p.atoms
-        shape, view = (experts, inner, 2 * out), (experts, inner, out, 2)
-        ranges = ((0, experts), (0, inner), (0, out), (index, index + 1))
-        return [Piece(tensor=name, shape=shape, view=view, pick=ranges, order=(0, 2, 1))]
-
-    return make
-
-
-def experts_transposed(name: str, p: Parameter) -> list[Piece]:
-    """(experts, in, out) in one tensor."""
-    experts, out, inner = p.atoms
-    return [Piece(tensor=name, shape=(experts, inner, out), view=(experts, inner, out), order=(0, 2, 1))]
-
-
-def exactly(name: str, p: Parameter) -> list[Piece]:
-    """With every dim of its own, as a convolution's kernel."""
-    return [Piece(tensor=name, shape=p.atoms, view=p.atoms)]
-
-
-def led(*ones: int) -> Rule:
-    """With dims of 1 before its own, as parameters that are added to a batch."""
-
-    def make(name: str, p: Parameter) -> list[Piece]:
-        return [Piece(tensor=name, shape=(*ones, *p.shape), view=p.atoms)]
-
-    return make
-
-
-def of_each_head(index: int) -> Rule:
-    """Of q, k and v that stand side by side in every head (BLOOM)."""
-
-    def make(name: str, p: Parameter) -> list[Piece]:
-        heads, width, *inner = p.atoms
-        view = (heads, 3, width, *inner)
-        pick = ((0, heads), (index, index + 1), *((0, n) for n in view[2:]))
-        order = (0, *range(2, len(view)))
-        return [Piece(tensor=name, shape=(3 * p.shape[0], *p.shape[1:]), view=view, pick=pick, order=order)]
-
-    return make
-
-
-def flat(name: str, p: Parameter) -> list[Piece]:
-    """One dim in the file."""
-    return [Piece(tensor=name, shape=(prod(p.atoms),), view=p.atoms)]
-
-
-def _channels(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]]:
-    """Mamba-2's convolution: a file has x, B and C one after the other, and a dim of one for the input channel."""
-    made: dict[str, tuple[str, Rule]] = {}
-    for name in parameters:
-        for what in ("weight", "bias"):
-            head, middle, _ = name.rpartition(f".conv1d.{what}_x")
-            if middle:
-                x, bc = parameters[name], parameters[f"{head}.conv1d.{what}_bc"]
-                theirs = f"{head}.conv1d.{what}"
-                made[name] = theirs, _of_x(prod(bc.atoms[:3]))
-                made[bc.name] = theirs, _of_bc(prod(x.atoms[:2]))
-    return made
-
-
-def _of_x(others: int) -> Rule:
-    """others: channels of B and C."""
-
-    def make(name: str, p: Parameter) -> list[Piece]:
-        groups, width, *taps = p.atoms
-        rows = groups * width + others
-        shape = (rows, *([1] if taps else []), *taps)
-        ranges = [((0, 1), (g * width, (g + 1) * width), *((0, n) for n in taps)) for g in range(groups)]
-        return [Piece(tensor=name, shape=shape, view=(1, rows, *taps), pick=r, first=g) for g, r in enumerate(ranges)]
-
-    return make
-
-
-def _of_bc(before: int) -> Rule:
-    """before: channels of x."""
-
-    def make(name: str, p: Parameter) -> list[Piece]:
-        two, groups, state, *taps = p.atoms
-        rows = before + two * groups * state
-        if before % state:  # a piece is a range of rows of so many
-            raise FormatError(f"{name}: {before} channels of x are no whole number of states of {state}; not read yet")
-        shape, view = (rows, *([1] if taps else []), *taps), (1, rows // state, state, *taps)
-        starts = [before // state + index * groups for index in range(two)]
-        ranges = [((0, 1), (a, a + groups), (0, state), *((0, n) for n in taps)) for a in starts]
-        return [Piece(tensor=name, shape=shape, view=view, pick=r, first=i) for i, r in enumerate(ranges)]
-
-    return make
-
-
-def half(index: int) -> Rule:
-    """Of a tensor (2 × out, in), for each expert where there are several: the gate's rows before those of up."""
-
-    def make(name: str, p: Parameter) -> list[Piece]:
-        *experts, out, inner = p.atoms
-        pick = (*((0, n) for n in experts), (index, index + 1), (0, out), (0, inner))
-        view, order = (*experts, 2, out, inner), (*range(len(experts)), len(experts) + 1, len(experts) + 2)
-        return [Piece(tensor=name, shape=(*experts, 2 * out, inner), view=view, pick=pick, order=order)]
-
-    return make
-
-
-def _projections(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]]:
-    """A Mamba-2 mixer's projection: a file has z of all groups of heads, then x, B, C and dt of all; ours has all of
-    the first group, then of the second."""
-    made: dict[str, tuple[str, Rule]] = {}
-    for name in parameters:
-        head, found, _ = name.rpartition(".in_proj.weight")
-        if found and f"{head}.conv1d.weight_x" in parameters:
-            groups, width = parameters[f"{head}.conv1d.weight_x"].atoms[:2]
-            state, heads = parameters[f"{head}.conv1d.weight_bc"].atoms[2], parameters[f"{head}.D"].atoms[0]
-            if groups > 1:
-                made[name] = name, _by_group(groups, (width, width, state, state, heads // groups))
-    return made
-
-
-def _by_group(groups: int, widths: Sequence[int]) -> Rule:
-    """widths: rows of one group in each part of the file's tensor."""
-
-    def make(name: str, p: Parameter) -> list[Piece]:
-        made = []
-        for group in range(groups):
-            for index, width in enumerate(widths):
-                before = sum(widths[:index])
-                start = groups * before + group * width
-                made.append(
-                    Piece(
-                        tensor=name,
-                        shape=p.shape,
-                        view=p.atoms,
-                        pick=((start, start + width), *((0, n) for n in p.atoms[1:])),
-                        first=group * sum(widths) + before,
-                    )
-                )
-        return made
-
-    return make
 
 
 def _joined(names: Mapping[str, str]) -> Callable[[Mapping[str, Parameter]], dict[str, tuple[str, Rule]]]:
@@ -609,7 +402,7 @@ class Layout:
 def layout(graph: Graph, model_type: str) -> Layout:
     """Of a Graph that was read from a config.json of this type."""
     family, known = FAMILIES.get(model_type, USUAL), parameters_of(graph)
-    joined = (_joined(family.joined)(known) if family.joined else {}) | _channels(known) | _projections(known)
+    joined = (_joined(family.joined)(known) if family.joined else {}) | channels(known) | projections(known)
     made: dict[str, tuple[Piece, ...]] = {}
     for name, parameter in known.items():
         theirs, rule = joined.get(name, (name, None))

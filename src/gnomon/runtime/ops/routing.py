@@ -195,9 +195,26 @@ def combine(rows: Tensor, weights: Tensor, routing: Routing, *, ep: Axis = ALONE
     """(rows, width), (…, topk) -> (…, width): the sum of a token's rows by their weights."""
     rows = returned(rows, routing, ep=ep, etp=etp)
     by_row = weights.reshape(-1).index_select(0, routing.order).unsqueeze(-1).to(rows.dtype)
-    tokens = weights.shape[:-1]
-    out = torch.zeros((tokens.numel(), rows.shape[-1]), dtype=rows.dtype, device=rows.device)
-    return out.index_add(0, routing.order // routing.topk, rows * by_row).unflatten(0, tokens)
+    tokens, index = weights.shape[:-1], routing.order // routing.topk
+    out: Tensor = _Summed.apply(rows, by_row, index, tokens.numel())  # type: ignore[no-untyped-call]
+    return out.unflatten(0, tokens)
+
+
+class _Summed(torch.autograd.Function):
+    """The sum of each token's rows times their weights; keeps the rows, and not their products (torch's `index_add`
+    does)."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, by_row: Tensor, index: Tensor, tokens: int) -> Tensor:
+        ctx.save_for_backward(rows, by_row, index)
+        out = torch.zeros((tokens, rows.shape[-1]), dtype=rows.dtype, device=rows.device)
+        return out.index_add_(0, index, rows * by_row)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, by_row, index = ctx.saved_tensors
+        of_rows = grad.index_select(0, index)
+        return of_rows * by_row, (of_rows * rows).sum(-1, keepdim=True), None, None
 
 
 class _Biased(torch.autograd.Function):

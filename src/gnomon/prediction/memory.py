@@ -481,7 +481,11 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
                 sizes[f"{block}P"] += undivided_bytes(first.sharded, stage.mesh, stage.plan.precision)
         by_layer = index >= 0 and (zero == 3 or (zero == 2 and whole))
         if by_layer:
-            made = [gradient_bytes(stage, at) for at in range(*pricing.priced.span(block))] if whole else [(size, 0) for size in reduced]
+            made = (
+                [gradient_bytes(stage, at) for at in range(*pricing.priced.span(block))]
+                if whole
+                else [(size, 0) for size in reduced]
+            )
             sizes |= {f"{block}{name}": float(sum(x[i] for x in made)) for i, name in enumerate(("G", "GS"))}
         if index >= 0 and is_streamed(pricing):
             sizes[f"{block}G"], sizes[f"{block}GS"] = gradient_sizes(

@@ -27,7 +27,7 @@ def losses(graph: Graph) -> tuple[str, ...]:
 
 
 def _is_weighted(block: Block) -> bool:
-    return any(op.kind == "cross_entropy" and op.attr("factor", 0.0) for op in block.ops)
+    return any(op.kind == "cross_entropy" and op.attr("loss_weight", 0.0) for op in block.ops)
 
 
 def without_loss(graph: Graph) -> Graph:

@@ -181,8 +181,8 @@ def mtp_block(c: DeepseekConfig, *, handed_on: bool = False) -> Block:
     y = decoder_layer(b, start, hidden, c, dense=False)
     normed = b.norm("shared_head.norm", y, hidden, fn="rms", bias=False)
     logits = b.linear("shared_head.head", normed, out=(vocab,), contract=(hidden,), bias=False)
-    factor = c.mtp_loss_factor / c.mtp_modules
-    loss = b.op("cross_entropy", "loss", (logits, labels), (), dtype="fp32", factor=factor)
+    weight = c.mtp_loss_factor / c.mtp_modules
+    loss = b.op("cross_entropy", "loss", (logits, labels), (), dtype="fp32", loss_weight=weight)
     return b.build(y, loss) if handed_on else b.build(loss)
 
 

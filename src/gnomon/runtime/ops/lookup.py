@@ -81,7 +81,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy(site: Site, logits: Tensor, labels: Tensor) -> Tensor:
-    """Softmax cross-entropy summed over tokens, in float32 or wider; the same on every rank of tp. Times `factor` where
+    """Softmax cross-entropy summed over tokens, in float32 or wider; the same on every rank of tp. Times `loss_weight` where
     it is one of several losses."""
     part = site.axis("tp") if site.strategy == "vocab_parallel" else ALONE
     if part.ranks == 1:
@@ -90,8 +90,8 @@ def cross_entropy(site: Site, logits: Tensor, labels: Tensor) -> Tensor:
         out = functional.cross_entropy(wide, counted, reduction="sum", ignore_index=IGNORED)
     else:
         out = _CrossEntropy.apply(logits, labels, part)  # type: ignore[no-untyped-call]
-    factor = site.attr("factor", 1.0)
-    return out if factor == 1.0 else out * factor
+    weight = site.attr("loss_weight", 1.0)
+    return out if weight == 1.0 else out * weight
 
 
 def _sum(x: Tensor, part: Axis) -> Tensor:

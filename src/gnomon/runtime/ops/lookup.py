@@ -81,8 +81,8 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy(site: Site, logits: Tensor, labels: Tensor) -> Tensor:
-    """Softmax cross-entropy summed over tokens, in float32 or wider; the same on every rank of tp. Times `loss_weight` where
-    it is one of several losses."""
+    """Softmax cross-entropy summed over tokens, in float32 or wider; the same on every rank of tp. Times `loss_weight`
+    where it is one of several losses."""
     part = site.axis("tp") if site.strategy == "vocab_parallel" else ALONE
     if part.ranks == 1:
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)

@@ -2,68 +2,24 @@
 measured.
 
 `explained` gives plain data, `lines` the text of `gnomon compile --explain`. The predicted time of a group is
-the larger of its bytes at this machine's measured bandwidth and its vector instructions at its measured rate;
-both are measured once a process. Leaves out what ATen runs, which is only counted.
+`tile_cost.cost` of its tiling at this machine's measured rates. Leaves out what ATen runs, which is only counted.
 """
 
 from __future__ import annotations
 
-import ctypes
-import time
 from collections import Counter
-from functools import cache
 from typing import Any
 
 import torch
 
 from gnomon.compiler.backend import Compiled
-from gnomon.compiler.body import REDUCTIONS
-from gnomon.compiler.build import libraries
 from gnomon.compiler.columns import Columns
 from gnomon.compiler.machine import Machine, this_machine
 from gnomon.compiler.program import Planned, symbols_in
 from gnomon.compiler.recurrent import Recurrent
 from gnomon.compiler.sizes import hint, product
-from gnomon.compiler.stages import COST
+from gnomon.compiler.tile_cost import cost, rates
 from gnomon.compiler.tiles import Nest, Tiling, tiling
-
-RATE = """#include "vector.h"
-#include "math.h"
-extern "C" int gnomon_kernel(const int64_t* d, float* x) {
-    F a = splat(0);
-    for (int64_t k = 0; k < d[0]; k++)
-        for (int64_t j = 0; j < 1024; j += VW) a = a + vexp(ld(x + j));
-    st(x, a * 1e-30f);
-    return 0;
-}
-"""
-RATE_INSTRUCTIONS = 14
-
-
-@cache
-def bytes_per_s() -> float:
-    """What reading one array that no cache holds and writing another moves; the best of five."""
-    a = torch.zeros(1 << 23)
-    out = torch.zeros_like(a)
-    return 2 * a.numel() * 4 / min(_seconds(lambda: torch.add(a, 1.0, out=out)) for _ in range(5))
-
-
-@cache
-def instructions_per_s() -> float:
-    """Vector instructions a second and core, on a polynomial whose data lies in the first cache."""
-    [function] = libraries([RATE])
-    if function is None:
-        return 2e9
-    x, repeat = torch.zeros(1024), 400
-    array = (ctypes.c_int64 * 1)(repeat)
-    best = min(_seconds(lambda: function(array, ctypes.c_void_p(x.data_ptr()))) for _ in range(5))
-    return repeat * (1024 // this_machine().isa.lanes) * RATE_INSTRUCTIONS / best
-
-
-def _seconds(call: Any) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def explained(made: Compiled) -> dict[str, Any]:
@@ -109,10 +65,10 @@ def _group(made: Compiled, planned: Planned) -> dict[str, Any]:
     points = hint(product(nest.sizes[a] for a in nest.inner), environment)
     last = hint(nest.sizes[nest.inner[-1]], environment) if nest.inner else 1
     tile = tiling(nest, rows, last, this_machine())
-    moved = _bytes(planned, environment)
-    work = _instructions(nest) * rows * points / this_machine().isa.lanes
-    workers = torch.get_num_threads() if tile.parallel else 1
-    memory_s, compute_s = sum(moved.values()) / bytes_per_s(), work / instructions_per_s() / workers
+    moved = moved_bytes(planned, environment)
+    foretold = cost(
+        nest, tile, points // max(last, 1), sum(moved.values()), torch.get_num_threads(), rates(), this_machine()
+    )
     trial = made.trials.get(planned.number)
     verdict = trial.verdict if trial is not None else {}
     return {
@@ -124,8 +80,8 @@ def _group(made: Compiled, planned: Planned) -> dict[str, Any]:
         "passes": len(nest.passes),
         "edges": _edges(nest, tile, this_machine()),
         "bytes": moved,
-        "bound": "memory" if memory_s >= compute_s else "compute",
-        "predicted_s": max(memory_s, compute_s),
+        "bound": foretold.bound,
+        "predicted_s": foretold.seconds,
         "measured_s": verdict.get("kernel_s"),
         "aten_s": verdict.get("aten_s"),
         "kept": made.kept(planned),
@@ -133,7 +89,7 @@ def _group(made: Compiled, planned: Planned) -> dict[str, Any]:
     }
 
 
-def _bytes(planned: Planned, environment: Any) -> dict[str, int]:
+def moved_bytes(planned: Planned, environment: Any) -> dict[str, int]:
     """Bytes that must come from and go to memory: each element once."""
     nest = planned.kernel.nest
     read = 0
@@ -147,17 +103,6 @@ def _bytes(planned: Planned, environment: Any) -> dict[str, int]:
         out.dtype.itemsize * hint(product(nest.sizes[a] for a in out.strides), environment) for out in nest.outputs
     )
     return {"read": read, "written": written}
-
-
-def _instructions(nest: Nest) -> int:
-    """Vector instructions for the points of one vector, over all passes."""
-    made = sum(_own(nest, i) for step in nest.passes for i in step.values)
-    return made + sum(len(step.stores) + len(step.read_back) + len(step.reductions) for step in nest.passes)
-
-
-def _own(nest: Nest, value: int) -> int:
-    ins = nest.body.code[value]
-    return COST.get(ins.op, 1) if ins.op not in REDUCTIONS else 0
 
 
 def _edges(nest: Nest, tile: Tiling, machine: Machine) -> list[str]:

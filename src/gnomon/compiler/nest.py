@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gnomon.compiler import tiles
 from gnomon.compiler.after_rows import after_rows, needed_after_rows
 from gnomon.compiler.body import REDUCTIONS
 from gnomon.compiler.cpp_text import (
@@ -31,7 +32,7 @@ from gnomon.compiler.cpp_text import (
     write,
 )  # fmt: skip
 from gnomon.compiler.sizes import Size, equal, product
-from gnomon.compiler.stages import POST, cost
+from gnomon.compiler.stages import POST
 from gnomon.compiler.tiles import Nest, Pass
 
 _ACROSS = {"sum": "hsum", "prod": "hprod", "max": "hmax", "peak": "hmax", "min": "hmin", "any": "any", "all": "all"}
@@ -256,7 +257,7 @@ def _pass(text: Text, step: Pass) -> None:
     text.say(depth, f"const int64_t base = {lane};" if lane != "0" else "{")
     if lane != "0":
         text.say(depth, "{")
-    unroll = _unroll(nest, step)
+    unroll = tiles.unroll(nest, step)
     gathered = [i for i in step.reductions if nest.stages.roles[i] != "column"]
     text.say(depth, "int64_t j = lo;")
     if unroll > 1:
@@ -284,14 +285,6 @@ def _pass(text: Text, step: Pass) -> None:
     for _ in nest.inner[:-1]:
         depth -= 1
         text.say(depth, "}")
-
-
-def _unroll(nest: Nest, step: Pass) -> int:
-    """Partial sums beside each other hide the latency of additions; expensive passes have enough to do."""
-    if not any(nest.stages.roles[i] != "column" for i in step.reductions):
-        return 1
-    work = sum(cost(nest.body, nest.body.code[i].args[0]) for i in step.reductions)
-    return 4 if work <= 12 else 2
 
 
 def _points(text: Text, step: Pass, depth: int, partial: bool, copy: int) -> None:

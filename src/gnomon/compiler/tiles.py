@@ -334,6 +334,15 @@ def tiling(nest: Nest, rows: int, points: int, machine: Machine) -> Tiling:
     )
 
 
+def unroll(nest: Nest, step: Pass) -> int:
+    """Vectors of a pass beside each other: partial sums hide the latency of additions; expensive passes have enough to
+    do."""
+    if not any(nest.stages.roles[i] != "column" for i in step.reductions):
+        return 1
+    work = sum(cost(nest.body, nest.body.code[i].args[0]) for i in step.reductions)
+    return 4 if work <= 12 else 2
+
+
 def bytes_of_point(nest: Nest) -> int:
     """Bytes of memory that move for one point of the domain."""
     inner = set(nest.inner)

@@ -1,0 +1,241 @@
+"""What a tiling of a loop nest costs on this machine, before it runs: bytes by level, instructions, starts of walks.
+
+`cost` adds up, for one choice of tiles, unrolling and levels: vector instructions (a sum's chain of additions where it
+is longer), starts of walks along a row, a second read of a row in later passes, running sums of columns and partial
+results of tasks at the rate of the cache that holds them, and the bytes that must come from and go to memory, which
+overlap with the rest. `rates` measures what that needs, once a process. Leaves out caches that others empty.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from gnomon.compiler import tiles
+from gnomon.compiler.body import REDUCTIONS
+from gnomon.compiler.build import libraries
+from gnomon.compiler.machine import Machine, this_machine
+from gnomon.compiler.stages import COST
+from gnomon.compiler.tiles import Nest, Pass, Tiling
+
+PROBE = """#include "vector.h"
+#include "math.h"
+extern "C" int gnomon_kernel(const int64_t* __restrict d, float* __restrict x) {
+    const int64_t repeats = d[0], points = d[1], what = d[2];
+    F a = splat(0), b = splat(0);
+    if (what == 0)
+        for (int64_t k = 0; k < repeats; k++)
+            for (int64_t j = 0; j < points; j += VW) a = a + vexp(ld(x + j));
+    else if (what == 1)
+        for (int64_t k = 0; k < repeats; k++)
+            for (int64_t j = 0; j < points; j += VW) st(x + j, ld(x + j) + 1.0f);
+    else if (what == 2)
+        for (int64_t k = 0; k < repeats; k++) {
+            for (int64_t j = 0; j < points; j += VW) b = b + ld(x + j);
+            b = splat(hsum(b) * 1e-30f);
+        }
+    else {
+        const int64_t chunk = d[3], tiles = d[4], stride = d[5];
+        for (int64_t task = 0; task < repeats / chunk; task++) {
+            const int64_t c = task / tiles, lo = task % tiles * points, hi = lo + points < d[7] ? lo + points : d[7];
+            for (int64_t row = c * chunk; row < c * chunk + chunk; row++) {
+                float* const y = x + row % 64 * stride;
+                const bool past = d[6] && (uintptr_t)(y + lo) % sizeof(F) == 0;
+                int64_t j = lo;
+                for (; j + VW <= hi; j += VW) {
+                    if (past) st_past(y + j, ld(y + j) + 1.0f); else st(y + j, ld(y + j) + 1.0f);
+                }
+                if (j < hi) st(y + j, ld(y + j, (int)(hi - j)) + 1.0f, (int)(hi - j));
+            }
+        }
+    }
+    st(x, (a + b) * 1e-30f);
+    return 0;
+}
+"""
+PROBE_INSTRUCTIONS = 14
+EXP, ADD, SUM, WALK = range(4)
+STORE, LOAD = 2.0, 0.5
+"""In vector instructions: a core stores half as often as it computes, and computes on what it loads."""
+PLACE = 4
+"""Instructions to find a row's place in one of its arrays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """One core's, but for memory, which is that of torch's threads together."""
+
+    memory_bytes_per_s: float
+    """What reading one array that no cache holds and writing another moves."""
+    l3_bytes_per_s: float
+    """Read and written in place, in the last cache."""
+    l2_bytes_per_s: float
+    instructions_per_s: float
+    """Vector instructions, on a polynomial whose data lies in the first cache."""
+    addition_s: float
+    """From one addition of a running sum to the next."""
+    walk_s: float
+    """To begin and end one walk along a row."""
+    task_s: float
+    """To begin a task, beside its first row."""
+    gather_s: float
+    """From the last vector of a sum to its one number, which the next pass waits for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds."""
+
+    memory_s: float
+    compute_s: float
+    """Of the busiest worker, with everything that is not memory."""
+
+    @property
+    def seconds(self) -> float:
+        return max(self.memory_s, self.compute_s)
+
+    @property
+    def bound(self) -> str:
+        return "memory" if self.memory_s >= self.compute_s else "compute"
+
+
+@cache
+def rates() -> Rates:
+    """Measured once a process; without a compiler, round figures."""
+    machine = this_machine()
+    a = torch.zeros(1 << 23)
+    out = torch.zeros_like(a)
+    memory = 2 * a.numel() * 4 / best(lambda: torch.add(a, 1.0, out=out))
+    [function] = libraries([PROBE])
+    if function is None:
+        return Rates(
+            memory_bytes_per_s=memory,
+            l3_bytes_per_s=max(memory, 2e10),
+            l2_bytes_per_s=5e10,
+            instructions_per_s=2e9,
+            addition_s=1.3e-9,
+            walk_s=3e-9,
+            task_s=1e-8,
+            gather_s=1e-8,
+        )
+    probed: Callable[..., int] = function
+
+    def seconds(what: int, points: int, repeats: int, chunk: int = 1) -> float:
+        x = a[: max(points, 64 * 64)]
+        array = (ctypes.c_int64 * 8)(repeats, points, what, chunk, 1, points, 0, points)
+        return best(lambda: probed(array, ctypes.c_void_p(x.data_ptr())))
+
+    def moved(cache_bytes: int) -> float:
+        points = min(cache_bytes // 8 // 64 * 64, a.numel())
+        repeats = max(1, (1 << 22) // points)
+        return 2 * 4 * points * repeats / seconds(ADD, points, repeats)
+
+    lanes = machine.isa.lanes
+    exp_s, sum_s = seconds(EXP, 1024, 400), seconds(SUM, 1024, 400)
+    addition_s = sum_s / (400 * (1024 // lanes))
+    repeats = 20_480
+    walk_s = seconds(WALK, lanes, repeats, chunk=1024) / repeats
+    return Rates(
+        memory_bytes_per_s=memory,
+        l3_bytes_per_s=moved(machine.l3_bytes),
+        l2_bytes_per_s=moved(machine.l2_bytes),
+        instructions_per_s=400 * (1024 // lanes) * PROBE_INSTRUCTIONS / exp_s,
+        addition_s=addition_s,
+        walk_s=walk_s,
+        task_s=max(seconds(WALK, lanes, repeats) / repeats - walk_s, 1e-10),
+        gather_s=max(seconds(SUM, lanes, repeats) / repeats - addition_s, 1e-10),
+    )
+
+
+def best(call: Callable[[], object], times: int = 5) -> float:
+    """Seconds of the fastest of some calls."""
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def cost(nest: Nest, tile: Tiling, walks: int, moved_bytes: int, workers: int, at: Rates, machine: Machine) -> Cost:
+    """walks: along the last axis that one row takes, 1 unless a row has several axes. moved_bytes: that must come from
+    and go to memory. workers: threads, of which a tiling in parallel uses all."""
+    workers = workers if tile.parallel else 1
+    lanes, tasks = machine.isa.lanes, tile.chunks * tile.tiles
+    visits = tile.rows * tile.tiles
+    vectors = tile.tiles * -(-tile.tile // lanes) if tile.tiles > 1 else -(-tile.points // lanes)
+    vector_s = sum(_vector_s(nest, step, at) for step in nest.passes)
+    compute_s = tile.rows * walks * vectors * vector_s
+    compute_s += tasks * at.task_s + visits * walks * sum(_walk_s(nest, step, at) for step in nest.passes)
+    compute_s += _again_s(nest, tile, walks, at, machine)
+    columns = sum(role == "column" for role in nest.stages.roles.values())
+    if columns:
+        running = tile.tile * walks * columns * 4
+        compute_s += _beyond_l1_s(2 * 4.0 * tile.rows * tile.points * walks * columns, running, at, machine)
+    busiest = -(-tasks // workers) / tasks
+    compute_s *= busiest
+    if columns:
+        results = tile.chunks * tile.points * walks * columns  # added up one by one
+        compute_s += results / at.instructions_per_s + 2 * 4 * results / _level(4 * results, at, machine)
+    return Cost(memory_s=moved_bytes / _level(moved_bytes, at, machine, workers), compute_s=compute_s)
+
+
+def instructions(nest: Nest, step: Pass) -> float:
+    """Vector instructions for the points of one vector in a pass."""
+    made = sum(_own(nest, value) for value in step.values)
+    columns = sum(nest.stages.roles[i] == "column" for i in step.reductions)
+    stored = len(step.stores) + len(step.scratch) + columns
+    return made + STORE * stored + LOAD * (len(step.read_back) + columns) + len(step.reductions)
+
+
+def _walk_s(nest: Nest, step: Pass, at: Rates) -> float:
+    """What one walk of a pass takes beside its vectors."""
+    arrays = sum(nest.body.code[i].op in ("load", "take") for i in step.values)
+    arrays += len(step.stores) + len(step.read_back) + len(step.scratch) + len(step.reductions)
+    return at.walk_s + PLACE * arrays / at.instructions_per_s + (at.gather_s if _gathers(nest, step) else 0.0)
+
+
+def _gathers(nest: Nest, step: Pass) -> bool:
+    """Whether a pass adds up along the row."""
+    return any(nest.stages.roles[i] != "column" for i in step.reductions)
+
+
+def _own(nest: Nest, value: int) -> float:
+    code = nest.body.code[value]
+    if code.op == "load":
+        return LOAD
+    return COST.get(code.op, 1) if code.op not in REDUCTIONS else 0
+
+
+def _vector_s(nest: Nest, step: Pass, at: Rates) -> float:
+    """One vector of a pass: its instructions, or the next addition of its longest sum."""
+    chain_s = at.addition_s / tiles.unroll(nest, step) if _gathers(nest, step) else 0.0
+    return max(instructions(nest, step) / at.instructions_per_s, chain_s)
+
+
+def _again_s(nest: Nest, tile: Tiling, walks: int, at: Rates, machine: Machine) -> float:
+    """Rows that do not stay in the first cache between passes."""
+    per_point = 0
+    for number, step in enumerate(nest.passes):
+        loads = sum(nest.body.code[i].op in ("load", "take") for i in step.values)
+        per_point += 4 * len(step.scratch) + 4 * ((loads if number else 0) + len(step.read_back))
+    row = 4 * tile.tile * walks * (1 + len(nest.scratch))
+    return _beyond_l1_s(float(per_point) * tile.rows * tile.points * walks, row, at, machine)
+
+
+def _beyond_l1_s(moved: float, room: int, at: Rates, machine: Machine) -> float:
+    return 0.0 if room <= machine.l1_bytes else moved / _level(room, at, machine)
+
+
+def _level(room: float, at: Rates, machine: Machine, workers: int = 1) -> float:
+    """Bytes a second of the level that holds so many bytes."""
+    if room <= machine.l2_bytes // 2:
+        return at.l2_bytes_per_s * workers
+    if room <= machine.l3_bytes // 2:
+        return at.l3_bytes_per_s * workers
+    return at.memory_bytes_per_s

@@ -1,0 +1,97 @@
+"""What tilings cost at given rates: the order that hardware imposes, whatever the machine of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+from gnomon.compiler.machine import SETS, Machine  # noqa: E402
+from gnomon.compiler.program import program  # noqa: E402
+from gnomon.compiler.tile_cost import Cost, Rates, cost  # noqa: E402
+from gnomon.compiler.tiles import Nest, Tiling  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+KIB = 1 << 10
+MACHINE = Machine(
+    isa=SETS[1], l1_bytes=32 * KIB, l2_bytes=512 * KIB, l3_bytes=32 << 20, line_bytes=64, cores=2, model="test"
+)
+AT = Rates(
+    memory_bytes_per_s=1e10, l3_bytes_per_s=4e10, l2_bytes_per_s=1e11, instructions_per_s=4e9, addition_s=1.2e-9,
+    walk_s=2e-9, task_s=8e-9, gather_s=2e-8,
+)  # fmt: skip
+SMALL = 1 << 20
+
+
+def nest_of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Nest:
+    traced = make_fx(function, tracing_mode="fake")(*(torch.empty(shape) for shape in shapes))
+    (planned,) = program(traced.graph, None).planned
+    return planned.kernel.nest
+
+
+def of(nest: Nest, *, rows: int, points: int, chunk: int, tile: int, moved: int = SMALL, threads: int = 1) -> Cost:
+    made = Tiling(rows=rows, points=points, chunk=chunk, tile=tile, parallel=threads > 1, past=False)
+    return cost(nest, made, 1, moved, threads, AT, MACHINE)
+
+
+Function = tuple[Callable[..., Any], tuple[int, ...], *tuple[tuple[int, ...], ...]]
+SOFTMAX: Function = (lambda a: torch.softmax(a, -1), (512, 1024))
+SUMS: Function = (lambda a: (a * a).sum(0), (512, 1024))
+BIAS: Function = (lambda a, b: torch.nn.functional.gelu(a + b), (512, 1024), (1024,))
+
+
+def test_small_tiles_cost_their_starts() -> None:
+    nest = nest_of(*BIAS)
+    wide, narrow = (of(nest, rows=512, points=1024, chunk=16, tile=tile) for tile in (1024, 16))
+    walks = 512 * (64 - 1)
+    assert narrow.compute_s - wide.compute_s >= walks * AT.walk_s
+    one, many = (of(nest_of(*SOFTMAX), rows=512, points=1024, chunk=chunk, tile=1024) for chunk in (512, 1))
+    assert many.compute_s - one.compute_s == pytest.approx(511 * AT.task_s)
+
+
+def test_each_task_of_column_sums_leaves_a_partial_row() -> None:
+    nest = nest_of(*SUMS)
+    found = [of(nest, rows=512, points=1024, chunk=chunk, tile=1024).compute_s for chunk in (512, 64, 8, 1)]
+    assert found == sorted(found)
+    assert found[-1] - found[0] > 511 * 1024 / AT.instructions_per_s
+
+
+def test_a_chain_of_additions_is_hidden_by_sums_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    nest = nest_of(lambda a: (a * a).sum(-1), (512, 1024))
+    monkeypatch.setattr("gnomon.compiler.tiles.unroll", lambda nest, step: 1)
+    chained = of(nest, rows=512, points=1024, chunk=16, tile=1024).compute_s
+    monkeypatch.setattr("gnomon.compiler.tiles.unroll", lambda nest, step: 4)
+    hidden = of(nest, rows=512, points=1024, chunk=16, tile=1024).compute_s
+    assert 512 * 128 * AT.addition_s <= chained
+    assert hidden < 0.7 * chained
+
+
+def test_workers_share_whole_tasks() -> None:
+    nest = nest_of(*BIAS)
+    one = of(nest, rows=512, points=1024, chunk=128, tile=1024).compute_s
+    assert of(nest, rows=512, points=1024, chunk=128, tile=1024, threads=2).compute_s == pytest.approx(one / 2)
+    assert of(nest, rows=512, points=1024, chunk=128, tile=1024, threads=3).compute_s == pytest.approx(one / 2)
+
+
+def test_bytes_come_from_the_level_that_holds_them() -> None:
+    nest = nest_of(*BIAS)
+    moved = (100 * KIB, 8 << 20, 64 << 20)
+    bound = [of(nest, rows=512, points=1024, chunk=16, tile=1024, moved=many) for many in moved]
+    rates = [many / one.memory_s for many, one in zip(moved, bound, strict=True)]
+    assert rates == pytest.approx([AT.l2_bytes_per_s, AT.l3_bytes_per_s, AT.memory_bytes_per_s])
+    assert (bound[0].bound, bound[2].bound) == ("compute", "memory")
+    assert bound[2].seconds == bound[2].memory_s
+
+
+def test_a_row_beyond_the_first_cache_is_read_again_from_the_next() -> None:
+    nest = nest_of(*SOFTMAX)
+    small = replace(MACHINE, l1_bytes=4 * KIB)
+    made = Tiling(rows=512, points=1024, chunk=16, tile=1024, parallel=False, past=False)
+    here, there = (cost(nest, made, 1, SMALL, 1, AT, machine).compute_s for machine in (MACHINE, small))
+    assert there - here >= 512 * 1024 * 4 / AT.l2_bytes_per_s

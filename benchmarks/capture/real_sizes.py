@@ -85,8 +85,8 @@ def example(kind: str, model: Any) -> dict[str, Any]:
     return {"input_ids": ids, **({"decoder_input_ids": ids.clone()} if kind == "t5" else {})}
 
 
-def one(name: str) -> dict[str, Any]:
-    """The row of a model."""
+def one(name: str, *, steps: bool) -> dict[str, Any]:
+    """The row of a model. steps: on this machine, of those that fit it."""
     import torch
 
     sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -116,7 +116,7 @@ def one(name: str) -> dict[str, Any]:
     asked = {"flops": lambda: flops_error(model, {**given, **masked(kind, model)}, graph, unread)}
     if name in PRESETS:
         asked["built_in"] = lambda: graph.num_parameters() / preset(PRESETS[name]).num_parameters() - 1
-    if row["wanted"] < HERE:
+    if steps and row["wanted"] < HERE:
         asked["step"] = lambda: here(kind, sizes)
     for key, work in asked.items():
         try:
@@ -167,18 +167,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names, with commas between")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--no-step", action="store_true", help="no steps on this machine")
+    parser.add_argument(
+        "--rows", type=Path, help="JSON lines that are added to; models that are there are not run again"
+    )
     parser.add_argument("-o", "--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.one:
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)
-        print(json.dumps(one(options.one)))
+        print(json.dumps(one(options.one, steps=not options.no_step)))
         return 0
-    rows = []
+    kept = options.rows is not None and options.rows.exists()
+    rows = [json.loads(line) for line in options.rows.read_text().splitlines()] if kept else []
+    flags = ["--no-step"] if options.no_step else []
     for name in options.only.split(",") if options.only else MODELS:
-        run = subprocess.run([sys.executable, __file__, "--one", name], capture_output=True, text=True)
+        if any(row["name"] == name for row in rows):
+            continue
+        run = subprocess.run([sys.executable, __file__, "--one", name, *flags], capture_output=True, text=True)
         rows.append(json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else {"name": name})
-        print(rows[-1] if run.returncode == 0 else run.stderr[-600:], file=sys.stderr, flush=True)
+        print(json.dumps(rows[-1]) if run.returncode == 0 else run.stderr[-600:], file=sys.stderr, flush=True)
+        if options.rows is not None and run.returncode == 0:
+            with options.rows.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
     options.output.write_text(page(rows))
     print(options.output.read_text())
     return int(any(len(row) == 1 for row in rows))
@@ -213,6 +224,8 @@ def page(rows: list[dict[str, Any]]) -> str:
             f"{row['added_mib']:.0f} | {row['ops']} | {row['blocks']} | {row['layers']} | {row['opaque_bytes']:.0%} | "
             f"{row['opaque_flops']:.0%} | {percent(row.get('flops'))} |"
         )
+    if not steps:
+        return "\n".join(lines) + "\n"
     lines += [
         "",
         f"A step on this machine, fp32, one thread, {ROWS} rows (of 128 tokens), of those below 0.4 B parameters:",

@@ -101,7 +101,7 @@ def trained(model: nn.Module, example: Mapping[str, Tensor]) -> dict[str, Any]:
         return row
     _then(row, "kept_error", lambda: kept_error(headed, given, found.graph))
     ways = ROWS // rows if "batch" in found.symbols and not ROWS % rows else 1
-    _then(row, "step", lambda: step(headed, found, _wider(given, ways)))
+    _then(row, "step", lambda: step(headed, found, wider(given, ways)))
     try:
         headed = in_float64(headed)
         given = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
@@ -109,7 +109,7 @@ def trained(model: nn.Module, example: Mapping[str, Tensor]) -> dict[str, Any]:
     except Exception as error:
         row["head"] = _said(error)
         return row
-    row["ran"] = runs(headed, found, _wider(given, 2))
+    row["ran"] = runs(headed, found, wider(given, 2))
     return row
 
 
@@ -124,7 +124,7 @@ def in_float64(module: nn.Module) -> nn.Module:
     return module.double()
 
 
-def _wider(given: Mapping[str, Tensor], ways: int) -> dict[str, Tensor]:
+def wider(given: Mapping[str, Tensor], ways: int) -> dict[str, Tensor]:
     """The same rows over and over, with other answers."""
     wide = {name: x.repeat(ways, *[1] * (x.dim() - 1)) for name, x in given.items()}
     answers = torch.arange(len(wide["answers"])) % CLASSES
@@ -210,11 +210,11 @@ def _length(batch: Mapping[str, Tensor]) -> int:
     return int(ids[0].shape[1]) if ids else 1
 
 
-def runs(module: nn.Module, found: Captured, batch: Mapping[str, Tensor]) -> dict[str, str]:
-    """Plan -> nothing where two of its steps have the losses of a plain loop, else what happened."""
+def plain_losses(module: nn.Module, batch: Mapping[str, Tensor]) -> list[float]:
+    """Of two steps of a plain loop with a copy of the module."""
     plain = copy.deepcopy(module)
-    trained = [x for x in plain.parameters() if x.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=SETTINGS.lr, betas=SETTINGS.betas, eps=SETTINGS.eps, weight_decay=0.0)
+    learned = [x for x in plain.parameters() if x.requires_grad]
+    optimizer = torch.optim.AdamW(learned, lr=SETTINGS.lr, betas=SETTINGS.betas, eps=SETTINGS.eps, weight_decay=0.0)
     losses = list[float]()
     for _ in range(2):
         optimizer.zero_grad()
@@ -222,13 +222,18 @@ def runs(module: nn.Module, found: Captured, batch: Mapping[str, Tensor]) -> dic
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    del plain, optimizer
+    return losses
+
+
+def runs(module: nn.Module, found: Captured, batch: Mapping[str, Tensor]) -> dict[str, str]:
+    """Plan -> nothing where two of its steps have the losses of a plain loop, else what happened."""
+    losses = plain_losses(module, batch)
     if not all(map(math.isfinite, losses)):
         return dict.fromkeys((*ALONE, *PLANS), "the loss of the module itself is no number")
     said = {}
     for name, plan in {**ALONE, **PLANS}.items():
         try:
-            got = (_on_two if name in PLANS else _on_one)(module, found, plan, batch)
+            got = (_on_two if name in PLANS else on_one)(module, found, plan, batch)
         except Exception as error:
             got = _said(error)
         if isinstance(got, str):
@@ -239,7 +244,7 @@ def runs(module: nn.Module, found: Captured, batch: Mapping[str, Tensor]) -> dic
     return said
 
 
-def _on_one(module: nn.Module, found: Captured, plan: Plan, batch: Mapping[str, Tensor]) -> list[float] | str:
+def on_one(module: nn.Module, found: Captured, plan: Plan, batch: Mapping[str, Tensor]) -> list[float] | str:
     """Losses of two steps on this process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -110,7 +110,7 @@ def one(name: str, *, steps: bool) -> dict[str, Any]:
         "opaque_bytes": sum(part.bytes for part in parts.values()),
         "opaque_flops": sum(part.flops for part in parts.values()),
         "parameters": graph.num_parameters(),
-        "wanted": sum(x.numel() for x in model.parameters()), "notes": list(found.notes),
+        "wanted": sum(x.numel() for x in model.parameters() if x.requires_grad), "notes": list(found.notes),
     }  # fmt: skip
     unread = sum(flops for _, flops in found.unread)
     asked = {"flops": lambda: flops_error(model, {**given, **masked(kind, model)}, graph, unread)}
@@ -206,7 +206,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         f"`python benchmarks/capture/real_sizes.py`, torch {torch.__version__}, transformers "
         f"{transformers.__version__}, one thread, one process a model, beside other work (CPU seconds are without what "
         f"it took, wall seconds are not). bf16, {ROWS} sequences of {LENGTH} tokens (Whisper: 30 s of sound and 448 "
-        f"tokens; images of the model's own size), dropout 0. Parameters: those of the Graph less those of the module, "
+        f"tokens; images of the model's own size), dropout 0. Parameters: those trained, of the Graph less of the module, "
         f"and of a built-in model. FLOPs: of forward and backward, over torch's counter on the module. MiB: of the "
         f"process at its peak until the capture is done, and what the capture added.",
         "",

@@ -206,9 +206,9 @@ def page(rows: list[dict[str, Any]]) -> str:
         f"`python benchmarks/capture/real_sizes.py`, torch {torch.__version__}, transformers "
         f"{transformers.__version__}, one thread, one process a model, beside other work (CPU seconds are without what "
         f"it took, wall seconds are not). bf16, {ROWS} sequences of {LENGTH} tokens (Whisper: 30 s of sound and 448 "
-        f"tokens; images of the model's own size), dropout 0. Parameters: those trained, of the Graph less of the module, "
-        f"and of a built-in model. FLOPs: of forward and backward, over torch's counter on the module. MiB: of the "
-        f"process at its peak until the capture is done, and what the capture added.",
+        f"tokens; images of the model's own size), dropout 0. Parameters: those trained, of the Graph less of the "
+        f"module, and of a built-in model. FLOPs: of forward and backward, over torch's counter on the module. MiB: of "
+        f"the process at its peak until the capture is done, and what the capture added.",
         "",
         "| model | parameters, B | off by | against the built-in | CPU s | wall s | MiB | added | ops | blocks | "
         "layers | opaque bytes | opaque FLOPs | FLOPs off |",

@@ -16,6 +16,7 @@ from gnomon.methods import (
     delayed_update,
     disco,
     easyscale,
+    heterog,
     lina,
     mario,
     mimose,
@@ -50,6 +51,7 @@ METHODS: tuple[Method, ...] = (
     lina.METHOD,
     sentinel.METHOD,
     disco.METHOD,
+    heterog.METHOD,
 )
 
 

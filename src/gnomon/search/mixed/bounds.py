@@ -253,6 +253,10 @@ class LayerTables:
         slower = self._numbers.link_factor(link.across_name or link.inside_name)
         return np.where(size > 0, np.maximum(seconds * slower - GRID_S, 0.0), 0.0)
 
+    def link_factor(self, link: AxisLink) -> float:
+        """How much longer a network takes than its price, as training runs show it."""
+        return self._numbers.link_factor(link.across_name or link.inside_name)
+
     def edges(self, layers: Longs) -> list[Longs]:
         """[points] first layer of the graph in each stage, and their number at the end. layers: [points, stages]
         counted ones."""

@@ -6,7 +6,7 @@ layers, and each kind of device alone, by the search for equal devices. Leaves o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
@@ -21,6 +21,7 @@ from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.budget import always
 from gnomon.search.exact.solve import solve
+from gnomon.search.mixed import by_speed
 from gnomon.search.mixed.bounds import LayerTables
 from gnomon.search.mixed.first_fit import FIT_TRIES, FirstFit, roomiest
 from gnomon.search.mixed.results import MixedFound, fits
@@ -65,6 +66,16 @@ class MixedResult:
     def proved(self) -> bool:
         """Whether nothing in the space is faster than the best."""
         return self.bound_s >= self.best[0].step_s
+
+
+def _by_speed(
+    search: MixedSearch, space: MixedSpace, tables: LayerTables, limits: tuple[int, ...]
+) -> Iterator[MixedFound]:
+    """Data parallelism with shares by speed, as far as it runs and fits."""
+    for point in by_speed.points(space, tables):
+        made = search.predicted(point)
+        if not isinstance(made, str) and fits(made, space.kinds, limits):
+            yield MixedFound(point=point, plan=made.plan, prediction=made, kinds=tuple(sorted(set(point.kinds))))
 
 
 def memory_limits(kinds: tuple[Kind, ...], goal: Goal) -> tuple[int, ...]:
@@ -124,7 +135,8 @@ def plan_mixed(
     even.run()
     size = space.size
     progress = None if told is None else lambda done: told(done, size)
-    every = [candidate for candidate in (*(f for _, f in alone), *even.best, *known) if candidate is not None]
+    plain = list(_by_speed(even, space, tables, allowed)) if more() else []
+    every = [candidate for candidate in (*(f for _, f in alone), *even.best, *plain, *known) if candidate is not None]
     first = list({candidate.plan: candidate for candidate in every}.values())
     search = MixedSearch(
         tables, workload, stack, space, allowed,

@@ -1,6 +1,6 @@
 """Mean JCT under Sia on a mixed cluster beside the simulator of Sia's artifact, on its own jobs.
 
-    python benchmarks/fleet/sia.py ARTIFACT [--workloads philly/workload-1] [--known] [--beside PYTHON]
+    python benchmarks/fleet/sia.py ARTIFACT [--workloads philly/workload-1] [--known] [--others] [--beside PYTHON]
 
 ARTIFACT: the folder `sia-simulator` of github.com/siasosp23/artifacts. Its cluster: 6 nodes of 4 T4, 2 of 8 A100 and 3
 of 8 RTX 2080 Ti, decisions every minute, its seconds to start each application, and its slowdowns against what was
@@ -38,6 +38,7 @@ from gnomon.fleet.traces import Reading, read_trace
 KINDS = {"aws": ("t4-16gb", 6, 4), "dgx-ext": ("a100-sxm-40gb", 2, 8), "rtx": ("rtx-2080ti-11gb", 3, 8)}
 """The artifact's name -> (ours, nodes, devices in a node)."""
 SLOWDOWN = {"cifar10": 1.8, "imagenet": 1.2, "yolov3": 1.2, "bert": 1.2, "deepspeech2": 1.2, "ncf": 1.5}
+OTHERS = ("pollux", "srtf", "optimus", "gandiva", "easyscale", "tiresias", "fifo")
 START_S = {"cifar10": 50, "deepspeech2": 25, "bert": 120, "yolov3": 80, "imagenet": 250, "ncf": 15}
 WEIGHED_S = {"cifar10": 30, "deepspeech2": 25, "bert": 120, "yolov3": 45, "imagenet": 250}
 """What it takes a restart to cost when it weighs one."""
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--workloads", default="philly/workload-1")
     parser.add_argument("--known", action="store_true", help="our jobs know their speeds before they ran")
+    parser.add_argument("--others", action="store_true", help="other policies on the same cluster too")
     parser.add_argument("--beside", type=Path, help="interpreter for the artifact's own simulator")
     options = parser.parse_args()
     pools = tuple(Pool(name=name, device=name, nodes=nodes, per_node=n) for name, (_, nodes, n) in KINDS.items())
@@ -63,6 +65,7 @@ def main() -> None:
     }
     known = ByKind(machines, {kind: Profiled(own, adaptive=True) for kind, own in profiles.items()})
     told = known if options.known else Learned(known)
+    fixed = ByKind(machines, {kind: Profiled(own, adaptive=False) for kind, own in profiles.items()})
     rules = Rules(costs=Costs(restart_s=30, first_start_s=30, resize_s=30, by_model=START_S))
     for name in options.workloads.split(","):
         path = options.artifact / "workloads" / f"{name}.csv"
@@ -82,6 +85,11 @@ def main() -> None:
             means = ", ".join(f"{app} {seconds:.0f}" for app, seconds in by_application(trace.jobs, jobs).items())
             line += f"\n  {whose}, by application: {means} s"
         print(line, flush=True)
+        for other in OTHERS if options.others else ():
+            # Only Pollux chooses batches too; it learns as Sia does. The others know their speeds.
+            heard = told if other == "pollux" else fixed
+            mean = float(replay(trace, machines, policy(other), rules=rules, forecasts=heard).jct_s.mean())
+            print(f"  {other}: {mean:.1f} s, Sia {1 - ours / mean:.0%} less", flush=True)
 
 
 def by_application(jobs: Sequence[Job], jct_s: Mapping[str, float]) -> dict[str, float]:

@@ -168,8 +168,8 @@ def sharing(folder: Path) -> Iterator[Row]:
         "gandiva",
         "utilisation 26% higher",
         f"{more:.0%} more work a second; {shorter['gandiva']}",
-        f"{where}: two do {together:.2f} times the work of one in the mean of all pairs; ours packs those that wait, and "
-        "moves none to a better partner",
+        f"{where}: two do {together:.2f} times the work of one in the mean of all pairs; ours packs those that wait, "
+        "and moves none to a better partner",
     )
     waits = base.waited_s.mean() / results["cognn"].waited_s.mean()
     yield (

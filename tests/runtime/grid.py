@@ -46,7 +46,7 @@ LOOPED = ("interleaved_one_f_one_b", "looped_bfs", "interleaved_zero_bubble")
 TURNED = ("zero_bubble_v", "v_half", "v_min", "dualpipe_v")
 RUN = {
     "kind": ("adamw",), "delay": (0,), "offload_parameters": (False,), "experts": (False,), "optimizer": (False,),
-    "vocab_parallel": (True,), "loss_parallel": (True,),
+    "vocab_parallel": (True,), "loss_parallel": (True,), "parameter_tier": ("host",),
 }  # fmt: skip
 """Values that are drawn where a field is not the one that is set: of the others the runtime refuses every plan."""
 
@@ -165,6 +165,8 @@ def _part(rng: random.Random, part: str, field: tuple[str, str, Any]) -> dict[st
         chosen[name] = rng.choice((default, rng.choice(of)))
     if field[0] == part:
         chosen[field[1]] = field[2]
+    if chosen.get("parameter_tier") == "disk":
+        chosen["offload_parameters"] = True
     return chosen
 
 

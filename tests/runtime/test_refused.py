@@ -43,7 +43,7 @@ pytestmark = pytest.mark.torch
         (Plan(overlap=Overlap(splits=(Split(op="x", dim="seq", parts=2),))), "overlap.splits"),
         (
             Plan(overlap=Overlap(bucket_bytes=1 << 20), optimizer=Optimizer(zero=3)),
-            "bucket_bytes with optimizer.zero = 3",
+            "bucket_bytes, buckets or fused with optimizer.zero = 3",
         ),
         (
             Plan(mesh=Mesh(tp=2), optimizer=Optimizer(kind="muon", offload=Offload())),

@@ -24,8 +24,8 @@ FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", maste
         (
             Plan(overlap=Overlap(bucket_bytes=1 << 20), optimizer=Optimizer(zero=3)),
             (
-                "overlap.bucket_bytes with optimizer.zero = 3, optimizer.offload, stages' shares, schedule.passes, or "
-                "a schedule whose rows hold several actions",
+                "overlap.bucket_bytes, buckets or fused with optimizer.zero = 3, optimizer.offload, stages' shares, "
+                "schedule.passes, or a schedule whose rows hold several actions",
             ),
         ),
         (Plan(optimizer=Optimizer(offload=Offload(), delay=1, zero=2)), ()),

@@ -112,7 +112,7 @@ class RowActions:
 
     def _b(self, stage: int, unit: int) -> None:
         part = self.plays[stage]
-        if not part.stages[stage].last:
+        if part.stages[stage].leaves:
             self._arrive(("DY", stage, unit))
         if (stage, unit) not in part.compute.saved:  # let go: once more from its input
             if stage:

@@ -37,7 +37,7 @@ def test_a_silent_rank_is_named_with_its_row_and_those_that_wait_with_theirs() -
     text, stopped = result
     assert text == (
         f"rank 2 (row {computes}, 1B0) has not been heard of for 15 s: stopped, or lost; ranks 0, 1 wait at row "
-        f"{reduces}, AR of stage 0 over dp; rank 3 waits at between steps"
+        f"{reduces}, AR of stage 0 over dp; rank 3 waits between steps"
     )
     assert [one.rank for one in stopped] == [2]
 

@@ -167,7 +167,7 @@ def message(
     silent = [one for one, quiet in heard if quiet >= silent_s]
     waiting = [one for one, quiet in heard if quiet < silent_s]
     there = "; ".join(
-        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} wait{'' if len(ranks) > 1 else 's'} at {row}"
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} wait{'' if len(ranks) > 1 else 's'} {row}"
         for row, ranks in _by_row(program, waiting).items()
     )
     if silent:
@@ -185,7 +185,7 @@ def unanswered(program: Program, rank: int, row: int, seconds: float) -> str:
     keeper = f"on {kept} " if kept else ""
     return (
         f"the job's store {keeper}has not answered rank {rank} for {seconds:.0f} s: the machine that keeps it is lost, "
-        f"or the link to it; rank {rank} waits at {where(program, row)}"
+        f"or the link to it; rank {rank} waits {_at(program, row)}"
     )
 
 
@@ -201,10 +201,14 @@ def where(program: Program, row: int) -> str:
     return f"row {row}, {name}"
 
 
+def _at(program: Program, row: int) -> str:
+    return where(program, row) if row < 0 else f"at {where(program, row)}"
+
+
 def _by_row(program: Program, waiting: Sequence[Heard]) -> Mapping[str, list[int]]:
     by_row: dict[str, list[int]] = {}
     for one in waiting:
-        by_row.setdefault(where(program, one.row), []).append(one.rank)
+        by_row.setdefault(_at(program, one.row), []).append(one.rank)
     return by_row
 
 

@@ -96,7 +96,7 @@ def planned_of(family: Family) -> Planned:
 
 
 def choices(family: Family) -> Iterator[Tile]:
-    """Unlike kernels by unrolling and levels; of each, unlike rows and points of a task."""
+    """Kernels that differ in unrolling and levels; of each, tasks of other rows and points."""
     own_unroll, own_again, seen = tiles.unroll, tiles.RECOMPUTE, set[str]()
     for again, beside in itertools.product((own_again, *AGAIN), (None, *UNROLL)):
 

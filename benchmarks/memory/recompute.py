@@ -5,7 +5,7 @@ Run: a Llama of 34M parameters on this machine, one process of one thread, the p
 activations held at their peak, counted row by row. Presets: Megatron-LM's `selective` (inside of attention) and `full`,
 and torchtitan's selective by op: attention and every second matmul are kept (torchtitan models/common, `_save_list`).
 Writes results/recompute.md. Exits with 1 where a preset is faster in the prediction. `--host` writes
-results/recompute_host.md in its place: what tensors on the host gain where copies run beside computing, predicted.
+results/recompute_host.md in its place: what tensors on the host gain where copies overlap with compute, predicted.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def host_page() -> Iterator[str]:
     yield f"`python benchmarks/memory/recompute.py --host`, {datetime.now(UTC):%Y-%m-%d}, Python {python_version()}."
     yield ""
     yield (
-        "Predicted for a program whose copies run beside computing, in a share of the memory between recomputing "
+        "Predicted for a program whose copies overlap with compute, in a share of the memory between recomputing "
         "everything (full) and nothing. Batches of 4 sequences. Gnomon's own runtime copies on the computing stream."
     )
     yield ""

@@ -2,7 +2,7 @@
 
     python benchmarks/search/heterog.py [CASE …]    # all cases; prints the table kept in results/heterog.md
 
-Both on the same unlike devices, models and batches. `heterog` is the best strategy that local search finds, over
+Both on the same heterogeneous devices, models and batches. `heterog` is the best strategy that local search finds, over
 numbers of microbatches and ways of recomputing, in the play of `layer_strategies`; its seeds are the usual ones (data
 parallelism with equal shares and by speed, all-reduce, one device that adds up, sharded; one kind alone; one layer
 after the other). `mixed` is the plan of `plan_mixed`, predicted. `play of predict` is what that play says of uneven

@@ -1,4 +1,4 @@
-"""Plans for clusters of unlike devices: what the best one gains over equal shares and over leaving kinds out.
+"""Plans for clusters of heterogeneous devices: what the best one gains over equal shares and over leaving kinds out.
 
     python benchmarks/search/mixed.py [CASE …]      # all cases; prints the table kept in results/mixed.md
 

@@ -1,4 +1,4 @@
-"""`gnomon plan` on a cluster of unlike devices: what it prints and writes, and what it refuses."""
+"""`gnomon plan` on a cluster of heterogeneous devices: what it prints and writes, and what it refuses."""
 
 from __future__ import annotations
 

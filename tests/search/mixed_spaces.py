@@ -1,4 +1,4 @@
-"""Small random spaces over unlike devices: a tiny model, two or three kinds, few choices of every field."""
+"""Small random spaces over heterogeneous devices: a tiny model, two or three kinds, few choices of every field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies for every layer on unlike devices: what a step takes, and that the best of small spaces is found."""
+"""Strategies for every layer on heterogeneous devices: what a step takes; the best of small spaces is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans over unlike devices: the search finds what predicting every plan finds, points add up, and what plans mean."""
+"""Plans over heterogeneous devices: the search finds what predicting all finds; points add up; what plans mean."""
 
 from __future__ import annotations
 

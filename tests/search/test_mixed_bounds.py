@@ -1,5 +1,5 @@
-"""Bounds on what plans over unlike devices hold, against the points and predictions they are of, and searches that end
-early."""
+"""Bounds on what plans over heterogeneous devices hold, against the points and predictions they are of, and searches
+that end early."""
 
 from __future__ import annotations
 

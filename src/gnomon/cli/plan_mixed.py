@@ -1,4 +1,4 @@
-"""`gnomon plan` for a cluster of unlike devices: the search over kinds, its text, and a plan file.
+"""`gnomon plan` for a cluster of heterogeneous devices: the search over kinds, its text, and a plan file.
 
 `plan_unlike` searches, prints, writes, and returns 0. Leaves out the search itself (`search.mixed.plan_mixed`), and
 other questions than the fastest plan (`plan_goals`).

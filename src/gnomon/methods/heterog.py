@@ -1,4 +1,4 @@
-"""HeteroG (CoNEXT 2020): on unlike devices each layer chooses who computes it and how its gradient is added up.
+"""HeteroG (CoNEXT 2020): on heterogeneous devices each layer chooses who computes it and how its gradient is added up.
 
 The search is `search.mixed.heterog`, what a step takes `search.mixed.layer_strategies`; here is how far it goes. Left
 out: a field of the plan. Stages of one plan either name the same ranks or none in common, and the search over those
@@ -14,7 +14,7 @@ _PYTHON = "no field of a plan says it: stages share all of their ranks or none; 
 METHOD = Method(
     name="heterog",
     paper="HeteroG, Yi et al., CoNEXT 2020",
-    about="for each layer which unlike devices compute it, and how its gradient is added up, by local search",
+    about="for each layer which heterogeneous devices compute it, and how its gradient is added up, by local search",
     switch="schedule.passes",
     exactness="up to the order of sums",
     missing={

@@ -19,23 +19,21 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store
 
-from gnomon.errors import PeerError, PlanError
+from gnomon.errors import PlanError
 from gnomon.methods import partial_reduce
 from gnomon.runtime.captured_job import random_ops
 from gnomon.runtime.checkpoint import load
-from gnomon.runtime.connections import FOLDER, Sockets, shut, sockets
+from gnomon.runtime.connections import FOLDER, sockets
 from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.elastic import COLUMNS, records_of, table_of
+from gnomon.runtime.epochs import InEpochs
 from gnomon.runtime.execute import Executor
-from gnomon.runtime.faults import plain
-from gnomon.runtime.membership import Epoch, Membership, groups_soon_made, loss_noticed, part
+from gnomon.runtime.membership import Epoch, Membership, groups_soon_made, loss_noticed
 from gnomon.runtime.memory_checkpoint import NONE, Held, MemoryCheckpoint, latest, source
 from gnomon.runtime.own_module import OwnModule
 from gnomon.runtime.parameters import Slot
@@ -94,14 +92,14 @@ class _Told:
     records: int = 0
 
 
-class _Rank:
+class _Rank(InEpochs):
     """What a process knows between two epochs."""
 
     def __init__(
         self, job: Job, own_module: OwnModule | None, corpus: Batches, asked: list[int], membership: Membership
     ) -> None:
-        self.job, self.own_module, self.corpus = job, own_module, corpus
-        self.asked, self.membership = asked, membership
+        super().__init__(membership)
+        self.job, self.own_module, self.corpus, self.asked = job, own_module, corpus, asked
         self.copies = MemoryCheckpoint()
         self.executor: Executor | None = None
         self.in_step = False
@@ -110,44 +108,8 @@ class _Rank:
         self.resumed_from = 0
         self.records: list[Record] = []
         self.waits: list[float] = []
-        clone: Any = membership.store
-        self.watched: Store = clone.clone()
-        """A connection to the store that no group uses."""
-        self.before: Sockets = frozenset()
-        """Sockets that there were before this epoch."""
-        self.made: Sockets = frozenset()
-        """Those of its groups, once all are made."""
         self.came_back: list[int] = []
         """Steps to which all went back."""
-
-    def until_over(self) -> Outcome | None:
-        """Trains in one epoch after the other."""
-        self.membership.join()
-        epoch = self.membership.next(0)
-        while epoch is not None:
-            self.before, self.made = sockets(), frozenset()
-            try:
-                if (outcome := self._in_epoch(epoch)) is not None:
-                    return outcome
-            except Exception as error:
-                self._lost(error, epoch)
-            finally:
-                part()
-            epoch = self.membership.next(epoch.number)
-        return None
-
-    def _lost(self, error: Exception, epoch: Epoch) -> None:
-        """Says what this rank waited for, and ends its connections. Raises what is no loss of another process."""
-        lost = plain(error, epoch.members.index(self.membership.process), self._at())
-        if not isinstance(lost, PeerError):
-            raise lost from error
-        self.membership.store.set(f"waited/{epoch.number}/{self.membership.process}", str(lost))
-        self.membership.note("noticed", epoch)
-        self._shut()
-
-    def _shut(self) -> None:
-        """Ends the connections of this epoch's groups, and that to the store which these were made by."""
-        shut(self.made or sockets() - self.before)
 
     def _at(self) -> str:
         """Where in a step this rank stands."""

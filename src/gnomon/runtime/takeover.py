@@ -24,19 +24,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroup
 
-from gnomon.errors import PeerError, PlanError, RunError
+from gnomon.errors import PlanError, RunError
 from gnomon.methods import bamboo, check_methods
 from gnomon.plans import shared_parameters
 from gnomon.runtime.checkpoint import load
-from gnomon.runtime.connections import FOLDER, Sockets, shut, sockets
+from gnomon.runtime.connections import FOLDER, sockets
 from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.elastic import COLUMNS, records_of, table_of
+from gnomon.runtime.epochs import InEpochs
 from gnomon.runtime.evaluate import forward_loss
-from gnomon.runtime.faults import plain
-from gnomon.runtime.membership import ANNOUNCED_S, Epoch, Membership, groups_soon_made, loss_noticed, part
+from gnomon.runtime.membership import ANNOUNCED_S, Epoch, Membership, groups_soon_made, loss_noticed
 from gnomon.runtime.mesh import stage_sets
 from gnomon.runtime.optim import Update
 from gnomon.runtime.parameters import Parameters, Slot
@@ -159,11 +158,14 @@ def handing(now: Roles, born: Sequence[int], following: Mapping[int, int]) -> Ha
     return Handing(places=places, keepers=keepers, sent=tuple(sent))
 
 
-class _Process:
+class _Process(InEpochs):
     """What a process knows between two epochs."""
 
+    after_loss_s = ANNOUNCED_S
+
     def __init__(self, job: Job, corpus: Batches, asked: list[int], membership: Membership) -> None:
-        self.job, self.corpus, self.asked, self.membership = job, corpus, asked, membership
+        super().__init__(membership)
+        self.job, self.corpus, self.asked = job, corpus, asked
         self.plan = bamboo.without(job.plan)
         self.size = {"sequences": job.workload.global_batch_size, "seq_len": job.workload.seq_len}
         self.work: Work | None = None
@@ -173,47 +175,13 @@ class _Process:
         self.resumed_from = 0
         self.records: list[Record] = []
         self.waits: list[float] = []
-        clone: Any = membership.store
-        self.watched: Store = clone.clone()
-        """A connection to the store that no group uses."""
-        self.before: Sockets = frozenset()
-        self.made: Sockets = frozenset()
         self.takeovers: list[str] = []
         """What is told of them at the end."""
 
-    def until_over(self) -> Outcome | None:
-        """Trains in one epoch after the other."""
-        self.membership.join()
-        epoch = self.membership.next(0)
-        while epoch is not None:
-            self.before, self.made = sockets(), frozenset()
-            patience_s = math.inf
-            try:
-                with loss_noticed(self.watched, epoch, self._shut):
-                    if (outcome := self._in_epoch(epoch)) is not None:
-                        return outcome
-            except Exception as error:
-                self._lost(error, epoch)
-                patience_s = ANNOUNCED_S
-            finally:
-                part()
-            epoch = self.membership.next(epoch.number, patience_s=patience_s)
-        return None
-
     def _lost(self, error: Exception, epoch: Epoch) -> None:
-        """Says what this process waited for, and ends its connections. Raises what is no loss of another process."""
-        rank = epoch.placement[epoch.members.index(self.membership.process)]
-        lost = plain(error, rank, self._at())
-        if not isinstance(lost, PeerError):
-            raise lost from error
-        self.membership.store.set(f"waited/{epoch.number}/{self.membership.process}", str(lost))
-        self.membership.note("noticed", epoch)
-        self._shut()
+        super()._lost(error, epoch)
         if self.work is not None:
             self.work.cut_off()
-
-    def _shut(self) -> None:
-        shut(self.made or sockets() - self.before)
 
     def _at(self) -> str:
         at = None if self.work is None else self.work.at
@@ -222,6 +190,10 @@ class _Process:
     # --- an epoch
 
     def _in_epoch(self, epoch: Epoch) -> Outcome | None:
+        with loss_noticed(self.watched, epoch, self._shut):
+            return self._together(epoch)
+
+    def _together(self, epoch: Epoch) -> Outcome | None:
         """The outcome, if the job ended in this epoch; None when there is a newer one."""
         if not self.membership.meet(epoch):
             return None

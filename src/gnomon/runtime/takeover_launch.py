@@ -9,23 +9,12 @@ other machines.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from torch._C._distributed_c10d import Store
-
-from gnomon.runtime.checkpoint import newest
-from gnomon.runtime.faults import SAID, ended
-from gnomon.runtime.membership import Epoch, Membership, announce, joined, noted, say_lost
-from gnomon.runtime.processes import FailedError, Failure
-from gnomon.runtime.replaceable import LOOK_S, Replaceable, set_up
+from gnomon.runtime.membership import Epoch, announce, joined, noted, say_lost
+from gnomon.runtime.replaceable import LOOK_S
+from gnomon.runtime.replaceable_ranks import SOON_S, ReplaceableRanks
 from gnomon.runtime.takeover import NOBODY_COMES, check_with_copies, train_with_copies
 from gnomon.runtime.train import Job, Outcome, corpus_of
-
-SOON_S = 0.005
-"""Between two looks whether processes that were announced are going, or a new one is ready."""
 
 
 def run_with_copies(job: Job, *, threads: int = 1) -> Outcome:
@@ -36,35 +25,17 @@ def run_with_copies(job: Job, *, threads: int = 1) -> Outcome:
     """
     check_with_copies(job)
     corpus_of(job)  # text becomes tokens once, before processes wait for each other
-    launched = _Launched(job, threads)
-    try:
-        launched.results()
-    except FailedError as failed:
-        kept = None if job.checkpoints is None else newest(job.checkpoints)
-        raise ended(failed, job.plan.world_size, left=kept, resume_with=job.resume_with) from failed
-    outcome: Outcome = launched.outcomes()[0]
-    return outcome
+    return _Launched(job, threads, train_with_copies).outcome()
 
 
-class _Launched(Replaceable):
+class _Launched(ReplaceableRanks):
     """The processes of one job."""
-
-    def __init__(self, job: Job, threads: int) -> None:
-        super().__init__(_process, job.plan.world_size, job, threads)
-        self.rank_of = {process: process for process in range(job.plan.world_size)}
-
-    def _arguments(self, rank: int) -> Sequence[Any]:
-        return (*self.args, train_with_copies)
 
     def outcomes(self) -> list[Outcome]:
         """That of the first rank which is there first."""
         last = self.epochs[-1].members if self.epochs else ()
         found = [self.returned[process] for process in last if self.returned.get(process) is not None]
         return found or super().outcomes()
-
-    def _failure(self, rank: int) -> Failure:
-        failure = super()._failure(rank)
-        return replace(failure, rank=self.rank_of[rank])
 
     def _lose(self, process: int, what: str) -> bool:
         """Those left go on, and another comes if that may be."""
@@ -112,25 +83,3 @@ class _Launched(Replaceable):
         epoch = Epoch(number=len(self.epochs) + 1, members=members, placement=tuple(self.rank_of[p] for p in members))
         self.epochs.append(epoch)
         announce(self.store, epoch)
-
-    def _say_who_waited(self, epoch: Epoch) -> None:
-        assert self.store is not None
-        keys = [f"waited/{epoch.number}/{process}" for process in epoch.members]
-        said = [self.store.get(key).decode() for key in keys if self.store.check([key])]
-        if said:
-            print(f"gnomon: {'; '.join(said[:SAID])}", file=sys.stderr, flush=True)
-
-
-def _process(
-    store: Store,
-    number: int,
-    world_size: int,
-    job: Job,
-    threads: int,
-    schedules: Sequence[Path],
-    train: Any,
-) -> Outcome | None:
-    """One process, from its start to its end."""
-    set_up(threads, schedules)
-    outcome: Outcome | None = train(job, Membership(store, number))
-    return outcome

@@ -1,4 +1,4 @@
-"""What a plan over unlike devices takes at least, in time and memory, from prices of single layers.
+"""What a plan over heterogeneous devices takes at least, in time and memory, from prices of single layers.
 
 `LayerTables.of` prices every layer once for a kind of device and the axes of its workers, at all numbers of sequences
 and ways of recomputing together; `least_step_s` and `held_bytes` add them up for pipeline ranks. Each bound has its

@@ -1,4 +1,4 @@
-"""Whether any plan over unlike devices fits: the search for the fastest one, in the order of memory in place of time.
+"""Whether any plan over heterogeneous devices fits: the search for the fastest one, in order of memory, not of time.
 
 `FirstFit` prices the points that hold least on their fullest rank first, and ends with the first one that fits. It has
 shown that none fits when it ends without one and `left` nothing. `roomiest` is a plan on devices of one kind that

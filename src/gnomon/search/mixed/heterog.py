@@ -1,4 +1,4 @@
-"""HeteroG's search: a strategy for every layer on unlike devices, by local search from the usual ones.
+"""HeteroG's search: a strategy for every layer on heterogeneous devices, by local search from the usual ones.
 
 `options(costs)` lists what a layer may do; `seeds(costs)` the same for all layers: data parallelism with equal shares
 and with shares by speed, each way of adding up, on all devices and on each kind, and one layer after the other over the

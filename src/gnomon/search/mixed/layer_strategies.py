@@ -1,4 +1,4 @@
-"""Strategies that differ from layer to layer, on unlike devices (HeteroG): what a step under one takes.
+"""Strategies that differ from layer to layer, on heterogeneous devices (HeteroG): what a step under one takes.
 
 A `Choice` says, of one layer, which devices compute it, how many sequences each takes, and how its gradient is added up
 (ring, one device that gathers and sends back, or parts of it everywhere as under ZeRO 3). `LayerPlay.step_s` plays a

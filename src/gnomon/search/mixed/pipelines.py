@@ -1,4 +1,4 @@
-"""Pipelines over unlike devices, rank by rank: what a partial one takes at least, and how many layers a rank may have.
+"""Pipelines over heterogeneous devices, rank by rank: least time of a partial one, most layers of a rank.
 
 `Pipe` is a block as its partial pipelines see it, `Node` a pipeline whose first ranks have their layers; `Ranks` bounds
 the next rank. Leaves out whole pipelines (`point_bounds`) and the order of the search (`search.best_first`).

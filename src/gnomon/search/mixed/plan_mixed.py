@@ -1,4 +1,4 @@
-"""The fastest plan for a cluster of unlike devices, and what it gains over treating them as alike or leaving some out.
+"""The fastest plan for a cluster of heterogeneous devices, and what it gains over equal shares or fewer devices.
 
 `plan_mixed` searches the plans over several kinds of device (`mixed.search`), the same with equal shares and
 layers, and each kind of device alone, by the search for equal devices. Leaves out what `mixed.space` leaves out.

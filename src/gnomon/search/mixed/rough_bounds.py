@@ -1,4 +1,4 @@
-"""Bounds on blocks over unlike devices before they are opened: from the layers that cost least on each kind.
+"""Bounds on blocks over heterogeneous devices before they are opened: from the layers that cost least on each kind.
 
 `RoughBounds.of(block)` is below every point of a block; `rate` says how fast pipeline ranks can take layers through.
 Leaves out bounds on partial pipelines and points (`pipelines`, `point_bounds`).

@@ -1,4 +1,4 @@
-"""Plans for a cluster of unlike devices: side by side with uneven shares, or a pipeline whose stages differ by kind.
+"""Plans for a cluster of heterogeneous devices: side by side with uneven shares, or stages by kind.
 
 `make_mixed_space` lists the choices, a `MixedBlock` is the points that differ only in shares or layers, ZeRO stage and
 schedule, and `MixedSpace.plan` makes a point's Plan. Two forms: *replicas*, where every stage has workers of all kinds
@@ -157,7 +157,7 @@ class MixedSpace:
     tied_alike: bool = False
     """Tied weights want equal meshes and no ZeRO: what Gnomon's runtime asks."""
     equal: bool = False
-    """Only equal shares and equal layers: what unlike devices are not made for, to compare with."""
+    """Only equal shares and equal layers: what heterogeneous devices are not made for, to compare with."""
 
     def workers(self, shape: Shape) -> Ranks:
         """replicas: workers of each kind; stages: data-parallel ranks of each pipeline rank."""
@@ -468,7 +468,7 @@ def make_mixed_space(
     limits: Iterable[Limit] = (),
     stack: Stack | None = None,
 ) -> MixedSpace:
-    """All choices for a model on unlike devices, less what is fixed, forbidden or beyond the stack.
+    """All choices for a model on heterogeneous devices, less what is fixed, forbidden or beyond the stack.
 
     fixed: one of OPEN_FIELDS -> its value; `pp` is the number of pipeline ranks. PlanError for other fields, and for
     one that is left without a choice.
@@ -530,7 +530,7 @@ def expert_ranks(graph: Graph, most: int) -> tuple[int, ...]:
 
 
 def _refuse(cluster: Cluster, fixed: Mapping[str, object], limits: Iterable[Limit]) -> None:
-    """PlanError for fields that plans over unlike devices do not have; what they do not use is 1."""
+    """PlanError for fields that plans over heterogeneous devices do not have; what they do not use is 1."""
     wrong = [name for name, value in fixed.items() if name not in OPEN_FIELDS and value != 1]
     wrong += [limit.field for limit in limits if limit.field not in OPEN_FIELDS and limit.forbids(1)]
     if wrong:

@@ -1,4 +1,4 @@
-"""Neighbours of a plan that lists its stages: over unlike devices, or with other numbers of replicas in every stage.
+"""Neighbours of a plan that lists its stages: over heterogeneous devices, or with other numbers of replicas a stage.
 
 `stage_changes(plan, graph, cluster)` yields plans one change away: a layer over a border, a sequence from one kind of
 device to another, twice or half the microbatches, ZeRO, recompute, schedule, sequence parallelism. `evened(plan, …)`

@@ -3,11 +3,16 @@ them, and live bytes by torch's own profiler of the allocator."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from runtime.parity import BY_STAGE, FP32, FULL, SP, schedule
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -18,6 +23,7 @@ from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Saved, Workload
 from gnomon.runtime import Executor, Recorder
 from gnomon.runtime.buffers import Buffers
+from gnomon.runtime.collectives import GATHER, SCATTER
 from gnomon.runtime.layer_bytes import LiveBytes
 from gnomon.runtime.measure import Levels
 from gnomon.timeline import Timeline
@@ -166,6 +172,35 @@ def batch() -> Tensor:
     return torch.randint(0, CONFIG.vocab_size, (8, 65), generator=torch.Generator().manual_seed(5))
 
 
+def fullest_moment(executor: Executor) -> int:
+    """Bytes of tensors at the fullest moment of a step: what the runtime says that it holds before, and what ops make
+    beside until it is freed."""
+    with LiveBytes(torch.device("cpu")) as counted, Released():
+        before = sum(executor._levels())
+        executor.step(batch())
+        executor.synchronise()
+        return before + counted.most
+
+
+class Released(ExitStack):
+    """A collective that is waited for where it is called holds nothing afterwards: gloo's thread lets go of tensors
+    only some time after it has woken the caller."""
+
+    def __enter__(self) -> Released:
+        for name in (GATHER, SCATTER, "all_reduce", "all_to_all_single"):
+            self.enter_context(patch.object(dist, name, partial(_released, getattr(dist, name))))
+        return super().__enter__()
+
+
+def _released(collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    before = [x._use_count() for x in tensors]
+    work = collective(*args, **kwargs)
+    while work is None and any(x._use_count() > n for x, n in zip(tensors, before, strict=True)):
+        os.sched_yield()
+    return work
+
+
 def graph_of(name: str) -> Graph:
     return llama(replace(CONFIG, tied=name.endswith(", tied")))
 
@@ -178,11 +213,7 @@ def account(name: str) -> Accounted:
     _, timeline = executor.measured_step(batch(), memory=True)
     executor.synchronise()
     live = watch(executor) if name in ALLOCATOR else ()
-    with LiveBytes(torch.device("cpu")) as counted:
-        most = sum(executor._levels())
-        executor.step(batch())
-        executor.synchronise()
-        most += counted.most
+    most = fullest_moment(executor)
     recorder = Recorder(memory=True)
     with patch.object(Buffers, "end_finished", lambda self: None):
         executor.step(batch(), recorder)

@@ -25,7 +25,6 @@ from gnomon.models.mixtral import MixtralConfig, mixtral  # noqa: E402
 from gnomon.plans import Layout, Mesh, Optimizer, Plan  # noqa: E402
 from gnomon.prediction import Prediction  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
-from gnomon.runtime.layer_bytes import LiveBytes  # noqa: E402
 from gnomon.sharding.context import chunks_of  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 
@@ -72,11 +71,7 @@ def _run(graph: Graph, plan: Plan) -> Ran:
     with accounted.Products() as products:
         executor.step(accounted.batch())
         executor.synchronise()
-    with LiveBytes(torch.device("cpu")) as counted:
-        most = sum(executor._levels())
-        executor.step(accounted.batch())
-        executor.synchronise()
-        most += counted.most
+    most = accounted.fullest_moment(executor)
     ids = torch.arange(8)[:, None].repeat(1, 65)
     with traced.watching(executor, ids) as trace:
         executor.step(ids)

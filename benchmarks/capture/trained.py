@@ -9,6 +9,7 @@ from the module's own weights. Dropout is off, as the runtime leaves it out. `ke
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -42,7 +44,7 @@ CLASSES = 8
 ROWS = 8
 """Rows of the step that is timed, where the batch may vary."""
 ROUNDS = 5
-WAIT_S = 120
+WAIT_S = 180
 """Wall seconds that a plan may take."""
 SETTINGS = AdamWSettings(lr=1e-2, eps=1e-3, weight_decay=0.0, clip_norm=1e9)
 TOLERANCE = 1e-9
@@ -87,9 +89,8 @@ class Headed(nn.Module):
         return given[:1]
 
 
-def trained(model: nn.Module, example: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Columns of a small model; of each that failed the reason."""
-    row: dict[str, Any] = {}
+def trained(model: nn.Module, example: Mapping[str, Tensor], row: dict[str, Any]) -> None:
+    """Adds the columns of a small model; of each that failed the reason."""
     try:
         torch.manual_seed(0)
         rows = next(x.shape[0] for x in example.values())
@@ -98,7 +99,7 @@ def trained(model: nn.Module, example: Mapping[str, Tensor]) -> dict[str, Any]:
         found = captured(headed, given, training=False)
     except Exception as error:
         row["head"] = _said(error)
-        return row
+        return
     _then(row, "kept_error", lambda: kept_error(headed, given, found.graph))
     ways = ROWS // rows if "batch" in found.symbols and not ROWS % rows else 1
     _then(row, "step", lambda: step(headed, found, wider(given, ways)))
@@ -108,9 +109,8 @@ def trained(model: nn.Module, example: Mapping[str, Tensor]) -> dict[str, Any]:
         found = captured(headed, given, training=False)
     except Exception as error:
         row["head"] = _said(error)
-        return row
+        return
     row["ran"] = runs(headed, found, wider(given, 2))
-    return row
 
 
 def in_float64(module: nn.Module) -> nn.Module:
@@ -131,22 +131,29 @@ def wider(given: Mapping[str, Tensor], ways: int) -> dict[str, Tensor]:
     return {**wide, "answers": answers}
 
 
+class Kept:
+    """A tensor that autograd keeps."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x.detach()
+
+
 def kept_error(model: nn.Module, example: Mapping[str, Tensor], graph: Any, dtype: str = "fp32") -> float:
     """Bytes that the Graph says are kept for backward over those that autograd keeps, less 1: storages, each once,
-    without parameters and buffers. dtype: of the module."""
+    without parameters and buffers, which are still kept when the forward has returned. dtype: of the module."""
     apart = {x.untyped_storage()._cdata for x in (*model.parameters(), *model.buffers())}
-    sizes: dict[int, int] = {}
-    held: list[Tensor] = []  # so that no storage is given to another
+    held = WeakSet[Kept]()
 
-    def pack(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        if storage._cdata not in apart:
-            sizes[storage._cdata] = storage.nbytes()
-            held.append(x.detach())
-        return x
+    def pack(x: Tensor) -> Kept:
+        kept = Kept(x)
+        held.add(kept)
+        return kept
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.x):
         out = model(**example)
+    gc.collect()
+    storages = [kept.x.untyped_storage() for kept in held]
+    sizes = {storage._cdata: storage.nbytes() for storage in storages if storage._cdata not in apart}
     del out
     kept = Dtypes(param=dtype, compute=dtype)
     setting = Setting(sizes=bound(graph.inputs, example), dtypes=kept, causal_flops="full")

@@ -3,11 +3,12 @@
 `python benchmarks/capture/transformers_types.py --out results.jsonl [--types llama,bert]` writes a line a type, goes on
 where it was stopped, and prints the table. Every type of `AutoModel` is built from its own config with small sizes and
 random values (a type whose small config does not build is built with two layers on the meta device), each in a process
-of its own with a limit of CPU seconds and of address space. Types are tried in a random order of a fixed seed, so that
-a run which is stopped early is a sample. A type counts as captured only if a Graph came out; where none did, the module
-itself is tried on the same inputs. `plans` are those under which the Graph is then priced; `proof` is outputs and
-gradients within 1e-9 in float64; small models are then trained here (`trained`). Predicted seconds are those of
-`gnomon calibrate`. Leaves out heads: `AutoModel` is the body.
+of its own, forked from one that has everything imported, with a limit of CPU seconds and of address space; what it
+told before a limit is kept. Types are tried in a random order of a fixed seed, so that a run which is stopped early is
+a sample. A type counts as captured only if a Graph came out; where none did, the module itself is tried on the same
+inputs. `plans` are those under which the Graph is then priced, `planned` the fastest that `gnomon.plan` finds for 8
+H100s in a few CPU seconds; `proof` is outputs and gradients within 1e-9 in float64; small models are then trained here
+(`trained`). Predicted seconds are those of `gnomon calibrate`. Leaves out heads: `AutoModel` is the body.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,7 +34,9 @@ from typing import Any
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "depth",
           "num_decoder_layers", "num_encoder_layers", "e_layers", "d_layers")  # fmt: skip
-WAITS = 6
+SEARCH_S = 2.0
+"""CPU seconds that the search for a plan may take."""
+WAITS = 20
 """Wall seconds that a type may take for each CPU second: the machine may be busy."""
 SMALL = {
     "hidden_size": 64, "d_model": 64, "n_embd": 64, "embed_dim": 64, "dim": 64, "encoder_embed_dim": 64,
@@ -255,7 +258,11 @@ def build(kind: str, sizes: Mapping[str, int], meta: bool, dtype: Any = None) ->
             return AutoModel.from_config(config, dtype=dtype or torch.float32)
 
 
-def one(kind: str, prove_too: bool) -> dict[str, Any]:
+Told = Callable[[dict[str, Any]], None]
+"""Takes the row as far as it is."""
+
+
+def one(kind: str, prove_too: bool, told: Told) -> dict[str, Any]:
     """What became of one type."""
     import torch
 
@@ -281,7 +288,7 @@ def one(kind: str, prove_too: bool) -> dict[str, Any]:
         for given in inputs(model):
             example = {name: x.to(dtype) if x.is_floating_point() else x for name, x in given.items()}
             try:
-                return caught(kind, how, model, example, prove_too and how == "small")
+                return caught(kind, how, model, example, prove_too and how == "small", told)
             except Exception as error:
                 errors.append(f"{how}: {', '.join(example)}: {_said(error)}")
                 eager = _eager(model, example)
@@ -305,7 +312,7 @@ def _eager(model: Any, example: Mapping[str, Any]) -> str:
     return ""
 
 
-def caught(kind: str, how: str, model: Any, example: Any, prove_too: bool) -> dict[str, Any]:
+def caught(kind: str, how: str, model: Any, example: Any, prove_too: bool, told: Told) -> dict[str, Any]:
     """The row of a type that is captured; an exception where it is not."""
     from gnomon.frontend.capture import captured
     from gnomon.frontend.opaque import shares
@@ -331,14 +338,19 @@ def caught(kind: str, how: str, model: Any, example: Any, prove_too: bool) -> di
         "parameters": graph.num_parameters() + graph.num_frozen(),
         "unused": len([n for n, p in model.named_parameters() if p.requires_grad and n not in used]),
     }
-    row["plans"] = planned(graph)
+    row["plans"] = priced(graph)
     row["unread_flops"] = sum(flops for _, flops in result.unread)
+    told(row)
     _then(row, "flops_error", lambda: flops_error(model, example, graph, row["unread_flops"]))
+    told(row)
     if prove_too:
         from benchmarks.capture.trained import trained
 
-        row.update(trained(model, example))
+        trained(model, example, row)
+        told(row)
         _then(row, "proof", lambda: proof(model, example))
+        told(row)
+    _then(row, "planned", lambda: planned(graph))
     return row
 
 
@@ -349,7 +361,23 @@ def _then(row: dict[str, Any], key: str, function: Any) -> None:
         row[key] = f"failed: {_said(error)}"
 
 
-def planned(graph: Any) -> dict[str, float | str]:
+def planned(graph: Any) -> dict[str, Any]:
+    """The fastest plan that is found for 8 GPUs: its step and its mesh."""
+    import gnomon
+    from gnomon.plans import Workload
+    from gnomon.search.budget import until
+
+    fixed = {dim.size for block in graph.blocks for dim in block.dims if dim.name == "batch"} - {None}
+    workload = Workload(global_batch_size=8 * max(fixed, default=2), seq_len=16)
+    best = gnomon.plan(graph, "1x8xh100-sxm", workload, more=until(SEARCH_S), top=1).best
+    if not best:
+        raise ValueError("no plan fits")
+    mesh = best[0].plan.mesh
+    names = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+    return {"step_s": float(best[0].step_s), "mesh": {n: getattr(mesh, n) for n in names if getattr(mesh, n) > 1}}
+
+
+def priced(graph: Any) -> dict[str, float | str]:
     """Plan of 8 GPUs -> predicted seconds a step, or why it cannot be priced."""
     import gnomon
     from gnomon.plans import Mesh, Optimizer, Plan, Schedule, Workload
@@ -450,9 +478,10 @@ def _child(kind: str, prove_too: bool, limits: tuple[float, float], pipe: Any) -
     try:
         with open(os.devnull, "w") as nowhere:
             sys.stderr = nowhere
-            pipe.send(one(kind, prove_too))
+            pipe.send(one(kind, prove_too, pipe.send) | {"done": True})
     except BaseException as error:
-        pipe.send({"type": kind, "captured": False, "errors": [_said(error), traceback.format_exc()[-400:]]})
+        why = [_said(error), traceback.format_exc()[-400:]]
+        pipe.send({"type": kind, "captured": False, "errors": why, "done": True})
 
 
 def types() -> list[str]:
@@ -471,11 +500,13 @@ def run(
     import transformers
 
     sys.path.insert(0, str(Path(__file__).parents[2]))
+    import benchmarks.capture.trained  # noqa: F401
     import gnomon.runtime.prove  # noqa: F401
     from gnomon.request import verbs  # noqa: F401
 
     transformers.logging.set_verbosity_error()
     logging.disable(logging.CRITICAL)
+    build("bert", SMALL, True)  # what all models import
     context = get_context("fork")
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     done = {row["type"] for row in rows}
@@ -486,16 +517,7 @@ def run(
         process = context.Process(target=_child, args=(kind, prove_too, limits, theirs))
         process.start()
         theirs.close()
-        row = {"type": kind, "captured": False, "errors": [f"no answer in {WAITS * limits[0]:.0f} s of wall time"]}
-        try:
-            if mine.poll(WAITS * limits[0]):
-                row = mine.recv()
-        except EOFError:
-            process.join()
-            at_limit = process.exitcode == -signal.SIGXCPU
-            row["errors"] = [
-                f"over {limits[0]:.0f} CPU s" if at_limit else f"the process ended with {process.exitcode}"
-            ]
+        row = heard(mine, process, kind, limits[0])
         process.kill()
         process.join()
         rows.append(row)
@@ -505,6 +527,24 @@ def run(
             f"{len(rows)} {kind}: {'captured' if row['captured'] else row.get('errors')}", file=sys.stderr, flush=True
         )
     return rows
+
+
+def heard(pipe: Any, process: Any, kind: str, cpu_s: float) -> dict[str, Any]:
+    """The last that a process told of its type, with why it told no more."""
+    row, end = {"type": kind, "captured": False, "errors": list[str]()}, time.time() + WAITS * cpu_s
+    try:
+        while not row.pop("done", False):
+            if not pipe.poll(max(end - time.time(), 0)):
+                row["stopped"] = f"no answer in {WAITS * cpu_s:.0f} s of wall time"
+                break
+            row = pipe.recv()
+    except EOFError:
+        process.join()
+        at_limit = process.exitcode == -signal.SIGXCPU
+        row["stopped"] = f"over {cpu_s:.0f} CPU s" if at_limit else f"the process ended with {process.exitcode}"
+    if not row["captured"] and "stopped" in row:
+        row["errors"] = [row["stopped"]]
+    return row
 
 
 def main() -> None:

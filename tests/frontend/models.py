@@ -19,11 +19,22 @@ class Attention(nn.Module):
         return self.c_proj(y.transpose(1, 2).contiguous().view(b, t, c))
 
 
+class Rows(nn.Module):
+    """As GPT-2's `Conv1D`: a linear whose weight is (in, out)."""
+
+    def __init__(self, wide: int, out: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(wide, out) * wide**-0.5), nn.Parameter(torch.zeros(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
+
+
 class Layer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.ln_1, self.ln_2, self.attn = nn.LayerNorm(width), nn.LayerNorm(width), Attention(width, heads)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.up, self.down = Rows(width, 4 * width), Rows(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln_1(x))

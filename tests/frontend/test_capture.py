@@ -20,6 +20,7 @@ from gnomon.cli import main  # noqa: E402
 from gnomon.errors import CaptureError, FormatError, InputError, PlanError  # noqa: E402
 from gnomon.frontend.capture import Captured, captured  # noqa: E402
 from gnomon.frontend.inputs import Named  # noqa: E402
+from gnomon.frontend.opaque import shares  # noqa: E402
 from gnomon.frontend.sizes import fit  # noqa: E402
 from gnomon.graph import BF16, EAGER, UNFUSED, Setting, Size, graph_work  # noqa: E402
 from gnomon.plans import Layout, Mesh, Plan, Schedule, Workload  # noqa: E402
@@ -57,7 +58,7 @@ def test_parameters_have_the_module_s_names_and_tied_ones_count_once(nano: Captu
 def test_dims_are_found_by_role(nano: Captured) -> None:
     layer = nano.graph.block("h")
     assert [str(d) for d in layer.tensor("x").dims] == ["batch", "seq", "hidden=32"]
-    assert [str(d) for d in layer.tensor("up").dims] == ["batch", "seq", "ffn=128"]
+    assert [str(d) for d in layer.tensor("up.weight").dims] == ["hidden=32", "ffn=128"]
     core = layer.op("attn.core")
     assert [str(d) for d in layer.tensor(core.inputs[0]).dims] == ["batch", "seq", "heads=4", "head_dim=8"]
     assert core.attr("causal", False) is True
@@ -213,6 +214,42 @@ class Written(nn.Module):
         for up, down in zip(self.ups, self.downs, strict=True):
             x = x + down(F.silu(up(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))))
         return x
+
+
+class Products(nn.Module):
+    """A weight (in, out) before, behind and below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(8, 12)), nn.Parameter(torch.randn(12, 8))
+        self.bias = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = torch.relu(x @ self.up)
+        return torch.addmm(self.bias, wide.flatten(0, 1), self.down) - 0.5 * torch.mm(wide[0], self.down)[:1]
+
+
+def test_a_product_with_a_weight_is_a_linear() -> None:
+    example = (torch.randn(2, 6, 8),)
+    graph = gnomon.capture(Products(), example, dims={"x": ("batch", "seq", "")})
+    products = [op for block in graph.blocks for op in block.ops if op.contracts]
+    assert [(op.kind, op.inputs[1]) for op in products] == [("linear", n) for n in ("up", "down", "down")]
+    assert not shares(graph).keys() & {"aten.addmm", "aten.mm"}
+    assert prove(Products(), example).holds
+    scaled = gnomon.capture(Scaled(), (torch.randn(4, 8),))
+    assert not any(op.contracts for block in scaled.blocks for op in block.ops)
+    assert prove(Scaled(), (torch.randn(4, 8),)).holds
+
+
+class Scaled(nn.Module):
+    """What no linear says: twice the product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x, self.weight, alpha=2)
 
 
 def test_what_a_module_takes_and_returns_is_not_the_width_of_a_feed_forward() -> None:

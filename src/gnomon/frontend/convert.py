@@ -126,16 +126,16 @@ class Converter:
         linears = [k for k in self.kinds.values() if k.kind == "linear"]
         vocab = self.trace.values[tables[0]].shape[0] if tables else 0
         for layer in linears:
-            weight = self.trace.values[layer.operands[1]]
-            if weight.shape[0] == vocab and vocab:
-                self.axes.role(self.rows[layer.operands[1]][0], "vocab")
+            made, _ = layer.weight_of(self.trace.values[layer.operands[1]].shape)
+            if made == vocab and vocab:
+                self.axes.role(layer.weight_of(self.rows[layer.operands[1]])[0], "vocab")
         ends = [i for i, v in enumerate(self.trace.values) if v.origin == "input"] + list(self.trace.outputs)
         streams = {self.axes.find(self.rows[i][-1]) for i in ends if self.rows[i]}  # what the module takes and returns
         read = {self.axes.find(self.rows[k.operands[0]][-1]) for k in linears}
         for projection in linears:
-            out, inner = self.rows[projection.operands[1]]
+            out, inner = projection.weight_of(self.rows[projection.operands[1]])
             root = self.axes.find(out)
-            wide = self.trace.values[projection.operands[1]].shape[0]
+            wide, _ = projection.weight_of(self.trace.values[projection.operands[1]].shape)
             if root in read - normed - streams and root not in self.axes.factors and root != self.axes.find(inner):
                 if self.axes.roles.get(root) is None and wide != self._width(tables):
                     self.axes.role(out, "ffn")

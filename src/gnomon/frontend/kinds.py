@@ -8,7 +8,7 @@ Leaves out dims (`axes`), and whether operands' dims fit together, which `conver
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,12 @@ class Kind:
     out: int
     """The value that it makes."""
     attrs: dict[str, AttrValue] = field(default_factory=dict)
+    inner_first: bool = False
+    """Of a linear: whether its weight is (in, out)."""
+
+    def weight_of(self, dims: Sequence[Any]) -> tuple[Any, Any]:
+        """(output, inner) of what a linear's weight has in either order."""
+        return (dims[1], dims[0]) if self.inner_first else (dims[0], dims[1])
 
 
 class _Call:
@@ -89,6 +95,23 @@ def _linear(call: _Call, out: int, trace: Trace) -> Kind | None:
     if x is None or weight is None or (asked is not None and bias is None) or len(trace.values[x].shape) < 2:
         return None
     return Kind(kind="linear", operands=(x, weight) if bias is None else (x, weight, bias), out=out)
+
+
+def _addmm(call: _Call, out: int, trace: Trace) -> Kind | None:
+    bias, x, weight = call.parameter(0, "input", 1), call.value(1, "mat1"), call.parameter(2, "mat2", 2)
+    if bias is None or x is None or weight is None or {"beta", "alpha", "out"} & set(call.kwargs):
+        return None
+    if trace.values[bias].shape[0] != trace.values[weight].shape[1]:
+        return None
+    return Kind(kind="linear", operands=(x, weight, bias), out=out, inner_first=True)
+
+
+def _product(call: _Call, out: int, trace: Trace) -> Kind | None:
+    """Of rows and a weight: `x @ weight`."""
+    x, weight = call.value(0, "input"), call.parameter(1, "mat2" if "mat2" in call.kwargs else "other", 2)
+    if x is None or weight is None or len(trace.values[x].shape) < 2 or trace.values[x].origin == "parameter":
+        return None
+    return Kind(kind="linear", operands=(x, weight), out=out, inner_first=True)
 
 
 def _attention(call: _Call, out: int, trace: Trace) -> Kind | None:
@@ -204,6 +227,10 @@ def _pair(kind: str) -> Callable[[_Call, int, Trace], Kind | None]:
 
 _KINDS: dict[str, Callable[[_Call, int, Trace], Kind | None]] = {
     "linear": _linear,
+    "addmm": _addmm,
+    "mm": _product,
+    "matmul": _product,
+    "__matmul__": _product,
     "scaled_dot_product_attention": _attention,
     "layer_norm": _norm("layer"),
     "rms_norm": _norm("rms"),
@@ -229,8 +256,9 @@ def link_kind(kind: Kind, rows: list[Row], axes: Axes) -> None:
         case "linear":
             for a, b in zip(ins[0][:-1], out[:-1], strict=True):
                 axes.same(a, b)
-            axes.same(ins[0][-1], ins[1][1])
-            axes.same(out[-1], ins[1][0])
+            made, inner = kind.weight_of(ins[1])
+            axes.same(ins[0][-1], inner)
+            axes.same(out[-1], made)
             if len(ins) > 2:
                 axes.same(out[-1], ins[2][0])
         case "attention":

@@ -33,16 +33,16 @@ class KindWriter:
         renamed = None
         match kind.kind:
             case "linear":
-                rest, weight = dims[0][:-1], dims[1]
-                if dims[0][-1] != weight[1] or out != (*rest, weight[0]):
-                    fresh = _other(weight[0], dims[0])
-                    if out[:-1] != rest or weight[0].factors:
+                rest, (made, inner) = dims[0][:-1], kind.weight_of(dims[1])
+                if dims[0][-1] != inner or out != (*rest, made):
+                    if out[:-1] != rest or made.factors:
                         return False
-                    renamed, weight = (*rest, fresh), (fresh, dims[0][-1])
-                if {a.name for a in weight[0].atoms} & {a.name for d in dims[0] for a in d.atoms}:
+                    made, inner = _other(made, dims[0]), dims[0][-1]
+                    renamed = (*rest, made)
+                if {a.name for a in made.atoms} & {a.name for d in dims[0] for a in d.atoms}:
                     return False
                 contracts = tuple(a.name for a in dims[0][-1].atoms)
-                dims = [dims[0], weight, *([(weight[0],)] if len(dims) > 2 else [])]
+                dims = [dims[0], kind.weight_of((made, inner)), *([(made,)] if len(dims) > 2 else [])]
             case "embedding":
                 if out != (*dims[0], *dims[1][1:]):
                     return False

@@ -46,6 +46,8 @@ from gnomon.graph.ops import captured_products as captured_products
 from gnomon.graph.ops import costed_flops as costed_flops
 from gnomon.graph.ops import forward_work as forward_work
 from gnomon.graph.ops import grad_work as grad_work
+from gnomon.graph.ops import is_inner_first as is_inner_first
+from gnomon.graph.ops import matrix_rows as matrix_rows
 from gnomon.graph.ops import nbytes as nbytes
 from gnomon.graph.totals import BlockWork as BlockWork
 from gnomon.graph.totals import call_backward as call_backward

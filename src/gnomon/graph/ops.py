@@ -9,7 +9,7 @@ Leaves out: caches, tiles, time (room `prices`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
@@ -220,6 +220,18 @@ def _bytes(names: Collection[str], block: Block, setting: Setting) -> Number:
 def _vector(op: Op, block: Block, setting: Setting, phase: int) -> Number:
     per_element = VECTOR_FLOPS.get(op.kind, (0, 0))[phase]
     return numel(block.tensor(op.inputs[0]).dims, setting.sizes) * per_element if per_element else 0
+
+
+def is_inner_first(op: Op, weight: Sequence[Dim]) -> bool:
+    """Whether a linear's weight has its contracted dims before its outputs, as `x @ weight` wants them."""
+    return op.kind == "linear" and bool(weight) and weight[0].atoms[0].name in op.contracts
+
+
+def matrix_rows(op: Op, weight: Sequence[Dim]) -> int:
+    """How many leading dims of a contraction's weight are rows of its matrix: outputs, or the contracted dims of one
+    that has them first."""
+    first = is_inner_first(op, weight)
+    return sum(1 for dim in weight if (dim.atoms[0].name in op.contracts) is first)
 
 
 def captured_products(op: Op, sizes: Sizes) -> list[tuple[Number, Number, Number, Number, int]]:

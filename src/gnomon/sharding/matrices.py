@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from gnomon.graph import DTYPE_BITS, Block
+from gnomon.graph import DTYPE_BITS, Block, matrix_rows
 from gnomon.plans import Mesh, Optimizer, Precision
 from gnomon.sharding.block import ShardedBlock
 from gnomon.sharding.homes import routed_tensors
@@ -79,7 +79,7 @@ def split_of(block: Block, name: str) -> tuple[int, int] | None:
         if op.kind == "embedding":
             rows = len(dims[0].atoms)
         else:
-            rows = sum(len(dim.atoms) for dim in dims if dim.atoms[0].name not in op.contracts)
+            rows = sum(len(dim.atoms) for dim in dims[: matrix_rows(op, dims)])
         many = len(dims[0].atoms) if op.kind == "grouped_linear" else 0
         return (many, rows) if len(dims) > 1 else None
     return None

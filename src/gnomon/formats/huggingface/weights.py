@@ -32,7 +32,7 @@ from gnomon.formats.huggingface.pieces import (
     transposed,
     whole,
 )
-from gnomon.graph import Graph
+from gnomon.graph import Graph, matrix_rows
 
 
 def parameters_of(graph: Graph) -> dict[str, Parameter]:
@@ -53,7 +53,7 @@ def parameters_of(graph: Graph) -> dict[str, Parameter]:
                 )
                 rows = 0
             else:
-                rows = sum(atom.name not in op.contracts for atom in tensor.atoms)
+                rows = sum(len(dim.atoms) for dim in tensor.dims[: matrix_rows(op, tensor.dims)])
                 first = 1 if op.kind == "grouped_linear" else 0
                 shape = (*atoms[:first], prod(atoms[first:rows]), prod(atoms[rows:]))
             parameters.setdefault(name, Parameter(name=name, atoms=atoms, shape=shape, rows=rows))

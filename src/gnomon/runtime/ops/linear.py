@@ -3,7 +3,8 @@
 A linear's weight gradient goes through the weight's tape, so that a schedule can compute it later than the input
 gradient; what it reads is the input as it lies between ops, gathered again where ranks divide it. Leaves out rows of
 experts (`routing`), convolutions and products of two activations.
-Shapes: x (…, contracted dims), weight (out dims, contracted dims), result (…, out dims).
+Shapes: x (…, contracted dims), weight (out dims, contracted dims) or the other way round (`Site.inner_first`), result
+(…, out dims).
 """
 
 from __future__ import annotations
@@ -38,14 +39,17 @@ class _Linear(torch.autograd.Function):
         leave: Change,
         enter: Change,
         anchor: Tensor,
+        inner_first: bool,
     ) -> Tensor:
         """x: (…, in) as it is multiplied. home: the same as it lies between ops, which is what is kept. gather: from
-        home to x. leave: of the result, from partial sums to its home; enter: of its gradient, back."""
+        home to x. leave: of the result, from partial sums to its home; enter: of its gradient, back. inner_first: the
+        weight is (in, out)."""
         if weight.trained or (bias is not None and bias.trained):
             ctx.save_for_backward(home)
-        ctx.weight, ctx.bias, ctx.gather, ctx.enter = weight, bias, gather, enter
+        ctx.weight, ctx.bias, ctx.gather, ctx.enter, ctx.inner_first = weight, bias, gather, enter, inner_first
         whole = leave is _same  # partial sums want their bias once, after they were added up
-        out = functional.linear(x, weight.matrix, bias.matrix if bias is not None and whole else None)
+        matrix = weight.matrix.T if inner_first else weight.matrix
+        out = functional.linear(x, matrix, bias.matrix if bias is not None and whole else None)
         if whole:
             return out
         out = leave(out)
@@ -53,22 +57,23 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, bias, gather = ctx.weight, ctx.bias, ctx.gather
+        weight, bias, gather, inner_first = ctx.weight, ctx.bias, ctx.gather, ctx.inner_first
         grad = ctx.enter(grad)
-        dx = grad @ weight.matrix if ctx.needs_input_grad[0] else None
+        dx = grad @ (weight.matrix.T if inner_first else weight.matrix) if ctx.needs_input_grad[0] else None
         saved = ctx.saved_tensors  # asked for once: what is computed again is handed out once
         if not saved:  # frozen
-            return dx, None, None, None, None, None, None, None
+            return dx, None, None, None, None, None, None, None, None
         home = saved[0].detach()  # or a weight gradient that is put aside holds the graph, and the input
 
         def weight_grad() -> None:
             rows = grad.flatten(0, -2)
-            weight.add_product(rows, gather(home).flatten(0, -2))
+            read = gather(home).flatten(0, -2)
+            weight.add_product(*((read, rows) if inner_first else (rows, read)))
             if bias is not None:
                 bias.add(rows.sum(0))
 
         weight.tape.run(weight_grad, home, grad)
-        return dx, None, None, None, None, None, None, None
+        return dx, None, None, None, None, None, None, None, None
 
 
 def linear(
@@ -83,11 +88,12 @@ def linear(
     enter: Change = _same,
 ) -> Tensor:
     """x times a weight, plus a bias: as `_Linear` says."""
-    inner = len(site.block.tensor(site.op.inputs[1]).dims) - site.weight_rows
+    first, last = site.weight_rows, len(site.block.tensor(site.op.inputs[1]).dims) - site.weight_rows
+    inner = first if site.inner_first else last
     flat = x.flatten(-inner) if inner > 1 else x
     kept = flat if home is None else home.flatten(-inner) if inner > 1 else home
-    out: Tensor = _Linear.apply(flat, kept, weight, bias, gather, leave, enter, ANCHOR)  # type: ignore[no-untyped-call]
+    out: Tensor = _Linear.apply(flat, kept, weight, bias, gather, leave, enter, ANCHOR, site.inner_first)  # type: ignore[no-untyped-call]
     if (factor := site.attr("factor", 1.0)) != 1.0:
         out = out * factor
-    rows = weight.shape[: site.weight_rows]
+    rows = weight.shape[first:] if site.inner_first else weight.shape[:first]
     return out.unflatten(-1, rows) if len(rows) > 1 else out

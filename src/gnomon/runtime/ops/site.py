@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from gnomon.graph import Block, Op
+from gnomon.graph import Block, Op, is_inner_first, matrix_rows
 from gnomon.graph.types import AttrValue
 from gnomon.runtime.parameters import Weight
 from gnomon.sharding.context import chunks_of
@@ -84,7 +84,9 @@ class Site:
     keep_gathered: bool = False
     """Whether what an op gathered is what it keeps for backward."""
     weight_rows: int = field(init=False)
-    """Of a contraction: how many leading dims of its weight are outputs; the others are contracted."""
+    """Of a contraction: how many leading dims of its weight are rows of its matrix."""
+    inner_first: bool = field(init=False)
+    """Whether these are the contracted dims of a linear, and not its outputs."""
     attrs: Mapping[str, AttrValue] = field(init=False)
     """The op's attributes."""
     named: Mapping[str, tuple[str, ...]] = field(init=False)
@@ -95,8 +97,13 @@ class Site:
         names = [name for name in (*op.inputs, *op.outputs) if name in tensors]
         named = {name: tuple(dim.name for dim in tensors[name].dims) for name in names}
         weight = tensors[op.inputs[1]].dims if op.contracts and op.inputs[1:] else ()
-        rows = sum(1 for dim in weight if dim.atoms[0].name not in op.contracts)
-        for own, value in (("weight_rows", rows), ("attrs", dict(op.attrs)), ("named", named)):
+        own_values = {
+            "weight_rows": matrix_rows(op, weight),
+            "inner_first": is_inner_first(op, weight),
+            "attrs": dict(op.attrs),
+            "named": named,
+        }
+        for own, value in own_values.items():
             object.__setattr__(self, own, value)
 
     def axis(self, name: str) -> Axis:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import gnomon
-from gnomon.frontend.capture import Captured, captured
+from gnomon.frontend.capture import Captured, captured, quiet
 from gnomon.frontend.trace import named_tensors
 from gnomon.graph import Dtypes, Setting, graph_saved_bytes
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
@@ -149,7 +149,7 @@ def kept_error(model: nn.Module, example: Mapping[str, Tensor], graph: Any, dtyp
         held.add(kept)
         return kept
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.x):
+    with quiet(model, False), torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.x):
         out = model(**example)
     gc.collect()
     storages = [kept.x.untyped_storage() for kept in held]

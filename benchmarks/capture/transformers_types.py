@@ -425,6 +425,7 @@ def flops_error(model: Any, example: Any, graph: Any, unread: int = 0) -> float:
     own = {
         torch.ops.aten.convolution_backward: convolution_backward_flops,
         torch.ops.aten._grouped_mm: grouped_flops,
+        torch.ops.aten.linalg_solve_triangular: solve_flops,
         torch.ops.aten.mkldnn_rnn_layer: lstm_flops,
         torch.ops.aten.mkldnn_rnn_layer_backward: lstm_backward_flops,
     }
@@ -445,6 +446,11 @@ def grouped_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
     (experts, k, n), or (k, rows) and (rows, n), or (experts, m, k) and (k, rows)."""
     shared = len(a) == 3 and len(b) == 2  # the columns of b are divided among the experts
     return int(2 * math.prod(a) * b[-1] // (a[0] if shared else 1))
+
+
+def solve_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    """Of a triangular solve, left out too: half of a square matrix times b. Shapes: (…, n, n) and (…, n, m)."""
+    return int(math.prod(b) * a[-1])
 
 
 def lstm_flops(x: Any, w: Any, h: Any, *_: Any, **__: Any) -> int:

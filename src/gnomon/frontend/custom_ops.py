@@ -302,3 +302,13 @@ def _error(what: str, name: str, function: Callable[..., object], problem: str) 
 def _where(function: Callable[..., object]) -> str:
     code = getattr(function, "__code__", None)
     return "?" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+@op_price("aten::linalg_solve_triangular")
+def solve_triangular_price(
+    a: TensorShape, b: TensorShape, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> dict[str, object]:
+    """Of a triangular solve, (…, n, n) and (…, n, m), which torch's counter leaves out: half the products of a square
+    matrix. Its backward is another solve, and the gradient of the matrix one whole product."""
+    forward = b.numel() * a.shape[-1]
+    return {"flops": forward, "backward_flops": 3 * forward}

@@ -10,11 +10,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", reason="transformers, whose models these are, is not installed")
 
+from torch import nn  # noqa: E402
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.capture import trained  # noqa: E402
 from benchmarks.capture.transformers_types import SMALL, build, flops_error, inputs, proof  # noqa: E402
 from gnomon.frontend.capture import captured  # noqa: E402
+from gnomon.frontend.opaque import shares  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -40,4 +43,28 @@ def test_a_type_is_captured_counted_proved_and_run(kind: str, layers: int, kept:
     want = trained.plain_losses(headed, wide)
     for plan in trained.ALONE.values():
         assert trained.on_one(headed, found, plan, wide) == pytest.approx(want, rel=trained.TOLERANCE)
+    assert proof(model, example)["holds"]
+
+
+class Solving(nn.Module):
+    """As a delta rule: what a triangular matrix makes of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = self.a(x)
+        return torch.linalg.solve_triangular(a @ a.transpose(1, 2), self.b(x), upper=False, unitriangular=True)
+
+
+def test_a_triangular_solve_has_the_flops_of_its_gradients() -> None:
+    model, example = Solving(), {"x": torch.randn(2, 6, 8)}
+    result = captured(model, example, dims={"x": ("batch", "seq", "")})
+    assert flops_error(model, example, result.graph) == 0.0
+    assert "aten.linalg_solve_triangular" not in shares(result.graph)
+    priced = [
+        op for block in result.graph.blocks for op in block.ops if op.captured is not None and op.captured.is_priced
+    ]
+    assert any(node.cost is not None and node.cost.flops for op in priced for node in op.captured.nodes)
     assert proof(model, example)["holds"]

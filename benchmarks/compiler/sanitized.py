@@ -1,11 +1,12 @@
 """Generated kernels under AddressSanitizer and UndefinedBehaviorSanitizer: `python benchmarks/compiler/sanitized.py`.
 
-Runs the tests of tests/compiler, then every sample of OpInfo (`--opinfo`) and the tiny models of transformers
-(`--models`), with kernels built with `-fsanitize=address,undefined` into a cache of their own and libasan loaded before
-Python, so that torch's buffers have red zones. Once with the instruction set of this machine and once with the generic
-one: compilers do not check masked vector loads and stores, plain loops they do. The first error ends the process. First
-a kernel that reads one element too far is built and run: where that is not caught, nothing here says anything. Exits
-with 1 at any error. Left out: leaks, which are Python's and torch's too.
+Runs the tests of tests/compiler, then samples of OpInfo (`--opinfo`) and the tiny models of transformers (`--models`),
+with kernels built with `-fsanitize=address,undefined` and libasan loaded before Python, so that torch's buffers have
+red zones. Once with the instruction set of this machine and once with the generic one: compilers do not check masked
+vector loads and stores, plain loops they do. The first error ends the tests; the other two, whose kernels are compiled
+many in a library (`sanitized_batch.py`), go on after one. First a kernel that reads one element too far is built and
+run: where that is not caught, nothing here says anything. Exits with 1 at any error of a sanitizer. Left out: leaks,
+which are Python's and torch's too; whether results are right, which `tests/compiler/opinfo.py` says.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1"
+GOES_ON = "-fsanitize=address,undefined -fsanitize-recover=address,undefined -fno-omit-frame-pointer -O0"
 CAUGHT = 99
 """Exit status of a process that a sanitizer ended."""
 TOO_FAR = """
@@ -48,53 +50,78 @@ def library(name: str) -> str:
     return found
 
 
-def run(words: tuple[str, ...], cache: str, isa: str) -> subprocess.CompletedProcess[str]:
-    """A Python process with sanitized kernels."""
+def run(
+    words: tuple[str, ...], cache: str, isa: str, *, goes_on: bool = False, preload: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """A Python process with sanitized kernels. goes_on: after an error; preload: with the sanitizers' own memory."""
+    halt = int(not goes_on)
     env = {
         **os.environ,
         "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}",
-        "LD_PRELOAD": f"{library('libasan.so')}:{library('libubsan.so')}",
-        "ASAN_OPTIONS": f"detect_leaks=0:alloc_dealloc_mismatch=0:exitcode={CAUGHT}",
-        "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:exitcode={CAUGHT}",
-        "GNOMON_CXXFLAGS": FLAGS,
+        "ASAN_OPTIONS": f"detect_leaks=0:alloc_dealloc_mismatch=0:halt_on_error={halt}:exitcode={CAUGHT}",
+        "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error={halt}:exitcode={CAUGHT}",
+        "GNOMON_CXXFLAGS": GOES_ON if goes_on else FLAGS,
         "GNOMON_CACHE": cache,
         "OMP_NUM_THREADS": "2",
     }
+    if preload:
+        env["LD_PRELOAD"] = f"{library('libasan.so')}:{library('libubsan.so')}"
     if isa:
         env["GNOMON_ISA_NAME"] = isa
     return subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True)
 
 
+def batched(suite: str, cache: str, isa: str) -> tuple[subprocess.CompletedProcess[str], str]:
+    """(the run of a suite of sanitized_batch.py, how many kernels it had)."""
+    script = str(Path(__file__).with_name("sanitized_batch.py"))
+    folder = Path(cache) / f"{suite.replace(':', '-')}-{isa}"
+    asked = Path(cache) / f"{suite.replace(':', '-')}.json"  # texts are the same for all instruction sets
+    counts = []
+    gather, build = ("gather", suite, str(asked)), ("build", str(asked), str(folder))
+    for words in (build,) if asked.exists() else (gather, build):
+        done = run((script, *words), cache, isa, goes_on=True, preload=False)
+        if done.returncode:
+            return done, f"not run: {words[0]} failed"
+        counts.append(done.stdout.strip().splitlines()[-1])
+    done = run((script, "run", suite, str(folder)), cache, isa, goes_on=True)
+    return done, f"{counts[-1]}, {(done.stderr.strip().splitlines() or [''])[-1]}"
+
+
 def main() -> int:
     """A line for each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--opinfo", action="store_true", help="every sample of OpInfo too (minutes)")
+    parser.add_argument("--opinfo", action="store_true", help="OpInfo's samples too (minutes)")
+    parser.add_argument("--samples", type=int, default=4, help="of an operation, dtype and direction, at most")
     parser.add_argument("--models", action="store_true", help="the tiny models of transformers too (minutes)")
+    parser.add_argument("--no-tests", action="store_true", help="without tests/compiler")
+    parser.add_argument("--isa", default=",generic", help="names, empty for this machine's own")
     options = parser.parse_args()
-    runs = {"tests/compiler": TESTS}
+    runs: dict[str, tuple[str, ...]] = {} if options.no_tests else {"tests/compiler": TESTS}
     if options.opinfo:
-        runs["OpInfo"] = ("tests/compiler/opinfo.py",)
+        runs["OpInfo"] = (f"opinfo:{options.samples}",)
     if options.models:
-        runs["transformers"] = ("tests/compiler/transformers_types.py",)
+        runs["transformers"] = ("models",)
     bad = 0
     with tempfile.TemporaryDirectory() as cache:
-        for isa in ("", "generic"):
+        for isa in options.isa.split(","):
             caught = run(("-c", TOO_FAR), cache, isa)
             if caught.returncode != CAUGHT or "heap-buffer-overflow" not in caught.stderr:
                 print(f"a read beyond the end is not caught:\n{caught.stderr[-2000:]}")
                 return 1
             for name, words in runs.items():
                 began = time.perf_counter()
-                done = run(words, cache, isa)
+                done, kernels = batched(words[0], cache, isa) if words != TESTS else (run(words, cache, isa), "")
                 said = [
                     line
                     for line in done.stderr.splitlines()
                     if "ERROR: AddressSanitizer" in line or "runtime error:" in line
                 ]
-                last = (done.stdout.strip().splitlines() or [""])[-1]
+                printed = done.stdout.strip().splitlines() or [""]
+                last = next((line for line in printed if line.startswith("| all ")), printed[-1])
                 print(
-                    f"{isa or 'instruction set of this machine'}: {name}: {last}; exit status {done.returncode}, "
-                    f"{len(said)} errors of sanitizers, {time.perf_counter() - began:.0f} s",
+                    f"{isa or 'instruction set of this machine'}: {name}: {last}; {kernels + '; ' if kernels else ''}"
+                    f"exit status {done.returncode}, {len(said)} errors of sanitizers, "
+                    f"{time.perf_counter() - began:.0f} s",
                     flush=True,
                 )
                 if done.returncode in (CAUGHT, *range(-64, 0)) or said or (done.returncode and words == TESTS):

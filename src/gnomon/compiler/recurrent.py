@@ -5,7 +5,8 @@
 calls the kernel (cpp/recurrent.cpp), which walks the steps with recurrent weights that were packed once: each thread
 keeps the units, and so the weights, that it had in the step before. Its compilation knows neither the number of steps
 nor the batch. It is tried like any group (`gate`), once for each size of both: equal to ATen and not slower, or given
-back. Leaves out gradients, projections and other types than float32: those graphs are PyTorch's own.
+back. Float32 and bfloat16, in which weights, inputs and outputs lie while sums and states are floats. Training has
+operations of its own (`recurrent_training`). Leaves out projections: those graphs are PyTorch's own.
 Source: Zhang et al., DeepCPU (USENIX ATC 2018); of its partitions of the recurrent product the one by units reads
 weights once and states once a thread, the least for batches that are small beside the hidden size.
 """
@@ -40,19 +41,21 @@ MOST_PACKED = 16
 """Packed weights of a layer that are kept, where one graph serves several modules."""
 
 library = torch.library.Library("gnomon", "FRAGMENT")
-_OPTIONS = "Tensor[] weights, bool biases, int layers, bool bidirectional, bool batch_first"
-library.define(f"lstm(Tensor x, Tensor h, Tensor c, {_OPTIONS}) -> (Tensor, Tensor, Tensor)")
-library.define(f"gru(Tensor x, Tensor h, {_OPTIONS}) -> (Tensor, Tensor)")
+OPTIONS = "Tensor[] weights, bool biases, int layers, bool bidirectional, bool batch_first"
+DTYPES = {torch.float32: "float", torch.bfloat16: "bf16"}
+"""What the kernels read and write, by its name in C++."""
+library.define(f"lstm(Tensor x, Tensor h, Tensor c, {OPTIONS}) -> (Tensor, Tensor, Tensor)")
+library.define(f"gru(Tensor x, Tensor h, {OPTIONS}) -> (Tensor, Tensor)")
 
 
 def _lstm(x: Tensor, h: Tensor, c: Tensor, weights: list[Tensor], *options: Any) -> Any:
-    biases, layers, bidirectional, batch_first = options
-    return torch.lstm(x, [h, c], weights, biases, layers, 0.0, False, bidirectional, batch_first)
+    biases, layers, bidirectional, batch_first, *training = options
+    return torch.lstm(x, [h, c], weights, biases, layers, 0.0, any(training), bidirectional, batch_first)
 
 
 def _gru(x: Tensor, h: Tensor, weights: list[Tensor], *options: Any) -> Any:
-    biases, layers, bidirectional, batch_first = options
-    return torch.gru(x, h, weights, biases, layers, 0.0, False, bidirectional, batch_first)
+    biases, layers, bidirectional, batch_first, *training = options
+    return torch.gru(x, h, weights, biases, layers, 0.0, any(training), bidirectional, batch_first)
 
 
 def shapes(x: Tensor, *states: Any) -> tuple[Tensor, ...]:
@@ -66,7 +69,7 @@ def shapes(x: Tensor, *states: Any) -> tuple[Tensor, ...]:
 for _name, _function in (("lstm", _lstm), ("gru", _gru)):
     library.impl(_name, _function, "CPU")
     torch.library.register_fake(f"gnomon::{_name}", shapes, lib=library)
-OPERATIONS = {torch.ops.gnomon.lstm.default: "lstm", torch.ops.gnomon.gru.default: "gru"}
+OPERATIONS: dict[Any, str] = {torch.ops.gnomon.lstm.default: "lstm", torch.ops.gnomon.gru.default: "gru"}
 
 
 # ---- before AOTAutograd
@@ -96,7 +99,7 @@ def keep(module: fx.GraphModule) -> bool:
     return True
 
 
-_CALLS = {torch.lstm: torch.ops.gnomon.lstm.default, torch.gru: torch.ops.gnomon.gru.default}
+_CALLS = {torch.lstm: "lstm", torch.gru: "gru"}
 
 
 def _kept(node: Node, with_grad: bool) -> tuple[Any, tuple[Any, ...]] | None:
@@ -105,36 +108,51 @@ def _kept(node: Node, with_grad: bool) -> tuple[Any, tuple[Any, ...]] | None:
         return None
     x, states, weights, biases, layers, dropout, training, bidirectional, batch_first = node.args
     states = list(states) if isinstance(states, (list, tuple)) else [states]
-    if not isinstance(weights, (list, tuple)) or (training and dropout and layers > 1):
+    if isinstance(dropout, fx.Node):  # with dynamic=True a number that may change: asking guards it
+        dropout = dropout.meta.get("example_value", 1.0)
+    if not isinstance(weights, (list, tuple)) or (training and layers > 1 and dropout != 0.0):
         return None
     values: list[Any] = [
         one.meta.get("example_value") if isinstance(one, fx.Node) else None for one in (x, *states, *weights)
     ]
-    if not all(plain(value) and not (with_grad and value.requires_grad) for value in values):
+    if not all(plain(value) and value.dtype == values[0].dtype for value in values):
         return None
     directions = 2 if bidirectional else 1
     if values[0].dim() != 3 or len(weights) != layers * directions * (4 if biases else 2):
         return None  # one that is packed, or has projections
     if any(isinstance(n, fx.Node) and "autocast" in str(n.target) for n in node.graph.nodes):
         return None
-    return _CALLS[node.target], (x, *states, list(weights), biases, layers, bidirectional, batch_first)
+    learns = with_grad and any(value.requires_grad for value in values)
+    return operation_of(_CALLS[node.target], learns), (
+        x, *states, list(weights), biases, layers, bidirectional, batch_first
+    )  # fmt: skip
+
+
+def operation_of(name: str, learns: bool) -> Any:
+    """Ours for `lstm` or `gru`; learns: that which keeps what its backward needs (`recurrent_training`)."""
+    return getattr(torch.ops.gnomon, f"{name}_kept" if learns else name).default
 
 
 def plain(value: Any) -> bool:
     dense = isinstance(value, Tensor) and value.device.type == "cpu" and value.layout == torch.strided
-    return dense and value.dtype == torch.float32
+    return dense and value.dtype in DTYPES
 
 
 # ---- in a graph of ATen's
-def fuse(graph: fx.Graph) -> list[Recurrent]:
-    """Puts a `Recurrent` in place of each of our operations; returns them."""
+def fuse(graph: fx.Graph, learner: Callable[[Layers], Any]) -> list[Any]:
+    """Puts a `Recurrent`, or a `Learner` (of `learner`) where gradients are asked for, in place of each of our
+    operations; returns them."""
     made = []
     for node in list(graph.nodes):
-        name = OPERATIONS.get(node.target)
-        if name is None:
+        name, learns = OPERATIONS.get(node.target, ""), False
+        if not name:
+            name = next((n for n in GATES if node.target is operation_of(n, True)), "")
+            learns = True
+        if not name:
             continue
         *tensors, weights, biases, layers, bidirectional, batch_first = node.args
-        call = Recurrent(Layers(name, biases, layers, 2 if bidirectional else 1, batch_first, len(tensors) - 1))
+        spec = Layers(name, biases, layers, 2 if bidirectional else 1, batch_first, len(tensors) - 1)
+        call: Any = learner(spec) if learns else Recurrent(spec)
         call.hidden = weights[1].meta["val"].shape[1]
         with graph.inserting_before(node):
             new = graph.call_function(call, (*tensors, *weights))
@@ -157,13 +175,13 @@ class Layers:
     states: int
     """Tensors of state: 2 of an LSTM, 1 of a GRU."""
 
-    def aten(self, *args: Tensor) -> tuple[Tensor, ...]:
-        """By ATen: of x, the states, and the weights."""
+    def aten(self, *args: Tensor, grad: bool = False) -> tuple[Tensor, ...]:
+        """By ATen: of x, the states, and the weights. grad: in a way that autograd can go back."""
         function = _lstm if self.name == "lstm" else _gru
         tensors, weights = args[: 1 + self.states], list(args[1 + self.states :])
         options = (self.biases, self.layers, self.directions == 2, self.batch_first)
-        with torch.no_grad():
-            return tuple(function(*tensors, weights, *options))  # type: ignore[arg-type]
+        with torch.set_grad_enabled(grad):
+            return tuple(function(*tensors, weights, *options, grad))  # type: ignore[arg-type]
 
 
 class _Call(ctypes.Structure):
@@ -173,18 +191,25 @@ class _Call(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("gates", "hidden", "steps", "batch", "reverse", "threads")],
         *[(name, ctypes.c_int64) for name in ("x_step", "x_row", "y_step", "y_row")],
         *[(name, ctypes.c_void_p) for name in ("weight", "bias", "x", "h0", "c0", "packed", "y", "hn", "cn")],
+        *[(name, ctypes.c_void_p) for name in ("state", "kept")],
     ]
 
 
-@cache
-def _source() -> str:
-    return (Path(__file__).with_name("cpp") / "recurrent.cpp").read_text(encoding="utf-8")
+CHECK_AND_RUN, PACK, PACK_AND_RUN = range(3)
+"""`Mode` of cpp/recurrent.cpp."""
 
 
 @cache
-def _kernel() -> Callable[[Any, int], int] | None:
+def source(dtype: torch.dtype, file: str = "recurrent.cpp") -> str:
+    """Of a kernel for this type."""
+    text = (Path(__file__).with_name("cpp") / file).read_text(encoding="utf-8")
+    return f"#define MEMORY {DTYPES[dtype]}\n{text}"
+
+
+@cache
+def kernel(dtype: torch.dtype) -> Callable[[Any, int], int] | None:
     """The compiled kernel, None where it does not compile."""
-    [function] = libraries([_source()])
+    [function] = libraries([source(dtype)])
     if function is None:
         return None
     plain: Any = function
@@ -208,13 +233,13 @@ class Recurrent:
     def __call__(self, *args: Tensor) -> tuple[Tensor, ...]:
         """(output, last states ...). Each size of steps and batch is tried on its first inputs, then the kernel's or
         ATen's."""
-        if _kernel() is None or not _fits(args, self.layers):
+        if not fits(args, self.layers) or kernel(args[0].dtype) is None:
             return self.layers.aten(*args)
         first, second = args[0].shape[:2]
         key = size_key(second, first) if self.layers.batch_first else size_key(first, second)
         trial = self.trials.get(key)
         if trial is None:
-            made = Trial(f"{_source()}// {self.layers}", self.run, self.layers.aten, share=SHARE)
+            made = Trial(f"{source(args[0].dtype)}// {self.layers}", self.run, self.layers.aten, share=SHARE)
             trial = self.trials.setdefault(key, made)
         if trial.kept is None:
             return trial(*args)  # type: ignore[no-any-return]
@@ -222,76 +247,89 @@ class Recurrent:
 
     def run(self, *args: Tensor) -> tuple[Tensor, ...]:
         """By the kernel."""
-        spec, (x, *states) = self.layers, args[: 1 + self.layers.states]
-        weights = args[1 + spec.states :]
-        if spec.batch_first:
-            x = x.transpose(0, 1)
-        steps, batch, hidden = x.shape[0], x.shape[1], states[0].shape[2]
-        starts = [state.contiguous() for state in states]
-        ends = [torch.empty_like(state) for state in starts]
-        each = 4 if spec.biases else 2
-        for layer in range(spec.layers):
-            y = torch.empty((steps, batch, hidden * spec.directions), dtype=torch.float32, device="cpu")
-            for direction in range(spec.directions):
-                n = layer * spec.directions + direction
-                into = y[..., direction * hidden :]
-                done = self._layer(
-                    x, weights[n * each : (n + 1) * each], [s[n] for s in starts], [s[n] for s in ends], into, direction
-                )
-                if not done:
-                    return spec.aten(*args)
-            x = y
-        return (x.transpose(0, 1) if spec.batch_first else x, *ends)
+        made = forward(self.layers, args, self._checked)
+        return self.layers.aten(*args) if made is None else made[0]
 
-    def _layer(
-        self,
-        x: Tensor,
-        weights: Sequence[Tensor],
-        starts: Sequence[Tensor],
-        ends: Sequence[Tensor],
-        y: Tensor,
-        reverse: int,
-    ) -> bool:
-        """One direction of one layer. x (steps, batch, inputs); y as it lies in the layer's output. False where
-        somebody writes the weights meanwhile."""
-        w_x, w_h, b_x, b_h = [*weights, None, None][:4]
-        assert w_x is not None and w_h is not None
-        rows_first = x.stride(0) < x.stride(1)  # what was given as (batch, steps, inputs) is multiplied as it lies
-        made = F.linear(x.transpose(0, 1) if rows_first else x, w_x, b_x).contiguous()
-        made = made.transpose(0, 1) if rows_first else made
-        gates, hidden, batch = GATES[self.layers.name], w_h.shape[1], x.shape[1]
-        several = gates * hidden * hidden * batch >= PARALLEL
-        call = _Call(
-            gates=gates, hidden=hidden, steps=x.shape[0], batch=batch, reverse=reverse,
-            threads=min(torch.get_num_threads(), -(-hidden // this_machine().isa.lanes)) if several else 1,
-            x_step=made.stride(0), x_row=made.stride(1), y_step=y.stride(0), y_row=y.stride(1),
-            weight=w_h.data_ptr(), bias=None if b_h is None else b_h.data_ptr(), x=made.data_ptr(),
-            h0=starts[0].data_ptr(), c0=starts[-1].data_ptr(),
-            y=y.data_ptr(), hn=ends[0].data_ptr(), cn=ends[-1].data_ptr(),
-        )  # fmt: skip
-        kernel, packed = _kernel(), self.packed.get(w_h.data_ptr())
-        assert kernel is not None
+    def _checked(self, call: _Call, w_h: Tensor, _: int) -> bool:
+        """Runs with the weights packed before, where they are still the same. False where somebody writes them
+        meanwhile."""
+        run, packed = kernel(w_h.dtype), self.packed.get(w_h.data_ptr())
+        assert run is not None
         if packed is not None:
             call.packed = packed.data_ptr()
-            if not kernel(call, 0):
+            if not run(call, CHECK_AND_RUN):
                 return True
-        packed = self._pack(call, w_h)
+        packed = packed_memory(w_h)  # its own: another thread may read what it replaces
         call.packed = packed.data_ptr()
-        return not kernel(call, 0)
-
-    def _pack(self, call: _Call, w_h: Tensor) -> Tensor:
-        """Packed weights in memory of their own: another thread may read those that they replace."""
-        lanes = this_machine().isa.lanes
-        units = -(-w_h.shape[1] // lanes) * lanes
-        packed = torch.empty(HEADER + units * w_h.shape[0], dtype=torch.float32, device="cpu")
-        call.packed = packed.data_ptr()
-        kernel = _kernel()
-        assert kernel is not None
-        kernel(call, 1)
+        run(call, PACK)
         if len(self.packed) >= MOST_PACKED * self.layers.layers * self.layers.directions:
             self.packed.clear()
         self.packed[w_h.data_ptr()] = packed
-        return packed
+        return not run(call, CHECK_AND_RUN)
+
+
+def packed_memory(w_h: Tensor) -> Tensor:
+    """Room for recurrent weights (gates x hidden, hidden) in panels."""
+    lanes = this_machine().isa.lanes
+    units = -(-w_h.shape[1] // lanes) * lanes
+    return torch.empty(HEADER + -(-units * w_h.shape[0] * w_h.element_size() // 4), dtype=torch.float32, device="cpu")
+
+
+def threads_for(gates: int, hidden: int, batch: int, units: int) -> int:
+    """Threads that share a step; units: that one of them has at least."""
+    several = gates * hidden * hidden * batch >= PARALLEL
+    return min(torch.get_num_threads(), -(-hidden // units)) if several else 1
+
+
+Runner = Callable[[_Call, Tensor, int], bool]
+"""Runs the kernel on one direction of one layer: of its call, the recurrent weights and its number; False: not run."""
+
+
+def forward(
+    spec: Layers, args: Sequence[Tensor], runner: Runner, kept: Sequence[Tensor] | None = None
+) -> tuple[tuple[Tensor, ...], list[Tensor]] | None:
+    """All layers. (output and last states, outputs of all layers but the last); None where the runner does not. kept:
+    of each direction of each layer, room for what its backward needs."""
+    x, *states = args[: 1 + spec.states]
+    weights, dtype = args[1 + spec.states :], args[0].dtype
+    if spec.batch_first:
+        x = x.transpose(0, 1)
+    steps, batch, hidden = x.shape[0], x.shape[1], states[0].shape[2]
+    starts = [state.float().contiguous() for state in states]
+    ends = [torch.empty_like(state) for state in starts]
+    each, between = 4 if spec.biases else 2, []
+    for layer in range(spec.layers):
+        y = torch.empty((steps, batch, hidden * spec.directions), dtype=dtype, device="cpu")
+        for direction in range(spec.directions):
+            n = layer * spec.directions + direction
+            w_x, w_h, b_x, b_h = [*weights[n * each : (n + 1) * each], None, None][:4]
+            assert w_x is not None and w_h is not None
+            made, into = _inputs(x, w_x, b_x), y[..., direction * hidden :]
+            bias = None if b_h is None else b_h.float()
+            state = torch.empty(2 * batch * hidden) if dtype != torch.float32 else None
+            call = _Call(
+                gates=GATES[spec.name], hidden=hidden, steps=steps, batch=batch, reverse=direction,
+                threads=threads_for(GATES[spec.name], hidden, batch, this_machine().isa.lanes),
+                x_step=made.stride(0), x_row=made.stride(1), y_step=into.stride(0), y_row=into.stride(1),
+                weight=w_h.data_ptr(), bias=None if bias is None else bias.data_ptr(), x=made.data_ptr(),
+                h0=starts[0][n].data_ptr(), c0=starts[-1][n].data_ptr(), y=into.data_ptr(),
+                hn=ends[0][n].data_ptr(), cn=ends[-1][n].data_ptr(),
+                state=None if state is None else state.data_ptr(), kept=kept[n].data_ptr() if kept else None,
+            )  # fmt: skip
+            if not runner(call, w_h, n):
+                return None
+        if layer < spec.layers - 1:
+            between.append(y)
+        x = y
+    return (x.transpose(0, 1) if spec.batch_first else x, *[end.to(dtype) for end in ends]), between
+
+
+def _inputs(x: Tensor, w_x: Tensor, b_x: Tensor | None) -> Tensor:
+    """What all steps' inputs give (steps, batch, gates): what came as (batch, steps, inputs) is multiplied as it
+    lies."""
+    if x.stride(0) < x.stride(1):
+        return F.linear(x.transpose(0, 1), w_x, b_x).contiguous().transpose(0, 1)
+    return F.linear(x, w_x, b_x).contiguous()
 
 
 def size_key(steps: int, batch: int) -> tuple[int, ...]:
@@ -299,9 +337,12 @@ def size_key(steps: int, batch: int) -> tuple[int, ...]:
     return (int(steps - 1).bit_length(), int(batch - 1).bit_length(), torch.get_num_threads())
 
 
-def _fits(args: Sequence[Tensor], layers: Layers) -> bool:
-    """Whether the kernel can read these: floats, at least one step and row, weights as modules have them."""
+def fits(args: Sequence[Tensor], layers: Layers) -> bool:
+    """Whether the kernel can read these: at least one step and row, weights as modules have them."""
     weights = args[1 + layers.states :]
     return (
-        all(a.dtype == torch.float32 for a in args) and args[0].numel() > 0 and all(w.is_contiguous() for w in weights)
+        args[0].dtype in DTYPES
+        and all(a.dtype == args[0].dtype for a in args)
+        and args[0].numel() > 0
+        and all(w.is_contiguous() for w in weights)
     )

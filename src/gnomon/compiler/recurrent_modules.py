@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gnomon.compiler.recurrent import plain, shapes
+from gnomon.compiler.recurrent import operation_of, plain, shapes
 
 log = logging.getLogger("gnomon.compiler")
 aten = torch.ops.aten
@@ -46,10 +46,10 @@ def allow(backend: Any) -> None:
             except AttributeError:  # Dynamo is not at work in this thread
                 return False
 
-        for operation in (aten.lstm.input, aten.gru.input):
+        for name, operation in (("lstm", aten.lstm.input), ("gru", aten.gru.input)):
             assert isinstance(operation, OpOverload)
             for key, unrolled in list(operation.py_kernels.items()):
-                operation.py_kernels[key] = _short(unrolled, tracing)
+                operation.py_kernels[key] = _short(unrolled, tracing, name)
             operation._dispatch_cache.clear()
         wrap_module.for_gnomon = True  # type: ignore[attr-defined]
         VariableBuilder.wrap_module = wrap_module  # type: ignore[method-assign]
@@ -57,27 +57,33 @@ def allow(backend: Any) -> None:
         log.debug("recurrent modules stay outside graphs: %s", error)
 
 
-def _short(unrolled: Callable[..., Any], tracing: Callable[[], bool]) -> Callable[..., Any]:
+def _short(unrolled: Callable[..., Any], tracing: Callable[[], bool], name: str) -> Callable[..., Any]:
     """What Dynamo runs to know the shapes of `torch.lstm` and `torch.gru`: no steps where `recurrent` takes them."""
 
     def kernel(x: Any, states: Any, weights: Any, *options: Any) -> Any:
         given = list(states) if isinstance(states, (list, tuple)) else [states]
-        served = all(plain(one) for one in (x, *given, *weights)) and not torch.is_grad_enabled()
+        every = (x, *given, *weights)
+        served = all(plain(one) and one.dtype == x.dtype for one in every)
+        learns = torch.is_grad_enabled() and any(one.requires_grad for one in every)
         if not (served and len(options) == 6 and given[0].shape[-1] == weights[1].shape[1] and tracing()):
             return unrolled(x, states, weights, *options)
         biases, layers, _, _, bidirectional, batch_first = options
-        return shapes(x, *given, weights, biases, layers, bidirectional, batch_first)
+        if not learns:
+            return shapes(x, *given, weights, biases, layers, bidirectional, batch_first)
+        made = operation_of(name, True)(x, *given, list(weights), biases, layers, bidirectional, batch_first)
+        return tuple(made[: 1 + len(given)])
 
     return kernel
 
 
 def _served(value: Any) -> bool:
-    """Whether `recurrent` takes a module as it is called now: float32 on a CPU, without gradients."""
-    if type(value) not in (torch.nn.LSTM, torch.nn.GRU) or torch.is_grad_enabled() or value.proj_size:
+    """Whether `recurrent` takes a module as it is called now: float32 or bfloat16 on a CPU."""
+    if type(value) not in (torch.nn.LSTM, torch.nn.GRU) or value.proj_size:
         return False
     if torch.is_autocast_enabled("cpu") or (value.training and value.dropout and value.num_layers > 1):
         return False
-    return all(type(w) is torch.nn.Parameter and w.dtype == torch.float32 and w.is_cpu for w in value.parameters())
+    every = list(value.parameters())
+    return all(type(w) is torch.nn.Parameter and plain(w) and w.dtype == every[0].dtype for w in every)
 
 
 def _backend_of(translator: Any) -> Any:

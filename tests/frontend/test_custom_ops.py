@@ -21,6 +21,8 @@ from gnomon.graph import BF16, EAGER, Dtypes, Setting, Work, forward_work, grad_
 from gnomon.graph.backward import backward  # noqa: E402
 from gnomon.graph.plain import from_plain, to_plain  # noqa: E402
 from gnomon.plans import Layout, Mesh, Plan, Schedule, Workload  # noqa: E402
+from gnomon.prediction import Prediction  # noqa: E402
+from gnomon.prediction.evidence import opaque_share  # noqa: E402
 from gnomon.sharding import shard_graph  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -165,3 +167,21 @@ def test_wrong_shardings_are_errors_with_file_and_line(rule: Callable[..., objec
     with pytest.raises(CaptureError, match=message) as raised:
         mixed()
     assert "test_custom_ops.py:" in str(raised.value)
+
+
+def test_the_band_is_wider_by_the_share_of_ops_without_a_rule() -> None:
+    plan = Plan(mesh=Mesh(dp_replicate=8), schedule=Schedule(micro_batch_size=2))
+    work = Workload(global_batch_size=16, seq_len=8)
+
+    def predicted() -> Prediction:
+        return gnomon.predict(mixed().graph, "1x8xh100-sxm", plan, work)
+
+    opaque = predicted()
+    gnomon.op_price(NAME)(lambda x, weight, times: {"flops": 1, "bytes": 1})
+    priced = predicted()
+    shares_ = [opaque_share(result.pricing) for result in (opaque, priced)]
+    assert 0 == shares_[1] < shares_[0] < 1
+    wide, narrow = (result.band.high_s / result.band.low_s for result in (opaque, priced))
+    assert wide > narrow
+    assert f"take {shares_[0]:.0%} of the busiest stage's forward and backward" in " ".join(opaque.assumptions)
+    assert "without a rule" not in " ".join(priced.assumptions)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gnomon.errors import InputError
 from gnomon.plans import Fp8, Layout, Mesh, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.prediction import Prediction, predict
-from gnomon.prediction.band import COVERAGE, Ratios, band_numbers, band_of, memory_ratios
+from gnomon.prediction.band import COVERAGE, OPAQUE, Ratios, band_numbers, band_of, memory_ratios
 from gnomon.prediction.evidence import LEAST, Evidence, evidence
 from gnomon.software import OwnNumber, OwnRuns, Stack, stack
 
@@ -58,6 +58,7 @@ def job(on: str = "1x8xh100-sxm", program: Stack | None = None, **changes: objec
         routed=st.booleans(),
         eight_bit=st.booleans(),
         measured=st.booleans(),
+        opaque=SHARE,
     )
 )
 def test_a_band_holds_the_prediction_and_hardness_never_narrows_it(result: Evidence) -> None:
@@ -65,7 +66,16 @@ def test_a_band_holds_the_prediction_and_hardness_never_narrows_it(result: Evide
     assert 0 < ratios.low < 1 < ratios.high
     harder = replace(result, launch=1.0, communication=1.0, waiting=1.0, crossing=True, routed=True, measured=False)
     harder = replace(harder, nodes=result.nodes + 1, tensor_across=True, debugged=True)
-    assert width(harder) >= width(result)
+    assert width(harder) >= width(result) or result.opaque  # what waits is not computed without a rule
+    assert width(replace(result, opaque=1.0)) >= width(result) >= width(replace(result, opaque=0.0))
+
+
+@given(SHARE, SHARE)
+def test_a_band_holds_that_opaque_ops_take_twice_or_half_as_long(opaque: float, waiting: float) -> None:
+    known, wide = (band_of(replace(PLAIN, waiting=waiting, opaque=share)) for share in (0.0, opaque))
+    part = opaque * (1 - waiting)
+    assert wide.high == pytest.approx(known.high * (1 - part + OPAQUE * part))
+    assert wide.low == pytest.approx(known.low * (1 - part + part / OPAQUE))
 
 
 def test_the_less_is_known_the_wider() -> None:

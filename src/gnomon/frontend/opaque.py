@@ -45,7 +45,7 @@ def shares(graph: Graph, sizes: Mapping[str, int] | None = None) -> dict[str, Sh
                 float(work.matmul_flops) * call.repeat,
             )
             total_bytes, total_flops = total_bytes + moved, total_flops + flops
-            if op.captured is not None and op.kind == "opaque" and not op.captured.is_priced:
+            if op.is_opaque:
                 entry = by_target.setdefault(target_of(op), [0.0, 0.0])
                 entry[0], entry[1] = entry[0] + moved, entry[1] + flops
     parts = {

@@ -156,6 +156,11 @@ class Op:
     captured: Captured | None = None
     """The ATen ops, of an op that was captured and has no rule of its own."""
 
+    @property
+    def is_opaque(self) -> bool:
+        """Whether it has no rule of its own, and nobody says what it costs."""
+        return self.kind == "opaque" and self.captured is not None and not self.captured.is_priced
+
     def __post_init__(self) -> None:
         if self.kind not in OP_KINDS:
             raise GraphError(f"op {self.path!r} has unknown kind {self.kind!r}{nearest(self.kind, OP_KINDS)}")

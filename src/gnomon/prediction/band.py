@@ -2,7 +2,8 @@
 
 `band_of(evidence)` returns a `Ratios`: measured over predicted lies between `low` and `high` in eight cases of ten. Its
 width follows from what is known: the stack, the device, and where the time goes. The numbers are in `band.toml`, fitted
-by `evidence/fits/fit_band`. Leaves out errors of the request itself: a band is of the job that was described.
+by `evidence/fits/fit_band`; what ops without a rule of their own add is assumed (`OPAQUE`). Leaves out errors of the
+request itself: a band is of the job that was described.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ COVERAGE = 0.8
 
 WIDEST = 3.0
 """Log of the farthest that a band reaches up: twenty times."""
+
+
+OPAQUE = 2.0
+"""Of an op without a rule of its own: times its price that it may take, or that its price may be of it. Assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +143,9 @@ def band_of(evidence: Evidence) -> Ratios:
     """Between which measured over predicted lies."""
     own = band_numbers()
     down, up = log_widths(evidence, own)
-    return Ratios(low=exp(-own.below * exp(down)), high=exp(min(own.above * exp(up), WIDEST)))
+    opaque = evidence.opaque * (1 - evidence.waiting)
+    low = exp(-own.below * exp(down)) * (1 - opaque * (1 - 1 / OPAQUE))
+    return Ratios(low=low, high=exp(min(own.above * exp(up), WIDEST)) * (1 + opaque * (OPAQUE - 1)))
 
 
 def memory_ratios() -> Ratios:

@@ -44,9 +44,11 @@ class Evidence:
     """Products in eight bits or fewer."""
     measured: bool
     """There are kernel measurements of every device's generation."""
+    opaque: float = 0.0
+    """Share of a microbatch's forward and backward in kernels of ops without a rule of their own."""
 
     def __post_init__(self) -> None:
-        for name in ("launch", "communication", "waiting"):
+        for name in ("launch", "communication", "waiting", "opaque"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be a share, got {getattr(self, name)!r}")
         if self.nodes < 0:
@@ -69,10 +71,11 @@ def evidence(pricing: Pricing, step_s: float) -> Evidence:
     whole = sum(busiest.values())
     nodes = sum(group.count for group in pricing.cluster.groups)
     devices = {stage.device.name: stage.device for stage in pricing.stages}.values()
+    launch = _share(busiest["launch"], whole)
     return Evidence(
         known=min((known(pricing.stack, device, pricing.numbers) for device in devices), key=LEAST.index),
         own_runs=pricing.stack.own.runs if pricing.stack.own else 0,
-        launch=_share(busiest["launch"], whole),
+        launch=launch,
         communication=_share(sum(s for part, s in busiest.items() if part in pricing.stages[0].links), whole),
         waiting=_share(step_s - whole * pricing.count, step_s),
         crossing=nodes > 1,
@@ -82,7 +85,19 @@ def evidence(pricing: Pricing, step_s: float) -> Evidence:
         routed=any(dim.name.split(".")[-1] == "experts" for block in pricing.graph.blocks for dim in block.dims),
         eight_bit=pricing.plan.precision.fp8 is not None,
         measured=all(is_measured(device) for device in devices),
+        opaque=opaque_share(pricing) * (1 - launch),
     )
+
+
+def opaque_share(pricing: Pricing) -> float:
+    """Of the seconds that kernels of the busiest stage take, and collectives that they wait for, those of ops without a
+    rule of their own."""
+    if not any(op.is_opaque for block in pricing.graph.blocks for op in block.ops):
+        return 0.0
+    phases = ("forward", "input_grad", "weight_grad", "recompute")
+    stages = [[stage.phase(name) for name in phases] for stage in pricing.stages]
+    spent = max(stages, key=lambda stage: sum(phase.device_s for phase in stage))
+    return _share(sum(phase.opaque_s for phase in spent), sum(phase.device_s for phase in spent))
 
 
 def _rank(pricing: Pricing, stage: int) -> int:

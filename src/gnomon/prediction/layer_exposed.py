@@ -58,6 +58,7 @@ class LayerExposed:
         return Phase(
             compute_s=compute_s,
             attention_s=sum(busy.get(path, 0.0) for path in scope.attending) - rings,
+            opaque_s=sum(busy.get(path, 0.0) for path in scope.opaque),
             comm_s=comm,
             kernels=sum(price.kernels for _, price in given) + sum(counts.values()),
             collectives=counts,

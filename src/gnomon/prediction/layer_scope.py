@@ -36,6 +36,7 @@ class LayerScope:
         self.readers = {name: op.path for op in reversed(self.block.ops) for name in (*op.inputs, *op.outputs)}
         self.makers = {name: op for op in self.block.ops for name in op.outputs}
         self.attending = [op.path for op in context.block.ops if op.kind == "attention"]
+        self.opaque = [op.path for op in context.block.ops if op.is_opaque]
 
     def _causal_share(self, sizes: Mapping[str, Any]) -> float | None:
         """Share of a causal square that the busiest rank works on when sequences are divided over cp."""

@@ -129,6 +129,8 @@ class Phase:
     """Device seconds of kernels."""
     attention_s: float = 0.0
     """Of these, attention."""
+    opaque_s: float = 0.0
+    """Of these, ops without a rule of their own."""
     comm_s: Mapping[str, float] = field(default_factory=dict)
     """Axis -> seconds of collectives that the kernels wait for."""
     kernels: int = 0
@@ -143,6 +145,7 @@ class Phase:
         return Phase(
             compute_s=self.compute_s + other.compute_s,
             attention_s=self.attention_s + other.attention_s,
+            opaque_s=self.opaque_s + other.opaque_s,
             comm_s={axis: self.comm_s.get(axis, 0.0) + other.comm_s.get(axis, 0.0) for axis in sorted(axes)},
             kernels=self.kernels + other.kernels,
             collectives={a: self.collectives.get(a, 0) + other.collectives.get(a, 0) for a in sorted(counted)},
@@ -153,6 +156,7 @@ class Phase:
         return Phase(
             compute_s=self.compute_s * times,
             attention_s=self.attention_s * times,
+            opaque_s=self.opaque_s * times,
             comm_s={axis: seconds * times for axis, seconds in self.comm_s.items()},
             kernels=self.kernels * times,
             collectives={axis: count * times for axis, count in self.collectives.items()},

@@ -24,10 +24,10 @@ from gnomon.models.presets import graph_of
 from gnomon.plans import Mesh, Plan, Precision, Saved, Unit, Workload, batch, check, stage_layers
 from gnomon.plans.check import sample_tokens
 from gnomon.plans.groups import layer_groups
-from gnomon.prediction.band import Band, band_of, memory_ratios
+from gnomon.prediction.band import OPAQUE, Band, band_of, memory_ratios
 from gnomon.prediction.breakdown import step_parts
 from gnomon.prediction.contention import contended
-from gnomon.prediction.evidence import evidence
+from gnomon.prediction.evidence import evidence, opaque_share
 from gnomon.prediction.layer_types import KernelFacts
 from gnomon.prediction.memory import RankMemory, rank_memory
 from gnomon.prediction.rewriting import with_methods
@@ -502,6 +502,12 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
         assumed = (
             *assumed,
             "eight-bit products: not in routers and logits, all recipes alike; MFU over the compute dtype's peak",
+        )
+    if opaque := opaque_share(pricing):
+        assumed = (
+            *assumed,
+            f"ops without a rule of their own take {opaque:.0%} of the busiest stage's forward and backward: the band "
+            f"holds that they take {1 / OPAQUE:g} to {OPAQUE:g} times their price",
         )
     assumptions = (
         *assumed,

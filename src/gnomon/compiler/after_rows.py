@@ -45,8 +45,8 @@ def after_rows(text: Text) -> None:
         )
         text.say(1, f"free(t{i});")
     _post(text)
-    for i in roles(nest, "column"):
-        text.say(1, f"free(c{i});")
+    if roles(nest, "column"):
+        text.say(1, "free(columns);")
 
 
 def _constant_outputs(nest: Nest) -> list[int]:

@@ -101,9 +101,16 @@ def _neutral_vector(op: str, kind: str) -> str:
 def _partials(text: Text) -> None:
     """Memory for what tasks add up: a row of columns for each task of rows, one number of each total for each task."""
     nest = text.nest
-    for i in roles(nest, "column"):
+    columns, at = roles(nest, "column"), "0"
+    for i in columns:
         kind = SCALAR[nest.body.code[i].kind]
-        text.say(1, f"{kind}* const c{i} = ({kind}*)malloc(sizeof({kind}) * chunks * row_points);")
+        text.say(1, f"const int64_t a{i} = {at};")
+        at = f"a{i} + apart(sizeof({kind}) * chunks * row_points)"
+    if columns:
+        text.say(1, f"char* const columns = (char*)aligned_alloc(PAGE, ({at} + PAGE - 1) / PAGE * PAGE);")
+    for i in columns:
+        kind = SCALAR[nest.body.code[i].kind]
+        text.say(1, f"{kind}* const c{i} = ({kind}*)(columns + a{i});")
     for i in roles(nest, "total"):
         kind = TOTAL[nest.body.code[i].kind]
         text.say(1, f"{kind}* const t{i} = ({kind}*)malloc(sizeof({kind}) * (chunks * tiles + 1));")

@@ -11,6 +11,10 @@ typedef int32_t B __attribute__((vector_size(4 * VW)));
 typedef uint32_t U __attribute__((vector_size(4 * VW)));
 struct bf16 { uint16_t bits; };
 struct mask32 { int32_t bits; };  // a mask kept in scratch
+// From one array of running sums to the next: whole pages less a quarter. A core takes a load for one of an earlier store at
+// the same place of another page, and waits; torch's large tensors lie 64 bytes behind the start of one.
+#define PAGE 4096
+ALWAYS int64_t apart(int64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE + 3 * PAGE / 4; }
 #define INF __builtin_inff()
 #define NANF __builtin_nanf("")
 extern "C" double exp(double) noexcept; extern "C" double log(double) noexcept; extern "C" double log1p(double) noexcept;

@@ -33,6 +33,7 @@ from gnomon.frontend.capture import Captured, captured, quiet
 from gnomon.frontend.trace import named_tensors
 from gnomon.graph import Dtypes, Setting, graph_saved_bytes
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
+from gnomon.plans.check import sample_tokens
 from gnomon.prediction.software_kernels import kernels_of
 from gnomon.runtime import AdamWSettings
 from gnomon.runtime.captured_job import executor
@@ -163,7 +164,7 @@ def kept_error(model: nn.Module, example: Mapping[str, Tensor], graph: Any, dtyp
 
 def step(module: nn.Module, found: Captured, batch: Mapping[str, Tensor]) -> dict[str, float]:
     """Predicted and measured seconds and bytes of a step, and those of a plain loop, in turns."""
-    rows, seq_len = len(batch["answers"]), _length(batch)
+    rows, seq_len = len(batch["answers"]), _length(found, batch)
     work = Workload(global_batch_size=rows, seq_len=seq_len)
     plan = Plan(schedule=Schedule(micro_batch_size=rows), precision=FP32)
     guess = gnomon.predict(found.graph, "local:1", plan, work, "gnomon")
@@ -211,8 +212,10 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.thread_time() - began
 
 
-def _length(batch: Mapping[str, Tensor]) -> int:
+def _length(found: Captured, batch: Mapping[str, Tensor]) -> int:
     """Positions of a sequence: those of the first integers with two dims; 1 for a model of none."""
+    if tokens := sample_tokens(found.graph):
+        return tokens
     ids = [x for name, x in batch.items() if x.dim() == 2 and not x.is_floating_point()]
     return int(ids[0].shape[1]) if ids else 1
 
@@ -261,7 +264,7 @@ def on_one(module: nn.Module, found: Captured, plan: Plan, batch: Mapping[str, T
 
 
 def _losses(module: nn.Module, found: Captured, plan: Plan, batch: Mapping[str, Tensor]) -> list[float]:
-    work = Workload(global_batch_size=len(batch["answers"]), seq_len=_length(batch))
+    work = Workload(global_batch_size=len(batch["answers"]), seq_len=_length(found, batch))
     job = executor(module, found, plan, work, settings=SETTINGS)
     return [job.total_loss(job.step(batch)) for _ in range(2)]
 

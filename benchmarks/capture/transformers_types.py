@@ -365,10 +365,11 @@ def planned(graph: Any) -> dict[str, Any]:
     """The fastest plan that is found for 8 GPUs: its step and its mesh."""
     import gnomon
     from gnomon.plans import Workload
+    from gnomon.plans.check import sample_tokens
     from gnomon.search.budget import until
 
     fixed = {dim.size for block in graph.blocks for dim in block.dims if dim.name == "batch"} - {None}
-    workload = Workload(global_batch_size=8 * max(fixed, default=2), seq_len=16)
+    workload = Workload(global_batch_size=8 * max(fixed, default=2), seq_len=sample_tokens(graph) or 16)
     best = gnomon.plan(graph, "1x8xh100-sxm", workload, more=until(SEARCH_S), top=1).best
     if not best:
         raise ValueError("no plan fits")

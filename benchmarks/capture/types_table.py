@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
@@ -27,8 +27,6 @@ def cause(row: Mapping[str, Any]) -> str:
 def table(rows: list[dict[str, Any]], every: int) -> str:
     """Counts, then a line a type."""
     caught = [row for row in rows if row["captured"]]
-    number = lambda key: [row[key] for row in caught if isinstance(row.get(key), (int, float))]  # noqa: E731
-    flops = number("flops_error")
     proofs = [row["proof"] for row in caught if isinstance(row.get("proof"), dict)]
     plans: dict[str, int] = {}
     for row in caught:
@@ -41,8 +39,10 @@ def table(rows: list[dict[str, Any]], every: int) -> str:
         f"types of AutoModel: {every}; tried: {len(rows)}; captured: {len(caught)}, of {built} that are built, and of "
         f"{ran} that run in eager on an example that is made here",
         *(f"priced under {name}: {count} of {len(caught)}" for name, count in plans.items()),
-        f"FLOPs within 1%: {sum(abs(x) <= 0.01 for x in flops)} of {len(flops)} counted",
-        f"proved to 1e-9: {sum(p['holds'] for p in proofs)} of {len(proofs)} proofs",
+        f"planned by search for 8 H100s: {sum(isinstance(row.get('planned'), dict) for row in caught)} of "
+        f"{len(caught)}{refused(row['planned'] for row in caught if isinstance(row.get('planned'), str))}",
+        errors("FLOPs", {row["type"]: row.get("flops_error") for row in caught}),
+        f"proved to 1e-9 in float64: {sum(p['holds'] for p in proofs)} of {len(proofs)} that were small enough",
         *trained_lines(caught),
         *(f"not captured: {count}: {why}" for why, count in Counter(map(cause, failed)).most_common()),
         "",
@@ -75,24 +75,40 @@ def percent(value: Any, places: int = 2) -> str:
 
 def trained_lines(rows: list[dict[str, Any]]) -> list[str]:
     """Counts of what was trained, and the reasons of what was not, the commonest first."""
-    kept = sorted(abs(row["kept_error"]) for row in rows if isinstance(row.get("kept_error"), float))
-    steps = [row["step"] for row in rows if isinstance(row.get("step"), dict)]
+    steps = {row["type"]: row["step"] for row in rows if isinstance(row.get("step"), dict)}
     asked = [row["ran"] for row in rows if row.get("ran")]
-    lines = []
-    if kept:
-        lines.append(f"bytes kept within 1%: {sum(x <= 0.01 for x in kept)} of {len(kept)}; median {median(kept):.2%}")
-    for key, what in (("time_error", "time of a step"), ("memory_error", "memory of a step")):
-        if off := sorted(abs(step[key]) for step in steps):
-            lines.append(f"{what}: {median(off):.1%} off in the median of {len(off)}, {off[-1]:.0%} at worst")
+    lines = [errors("bytes kept", {row["type"]: row.get("kept_error") for row in rows})]
+    for key, what, within in (("memory_error", "memory of a step", 0.05), ("time_error", "time of a step", 0.12)):
+        lines.append(errors(what, {kind: step[key] for kind, step in steps.items()}, within))
     for name in dict.fromkeys(name for ran in asked for name in ran):
-        why = Counter(cut(ran[name]) for ran in asked if ran.get(name))
-        some = "".join(f"; {count}: {reason}" for reason, count in why.most_common(4))
+        some = refused(ran[name] for ran in asked if ran.get(name))
         lines.append(
             f"ran under {name} as a plain loop: {sum(ran.get(name) == '' for ran in asked)} of {len(asked)}{some}"
         )
-    return lines
+    every = sum(not any(ran.values()) for ran in asked)
+    return [*lines, f"ran as a plain loop under all of these plans: {every} of {len(asked)}"]
+
+
+def errors(what: str, found: Mapping[str, Any], within: float = 0.01) -> str:
+    """How many are within a share, the median, and the worst by name. found: type -> error, or why there is none."""
+    off = {kind: abs(error) for kind, error in found.items() if isinstance(error, (int, float))}
+    if not off:
+        return f"{what}: none counted"
+    worst = sorted(off, key=lambda kind: -off[kind])[:5]
+    return (
+        f"{what} within {within:.0%}: {sum(error <= within for error in off.values())} of {len(off)} counted; "
+        f"median {median(off.values()):.2%}, worst {', '.join(f'{kind} {off[kind]:.1%}' for kind in worst)}"
+    )
+
+
+def refused(reasons: Iterable[str]) -> str:
+    """The commonest reasons with their counts."""
+    return "".join(f"; {count}: {reason}" for reason, count in Counter(map(cut, reasons)).most_common(6))
 
 
 def cut(reason: str) -> str:
     """A reason without what differs from type to type."""
+    if reason.startswith("losses differ by "):
+        off = float(reason.split()[-1])
+        return "losses differ by less than 1e-7" if off < 1e-7 else "losses differ by more than 1e-7"
     return re.sub(r"\d[\d.e+-]*", "N", reason)[:110]

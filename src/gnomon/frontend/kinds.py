@@ -200,7 +200,7 @@ def _dropout(call: _Call, out: int, trace: Trace) -> Kind | None:
 def _activation(fn: str) -> Callable[[_Call, int, Trace], Kind | None]:
     def rule(call: _Call, out: int, trace: Trace) -> Kind | None:
         x = call.value(0, "input")
-        if x is None or not trace.values[x].grad:
+        if x is None or not trace.values[x].grad or trace.values[x].origin == "parameter":
             return None
         name = fn
         if fn == "gelu":

@@ -437,3 +437,21 @@ def test_predict_takes_a_function_of_one_s_own(
         sys.modules.pop("my_network", None)
     assert main(["predict", "no_such_module:build", "--inputs", inputs, "--on", "1x2xh100-sxm"]) == 2
     assert "cannot import 'no_such_module'" in capsys.readouterr().err
+
+
+class Gated(nn.Module):
+    """A gate of the module itself, as no function of what comes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.tanh(self.gate)
+
+
+def test_an_activation_of_a_parameter_is_its_aten_op() -> None:
+    """A rank holds parts of parameters (`Weight`), which activations do not take."""
+    graph = gnomon.capture(Gated(), (torch.randn(2, 8),))
+    assert [op.kind for block in graph.blocks for op in block.ops if "gate" in op.inputs] == ["opaque"]
+    assert prove(Gated(), (torch.randn(2, 8),)).holds

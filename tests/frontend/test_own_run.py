@@ -21,18 +21,22 @@ from torch import nn  # noqa: E402
 from gnomon.cli import main  # noqa: E402
 from gnomon.errors import GraphError, InputError, PlanError  # noqa: E402
 from gnomon.frontend.capture import captured  # noqa: E402
+from gnomon.graph import BF16  # noqa: E402
 from gnomon.graph.text_inputs import ids_of, labels_of  # noqa: E402
 from gnomon.hardware import parse_cluster  # noqa: E402
 from gnomon.models.presets import model as preset  # noqa: E402
-from gnomon.plans import Mesh, PlanFile, Precision, Workload, save_plan_file  # noqa: E402
+from gnomon.plans import Layout, Mesh, PlanFile, Precision, Workload, save_plan_file  # noqa: E402
 from gnomon.prediction import predict  # noqa: E402
 from gnomon.prediction.memory import buffer_sizes  # noqa: E402
+from gnomon.runtime.blocks import BlockRun  # noqa: E402
 from gnomon.runtime.captured_job import randomness  # noqa: E402
 from gnomon.runtime.crossings import Shapes, hops  # noqa: E402
 from gnomon.runtime.data import Corpus, Source  # noqa: E402
 from gnomon.runtime.data.own_batches import OwnBatches, OwnData, TextBatches  # noqa: E402
+from gnomon.runtime.ops.site import Axis  # noqa: E402
 from gnomon.runtime.train import corpus_of  # noqa: E402
 from gnomon.runtime.weights import Folder  # noqa: E402
+from gnomon.sharding import shard_graph  # noqa: E402
 
 pytestmark = pytest.mark.torch
 Module = TypeVar("Module", bound=nn.Module)
@@ -278,3 +282,30 @@ def test_dropout_is_said() -> None:
     (note,) = randomness(replace(gpt, blocks=tuple(blocks)))
     assert "trains without it" in note
     assert randomness(own_runs.job(PLANS["dp"]).graph) == ()
+
+
+class OneKeyHead(nn.Module):
+    """As falcon and gpt_bigcode: all heads look at one key head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv, self.head = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+        b, t, _ = x.shape
+        q = self.q(x).view(b, t, 4, 2).transpose(1, 2)
+        k, v = (part.view(b, t, 1, 2).transpose(1, 2) for part in self.kv(x).split(2, dim=-1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        y = self.head(y.transpose(1, 2).reshape(b, t, 8))
+        return nn.functional.cross_entropy(y.flatten(0, 1), answers.flatten())
+
+
+def test_a_key_head_that_several_ranks_would_hold_is_refused() -> None:
+    example = {"x": torch.randn(2, 4, 8), "answers": torch.zeros(2, 4, dtype=torch.int64)}
+    names = {"x": ("batch", "seq", ""), "answers": ("batch", "seq")}
+    graph = captured(OneKeyHead(), example, dims=names).graph
+    setting = {"batch": 2, "seq": 4}
+    sharded = shard_graph(graph, Layout(), Mesh(tp=2), setting, BF16)
+    [name] = [b.name for b in graph.blocks if any(d.name.split(".")[-1] == "kv_heads" for d in b.dims)]
+    with pytest.raises(PlanError, match="tp = 2 is above kv_heads = 1.* use tp = 1"):
+        BlockRun(sharded[name], {"tp": Axis(ranks=2)})

@@ -87,6 +87,7 @@ class BlockRun:
         self.block, self.axes, self.keep_gathered = sharded.block, axes, keep_gathered
         self.homes = sharded.homes
         self.captured = any(op.captured is not None for op in sharded.block.ops)
+        self._check_kv_heads()
         self.drawing = frozenset(op.path for op in sharded.block.ops if drawn(op))
         """Ops that draw random numbers."""
         self.whole = whole = {dim.name: dim.size for dim in self.block.dims if dim.size is not None}
@@ -112,6 +113,17 @@ class BlockRun:
             self._compiled(op, tuple(n for n, path in reads.items() if path == op.op.path and n not in kept))
             for op in sharded.ops
         ]
+
+    def _check_kv_heads(self) -> None:
+        """PlanError for a captured model with fewer key-value heads than ranks of tp: its code's views would need to
+        add up gradients of a head that several ranks hold."""
+        tp = self.axes.get("tp", ALONE).ranks
+        few = [d for d in self.block.dims if base(d.name) == "kv_heads" and d.size is not None and d.size < tp]
+        if self.captured and few:
+            raise PlanError(
+                f"{self.block.name}: tp = {tp} is above {few[0].name} = {few[0].size}, and the runtime does not hold a "
+                f"captured model's key-value head on several ranks; use tp = {few[0].size}"
+            )
 
     def _compiled(self, sharded: ShardedOp, last: tuple[str, ...]) -> _Op:
         op, strategy = sharded.op, sharded.strategy

@@ -2,13 +2,16 @@
 
     python benchmarks/faults/elastic.py               # 20 kills and 4 pairs of runs; results/elastic.md
     python benchmarks/faults/elastic.py --kills 2 --pairs 1
+    python benchmarks/faults/elastic.py --kills 0 --pairs 0 --kernels 5    # determinism D2
 
 Kills: a small llama as four logical workers on three processes. One process is killed at a time that nobody chose; the
 others must go on in the same processes. "noticed" is from the kill to the last survivor's error, "going" until all
 train again with its workers, by the wall clock of one machine. Equal: every loss is, bit by bit, that of one process
 that nobody killed. Turns: one process with four logical workers of one microbatch each beside one process that runs the
 same four microbatches as one rank, in CPU seconds of the process a step, interleaved. The difference is the switch:
-each worker's gradient is parked and added to another.
+each worker's gradient is parked and added to another. Kernels: steps of one process with this processor's own kernels,
+with torch's for AVX2 as an older processor has them, and with those of D2, in CPU seconds, interleaved; and their
+losses.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ import torch
 from gnomon.methods.easyscale import Observation, placed
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Plan, Precision, Schedule, Workload
-from gnomon.runtime import Executor, Job, Source, launch
+from gnomon.runtime import Executor, Job, Source, instruction_sets, launch
 from gnomon.runtime.elastic_launch import run_elastic
 from gnomon.runtime.logical_workers import LogicalWorkers
 from gnomon.runtime.train import corpus_of
@@ -114,19 +117,62 @@ def turns(pairs: int) -> list[float]:
     return [seconds(workers) / seconds(rank) for _ in range(pairs)]
 
 
+def with_kernels(kind: str) -> tuple[float, list[float]]:
+    """(CPU seconds a step, losses) of a process with these kernels: `own`, `avx2`, or `D2`."""
+    if kind == "D2":
+        instruction_sets.compute_with(instruction_sets.MOST)
+    elif kind != "own":
+        os.environ[instruction_sets.CAPABILITY] = kind
+        os.environ["ONEDNN_MAX_CPU_ISA"] = kind.upper()
+    workers = LogicalWorkers(llama(LARGE), WORKERS, Workload(global_batch_size=16, seq_len=128))
+    workers.place((0,) * 4)
+    batch = torch.randint(0, 256, (16, 129), generator=torch.Generator().manual_seed(0))
+    losses, seconds = [float(workers.step(batch).loss)], []
+    for _ in range(STEPS):
+        began = time.process_time()
+        losses.append(float(workers.step(batch).loss))
+        seconds.append(time.process_time() - began)
+    return median(seconds), losses
+
+
+def kernels(rounds: int) -> None:
+    """Prints what determinism D2 costs."""
+    told = [{kind: launch(with_kernels, 1, kind)[0] for kind in ("own", "avx2", "D2")} for _ in range(rounds)]
+    for kind in ("avx2", "D2"):
+        ratios = [one[kind][0] / one["own"][0] for one in told]
+        shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"CPU seconds a step with {kind} kernels to those with own: median {median(ratios):.2f} of {shown}")
+    for kind in ("own", "avx2", "D2"):
+        print(f"losses with {kind} kernels: {', '.join(map(repr, told[0][kind][1]))}")
+        assert all(one[kind][1] == told[0][kind][1] for one in told), "another process, other bits"
+
+
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--kernels", type=int, default=3)
     options = parser.parse_args()
+    if options.kills:
+        kills(options.kills)
+    if options.pairs:
+        ratios = launch(turns, 1, options.pairs)[0]
+        shown = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+        print(f"\nCPU seconds of four logical workers to those of one rank: median {median(ratios):.3f} of {shown}")
+    if options.kernels:
+        kernels(options.kernels)
+
+
+def kills(count: int) -> None:
+    """Prints how soon kills are noticed and made good."""
     noticed, going, equal = [], [], 0
     with tempfile.TemporaryDirectory() as name:
         data = Path(name) / "text"
         data.mkdir()
         for i in range(60):
             (data / f"{i}.txt").write_text(f"the loss goes down, line {i % 7} of the text. " * 40)
-        collected = [kill(number, job(data, Path(name) / f"{number}")) for number in range(options.kills)]
+        collected = [kill(number, job(data, Path(name) / f"{number}")) for number in range(count)]
         most = replace(job(data, Path(name) / "x"), steps=max(len(seen) for _, _, seen in collected), checkpoints=None)
         undisturbed = launch(losses, 1, most)[0]
     for one, other, seen in collected:
@@ -139,9 +185,6 @@ def main() -> None:
         f"| {median(going) * 1e3:.0f} ms "
         f"| {max(going) * 1e3:.0f} ms | {equal} |"
     )
-    ratios = launch(turns, 1, options.pairs)[0]
-    shown = ", ".join(f"{ratio:.3f}" for ratio in ratios)
-    print(f"\nCPU seconds of four logical workers to those of one rank: median {median(ratios):.3f} of {shown}")
 
 
 if __name__ == "__main__":

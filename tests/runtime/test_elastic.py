@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,10 @@ from gnomon.cli import main  # noqa: E402
 from gnomon.errors import PeerError, PlanError  # noqa: E402
 from gnomon.methods.easyscale import Observation, placed  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
-from gnomon.request.scale import read_state  # noqa: E402
-from gnomon.runtime import Job, Outcome  # noqa: E402
-from gnomon.runtime.checkpoint import newest  # noqa: E402
-from gnomon.runtime.elastic_launch import run_elastic  # noqa: E402
+from gnomon.request.scale import ask, read_state  # noqa: E402
+from gnomon.runtime import Job, Outcome, instruction_sets  # noqa: E402
+from gnomon.runtime.checkpoint import newest, read_record  # noqa: E402
+from gnomon.runtime.elastic_launch import _Launched, run_elastic  # noqa: E402
 from gnomon.runtime.logical_workers import LogicalWorkers  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -150,6 +151,8 @@ def undisturbed(given: Job, steps: int) -> list[float]:
 
 
 def _losses(given: Job) -> list[float]:
+    if given.kernels:
+        instruction_sets.compute_with(given.kernels)
     workers = LogicalWorkers(given.graph, given.plan, given.workload, seed=given.seed, settings=given.settings)
     workers.place((0,) * 4)
     corpus = training.corpus_of(given)
@@ -221,6 +224,60 @@ def test_a_stopped_process_is_killed_and_the_others_go_on(
     outcome = beside(given, act)
     assert "process 0 was stopped for 0 s: it is killed" in capfd.readouterr().err
     assert [record.loss for record in outcome.records] == undisturbed(given, len(outcome.records))
+
+
+OLD = {1: "avx2", 2: "default"}
+"""Processes that compute as on an older machine, and with what."""
+
+
+@pytest.fixture
+def unlike(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Processes with unlike kernels; what their launcher says."""
+    lines: list[str] = []
+    environment = _Launched._environment
+
+    def restricted(self: _Launched, rank: int, *place: Any) -> dict[str, str]:
+        own = {instruction_sets.CAPABILITY: OLD[rank]} if rank in OLD else {}
+        return {**environment(self, rank, *place), **own}
+
+    monkeypatch.setattr(_Launched, "_environment", restricted)
+    monkeypatch.setattr(_Launched, "_say", lambda self, line: lines.append(line))
+    return lines
+
+
+def test_unlike_processors_give_the_same_bits_at_d2(data: Path, tmp_path: Path, unlike: list[str]) -> None:
+    """Two processes, the second as on an older machine; a third that is older still; a fourth; then one alone."""
+
+    def act(folder: Path) -> None:
+        until(changed(folder, 1))
+        ask(folder, 3)
+        until(lambda: any("left out" in line for line in unlike))
+        assert main(["scale", str(folder), "--to", "3"]) == 0
+        assert main(["scale", str(folder), "--to", "1"]) == 0
+
+    given = job(data, 2, tmp_path / "kept", determinism="D2")
+    outcome = beside(given, act)
+    losses = [record.loss for record in outcome.records]
+    assert losses == undisturbed(replace(given, kernels="avx2"), len(losses))
+    assert unlike[0] == "all processes compute with avx2 kernels, which all have; without oneDNN"
+    assert "process 2 has no avx2 kernels, with which this job began: it is left out" in unlike
+    assert read_record(newest(tmp_path / "kept")).identity["kernels"] == "avx2"
+
+
+def test_a_job_agrees_on_kernels_that_all_have() -> None:
+    assert instruction_sets.common(["avx512", "avx512"]) == "avx2", "that those have too that come later"
+    assert instruction_sets.common(["avx512", "default"]) == "default"
+    assert instruction_sets.has("avx512", "avx2") and not instruction_sets.has("default", "avx2")
+
+
+def test_kernels_that_torch_has_chosen_are_not_changed_in_silence() -> None:
+    with pytest.raises(Exception, match="torch computes with .* kernels in this process, and the job with default"):
+        launch(_too_late, 1)
+
+
+def _too_late() -> None:
+    assert torch.backends.cpu.get_cpu_capability() != "DEFAULT"
+    instruction_sets.compute_with("default")
 
 
 def test_without_restarts_the_last_loss_is_one_error(data: Path, tmp_path: Path) -> None:

@@ -454,6 +454,11 @@ def _run(parser: argparse.ArgumentParser) -> None:
         "--processes", type=count, metavar="N",
         help="run the plan's ranks as logical workers on N processes, whose number gnomon scale changes; a rank each",
     )  # fmt: skip
+    parser.add_argument(
+        "--determinism", choices=("D1", "D2"),
+        help="with --processes: the same losses on any number of processes (D1, the default), or on unlike processors "
+        "too, by kernels that all have, which are slower (D2)",
+    )  # fmt: skip
     parser.add_argument("--timeline", type=new_file, metavar="FILE", help="write the measured Timeline of a step")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")
     parser.add_argument("--json", action="store_true", help="for programs")

@@ -64,6 +64,8 @@ def run(options: argparse.Namespace) -> int:
     """Read, predict, train, tell."""
     file = _on_processes(read_plan(options.plan), options.processes)
     shared = shares_processes(file, options)
+    if options.determinism and not shared:
+        raise InputError("--determinism is for logical workers; give --processes N too, or leave it out")
     if shared and is_code(file.model):
         raise PlanError("a model that is code runs with a process for each rank; leave --processes and device_of out")
     _check_there(options)
@@ -332,6 +334,7 @@ def _job(
         resume=options.resume,
         max_restarts=options.max_restarts,
         memory_checkpoint_every=options.memory_checkpoint_every or 0,
+        determinism=options.determinism or "D1",
         grace_s=options.grace,
         override=tuple(filter(None, (options.override or "").split(","))),
         resume_with=_resume_command(options),
@@ -414,6 +417,8 @@ def _resume_command(options: argparse.Namespace) -> str:
         words += ["--min-lr", str(options.min_lr)]
     if options.processes is not None:
         words += ["--processes", str(options.processes)]
+    if options.determinism is not None:
+        words += ["--determinism", options.determinism]
     return " ".join(quote(word) for word in [*words, "--resume"])
 
 

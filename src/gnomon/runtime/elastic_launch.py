@@ -3,8 +3,8 @@
 `run_elastic(job)` starts as many processes as the plan's placement names and announces who trains together
 (`membership`). When one is lost the others go on with its workers at once, and it is replaced as often as
 `job.max_restarts` says; one that was stopped for too long is killed, and so lost. `gnomon scale` asks for more or fewer
-(`request.scale`). Where workers run is decided by `methods.easyscale.placed` alone. Leaves out what processes do
-(`elastic`), and other machines.
+(`request.scale`). Where workers run is decided by `methods.easyscale.placed` alone. Under determinism D2 they first
+agree on kernels that all have (`instruction_sets`). Leaves out what processes do (`elastic`), and other machines.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from torch._C._distributed_c10d import Store
 from gnomon.errors import PlanError
 from gnomon.methods.easyscale import Observation, placed
 from gnomon.request.scale import Change, JobFolder, JobState
+from gnomon.runtime import instruction_sets
 from gnomon.runtime.checkpoint import newest
 from gnomon.runtime.elastic import check_elastic, train_elastic
 from gnomon.runtime.faults import ended
-from gnomon.runtime.membership import Epoch, Membership, announce, joined, noted
+from gnomon.runtime.membership import Epoch, Membership, announce, joined, kernels_of, noted, say_kernels
 from gnomon.runtime.processes import FailedError
 from gnomon.runtime.replaceable import Replaceable, set_up
 from gnomon.runtime.train import Job, Outcome, corpus_of
@@ -64,6 +65,8 @@ class _Launched(Replaceable):
         self.changes: list[Change] = []
         self.lost: list[int] = []
         self.why = "started"
+        self.kernels = ""
+        """What all processes of a D2 job compute with; empty until they have said what they have."""
 
     def _lose(self, process: int, what: str) -> bool:
         """Another is started, if that may be, or the job goes on with fewer."""
@@ -80,10 +83,13 @@ class _Launched(Replaceable):
             self.asked = max(1, self.asked - 1)
             then = "its workers stay with the others"
         others = len(self._there())
-        if not self.job.quiet:
-            goes_on = f"{others} others go on with its workers" if others else "none is left"
-            print(f"gnomon: {self.why}: {goes_on}; {then}", file=sys.stderr, flush=True)
+        goes_on = f"{others} others go on with its workers" if others else "none is left"
+        self._say(f"{self.why}: {goes_on}; {then}")
         return True
+
+    def _say(self, line: str) -> None:
+        if not self.job.quiet:
+            print(f"gnomon: {line}", file=sys.stderr, flush=True)
 
     def _ended_by(self) -> list[int]:
         return [] if self._complete() or self.stopped else self.lost
@@ -95,6 +101,8 @@ class _Launched(Replaceable):
             self._scale(asked)
         self._end_stopped()
         self._follow()
+        if self.job.determinism == "D2":
+            self._agree()
         there = self._there()
         ready = [process for process in there if joined(self.store, process)]
         members, now = tuple(ready[: self.asked]), self.epochs[-1].members if self.epochs else ()
@@ -104,6 +112,21 @@ class _Launched(Replaceable):
         broken = not set(now) <= set(there)
         if members and members != now and (broken or len(ready) == len(there)):
             self._announce(members)
+
+    def _agree(self) -> None:
+        """On kernels that all have which are there at first; one that comes later and lacks them is left out."""
+        assert self.store is not None
+        found = kernels_of(self.store, set(range(len(self.ranks))) - self.left)
+        if not self.kernels and found.keys() >= set(self._there()):
+            self.kernels = instruction_sets.common(found.values())
+            say_kernels(self.store, self.kernels)
+            self._say(f"all processes compute with {self.kernels} kernels, which all have; without oneDNN")
+        for process, one in found.items() if self.kernels else ():
+            if not instruction_sets.has(one, self.kernels):
+                self.left.add(process)
+                self.asked = max(1, len(self._there()))
+                self._say(f"process {process} has no {self.kernels} kernels, with which this job began: it is left out")
+                self._tell()
 
     def _scale(self, asked: int) -> None:
         asked = min(max(asked, 1), self.job.plan.world_size)
@@ -151,5 +174,13 @@ def _process(
     store: Store, number: int, world_size: int, job: Job, threads: int, schedules: Sequence[Path]
 ) -> Outcome | None:
     """One process, from its start to its end."""
+    membership = Membership(store, number)
+    if job.determinism == "D2":
+        found = instruction_sets.own()
+        agreed = membership.agree(found)
+        if not instruction_sets.has(found, agreed):
+            return None
+        instruction_sets.compute_with(agreed)
+        job = replace(job, kernels=agreed)
     set_up(threads, schedules)
-    return train_elastic(job, Membership(store, number))
+    return train_elastic(job, membership)

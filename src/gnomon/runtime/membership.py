@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -49,6 +49,11 @@ class Membership:
     def __init__(self, store: Store, process: int) -> None:
         """process: its number, which no other one of the job has or had."""
         self.store, self.process = store, process
+
+    def agree(self, found: str) -> str:
+        """Says what kernels this process has, and waits for those that all have (`say_kernels`)."""
+        self.store.set(f"kernels/{self.process}", found)
+        return self.store.get("kernels").decode()
 
     def join(self) -> None:
         """Says that this process is ready to train."""
@@ -148,6 +153,17 @@ def announce(store: Store, epoch: Epoch) -> None:
 def say_lost(store: Store, epoch: Epoch) -> None:
     """Of the launcher: a member was lost."""
     store.set(f"lost/{epoch.number}", "1")
+
+
+def kernels_of(store: Store, processes: Iterable[int]) -> dict[int, str]:
+    """What kernels those of them have that have said so."""
+    keys = {process: f"kernels/{process}" for process in processes}
+    return {process: store.get(key).decode() for process, key in keys.items() if store.check([key])}
+
+
+def say_kernels(store: Store, agreed: str) -> None:
+    """Of the launcher: the kernels that all compute with."""
+    store.set("kernels", agreed)
 
 
 def read_epoch(store: Store, number: int) -> Epoch:

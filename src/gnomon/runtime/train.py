@@ -101,6 +101,10 @@ class Job:
     """Between a signal and the end of processes that do not end by themselves."""
     max_restarts: int = 0
     """Times that a run which lost a process is started again, or under `memory_checkpoint_every` processes replaced."""
+    determinism: Literal["D1", "D2"] = "D1"
+    """Of logical workers: the same bits on any number of processes, or on unlike processors too."""
+    kernels: str = ""
+    """Instruction set that all processes of a D2 job compute with, once they have agreed (`instruction_sets`)."""
     memory_checkpoint_every: int = 0
     """Steps between copies of each rank's state to another rank's memory; 0 for none (`survivors_launch`)."""
     resume: bool = False
@@ -521,7 +525,8 @@ def anyone(flags: Sequence[int]) -> list[int]:
 def identity_of(job: Job, corpus: Batches) -> dict[str, str]:
     """What a run goes on from beside model, precision and batch."""
     rest = replace(job.settings, lr=0.0)
-    return {"seed": str(job.seed), "lr": str(job.settings.lr), "optimizer": repr(rest), "data": corpus.identity}
+    own = {"seed": str(job.seed), "lr": str(job.settings.lr), "optimizer": repr(rest), "data": corpus.identity}
+    return own | ({"kernels": job.kernels} if job.kernels else {})
 
 
 @contextmanager

@@ -1,25 +1,47 @@
-"""Kernels of backend "gnomon" beside eager and Inductor, in one process and in turn.
+"""Kernels and whole models by backend "gnomon" beside eager, Inductor, ONNX Runtime and OpenVINO.
 
-    python benchmarks/compiler/table.py [--peers eager,gnomon,inductor] [--only softmax,rms] [--threads 1] [--rounds 40]
+    python benchmarks/compiler/table.py [--minutes 14] [--only softmax,BERT] [--threads 1] [--state FILE] [--write]
 
-Prints a row a case: CPU milliseconds of each (median, quartiles), the ratio to eager, seconds of the first
-call, and the bound: bytes that must move at the bandwidth that adding a number to 64 MiB reaches here in the
-same rounds. CPU time, so that other work on the machine counts less; inputs and outputs are float32.
+Resumable: each row runs in a process of its own, which is ended after `--limit` seconds, and is added to the state file
+when it is done; the next call goes on with the rows that are missing, and starts none after `--minutes`. In a row all
+peers take turns; milliseconds are medians with quartiles, CPU time on one thread. ONNX Runtime and OpenVINO take part
+in inference where they are installed (`pip install onnxruntime onnx onnxscript openvino`). The bound is, of kernels,
+the bytes that must move at the rate of adding a number to the same array in the same rounds; of models, FLOPs at the
+rate of a product of matrices of 1,024 x 1,024 in the same rounds. Float32.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
 import torch
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
-from gnomon.compiler import backend
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.compiler.whole_models import Model, models  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
+
+RESULT = Path(__file__).parents[1] / "results" / "compiler_table.md"
+PEERS = ("eager", "gnomon", "inductor")
+OTHERS = ("onnxruntime", "openvino")
+SQUARE = 1024
+KERNELS_S, MODELS_S = 3.0, 8.0
+"""Seconds in which all peers take turns."""
+LEAST = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,49 +93,233 @@ def caller(case: Case, peer: str) -> Callable[[], Any]:
     return once
 
 
-def measured(case: Case, peers: list[str], rounds: int) -> dict[str, tuple[float, float, float, float]]:
-    """Peer -> (quartiles of CPU milliseconds, seconds of the first call); `add` reads and writes one array."""
-    calls, first = {}, {}
-    for peer in peers:
-        calls[peer] = caller(case, peer)
-        start = time.perf_counter()
-        calls[peer]()
-        first[peer] = time.perf_counter() - start
-        calls[peer]()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row: calls of all peers, and a call whose rate gives the bound."""
+
+    name: str
+    calls: dict[str, Callable[[], Any]]
+    first_s: dict[str, float]
+    rate: Callable[[], Any]
+    bound_calls: float
+    """Calls of `rate` that take as long as the row must take at least."""
+    left_out: dict[str, str]
+    spend_s: float
+
+
+def first_calls(
+    makers: dict[str, Callable[[], Callable[[], Any]]],
+) -> tuple[dict[str, Any], dict[str, float], dict[str, str]]:
+    """(calls, seconds to make and call each first, why others are left out)."""
+    calls, first, left_out = {}, {}, {}
+    for peer, make in makers.items():
+        began = time.perf_counter()
+        try:
+            call = make()
+            call()
+        except Exception as error:
+            left_out[peer] = f"{type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}"
+            continue
+        first[peer], calls[peer] = time.perf_counter() - began, call
+        call()
+    return calls, first, left_out
+
+
+def kernel_row(case: Case) -> Row:
+    calls, first, left_out = first_calls({peer: lambda peer=peer: caller(case, peer) for peer in PEERS})
     a = torch.zeros_like(case.inputs[0])
     out = torch.empty_like(a)
-    calls["add"], first["add"] = (lambda: torch.add(a, 1.0, out=out)), 0.0
+    return Row(
+        name=case.name, calls=calls, first_s=first, rate=lambda: torch.add(a, 1.0, out=out),
+        bound_calls=case.moved / 2, left_out=left_out, spend_s=KERNELS_S,
+    )  # fmt: skip
+
+
+def model_row(model: Model, train: bool) -> Row:
+    torch.manual_seed(0)
+    module, inputs = model.build(), model.inputs(model.train if train else model.batch)
+    module.train(train)
+
+    def stepped(function: Any) -> Callable[[], Any]:
+        def infer() -> Any:
+            with torch.no_grad():
+                return function(*inputs)
+
+        def step() -> Any:
+            module.zero_grad()
+            function(*inputs).square().mean().backward()
+
+        return step if train else infer
+
+    def made(peer: str) -> Callable[[], Any]:
+        torch._dynamo.reset()
+        function = {
+            "eager": lambda: module,
+            "gnomon": lambda: torch.compile(module, backend=backend.gnomon),
+            "inductor": lambda: torch.compile(module),
+        }[peer]()
+        return stepped(function)
+
+    makers: dict[str, Any] = {peer: lambda peer=peer: made(peer) for peer in PEERS}
+    if not train:
+        makers |= {peer: lambda peer=peer: exported(peer, module, inputs) for peer in OTHERS}
+    with FlopCounterMode(display=False) as counted:
+        stepped(module)()
+    calls, first, left_out = first_calls(makers)
+    square = torch.randn(SQUARE, SQUARE)
+    return Row(
+        name=f"{model.name}, {'training' if train else 'inference'}", calls=calls, first_s=first,
+        rate=lambda: square @ square, bound_calls=counted.get_total_flops() / (2 * SQUARE**3), left_out=left_out,
+        spend_s=MODELS_S,
+    )  # fmt: skip
+
+
+def exported(peer: str, module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[[], Any]:
+    """A call of another runtime, with as many threads as torch has."""
+    threads = torch.get_num_threads()
+    if peer == "onnxruntime":
+        import onnxruntime
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/model.onnx"
+            torch.onnx.export(module, tuple(inputs), path, dynamo=True, verbose=False)
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = threads
+            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        given = {one.name: x.numpy() for one, x in zip(session.get_inputs(), inputs, strict=True)}
+        return lambda: session.run(None, given)
+    import openvino
+
+    core = openvino.Core()
+    converted = openvino.convert_model(module, example_input=tuple(inputs))
+    exact = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = core.compile_model(converted, "CPU", exact)
+    numbers = [x.numpy() for x in inputs]
+    return lambda: compiled(numbers)
+
+
+def measured(row: Row, share: float) -> dict[str, Any]:
+    """What is kept of a row: quartiles of milliseconds of each peer, the bound, first calls, what was left out."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    calls = {**row.calls, "rate": row.rate}
     times: dict[str, list[float]] = {peer: [] for peer in calls}
-    for _ in range(rounds):
+    until = time.perf_counter() + share * row.spend_s
+    while time.perf_counter() < until or len(times["rate"]) < LEAST:
         for peer, call in calls.items():
-            start = time.process_time()
+            began = clock()
             call()
-            times[peer].append((time.process_time() - start) * 1e3)
-    return {peer: (*quantiles(t, n=4), first[peer]) for peer, t in times.items()}  # type: ignore[return-value, arg-type]
+            times[peer].append((clock() - began) * 1e3)
+    quartiles = {peer: quantiles(each, n=4) for peer, each in times.items()}
+    bound = row.bound_calls * min(times["rate"])
+    return {
+        "name": row.name, "ms": quartiles, "first_s": row.first_s, "bound_ms": bound, "left_out": row.left_out,
+        "rounds": len(times["rate"]),
+    }  # fmt: skip
+
+
+def rows() -> dict[str, Callable[[], Row]]:
+    """All rows, by name."""
+    made: dict[str, Callable[[], Row]] = {case.name: lambda case=case: kernel_row(case) for case in cases()}
+    for train in (False, True):
+        for model in models():
+            if not train or model.train:
+                name = f"{model.name}, {'training' if train else 'inference'}"
+                made[name] = lambda model=model, train=train: model_row(model, train)
+    return made
+
+
+def line(result: dict[str, Any]) -> str:
+    """A row of the page."""
+    ms, cells = result.get("ms", {}), []
+    for peer in (*PEERS, *OTHERS):
+        if peer in ms:
+            cells.append(f"{ms[peer][1]:.2f} ({ms[peer][0]:.2f}-{ms[peer][2]:.2f})")
+        else:
+            cells.append("-" if peer in OTHERS else "left out")
+    if not {"eager", "gnomon"} <= set(ms):
+        return f"| {result['name']} | {' | '.join(cells)} | | | | | {reasons(result)} |"
+    ours = ms["gnomon"][1]
+    against = [f"{ms['eager'][1] / ours:.2f}", f"{ms['inductor'][1] / ours:.2f}" if "inductor" in ms else ""]
+    bound = f"{result['bound_ms']:.2f} ({ours / result['bound_ms']:.2f})" if result["bound_ms"] else ""
+    first = ", ".join(f"{peer} {result['first_s'][peer]:.1f}" for peer in PEERS if peer in result["first_s"])
+    return f"| {result['name']} | {' | '.join((*cells, *against, bound, first))} | {reasons(result)} |"
+
+
+def reasons(result: dict[str, Any]) -> str:
+    missing = {peer: why for peer, why in result["left_out"].items() if "No module named" not in why}
+    return "; ".join(f"{peer}: {why}" for peer, why in missing.items()).replace("|", "/")
+
+
+def page(results: Sequence[dict[str, Any]], threads: int, command: str) -> str:
+    """The table, and how far what misses its goal is from its bound."""
+    out = [
+        "# The compiler's kernels and models beside eager, Inductor, ONNX Runtime and OpenVINO", "",
+        f"{date.today()}, `{command}`, {platform.processor() or platform.machine()}, {threads} thread(s), "
+        f"torch {torch.__version__}, load average {os.getloadavg()[0]:.1f} at the end. "
+        "Milliseconds: medians and quartiles.", "",
+        f"| case | {' | '.join((*PEERS, *OTHERS))} | eager / gnomon | Inductor / gnomon | bound ms (gnomon / bound) "
+        "| first call s | left out |",
+        "|---" * (len(PEERS) + len(OTHERS) + 6) + "|",
+        *map(line, results), "",
+    ]  # fmt: skip
+    missed = []
+    for result in results:
+        ms = result.get("ms", {})
+        if not {"eager", "gnomon"} <= set(ms):
+            continue
+        best = min(ms[peer][1] for peer in ("eager", "inductor") if peer in ms)
+        if ms["gnomon"][1] * 0.98 > best:
+            far = f"; {ms['gnomon'][1] / result['bound_ms']:.2f} times the bound" if result["bound_ms"] else ""
+            missed.append(f"- {result['name']}: {best / ms['gnomon'][1]:.2f} of the better of eager and Inductor{far}.")
+    out += ["Below 0.98 of the better of eager and Inductor:", "", *(missed or ["- none."])]
+    return "\n".join(out) + "\n"
+
+
+def in_process(name: str, threads: int, limit_s: float, share: float) -> dict[str, Any]:
+    """A row by a process of its own."""
+    words = [sys.executable, __file__, "--row", name, "--threads", str(threads), "--share", str(share)]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s)
+        return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+    except subprocess.TimeoutExpired:
+        why = f"not done after {limit_s:.0f} s"
+    except (IndexError, ValueError):
+        why = (done.stderr.strip().splitlines() or ["nothing printed"])[-1][:120]
+    return {"name": name, "left_out": {"all": why}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", default="eager,gnomon,inductor")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="parts of names of rows")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--minutes", type=float, default=14.0, help="after which no row is begun")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds of one row")
+    parser.add_argument("--share", type=float, default=1.0, help="of the seconds in which peers take turns")
+    parser.add_argument("--state", type=Path, help="default: by threads, in the temporary folder")
+    parser.add_argument("--row", default="", help="only this row, as JSON, in this process")
+    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    peers = options.peers.split(",")
-    print(
-        "| case | " + " | ".join(f"{p} ms (quartiles)" for p in peers) + " | eager / gnomon | bound ms | first call s |"
-    )
-    print("|---" * (len(peers) + 4) + "|")
-    for case in cases():
-        if options.only and not any(word in case.name for word in options.only.split(",")):
+    if options.row:
+        print("\n" + json.dumps(measured(rows()[options.row](), options.share)))
+        return
+    state = options.state or Path(tempfile.gettempdir()) / f"gnomon-table-{options.threads}.jsonl"
+    known = [json.loads(text) for text in state.read_text().splitlines()] if state.exists() else []
+    began, names = time.monotonic(), [one["name"] for one in known]
+    asked = [name for name in rows() if any(word in name for word in options.only.split(","))]
+    for name in asked:
+        if name in names or time.monotonic() - began > 60 * options.minutes:
             continue
-        result = measured(case, peers, options.rounds)
-        shown = " | ".join(f"{result[p][1]:.2f} ({result[p][0]:.2f}-{result[p][2]:.2f})" for p in peers)
-        ratio = f"{result['eager'][1] / result['gnomon'][1]:.2f}" if {"eager", "gnomon"} <= set(peers) else ""
-        bound = result["add"][1] / 2 * case.moved
-        first = ", ".join(f"{p} {result[p][3]:.1f}" for p in peers)
-        print(f"| {case.name} | {shown} | {ratio} | {bound:.2f} | {first} |", flush=True)
+        known.append(in_process(name, options.threads, options.limit, options.share))
+        if "ms" in known[-1]:  # what failed is tried again by the next call
+            with state.open("a") as file:
+                file.write(json.dumps(known[-1]) + "\n")
+        print(line(known[-1]), flush=True)
+    shown = [one for one in known if one["name"] in asked]
+    text = page(shown, options.threads, "python benchmarks/compiler/table.py " + " ".join(sys.argv[1:]))
+    print(text, f"{len(shown)} of {len(asked)} rows; state in {state}")
+    if options.write:
+        RESULT.with_stem(f"compiler_table_{options.threads}").write_text(text)
 
 
 if __name__ == "__main__":

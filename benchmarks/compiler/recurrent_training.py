@@ -93,9 +93,9 @@ def main() -> None:
         "# Recurrent layers in training and in bfloat16",
         "",
         f"{date.today()}, `python benchmarks/compiler/recurrent_training.py {' '.join(sys.argv[1:])}`, {cpu()}, "
-        f"torch {torch.__version__}, load average {os.getloadavg()[0]:.1f} at the start. Milliseconds, medians of interleaved "
-        "calls, of one thread its CPU time; a training step is forward and backward. *spread*: the quartiles' "
-        "distance over the median, eager's and ours.",
+        f"torch {torch.__version__}, load average {os.getloadavg()[0]:.1f} at the start. Milliseconds, medians of "
+        "interleaved calls, of one thread its CPU time; a training step is forward and backward. *spread*: the "
+        "quartiles' distance over the median, eager's and ours.",
         "",
         "| | | | hidden | batch | steps | threads | eager ms | gnomon ms | Inductor ms | against eager | spread "
         "| kept |",

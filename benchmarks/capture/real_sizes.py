@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from datetime import UTC, datetime
@@ -114,6 +116,7 @@ def one(name: str, *, steps: bool) -> dict[str, Any]:
     }  # fmt: skip
     unread = sum(flops for _, flops in found.unread)
     asked = {"flops": lambda: flops_error(model, {**given, **masked(kind, model)}, graph, unread)}
+    asked["cached"] = lambda: cached(name, graph)
     if name in PRESETS:
         asked["built_in"] = lambda: graph.num_parameters() / preset(PRESETS[name]).num_parameters() - 1
     if steps and row["wanted"] < HERE:
@@ -124,6 +127,29 @@ def one(name: str, *, steps: bool) -> dict[str, Any]:
         except Exception as error:
             row[key] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160]}"
     return row
+
+
+LOAD = """
+import sys, time
+from gnomon.request import cache
+begin, wall = time.process_time(), time.perf_counter()
+kept = cache.load(sys.argv[1])
+print(time.process_time() - begin, time.perf_counter() - wall, time.process_time(), kept[0].num_parameters())
+"""
+
+
+def cached(name: str, graph: Any) -> dict[str, float]:
+    """Seconds in which a new process, without torch, has the Graph from the disk; with its imports as `process_s`."""
+    from gnomon.request import cache
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[cache.VARIABLE] = folder
+        cache.store(name, (graph, ()), [])
+        run = subprocess.run([sys.executable, "-c", LOAD, name], capture_output=True, text=True, check=True)
+    cpu_s, wall_s, process_s, parameters = run.stdout.split()
+    if int(parameters) != graph.num_parameters():
+        raise ValueError(f"{parameters} parameters came back")
+    return {"cpu_s": float(cpu_s), "wall_s": float(wall_s), "process_s": float(process_s)}
 
 
 def masked(kind: str, model: Any) -> dict[str, Any]:
@@ -208,19 +234,21 @@ def page(rows: list[dict[str, Any]]) -> str:
         f"it took, wall seconds are not). bf16, {ROWS} sequences of {LENGTH} tokens (Whisper: 30 s of sound and 448 "
         f"tokens; images of the model's own size), dropout 0. Parameters: those trained, of the Graph less of the "
         f"module, and of a built-in model. FLOPs: of forward and backward, over torch's counter on the module. MiB: of "
-        f"the process at its peak until the capture is done, and what the capture added.",
+        f"the process at its peak until the capture is done, and what the capture added. Cached: CPU seconds in which "
+        f"a new process has the Graph from the disk, and with all that it imports.",
         "",
-        "| model | parameters, B | off by | against the built-in | CPU s | wall s | MiB | added | ops | blocks | "
-        "layers | opaque bytes | opaque FLOPs | FLOPs off |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| model | parameters, B | off by | against the built-in | CPU s | wall s | cached | with imports | MiB | "
+        "added | ops | blocks | layers | opaque bytes | opaque FLOPs | FLOPs off |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         if len(row) == 1:
-            lines.append(f"| {row['name']} | not captured | | | | | | | | | | | | |")
+            lines.append(f"| {row['name']} | not captured | | | | | | | | | | | | | | |")
             continue
         lines.append(
             f"| {row['name']} | {row['wanted'] / 1e9:.3f} | {row['parameters'] - row['wanted']} | "
-            f"{percent(row.get('built_in'))} | {row['cpu_s']:.2f} | {row['wall_s']:.2f} | {row['mib']:.0f} | "
+            f"{percent(row.get('built_in'))} | {row['cpu_s']:.2f} | {row['wall_s']:.2f} | {kept(row)} | "
+            f"{row['mib']:.0f} | "
             f"{row['added_mib']:.0f} | {row['ops']} | {row['blocks']} | {row['layers']} | {row['opaque_bytes']:.0%} | "
             f"{row['opaque_flops']:.0%} | {percent(row.get('flops'))} |"
         )
@@ -240,6 +268,12 @@ def page(rows: list[dict[str, Any]]) -> str:
             f"{step['counted_bytes'] / 2**20:.0f} | {step['memory_error']:+.1%} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def kept(row: dict[str, Any]) -> str:
+    """Two columns."""
+    own = row.get("cached")
+    return f"{own['cpu_s']:.2f} | {own['process_s']:.2f}" if isinstance(own, dict) else f"{own or '-'} |"
 
 
 def percent(value: Any) -> str:

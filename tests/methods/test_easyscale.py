@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
 from gnomon.lowering.edit import rows_of, with_rows
-from gnomon.methods.easyscale import Observation, additions, easyscale, placed
+from gnomon.methods.easyscale import Observation, additions, easyscale, moved, placed
 from gnomon.plans import Mesh, Plan
 from gnomon.program import issue_order_peak, validate
 
@@ -72,6 +72,16 @@ def test_workers_are_shared_out_by_speed_as_well_as_can_be(workers: int, speeds:
     cuts = [(0, *inner, workers) for inner in combinations(range(1, workers), count - 1)]
     best = min(slowest(tuple(b - a for a, b in zip(c, c[1:], strict=False)), speeds[:count]) for c in cuts)
     assert slowest(tuple(map(plan.placement.count, range(count))), speeds[:count]) == pytest.approx(best)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 9), st.lists(st.floats(0.1, 10), min_size=1, max_size=5).map(tuple))
+def test_workers_move_at_most_once_while_speeds_stay(workers: int, speeds: tuple[float, ...]) -> None:
+    plan = placed(Plan(mesh=Mesh(dp_replicate=workers)), Observation(processes=len(speeds)))
+    once = moved(plan, Observation(processes=len(speeds), speeds=speeds))
+    assert moved(once, Observation(processes=len(speeds), speeds=speeds)) == once
+    alike = Observation(processes=len(speeds), speeds=(1.0,) * len(speeds))
+    assert moved(plan, alike) == plan
 
 
 @pytest.mark.parametrize(

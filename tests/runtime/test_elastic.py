@@ -24,7 +24,7 @@ from runtime.ranks import launch  # noqa: E402
 
 from gnomon.cli import main  # noqa: E402
 from gnomon.errors import PeerError, PlanError  # noqa: E402
-from gnomon.methods.easyscale import Observation, placed  # noqa: E402
+from gnomon.methods.easyscale import Observation, moved, placed  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
 from gnomon.request.scale import ask, read_state  # noqa: E402
 from gnomon.runtime import Job, Outcome, instruction_sets  # noqa: E402
@@ -122,7 +122,7 @@ def pids() -> dict[str, int]:
     return {child.name: child.pid for child in active_children() if child.pid and child.name.startswith("gnomon rank")}
 
 
-def beside(given: Job, act: Callable[[Path], None], *, stops: bool = True) -> Outcome:
+def beside(given: Job, act: Callable[[Path], None], *, stops: bool = True, pause_s: tuple[float, ...] = ()) -> Outcome:
     """Runs the job with `act` in a thread. stops: and tells it to stop then."""
     failed: list[BaseException] = []
 
@@ -138,7 +138,7 @@ def beside(given: Job, act: Callable[[Path], None], *, stops: bool = True) -> Ou
     thread = threading.Thread(target=acts)
     thread.start()
     try:
-        return run_elastic(given)
+        return run_elastic(given, pause_s=pause_s)
     finally:
         thread.join()
         if failed:
@@ -278,6 +278,25 @@ def test_kernels_that_torch_has_chosen_are_not_changed_in_silence() -> None:
 def _too_late() -> None:
     assert torch.backends.cpu.get_cpu_capability() != "DEFAULT"
     instruction_sets.compute_with("default")
+
+
+def test_workers_move_from_a_slow_process_to_a_fast_one(data: Path, tmp_path: Path) -> None:
+    """Two of four workers each; a worker of the second process takes a third of a second longer than one of the first,
+    which then has three. The decision is the controller's, and the bits are those of one process."""
+
+    def act(folder: Path) -> None:
+        until(changed(folder, 2))
+
+    given = job(data, 2, tmp_path / "kept", follow_speed=True)
+    outcome = beside(given, act, pause_s=(0.0, 0.3))
+    losses = [record.loss for record in outcome.records]
+    assert losses == undisturbed(given, len(losses))
+    changes = json.loads((tmp_path / "kept" / ".job" / "state.json").read_text())["changes"]
+    assert [tuple(change["placement"]) for change in changes[:2]] == [(0, 0, 1, 1), (0, 0, 0, 1)]
+    assert changes[1]["why"].startswith("workers moved by measured speeds ")
+    speeds = tuple(float(text) for text in changes[1]["why"].split("speeds ")[1].split(", "))
+    decided = moved(placed(given.plan, Observation(processes=2)), Observation(processes=2, speeds=speeds))
+    assert decided.placement == (0, 0, 0, 1)
 
 
 def test_without_restarts_the_last_loss_is_one_error(data: Path, tmp_path: Path) -> None:

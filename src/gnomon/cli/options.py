@@ -455,6 +455,10 @@ def _run(parser: argparse.ArgumentParser) -> None:
         help="run the plan's ranks as logical workers on N processes, whose number gnomon scale changes; a rank each",
     )  # fmt: skip
     parser.add_argument(
+        "--follow-speed", action="store_true",
+        help="with --processes: logical workers move from slow processes to fast ones while it runs; same losses",
+    )  # fmt: skip
+    parser.add_argument(
         "--determinism", choices=("D1", "D2"),
         help="with --processes: the same losses on any number of processes (D1, the default), or on unlike processors "
         "too, by kernels that all have, which are slower (D2)",

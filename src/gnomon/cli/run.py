@@ -66,6 +66,8 @@ def run(options: argparse.Namespace) -> int:
     shared = shares_processes(file, options)
     if options.determinism and not shared:
         raise InputError("--determinism is for logical workers; give --processes N too, or leave it out")
+    if options.follow_speed and not shared:
+        raise InputError("--follow-speed moves logical workers; give --processes N too, or leave it out")
     if shared and is_code(file.model):
         raise PlanError("a model that is code runs with a process for each rank; leave --processes and device_of out")
     _check_there(options)
@@ -334,6 +336,7 @@ def _job(
         resume=options.resume,
         max_restarts=options.max_restarts,
         memory_checkpoint_every=options.memory_checkpoint_every or 0,
+        follow_speed=options.follow_speed,
         determinism=options.determinism or "D1",
         grace_s=options.grace,
         override=tuple(filter(None, (options.override or "").split(","))),
@@ -417,6 +420,7 @@ def _resume_command(options: argparse.Namespace) -> str:
         words += ["--min-lr", str(options.min_lr)]
     if options.processes is not None:
         words += ["--processes", str(options.processes)]
+    words += ["--follow-speed"] * options.follow_speed
     if options.determinism is not None:
         words += ["--determinism", options.determinism]
     return " ".join(quote(word) for word in [*words, "--resume"])

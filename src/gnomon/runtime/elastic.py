@@ -14,6 +14,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,9 @@ from gnomon.runtime.pretrained import values_of
 from gnomon.runtime.train import Job, Loop, Outcome, Record, anyone, asked_to_end, corpus_of, identity_of
 from gnomon.software import own
 
+SPEED_STEPS = 4
+"""Steps whose median says how fast a process is."""
+
 
 def check_elastic(job: Job) -> None:
     """PlanError for what processes that come and go do not do."""
@@ -42,14 +46,16 @@ def check_elastic(job: Job) -> None:
         raise PlanError(f"logical workers on processes that come and go do not do {', '.join(asked)} yet; leave it out")
 
 
-def train_elastic(job: Job, membership: Membership) -> Outcome | None:
-    """How the job went, or None where this process left before its end."""
+def train_elastic(job: Job, membership: Membership, *, pause_s: float = 0.0) -> Outcome | None:
+    """How the job went, or None where this process left before its end. pause_s: that each of its workers sleeps in
+    a step, in place of a slower processor."""
     with asked_to_end() as asked:
         corpus = corpus_of(job)
         values = None if job.weights is None else values_of(job.weights, job.graph)
         executor = LogicalWorkers(
             job.graph, job.plan, job.workload, seed=job.seed, settings=job.settings, values=values
         )
+        executor.pause_s = pause_s
         return _Training(job, executor, corpus, asked, membership).until_over()
 
 
@@ -94,7 +100,7 @@ class _Training:
         self._share_state()
         self.executor.place(epoch.placement)
         self.membership.note("going", epoch)
-        loop = self._loop()
+        loop, took = self._loop(), list[float]()
         try:
             while True:
                 if self.ended == self.done:
@@ -102,6 +108,9 @@ class _Training:
                         return loop.outcome()
                     loop.step(self.done + 1)
                     self.done += 1
+                    took.append(self.executor.worker_s)
+                    if self.job.follow_speed and len(took) % SPEED_STEPS == 0 and self.executor.own:
+                        self.membership.say_speed(epoch, 1 / median(took[-SPEED_STEPS:]))
                 busy = loop.saver is not None and loop.saver.busy
                 latest = self.membership.latest() if dist.get_rank() == 0 else 0
                 sent, is_busy, newest = anyone([max(self.asked, default=0), int(busy), latest])

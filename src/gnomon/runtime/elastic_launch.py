@@ -13,13 +13,15 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import time
 
 from torch._C._distributed_c10d import Store
 
 from gnomon.errors import PlanError
-from gnomon.methods.easyscale import Observation, placed
+from gnomon.methods.easyscale import Observation, moved, placed
+from gnomon.plans import Plan
 from gnomon.request.scale import Change, JobFolder, JobState
 from gnomon.runtime import instruction_sets
 from gnomon.runtime.checkpoint import newest
@@ -31,8 +33,9 @@ from gnomon.runtime.replaceable import Replaceable, set_up
 from gnomon.runtime.train import Job, Outcome, corpus_of
 
 
-def run_elastic(job: Job, *, threads: int = 1) -> Outcome:
+def run_elastic(job: Job, *, threads: int = 1, pause_s: Sequence[float] = ()) -> Outcome:
     """Starts the job's processes and returns how it went. job.plan.placement: where its logical workers begin.
+    pause_s: seconds that each worker of the first processes sleeps in a step, in place of a slower processor.
 
     PeerError where no process is left, with the newest checkpoint; PlanError for a plan whose ranks cannot be logical
     workers; SystemExit (130, 143) if a signal ended processes that did not end by themselves.
@@ -43,7 +46,7 @@ def run_elastic(job: Job, *, threads: int = 1) -> Outcome:
     start = placed(job.plan, Observation(processes=max(job.plan.device_of) + 1))
     corpus_of(job)  # text becomes tokens once, before processes wait for each other
     folder = None if job.checkpoints is None else JobFolder(job.checkpoints)
-    launched = _Launched(replace(job, plan=start), folder, threads)
+    launched = _Launched(replace(job, plan=start), folder, threads, tuple(pause_s))
     try:
         launched.results()
     except FailedError as failed:
@@ -58,9 +61,9 @@ def run_elastic(job: Job, *, threads: int = 1) -> Outcome:
 class _Launched(Replaceable):
     """The processes of one job, while they come and go."""
 
-    def __init__(self, job: Job, folder: JobFolder | None, threads: int) -> None:
+    def __init__(self, job: Job, folder: JobFolder | None, threads: int, pause_s: tuple[float, ...]) -> None:
         processes = max(job.plan.placement) + 1
-        super().__init__(_process, processes, job, threads)
+        super().__init__(partial(_process, pause_s=pause_s), processes, job, threads)
         self.folder, self.asked = folder, processes
         self.changes: list[Change] = []
         self.lost: list[int] = []
@@ -111,7 +114,22 @@ class _Launched(Replaceable):
             self.ranks[process].process.kill()
         broken = not set(now) <= set(there)
         if members and members != now and (broken or len(ready) == len(there)):
-            self._announce(members)
+            self._announce(members, placed(self.job.plan, Observation(processes=len(members))))
+        elif self.job.follow_speed and members and members == now:
+            self._follow_speed(members)
+
+    def _follow_speed(self, members: tuple[int, ...]) -> None:
+        """Moves workers, once all have said how fast they are since they were moved last."""
+        assert self.store is not None
+        epoch = self.epochs[-1]
+        speeds = noted(self.store, "speed", epoch)
+        if len(speeds) < len(members):
+            return
+        plan = replace(self.job.plan, placement=epoch.placement)
+        observed = Observation(processes=len(members), speeds=tuple(speeds[member] for member in members))
+        if (better := moved(plan, observed)) != plan:
+            self.why = "workers moved by measured speeds " + ", ".join(f"{speed:.3g}" for speed in observed.speeds)
+            self._announce(members, better)
 
     def _agree(self) -> None:
         """On kernels that all have which are there at first; one that comes later and lacks them is left out."""
@@ -136,10 +154,9 @@ class _Launched(Replaceable):
             self._start_more(missing)
         self._tell()
 
-    def _announce(self, members: tuple[int, ...]) -> None:
+    def _announce(self, members: tuple[int, ...], plan: Plan) -> None:
         """From the next step on, or where one was lost at once, these train together."""
         assert self.store is not None
-        plan = placed(self.job.plan, Observation(processes=len(members)))
         epoch = Epoch(number=len(self.epochs) + 1, members=members, placement=plan.placement)
         if self.epochs:
             self.left |= set(self.epochs[-1].members) - set(members)
@@ -171,7 +188,14 @@ class _Launched(Replaceable):
 
 
 def _process(
-    store: Store, number: int, world_size: int, job: Job, threads: int, schedules: Sequence[Path]
+    store: Store,
+    number: int,
+    world_size: int,
+    job: Job,
+    threads: int,
+    schedules: Sequence[Path],
+    *,
+    pause_s: tuple[float, ...],
 ) -> Outcome | None:
     """One process, from its start to its end."""
     membership = Membership(store, number)
@@ -183,4 +207,4 @@ def _process(
         instruction_sets.compute_with(agreed)
         job = replace(job, kernels=agreed)
     set_up(threads, schedules)
-    return train_elastic(job, membership)
+    return train_elastic(job, membership, pause_s=pause_s[number] if number < len(pause_s) else 0.0)

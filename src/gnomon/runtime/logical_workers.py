@@ -11,6 +11,7 @@ and go (`elastic`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter, sleep
 
 import torch
 import torch.distributed as dist
@@ -54,6 +55,10 @@ class LogicalWorkers(Replica):
         super().__init__(graph, plan, workload, seed=seed, settings=settings, values=values)
         self.own: Sequence[int] = ()
         """Workers that are here."""
+        self.worker_s = 0.0
+        """Seconds that one of them computed in the last step."""
+        self.pause_s = 0.0
+        """That each worker sleeps in a step, in place of a slower processor."""
         self.nodes: Sequence[Sequence[Node]] = ()
         """Of each process, what it adds up alone."""
         self.together = False
@@ -86,7 +91,9 @@ class LogicalWorkers(Replica):
         given, partial = named(batch), Partial(self.workers)
         losses = torch.zeros(self.workers, dtype=torch.float64)
         held = [part for part, _ in self.parameters()]
+        began = perf_counter()
         for worker in self.own:
+            sleep(self.pause_s)
             self.feed.take(self.rows_of(given, worker))
             self.feed.counted = self._counted(given)
             self.compute.new_step()
@@ -97,6 +104,7 @@ class LogicalWorkers(Replica):
             for index, part in enumerate(held):
                 part.grad = None if free is None else free[index]
                 part.begun.clear()
+        self.worker_s = (perf_counter() - began) / max(1, len(self.own))
         loss = self._in_order(losses)
         for index, part in enumerate(held):
             sums = {node: grads[index] for node, grads in partial.sums.items()}

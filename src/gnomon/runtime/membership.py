@@ -97,6 +97,10 @@ class Membership:
         c10d._set_pg_timeout(dist.constants.default_pg_timeout, dist.group.WORLD)  # a step may take longer
         return True
 
+    def say_speed(self, epoch: Epoch, speed: float) -> None:
+        """Workers a second of this process."""
+        self.store.set(f"speed/{epoch.number}/{self.process}", repr(speed))
+
     def note(self, what: str, epoch: Epoch) -> None:
         """Leaves the time of an event: `noticed` a loss, `going` on."""
         self.store.set(f"{what}/{epoch.number}/{self.process}", repr(time()))

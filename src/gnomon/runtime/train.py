@@ -103,6 +103,8 @@ class Job:
     """Times that a run which lost a process is started again, or under `memory_checkpoint_every` processes replaced."""
     determinism: Literal["D1", "D2"] = "D1"
     """Of logical workers: the same bits on any number of processes, or on unlike processors too."""
+    follow_speed: bool = False
+    """Whether logical workers move from slow processes to fast ones, by measured speed."""
     kernels: str = ""
     """Instruction set that all processes of a D2 job compute with, once they have agreed (`instruction_sets`)."""
     memory_checkpoint_every: int = 0

@@ -1,6 +1,7 @@
 """Useful steps a second while processes are killed, beside what others use: torchrun with checkpoints, and torchft.
 
     python benchmarks/faults/goodput.py --torchft /path/to/venv/bin/python -o goodput.md
+    python benchmarks/faults/goodput.py --torchft /path/to/venv/bin/python --rounds 2 --wall 34    # within 8 minutes
 
 Each side trains the same llama on two processes with the same batch, and loses the same process at the same second:
 KILLS seconds after its first step. Useful steps are those behind it WALL seconds after its first step, of which none is
@@ -92,7 +93,7 @@ def commands(side: str, folder: Path, log: Path, torchft: str) -> list[list[str]
     return [[sys.executable, script, side, str(log), str(folder)]]
 
 
-def one_run(side: str, torchft: str) -> Ran:
+def one_run(side: str, torchft: str, wall_s: float) -> Ran:
     """A side, killed as all are."""
     with tempfile.TemporaryDirectory() as name:
         folder, log = Path(name), Path(name) / "steps.log"
@@ -109,7 +110,7 @@ def one_run(side: str, torchft: str) -> Ran:
                         start_new_session=True,
                     )
                 )  # fmt: skip
-            return _watched(side, folder, log)
+            return _watched(side, folder, log, wall_s)
         finally:
             for process in started:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -117,7 +118,7 @@ def one_run(side: str, torchft: str) -> Ran:
             _end_left(log)
 
 
-def _watched(side: str, folder: Path, log: Path) -> Ran:
+def _watched(side: str, folder: Path, log: Path, wall_s: float) -> Ran:
     """Kills on time, and counts."""
     until = time.time() + STARTS_S
     while not steps_of(log):
@@ -132,8 +133,8 @@ def _watched(side: str, folder: Path, log: Path) -> Ran:
             os.kill(pid or 0, signal.SIGKILL) if pid else None
         except ProcessLookupError:  # it is on its way back from the kill before
             print(f"    {side}: rank {rank} was not there {after:.0f} s after the first step", flush=True)
-    time.sleep(max(0.0, first + WALL - time.time()))
-    seen = [(step, at) for step, at in steps_of(log) if at <= first + WALL]
+    time.sleep(max(0.0, first + wall_s - time.time()))
+    seen = [(step, at) for step, at in steps_of(log) if at <= first + wall_s]
     early = [step for step, at in seen if at <= first + KILLS[0][0]]
     best, news = 0, [first + KILLS[0][0]]
     for step, at in seen:
@@ -141,7 +142,7 @@ def _watched(side: str, folder: Path, log: Path) -> Ran:
             best = step
             if at > news[0]:
                 news.append(at)
-    news.append(first + WALL)
+    news.append(first + wall_s)
     gaps = [later - earlier for earlier, later in zip(news, news[1:], strict=False)]
     begun = seen[0][0]
     return Ran(useful=best - begun, before_s=(max(early) - begun) / KILLS[0][0], longest_s=max(gaps))
@@ -157,7 +158,7 @@ def _end_left(log: Path) -> None:
                 continue
 
 
-def table(ran: dict[str, list[Ran]]) -> list[str]:
+def table(ran: dict[str, list[Ran]], wall_s: float) -> list[str]:
     """The page's."""
     lines = [
         "| side | steps/s before | useful steps/s under kills | share | longest standstill | useful, over torchrun |",
@@ -165,10 +166,10 @@ def table(ran: dict[str, list[Ran]]) -> list[str]:
     ]
     base = median(one.useful for one in ran["torchrun"]) if ran.get("torchrun") else float("nan")
     for side, runs in ran.items():
-        useful, before = median(one.useful for one in runs) / WALL, median(one.before_s for one in runs)
+        useful, before = median(one.useful for one in runs) / wall_s, median(one.before_s for one in runs)
         lines.append(
             f"| {NAMES[side]} | {before:.2f} | {useful:.2f} | {useful / before:.2f} "
-            f"| {median(one.longest_s for one in runs):.1f} s | {useful * WALL / base:.2f} |"
+            f"| {median(one.longest_s for one in runs):.1f} s | {useful * wall_s / base:.2f} |"
         )
     return lines
 
@@ -181,20 +182,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--torchft", default="", help="python of an environment with torchft; without it that side is left out"
     )
     parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--wall", type=float, default=WALL, help="seconds after the first step")
     parser.add_argument("-o", "--out", type=Path)
     options = parser.parse_args(argv)
     sides = [side for side in options.sides.split(",") if side != "torchft" or options.torchft]
     ran: dict[str, list[Ran]] = {side: [] for side in sides}
     for number in range(options.rounds):
         for side in sides if number % 2 == 0 else reversed(sides):
-            one = one_run(side, options.torchft)
+            one = one_run(side, options.torchft, options.wall)
             ran[side].append(one)
             print(
                 f"{number} {side:14} {one.useful} useful steps, {one.before_s:.2f} steps/s before, "
                 f"{one.longest_s:.1f} s longest",
                 flush=True,
             )
-    lines = table(ran)
+    lines = table(ran, options.wall)
     lines.append(f"\nload of this machine: {os.getloadavg()[1]:.1f}")
     print("\n".join(lines))
     if options.out is not None:

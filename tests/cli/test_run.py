@@ -90,6 +90,15 @@ def test_processes_that_a_plan_cannot_have_are_said(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", [("--determinism", "D2"), ("--follow-speed",)])
+def test_what_is_for_logical_workers_is_refused_without_them(
+    option: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_plan_file(FILE, tmp_path / "plan.toml")
+    assert main(["run", str(tmp_path / "plan.toml"), *option]) == 2
+    assert f"{option[0]} " in (said := capsys.readouterr().err) and "give --processes N too" in said
+
+
 @pytest.mark.parametrize("option", ["--data", "--tokenizer"])
 def test_a_file_that_is_not_there_is_said_before_torch_is_asked_for(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -96,7 +96,7 @@ def test_what_is_for_logical_workers_is_refused_without_them(
 ) -> None:
     save_plan_file(FILE, tmp_path / "plan.toml")
     assert main(["run", str(tmp_path / "plan.toml"), *option]) == 2
-    assert f"{option[0]} " in (said := capsys.readouterr().err) and "give --processes N too" in said
+    assert f"{option[0]} " in (said := capsys.readouterr().err) and "needs --processes N" in said
 
 
 @pytest.mark.parametrize("option", ["--data", "--tokenizer"])

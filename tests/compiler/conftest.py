@@ -27,3 +27,12 @@ def untimed(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(gate, "REPEATS", 1)
     torch.manual_seed(0)
     yield
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Nothing compiled before, and as many threads afterwards."""
+    torch._dynamo.reset()
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,17 +17,13 @@ from gnomon.compiler.explain import explained, lines  # noqa: E402
 from gnomon.compiler.gate import alike  # noqa: E402
 from gnomon.compiler.recurrent import Layers, Recurrent  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler"),
+    pytest.mark.usefixtures("fresh"),
+]
 
 MODULES = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 class Tagger(torch.nn.Module):

@@ -4,7 +4,7 @@ threads, and where the kernels are given back."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,18 +20,14 @@ from gnomon.compiler.explain import explained, lines  # noqa: E402
 from gnomon.compiler.recurrent import Layers, Recurrent  # noqa: E402
 from gnomon.compiler.recurrent_training import Learner, gradients, seeds  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler"),
+    pytest.mark.usefixtures("fresh"),
+]
 
 MODULES = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
 FLOAT, HALF = torch.float32, torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def arguments(

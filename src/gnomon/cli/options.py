@@ -460,8 +460,8 @@ def _run(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--determinism", choices=("D1", "D2"),
-        help="with --processes: the same losses on any number of processes (D1, the default), or on unlike processors "
-        "too, by kernels that all have, which are slower (D2)",
+        help="with --processes: the same losses on any number of processes (D1, the default), or on different kinds "
+        "of processors too, by kernels that all have, which are slower (D2)",
     )  # fmt: skip
     parser.add_argument("--timeline", type=new_file, metavar="FILE", help="write the measured Timeline of a step")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")

@@ -65,9 +65,13 @@ def run(options: argparse.Namespace) -> int:
     file = _on_processes(read_plan(options.plan), options.processes)
     shared = shares_processes(file, options)
     if options.determinism and not shared:
-        raise InputError("--determinism is for logical workers; give --processes N too, or leave it out")
+        raise InputError(
+            "--determinism needs --processes N, on which ranks run as logical workers; add it, or leave this out"
+        )
     if options.follow_speed and not shared:
-        raise InputError("--follow-speed moves logical workers; give --processes N too, or leave it out")
+        raise InputError(
+            "--follow-speed needs --processes N, on which ranks run as logical workers; add it, or leave this out"
+        )
     if shared and is_code(file.model):
         raise PlanError("a model that is code runs with a process for each rank; leave --processes and device_of out")
     _check_there(options)

@@ -28,7 +28,7 @@ WIDEST = 3.0
 
 
 OPAQUE = 2.0
-"""Of an op without a rule of its own: times its price that it may take, or that its price may be of it. Assumed."""
+"""An op without a rule of its own may take from 1 / OPAQUE to OPAQUE times its price. Assumed, not fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -507,7 +507,7 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
         assumed = (
             *assumed,
             f"ops without a rule of their own take {opaque:.0%} of the busiest stage's forward and backward: the band "
-            f"holds that they take {1 / OPAQUE:g} to {OPAQUE:g} times their price",
+            f"allows for {1 / OPAQUE:g} to {OPAQUE:g} times their price",
         )
     assumptions = (
         *assumed,

@@ -102,7 +102,7 @@ class Job:
     max_restarts: int = 0
     """Times that a run which lost a process is started again, or under `memory_checkpoint_every` processes replaced."""
     determinism: Literal["D1", "D2"] = "D1"
-    """Of logical workers: the same bits on any number of processes, or on unlike processors too."""
+    """Of logical workers: the same bits on any number of processes, or on different kinds of processors too."""
     follow_speed: bool = False
     """Whether logical workers move from slow processes to fast ones, by measured speed."""
     kernels: str = ""

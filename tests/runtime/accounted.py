@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnomon.graph import Graph
 from gnomon.models.llama import LlamaConfig, llama
-from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Saved, Workload
+from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Plan, Saved, Workload
 from gnomon.runtime import Executor, Recorder
 from gnomon.runtime.buffers import Buffers
 from gnomon.runtime.collectives import GATHER, SCATTER
@@ -72,6 +72,15 @@ PLANS: dict[str, Plan] = {
     ),
     "tp": Plan(mesh=Mesh(tp=2), schedule=schedule("one_f_one_b")),
     "tp and sp": Plan(mesh=Mesh(tp=2), schedule=schedule("one_f_one_b"), layout=SP),
+    "tp and sp, whole vocabulary": Plan(
+        mesh=Mesh(tp=2), schedule=schedule("one_f_one_b"), layout=replace(SP, vocab_parallel=False)
+    ),
+    "tp, whole vocabulary": Plan(
+        mesh=Mesh(tp=2), schedule=schedule("one_f_one_b"), layout=Layout(vocab_parallel=False)
+    ),
+    "tp, gathered logits": Plan(
+        mesh=Mesh(tp=2), schedule=schedule("one_f_one_b"), layout=Layout(loss_parallel=False)
+    ),
     "tp and sp, full": Plan(mesh=Mesh(tp=2), schedule=schedule("one_f_one_b"), layout=SP, saved=FULL),
     "1f1b": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b")),
     "1f1b, selective": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b"), saved=SELECTIVE),

@@ -46,7 +46,7 @@ LOOPED = ("interleaved_one_f_one_b", "looped_bfs", "interleaved_zero_bubble")
 TURNED = ("zero_bubble_v", "v_half", "v_min", "dualpipe_v")
 RUN = {
     "kind": ("adamw",), "delay": (0,), "offload_parameters": (False,), "experts": (False,), "optimizer": (False,),
-    "vocab_parallel": (True,), "loss_parallel": (True,), "parameter_tier": ("host",),
+    "parameter_tier": ("host",),
 }  # fmt: skip
 """Values that are drawn where a field is not the one that is set: of the others the runtime refuses every plan."""
 
@@ -123,6 +123,8 @@ def in_effect(plan: Plan, field: tuple[str, str, Any]) -> bool:
         "grad_reduce": zero < 3 and max(mesh.data_ranks for mesh in meshes) > 1,
         "pipeline_sends": plan.num_stages > 1,
         "sequence_parallel": tp,
+        "vocab_parallel": tp,
+        "loss_parallel": tp,
         "context": cp,
         "context_order": cp,
         "keep_gathered": tp and plan.layout.sequence_parallel,

@@ -182,6 +182,15 @@ PLANS: dict[str, Plan] = {
     ),
     "tp": Plan(mesh=Mesh(tp=2), schedule=schedule("one_f_one_b", 2)),
     "tp and sp": Plan(mesh=Mesh(tp=2), schedule=schedule("one_f_one_b", 2), layout=SP),
+    "tp and sp, whole vocabulary": Plan(
+        mesh=Mesh(tp=2), schedule=schedule("one_f_one_b", 2), layout=replace(SP, vocab_parallel=False)
+    ),
+    "tp, whole vocabulary": Plan(
+        mesh=Mesh(tp=2), schedule=schedule("one_f_one_b", 2), layout=Layout(vocab_parallel=False)
+    ),
+    "tp and sp, gathered logits": Plan(
+        mesh=Mesh(tp=2), schedule=schedule("one_f_one_b", 2), layout=replace(SP, loss_parallel=False)
+    ),
     "tp and sp, gathered kept, recompute": Plan(
         mesh=Mesh(tp=2),
         schedule=schedule("one_f_one_b", 2),

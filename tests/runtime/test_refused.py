@@ -36,7 +36,6 @@ pytestmark = pytest.mark.torch
     ("plan", "message"),
     [
         (Plan(layout=Layout(rules=(LayoutRule(dim="ffn"),))), "layout.rules"),
-        (Plan(layout=Layout(vocab_parallel=False)), "vocab_parallel"),
         (Plan(saved=Saved(preset="selective", rules=(SavedRule(),))), "tensors beside preset 'selective'"),
         (Plan(saved=Saved(preset="full", every=2, rules=(SavedRule(preset="none"),))), "beside saved.every"),
         (Plan(saved=Saved(preset="full", every=2), optimizer=Optimizer(zero=3)), "every under ZeRO 3"),

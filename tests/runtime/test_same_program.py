@@ -32,7 +32,8 @@ pytestmark = pytest.mark.torch
 
 GRAPH = llama(parity.CONFIG)
 BYTES = [
-    "tp", "tp and sp", "dp", "zero 1", "zero 2", "zero 3", "tp 4: two ranks a key head", "dp 2, shard 2",
+    "tp", "tp and sp", "tp and sp, whole vocabulary", "tp, whole vocabulary", "tp and sp, gathered logits", "dp",
+    "zero 1", "zero 2", "zero 3", "tp 4: two ranks a key head", "dp 2, shard 2",
     "dp, buckets", "pp and dp, buckets", "zero 1, buckets", "zero 2, buckets", "dp 2, shard 2, zero 1, buckets",
     "pp and zero 2, buckets",
     "tp, sp and zero 3", "pp and tp", "pp, tp and sp, v", "interleaved zero bubble, tp and sp", "pp and dp",

@@ -86,6 +86,10 @@ class BlockRun:
         self.capacity = capacity
         self.block, self.axes, self.keep_gathered = sharded.block, axes, keep_gathered
         self.homes = sharded.homes
+        tp = axes.get("tp", ALONE).ranks
+        made = [pair for op in sharded.ops for pair in zip(op.op.outputs, op.strategy.outputs, strict=True)]
+        self.copies = {name: 1 if "tp" in sharding.partial else tp for name, sharding in made}
+        """Output -> ranks of tp that compute the same of it, where it is a loss: others have a term of it each."""
         self.captured = any(op.captured is not None for op in sharded.block.ops)
         self._check_kv_heads()
         self.drawing = frozenset(op.path for op in sharded.block.ops if drawn(op))

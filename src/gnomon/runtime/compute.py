@@ -56,8 +56,8 @@ class Compute:
         self.aside: dict[tuple[int, int], list[Aside]] = {}
         self._kept: dict[int, Kept] = {}  # what a microbatch keeps at a stage from F to B; counted once it is asked for
         self._put_aside: dict[int, Kept] = {}  # from I to W
-        self._copies = state.groups.mesh.tp  # tensor-parallel ranks all compute the same loss
-        self._vocab = size_named(graph, "vocab") // state.groups.mesh.tp
+        layout, tp = feed.layout, state.groups.mesh.tp
+        self._vocab = size_named(graph, "vocab") // (tp if layout.vocab_parallel and layout.loss_parallel else 1)
         self._rotary = partial(_angles, graph, feed.workload.seq_len, dtype, feed.device)
         self._loss_dtype = torch.promote_types(dtype, torch.float32)  # that of `cross_entropy`
         self.loss = torch.zeros((), device=feed.device)
@@ -126,7 +126,7 @@ class Compute:
     def _output(self, stage: int, unit: int, made: Mapping[str, Tensor]) -> None:
         module = self.stages[stage]
         for result in module.results:
-            self.loss += made[result].detach().double() / self.feed.counted / self._copies
+            self.loss += made[result].detach().double() / self.feed.counted / module.copies[result]
         for hop in module.leaves:
             handed = tuple(made[crossing.name].detach() for crossing in hop.crossings)
             self.buffers.tensors[hop.buffer, hop.target, unit] = handed

@@ -31,7 +31,7 @@ def forward_loss(executor: Executor) -> Tensor:
             for number in sorted(executor.stages):
                 made, stage = _forward(executor, number, unit, given), executor.stages[number]
                 for result in stage.results:
-                    total += made[result].double() / executor.feed.counted / executor.groups.mesh.tp
+                    total += made[result].double() / executor.feed.counted / stage.copies[result]
                 for hop in stage.leaves:
                     name = (hop.buffer, hop.target, unit)
                     handed = tuple(made[crossing.name].contiguous() for crossing in hop.crossings)

@@ -31,7 +31,7 @@ class Feed:
         self, graph: Graph, plan: Plan, workload: Workload, groups: Groups, stages: Sequence[int], device: torch.device
     ) -> None:
         """stages: of the plan, those on this rank. PlanError for batches that the runtime does not divide so."""
-        self.graph, self.workload, self.device = graph, workload, device
+        self.graph, self.workload, self.layout, self.device = graph, workload, plan.layout, device
         self.num_units, self.rows_of_unit = batch_of(plan, workload)
         parts = {rows_of(plan, stage, self.rows_of_unit)[groups.here.data] for stage in stages}
         if len(parts) > 1:

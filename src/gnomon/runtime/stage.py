@@ -106,6 +106,13 @@ class Stage(nn.Module):
         """Of each layer: what no later one reads."""
         self.results = tuple(name for name in losses(graph) if name in made)
         """Losses that it makes: at the last stage, or layers of it."""
+        self.copies = {
+            full: runs[layer.call.block].copies[own]
+            for layer, names in zip(layers, self.writes, strict=True)
+            for own, full in names.items()
+            if full in self.results
+        }
+        """Of each of them: ranks that compute the same one."""
         self.given_on = {crossing.name for hop in self.leaves for crossing in hop.crossings} | set(self.results)
 
     @property

@@ -23,7 +23,7 @@ from gnomon.runtime.optim import AdamWSettings, Update, clip_scale, squares, sum
 from gnomon.runtime.optim_matrix import Ranks
 from gnomon.runtime.parameters import GradientBucket, Parameters
 from gnomon.runtime.routes import Together, Waits, started
-from gnomon.runtime.shards import interleaved, kept_shards
+from gnomon.runtime.shards import interleaved, kept_shards, packed
 from gnomon.runtime.stage import Stage
 
 
@@ -126,7 +126,8 @@ class State:
             self._sum_parts(stage, comm, group)
 
     def _sum_parts(self, stage: int, comm: str, group: ProcessGroup) -> None:
-        """Adds up the gradients that ranks of `comm` have terms or copies of, packed together."""
+        """Adds up the gradients that ranks of `comm` have terms or copies of: small ones packed together, large ones
+        where they lie."""
         name = self._grad_name(stage)
         chosen = [
             held.my_grad()[slice(*range_)]
@@ -136,13 +137,10 @@ class State:
         ]
         if not chosen:
             return
-        packed = torch.cat(chosen)
-
-        def unpack() -> None:
-            for part, value in zip(chosen, torch.split(packed, [len(part) for part in chosen]), strict=True):
-                part.copy_(value)
-
-        self.buffers.start(name, all_reduce(packed, group, wait=False), packed.nbytes, unpack, (packed,))
+        summed, unpack = packed(chosen)
+        works = Together(tuple(started(all_reduce(grad, group, wait=False)) for grad in summed))
+        copied = tuple(grad for grad in summed if all(grad is not one for one in chosen))
+        self.buffers.start(name, works, sum(grad.nbytes for grad in chosen), unpack, copied)
 
     def join_tied(self, row: Name | None = None) -> None:
         """Gives every stage that holds a tied parameter the sum of all their gradients, once a step: over the stages of

@@ -46,8 +46,6 @@ LACKS = (
         asked=lambda plan: plan.schedule.vocabulary != "ends",
     ),
     Lack(name="layout.rules", asked=lambda plan: bool(plan.layout.rules)),
-    Lack(name="layout.vocab_parallel = false", asked=lambda plan: not plan.layout.vocab_parallel),
-    Lack(name="layout.loss_parallel = false", asked=lambda plan: not plan.layout.loss_parallel),
     Lack(
         name="saved.rules of tensors beside preset 'selective'",
         asked=lambda plan: (

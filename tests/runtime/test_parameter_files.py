@@ -14,15 +14,18 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 
 from runtime.parity import CONFIG, FP32, SETTINGS, WORKLOAD, token_ids  # noqa: E402
 from runtime.ranks import launch  # noqa: E402
+from search.spaces import with_disks  # noqa: E402
 
 import gnomon  # noqa: E402
 from gnomon import hardware  # noqa: E402
 from gnomon.errors import PlanError, RunError, UnpricedError  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
-from gnomon.plans import Mesh, Optimizer, Plan, Precision, Saved, SavedRule, Schedule  # noqa: E402
+from gnomon.plans import Goal, Mesh, Optimizer, Plan, Precision, Saved, SavedRule, Schedule  # noqa: E402
 from gnomon.plans.parts import Offload  # noqa: E402
 from gnomon.prediction import host_memory  # noqa: E402
 from gnomon.runtime.parameter_files import ParameterFile, ReadAhead  # noqa: E402
+from gnomon.search import plan  # noqa: E402
+from gnomon.software import stack  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -39,6 +42,7 @@ PLANS = {
         ONE, optimizer=replace(HOST, offload=Offload(), clip=False), saved=Saved(rules=(SavedRule(action="offload"),))
     ),
 }
+SMALL = {"micro_batch_size": 4, "recompute": "none"}
 Numbers = tuple[list[float], dict[str, torch.Tensor]]
 
 
@@ -61,6 +65,21 @@ def same(one: Numbers, other: Numbers) -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_no_bit_of_training_changes(name: str) -> None:
     same(trained(on_disk(PLANS[name])), trained(PLANS[name]))
+
+
+def test_a_plan_that_was_chosen_for_its_memory_runs() -> None:
+    """The best of `gnomon plan` where parameters have no room."""
+    graph = llama(replace(CONFIG, num_layers=10, hidden_size=128, ffn_size=512))
+    machine = with_disks(hardware.parse_cluster("local:1"), 1e9)
+    held = Goal(memory_bytes=gnomon.predict(graph, machine, on_disk(ONE), WORKLOAD, "gnomon").tightest.peak_bytes)
+    result = plan(graph, machine, WORKLOAD, stack("gnomon"), held, base=Plan(precision=FP32), fixed=SMALL, top=1)
+    found = result.best[0].plan
+    assert found.optimizer.parameter_tier == "disk"
+    ids, losses = token_ids(0, CONFIG, WORKLOAD), []
+    for optimizer in (found.optimizer, Optimizer()):
+        with gnomon.prepare(graph, replace(found, optimizer=optimizer), workload=WORKLOAD, settings=SETTINGS) as job:
+            losses.append([float(job.executor.step(ids).loss) for _ in range(STEPS)])
+    assert losses[0] == losses[1]
 
 
 def all_three() -> list[Numbers]:

@@ -61,9 +61,22 @@ def model(kind: str, layers: int) -> Graph:
     return gpt.gpt(config)
 
 
-def case(seed: int, *, beyond: bool = False, away: bool = False) -> Case:
+def with_disks(cluster: Cluster, bytes_per_s: float) -> Cluster:
+    """Whose nodes read their disks so fast, and write half as fast."""
+    groups = (
+        replace(
+            group,
+            node=replace(group.node, disk_read_bytes_per_s=bytes_per_s, disk_write_bytes_per_s=bytes_per_s / 2),
+        )
+        for group in cluster.groups
+    )
+    return replace(cluster, groups=tuple(groups))
+
+
+def case(seed: int, *, beyond: bool = False, away: bool = False, disk: bool = False) -> Case:
     """A space of at most a few dozen legal points. beyond: with products that are cut, and plans with activations on
-    the host beside those that keep them. away: with parameters on the host (and of two seeds in three the update)."""
+    the host beside those that keep them. away: with parameters on the host (and of two seeds in three the update);
+    disk: on one of those that take about as long as the rest of the step."""
     draw = random.Random(seed)
     graph = model(draw.choice(("gpt", "tied", "llama", "mixtral")), draw.choice((2, 3, 4, 8)))
     cluster = parse_cluster(draw.choice(CLUSTERS))
@@ -81,6 +94,9 @@ def case(seed: int, *, beyond: bool = False, away: bool = False) -> Case:
         optimizer = replace(base.optimizer, offload_parameters=True)
         if seed % 3:
             optimizer = replace(optimizer, clip=False, offload=Offload())
+        if disk:
+            optimizer = replace(optimizer, parameter_tier="disk")
+            cluster = with_disks(cluster, draw.choice((1e9, 1e10)))
         few = replace(few, base=replace(base, optimizer=optimizer), zero=(3,))
     return Case(graph, cluster, workload, few, program, Goal(memory_fraction=1.0))
 

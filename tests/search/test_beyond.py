@@ -6,14 +6,14 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from search.spaces import Case, case
+from search.spaces import Case, case, with_disks
 from search.test_exact import bounds_of, check, check_bounds, predicted
 
 from gnomon.errors import PlanError
-from gnomon.hardware import parse_cluster
+from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.gpt import GptConfig, gpt
 from gnomon.models.presets import model
-from gnomon.plans import Goal, Offload, Optimizer, Plan, Workload
+from gnomon.plans import Goal, Offload, Optimizer, Plan, Precision, Workload
 from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Point, make_space, plan, solve
@@ -34,6 +34,11 @@ def test_the_search_finds_what_predicting_everything_finds(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(2001, 2010))
 def test_with_parameters_on_the_host_it_finds_what_predicting_everything_finds(seed: int) -> None:
     check(seed, away=True)
+
+
+@pytest.mark.parametrize("seed", [3003, 3005, 3008, 3012, 3016, 3025])  # which have plans that run
+def test_with_parameters_on_a_disk_it_finds_what_predicting_everything_finds(seed: int) -> None:
+    check(seed, away=True, disk=True)
 
 
 def test_bounds_know_of_updates_and_parameters_on_the_host() -> None:
@@ -67,6 +72,36 @@ def test_parameters_are_put_on_the_host_where_memory_decides() -> None:
     assert result.prediction.tightest.peak_bytes <= 16 * 2**30 and host_memory(result.prediction).fits
     with pytest.raises(PlanError, match="--fix optimizer_offload=yes --fix parameter_offload=yes"):
         plan("llama-3.1-8b", machines, work, goal=goal, top=1)
+
+
+def test_parameters_are_put_on_a_disk_where_nothing_else_fits() -> None:
+    """One device without room for the parameters, in a node whose memory has none either. Where it has, they go there;
+    where nobody knows the disk, it is not offered."""
+    work, goal = Workload(global_batch_size=1, seq_len=2048), Goal(memory_bytes=16 * 2**30)
+    base = Plan(optimizer=Optimizer(clip=False), precision=Precision(states="bf16", grad="bf16", master="none"))
+    unknown = parse_cluster("1x1xh100-sxm")
+    few = {"pp": 1, "tp": 1}
+
+    def planned(machines: Cluster, memory_gib: int) -> Plan:
+        (group,) = machines.groups
+        node = replace(group.node, host_memory_bytes=memory_gib * 2**30)
+        held = replace(machines, groups=(replace(group, node=node),))
+        result = plan("llama-3.1-8b", held, work, goal=goal, base=base, fixed=few, top=1)
+        assert result.counts.space == result.counts.covered
+        assert result.best[0].prediction.tightest.peak_bytes <= goal.memory_bytes  # type: ignore[operator]
+        assert host_memory(result.best[0].prediction).fits
+        return result.best[0].plan
+
+    disks = with_disks(unknown, 4e9)
+    assert choice("parameter_disk").of(planned(disks, 50))
+    roomy = planned(disks, 120)
+    assert choice("parameter_offload").of(roomy) and not choice("parameter_disk").of(roomy)
+    assert choice("parameter_offload").of(planned(unknown, 120))
+    with pytest.raises(PlanError, match="fits"):
+        planned(unknown, 50)
+    asked = choice("parameter_disk").make(base, model("llama-3.1-8b"), True)
+    with pytest.raises(PlanError, match="parameter_disk is asked for, but a node of .* does not say how fast"):
+        plan("llama-3.1-8b", unknown, work, base=asked)
 
 
 @cache
@@ -177,7 +212,8 @@ def test_a_base_plan_that_offloads_by_itself_is_left_as_it_is() -> None:
 
 def test_choices_that_are_searched_are_choices() -> None:
     names = {entry.name for entry in allowed(stack("gnomon"), allow=(), forbid=(), fixed=())}
-    assert set(BEYOND) <= {choice.name for choice in CHOICES} and not names & {*BEYOND}
+    assert set(BEYOND) <= {choice.name for choice in CHOICES}
+    assert names & {*BEYOND} == {"parameter_disk"}  # of a CPU host and device are one memory, which a disk frees
 
 
 def test_an_optimizer_on_the_host_is_searched_where_gradients_are_not_clipped() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from search.spaces import case
+from search.spaces import case, with_disks
 
 from gnomon.errors import GnomonError, PlanError
 from gnomon.hardware import parse_cluster
@@ -135,10 +135,6 @@ def test_what_is_fixed_and_means_nothing_is_said() -> None:
     assert held.best.prediction.tightest.peak_bytes < result.best[0].prediction.tightest.peak_bytes
 
 
-NOT_SEARCHED = {"parameter_disk"}
-"""What a stack runs and `gnomon fit` offers, where `gnomon plan` does not try it."""
-
-
 def test_only_what_a_stack_runs_and_the_user_allows_is_tried() -> None:
     assert {entry.name for entry in every()} == {*NAMES} - {"fp8"}  # type: ignore[attr-defined]
     assert "fp8" in {entry.name for entry in every(allow=("fp8",))}  # type: ignore[attr-defined]
@@ -146,7 +142,7 @@ def test_only_what_a_stack_runs_and_the_user_allows_is_tried() -> None:
         every(allow=("fp9",))
     for name in stacks():
         program = stack(name)
-        assert set(program.runs.choices) <= {*NAMES, *NOT_SEARCHED}, name
+        assert set(program.runs.choices) <= {*NAMES}, name
         tried = {entry.name for entry in every(program, allow=NAMES)}  # type: ignore[attr-defined]
         if name == own.NAME:
             assert tried == {*NAMES} - own.REFUSED_CHOICES
@@ -156,14 +152,14 @@ def test_only_what_a_stack_runs_and_the_user_allows_is_tried() -> None:
     assert "optimizer_offload" not in {entry.name for entry in every(stack("torchtitan"))}  # type: ignore[attr-defined]
 
 
-BY_BLOCK = ("reshard_after_forward", "prefetch", "parameter_offload")
+BY_BLOCK = ("reshard_after_forward", "prefetch", "parameter_offload", "parameter_disk")
 """Choices of ZeRO 3."""
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_makes_a_plan_that_has_it(name: str) -> None:
     of, graph = choice(name), model("llama-3.2-1b")
-    hopper = parse_cluster("2x4xh100-sxm")
+    hopper = with_disks(parse_cluster("2x4xh100-sxm"), 1e9)
     base = Plan(optimizer=Optimizer(zero=3 if name in BY_BLOCK else 1, clip=False))
     base = replace(base, mesh=replace(base.mesh, tp=2, dp_shard=4), layout=replace(base.layout, sequence_parallel=True))
     base = replace(base, schedule=replace(base.schedule, micro_batch_size=1))

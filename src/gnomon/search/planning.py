@@ -13,7 +13,7 @@ from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import graph_of
-from gnomon.plans import Goal, Offload, Plan, Precision, Workload
+from gnomon.plans import Goal, Offload, Optimizer, Plan, Precision, Workload
 from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.bounds.families import Job
@@ -22,7 +22,7 @@ from gnomon.search.exact.solve import solve
 from gnomon.search.refinement.choices import runs
 from gnomon.search.requests import LEAST, SPARING, check_request, explain_illegal, explain_too_large
 from gnomon.search.results import Found, Result
-from gnomon.search.space.points import BEYOND, Limit, Space, make_space, parse_limit
+from gnomon.search.space.points import BEYOND, Limit, Space, has_disks, make_space, parse_limit
 from gnomon.software import Stack
 from gnomon.units import show_bytes, show_seconds
 
@@ -51,8 +51,9 @@ def plan(
     model, cluster: as for `predict`. base: what the search does not vary; left out, the default plan, in a precision
     that the devices have. fixed: field of `Point` -> value. forbid: conditions such as `pp>1`. beyond: choices of
     `space.points.BEYOND` that are searched too; left out, those that the stack runs. (Where gradients are not clipped,
-    points count again with the optimizer on the host, and those of ZeRO 3 once more with the parameters there.) told:
-    is called with the number of points covered, of all points, and the best step so far. more: the budget, as
+    points count again with the optimizer on the host, and those of ZeRO 3 once more with the parameters there; where
+    every node says how fast its disk is, those of ZeRO 3 again with the parameters on a disk.) told: is
+    called with the number of points covered, of all points, and the best step so far. more: the budget, as
     `budget.until(60)`; what is found once it is spent is the result, and `Result.open_s` bounds the rest. PlanError
     when nothing can run or nothing fits, with what is nearest.
     """
@@ -66,7 +67,7 @@ def plan(
     size = space.size
     progress = None if told is None else lambda done, best: told(done, size, best)
     result = solve(graph, machines, workload, space, stack, goal, top=top, unlike=unlike, told=progress, more=more)
-    for away in _away(space, beyond):
+    for away in _away(space, machines, beyond):
         moved = solve(
             graph, machines, workload, away, stack, goal, top=top, unlike=unlike, known=result.best, more=more
         )
@@ -115,16 +116,26 @@ def _spent(result: Result) -> str:
     return f"{sentence}; the smallest that was predicted takes {peak}: use more devices"
 
 
-def _away(space: Space, beyond: Container[str]) -> Iterator[Space]:
-    """The space with the update on the host, where gradients are not clipped, and with the parameters there too."""
-    optimizer = space.base.optimizer
-    if optimizer.clip or optimizer.offload is not None or "optimizer_offload" not in beyond:
-        return
-    moved = replace(optimizer, offload=Offload())
-    yield replace(space, base=replace(space.base, optimizer=moved))
-    if 3 in space.zero and not moved.offload_parameters and "parameter_offload" in beyond:
-        moved = replace(moved, offload_parameters=True)
-        yield replace(space, base=replace(space.base, optimizer=moved), zero=(3,))
+def _away(space: Space, cluster: Cluster, beyond: Container[str]) -> Iterator[Space]:
+    """The space with the update on the host, where gradients are not clipped, and with the parameters there too; with
+    the parameters on a disk, with and without the update on the host."""
+    here = space.base.optimizer
+    hosts = not here.clip and here.offload is None and "optimizer_offload" in beyond
+    moves = 3 in space.zero and not here.offload_parameters
+    disks = moves and "parameter_disk" in beyond and has_disks(cluster)
+    on_host, on_disk = replace(here, offload=Offload()), replace(here, offload_parameters=True, parameter_tier="disk")
+    if hosts:
+        yield replace(space, base=replace(space.base, optimizer=on_host))
+    if hosts and moves and "parameter_offload" in beyond:
+        yield _by_layer(space, replace(on_host, offload_parameters=True))
+    if disks:
+        yield _by_layer(space, on_disk)
+    if disks and hosts:
+        yield _by_layer(space, replace(on_disk, offload=Offload()))
+
+
+def _by_layer(space: Space, optimizer: Optimizer) -> Space:
+    return replace(space, base=replace(space.base, optimizer=replace(optimizer, zero=3)), zero=(3,))
 
 
 def _on_host(result: Result, fixed: Mapping[str, object], limits: Iterable[Limit]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.graph import DTYPE_BITS
+from gnomon.hardware import Node
 from gnomon.plans import Mesh
 from gnomon.plans.parts import Optimizer
 from gnomon.prediction.update import HOST_ADAM_S
@@ -96,11 +97,23 @@ class Updates:
         return max(float(own) + self.job.meeting_s - GRID_S, 0.0)
 
     def copies(self, *, trained: bool) -> Doubles:
-        """[kinds] seconds of copying a rank's part of a layer's parameters to or from the host, on the fastest node."""
+        """[kinds] seconds of copying a rank's part of a layer's parameters to or from the host, on the fastest node;
+        with the disk, where they wait there: read, and if `trained` read and written."""
         sizes = [waiting_bytes(p.sharded, self.mesh, self.precision, trained=trained) for p in self.table.prices]
         nodes = [group.node for group in self.job.cluster.groups]
-        seconds = [min(float(copy_seconds(size, node)) for node in nodes) if size else 0.0 for size in sizes]
+        disk_s = min(self._disk_s_per_byte(node, write=trained) for node in nodes)
+        seconds = [
+            min(float(copy_seconds(size, node)) for node in nodes) + size * disk_s if size else 0.0 for size in sizes
+        ]
         return np.maximum(np.array(seconds) - GRID_S, 0.0)
+
+    def _disk_s_per_byte(self, node: Node, *, write: bool) -> float:
+        """Seconds a byte of each rank; 0 where parameters do not wait on a disk. write: after they were read."""
+        if self.optimizer.parameter_tier != "disk":
+            return 0.0
+        rates = [node.disk_read_bytes_per_s, *([node.disk_write_bytes_per_s] if write else [])]
+        sharers = min(self.mesh.world_size * self.pp, node.count)
+        return sum(sharers / rate for rate in rates if rate)
 
     def _update_s(self, elements: float, tensors: float) -> float:
         """Seconds of an update, at least: what comes before it only adds to it."""
@@ -126,14 +139,25 @@ class Updates:
         return max(elements * element_s - 2 * GRID_S, 0.0)
 
     def host_s(self, pipeline: Pipeline) -> float:
-        """Seconds of a step by the stream of a rank's updates on the host, one after another, at least."""
+        """Seconds of a step by the stream of a rank's updates on the host, one after another, at least; and by that on
+        which updated parameters go to a disk, where they wait there."""
         offload = self.optimizer.offload
         if offload is None or offload.fraction < 1:
             return 0.0
         sharers = min(self.mesh.world_size * self.pp, *(group.node.count for group in self.job.cluster.groups))
         rows = float(pipeline.split.counts.sum())
         elements: Doubles = pipeline.on_rank @ (self.owned(pipeline.split) * pipeline.own)
-        return max(float(elements.max()) * sharers * HOST_ADAM_S - (rows + 1) * GRID_S, 0.0)
+        updated = float(elements.max()) * sharers * HOST_ADAM_S
+        return max(max(updated, self._written_s(pipeline)) - (rows + 1) * GRID_S, 0.0)
+
+    def _written_s(self, pipeline: Pipeline) -> float:
+        """Seconds of reading and writing all that a rank updates on a disk."""
+        if not self.away or self.optimizer.parameter_tier != "disk":
+            return 0.0
+        sizes = [waiting_bytes(p.sharded, self.mesh, self.precision, trained=True) for p in self.table.prices]
+        held: Doubles = pipeline.on_rank @ (pipeline.split.counts @ np.array(sizes, float))
+        nodes = [group.node for group in self.job.cluster.groups]
+        return float(held.max()) * min(self._disk_s_per_byte(node, write=True) for node in nodes)
 
     def _updated_s(self, elements: int, tensors: int) -> float:
         price = optimizer_seconds(

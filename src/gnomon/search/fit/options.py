@@ -16,7 +16,7 @@ from gnomon.plans import Offload, Plan, Saved, SavedRule
 from gnomon.prediction import changes
 from gnomon.prediction.changes import Single
 from gnomon.search.refinement.choices import BUCKETS, Value, choice
-from gnomon.search.space.points import repeated_layers
+from gnomon.search.space.points import has_disks, repeated_layers
 
 Levels = Callable[[Plan, Graph, Cluster], Iterator[Single]]
 Part = Callable[[int], Single]
@@ -142,11 +142,10 @@ def _parameters(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
 
 def _disk(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
     """Where every node says how fast its disk is."""
-    known = all(group.node.disk_read_bytes_per_s and group.node.disk_write_bytes_per_s for group in cluster.groups)
-    if known and plan.optimizer.parameter_tier == "host":
+    chosen = choice("parameter_disk")
+    if has_disks(cluster) and not chosen.of(plan):
         words = "parameters on a disk" if plan.optimizer.zero == 3 else "parameters on a disk (ZeRO 3)"
-        moved = replace(plan.optimizer, zero=3, offload_parameters=True, parameter_tier="disk")
-        yield words, replace(plan, optimizer=moved)
+        yield words, chosen.make(plan, graph, True)
 
 
 def _tensor_parallel(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
@@ -272,7 +271,7 @@ OPTIONS: tuple[Option, ...] = (
         exactness="bitwise",
         levels=_parameters,
         none=lambda plan: (
-            "the parameters are on the host already" if plan.optimizer.offload_parameters else "only under ZeRO 3"
+            "the parameters are on the host already" if choice("parameter_offload").of(plan) else "only under ZeRO 3"
         ),
     ),
     Option(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import get_args, get_type_hints
+from typing import Literal, get_args, get_type_hints
 
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph
@@ -20,7 +20,7 @@ from gnomon.plans import Fp8, Offload, Plan, SavedRule, Split
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.search.refinement.bucket_cuts import Grain, cut_of, with_grain
 from gnomon.search.refinement.bucket_sizes import bucket_sizes
-from gnomon.search.space.points import Limit, repeated_layers
+from gnomon.search.space.points import Limit, has_disks, repeated_layers
 from gnomon.software import Stack, own
 from gnomon.units import parse_bytes, show_bytes
 
@@ -119,9 +119,28 @@ def _offload(plan: Plan, _: Graph, value: Value) -> Plan:
     return replace(plan, optimizer=replace(plan.optimizer, offload=Offload() if value else None))
 
 
-def _offload_parameters(plan: Plan, _: Graph, value: Value) -> Plan:
-    zero = 3 if value else plan.optimizer.zero
-    return replace(plan, optimizer=replace(plan.optimizer, zero=zero, offload_parameters=bool(value)))
+def _away(tier: Literal["host", "disk"]) -> Make:
+    """Parameters there, or, of a plan that has them there, back on the device."""
+
+    def make(plan: Plan, _: Graph, value: Value) -> Plan:
+        optimizer = plan.optimizer
+        if value:
+            moved = replace(optimizer, zero=3, offload_parameters=True, parameter_tier=tier)
+        elif optimizer.offload_parameters and optimizer.parameter_tier == tier:
+            moved = replace(optimizer, offload_parameters=False, parameter_tier="host")
+        else:
+            return plan
+        return replace(plan, optimizer=moved)
+
+    return make
+
+
+def _is_away(tier: Literal["host", "disk"]) -> Callable[[Plan], Value]:
+    return lambda plan: plan.optimizer.offload_parameters and plan.optimizer.parameter_tier == tier
+
+
+def _may_go_away(plan: Plan) -> tuple[Value, ...]:
+    return (False, True) if _sharded(plan) or plan.mesh.dp_shard * plan.mesh.cp == 1 else ()
 
 
 def _order(plan: Plan, _: Graph, value: Value) -> Plan:
@@ -244,9 +263,16 @@ CHOICES: tuple[Choice, ...] = (
     Choice(
         name="parameter_offload",
         says="parameters on the host, copied in before each gather (ZeRO 3)",
-        values=lambda plan, _, __: (False, True) if _sharded(plan) or plan.mesh.dp_shard * plan.mesh.cp == 1 else (),
-        of=lambda plan: plan.optimizer.offload_parameters,
-        make=_offload_parameters,
+        values=lambda plan, _, __: _may_go_away(plan),
+        of=_is_away("host"),
+        make=_away("host"),
+    ),
+    Choice(
+        name="parameter_disk",
+        says="parameters in files on a disk of the node, read ahead of each layer (ZeRO 3); where its speed is known",
+        values=lambda plan, _, cluster: _may_go_away(plan) if has_disks(cluster) else (),
+        of=_is_away("disk"),
+        make=_away("disk"),
     ),
     Choice(
         name="fp8",

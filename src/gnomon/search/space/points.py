@@ -30,7 +30,7 @@ nothing and has them wait on the host. (Selective recomputation with offload is 
 the sums of rows again, at the price of all of attention.)"""
 Context = Literal["ring", "all_gather", "ulysses"]
 
-BEYOND = ("async_tp", "activation_offload", "optimizer_offload", "parameter_offload")
+BEYOND = ("async_tp", "activation_offload", "optimizer_offload", "parameter_offload", "parameter_disk")
 """Choices (`search.refinement.choices`) that the exact search can have too."""
 
 MOST_VIRTUAL_STAGES = 8
@@ -367,6 +367,11 @@ def make_space(
         able = tuple(order.name for order in orders.every() if order.takes(virtual))
         choices["schedule"] = able or choices["schedule"]
     refuse_divided(base)
+    if base.optimizer.parameter_tier == "disk" and not has_disks(cluster):
+        raise PlanError(
+            f"parameter_disk is asked for, but a node of {cluster.name!r} does not say how fast its disk is; `gnomon "
+            "calibrate` measures this machine's, a cluster file gives disk_read_bytes_per_s and disk_write_bytes_per_s"
+        )
     every = [*limits, *(stack_limits(stack, graph, base, ranks) if stack is not None else ())]
     choices = narrowed(choices, fixed or {}, every)
     space = Space(
@@ -410,6 +415,12 @@ def _copies(cluster: Cluster) -> bool:
         return all(copy_seconds(1, group.node) > 0 for group in cluster.groups)
     except UnpricedError:
         return False
+
+
+def has_disks(cluster: Cluster) -> bool:
+    """Whether every node says how fast its disk is."""
+    nodes = [group.node for group in cluster.groups]
+    return all(node.disk_read_bytes_per_s and node.disk_write_bytes_per_s for node in nodes)
 
 
 def refuse_divided(base: Plan) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from unittest.mock import patch
 
-from runtime.parity import SP, schedule
+from runtime.parity import SP, cut, schedule
 
 from gnomon.graph import Graph
 from gnomon.models.bert import BertConfig, bert
@@ -116,6 +116,11 @@ CASES: dict[str, Small] = {
     "encoder and decoder, one stage each": small(T5, Mesh(pp=2)),
     "encoder and decoder, zero 3": small(T5, Mesh(dp_shard=2), 3),
     "encoder and decoder, split backward": small(T5, Mesh(pp=2), how=ZB),
+    "cut linears of an encoder and a decoder": small(T5, Mesh(tp=2), layout=SP, overlap=cut(2)),
+    "cut linears beside experts, split backward": small(MIXTRAL, Mesh(tp=2), layout=SP, overlap=cut(2), how=ZB),
+    "cut linears and adapters, recompute": small(
+        ADAPTED, Mesh(tp=2), layout=SP, overlap=cut(2), saved=Saved(preset="full")
+    ),
     "frozen base, zero 3": small(ADAPTED, Mesh(dp_shard=2), 3),
     "adafactor over tp": small(LLAMA, Mesh(tp=2), layout=SP, kind="adafactor"),
     "adafactor, zero 2": small(LLAMA, Mesh(dp_shard=2), 2, kind="adafactor"),
@@ -129,6 +134,7 @@ CASES: dict[str, Small] = {
     "adafactor of experts, tp and zero 1": small(
         MIXTRAL, Mesh(dp_shard=2, tp=2, ep=2, etp=2), 1, layout=SP, kind="adafactor"
     ),
+    "cut linears over four": small(LLAMA, Mesh(tp=4), layout=SP, overlap=cut(4)),
     "ring of four": small(LLAMA, Mesh(cp=4)),
     "ulysses and tp": small(LLAMA, Mesh(cp=2, tp=2), layout=replace(SP, context="ulysses")),
     "pipeline and ring": small(LLAMA, Mesh(pp=2, cp=2), how=ZB),

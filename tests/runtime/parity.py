@@ -29,6 +29,7 @@ from gnomon.plans import (
     Saved,
     SavedRule,
     Schedule,
+    Split,
     Stage,
     Workload,
 )
@@ -108,6 +109,13 @@ TWO, ALONE = (Mesh(dp_replicate=2), "0,1"), (Mesh(), "2")
 """Pipeline ranks of two replicas, and of one."""
 TWICE = Pass(name="dapple_warmup", params=(("policy", "2p"),))
 SP = Layout(sequence_parallel=True)
+
+
+def cut(tp: int) -> Overlap:
+    """Linears beside a collective of tp in as many parts as ranks."""
+    return Overlap(splits=(Split(op="*", dim="seq", parts=tp),))
+
+
 FULL = Saved(preset="full")
 WAITING = Overlap(pipeline_sends=False)
 BUCKETS = Overlap(bucket_bytes=9000)
@@ -184,6 +192,15 @@ PLANS: dict[str, Plan] = {
     "tp and sp": Plan(mesh=Mesh(tp=2), schedule=schedule("one_f_one_b", 2), layout=SP),
     "tp and sp, whole vocabulary": Plan(
         mesh=Mesh(tp=2), schedule=schedule("one_f_one_b", 2), layout=replace(SP, vocab_parallel=False)
+    ),
+    "tp and sp, cut": Plan(mesh=Mesh(tp=2), schedule=schedule("one_f_one_b", 2), layout=SP, overlap=cut(2)),
+    "pp, tp and sp, cut, split backward": Plan(
+        mesh=Mesh(pp=2, tp=2), schedule=schedule("zero_bubble_h1", 2), layout=replace(SP, keep_gathered=True),
+        overlap=cut(2),
+    ),
+    "tp, sp and zero 3, cut, recompute": Plan(
+        mesh=Mesh(dp_shard=2, tp=2), schedule=schedule("one_f_one_b", 2), layout=SP, optimizer=Optimizer(zero=3),
+        overlap=cut(2), saved=FULL,
     ),
     "tp, whole vocabulary": Plan(
         mesh=Mesh(tp=2), schedule=schedule("one_f_one_b", 2), layout=Layout(vocab_parallel=False)

@@ -39,7 +39,15 @@ pytestmark = pytest.mark.torch
         (Plan(saved=Saved(preset="selective", rules=(SavedRule(),))), "tensors beside preset 'selective'"),
         (Plan(saved=Saved(preset="full", every=2, rules=(SavedRule(preset="none"),))), "beside saved.every"),
         (Plan(saved=Saved(preset="full", every=2), optimizer=Optimizer(zero=3)), "every under ZeRO 3"),
-        (Plan(overlap=Overlap(splits=(Split(op="x", dim="seq", parts=2),))), "overlap.splits"),
+        (Plan(overlap=Overlap(splits=(Split(op="x", dim="seq", parts=2),))), "overlap.splits other than of seq"),
+        (
+            Plan(
+                mesh=Mesh(tp=2),
+                layout=Layout(sequence_parallel=True),
+                overlap=Overlap(splits=(Split(op="*", dim="seq", parts=4),)),
+            ),
+            "as many parts as tp ranks",
+        ),
         (
             Plan(overlap=Overlap(bucket_bytes=1 << 20), optimizer=Optimizer(zero=3)),
             "bucket_bytes, buckets or fused with optimizer.zero = 3",

@@ -32,7 +32,8 @@ pytestmark = pytest.mark.torch
 
 GRAPH = llama(parity.CONFIG)
 BYTES = [
-    "tp", "tp and sp", "tp and sp, whole vocabulary", "tp, whole vocabulary", "tp and sp, gathered logits", "dp",
+    "tp", "tp and sp", "tp and sp, whole vocabulary", "tp, whole vocabulary", "tp and sp, gathered logits",
+    "tp and sp, cut", "dp",
     "zero 1", "zero 2", "zero 3", "tp 4: two ranks a key head", "dp 2, shard 2",
     "dp, buckets", "pp and dp, buckets", "zero 1, buckets", "zero 2, buckets", "dp 2, shard 2, zero 1, buckets",
     "pp and zero 2, buckets",
@@ -188,8 +189,12 @@ def activation_collectives(plan: Plan, parts: Parts) -> Counter[traced.Call]:
     blocks = sharded(plan)
     for layer in (layer for _, layers in parts for layer in layers):
         for collective in blocks[layer.call.block].collectives:
-            axes = traced.named((collective.axis,), plan.mesh)
-            result[collective.kind, axes, collective.ranks, collective.bytes] += plan.schedule.num_microbatches or 1
+            axes, times = traced.named((collective.axis,), plan.mesh), plan.schedule.num_microbatches or 1
+            kind, size = collective.kind, collective.bytes
+            op = GRAPH.block(layer.call.block).op(collective.path)
+            if plan.overlap.splits and op.kind == "linear" and kind in ("all_gather", "reduce_scatter"):
+                kind, size, times = "send_recv", size / collective.ranks, times * (collective.ranks - 1)
+            result[kind, axes, collective.ranks, size] += times
     return result
 
 

@@ -25,7 +25,6 @@ METHOD = Method(
     about="TP matmuls are chunked so that their all-gathers and reduce-scatters overlap",
     switch="overlap.splits",
     exactness="up to the order of sums",
-    missing={"run": "the runtime computes matmuls whole"},
     on=lambda plan: bool(plan.overlap.splits),
     variants=_variants,
     searched=True,

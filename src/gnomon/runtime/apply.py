@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -73,9 +74,16 @@ def apply(
     if mesh.cp > 1 and (reason := whole_sequence_reason(graph, sharded)):
         raise PlanError(f"{reason}, which the runtime does not run beside cp = {mesh.cp}; use cp = 1")
     runs = {
-        name: BlockRun(block, axes, keep_gathered=plan.layout.keep_gathered, capacity=capacity)
+        name: BlockRun(
+            block,
+            axes,
+            keep_gathered=plan.layout.keep_gathered,
+            capacity=capacity,
+            splits=plan.overlap.splits,
+        )
         for name, block in sharded.items()
     }
+    check_splits(plan, runs)
     stages, presets, start = dict[int, Stage](), layer_presets(plan, graph), beginning(values, graph, seed)
     rules, crossing = rules_of(plan, graph), hops(graph, plan, by_layer=zero == 3 or by_layer)
     for held in parts_held(graph, plan, groups, sharded, device, by_layer=by_layer):
@@ -213,6 +221,18 @@ def axes_of(plan: Plan, groups: Groups) -> dict[str, Axis]:
         for axis in ("cp", "tp", "ep", "etp")
         if axis in along
     }
+
+
+def check_splits(plan: Plan, runs: Mapping[str, BlockRun]) -> None:
+    """PlanError for a split that cuts nothing."""
+    cut = [path for run in runs.values() for path in run.cuts]
+    for split in plan.overlap.splits:
+        if not any(fnmatchcase(path, split.op) for path in cut):
+            known = f"it cuts {', '.join(sorted(set(cut)))}" if cut else "there are none of them"
+            raise PlanError(
+                f"overlap.splits of {split.op!r}: the runtime cuts linears that read gathered tokens or whose results "
+                f"are scattered over tp, and it is none; {known}"
+            )
 
 
 def _has_frozen_experts(graph: Graph) -> bool:

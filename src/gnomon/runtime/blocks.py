@@ -8,9 +8,10 @@ blocks a stage has, and in which order stages run (`execute`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from math import prod
 from typing import Any, Protocol
@@ -21,10 +22,12 @@ from torch.utils.checkpoint import checkpoint
 
 from gnomon.errors import PlanError
 from gnomon.graph import Block
+from gnomon.plans import Split
 from gnomon.runtime.moves import Step, moved, run, steps
 from gnomon.runtime.ops import FUNCTIONS, POSITIONED
 from gnomon.runtime.ops.captured import captured, drawn
-from gnomon.runtime.ops.linear import linear
+from gnomon.runtime.ops.collective_matmul import Cut, Product, gathered_linears, scattered_linear
+from gnomon.runtime.ops.linear import linear, operand_of, result_of
 from gnomon.runtime.ops.routing import Routing, combine, dispatch, grouped_linear, routing_of
 from gnomon.runtime.ops.site import ALONE, Axis, Operand, Site
 from gnomon.runtime.packing import Packing
@@ -81,8 +84,10 @@ class BlockRun:
         *,
         keep_gathered: bool = False,
         capacity: float = 0.0,
+        splits: Sequence[Split] = (),
     ) -> None:
-        """capacity: rows that an expert takes of a rank's tokens, over the mean; 0 for all."""
+        """capacity: rows that an expert takes of a rank's tokens, over the mean; 0 for all. splits: linears that are
+        cut along their tokens (`cut_linears`)."""
         self.capacity = capacity
         self.block, self.axes, self.keep_gathered = sharded.block, axes, keep_gathered
         self.homes = sharded.homes
@@ -117,6 +122,8 @@ class BlockRun:
             self._compiled(op, tuple(n for n, path in reads.items() if path == op.op.path and n not in kept))
             for op in sharded.ops
         ]
+        self.by_path = {op.site.op.path: op for op in self.ops}
+        self.cuts = cut_linears(self.ops, splits)
 
     def _check_kv_heads(self) -> None:
         """PlanError for a captured model with fewer key-value heads than ranks of tp: its code's views would need to
@@ -217,6 +224,48 @@ class BlockRun:
             return {name: frame.values[name] for name in self.block.outputs}
 
 
+@dataclass(frozen=True, slots=True)
+class CutLinear:
+    """A linear that is cut along its tokens."""
+
+    cut: Cut
+    together: tuple[str, ...]
+    """Paths of the linears that read the same gathered tokens, in their order; none where its result is scattered."""
+
+
+def cut_linears(ops: Sequence[_Op], splits: Sequence[Split]) -> dict[str, CutLinear]:
+    """By path, those of a block whose collective over tp is cut as the plan says. Inputs are cut where linears alone
+    read them."""
+    chosen = [op for op in ops if any(fnmatchcase(op.site.op.path, split.op) for split in splits)]
+    linears = [op for op in chosen if op.site.op.kind == "linear" and op.site.op.captured is None]
+    readers: dict[Need, list[_Op]] = {}
+    for op in ops:
+        for given in op.inputs:
+            if isinstance(given, _Input):
+                readers.setdefault(given.need, []).append(op)
+    found = {}
+    for op in linears:
+        first, path = op.inputs[0], op.site.op.path
+        assert isinstance(first, _Input)
+        if (cut := _cut_of(op.leave[0], op.enter[0], "reduce_scatter")) is not None:
+            found[path] = CutLinear(cut, ())
+        elif (cut := _cut_of(first.there, first.back, "all_gather")) is not None:
+            together = readers[first.need]
+            if all(any(one is other for other in linears) and not one.moves for one in together):
+                found[path] = CutLinear(cut, tuple(one.site.op.path for one in together))
+    return found
+
+
+def _cut_of(there: tuple[Step, ...], back: tuple[Step, ...], kind: str) -> Cut | None:
+    """Where tokens are exchanged this way, and their gradient the other way."""
+    other = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}[kind]
+    if [step.kind for step in there] != [kind] or [step.kind for step in back] != [other]:
+        return None
+    step = there[0]
+    plain = not step.outer and step.axis.order == "contiguous" and (step.axis, step.dim) == (back[0].axis, back[0].dim)
+    return Cut(step.axis, step.dim) if plain else None
+
+
 class Watcher(Protocol):
     """What sees a block's forward op by op (`saving`)."""
 
@@ -249,6 +298,8 @@ class Frame:
         self.brought: dict[Need, Tensor] = {}
         self.regathered: dict[Need, list[Any]] = {}
         self.routings: dict[str, Routing] = {}
+        self.ready: dict[str, Tensor] = {}
+        """Of linears that read the same gathered tokens: what the first of them made for the others."""
         self.extents = {**owner.whole, **sizes}
 
     def anew(self, values: dict[str, Tensor]) -> Frame:
@@ -330,6 +381,8 @@ class Frame:
     def _linear(self, op: _Op) -> Tensor:
         first, *names = op.inputs
         assert isinstance(first, _Input)
+        if (cut := self.owner.cuts.get(op.site.op.path)) is not None:
+            return self._cut(op, cut)
         weight, *bias = (self._weight(op, name) for name in names)
         x = self._brought(first)
         gathers = any(step.kind == "all_gather" for step in first.there)
@@ -343,6 +396,28 @@ class Frame:
                 "enter": lambda grad: run(grad, enter, sizes=sizes),
             }
         return linear(op.site, x, weight, bias[0] if bias else None, **more)
+
+    def _cut(self, op: _Op, cut: CutLinear) -> Tensor:
+        path = op.site.op.path
+        if path in self.ready:
+            return self.ready.pop(path)
+        first = op.inputs[0]
+        assert isinstance(first, _Input)
+        if not cut.together:
+            x = operand_of(op.site, self._brought(first))
+            product = self._product(op)
+            return result_of(op.site, scattered_linear(x, cut.cut, product), product.weight)
+        ops = [self.owner.by_path[other] for other in cut.together]
+        home = operand_of(op.site, self.values[first.need[0]])
+        products = [self._product(one) for one in ops]
+        made = gathered_linears(home, cut.cut, products, keep=self.owner.keep_gathered)
+        outs = [result_of(one.site, x, p.weight) for one, x, p in zip(ops, made, products, strict=True)]
+        self.ready |= dict(zip(cut.together[1:], outs[1:], strict=True))
+        return outs[0]
+
+    def _product(self, op: _Op) -> Product:
+        weight, *bias = (self._weight(op, name) for name in op.inputs[1:])
+        return Product(weight, bias[0] if bias else None, op.site.inner_first)
 
     def _gather(self, given: _Input) -> Callable[[Tensor], Tensor]:
         """Gathers an input again, once for all linears that read it: the last of them lets it go."""

@@ -59,3 +59,10 @@ def pass_on(x: Tensor, group: ProcessGroup, tag: int = 0) -> tuple[Tensor, list[
         [dist.P2POp(dist.isend, x, after, group, tag), dist.P2POp(dist.irecv, out, before, group, tag)]
     )
     return out, works
+
+
+def arrived(x: Tensor, works: Sequence[Work]) -> Tensor:
+    """What `pass_on` brings, once it is here and what was sent is gone."""
+    for work in works:
+        work.wait()
+    return x

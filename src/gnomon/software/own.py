@@ -57,7 +57,25 @@ LACKS = (
         name="saved.rules beside saved.every",
         asked=lambda plan: bool(plan.saved.rules) and plan.saved.every > 1,
     ),
-    Lack(name="overlap.splits", asked=lambda plan: bool(plan.overlap.splits), choice="async_tp"),
+    Lack(
+        name="overlap.splits other than of seq into as many parts as tp ranks, under layout.sequence_parallel",
+        asked=lambda plan: (
+            bool(plan.overlap.splits)
+            and (
+                not plan.layout.sequence_parallel
+                or any(plan.stage_mesh(stage).tp == 1 for stage in range(plan.num_stages))
+                or any(
+                    split.dim != "seq" or split.parts != plan.stage_mesh(stage).tp
+                    for split in plan.overlap.splits
+                    for stage in range(plan.num_stages)
+                )
+            )
+        ),
+    ),
+    Lack(
+        name="overlap.splits beside saved.rules of tensors",
+        asked=lambda plan: bool(plan.overlap.splits) and any(rule.preset is None for rule in plan.saved.rules),
+    ),
     Lack(name="overlap.experts", asked=lambda plan: plan.overlap.experts),
     Lack(
         name="overlap.bucket_bytes, buckets or fused with optimizer.zero = 3, optimizer.offload, stages' shares, "
@@ -110,9 +128,9 @@ LACKS = (
 )
 """Decisions that are refused, so that none is ignored."""
 
-UNSEARCHED = ("activation_offload", "optimizer_offload", "parameter_offload")
+UNSEARCHED = ("activation_offload", "optimizer_offload", "parameter_offload", "async_tp")
 """Choices that run where a plan makes them, and that no search for it makes: on processors host and device are one
-memory, so nothing is gained."""
+memory, and messages take the cores that matmuls are to run on meanwhile, so nothing is gained."""
 
 REFUSED_CHOICES = frozenset((*UNSEARCHED, *(lack.choice for lack in LACKS))) - {""}
 """Choices of `gnomon plan --refine` that are left out for it."""

@@ -9,7 +9,7 @@ Shapes: q (B, heads, positions, dim), k and v (B, kv heads, positions, dim), lse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gnomon.runtime.collectives import all_gather, all_to_all, pass_on, reduce_scatter
+from gnomon.runtime.collectives import all_gather, all_to_all, arrived, pass_on, reduce_scatter
 from gnomon.runtime.ops.pieces import Merged, Rule, attend, backward
 from gnomon.runtime.ops.site import Axis, Segment, Site
 from gnomon.runtime.packing import Packing
@@ -79,7 +79,7 @@ class _Ring(torch.autograd.Function):
             theirs = where.keys(k, (axis.index - step) % axis.ranks)
             attend(merged, q, keys[0], keys[1], where.queries(q), theirs, where.rule, where.packing)
             if following is not None:
-                keys = _arrived(*following)
+                keys = arrived(*following)
         out, lse = merged.result(q)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.where = where
@@ -99,19 +99,13 @@ class _Ring(torch.autograd.Function):
             mine = torch.zeros_like(keys)
             into = dq, mine[0], mine[1]
             backward(grad, q, keys[0], keys[1], out, lse, where.queries(q), theirs, where.rule, into, where.packing)
-            terms = mine if coming is None else _arrived(*coming).add_(mine)
+            terms = mine if coming is None else arrived(*coming).add_(mine)
             coming = pass_on(terms, axis.group, GRADIENTS)
             if following is not None:
-                keys = _arrived(*following)
+                keys = arrived(*following)
         assert coming is not None
-        home = _arrived(*coming)
+        home = arrived(*coming)
         return dq, home[0], home[1], None
-
-
-def _arrived(x: Tensor, works: Sequence[Any]) -> Tensor:
-    for work in works:
-        work.wait()
-    return x
 
 
 class _Gathered(torch.autograd.Function):

@@ -76,6 +76,21 @@ class _Linear(torch.autograd.Function):
         return dx, None, None, None, None, None, None, None, None
 
 
+def operand_of(site: Site, x: Tensor) -> Tensor:
+    """(…, contracted dims) -> (…, in)."""
+    rows = site.weight_rows
+    inner = rows if site.inner_first else len(site.block.tensor(site.op.inputs[1]).dims) - rows
+    return x.flatten(-inner) if inner > 1 else x
+
+
+def result_of(site: Site, out: Tensor, weight: Weight) -> Tensor:
+    """(…, out) -> (…, out dims), times the op's factor."""
+    if (factor := site.attr("factor", 1.0)) != 1.0:
+        out = out * factor
+    rows = weight.shape[site.weight_rows :] if site.inner_first else weight.shape[: site.weight_rows]
+    return out.unflatten(-1, rows) if len(rows) > 1 else out
+
+
 def linear(
     site: Site,
     x: Tensor,
@@ -88,12 +103,7 @@ def linear(
     enter: Change = _same,
 ) -> Tensor:
     """x times a weight, plus a bias: as `_Linear` says."""
-    first, last = site.weight_rows, len(site.block.tensor(site.op.inputs[1]).dims) - site.weight_rows
-    inner = first if site.inner_first else last
-    flat = x.flatten(-inner) if inner > 1 else x
-    kept = flat if home is None else home.flatten(-inner) if inner > 1 else home
+    flat = operand_of(site, x)
+    kept = flat if home is None else operand_of(site, home)
     out: Tensor = _Linear.apply(flat, kept, weight, bias, gather, leave, enter, ANCHOR, site.inner_first)  # type: ignore[no-untyped-call]
-    if (factor := site.attr("factor", 1.0)) != 1.0:
-        out = out * factor
-    rows = weight.shape[first:] if site.inner_first else weight.shape[:first]
-    return out.unflatten(-1, rows) if len(rows) > 1 else out
+    return result_of(site, out, weight)

@@ -1,0 +1,55 @@
+"""Which linears are cut beside their collective, as `overlap.splits` says."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
+
+from runtime.parity import CONFIG, SP  # noqa: E402
+
+from gnomon.errors import PlanError  # noqa: E402
+from gnomon.models.llama import llama  # noqa: E402
+from gnomon.plans import Layout, Mesh, Overlap, Plan, Split  # noqa: E402
+from gnomon.runtime.apply import check_splits, sharded_blocks  # noqa: E402
+from gnomon.runtime.blocks import BlockRun  # noqa: E402
+from gnomon.runtime.ops.site import Axis  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+GRAPH = llama(CONFIG)
+
+
+def runs(plan: Plan) -> dict[str, BlockRun]:
+    blocks, tp = sharded_blocks(GRAPH, plan, plan.mesh), Axis(ranks=2, index=0)
+    return {name: BlockRun(block, {"tp": tp}, splits=plan.overlap.splits) for name, block in blocks.items()}
+
+
+def split(op: str, layout: Layout = SP) -> Plan:
+    return Plan(mesh=Mesh(tp=2), layout=layout, overlap=Overlap(splits=(Split(op=op, dim="seq", parts=2),)))
+
+
+def test_linears_that_read_the_same_tokens_are_cut_together() -> None:
+    cuts = {path: cut.together for run in runs(split("*")).values() for path, cut in run.cuts.items()}
+    q, k, v = (f"self_attn.{name}_proj" for name in "qkv")
+    gate, up = "mlp.gate_proj", "mlp.up_proj"
+    assert cuts == {
+        q: (q, k, v), k: (q, k, v), v: (q, k, v), gate: (gate, up), up: (gate, up), "lm_head": ("lm_head",),
+        "self_attn.o_proj": (), "mlp.down_proj": (),
+    }  # fmt: skip
+
+
+def test_a_pattern_cuts_what_it_names() -> None:
+    plan = split("*down_proj")
+    assert {path for run in runs(plan).values() for path in run.cuts} == {"mlp.down_proj"}
+    check_splits(plan, runs(plan))
+
+
+def test_tokens_that_another_op_reads_too_are_gathered_whole() -> None:
+    assert not any(run.cuts for run in runs(split("*gate_proj")).values())
+
+
+@pytest.mark.parametrize("plan", [split("*gate_proj"), split("*norm"), split("*", Layout())])
+def test_a_split_that_cuts_nothing_is_refused(plan: Plan) -> None:
+    with pytest.raises(PlanError, match=r"overlap.splits of .*linears that read gathered tokens"):
+        check_splits(plan, runs(plan))

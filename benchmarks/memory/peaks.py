@@ -3,8 +3,8 @@
 Each job is a small model under a plan, on real processes of this machine. A `LiveBytes` in each counts every tensor
 from the op that makes it until it is freed, from before the model exists; the figure is the most in the third step,
 however busy the machine is. Beside it what `gnomon predict` says that tensors take on that rank, without the
-allocator's rounding and libraries' workspaces. Where something is offloaded it is what it says of the host too, which
-on a CPU is the same memory: the two peaks need not come together, so the sum may be too large. Writes
+allocator's rounding and libraries' workspaces. Where something is offloaded it is what device and host hold at the
+same time (`prediction.together`), which on a CPU are one memory. Writes
 results/peaks.md. `--only` picks jobs by a word. Left out: what kernels allocate inside, and GPUs
 (`runtime/on_gpu.py`, `runtime/offload_on_gpu.py`).
 """
@@ -16,18 +16,22 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
 import gnomon
-from gnomon.plans import Plan
-from gnomon.prediction import host_memory
+from gnomon.hardware import Cluster, parse_cluster
+from gnomon.plans import Plan, PlanFile
+from gnomon.prediction import host_memory, together
 from gnomon.request.runnable import read_runnable_model
 from gnomon.runtime.launch import launch
 from gnomon.runtime.layer_bytes import LiveBytes
+from gnomon.runtime.parameter_files import ParameterFile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
 from how_right import CONFIGS, METHOD_MODELS, WORK, methods, parallel_methods, plans  # noqa: E402
@@ -58,7 +62,7 @@ class Row:
     """Bytes."""
     counted: int
     host: float
-    """Bytes of `predicted` that are the host's."""
+    """Bytes on the host at most."""
 
     @property
     def off(self) -> float:
@@ -68,8 +72,9 @@ class Row:
 def count(path: str, plan: Plan) -> int:
     """In a rank: the most bytes that its tensors took in the third step."""
     graph, live = read_runnable_model(path)[0], LiveBytes(torch.device("cpu"))
+    file = PlanFile(model=path, on=f"local:{plan.world_size}", stack="gnomon", workload=WORK, plan=plan)
     ids = torch.randint(0, 256, (WORK.global_batch_size, WORK.seq_len + 1))
-    with live, gnomon.prepare(graph, plan, workload=WORK, device="cpu") as job:
+    with live, read_beside(live), gnomon.prepare(graph, file, device="cpu") as job:
         job.step(ids)
         job.step(ids)
         live.again()
@@ -77,20 +82,41 @@ def count(path: str, plan: Plan) -> int:
         return live.most
 
 
+@contextmanager
+def read_beside(live: LiveBytes) -> Iterator[None]:
+    """Parameters that a thread reads from a disk count too."""
+    read = ParameterFile.read
+
+    def counted(file: ParameterFile) -> torch.Tensor:
+        value = read(file)
+        live.add(value)
+        return value
+
+    with patch.object(ParameterFile, "read", counted):
+        yield
+
+
 def row(model: str, name: str, plan: Plan, folder: Path) -> Row:
     """One job."""
     path = folder / f"{model}.json"
     path.write_text(json.dumps(CONFIGS[model]))
     graph = read_runnable_model(str(path))[0]
-    guess = gnomon.predict(graph, f"local:{plan.world_size}", plan, WORK, "gnomon")
+    guess = gnomon.predict(graph, machine(plan.world_size), plan, WORK, "gnomon")
     counted = launch(count, plan.world_size, str(path), plan)
     host = host_memory(guess).bytes / plan.world_size
     rows = []
-    for memory in guess.memory:
+    for memory, tensors in zip(guess.memory, together(guess), strict=True):
         rank = memory.ranks[0]
-        tensors = sum(size for cls, size in memory.by_class.items() if cls not in ("workspace", "overhead"))
-        rows.append(Row(model=model, plan=name, rank=rank, predicted=tensors + host, counted=counted[rank], host=host))
+        rows.append(Row(model=model, plan=name, rank=rank, predicted=tensors, counted=counted[rank], host=host))
     return max(rows, key=lambda one: abs(one.off))
+
+
+def machine(processes: int) -> Cluster:
+    """This one, with a disk of some speed, on which no byte depends."""
+    cluster = parse_cluster(f"local:{processes}")
+    (group,) = cluster.groups
+    node = replace(group.node, disk_read_bytes_per_s=1e9, disk_write_bytes_per_s=1e9)
+    return replace(cluster, groups=(replace(group, node=node),))
 
 
 def main() -> int:
@@ -125,8 +151,8 @@ def lines(rows: list[Row], refused: list[str]) -> Iterator[str]:
     yield (
         f"`python benchmarks/memory/peaks.py`, {datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}. fp32, batches "
         f"of {WORK.global_batch_size} sequences of {WORK.seq_len} tokens. MiB of tensors on the rank that is furthest "
-        "off, in the third step. Where something is offloaded, device and host are counted together and their "
-        "predicted peaks added, which need not come together."
+        "off, in the third step. Where something is offloaded, device and host are one memory, and predicted is what "
+        "they hold at the same time; `host` is the most of that alone."
     )
     yield ""
     if off:
@@ -135,7 +161,7 @@ def lines(rows: list[Row], refused: list[str]) -> Iterator[str]:
             f"{sum(one > LIMIT for one in off)} by more than {LIMIT:.0%}."
         )
     yield ""
-    yield "| model | plan | rank | MiB predicted | of it host | counted | off |"
+    yield "| model | plan | rank | MiB predicted | host | counted | off |"
     yield "|---|---|---|---|---|---|---|"
     for one in rows:
         host = f"{one.host / MIB:.1f}" if one.host else ""

@@ -11,6 +11,7 @@ from gnomon.prediction.band import Band as Band
 from gnomon.prediction.batch import layer_prices as layer_prices
 from gnomon.prediction.host_memory import HostMemory as HostMemory
 from gnomon.prediction.host_memory import host_memory as host_memory
+from gnomon.prediction.host_memory import together as together
 from gnomon.prediction.layer import layer_price as layer_price
 from gnomon.prediction.layer_types import KernelFacts as KernelFacts
 from gnomon.prediction.layer_types import LayerPrice as LayerPrice

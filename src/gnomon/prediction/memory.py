@@ -21,7 +21,7 @@ from gnomon.prediction.reduced_memory import copies, gradient_bytes, largest_buc
 from gnomon.prediction.run_ahead import held_by_streams, split_by_microbatches
 from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
-from gnomon.prediction.streamed import IN_FLIGHT, blocks_on_device, gradient_sizes, is_streamed, on_device
+from gnomon.prediction.streamed import blocks_on_device, gradient_sizes, in_flight, is_streamed, on_device
 from gnomon.prediction.temporary_memory import layers_behind, temporaries
 from gnomon.prices.allocator import placed, workspace_bytes
 from gnomon.program import Program, Structure, buffer_moves
@@ -261,14 +261,17 @@ def _at_leisure(
 
 def gradients_made(program: Program, pricing: Pricing, moves: HeldMoves) -> dict[int, float]:
     """Rows of backwards -> bytes of whole gradients that come in them, where the runtime has them for as long as they
-    are reduced and makes room when it has the first (ZeRO 2 and 3 without buckets)."""
-    if pricing.stack.gradients.bucketed is not False or pricing.plan.optimizer.zero < 2:
+    are reduced or sent to the host and makes room when it has the first (ZeRO 2 and 3 without buckets, and where
+    gradients stream)."""
+    if pricing.stack.gradients.bucketed is not False:
+        return {}
+    if pricing.plan.optimizer.zero < 2 and not is_streamed(pricing):
         return {}
     whole = [i for i, buffer in enumerate(program.buffers) if buffer.name == "G"]
     backward = [i for i, kind in enumerate(program.kinds) if kind.name == "B"]
     comes = np.isin(moves.buffer, whole) & moves.at_start & (moves.bytes > 0)
     comes &= np.isin(program.kind[moves.row], backward)
-    share = IN_FLIGHT if is_streamed(pricing) else 1
+    share = in_flight(pricing.stages[0]) if is_streamed(pricing) else 1
     return {int(row): float(size) / share for row, size in zip(moves.row[comes], moves.bytes[comes], strict=True)}
 
 

@@ -56,8 +56,10 @@ def _held_later(stage: StagePrice, index: int) -> frozenset[str]:
 
 def waited_for(program: Program, pricing: Pricing) -> NDArray[np.int64]:
     """[rows] the row that waits for a reduction which begins there; the class's last one if none does. Under ZeRO 2
-    that is the next backward too, unless each layer has its own rows."""
-    until = {"REDUCE_GRAD", "NORM", "OPT"}
+    that is the next backward too, unless each layer has its own rows. One rank alone waits for nobody."""
+    if pricing.plan.mesh.data_ranks * pricing.plan.mesh.cp == 1:
+        return np.arange(program.num_rows)
+    until = {"REDUCE_GRAD", "NORM", "OPT", "D2H"}
     if pricing.plan.optimizer.zero == 2 and pricing.blocks[0][1] < 0:
         until |= {"B", "W"}
     waits = np.isin(program.kind, [i for i, kind in enumerate(program.kinds) if kind.name in until])

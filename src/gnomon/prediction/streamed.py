@@ -21,6 +21,11 @@ IN_FLIGHT = 2
 """Gradients of a layer that a device holds: one on its way, one that is made."""
 
 
+def in_flight(stage: StagePrice) -> int:
+    """One where a processor is device and host: it copies each before it makes the next."""
+    return 1 if stage.device.kind == "cpu" else IN_FLIGHT
+
+
 def is_streamed(pricing: Pricing) -> bool:
     """Whether gradients leave the device layer by layer."""
     return pricing.plan.optimizer.offload is not None and any(index >= 0 for _, index in pricing.blocks)
@@ -45,12 +50,12 @@ def gradient_sizes(
     offload = pricing.plan.optimizer.offload
     summed = offload is not None and offload.accumulate == "device"
     if reduced_bytes and not (zero == 1 and summed):
-        whole = float(reduced_bytes if zero == 3 else IN_FLIGHT * reduced_bytes)
+        whole = float(reduced_bytes if zero == 3 else in_flight(stage) * reduced_bytes)
         return whole, float(-(-reduced_bytes // shard_ranks(stage.mesh, experts=False)))
     elements = parameter_elements(layer)
     if kept or summed:
         return float(elements * width(precision.grad)), 0.0
-    return float(IN_FLIGHT * elements * down_bytes(pricing.plan, reduced=False)), 0.0
+    return float(in_flight(stage) * elements * down_bytes(pricing.plan, reduced=False)), 0.0
 
 
 def blocks_on_device(program: Program) -> frozenset[int]:

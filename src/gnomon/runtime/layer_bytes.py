@@ -51,6 +51,11 @@ class LiveBytes(TorchDispatchMode):
         self.most = max(self.most, self.now)
         return result
 
+    def add(self, x: Tensor) -> None:
+        """Counts what another thread made, which no mode of this one sees."""
+        self._see(x, made=True)
+        self.most = max(self.most, self.now)
+
     def _see(self, x: Tensor, *, made: bool) -> None:
         storage = x.untyped_storage()
         key = storage._cdata

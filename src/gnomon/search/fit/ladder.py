@@ -305,6 +305,8 @@ def host_short(prediction: Prediction) -> str:
     """What a plan's host memory lacks; empty where it is enough, or nobody says how much there is. Of a node with only
     some of its devices, such as one V100 of a DGX-1, all of the node's memory may be used."""
     host = host_memory(prediction)
+    if host.both_bytes > host.both_limit_bytes:
+        return f"with the host's {host.both_bytes / 2**30:.1f} of {host.both_limit_bytes / 2**30:.1f} GiB"
     whole = [_of_whole_node(node) for node in prediction.pricing.cluster.nodes]
     known = [size for size in whole if size is not None]
     if len(known) < len(whole) or host.bytes <= min(known):

@@ -256,6 +256,8 @@ class State:
                 kept_shards(parts)
 
             self.buffers.start(name, Together(tuple(works)), size, finish, tuple(wholes))
+            if not works:  # one rank has all of it
+                self.buffers.wait(name)
 
     def _reduce_together(self, stages: Sequence[int]) -> None:
         """The same of several layers by one reduce-scatter: their gradients are copied beside each other (`shards`)."""

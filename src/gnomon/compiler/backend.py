@@ -18,7 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from gnomon.compiler import columns, loops, recurrent, recurrent_modules, recurrent_training
+from gnomon.compiler import columns, loops, products, recurrent, recurrent_modules, recurrent_training
 from gnomon.compiler.build import has_compiler, libraries
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.program import LINES, Planned, Program, Writer, program, write
@@ -78,6 +78,7 @@ class Compiled:
     def __init__(self, module: torch.fx.GraphModule) -> None:
         self.columns = columns.fuse(module.graph)
         self.recurrent = recurrent.fuse(module.graph, recurrent_training.Learner)
+        self.products = products.fuse(module.graph)
         self.bodies = loops.compile_bodies(module, compile_graph)
         self.program: Program = program(module.graph, environment_of(module.graph))
         _load(self.program.planned)
@@ -85,7 +86,7 @@ class Compiled:
         self.lock = threading.Lock()
         self.final = False
         self.function = write(self.program, self._on_trial)
-        if not self.trials:
+        if not self.trials and not self.products and not self.columns:
             self.final = True
         if len(reports) >= KEPT:
             del reports[0]

@@ -391,6 +391,13 @@ class Columns:
         self.first = self.trial.kept is None
         return result
 
+    def settled(self) -> Callable[..., torch.Tensor] | None:
+        """What is called from now on, without asking which, once the trial is over."""
+        if self.trial.kept is None:
+            return None
+        call = self._run if self.trial.kept else self.aten
+        return lambda *args: call(*args)[0]
+
     def _run(self, *args: torch.Tensor) -> tuple[torch.Tensor]:
         """By the kernel; by ATen, which says why, where a number is outside its table."""
         where, dim = self.batch_of

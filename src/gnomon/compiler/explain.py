@@ -15,6 +15,7 @@ import torch
 from gnomon.compiler.backend import Compiled
 from gnomon.compiler.columns import Columns
 from gnomon.compiler.machine import Machine, this_machine
+from gnomon.compiler.products import Product
 from gnomon.compiler.program import Planned, symbols_in
 from gnomon.compiler.recurrent import Recurrent
 from gnomon.compiler.sizes import hint, product
@@ -29,8 +30,10 @@ def explained(made: Compiled) -> dict[str, Any]:
         for unit in made.program.units
         if isinstance(unit, torch.fx.Node)
         and unit.op == "call_function"
-        and not isinstance(unit.target, (Columns, Recurrent))
+        and not isinstance(unit.target, (Columns, Recurrent, Product))
     )
+    aten.update(one.name.split()[0] for one in made.products if not one.kept)
+    onednn = Counter(one.name.split()[0] for one in made.products if one.kept)
     groups = [_group(made, planned) for planned in made.program.planned]
     columns = [
         {
@@ -43,7 +46,8 @@ def explained(made: Compiled) -> dict[str, Any]:
         for one in made.columns
     ]
     recurrent = [_recurrent(one) for one in made.recurrent]
-    return {"groups": groups, "columns": columns, "recurrent": recurrent, "aten": dict(aten.most_common())}
+    others = {"onednn": dict(onednn.most_common()), "aten": dict(aten.most_common())}
+    return {"groups": groups, "columns": columns, "recurrent": recurrent, **others}
 
 
 def _recurrent(one: Recurrent) -> dict[str, Any]:
@@ -153,9 +157,14 @@ def lines(made: dict[str, Any], title: str) -> list[str]:
             f"  {one['name']} of {one['hidden']} units, {one['layers']} layers{both}, any number of steps ({state})",
             f"    time      measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
         ]
-    calls = ", ".join(f"{count} {name}" if count > 1 else name for name, count in made["aten"].items())
-    out.append(f"  ATen: {calls or 'nothing'}")
+    if made["onednn"]:
+        out.append(f"  oneDNN: {_counted(made['onednn'])}")
+    out.append(f"  ATen: {_counted(made['aten']) or 'nothing'}")
     return out
+
+
+def _counted(calls: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" if count > 1 else name for name, count in calls.items())
 
 
 def _mib(count: int) -> str:

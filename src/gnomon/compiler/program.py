@@ -301,7 +301,9 @@ class Writer:
             return f"{self.name(node)} = {args[0]}[{args[1]}]"
         if node.op == "call_method":
             return f"{self.name(node)} = {args[0]}.{node.target}({', '.join(args[1:])})"
-        return f"{self.name(node)} = {self.constant(_fast(node.target))}({', '.join(args)})"
+        settled = getattr(node.target, "settled", None)  # an operation of ours, tried by itself
+        target = (settled() if settled else None) or _fast(node.target)
+        return f"{self.name(node)} = {self.constant(target)}({', '.join(args)})"
 
     def size(self, value: Size) -> str:
         return text(value)

@@ -1,0 +1,162 @@
+"""Matrix products and convolutions of float32 by oneDNN where it is faster than what ATen calls.
+
+ATen gives float32 products to its BLAS and many convolutions of one image to a product of patches, whatever the
+processor. `fuse(graph)` puts a `Product` in place of each that is large enough. Its first call tries both (`gate`), once
+for each size: oneDNN is kept where it is equal and faster, ATen otherwise. Weights are read as they lie in every call:
+nothing is packed ahead, so a weight that somebody writes is seen. Leaves out batched products and attention, and
+bfloat16, which ATen gives to oneDNN itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from gnomon.compiler.gate import Trial
+
+aten = torch.ops.aten
+Node = Any
+"""`torch.fx.Node`: its arguments may be anything, and are looked at before they are taken for something."""
+SHARE = 0.95
+"""Of ATen's time that oneDNN may take: less is noise."""
+FEWEST = 1 << 20
+"""Multiplications from which on a product is tried."""
+TRANSPOSED = {aten.t.default: (), aten.permute.default: ([1, 0],), aten.transpose.int: (0, 1)}
+"""What turns (n, k) into (k, n), with its arguments."""
+NO_GROWTH = (False, [0, 0], 1)
+"""Of `aten.convolution`: not transposed, no output padding, one group."""
+
+
+class Product:
+    """One product or convolution, as a function of its tensors: by oneDNN or by ATen, as its trial says."""
+
+    def __init__(self, name: str, run: Callable[..., Tensor], aten: Callable[..., Tensor], size_of: int | None) -> None:
+        """size_of: the argument whose first size may change, None where no size does."""
+        self.__name__, self.__module__ = f"product_{name}", __name__  # what fx calls a node
+        self.name, self.size_of = name, size_of
+        self.run, self.aten = run, aten
+        self.trials: dict[int, Trial] = {}
+        """By the first size's power of two."""
+
+    def __call__(self, *args: Tensor) -> Tensor:
+        """The product. Each size is tried on its first inputs."""
+        key = 0 if self.size_of is None else int(args[self.size_of].shape[0] - 1).bit_length()
+        trial = self.trials.get(key)
+        if trial is None:
+            made = Trial(f"oneDNN {self.name}", lambda *a: (self.run(*a),), lambda *a: (self.aten(*a),), share=SHARE)
+            trial = self.trials.setdefault(key, made)
+        if trial.kept is None:
+            result: Tensor = trial(*args)[0]
+            return result
+        return self.run(*args) if trial.kept else self.aten(*args)
+
+    @property
+    def kept(self) -> bool:
+        return any(trial.kept for trial in self.trials.values())
+
+    def settled(self) -> Callable[..., Tensor] | None:
+        """What is called from now on, without asking which: known where no size changes and the trial is over."""
+        if self.size_of is not None or not self.trials:
+            return None
+        kept = self.trials[0].kept
+        return None if kept is None else self.run if kept else self.aten
+
+
+def fuse(graph: fx.Graph) -> list[Product]:
+    """Puts a `Product` in place of each product and convolution that is large enough; returns them."""
+    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+        return []
+    made = []
+    for node in list(graph.nodes):
+        found = _product(node) or _convolution(node)
+        if found is None:
+            continue
+        call, arguments = found
+        with graph.inserting_before(node):
+            new = graph.call_function(call, arguments)
+        new.meta.update(node.meta)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+        made.append(call)
+    return made
+
+
+def _plain(node: Any) -> Tensor | None:
+    """The fake tensor of a node, where oneDNN reads such tensors."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
+        return None
+    return value if value.dtype == torch.float32 and not value.is_neg() else None
+
+
+def _product(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
+    """Of `addmm` and `mm`."""
+    if node.target not in (aten.addmm.default, aten.mm.default) or node.kwargs:
+        return None
+    *bias, x, w = node.args
+    values = [_plain(one) for one in (*bias, x, w)]
+    if any(value is None for value in values) or (bias and values[0].dim() != 1):  # type: ignore[union-attr]
+        return None
+    sizes = (*node.meta["val"].shape, values[-2].shape[1])  # type: ignore[union-attr]
+    fixed = [size for size in sizes if isinstance(size, int)]
+    if len(fixed) < 2 or (bias and not isinstance(sizes[1], int)):
+        return None
+    if len(fixed) == 3 and sizes[0] * sizes[1] * sizes[2] < FEWEST:
+        return None
+    back = isinstance(w, fx.Node) and w.op == "call_function" and tuple(w.args[1:]) == TRANSPOSED.get(w.target)
+    weight = w.args[0] if back else w  # the transpose of a transpose is the tensor itself
+    run, plain = (_linear, _aten_linear) if back else (_times, _aten_times)
+    if bias and values[0].shape[0] != sizes[1]:  # type: ignore[union-attr]
+        return None
+    place = None if len(fixed) == 3 else len(bias)
+    name = f"{'linear' if back else 'matmul'} {'x'.join(map(str, fixed))}"
+    return Product(name, run, plain, place), (*bias, x, weight)
+
+
+def _linear(*args: Tensor) -> Tensor:
+    """(bias,) x (m, k), weight (n, k)."""
+    *bias, x, weight = args
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias[0] if bias else None, "none", [], "")
+    return out
+
+
+def _aten_linear(*args: Tensor) -> Tensor:
+    *bias, x, weight = args
+    return torch.addmm(bias[0], x, weight.t()) if bias else torch.mm(x, weight.t())
+
+
+def _times(*args: Tensor) -> Tensor:
+    """(bias,) x (m, k), w (k, n)."""
+    return _linear(*args[:-1], args[-1].t())
+
+
+def _aten_times(*args: Tensor) -> Tensor:
+    return torch.addmm(*args) if len(args) == 3 else torch.mm(*args)
+
+
+def _convolution(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
+    """Of `convolution` along two dims, of fixed sizes."""
+    if node.target is not aten.convolution.default or node.kwargs or tuple(node.args[6:]) != NO_GROWTH:
+        return None
+    x, weight, bias, stride, padding, dilation = node.args[:6]
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    values = [_plain(one) for one in tensors]
+    if any(value is None for value in values):
+        return None
+    sizes = [*values[0].shape, *values[1].shape, *stride, *padding, *dilation]  # type: ignore[union-attr]
+    if len(sizes) != 14 or not all(isinstance(size, int) for size in sizes):
+        return None
+    stride, padding, dilation = list(stride), list(padding), list(dilation)
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        call = torch.ops.mkldnn._convolution_pointwise
+        out: Tensor = call(x, weight, bias, padding, stride, dilation, 1, "none", [], "")
+        return out
+
+    def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0, 0], 1)
+
+    return Product(f"convolution {'x'.join(map(str, sizes))}", run, plain, None), tensors

@@ -2,9 +2,9 @@
 
 ATen gives float32 products to its BLAS and many convolutions of one image to a product of patches, whatever the
 processor. `fuse(graph)` puts a `Product` in place of each that is large enough. Its first call tries both (`gate`),
-once for each size: oneDNN is kept where it is equal and faster, ATen otherwise. Weights are read as they lie in every call:
-nothing is packed ahead, so a weight that somebody writes is seen. Leaves out batched products and attention, and
-bfloat16, which ATen gives to oneDNN itself.
+once for each size: oneDNN is kept where it is equal and faster, ATen otherwise. Weights are read as they lie in every
+call: nothing is packed ahead, so a weight that somebody writes is seen. Leaves out batched products and attention,
+and bfloat16, which ATen gives to oneDNN itself.
 """
 
 from __future__ import annotations

@@ -24,7 +24,11 @@ SHARE = 0.95
 """Of ATen's time that oneDNN may take: less is noise."""
 FEWEST = 1 << 20
 """Multiplications from which on a product is tried."""
-TRANSPOSED = {aten.t.default: (), aten.permute.default: ([1, 0],), aten.transpose.int: (0, 1)}
+TRANSPOSED: dict[Any, tuple[Any, ...]] = {
+    aten.t.default: (),
+    aten.permute.default: ([1, 0],),
+    aten.transpose.int: (0, 1),
+}
 """What turns (n, k) into (k, n), with its arguments."""
 NO_GROWTH = (False, [0, 0], 1)
 """Of `aten.convolution`: not transposed, no output padding, one group."""

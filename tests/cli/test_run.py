@@ -90,7 +90,7 @@ def test_processes_that_a_plan_cannot_have_are_said(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", [("--determinism", "D2"), ("--follow-speed",)])
+@pytest.mark.parametrize("option", [("--determinism", "D2"), ("--follow-speed",), ("--decisions", "new")])
 def test_what_is_for_logical_workers_is_refused_without_them(
     option: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

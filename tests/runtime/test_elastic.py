@@ -23,6 +23,7 @@ from runtime.elastic_steps import PLAN, TWO, Told, logical, on, ordinary  # noqa
 from runtime.ranks import launch  # noqa: E402
 
 from gnomon.cli import main  # noqa: E402
+from gnomon.control import read_trace, replayed  # noqa: E402
 from gnomon.errors import PeerError, PlanError  # noqa: E402
 from gnomon.methods.easyscale import Observation, moved, placed  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
@@ -150,6 +151,15 @@ def undisturbed(given: Job, steps: int) -> list[float]:
     return launch(_losses, 1, replace(given, steps=steps, checkpoints=None))[0]
 
 
+def assert_replayed(path: Path, decided: list[tuple[int, tuple[int, ...]]]) -> None:
+    """A simulated launcher that is told what happened sees the same at each moment, and decides the same. decided:
+    processes and placement of each decision, the first ones."""
+    trace = read_trace(path)
+    assert list(replayed(trace)) == [(look.seen, look.decision) for look in trace.looks]
+    found = [look.decision for look in trace.looks if look.decision is not None]
+    assert [(len(one.members), one.plan.placement) for one in found][: len(decided)] == decided
+
+
 def _losses(given: Job) -> list[float]:
     if given.kernels:
         instruction_sets.compute_with(given.kernels)
@@ -178,8 +188,11 @@ def test_a_killed_process_is_replaced_and_the_job_rescaled_while_the_others_stay
         stayed.append(all(after[f"gnomon rank {n}"] == before[f"gnomon rank {n}"] for n in (0, 2)))
         assert main(["scale", str(folder), "--to", "2"]) == 0
 
-    given = job(data, 3, tmp_path / "kept", max_restarts=1)
+    given = job(data, 3, tmp_path / "kept", max_restarts=1, decisions=tmp_path / "decisions.jsonl")
     outcome = beside(given, act)
+    assert_replayed(
+        tmp_path / "decisions.jsonl", [(3, (0, 0, 1, 2)), (2, (0, 0, 1, 1)), (3, (0, 0, 1, 2)), (2, (0, 0, 1, 1))]
+    )
     assert stayed == [True]
     losses = [record.loss for record in outcome.records]
     assert outcome.stopped == signal.SIGINT and outcome.resumed_from == 0
@@ -287,8 +300,9 @@ def test_workers_move_from_a_slow_process_to_a_fast_one(data: Path, tmp_path: Pa
     def act(folder: Path) -> None:
         until(changed(folder, 2))
 
-    given = job(data, 2, tmp_path / "kept", follow_speed=True)
+    given = job(data, 2, tmp_path / "kept", follow_speed=True, decisions=tmp_path / "decisions.jsonl")
     outcome = beside(given, act, pause_s=(0.0, 0.3))
+    assert_replayed(tmp_path / "decisions.jsonl", [(2, (0, 0, 1, 1)), (2, (0, 0, 0, 1))])
     losses = [record.loss for record in outcome.records]
     assert losses == undisturbed(given, len(losses))
     changes = json.loads((tmp_path / "kept" / ".job" / "state.json").read_text())["changes"]

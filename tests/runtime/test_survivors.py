@@ -16,6 +16,7 @@ from hypothesis import strategies as st  # noqa: E402
 from runtime import dying, training  # noqa: E402
 from runtime.ranks import launch  # noqa: E402
 
+from gnomon.control import read_trace, replayed  # noqa: E402
 from gnomon.errors import PeerError, PlanError  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
 from gnomon.runtime import Job, Outcome, survivors_launch  # noqa: E402
@@ -76,12 +77,15 @@ def test_a_killed_rank_is_replaced_without_a_disk_and_the_run_ends_with_the_same
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The second: the process that replaced rank 0 is killed too, with copies after every second step."""
-    job = training.job(data, plan, STEPS, max_restarts=2, memory_checkpoint_every=every)  # type: ignore[arg-type]
+    path = tmp_path / "decisions"
+    job = training.job(data, plan, STEPS, max_restarts=2, memory_checkpoint_every=every, decisions=path)  # type: ignore[arg-type]
     size = job.plan.world_size
     undisturbed = launch(training.train, size, job)[0]
     outcome, processes = with_kills(job, kills, tmp_path / "marks", monkeypatch)
     assert bits(outcome) == bits(undisturbed)
     assert processes == list(range(size + len(kills.split(";")))), "the others are the processes of before"
+    trace = read_trace(path)
+    assert list(replayed(trace)) == [(look.seen, look.decision) for look in trace.looks], "the same in the simulator"
     output = capfd.readouterr().err
     assert f"gnomon: {says}: the others stay, and another process takes its place (1 left)" in output
     assert "waited " in output and "for another process, which is gone" in output

@@ -15,6 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 from runtime import dying, training  # noqa: E402
 from runtime.ranks import launch  # noqa: E402
 
+from gnomon.control import read_trace, replayed  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Pass, Plan, Schedule  # noqa: E402
@@ -67,18 +68,24 @@ def test_the_rank_before_takes_over_within_the_step(
     after: str,
     data: Path,
     undisturbed: Outcome,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The second: rank 0, whose copy the last rank has, dies in the update, and nobody comes."""
     monkeypatch.setenv(dying.KILLS, kills)
     monkeypatch.setattr(takeover_launch, "train_with_copies", dying.train_with_copies)
-    outcome = run(job(data, copies=True, max_restarts=restarts))
+    outcome = run(job(data, copies=True, max_restarts=restarts, decisions=tmp_path / "decisions"))
     assert bits(outcome) == bits(undisturbed)
     rank, step, _ = map(int, kills.split())
     output = capfd.readouterr().err  # the launcher's
     assert f"rank {rank} of 3 was killed by SIGKILL: the others go on without it, and {after}" in output
     assert outcome.notes[-1].endswith(f"taken over: rank {rank} in step {step}")
+    trace = read_trace(tmp_path / "decisions")
+    assert list(replayed(trace)) == [(look.seen, look.decision) for look in trace.looks], "the same in the simulator"
+    first, loss = [look.decision for look in trace.looks if look.decision is not None][:2]
+    assert first.members == (0, 1, 2) and rank not in loss.members and not loss.lost
+    assert loss.members[loss.plan.placement[rank]] == (rank - 1) % 3, "that has the copy"
 
 
 def without(job: Job) -> Mapping[str, Job]:

@@ -463,6 +463,14 @@ def _run(parser: argparse.ArgumentParser) -> None:
         help="with --processes: the same losses on any number of processes (D1, the default), or on different kinds "
         "of processors too, by kernels that all have, which are slower (D2)",
     )  # fmt: skip
+    parser.add_argument(
+        "--meet-within", type=rate, default=20.0, metavar="S",
+        help="seconds in which processes that are there must have met, at the start and after a loss; 20",
+    )  # fmt: skip
+    parser.add_argument(
+        "--decisions", type=new_file, metavar="FILE",
+        help="write what was seen of processes and decided, which gnomon fleet spot --replay plays again",
+    )  # fmt: skip
     parser.add_argument("--timeline", type=new_file, metavar="FILE", help="write the measured Timeline of a step")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")
     parser.add_argument("--json", action="store_true", help="for programs")

@@ -27,7 +27,7 @@ from gnomon.errors import InputError, PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.late import load_late
-from gnomon.methods import check_methods, mimose, partial_reduce, rewrites
+from gnomon.methods import bamboo, check_methods, mimose, partial_reduce, rewrites
 from gnomon.methods.easyscale import Observation, placed
 from gnomon.models.lora import parse_adapters
 from gnomon.plans import Plan, PlanFile, Saved, load_plan
@@ -74,6 +74,11 @@ def run(options: argparse.Namespace) -> int:
         )
     if shared and is_code(file.model):
         raise PlanError("a model that is code runs with a process for each rank; leave --processes and device_of out")
+    if options.decisions and not (shared or options.memory_checkpoint_every or bamboo.METHOD.used(file.plan)):
+        raise InputError(
+            "--decisions records what is decided as processes are lost or slow: it needs --processes N, "
+            "--memory-checkpoint-every N or a plan with bamboo; add one, or leave this out"
+        )
     _check_there(options)
     graph, notes = read_model_to_run(file.model)
     need_torch("running a plan")
@@ -343,6 +348,8 @@ def _job(
         follow_speed=options.follow_speed,
         determinism=options.determinism or "D1",
         grace_s=options.grace,
+        meet_s=options.meet_within,
+        decisions=None if options.decisions is None else Path(options.decisions),
         override=tuple(filter(None, (options.override or "").split(","))),
         resume_with=_resume_command(options),
         measure=options.timeline is not None,

@@ -25,7 +25,7 @@ from gnomon.runtime.checkpoint import load
 from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.faults import plain
 from gnomon.runtime.logical_workers import LogicalWorkers
-from gnomon.runtime.membership import ANNOUNCED_S, Epoch, Membership, part
+from gnomon.runtime.membership import Epoch, Membership, part
 from gnomon.runtime.pretrained import values_of
 from gnomon.runtime.train import Job, Loop, Outcome, Record, anyone, asked_to_end, corpus_of, identity_of
 from gnomon.software import own
@@ -87,7 +87,7 @@ class _Training:
                 if not isinstance(lost, PeerError):
                     raise lost from error
                 self.membership.note("noticed", epoch)
-                patience_s = ANNOUNCED_S
+                patience_s = self.membership.announced_s
             finally:
                 part()
             epoch = self.membership.next(epoch.number, patience_s=patience_s)

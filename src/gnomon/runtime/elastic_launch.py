@@ -3,8 +3,9 @@
 `run_elastic(job)` starts as many processes as the plan's placement names and announces who trains together
 (`membership`). When one is lost the others go on with its workers at once, and it is replaced as often as
 `job.max_restarts` says; one that was stopped for too long is killed, and so lost. `gnomon scale` asks for more or fewer
-(`request.scale`). Where workers run is decided by `methods.easyscale.placed` alone. Under determinism D2 they first
-agree on kernels that all have (`instruction_sets`). Leaves out what processes do (`elastic`), and other machines.
+(`request.scale`). Who trains, and where workers run, is decided by `control.controllers.logical_workers` alone. Under
+determinism D2 they first agree on kernels that all have (`instruction_sets`). Leaves out what processes do (`elastic`),
+and other machines.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from time import time
 
 from torch._C._distributed_c10d import Store
 
+from gnomon.control import Decision, Seen, after_loss, surplus
 from gnomon.errors import PlanError
-from gnomon.methods.easyscale import Observation, moved, placed
-from gnomon.plans import Plan
+from gnomon.methods.easyscale import Observation, placed
 from gnomon.request.scale import Change, JobFolder, JobState
 from gnomon.runtime import instruction_sets
 from gnomon.runtime.checkpoint import newest
 from gnomon.runtime.elastic import check_elastic, train_elastic
 from gnomon.runtime.faults import ended
-from gnomon.runtime.membership import Epoch, Membership, announce, joined, kernels_of, noted, say_kernels
+from gnomon.runtime.membership import Membership, kernels_of, noted, say_kernels
 from gnomon.runtime.processes import FailedError
 from gnomon.runtime.replaceable import Replaceable, set_up
 from gnomon.runtime.train import Job, Outcome, corpus_of
@@ -61,6 +62,8 @@ def run_elastic(job: Job, *, threads: int = 1, pause_s: Sequence[float] = ()) ->
 class _Launched(Replaceable):
     """The processes of one job, while they come and go."""
 
+    controller = "logical_workers"
+
     def __init__(self, job: Job, folder: JobFolder | None, threads: int, pause_s: tuple[float, ...]) -> None:
         processes = max(job.plan.placement) + 1
         super().__init__(partial(_process, pause_s=pause_s), processes, job, threads)
@@ -78,12 +81,11 @@ class _Launched(Replaceable):
         self.left.add(process)
         self.lost.append(process)
         self.why = f"process {process} {what}"
-        if self.restarts:
-            self.restarts -= 1
-            self._start_more(1)
+        self.asked, self.restarts, starts = after_loss(self.asked, self.restarts)
+        if starts:
+            self._start_more(starts)
             then = f"another is started ({self.restarts} left)"
         else:
-            self.asked = max(1, self.asked - 1)
             then = "its workers stay with the others"
         others = len(self._there())
         goes_on = f"{others} others go on with its workers" if others else "none is left"
@@ -106,30 +108,28 @@ class _Launched(Replaceable):
         self._follow()
         if self.job.determinism == "D2":
             self._agree()
-        there = self._there()
-        ready = [process for process in there if joined(self.store, process)]
-        members, now = tuple(ready[: self.asked]), self.epochs[-1].members if self.epochs else ()
-        for process in set(ready[self.asked :]) - set(now):  # it waits for an epoch that will not come
+        seen = self._seen()
+        for process in surplus(seen):  # it waits for an epoch that will not come
             self.left.add(process)
             self.ranks[process].process.kill()
-        broken = not set(now) <= set(there)
-        if members and members != now and (broken or len(ready) == len(there)):
-            self._announce(members, placed(self.job.plan, Observation(processes=len(members))))
-        elif self.job.follow_speed and members and members == now:
-            self._follow_speed(members)
+        if (decision := self._decide(seen)) is not None:
+            if seen.parted and decision.members == seen.members:
+                self.why = f"processes did not meet within {self.job.meet_s:g} s: they try again (--meet-within)"
+                self._say(self.why)
+            elif decision.members == seen.members:
+                self.why = "workers moved by measured speeds " + ", ".join(f"{speed:.3g}" for speed in seen.speeds)
+            self._announce(decision)
 
-    def _follow_speed(self, members: tuple[int, ...]) -> None:
-        """Moves workers, once all have said how fast they are since they were moved last."""
+    def _seen(self) -> Seen:
+        """With the number that is asked for and, where workers follow speeds, these once all have said theirs."""
         assert self.store is not None
-        epoch = self.epochs[-1]
-        speeds = noted(self.store, "speed", epoch)
-        if len(speeds) < len(members):
-            return
-        plan = replace(self.job.plan, placement=epoch.placement)
-        observed = Observation(processes=len(members), speeds=tuple(speeds[member] for member in members))
-        if (better := moved(plan, observed)) != plan:
-            self.why = "workers moved by measured speeds " + ", ".join(f"{speed:.3g}" for speed in observed.speeds)
-            self._announce(members, better)
+        seen, speeds, parted = super()._seen(), dict[int, float](), False
+        if self.epochs:
+            parted = len(noted(self.store, "noticed", self.epochs[-1])) == len(seen.members)
+        if self.job.follow_speed and self.epochs:
+            speeds = noted(self.store, "speed", self.epochs[-1])
+        known = tuple(speeds[member] for member in seen.members) if len(speeds) == len(seen.members) else ()
+        return replace(seen, asked=self.asked, speeds=known, parted=parted)
 
     def _agree(self) -> None:
         """On kernels that all have which are there at first; one that comes later and lacks them is left out."""
@@ -154,16 +154,14 @@ class _Launched(Replaceable):
             self._start_more(missing)
         self._tell()
 
-    def _announce(self, members: tuple[int, ...], plan: Plan) -> None:
+    def _announce(self, decision: Decision) -> None:
         """From the next step on, or where one was lost at once, these train together."""
-        assert self.store is not None
-        epoch = Epoch(number=len(self.epochs) + 1, members=members, placement=plan.placement)
         if self.epochs:
-            self.left |= set(self.epochs[-1].members) - set(members)
-        self.epochs.append(epoch)
-        self.changes.append(Change(epoch=epoch.number, at=time(), why=self.why, placement=epoch.placement))
+            self.left |= set(self.epochs[-1].members) - set(decision.members)
+        placement = decision.plan.placement
+        self._announce_epoch(decision.members, placement)
+        self.changes.append(Change(epoch=len(self.epochs), at=time(), why=self.why, placement=placement))
         self.why = "another process joined"
-        announce(self.store, epoch)
         self._tell()
 
     def _follow(self) -> None:
@@ -198,7 +196,7 @@ def _process(
     pause_s: tuple[float, ...],
 ) -> Outcome | None:
     """One process, from its start to its end."""
-    membership = Membership(store, number)
+    membership = Membership(store, number, meet_s=job.meet_s)
     if job.determinism == "D2":
         found = instruction_sets.own()
         agreed = membership.agree(found)

@@ -26,9 +26,8 @@ LOOK_S = 0.002
 LOST_S = 0.05
 """Between two looks whether one was lost, while groups are made."""
 MEET_S = 20.0
-"""In which processes that all are there must have made a group; longer means that one was lost meanwhile."""
-ANNOUNCED_S = 60.0
-"""In which the launcher must have announced an epoch after a process was lost."""
+"""In which processes that all are there must have made a group, where a job does not say; longer means that one was
+lost meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +45,15 @@ class Epoch:
 class Membership:
     """One process's view."""
 
-    def __init__(self, store: Store, process: int) -> None:
-        """process: its number, which no other one of the job has or had."""
-        self.store, self.process = store, process
+    def __init__(self, store: Store, process: int, *, meet_s: float = MEET_S) -> None:
+        """process: its number, which no other one of the job has or had. meet_s: in which processes that are there
+        must have met."""
+        self.store, self.process, self.meet_s = store, process, meet_s
+
+    @property
+    def announced_s(self) -> float:
+        """In which the launcher must have announced an epoch after a loss: all have given up meeting before."""
+        return 3 * self.meet_s
 
     def agree(self, found: str) -> str:
         """Says what kernels this process has, and waits for those that all have (`say_kernels`)."""
@@ -78,7 +83,8 @@ class Membership:
         raise PeerError(f"process {self.process} lost another one, and the launcher announced nothing since")
 
     def meet(self, epoch: Epoch) -> bool:
-        """Makes the default process group of an epoch; whether it did, as none newer was announced."""
+        """Makes the default process group of an epoch; whether it did, as none newer was announced. PeerError where it
+        takes longer than meet_s."""
         self.store.set(f"ready/{epoch.number}/{self.process}", "1")
         keys = [f"ready/{epoch.number}/{member}" for member in epoch.members]
         while not self.store.check(keys):
@@ -86,13 +92,22 @@ class Membership:
                 return False
             sleep(LOOK_S)
         store: Any = self.store
-        dist.init_process_group(
-            "gloo",
-            store=PrefixStore(f"group/{epoch.number}", store.clone()),
-            rank=epoch.members.index(self.process),
-            world_size=len(epoch.members),
-            timeout=timedelta(seconds=MEET_S),
-        )
+        began = monotonic()
+        try:
+            dist.init_process_group(
+                "gloo",
+                store=PrefixStore(f"group/{epoch.number}", store.clone()),
+                rank=epoch.members.index(self.process),
+                world_size=len(epoch.members),
+                timeout=timedelta(seconds=self.meet_s),
+            )
+        except RuntimeError as error:
+            if monotonic() - began < self.meet_s:
+                raise
+            raise PeerError(
+                f"process {self.process} has not met the {len(epoch.members) - 1} others within {self.meet_s:g} s: one "
+                f"was lost meanwhile, or this machine is slow (--meet-within gives them longer)"
+            ) from error
         c10d: Any = dist.distributed_c10d
         c10d._set_pg_timeout(dist.constants.default_pg_timeout, dist.group.WORLD)  # a step may take longer
         return True
@@ -107,12 +122,12 @@ class Membership:
 
 
 @contextmanager
-def groups_soon_made() -> Iterator[None]:
-    """Groups that are made meanwhile are there within MEET_S, or PeerError; then they wait as long as others. All
-    members must come here at one time."""
+def groups_soon_made(meet_s: float) -> Iterator[None]:
+    """Groups that are made meanwhile are there within so many seconds, or an error of torch; then they wait as long as
+    others. All members must come here at one time."""
     c10d: Any = dist.distributed_c10d
     usual = c10d.default_pg_timeout
-    c10d.default_pg_timeout = timedelta(seconds=MEET_S)
+    c10d.default_pg_timeout = timedelta(seconds=meet_s)
     try:
         yield
     finally:

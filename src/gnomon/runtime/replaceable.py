@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from gnomon import orders
+from gnomon.control import CONTROLLERS, Decision, Recorder, Seen
 from gnomon.errors import PeerError
-from gnomon.runtime.membership import Epoch
+from gnomon.runtime.membership import Epoch, announce, joined
 from gnomon.runtime.processes import FAILED_S, SIGNALS, Processes
 from gnomon.runtime.train import Job, preload_of
 from gnomon.runtime.watchdog import SILENT_S
@@ -31,6 +32,9 @@ LOOK_S = 0.1
 
 class Replaceable(Processes, ABC):
     """A process's number is never given again."""
+
+    controller: str
+    """Of `control.CONTROLLERS`, which decides who trains."""
 
     def __init__(self, function: Any, processes: int, job: Job, threads: int) -> None:
         """function(store, number, world_size, job, threads, schedules) is called in each process."""
@@ -47,6 +51,15 @@ class Replaceable(Processes, ABC):
         self.left: set[int] = set()
         """Processes that were told to end, or are lost."""
         self.stopped_since: dict[int, float] = {}
+        self.plan = job.plan
+        """In force: its placement is the last decision's."""
+        self.lost_ranks: tuple[int, ...] = ()
+        """Whose state was in no memory at the last decision."""
+        self.recorder = (
+            None
+            if job.decisions is None
+            else Recorder(job.decisions, controller=self.controller, plan=job.plan, restarts=job.max_restarts)
+        )
 
     def outcomes(self) -> list[Any]:
         """Of processes that trained to the end."""
@@ -84,6 +97,30 @@ class Replaceable(Processes, ABC):
     @abstractmethod
     def _look(self) -> None:
         """What is to be done now and then."""
+
+    def _seen(self) -> Seen:
+        """What the controller is told."""
+        assert self.store is not None
+        there = tuple(self._there())
+        ready = tuple(process for process in there if joined(self.store, process))
+        members = self.epochs[-1].members if self.epochs else ()
+        return Seen(there=there, ready=ready, members=members, lost=self.lost_ranks)
+
+    def _decide(self, seen: Seen) -> Decision | None:
+        """What the controller says, recorded."""
+        decision = CONTROLLERS[self.controller](self.plan, seen)
+        if self.recorder is not None:
+            self.recorder.look(seen, decision)
+        if decision is not None:
+            self.plan, self.lost_ranks = decision.plan, decision.lost
+        return decision
+
+    def _announce_epoch(self, members: tuple[int, ...], placement: tuple[int, ...]) -> None:
+        """To the processes. placement: as `Epoch` has it."""
+        assert self.store is not None
+        epoch = Epoch(number=len(self.epochs) + 1, members=members, placement=placement)
+        self.epochs.append(epoch)
+        announce(self.store, epoch)
 
     def _ended_by(self) -> list[int]:
         """Processes whose loss ended the job, where no mistake did."""

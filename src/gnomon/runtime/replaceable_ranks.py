@@ -15,9 +15,10 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
+from gnomon.control import Seen
 from gnomon.runtime.checkpoint import newest
 from gnomon.runtime.faults import SAID, ended
-from gnomon.runtime.membership import Epoch, Membership
+from gnomon.runtime.membership import Epoch, Membership, noted
 from gnomon.runtime.processes import FailedError, Failure
 from gnomon.runtime.replaceable import Replaceable, set_up
 from gnomon.runtime.train import Job, Outcome
@@ -53,6 +54,16 @@ class ReplaceableRanks(Replaceable, ABC):
         failure = super()._failure(rank)
         return replace(failure, rank=self.rank_of[rank])
 
+    def _seen(self) -> Seen:
+        assert self.store is not None
+        seen = super()._seen()
+        ranks = tuple(self.rank_of[process] for process in seen.there)
+        if not self.epochs:
+            return replace(seen, ranks=ranks)
+        now = self.epochs[-1]
+        parted, met = (len(noted(self.store, what, now)) == len(now.members) for what in ("noticed", "going"))
+        return replace(seen, ranks=ranks, parted=parted, met=met)
+
     def _say_who_waited(self, epoch: Epoch) -> None:
         assert self.store is not None
         keys = [f"waited/{epoch.number}/{process}" for process in epoch.members]
@@ -66,4 +77,4 @@ def _process(
 ) -> Outcome | None:
     """One process, from its start to its end."""
     set_up(threads, schedules)
-    return train(job, Membership(store, number))
+    return train(job, Membership(store, number, meet_s=job.meet_s))

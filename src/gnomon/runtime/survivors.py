@@ -182,7 +182,7 @@ class _Rank(InEpochs):
             moved = self.copies.share(step, held, alike)
         self._leave()
         dist.barrier()  # so that groups are made at one time
-        with groups_soon_made():
+        with groups_soon_made(self.job.meet_s):
             values = None if step is None else _blank(self.job)
             self.executor = executor_of(self.job, self.own_module, values=values)
         self.made = sockets() - self.before

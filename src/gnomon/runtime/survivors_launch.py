@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from gnomon.runtime.membership import Epoch, announce, joined, noted, say_lost
+from gnomon.runtime.membership import say_lost
 from gnomon.runtime.replaceable import LOOK_S
 from gnomon.runtime.replaceable_ranks import SOON_S, ReplaceableRanks, Train
 from gnomon.runtime.survivors import check_surviving, train_surviving
@@ -29,6 +29,8 @@ def run_surviving(job: Job, *, threads: int = 1) -> Outcome:
 
 class _Launched(ReplaceableRanks):
     """The processes of one job."""
+
+    controller = "same_ranks"
 
     def __init__(self, job: Job, threads: int, train: Train) -> None:
         super().__init__(job, threads, train)
@@ -68,17 +70,8 @@ class _Launched(ReplaceableRanks):
 
     def _look(self) -> None:
         """Announces the ranks' processes, once all are ready and some are new, or all lost touch with each other."""
-        assert self.store is not None
         self._end_stopped()
-        there = set(self._there())
-        members = tuple(self.members)
-        if not all(process in there and joined(self.store, process) for process in members):
-            return
-        now = self.epochs[-1] if self.epochs else None
-        if now is not None and members == now.members and len(noted(self.store, "noticed", now)) < len(members):
-            return
-        if now is not None:
-            self._say_who_waited(now)
-        epoch = Epoch(number=len(self.epochs) + 1, members=members, placement=tuple(range(len(members))))
-        self.epochs.append(epoch)
-        announce(self.store, epoch)
+        if (decision := self._decide(self._seen())) is not None:
+            if self.epochs:
+                self._say_who_waited(self.epochs[-1])
+            self._announce_epoch(decision.members, tuple(range(len(decision.members))))

@@ -35,7 +35,7 @@ from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.elastic import COLUMNS, records_of, table_of
 from gnomon.runtime.epochs import InEpochs
 from gnomon.runtime.evaluate import forward_loss
-from gnomon.runtime.membership import ANNOUNCED_S, Epoch, Membership, groups_soon_made, loss_noticed
+from gnomon.runtime.membership import Epoch, Membership, groups_soon_made, loss_noticed
 from gnomon.runtime.mesh import stage_sets
 from gnomon.runtime.optim import Update
 from gnomon.runtime.parameters import Parameters, Slot
@@ -161,8 +161,6 @@ def handing(now: Roles, born: Sequence[int], following: Mapping[int, int]) -> Ha
 class _Process(InEpochs):
     """What a process knows between two epochs."""
 
-    after_loss_s = ANNOUNCED_S
-
     def __init__(self, job: Job, corpus: Batches, asked: list[int], membership: Membership) -> None:
         super().__init__(membership)
         self.job, self.corpus, self.asked = job, corpus, asked
@@ -175,6 +173,7 @@ class _Process(InEpochs):
         self.resumed_from = 0
         self.records: list[Record] = []
         self.waits: list[float] = []
+        self.after_loss_s = membership.announced_s
         self.takeovers: list[str] = []
         """What is told of them at the end."""
 
@@ -287,7 +286,7 @@ class _Process(InEpochs):
         """Everyone does what `roles` says, with groups of those who have the same stage."""
         assert self.work is not None
         groups = dict[int, ProcessGroup]()
-        with groups_soon_made():
+        with groups_soon_made(self.job.meet_s):
             for stage, ranks in enumerate(stage_sets(self.plan)):
                 members = sorted({self.roles.places[rank] for rank in ranks})
                 if len(members) > 1:

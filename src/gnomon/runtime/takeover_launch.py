@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-from gnomon.runtime.membership import Epoch, announce, joined, noted, say_lost
+from gnomon.runtime.membership import say_lost
 from gnomon.runtime.replaceable import LOOK_S
 from gnomon.runtime.replaceable_ranks import SOON_S, ReplaceableRanks
 from gnomon.runtime.takeover import NOBODY_COMES, check_with_copies, train_with_copies
@@ -30,6 +30,8 @@ def run_with_copies(job: Job, *, threads: int = 1) -> Outcome:
 
 class _Launched(ReplaceableRanks):
     """The processes of one job."""
+
+    controller = "takeover"
 
     def outcomes(self) -> list[Outcome]:
         """That of the first rank which is there first."""
@@ -66,20 +68,8 @@ class _Launched(ReplaceableRanks):
 
     def _look(self) -> None:
         """Announces the processes that are there, when these are others than before, or all lost touch."""
-        assert self.store is not None
         self._end_stopped()
-        there = {self.rank_of[p]: p for p in self._there() if joined(self.store, p)}
-        now = self.epochs[-1] if self.epochs else None
-        if now is None and len(there) < self.world_size:
-            return
-        members = tuple(there[rank] for rank in sorted(there))
-        if now is not None:
-            if not members or (members == now.members and len(noted(self.store, "noticed", now)) < len(members)):
-                return
-            lost = not set(now.members) <= set(members)
-            if not lost and members != now.members and len(noted(self.store, "going", now)) < len(now.members):
-                return  # a newcomer waits until the others have met
-            self._say_who_waited(now)
-        epoch = Epoch(number=len(self.epochs) + 1, members=members, placement=tuple(self.rank_of[p] for p in members))
-        self.epochs.append(epoch)
-        announce(self.store, epoch)
+        if (decision := self._decide(self._seen())) is not None:
+            if self.epochs:
+                self._say_who_waited(self.epochs[-1])
+            self._announce_epoch(decision.members, tuple(self.rank_of[process] for process in decision.members))

@@ -41,6 +41,7 @@ from gnomon.runtime.execute import Executor
 from gnomon.runtime.faults import ended, may_start_again, plain
 from gnomon.runtime.feed import size_named
 from gnomon.runtime.launch import BACKENDS, launch, own_device
+from gnomon.runtime.membership import MEET_S
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.own_module import OwnModule
 from gnomon.runtime.parameters import CPU, Slot
@@ -109,6 +110,10 @@ class Job:
     """Instruction set that all processes of a D2 job compute with, once they have agreed (`instruction_sets`)."""
     memory_checkpoint_every: int = 0
     """Steps between copies of each rank's state to another rank's memory; 0 for none (`survivors_launch`)."""
+    decisions: Path | None = None
+    """File for what the controller saw and decided, where processes may be lost and go on (`control`); None: none."""
+    meet_s: float = MEET_S
+    """In which processes that are all there must have met, at the start and after a loss."""
     resume: bool = False
     """Go on from the newest whole checkpoint, if there is one."""
     override: tuple[str, ...] = ()

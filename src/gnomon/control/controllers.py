@@ -1,0 +1,110 @@
+"""The controllers: of logical workers, of ranks that are replaced, and of ranks that another one takes over.
+
+`CONTROLLERS[name](plan, seen)` is the decision that follows, or None where all goes on as it is. plan: the one in
+force, whose placement the last decision gave. Each depends on nothing else, so that a recorded `Seen` gives the same
+decision again. Where workers go is `methods.easyscale`'s. Leaves out acting on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from gnomon.control.seen import Decision, Seen
+from gnomon.methods.easyscale import Observation, moved, placed
+from gnomon.plans import Plan
+
+
+def logical_workers(plan: Plan, seen: Seen) -> Decision | None:
+    """EasyScale. Without a lost process the others go on at once; a change that was asked for waits until all that were
+    started are ready. Workers move to faster processes where speeds are seen."""
+    members = seen.ready[: seen.asked]
+    if not members:
+        return None
+    observed = Observation(processes=len(members), speeds=seen.speeds if members == seen.members else ())
+    if members != seen.members:
+        broken = not set(seen.members) <= set(seen.there)
+        if not broken and len(seen.ready) < len(seen.there):
+            return None
+        return Decision(members=members, plan=placed(plan, observed))
+    if seen.parted:
+        return Decision(members=members, plan=plan)
+    better = moved(plan, observed) if seen.speeds else plan
+    return None if better == plan else Decision(members=members, plan=better)
+
+
+def same_ranks(plan: Plan, seen: Seen) -> Decision | None:
+    """Checkpoints in memory: all ranks train, each in the newest process that was started for it, once all are
+    ready."""
+    holder = dict(zip(seen.ranks, seen.there, strict=True))
+    if len(holder) < plan.world_size or not set(holder.values()) <= set(seen.ready):
+        return None
+    members = tuple(holder[rank] for rank in range(plan.world_size))
+    return Decision(members=members, plan=plan) if members != seen.members or seen.parted else None
+
+
+def takeover(plan: Plan, seen: Seen) -> Decision | None:
+    """Bamboo: those that are there go on at once, a lost rank's work with the process that has its copy; one that comes
+    in its place is given its work and its copy when the others have met."""
+    home = {rank: one for rank, one in zip(seen.ranks, seen.there, strict=True) if one in seen.ready}
+    members = tuple(home[rank] for rank in sorted(home))
+    if not members or (not seen.members and len(members) < plan.world_size):
+        return None
+    if seen.members:
+        gone = not set(seen.members) <= set(members)
+        if (members == seen.members and not seen.parted) or (members != seen.members and not gone and not seen.met):
+            return None
+    does, lost = _does(plan, seen, home)
+    placement = plan.placement if lost else tuple(members.index(does[rank]) for rank in range(plan.world_size))
+    return Decision(members=members, plan=replace(plan, placement=placement), lost=lost)
+
+
+def _does(plan: Plan, seen: Seen, home: Mapping[int, int]) -> tuple[dict[int, int], tuple[int, ...]]:
+    """Process that does each rank's work, and ranks whose state none has. home: the process started for each rank, of
+    those that are ready."""
+    ranks = range(plan.world_size)
+    if not seen.members or seen.lost:  # nobody has any state
+        missing = tuple(rank for rank in ranks if rank not in home)
+        return dict(home), missing
+    has, before = {rank: seen.members[place] for rank, place in enumerate(plan.device_of)}, keepers(plan)
+    copies = {rank: home.get(before[rank]) for rank in ranks}
+    does, lost = dict[int, int](), list[int]()
+    for rank in ranks:
+        copy = copies[rank]
+        if has[rank] in home.values():
+            does[rank] = home.get(rank, has[rank])
+        elif copy in seen.members and copy != has[rank] and copy is not None:
+            does[rank] = home.get(rank, copy)
+        else:
+            lost.append(rank)
+    return does, tuple(lost)
+
+
+def keepers(plan: Plan) -> dict[int, int]:
+    """Rank -> the one before it in its replica, which has a copy of its stage; the last has that of the first."""
+    by_stage = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))
+    stages = [by_stage[stage] for stage in range(plan.num_pipeline_ranks)]
+    return {
+        rank: stages[(stage - 1) % len(stages)][position]
+        for stage, ranks in enumerate(stages)
+        for position, rank in enumerate(ranks)
+    }
+
+
+def after_loss(asked: int, restarts: int) -> tuple[int, int, int]:
+    """(processes that are wanted, restarts left, processes to start) of logical workers after the loss of one."""
+    return (asked, restarts - 1, 1) if restarts else (max(1, asked - 1), 0, 0)
+
+
+def surplus(seen: Seen) -> tuple[int, ...]:
+    """Processes that wait for a decision which will not name them."""
+    if not seen.asked:
+        return ()
+    return tuple(one for one in seen.ready[seen.asked :] if one not in seen.members)
+
+
+CONTROLLERS: Mapping[str, Callable[[Plan, Seen], Decision | None]] = {
+    "logical_workers": logical_workers,
+    "same_ranks": same_ranks,
+    "takeover": takeover,
+}

@@ -1,0 +1,133 @@
+"""A launcher in simulated time: it sees what happens to processes, asks the job's controller, and acts on the answer.
+
+`Simulated` is told incidents, and `look` is what a real launcher does between two of them. `incidents(trace)` is what
+happened in a recorded run, so that playing it shows whether the same decisions follow. Leaves out seconds of steps
+(`fleet.spot`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gnomon.control.controllers import CONTROLLERS, after_loss, surplus
+from gnomon.control.seen import Decision, Seen
+from gnomon.control.trace import NONE, Look, Trace
+from gnomon.plans import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """What happens to a job."""
+
+    what: Literal["came", "ready", "lost", "asked", "speeds", "parted", "met"]
+    """`came`: a process was started; `parted`: all members lost touch with each other; `met`: all train."""
+    process: int = -1
+    rank: int = -1
+    """That a process which came was started for; -1 for logical workers."""
+    number: int = 0
+    """Of processes that are asked for."""
+    speeds: tuple[float, ...] = ()
+
+
+class Simulated:
+    """The launcher of one job."""
+
+    def __init__(self, controller: str, plan: Plan, *, restarts: int = 0, asked: int = 0) -> None:
+        """controller: of `CONTROLLERS`. restarts: processes that may be replaced. asked: processes of logical
+        workers."""
+        self.decide, self.plan, self.restarts = CONTROLLERS[controller], plan, restarts
+        self.seen = replace(NONE, asked=asked)
+
+    def happens(self, incident: Incident) -> None:
+        """To the job, before the next look."""
+        seen, one = self.seen, incident.process
+        if incident.what == "came":
+            ranks = (*seen.ranks, incident.rank) if incident.rank >= 0 else ()
+            self.seen = replace(seen, there=(*seen.there, one), ranks=ranks)
+        elif incident.what == "ready":
+            self.seen = replace(seen, ready=tuple(p for p in seen.there if p in seen.ready or p == one))
+        elif incident.what == "lost":
+            self._leave({one})
+            if seen.asked:
+                asked, self.restarts, _ = after_loss(seen.asked, self.restarts)
+                self.seen = replace(self.seen, asked=asked)
+        elif incident.what == "asked":
+            self.seen = replace(seen, asked=incident.number)
+        elif incident.what == "speeds":
+            self.seen = replace(seen, speeds=incident.speeds)
+        elif incident.what == "parted":
+            self.seen = replace(seen, parted=True)
+        else:
+            self.seen = replace(seen, met=True)
+
+    def look(self) -> tuple[Seen, Decision | None]:
+        """What is seen, and what is decided; it is done at once."""
+        seen = self.seen
+        decision = self.decide(self.plan, seen)
+        self._leave(set(surplus(seen)))
+        if decision is not None:
+            self._leave(set(seen.members) - set(decision.members))
+            self.plan = decision.plan
+            self.seen = replace(
+                self.seen, members=decision.members, lost=decision.lost, speeds=(), parted=False, met=False
+            )
+        return seen, decision
+
+    def _leave(self, processes: set[int]) -> None:
+        seen = self.seen
+        stay = [at for at, one in enumerate(seen.there) if one not in processes]
+        self.seen = replace(
+            seen,
+            there=tuple(seen.there[at] for at in stay),
+            ranks=tuple(seen.ranks[at] for at in stay) if seen.ranks else (),
+            ready=tuple(one for one in seen.ready if one not in processes),
+        )
+
+
+def incidents(trace: Trace) -> Iterator[tuple[Look, tuple[Incident, ...]]]:
+    """Each look of a trace with what had happened since the one before."""
+    asked = trace.looks[0].seen.asked if trace.looks else 0
+    simulated = Simulated(trace.controller, trace.plan, restarts=trace.restarts, asked=asked)
+    for look in trace.looks:
+        happened = tuple(_between(simulated.seen, look.seen))
+        for one in happened:
+            simulated.happens(one)
+        if simulated.seen.asked != look.seen.asked:
+            said = Incident(what="asked", number=look.seen.asked)
+            simulated.happens(said)
+            happened += (said,)
+        simulated.look()
+        yield look, happened
+
+
+def replayed(trace: Trace) -> Sequence[tuple[Seen, Decision | None]]:
+    """What a simulated launcher sees and decides at each look of a trace, told only what happened to the processes."""
+    asked = trace.looks[0].seen.asked if trace.looks else 0
+    simulated = Simulated(trace.controller, trace.plan, restarts=trace.restarts, asked=asked)
+    played = []
+    for _, happened in incidents(trace):
+        for one in happened:
+            simulated.happens(one)
+        played.append(simulated.look())
+    return played
+
+
+def _between(before: Seen, now: Seen) -> Iterator[Incident]:
+    """What makes one of the other, but for the number that is asked for."""
+    for one in before.there:
+        if one not in now.there:
+            yield Incident(what="lost", process=one)
+    for at, one in enumerate(now.there):
+        if one not in before.there:
+            yield Incident(what="came", process=one, rank=now.ranks[at] if now.ranks else -1)
+    for one in now.ready:
+        if one not in before.ready:
+            yield Incident(what="ready", process=one)
+    if now.speeds and now.speeds != before.speeds:
+        yield Incident(what="speeds", speeds=now.speeds)
+    if now.parted and not before.parted:
+        yield Incident(what="parted")
+    if now.met and not before.met:
+        yield Incident(what="met")

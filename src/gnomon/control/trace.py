@@ -1,0 +1,132 @@
+"""What a launcher saw and decided, recorded: a line of JSON for each look at which anything was new.
+
+`Recorder(path, …)` writes as it goes; `read_trace(path)` reads. The first line has the controller's name and the plan.
+Nothing in a file is executed. Leaves out playing it (`simulated`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import time
+from typing import ClassVar, TypeVar
+
+from gnomon import schema
+from gnomon.control.controllers import CONTROLLERS
+from gnomon.control.seen import Decision, Seen
+from gnomon.errors import InputError
+from gnomon.plans import Plan
+
+MOST_BYTES = 1 << 28
+NONE = Seen(there=(), ready=())
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A moment."""
+
+    at: float
+    """Seconds since the job was started."""
+    seen: Seen
+    decision: Decision | None
+    """None where all went on as it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Of one job."""
+
+    controller: str
+    """Of `CONTROLLERS`."""
+    plan: Plan
+    """That the job was started with."""
+    restarts: int
+    """Processes that could be replaced."""
+    looks: tuple[Look, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    """The first line."""
+
+    SCHEMA: ClassVar[str] = "gnomon.decisions/1"
+    controller: str
+    restarts: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    """A decision, without what all have in common."""
+
+    members: tuple[int, ...]
+    placement: tuple[int, ...]
+    lost: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """Any other line."""
+
+    at: float
+    seen: Seen
+    decision: _Said | None = None
+
+
+class Recorder:
+    """The launcher's side."""
+
+    def __init__(self, path: Path, *, controller: str, plan: Plan, restarts: int) -> None:
+        """InputError where the file cannot be written."""
+        self.path, self.began, self.last = path, time(), NONE
+        self._line(_Head(controller=controller, restarts=restarts, plan=plan), mode="w")
+
+    def look(self, seen: Seen, decision: Decision | None) -> None:
+        """A line, if anything is new."""
+        if seen == self.last and decision is None:
+            return
+        self.last, said = seen, None
+        if decision is not None:
+            said = _Said(members=decision.members, placement=decision.plan.placement, lost=decision.lost)
+        self._line(_Line(at=round(time() - self.began, 6), seen=seen, decision=said))
+
+    def _line(self, value: object, *, mode: str = "a") -> None:
+        try:
+            with self.path.open(mode, encoding="utf-8") as file:
+                file.write(json.dumps(schema.to_mapping(value)) + "\n")
+        except OSError as error:
+            raise InputError(f"cannot write decisions to {str(self.path)!r}: {error.strerror}") from error
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace in a file; a last line that was cut off is passed over. InputError for any other file."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"{path} is larger than any trace of decisions")
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {str(path)!r}: {error}") from error
+    head = _read(_Head, lines[0] if lines else "", f"{path}:1")
+    if head.controller not in CONTROLLERS:
+        raise InputError(f"{path}:1: no controller is called {head.controller!r}: {', '.join(CONTROLLERS)}")
+    looks, plan = list[Look](), head.plan
+    for number, text in enumerate(lines[1:], start=2):
+        line, decision = _read(_Line, text, f"{path}:{number}"), None
+        if line.decision is not None:
+            said = line.decision
+            plan = replace(plan, placement=said.placement)
+            decision = Decision(members=said.members, plan=plan, lost=said.lost)
+        looks.append(Look(at=line.at, seen=line.seen, decision=decision))
+    return Trace(controller=head.controller, plan=head.plan, restarts=head.restarts, looks=tuple(looks))
+
+
+def _read(cls: type[T], text: str, where: str) -> T:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: {error}; it is no recorded decision") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{where}: it is no recorded decision")
+    return schema.from_mapping(cls, values, where)

@@ -441,6 +441,15 @@ def _run(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds for a last step and checkpoint when stopped; 300",
     )
+    _loss_options(parser)
+    parser.add_argument("--timeline", type=new_file, metavar="FILE", help="write the measured Timeline of a step")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    add_local_option(parser)
+
+
+def _loss_options(parser: argparse.ArgumentParser) -> None:
+    """Of runs that lose processes, and go on."""
     parser.add_argument(
         "--max-restarts", type=at_most(1000, least=0), default=0, metavar="N",
         help="times to go on from the newest checkpoint when a process is lost; 0",
@@ -471,10 +480,6 @@ def _run(parser: argparse.ArgumentParser) -> None:
         "--decisions", type=new_file, metavar="FILE",
         help="write what was seen of processes and decided, which gnomon fleet spot --replay plays again",
     )  # fmt: skip
-    parser.add_argument("--timeline", type=new_file, metavar="FILE", help="write the measured Timeline of a step")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    add_local_option(parser)
 
 
 def _scale(parser: argparse.ArgumentParser) -> None:

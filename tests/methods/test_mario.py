@@ -16,6 +16,7 @@ from gnomon.lowering import (
     with_messages,
     with_optimizer,
     zero_bubble_h1,
+    zero_bubble_v,
 )
 from gnomon.lowering.edit import Row, rows_of, with_rows
 from gnomon.methods.mario import (
@@ -31,7 +32,7 @@ from gnomon.program.rows import Rows
 from gnomon.simulate import Clock, Times, durations, play
 
 SIZES = {"X": 0.125, "S": 1, "Y": 0, "DX": 0, "DY": 0, "P": 0, "G": 0}
-BUSY = {"F": 1.0, "C": 1.0, "R": 1.0, "B": 2.0, "*": 0.0}
+BUSY = {"F": 1.0, "C": 1.0, "R": 1.0, "B": 2.0, "I": 1.0, "W": 1.0, "*": 0.0}
 ORACLE = {
     (4, 4): (21, 28, 25, 23, 22),
     (4, 8): (33, 44, 41, 39, 38),
@@ -137,13 +138,22 @@ def test_checkpoint_chosen_places_only() -> None:
     assert "C" not in kinds and "R" not in kinds
 
 
-def test_split_backwards_and_composites_are_refused() -> None:
-    with pytest.raises(PlanError, match="0I0 is split"):
-        apply_checkpoint(with_optimizer(with_messages(zero_bubble_h1(2, 4))).program())
+def test_what_was_computed_again_is_there_until_the_weight_gradient() -> None:
+    """Of a split backward the input gradient needs it first: R takes its place before I, and W lets it go."""
+    base = with_optimizer(with_messages(zero_bubble_h1(4, 8))).program()
+    naive = apply_checkpoint(base)
+    for rows in rows_of(naive):
+        again = [i for i, row in enumerate(rows) if row.kind == "R"]
+        assert len(again) == 8 and all(rows[i + 1].kind == "I" for i in again)
+    assert peaks(base) == [4.0, 4.125, 4.125, 4.125]  # what ranks put aside for W, on the last one most
+    assert peaks(naive) == [1.0, 2.375, 3.25, 4.125]
+
+
+def test_composites_are_refused() -> None:
     plain = with_optimizer(with_messages(one_f_one_b(1, 2))).program()
     first, *rest = rows_of(plain)[0]
     together = with_rows(plain, [[Row(kind="F", stage=0, unit=first.unit, group=0), *rest]])
-    with pytest.raises(PlanError, match="0F0 is split or part of a composite"):
+    with pytest.raises(PlanError, match="0F0 is part of a composite one"):
         apply_checkpoint(together)
 
 
@@ -159,14 +169,19 @@ def test_the_limit_is_named_when_checkpointing_is_not_enough() -> None:
     chunks=st.integers(1, 2),
     lag=st.sampled_from([0.0, 0.5, 1.0]),
     recompute=st.sampled_from([0.5, 1.0]),
+    split=st.booleans(),
 )
 def test_no_pass_is_slower_or_needs_more_than_its_limit(
-    ranks: int, rounds: int, chunks: int, lag: float, recompute: float
+    ranks: int, rounds: int, chunks: int, lag: float, recompute: float, split: bool
 ) -> None:
-    """Any interleaving, latency and cost of recompute: each pass is at least as fast as the one before."""
+    """Any interleaving or V, whole backwards or split, latency and cost of recompute: each pass is at least as fast as
+    the one before."""
     count = ranks * rounds
     looped = ranks > 1 and chunks > 1
-    base = program_of(interleaved_one_f_one_b(ranks, count, chunks) if looped else one_f_one_b(ranks, count))
+    if split and ranks > 1:
+        base = program_of(zero_bubble_v(ranks, 2 * ranks) if looped else zero_bubble_h1(ranks, count))
+    else:
+        base = program_of(interleaved_one_f_one_b(ranks, count, chunks) if looped else one_f_one_b(ranks, count))
     step = simulate(lag, {**BUSY, "R": recompute})
     naive = apply_checkpoint(base)
     lean = remove_redundancy(overlap_recompute(naive))

@@ -144,11 +144,15 @@ def test_a_plan_is_searched_with_methods_and_the_table_is_printed(capsys: pytest
         return status, *capsys.readouterr()
 
     words = ("plan", "llama-3.2-1b", "--on", "4xa100-sxm-80gb", "--global-batch", "8", "--seq-len", "16384")
-    words += ("--fix", "pp=4", "--fix", "recompute=full", "--fix", "schedule=one_f_one_b", "--equal-stages")
-    status, out, _ = answer(*words, "--methods", "mario")
-    assert status == 0
-    assert "one_f_one_b + mario" in out
-    assert "mario no -> yes" in out
+    words += ("--fix", "pp=4", "--fix", "recompute=full", "--equal-stages")
+    plain = (*words, "--fix", "schedule=one_f_one_b")
+    in_a_v = (*words, "--fix", "schedule=zero_bubble_v")
+    for asked, said in ((plain, "one_f_one_b + mario"), (in_a_v, "zero_bubble_v, 2 virtual stages + mario")):
+        status, out, _ = answer(*asked, "--methods", "mario")
+        assert status == 0
+        assert said in out
+        assert "mario no -> yes" in out
+    words = plain
     status, _, err = answer(*words, "--methods", "mario", "--stack", "megatron-lm")
     assert status == 2
     assert "stack megatron-lm is not known to run it" in err

@@ -1,6 +1,7 @@
 """Mario: activation checkpointing whose recompute hides in pipeline bubbles (Liu et al., PPoPP 2025).
 
-Four passes over any schedule of forwards `F` and full backwards `B`: `apply_checkpoint` (C and R instead of F),
+Four passes over any schedule of forwards `F` and backwards, whole (`B`) or split (`I`, which what was computed again
+serves first, and `W`), without composite actions: `apply_checkpoint` (C and R instead of F),
 `overlap_recompute` (R does not wait for the gradient), `remove_redundancy` (no checkpoint where backward follows at
 once), `prepose_forward` (later forwards into idle gaps); `mario` runs them in turn. Each returns a Program that
 `validate` accepts. They pay when receives block the compute stream; with receives on a stream of their own
@@ -27,6 +28,8 @@ from gnomon.simulate.play import Times
 
 Sizes = Mapping[str, float]
 _FORWARD = ("F", "C")
+_BACKWARD = ("B", "I")
+"""What needs a gradient; `W` follows `I`."""
 _WITH_FORWARD = ("LOAD", "RECV_F", "F", "C", "SEND_F")
 
 
@@ -48,19 +51,19 @@ def mario(program: Program, simulate: Simulate, *, sizes: Sizes, limit: float = 
 def apply_checkpoint(program: Program, where: Callable[[int, int], bool] | None = None) -> Program:
     """Pass 1: forwards keep only their input (`C`), and a recompute (`R`) stands right before each backward.
 
-    where: (stage, unit) -> checkpoint it? None checkpoints all. PlanError when a backward is split (I, W) or part of
-    a composite action: there a recompute has no place of its own.
+    where: (stage, unit) -> checkpoint it? None checkpoints all. PlanError when a backward is part of a composite
+    action: there a recompute has no place of its own.
     """
     edited = []
     for rows in rows_of(program):
         out: list[Row] = []
         for row in rows:
-            chosen = row.kind in ("F", "B", "I") and (where is None or where(*row.place))
-            if chosen and (row.kind == "I" or row.group >= 0):
-                raise PlanError(f"Mario checkpoints plain F and B; {row} is split or part of a composite action")
+            chosen = row.kind in ("F", *_BACKWARD) and (where is None or where(*row.place))
+            if chosen and row.group >= 0:
+                raise PlanError(f"Mario checkpoints actions by themselves; {row} is part of a composite one")
             if chosen and row.kind == "F" and row.override is not None and row.override.effects:
                 raise PlanError(f"{row} takes or makes a skip, which R would need again; leave its stage out")
-            if chosen and row.kind == "B":
+            if chosen and row.kind in _BACKWARD:
                 out.append(Row(kind="R", stage=row.stage, unit=row.unit))
             out.append(replace(row, kind="C") if chosen and row.kind == "F" else row)
         edited.append(out)
@@ -165,7 +168,7 @@ def _after_stalls(structure: Structure, times: Times) -> list[int]:
 
 def _compute_lanes(program: Program) -> list[NDArray[np.int64]]:
     """Rows of each rank class on the stream of backwards."""
-    compute = program.streams.index(next(kind.stream for kind in program.kinds if kind.name == "B"))
+    compute = program.streams.index(next(kind.stream for kind in program.kinds if kind.name in _BACKWARD))
     rows = np.flatnonzero(program.stream == compute)
     return np.split(rows, np.searchsorted(rows, program.class_ptr[1:-1]))
 
@@ -214,11 +217,11 @@ def _forward_at(rows: Sequence[Row], stage: int, unit: int) -> int | None:
 def _hoist(rows: list[Row], stage: int, unit: int) -> list[Row] | None:
     at = _forward_at(rows, stage, unit)
     assert at is not None
-    backward = next((i for i in range(at, -1, -1) if rows[i].kind == "B"), None)
+    backward = next((i for i in range(at, -1, -1) if rows[i].kind in _BACKWARD), None)
     if backward is None:
         return None
     place = rows[backward].place
-    target = min(i for i, row in enumerate(rows) if row.place == place and row.kind in ("R", "RECV_B", "B"))
+    target = min(i for i, row in enumerate(rows) if row.place == place and row.kind in ("R", "RECV_B", *_BACKWARD))
     taken = [i for i, row in enumerate(rows) if row.place == (stage, unit) and row.kind in _WITH_FORWARD and i > target]
     left = [row for i, row in enumerate(rows) if i not in taken]
     return [*left[:target], *(rows[i] for i in taken), *left[target:]]
@@ -263,7 +266,7 @@ def _refusal(plan: Plan) -> str | None:
 def _variants(plan: Plan) -> Iterator[Plan]:
     able = plan.num_pipeline_ranks > 1 and plan.optimizer.zero < 3 and plan.schedule.vocabulary == "ends"
     able = able and not METHOD.used(plan)
-    if able and not orders.find(plan.schedule.name).split:
+    if able and not orders.find(plan.schedule.name).composite:
         passes = (*plan.schedule.passes, Pass(name="mario"))
         yield replace(plan, saved=Saved(), schedule=replace(plan.schedule, passes=passes))
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean
 
-from gnomon.fleet.spot import Costs, Shape, System, losses_at, replay
+from gnomon.fleet.spot import Costs, Shape, System, shares
 from gnomon.plans import Mesh, Pass, Plan, Schedule, Workload
 from gnomon.prediction import predict
 
@@ -64,13 +63,8 @@ def main() -> None:
     ]
     for come_s in COMES_S:
         for rate in RATES:
-            given, share = replace(given, come_s=come_s), {}
-            for system in SYSTEMS:
-                ran = [
-                    replay(losses_at(rate, SHAPE, seconds, seed=seed, bulk=BULK), SHAPE, given, system, seconds)
-                    for seed in range(SEEDS)
-                ]
-                share[system] = mean(one.steps for one in ran) * given.step_s / seconds
+            given = replace(given, come_s=come_s)
+            share = shares(rate, SHAPE, given, SYSTEMS, seconds=seconds, seeds=SEEDS, bulk=BULK)
             b, r, e = (share[system] for system in SYSTEMS)
             lines.append(f"| {come_s:.0f} s | {rate:.0%} | {b:.3f} | {r:.3f} | {e:.3f} | {b / r:.2f} | {b / e:.2f} |")
     print("\n".join(lines))

@@ -44,6 +44,23 @@ def test_a_stage_lost_with_its_copy_goes_back_to_the_checkpoint() -> None:
         assert both.steps == pytest.approx(80 + 25 / 1.25)
 
 
+def test_copies_in_memory_by_hand() -> None:
+    """Machine 2 is lost after 105.5 s, and back at 145.5 s: one second later all go on from step 105, or from 104 where
+    copies are two steps apart. Lost with the next rank (stage 2, replica 1: machine 6), all begin from step 100."""
+    costs = replace(COSTS, memory_step_s=1.0)
+    one = replay([(105.5, 2)], SHAPE, costs, "memory", 200.0)
+    assert (one.steps, one.redone, one.starts) == (pytest.approx(105 + 53.5), 0.5, 0)
+    two = replay([(105.5, 2)], SHAPE, replace(costs, memory_every=2), "memory", 200.0)
+    assert (two.steps, two.redone) == (pytest.approx(104 + 53.5), 1.5)
+    both = replay([(105.5, 2), (105.5, 6)], SHAPE, costs, "memory", 200.0)
+    assert (both.steps, both.starts) == (pytest.approx(100 + 24.5), 1)
+    apart = replay([(105.5, 2), (105.5, 3)], SHAPE, costs, "memory", 200.0)
+    assert (apart.steps, apart.starts) == (pytest.approx(105 + 53.5), 0), "their copies are with 6 and 7"
+    alike = replace(costs, alike=True)
+    assert replay([(105.5, 2), (105.5, 3)], SHAPE, alike, "memory", 200.0).starts == 0
+    assert replay([(105.5, 2), (105.5, 6)], SHAPE, alike, "memory", 200.0).starts == 1, "both replicas of a stage"
+
+
 @settings(max_examples=60, deadline=None)
 @given(rate=st.floats(0, 20), seed=st.integers(0, 99), bulk=st.floats(0, 1), system=st.sampled_from(SYSTEMS))
 def test_time_is_accounted_for_and_slower_costs_never_gain(rate: float, seed: int, bulk: float, system: System) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,12 +19,16 @@ from runtime.ranks import launch  # noqa: E402
 
 from gnomon.control import read_trace, replayed  # noqa: E402
 from gnomon.errors import PeerError, PlanError  # noqa: E402
+from gnomon.hardware import parse_cluster  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
+from gnomon.prediction import memory_copies, predict  # noqa: E402
 from gnomon.runtime import Job, Outcome, survivors_launch  # noqa: E402
 from gnomon.runtime.connections import FOLDER, shut, sockets  # noqa: E402
 from gnomon.runtime.memory_checkpoint import NONE, Held, latest, source  # noqa: E402
 from gnomon.runtime.survivors import check_surviving  # noqa: E402
 from gnomon.runtime.survivors_launch import run_surviving  # noqa: E402
+from gnomon.software import stack  # noqa: E402
+from gnomon.units import parse_bytes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -90,6 +95,10 @@ def test_a_killed_rank_is_replaced_without_a_disk_and_the_run_ends_with_the_same
     assert f"gnomon: {says}: the others stay, and another process takes its place (1 left)" in output
     assert "waited " in output and "for another process, which is gone" in output
     assert outcome.notes[-1].startswith("checkpoints in memory: rank 0 sent ")
+    sent, copies = re.findall(r"sent ([\d.]+ [KMG]iB) in (\d+) copies", outcome.notes[-1])[0]
+    predicted = predict(job.graph, parse_cluster(f"{size}xcpu-process"), job.plan, job.workload, stack("gnomon"))
+    priced = memory_copies(predicted, every).sent_bytes
+    assert parse_bytes(sent) / int(copies) == pytest.approx(priced, rel=0.15), "random numbers are sent besides"
     assert outcome.notes[-1].endswith("; went back to step 2"), "step 0 too, but that process is lost"
 
 

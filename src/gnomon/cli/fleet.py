@@ -14,6 +14,8 @@ from gnomon.cli.fleet_forecast import run as forecast
 from gnomon.cli.fleet_live import run as run_live
 from gnomon.cli.fleet_play import played, policies_of
 from gnomon.cli.fleet_request import Asked, asked
+from gnomon.cli.fleet_spot import decisions
+from gnomon.cli.fleet_spot import run as spot
 from gnomon.cli.fleet_what_if import run as what_if
 from gnomon.cli.launch import run as submit
 from gnomon.cli.terminal import print_json, print_lines
@@ -129,6 +131,8 @@ _ACTIONS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "what-if": what_if,
     "forecast": forecast,
     "policies": _policies,
+    "spot": spot,
+    "decisions": decisions,
     "submit": submit,
     "run": run_live,
 }

@@ -298,6 +298,9 @@ def _predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stack", type=some, metavar="NAME", help="the program that will run it (gnomon catalogue stacks)"
     )
+    parser.add_argument(
+        "--memory-checkpoint-every", type=count, metavar="N", help="say what copies in memory, as of gnomon run, cost"
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     files = parser.add_argument_group("files to write, of one step from rest")
     files.add_argument("--html", type=new_file, metavar="FILE", help="a page with everything, for a browser")
@@ -478,7 +481,7 @@ def _loss_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--decisions", type=new_file, metavar="FILE",
-        help="write what was seen of processes and decided, which gnomon fleet spot --replay plays again",
+        help="write what was seen of processes and decided, which gnomon fleet decisions plays again",
     )  # fmt: skip
 
 

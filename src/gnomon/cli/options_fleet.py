@@ -57,6 +57,15 @@ plan has. The job writes a checkpoint when it is told to stop, and resumes.
 example:
   gnomon fleet submit plan.toml --via slurm --dry-run > job.sh"""
 
+_SPOT = """\
+Plays losses of machines, drawn at the rate that is asked and at others around it,
+against the plan as it is, with copies in memory (gnomon run
+--memory-checkpoint-every) and with copies of stages (the pass bamboo), each with
+its predicted seconds, and says which is best. The controllers of gnomon run decide.
+
+example:
+  gnomon fleet spot plan.toml --mtbf 10 -o best.toml"""
+
 _RUN = """\
 Runs the jobs of a table on this machine under a policy: starts them, stops them
 with SIGTERM (gnomon run writes a checkpoint), resumes them, and resizes those
@@ -81,6 +90,8 @@ def fleet_options(parser: argparse.ArgumentParser) -> None:
     _what_if(_action(actions, "what-if", "the same jobs with more machines, or another policy", _WHAT_IF))
     _forecast(_action(actions, "forecast", "rate, memory and cost of a plan on numbers of devices", _FORECAST))
     _submit(_action(actions, "submit", "a plan as a job of Slurm, Kueue or Ray", _SUBMIT))
+    _spot(_action(actions, "spot", "what losses of machines cost a plan, with and without copies", _SPOT))
+    _decisions(_action(actions, "decisions", "a recorded trace of gnomon run --decisions, played again", ""))
     _run(_action(actions, "run", "jobs on this machine, scheduled by a policy", _RUN))
     policies = _action(actions, "policies", "the policies that are known", "")
     policies.add_argument("--json", action="store_true", help="for programs")
@@ -116,6 +127,34 @@ def _forecast(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--storage", type=number_from(0.001), default=2.0, metavar="GB/S", help="of a node to checkpoints; 2"
     )
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _spot(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", metavar="PLAN.toml", help="a plan file, as gnomon plan -o writes it")
+    parser.add_argument(
+        "--mtbf", required=True, type=number_from(0.01, 1e6), metavar="HOURS", help="between losses of one machine"
+    )
+    seconds = (("--come", 600.0, "until another machine is there"), ("--start", 30.0, "of a start of all processes"))
+    for name, value, text in (*seconds, ("--takeover", 1.4, "until those left go on without a start")):
+        parser.add_argument(name, type=number_from(0), default=value, metavar="S", help=f"{text}; {value:g}")
+    parser.add_argument(
+        "--checkpoint-seconds", type=number_from(0.001), default=300.0, metavar="S", help="between checkpoints; 300"
+    )
+    parser.add_argument(
+        "--memory-checkpoint-every", type=count, default=1, metavar="N", help="steps between copies in memory; 1"
+    )
+    parser.add_argument("--hours", type=number_from(0.1, 1000), default=24.0, metavar="H", help="that are played; 24")
+    parser.add_argument("--lists", type=at_most(100), default=3, metavar="N", help="of losses, drawn; 3")
+    parser.add_argument(
+        "--bulk", type=number_from(0, 1), default=0.1, metavar="SHARE", help="of losses that take a second machine; 0.1"
+    )
+    parser.add_argument("-o", "--output", type=new_file, metavar="FILE", help="write the plan as it is best")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def _decisions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="that gnomon run --decisions wrote")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 

@@ -10,9 +10,10 @@ import argparse
 from gnomon.cli.request import read_request
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.late import load_late
-from gnomon.prediction import Advice, advice, predict
+from gnomon.prediction import Advice, advice, memory_copies, predict
 from gnomon.report.prediction import prediction_text
 from gnomon.report.tables import wrapped
+from gnomon.units import show_seconds
 
 
 def run(options: argparse.Namespace) -> int:
@@ -22,14 +23,26 @@ def run(options: argparse.Namespace) -> int:
     changes: tuple[Advice, ...] | None = None if prediction.has_room else advice(prediction)
     if options.html or options.trace or options.timeline:  # by name, so that text alone does not load what writes them
         load_late("gnomon.cli.files:write_views")(options, prediction, asked.assumed, asked.notes)
+    copies = memory_copies(prediction, options.memory_checkpoint_every) if options.memory_checkpoint_every else None
     if options.json:
         mapping = prediction.to_mapping()
         mapping["assumptions"] = [*asked.assumed, *mapping["assumptions"]]
         mapping["notes"] = [*asked.notes, *mapping["notes"]]
         mapping["advice"] = [{"change": c.what, "step_s": c.step_s, "peak_bytes": c.peak_bytes} for c in changes or ()]
+        if copies is not None:
+            mapping["memory_copies"] = {
+                "every": copies.every,
+                "sent_bytes": copies.sent_bytes,
+                "held_bytes": copies.held_bytes,
+                "seconds": copies.copy_every_s,
+                "step_s": prediction.step_s + copies.step_s,
+            }
         print_json(mapping)
     else:
         print_lines(prediction_text(prediction, assumed=asked.assumed, advice=changes))
+        if copies is not None:
+            said = f"{copies.sentence}: {show_seconds(prediction.step_s + copies.step_s)} with them"
+            print_lines(("", *wrapped(said, indent="")))
         if asked.notes:
             print_lines(("", "from the file", *(line for n in asked.notes for line in wrapped(n, bullet="- "))))
     return 0 if prediction.fits else 1

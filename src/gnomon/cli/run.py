@@ -31,7 +31,7 @@ from gnomon.methods import bamboo, check_methods, mimose, partial_reduce, rewrit
 from gnomon.methods.easyscale import Observation, placed
 from gnomon.models.lora import parse_adapters
 from gnomon.plans import Plan, PlanFile, Saved, load_plan
-from gnomon.prediction import Prediction, predict
+from gnomon.prediction import Prediction, memory_copies, predict
 from gnomon.report.prediction import describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
 from gnomon.request.model import is_code
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     notes += tuple(assumed)
     notes += _turns(file, options) if shared else ()
     notes += _groups(file.plan)
-    notes += _copies(prediction) if options.memory_checkpoint_every else ()
+    notes += (memory_copies(prediction, every).sentence,) if (every := options.memory_checkpoint_every) else ()
     notes += _lengths(file.plan, prediction, options.packing)
     notes += begins(file.model, options.weights, options.seed)
     notes += _check_memory(prediction) if device == "cpu" else (UNTRIED,)
@@ -154,16 +154,6 @@ def _turns(file: PlanFile, options: argparse.Namespace) -> tuple[str, ...]:
     return (
         f"{workers} logical workers on {processes} processes, the same losses on any number; the prediction is for "
         f"these; gnomon scale {quote(where)} --to N changes the number while this runs",
-    )
-
-
-def _copies(prediction: Prediction) -> tuple[str, ...]:
-    """What is said of checkpoints in memory: a rank's own copy, and two places for the one before it."""
-    by_class = prediction.tightest.by_class
-    state = sum(by_class[name] for name in ("parameters", "master", "states"))
-    return (
-        f"each rank's state is in another rank's memory too, which takes up to {show_bytes(3 * state)} a rank; the "
-        f"prediction has neither these bytes nor the time to copy them",
     )
 
 

@@ -1,24 +1,30 @@
-"""Training on machines that are taken away and come back: useful steps of Bamboo, checkpoints, and torch elastic.
+"""Training on machines that are taken away and come back: useful steps of copies, checkpoints, and torch elastic.
 
 `replay(losses, shape, costs, system)` plays one list of losses in simulated time and returns how far each system came:
-the same machines, losses, seconds of a step (from `predict`) and of a start. Bamboo goes on within the step while no
-rank and the one with its copy are gone at once; *restart* waits until every machine is there again; *elastic* starts
-anew with as many whole pipelines as machines make, and again when one more can be made. `losses_at` draws a list by a
-rate. Leaves out prices of machines, and losses while others start. Source: Thorpe et al., NSDI 2023 (Bamboo), whose
-simulator has a rate of losses, seconds until a machine comes and seconds of a rendezvous.
+the same machines, losses, seconds of a step (from `predict`) and of a start. *bamboo* goes on within the step while no
+rank and the one with its copy are gone at once; *memory* waits until every machine is there again and goes back to the
+last copies in memory; both are decided by the controllers of the runtime's launchers (`control`). *restart* waits too,
+and goes back to a checkpoint; *elastic* starts anew with as many whole pipelines as machines make, and again when one
+more can be made. `losses_at` draws a list by a rate; `shares` says what each system makes of it. Leaves out prices of
+machines, and losses while others start. Source: Thorpe et al., NSDI 2023 (Bamboo), whose simulator has a rate of
+losses, seconds until a machine comes and seconds of a rendezvous.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from statistics import mean
+from typing import Literal, get_args
 
+from gnomon.control import Incident, Simulated
 from gnomon.errors import InputError
+from gnomon.plans import Mesh, Plan, Schedule
 
-System = Literal["bamboo", "restart", "elastic"]
+System = Literal["bamboo", "memory", "restart", "elastic"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +41,18 @@ class Shape:
         """All of them. Machine m is stage m % stages of pipeline m // stages."""
         return self.stages * self.pipelines
 
-    def keeper(self, machine: int) -> int:
-        """That has the copy of a machine's stage: the one before it in its pipeline."""
+    @property
+    def plan(self) -> Plan:
+        """With a rank for each machine."""
+        return Plan(
+            mesh=Mesh(pp=self.stages, dp_replicate=self.pipelines),
+            schedule=Schedule(name="one_f_one_b", num_microbatches=1),
+        )
+
+    def rank(self, machine: int) -> int:
+        """Of the plan. A stage's ranks follow each other."""
         pipeline, stage = divmod(machine, self.stages)
-        return pipeline * self.stages + (stage - 1) % self.stages
+        return stage * self.pipelines + pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +63,12 @@ class Costs:
     """Of a step on all machines."""
     copied_step_s: float
     """With copies of stages."""
+    memory_step_s: float = 0.0
+    """With copies in memory, on average; 0: as without."""
+    memory_every: int = 1
+    """Steps between copies in memory."""
+    alike: bool = False
+    """Whether pipelines hold the same, so that any of them is another one's copy in memory."""
     taken_step_s: float
     """While a rank has two stages."""
     takeover_s: float
@@ -61,7 +81,8 @@ class Costs:
     """Steps between checkpoints, which a run that starts anew goes back to."""
 
     def __post_init__(self) -> None:
-        if min(self.step_s, self.copied_step_s, self.taken_step_s) <= 0 or self.checkpoint_every < 1:
+        steps = min(self.step_s, self.copied_step_s, self.taken_step_s)
+        if steps <= 0 or self.memory_step_s < 0 or min(self.checkpoint_every, self.memory_every) < 1:
             raise InputError("steps take time, and checkpoints are whole steps apart")
 
 
@@ -96,7 +117,7 @@ def losses_at(
 
 def replay(losses: Sequence[tuple[float, int]], shape: Shape, costs: Costs, system: System, seconds: float) -> Result:
     """losses: (when, machine) in order; one of a machine that is gone already does nothing. seconds: how long."""
-    played = _Played(shape, costs, system)
+    played = (_Decided if system in CONTROLLED else _Played)(shape, costs, system)
     events: list[tuple[float, int, int]] = [(at, 1, machine) for at, machine in losses if at < seconds]
     heapq.heapify(events)
     while events:
@@ -113,6 +134,10 @@ def replay(losses: Sequence[tuple[float, int]], shape: Shape, costs: Costs, syst
     return Result(steps=played.steps, redone=played.redone, stopped_s=played.stopped_s, starts=played.starts)
 
 
+CONTROLLED: Mapping[System, str] = {"bamboo": "takeover", "memory": "same_ranks"}
+"""System -> the controller that decides for it."""
+
+
 class _Played:
     """A system, as far as it came."""
 
@@ -122,8 +147,6 @@ class _Played:
         """goes_at: from when on steps go on, if machines are there."""
         self.starts = 0
         self.gone: set[int] = set()
-        self.apart = False
-        """Of Bamboo: whether a stage was lost with its copy, and all wait for both."""
         self.pipelines = shape.pipelines
         """Of elastic: those that run."""
 
@@ -138,40 +161,22 @@ class _Played:
         """Steps a second."""
         if self.system == "restart":
             return 0.0 if self.gone else 1 / self.costs.step_s
-        if self.system == "elastic":
-            return self.pipelines / self.shape.pipelines / self.costs.step_s
-        if self.apart:
-            return 0.0
-        return 1 / (self.costs.taken_step_s if self.gone else self.costs.copied_step_s)
+        return self.pipelines / self.shape.pipelines / self.costs.step_s
 
     def lose(self, machine: int) -> None:
         """Machine by machine."""
         self.gone.add(machine)
-        if self.system == "bamboo":
-            both = any(self.shape.keeper(one) in self.gone for one in self.gone)
-            if both and not self.apart:
-                self.apart = True
-                self._back()
-            elif not self.apart:
-                self.goes_at = max(self.goes_at, self.now + self.costs.takeover_s)
-            return
-        self._back()
+        self._back(self.costs.checkpoint_every)
         if self.system == "elastic":
             self._meet()
 
     def come(self, machine: int) -> None:
         """Another one in its place."""
         self.gone.discard(machine)
-        if self.system == "bamboo":
-            if not self.apart:
-                self.goes_at = max(self.goes_at, self.now + self.costs.takeover_s)
-            elif not self.gone:
-                self.apart = False
-                self._start()
-        elif self.system == "restart" and not self.gone:
+        if self.system == "restart" and not self.gone:
             self._start()
         elif self.system == "elastic" and self._whole() > self.pipelines:
-            self._back()
+            self._back(self.costs.checkpoint_every)
             self._meet()
 
     def _whole(self) -> int:
@@ -185,8 +190,100 @@ class _Played:
         self.starts += 1
         self.goes_at = self.now + self.costs.start_s
 
-    def _back(self) -> None:
-        """To the last checkpoint."""
-        kept = float(self.steps // self.costs.checkpoint_every * self.costs.checkpoint_every)
+    def _back(self, every: int) -> None:
+        """To the last step that was kept."""
+        kept = float(self.steps // every * every)
         self.redone += self.steps - kept
         self.steps = kept
+
+
+class _Decided(_Played):
+    """A system that goes on without a start, by the controller of the runtime's launcher."""
+
+    def __init__(self, shape: Shape, costs: Costs, system: System) -> None:
+        super().__init__(shape, costs, system)
+        self.job = Simulated(CONTROLLED[system], shape.plan)
+        self.process: dict[int, int] = {}
+        """Of each machine that is there."""
+        self.born = 0
+        self.apart = False
+        """Whether a state was lost with its copy: all wait for every machine, and begin from a checkpoint."""
+        for machine in range(shape.machines):
+            self._born(machine)
+        self._look()
+
+    def _speed(self) -> float:
+        seen, costs = self.job.seen, self.costs
+        if self.apart or not set(seen.members) <= set(seen.there):
+            return 0.0
+        if self.system == "memory":
+            return 1 / (costs.memory_step_s or costs.step_s)
+        places = self.job.plan.device_of
+        twice = len(set(places)) < len(places)
+        return 1 / (costs.taken_step_s if twice else costs.copied_step_s)
+
+    def lose(self, machine: int) -> None:
+        """A process ends."""
+        self.gone.add(machine)
+        if self.system == "memory":
+            self._without_copy()
+        self.job.happens(Incident(what="lost", process=self.process.pop(machine)))
+        self._look()
+
+    def come(self, machine: int) -> None:
+        """A process is started in its place, and ready."""
+        self.gone.discard(machine)
+        self._born(machine)
+        self._look()
+
+    def _born(self, machine: int) -> None:
+        self.process[machine], self.born = self.born, self.born + 1
+        one = self.process[machine]
+        self.job.happens(Incident(what="came", process=one, rank=self.shape.rank(machine)))
+        self.job.happens(Incident(what="ready", process=one))
+
+    def _without_copy(self) -> None:
+        """Of copies in memory: whether a rank and those that have its copy are gone at once."""
+        ranks, count, replicas = {self.shape.rank(one) for one in self.gone}, self.shape.machines, self.shape.pipelines
+        if self.costs.alike and replicas > 1:
+            stages = Counter(rank // replicas for rank in ranks)
+            lost = replicas in stages.values()
+        else:
+            lost = any((rank + 1) % count in ranks for rank in ranks)
+        if not self.apart and lost:
+            self.apart = True
+            self._back(self.costs.checkpoint_every)
+        elif not self.apart:
+            self._back(self.costs.memory_every)
+
+    def _look(self) -> None:
+        """The launcher looks, and does what its controller says."""
+        _, decision = self.job.look()
+        if decision is None:
+            return
+        self.job.happens(Incident(what="met"))
+        if self.system == "bamboo" and decision.lost:
+            if not self.apart:
+                self.apart = True
+                self._back(self.costs.checkpoint_every)
+        elif self.apart:
+            self.apart = False
+            self._start()
+        elif self.now:
+            self.goes_at = max(self.goes_at, self.now + self.costs.takeover_s)
+
+
+def shares(
+    rate: float, shape: Shape, costs: Costs, systems: Iterable[System], *, seconds: float, seeds: int, bulk: float = 0.0
+) -> dict[System, float]:
+    """Useful steps of each system over those of a run without losses and copies, the mean of `seeds` lists of
+    losses."""
+    lists = [losses_at(rate, shape, seconds, seed=seed, bulk=bulk) for seed in range(seeds)]
+    return {
+        system: mean(replay(one, shape, costs, system, seconds).steps for one in lists) * costs.step_s / seconds
+        for system in systems
+    }
+
+
+SYSTEMS: tuple[System, ...] = get_args(System)
+"""All of them."""

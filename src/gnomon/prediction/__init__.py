@@ -18,6 +18,8 @@ from gnomon.prediction.layer_types import LayerPrice as LayerPrice
 from gnomon.prediction.layer_types import LocalContext as LocalContext
 from gnomon.prediction.layer_types import Phase as Phase
 from gnomon.prediction.memory import RankMemory as RankMemory
+from gnomon.prediction.memory_copies import MemoryCopies as MemoryCopies
+from gnomon.prediction.memory_copies import memory_copies as memory_copies
 from gnomon.prediction.predict import Prediction as Prediction
 from gnomon.prediction.predict import Timed as Timed
 from gnomon.prediction.predict import predict as predict

@@ -1,0 +1,200 @@
+"""`gnomon fleet spot`: what losses of machines cost a plan, with copies of stages, copies in memory, or restarts.
+
+`run(options)` prints the useful steps of each way and which is best at the asked rate of losses and around it.
+`decisions(options)` plays a recorded trace of a run's decisions again. Leaves out the simulation (`gnomon.fleet.spot`,
+`gnomon.control`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gnomon.cli.options import parser
+from gnomon.cli.request import Request, read_request
+from gnomon.cli.terminal import Progress, print_json, print_lines
+from gnomon.control import read_trace, replayed
+from gnomon.errors import InputError
+from gnomon.fleet.spot import Costs, Shape, System, shares
+from gnomon.methods import bamboo
+from gnomon.plans import Pass, Plan, load_plan_file, save_plan_file
+from gnomon.prediction import memory_copies, predict
+from gnomon.report.tables import Column, number, table, wrapped
+from gnomon.units import show_seconds
+
+WAYS: Mapping[System, str] = {
+    "bamboo": "copies of stages (bamboo)",
+    "memory": "copies in memory",
+    "restart": "checkpoints, all start again",
+    "elastic": "torch elastic, whole pipelines",
+}
+"""System -> what people call it."""
+OURS: tuple[System, ...] = ("restart", "memory", "bamboo")
+"""That `gnomon run` does; of equal ones the first is taken."""
+AROUND = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
+"""Of the asked time between losses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A plan with its seconds."""
+
+    shape: Shape
+    costs: Costs
+    refused: str
+    """Why the plan cannot have copies of stages; empty where it can."""
+    copies: str
+    """What copies in memory are."""
+    plan: Plan
+    """Without copies."""
+
+    @property
+    def systems(self) -> tuple[System, ...]:
+        """That it can be."""
+        return tuple(one for one in WAYS if one != "bamboo" or not self.refused)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table."""
+    asked = _asked(options)
+    progress, found = Progress("spot:", len(AROUND)), dict[float, dict[System, float]]()
+    for done, factor in enumerate(AROUND):
+        progress.show(done)
+        hours = options.mtbf * factor
+        found[hours] = shares(
+            1 / hours, asked.shape, asked.costs, asked.systems,
+            seconds=options.hours * 3600, seeds=options.lists, bulk=options.bulk,
+        )  # fmt: skip
+    progress.end()
+    best = _best(found[options.mtbf])
+    written = []
+    if options.output is not None:
+        passes = (Pass(name=bamboo.NAME),) if best == "bamboo" else ()
+        plan = replace(asked.plan, schedule=replace(asked.plan.schedule, passes=(*asked.plan.schedule.passes, *passes)))
+        save_plan_file(replace(load_plan_file(options.plan), plan=plan, predicted=None), options.output)
+        written.append(f"wrote {options.output}: the plan {'with' if passes else 'without'} copies of stages")
+    if options.json:
+        useful = [{"mtbf_hours": hours, "useful": dict(one), "best": _best(one)} for hours, one in found.items()]
+        print_json({"best": best, "refused": asked.refused or None, "useful_steps": useful})
+        return 0
+    print_lines((*_text(options, asked, found), *written))
+    return 0
+
+
+def _best(useful: Mapping[System, float]) -> System:
+    return max((one for one in OURS if one in useful), key=lambda one: useful[one])
+
+
+def _asked(options: argparse.Namespace) -> Asked:
+    """Predicts what the simulation takes. InputError for a plan whose stages have meshes of their own."""
+    request = read_request(parser().parse_args(["predict", "--plan", options.plan]))
+    plan = bamboo.without(request.plan)
+    if plan.stages:
+        raise InputError("the plan gives each stage its own mesh; losses are played on pipelines that are alike")
+    plain = predict(request.graph, request.cluster, plan, request.workload, request.stack)
+    copies = memory_copies(plain, options.memory_checkpoint_every)
+    with_copies = _with(plan, bamboo.NOBODY)
+    refused = bamboo.METHOD.refusal(with_copies) or ""
+    copied, taken = (1.0, 1.0) if refused else _seconds(request, plan)
+    return Asked(
+        shape=Shape(stages=plan.mesh.pp, pipelines=plan.mesh.data_ranks),
+        costs=Costs(
+            step_s=plain.step_s,
+            copied_step_s=copied,
+            memory_step_s=plain.step_s + copies.step_s,
+            memory_every=options.memory_checkpoint_every,
+            alike=not copies.sent_bytes,
+            taken_step_s=taken,
+            takeover_s=options.takeover,
+            come_s=options.come,
+            start_s=options.start,
+            checkpoint_every=max(1, round(options.checkpoint_seconds / plain.step_s)),
+        ),
+        refused=refused,
+        copies=copies.sentence,
+        plan=plan,
+    )
+
+
+def _with(plan: Plan, rank: int) -> Plan:
+    params = () if rank == bamboo.NOBODY else (("rank", rank),)
+    passes = (*plan.schedule.passes, Pass(name=bamboo.NAME, params=params))
+    return replace(plan, schedule=replace(plan.schedule, passes=passes))
+
+
+def _seconds(request: Request, plan: Plan) -> tuple[float, float]:
+    """(of a step with copies of stages, of one in which the slowest rank has two stages)."""
+
+    def step_s(rank: int) -> float:
+        return predict(request.graph, request.cluster, _with(plan, rank), request.workload, request.stack).step_s
+
+    return step_s(bamboo.NOBODY), max(step_s(rank) for rank in range(plan.mesh.pp))
+
+
+def _text(options: argparse.Namespace, asked: Asked, found: Mapping[float, Mapping[System, float]]) -> list[str]:
+    costs, best = asked.costs, _best(found[options.mtbf])
+    names = {"bamboo": costs.copied_step_s, "memory": costs.memory_step_s}
+    rows = [
+        (WAYS[system], number(names.get(system, costs.step_s)), *(f"{one[system]:.3f}" for one in found.values()))
+        for system in asked.systems
+    ]
+    columns = (
+        Column(name="useful steps", align="left"), Column(name="step s"),
+        *(Column(name=f"{hours:g} h") for hours in found),
+    )  # fmt: skip
+    machines = f"{asked.shape.machines} machines ({asked.shape.stages} stages, {asked.shape.pipelines} replicas)"
+    head = (
+        f"{machines}, each lost once in so many hours; useful steps over those of a run without losses and copies, "
+        f"{options.lists} lists of {options.hours:g} hours"
+    )
+    said = f"at one loss of a machine in {options.mtbf:g} hours: {WAYS[best]}"
+    pays = [hours for hours, one in found.items() if _best(one) == "bamboo"]
+    if asked.refused:
+        said += f". Copies of stages: {asked.refused}"
+    else:
+        said += f". Copies of stages are best up to {max(pays):g} hours" if pays else ". Copies of stages never are"
+    notes = (
+        f"{asked.copies}",
+        f"another machine is there after {show_seconds(costs.come_s)}; a start takes {show_seconds(costs.start_s)}, "
+        f"going on without one {show_seconds(costs.takeover_s)}; checkpoints every {costs.checkpoint_every} steps "
+        f"cost nothing; {options.bulk:.0%} of losses take a second machine",
+    )
+    bullets = [line for note in notes for line in wrapped(note, bullet="- ")]
+    return [
+        *wrapped(head, indent=""),
+        "",
+        *table(columns, rows, width=120),
+        "",
+        *wrapped(said, indent=""),
+        "",
+        "assumed",
+        *bullets,
+    ]
+
+
+def decisions(options: argparse.Namespace) -> int:
+    """Prints a recorded trace, and whether the simulated launcher decides the same; 1 where it does not."""
+    trace = read_trace(Path(options.file))
+    same = list(replayed(trace)) == [(look.seen, look.decision) for look in trace.looks]
+    made = [(look.at, look.decision) for look in trace.looks if look.decision is not None]
+    if options.json:
+        listed = [
+            {"at": at, "members": one.members, "placement": one.plan.placement, "lost": one.lost} for at, one in made
+        ]
+        print_json({"controller": trace.controller, "looks": len(trace.looks), "decisions": listed, "same": same})
+        return 0 if same else 1
+    columns = (Column(name="s"), *(Column(name=name, align="left") for name in ("processes", "place of each rank")))
+    rows = [
+        (
+            f"{at:.3f}",
+            " ".join(map(str, one.members)),
+            " ".join(map(str, one.plan.device_of)) if not one.lost else "all wait",
+        )
+        for at, one in made
+    ]
+    verdict = "the same again, played with what happened alone" if same else "played again, the decisions differ"
+    head = f"{trace.controller}: {len(trace.looks)} looks, {len(made)} decisions; {verdict}"
+    print_lines([*wrapped(head, indent=""), "", *table(columns, rows)])
+    return 0 if same else 1

@@ -146,6 +146,11 @@ def test_layouts_of_images_and_of_heads() -> None:
 
     same(norm, image, *statistics, groups=1)
     same(norm, image.contiguous(), *statistics, groups=1)
+    for where in (image, image.contiguous()):  # vectors lie along the image, not along the numbers of its channels
+        made = compiled(norm, where, *statistics)
+        [planned] = made.program.planned
+        nest = planned.kernel.nest
+        assert nest.outputs[0].strides[nest.inner[-1]] == 1
     heads = x(2, 3, 8, 6)
     same(lambda a, b: (torch.tanh(a) * b).permute(0, 2, 1, 3).reshape(2, 8, 18), heads, heads)
 

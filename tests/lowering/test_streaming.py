@@ -4,11 +4,13 @@ what a prediction makes of it."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from gnomon.hardware import parse_cluster
+from gnomon.lowering import lower
 from gnomon.lowering.delayed_update import delay_update
 from gnomon.lowering.streaming import stream_gradients
 from gnomon.models.presets import model
@@ -149,3 +151,19 @@ def test_both_grains_agree_where_nothing_acts_inside_a_stage(mesh: Mesh, schedul
     assert layers.step_s == pytest.approx(stages.step_s, rel=1e-4)
     for one, other in zip(stages.memory, layers.memory, strict=True):
         assert other.peak_bytes == pytest.approx(one.peak_bytes, rel=0.015) and one.peak_at == other.peak_at
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("mesh", [Mesh(dp_shard=2), Mesh(pp=2, dp_shard=2)])
+@pytest.mark.parametrize("clip", [False, True])
+def test_tied_gradients_are_added_up_before_they_go_down(zero: int, mesh: Mesh, clip: bool) -> None:
+    """Where ranks or blocks that hold the same weights meet, no gradient of theirs has gone to the host before."""
+    optimizer = Optimizer(zero=zero, clip=clip, offload=Offload())  # type: ignore[arg-type]
+    plan = Plan(mesh=mesh, schedule=Schedule(num_microbatches=2), optimizer=optimizer)
+    program = lower(model("gpt2"), plan)
+    for low, high in pairwise(program.class_ptr.tolist()):
+        names = kinds(program)[low:high]
+        assert names.count("OPT") == 0 and names.count("HOST_OPT") == names.count("H2D") == 1
+        down = names.index("D2H")
+        assert "REDUCE_GRAD" not in names[down:] and "AR" not in names[down:]
+        assert ("AR" in names) == (mesh.pp > 1)

@@ -58,16 +58,24 @@ def shard_state(
             program = stream_gradients(
                 program, fraction=fraction, tiles=tiles, clip=optimizer.clip, each_unit=each_unit
             )
-        elif fraction < 1:
-            raise PlanError(
-                f"optimizer.offload.fraction = {fraction}: which blocks stay on the device is not decided here; call "
-                f"offload_optimizer with stages, or use 1"
-            )
         else:
             if meets:
                 gradient = update_buffers(by_name(program.kinds)["OPT"])[0]
                 program = with_norm(Rows.of(program), buffer=gradient).like(program)
-            program = offload_optimizer(program, tiles=tiles or 1)
+            return moved_to_host(program, optimizer)
+    return delay_update(program) if optimizer.delay else program
+
+
+def moved_to_host(program: Program, optimizer: Optimizer) -> Program:
+    """The Program with whole stages' updates on the host, late where the plan says so."""
+    assert optimizer.offload is not None
+    fraction, tiles = optimizer.offload.fraction, optimizer.offload.tiles
+    if fraction < 1:
+        raise PlanError(
+            f"optimizer.offload.fraction = {fraction}: which blocks stay on the device is not decided here; call "
+            f"offload_optimizer with stages, or use 1"
+        )
+    program = offload_optimizer(program, tiles=tiles or 1)
     return delay_update(program) if optimizer.delay else program
 
 

@@ -67,9 +67,18 @@ def touches(kind: Kind, buffer: str, *ops: str) -> bool:
 
 
 def last_row(rows: Sequence[Row], kinds: Sequence[Kind], buffer: str, *ops: str) -> dict[int, int]:
-    """Stage -> index of the last row whose kind has one of these effects on the stage's buffer."""
-    chosen = {kind.name for kind in kinds if touches(kind, buffer, *ops)}
-    return {row.stage: index for index, row in enumerate(rows) if row.kind in chosen}
+    """Stage -> index of the last row that has one of these effects on the stage's buffer: by its kind, or by effects of
+    its own."""
+    chosen, last = {kind.name for kind in kinds if touches(kind, buffer, *ops)}, dict[int, int]()
+    for index, row in enumerate(rows):
+        if row.override is None or row.override.effects is None:
+            if row.kind in chosen:
+                last[row.stage] = index
+            continue
+        for effect in row.override.effects:
+            if effect.op in ops and effect.ref.buffer == buffer:
+                last[effect.ref.stage] = index
+    return last
 
 
 def bucket(kind: Kind, stages: Sequence[int]) -> Row:

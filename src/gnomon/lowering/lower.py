@@ -21,6 +21,7 @@ from gnomon.graph import Graph, Layer
 from gnomon.hardware import Cluster
 from gnomon.lowering.chunked import BUFFERS as CHUNK_BUFFERS
 from gnomon.lowering.chunked import chunk_pass, chunkflow
+from gnomon.lowering.data_parallel import moved_to_host
 from gnomon.lowering.gradient_buckets import gradient_buckets, with_gradient_buckets, with_shard_buckets
 from gnomon.lowering.gradients import with_all_reduce, with_optimizer
 from gnomon.lowering.messages import with_messages, with_polled
@@ -227,6 +228,7 @@ def build(given: Outline, *, messages: Messages = "buffered") -> Program:
         rows = _with_reductions(rows, given, unlike=unlike)
     rows = with_optimizer(rows, without=[same for _, same in given.shared])
     optimizer = given.optimizer
+    after = bool(given.zero and given.tied) and optimizer.offload is not None  # tied gradients are added up before
     late = bool(given.zero or given.layers)  # a pass that divides gradients or stages must come before ranks meet
     if not late:
         rows = with_tensor_sums(rows, given.sums)
@@ -234,7 +236,7 @@ def build(given: Outline, *, messages: Messages = "buffered") -> Program:
     program = _program(rows, given, units, messages)
     program = apply_optimizer(
         program,
-        optimizer,
+        replace(optimizer, offload=None, delay=0) if after else optimizer,
         given.overlap,
         given.zero,
         replicated=given.replicated,
@@ -245,14 +247,12 @@ def build(given: Outline, *, messages: Messages = "buffered") -> Program:
         program = with_shard_buckets(program, given.buckets)
     elif given.buckets:
         program = with_gradient_buckets(program, given.buckets, overlap=given.overlap.grad_reduce)
-    if given.zero and given.tied and optimizer.offload is not None:
-        raise PlanError("tied weights on several ranks with both ZeRO and optimizer.offload have no rows yet; drop one")
     if late:
         buffer = "G" if given.zero < 2 else "GS"
         rows = with_tensor_sums(Rows.of(program), given.sums, buffer=buffer)
         rows = with_meetings(rows, given.tied, clip=optimizer.clip and not given.stream, buffer=buffer)
         program = rows.like(program)
-    return program
+    return moved_to_host(program, optimizer) if after else program
 
 
 def compute_rows(plan: Plan, num_microbatches: int) -> Rows:

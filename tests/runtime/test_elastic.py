@@ -277,6 +277,38 @@ def test_unlike_processors_give_the_same_bits_at_d2(data: Path, tmp_path: Path, 
     assert read_record(newest(tmp_path / "kept")).identity["kernels"] == "avx2"
 
 
+def test_unlike_processors_are_told_of_at_d1(data: Path, tmp_path: Path, unlike: list[str]) -> None:
+    """The same two processes, without D2. The bits are those of one process or not, but nobody is left in the dark."""
+    outcome = beside(job(data, 2, tmp_path / "kept"), lambda folder: until(changed(folder, 1)))
+    said = next(line for line in unlike if "may then differ" in line)
+    assert "avx2 kernels on " in said and "--determinism D2 gives the same bits" in said
+    assert outcome.notes[-1] == said
+
+
+def test_weights_are_exported_at_the_end_of_a_run_that_lost_a_process(data: Path, tmp_path: Path) -> None:
+    """One of two processes is lost, and the other ends the run: the file has the bytes of a run that lost none. The
+    checkpoint that it was written from is gone again, as nobody asked for it."""
+
+    def act(folder: Path) -> None:
+        until(changed(folder, 1))
+        os.kill(pids()["gnomon rank 1"], signal.SIGKILL)
+
+    config = training.config_folder(tmp_path / "model")
+    folders = {name: tmp_path / f"{name} weights" for name in ("whole", "lost")}
+    for name, weights in folders.items():
+        given = job(data, 2, tmp_path / name, export=(weights, config), checkpoint_at_end=False)
+        given = replace(given, steps=30)
+        if name == "whole":
+            outcome = run_elastic(given)
+        else:
+            outcome = beside(given, act, stops=False, pause_s=(0.0, 0.1))
+            state = json.loads((tmp_path / name / ".job" / "state.json").read_text())
+            assert len(state["changes"]) == 2
+        assert outcome.records[-1].step == 30 and outcome.checkpoint is None and newest(tmp_path / name) is None
+    one, other = ((folder / "model.safetensors").read_bytes() for folder in folders.values())
+    assert one == other and len(one) > 4 * 20_000
+
+
 def test_a_job_agrees_on_kernels_that_all_have() -> None:
     assert instruction_sets.common(["avx512", "avx512"]) == "avx2", "that those have too that come later"
     assert instruction_sets.common(["avx512", "default"]) == "default"

@@ -19,6 +19,7 @@ from gnomon.methods.partial_reduce import Controller, settings_of  # noqa: E402
 from gnomon.plans import Mesh, Pass, Plan, Schedule  # noqa: E402
 from gnomon.runtime import Executor, Job  # noqa: E402
 from gnomon.runtime.checkpoint import load, newest  # noqa: E402
+from gnomon.runtime.exported_checkpoint import exported  # noqa: E402
 from gnomon.runtime.partial_reduce_launch import Told, run_told  # noqa: E402
 from gnomon.runtime.replica import Replica, named  # noqa: E402
 
@@ -73,8 +74,15 @@ def test_groups_of_all_workers_are_the_bits_of_an_average_in_every_step(data: Pa
     expected = launch(averaged, WORKERS, given)
     losses = [sum(expected[rank][0][step] for rank in range(WORKERS)) / WORKERS for step in range(STEPS)]
     assert [record.loss for record in told.outcome.records] == losses
-    for one, other in zip(launch(parameters, 1, given)[0], expected[0][1], strict=True):
+    last = launch(parameters, 1, given)[0]
+    for one, other in zip(last, expected[0][1], strict=True):
         assert torch.equal(one, other)
+    asked = replace(given, export=(tmp_path / "weights", training.config_folder(tmp_path / "model")))
+    assert exported(asked, told.outcome) == told.outcome, "the checkpoint was asked for, and stays"
+    weights = (tmp_path / "weights/model.safetensors").read_bytes()
+    assert len(weights) > 4 * sum(part.numel() for part in last)
+    embedding = last[0][: training.CONFIG.vocab_size * training.CONFIG.hidden_size]
+    assert embedding.numpy().tobytes() in weights
 
 
 @pytest.fixture(scope="module")

@@ -82,12 +82,16 @@ def test_a_killed_rank_is_replaced_without_a_disk_and_the_run_ends_with_the_same
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The second: the process that replaced rank 0 is killed too, with copies after every second step."""
-    path = tmp_path / "decisions"
+    path, model = tmp_path / "decisions", training.config_folder(tmp_path / "model")
     job = training.job(data, plan, STEPS, max_restarts=2, memory_checkpoint_every=every, decisions=path)  # type: ignore[arg-type]
     size = job.plan.world_size
-    undisturbed = launch(training.train, size, job)[0]
-    outcome, processes = with_kills(job, kills, tmp_path / "marks", monkeypatch)
+    folders = tmp_path / "undisturbed", tmp_path / "lost"
+    one, other = (replace(job, export=(folder, model)) for folder in folders)
+    undisturbed = launch(training.train, size, one)[0]
+    outcome, processes = with_kills(other, kills, tmp_path / "marks", monkeypatch)
     assert bits(outcome) == bits(undisturbed)
+    weights = [(folder / "model.safetensors").read_bytes() for folder in folders]
+    assert weights[0] == weights[1], "its weights are exported to the bit"
     assert processes == list(range(size + len(kills.split(";")))), "the others are the processes of before"
     trace = read_trace(path)
     assert list(replayed(trace)) == [(look.seen, look.decision) for look in trace.looks], "the same in the simulator"

@@ -49,9 +49,15 @@ def bits(outcome: Outcome) -> list[tuple[int, float, str, float | None]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(data: Path) -> Outcome:
-    """Without copies."""
-    outcome: Outcome = launch(training.train, 3, job(data, copies=False))[0]
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return training.config_folder(tmp_path_factory.mktemp("of") / "model", CONFIG.num_layers)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, model: Path) -> Outcome:
+    """Without copies. Its weights lie beside the model."""
+    given = job(data, copies=False, export=(model.parent / "weights", model))
+    outcome: Outcome = launch(training.train, 3, given)[0]
     return outcome
 
 
@@ -68,6 +74,7 @@ def test_the_rank_before_takes_over_within_the_step(
     after: str,
     data: Path,
     undisturbed: Outcome,
+    model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -75,8 +82,12 @@ def test_the_rank_before_takes_over_within_the_step(
     """The second: rank 0, whose copy the last rank has, dies in the update, and nobody comes."""
     monkeypatch.setenv(dying.KILLS, kills)
     monkeypatch.setattr(takeover_launch, "train_with_copies", dying.train_with_copies)
-    outcome = run(job(data, copies=True, max_restarts=restarts, decisions=tmp_path / "decisions"))
+    export = (tmp_path / "weights", model)
+    given = job(data, copies=True, max_restarts=restarts, checkpoints=tmp_path / "kept", export=export)
+    outcome = run(replace(given, decisions=tmp_path / "decisions"))
     assert bits(outcome) == bits(undisturbed)
+    one, other = ((folder / "model.safetensors").read_bytes() for folder in (model.parent / "weights", export[0]))
+    assert one == other, "its weights are exported to the bit"
     rank, step, _ = map(int, kills.split())
     output = capfd.readouterr().err  # the launcher's
     assert f"rank {rank} of 3 was killed by SIGKILL: the others go on without it, and {after}" in output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from dataclasses import replace
@@ -41,6 +42,19 @@ def job(data: Path, plan: Plan, steps: int, **more: object) -> Job:
     workload = Workload(global_batch_size=8, seq_len=32)
     given = Job(graph=llama(CONFIG), plan=plan, workload=workload, steps=steps, data=source(data), quiet=True)
     return replace(given, settings=replace(given.settings, lr=1e-2), **more)  # type: ignore[arg-type]
+
+
+def config_folder(folder: Path, layers: int = CONFIG.num_layers) -> Path:
+    """A folder with a config.json of CONFIG's model, with so many layers."""
+    folder.mkdir()
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "num_hidden_layers": layers,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 256,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False,
+        "hidden_act": "silu",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def interrupted(given: Job, after: int) -> Outcome:

@@ -38,7 +38,6 @@ def check_elastic(job: Job) -> None:
     """PlanError for what processes that come and go do not do."""
     refused = {
         "--timeline": job.measure,
-        "--export (export the checkpoint with gnomon checkpoint export-hf)": job.export is not None,
         "--device cuda": job.device != "cpu",
         f"optimizer.kind = {job.plan.optimizer.kind!r}": job.plan.optimizer.kind in own.WHOLE_MATRIX_OPTIMIZERS,
     }

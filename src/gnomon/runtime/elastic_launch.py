@@ -27,6 +27,7 @@ from gnomon.request.scale import Change, JobFolder, JobState
 from gnomon.runtime import instruction_sets
 from gnomon.runtime.checkpoint import newest
 from gnomon.runtime.elastic import check_elastic, train_elastic
+from gnomon.runtime.exported_checkpoint import exported, keeping
 from gnomon.runtime.faults import ended
 from gnomon.runtime.membership import Membership, kernels_of, noted, say_kernels
 from gnomon.runtime.processes import FailedError
@@ -47,7 +48,7 @@ def run_elastic(job: Job, *, threads: int = 1, pause_s: Sequence[float] = ()) ->
     start = placed(job.plan, Observation(processes=max(job.plan.device_of) + 1))
     corpus_of(job)  # text becomes tokens once, before processes wait for each other
     folder = None if job.checkpoints is None else JobFolder(job.checkpoints)
-    launched = _Launched(replace(job, plan=start), folder, threads, tuple(pause_s))
+    launched = _Launched(replace(keeping(job), plan=start), folder, threads, tuple(pause_s))
     try:
         launched.results()
     except FailedError as failed:
@@ -56,7 +57,8 @@ def run_elastic(job: Job, *, threads: int = 1, pause_s: Sequence[float] = ()) ->
     finally:
         if folder is not None:
             folder.close()
-    return launched.outcomes()[0]
+    outcome: Outcome = exported(job, launched.outcomes()[0])
+    return replace(outcome, notes=(*outcome.notes, launched.unlike)) if launched.unlike else outcome
 
 
 class _Launched(Replaceable):
@@ -73,6 +75,11 @@ class _Launched(Replaceable):
         self.why = "started"
         self.kernels = ""
         """What all processes of a D2 job compute with; empty until they have said what they have."""
+        self.kinds: dict[str, int] = {}
+        """What processes of a D1 job compute with -> the first that does."""
+        self.compared: set[int] = set()
+        self.unlike = ""
+        """What is told of processes that differ."""
 
     def _lose(self, process: int, what: str) -> bool:
         """Another is started, if that may be, or the job goes on with fewer."""
@@ -108,6 +115,8 @@ class _Launched(Replaceable):
         self._follow()
         if self.job.determinism == "D2":
             self._agree()
+        else:
+            self._compare()
         seen = self._seen()
         for process in surplus(seen):  # it waits for an epoch that will not come
             self.left.add(process)
@@ -145,6 +154,21 @@ class _Launched(Replaceable):
                 self.asked = max(1, len(self._there()))
                 self._say(f"process {process} has no {self.kernels} kernels, with which this job began: it is left out")
                 self._tell()
+
+    def _compare(self) -> None:
+        """Warns of a D1 job whose processes compute with different kernels, once for each kind that comes."""
+        found = kernels_of(self.store, set(self._there()) - self.compared) if self.store is not None else {}
+        for process, one in found.items():
+            self.compared.add(process)
+            if self.kinds and one not in self.kinds:
+                first, other = next(iter(self.kinds.items()))
+                self.unlike = (
+                    f"process {process} computes with {one}, and process {other} with {first}: at determinism D1 "
+                    f"losses may then differ in their last digits with who does what; --determinism D2 gives the same "
+                    f"bits"
+                )
+                self._say(self.unlike)
+            self.kinds.setdefault(one, process)
 
     def _scale(self, asked: int) -> None:
         asked = min(max(asked, 1), self.job.plan.world_size)
@@ -204,5 +228,7 @@ def _process(
             return None
         instruction_sets.compute_with(agreed)
         job = replace(job, kernels=agreed)
+    else:
+        membership.say_kind(instruction_sets.kind())
     set_up(threads, schedules)
     return train_elastic(job, membership, pause_s=pause_s[number] if number < len(pause_s) else 0.0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +39,18 @@ def own() -> str:
     has = "avx512" if cpu._is_avx512_supported() else "avx2" if cpu._is_avx2_supported() else "default"
     told = os.environ.get(CAPABILITY, has)
     return min(has, told if told in SETS else has, key=SETS.index)
+
+
+def kind() -> str:
+    """What decides the last digits of this process's results, for people: its kernels and its processor."""
+    machine = platform.machine().lower()
+    kernels = f"{own()} kernels" if machine in ("x86_64", "amd64") else "kernels"
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), machine)
+    return f"{kernels} on {model}"
 
 
 def common(found: Iterable[str]) -> str:

@@ -60,6 +60,10 @@ class Membership:
         self.store.set(f"kernels/{self.process}", found)
         return self.store.get("kernels").decode()
 
+    def say_kind(self, kind: str) -> None:
+        """Says what this process computes with, for people."""
+        self.store.set(f"kernels/{self.process}", kind)
+
     def join(self) -> None:
         """Says that this process is ready to train."""
         self.store.set(f"joined/{self.process}", "1")

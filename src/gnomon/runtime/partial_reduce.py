@@ -71,7 +71,6 @@ def check_partial_reduce(job: Job) -> None:
     """PlanError for what workers that average their models do not do."""
     refused = {
         "--timeline": job.measure,
-        "--export (export the checkpoint with gnomon checkpoint export-hf)": job.export is not None,
         "--device cuda": job.device != "cpu",
         "--max-restarts": job.max_restarts > 0,
         "a model that is code": bool(job.code),

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import Store
 from gnomon.errors import PlanError, RunError
 from gnomon.methods.partial_reduce import Arrival, Controller, settings_of
 from gnomon.runtime.checkpoint import newest
+from gnomon.runtime.exported_checkpoint import exported, keeping
 from gnomon.runtime.faults import ended
 from gnomon.runtime.partial_reduce import Ended, Result, check_partial_reduce, read_result, train_partial
 from gnomon.runtime.processes import FailedError, Processes
@@ -54,7 +55,7 @@ def run_partial_reduce(job: Job, *, threads: int = 1) -> Outcome:
     """Starts the job's workers and returns how it went. PlanError for a job that cannot have the method; PeerError
     where a process is lost, with the newest checkpoint; SystemExit (130, 143) if a signal ended processes that did not
     end by themselves."""
-    return run_told(job, threads=threads).outcome
+    return exported(job, run_told(keeping(job), threads=threads).outcome)
 
 
 def run_told(job: Job, *, threads: int = 1, pause_s: Sequence[float] = ()) -> Told:

@@ -69,7 +69,6 @@ def check_with_copies(job: Job) -> None:
         "no other pass": len(plan.schedule.passes) > 1,
         "a model of Gnomon's own": bool(job.code),
         "no --timeline": job.measure,
-        "no --export (export the checkpoint with gnomon checkpoint export-hf)": job.export is not None,
         "no --memory-checkpoint-every": bool(job.memory_checkpoint_every),
         "--device cpu": job.device != "cpu",
         "a process for each rank": len(set(plan.device_of)) < plan.world_size,

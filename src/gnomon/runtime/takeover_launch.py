@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 
+from gnomon.runtime.exported_checkpoint import exported, keeping
 from gnomon.runtime.membership import say_lost
 from gnomon.runtime.replaceable import LOOK_S
 from gnomon.runtime.replaceable_ranks import SOON_S, ReplaceableRanks
@@ -25,7 +26,7 @@ def run_with_copies(job: Job, *, threads: int = 1) -> Outcome:
     """
     check_with_copies(job)
     corpus_of(job)  # text becomes tokens once, before processes wait for each other
-    return _Launched(job, threads, train_with_copies).outcome()
+    return exported(job, _Launched(keeping(job), threads, train_with_copies).outcome())
 
 
 class _Launched(ReplaceableRanks):

@@ -9,6 +9,7 @@ from the module's own weights. Dropout is off, as the runtime leaves it out. `ke
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import math
 import multiprocessing
@@ -27,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 import gnomon
 from gnomon.frontend.capture import Captured, captured, quiet
@@ -115,14 +117,46 @@ def trained(model: nn.Module, example: Mapping[str, Tensor], row: dict[str, Any]
 
 
 def in_float64(module: nn.Module) -> nn.Module:
-    """The same module, with experts as batched products, of which torch has float64."""
+    """The same module, all of whose arithmetic is float64: with experts as batched products, of which torch has
+    float64, and float64 wherever its code asks for a narrower dtype."""
     for inner in module.modules():
         if hasattr(inner, "set_experts_implementation"):
             try:
                 inner.set_experts_implementation("batched_mm")
             except (ValueError, KeyError):
                 pass  # has none
+    own = type(module)
+
+    @functools.wraps(own.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        torch.set_default_dtype(torch.float64)
+        try:
+            with Widened():
+                return own.forward(self, *args, **kwargs)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    module.__class__ = type(own.__name__, (own,), {"forward": forward, "__module__": own.__module__})
     return module.double()
+
+
+NARROW = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Widened(TorchFunctionMode):
+    """float64 in place of narrower dtypes that a forward names: a norm or a router in float32 rounds to 1e-7, which
+    says nothing about the Graph."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("float", "half", "bfloat16") and len(args) == 1 and not kwargs:
+            return args[0].double()
+        args = tuple(torch.float64 if _narrow(x) else x for x in args)
+        kwargs = {name: torch.float64 if _narrow(x) else x for name, x in (kwargs or {}).items()}
+        return func(*args, **kwargs)
+
+
+def _narrow(x: Any) -> bool:
+    return isinstance(x, torch.dtype) and x in NARROW
 
 
 def wider(given: Mapping[str, Tensor], ways: int) -> dict[str, Tensor]:

@@ -366,6 +366,10 @@ def test_a_batch_that_cannot_vary_is_the_only_one_that_is_planned() -> None:
     assert gnomon.predict(result.graph, "1x1xh100-sxm", plan, work).step_s > 0
     with pytest.raises(PlanError, match=r"2 samples in a rank's microbatch, but Packed was captured at 12"):
         gnomon.predict(result.graph, "1x1xh100-sxm", Plan(schedule=Schedule(micro_batch_size=2)), work)
+    found = gnomon.plan(result.graph, "1x2xh100-sxm", work, fixed={"pp": 1}).best[0].plan
+    assert found.schedule.micro_batch_size == 12 and found.mesh.data_ranks == 2
+    with pytest.raises(PlanError, match="Packed was captured at a batch of 12 and does something else at others"):
+        gnomon.plan(result.graph, "1x2xh100-sxm", work, fixed={"micro_batch_size": 4})
 
 
 def test_what_is_no_plain_module_is_refused() -> None:

@@ -23,7 +23,7 @@ from gnomon.graph.captured import Node, mutates
 
 
 def live_steps(trace: Trace) -> list[Step]:
-    """Steps that an output depends on, or that write into memory that does, in order."""
+    """Steps that an output depends on, that write into memory that does, or that Python reads, in order."""
     wanted = set(trace.outputs)
     memory = {trace.values[i].storage for i in wanted}
     live: list[Step] = []
@@ -34,7 +34,7 @@ def live_steps(trace: Trace) -> list[Step]:
             for node in step.nodes
             if refs(node) and mutates(Node(target=node.target, args=()))
         }
-        if not (outs & wanted or written & memory):
+        if not (outs & wanted or written & memory or any(node.read is not None for node in step.nodes)):
             continue
         live.append(step)
         for node in step.nodes:
@@ -151,7 +151,7 @@ def graph_of(
         if same is None:
             blocks.append(written.block)
         placed.append(Placed(part, written, label, same.name if same else label))
-    calls = _calls(placed, converter, inputs)
+    calls = _calls(placed, trace, inputs)
     tensors = tuple(
         Tensor(name=given, dims=converter.dims(index), dtype=converter.dtype(index)) for index, given in inputs.items()
     )
@@ -205,10 +205,10 @@ def _chain(a: Placed, b: Placed) -> list[tuple[str, str]]:
     return [(made[value], own) for own, value in b.part.inputs if value in made]
 
 
-def _calls(placed: Sequence[Placed], converter: Converter, inputs: Mapping[int, str]) -> list[Call]:
+def _calls(placed: Sequence[Placed], trace: Trace, inputs: Mapping[int, str]) -> list[Call]:
     """Calls in order. A run's outputs are those of its last repeat; a value of an earlier one that others read breaks
     the run."""
-    runs = [part for run in _runs(placed) for part in _unread(run, placed)]
+    runs = [part for run in _runs(placed) for part in _unread(run, placed, trace.outputs)]
     calls: list[Call] = []
     sources = dict(inputs)
     families: dict[str, str] = {}
@@ -247,8 +247,8 @@ def _calls(placed: Sequence[Placed], converter: Converter, inputs: Mapping[int, 
     return calls
 
 
-def _unread(run: Sequence[Placed], placed: Sequence[Placed]) -> Iterator[list[Placed]]:
-    """A run cut behind each repeat whose outputs someone other than the next one reads."""
+def _unread(run: Sequence[Placed], placed: Sequence[Placed], returned: Sequence[int]) -> Iterator[list[Placed]]:
+    """A run cut behind each repeat whose outputs someone other than the next one reads, or the module returns."""
     readers: dict[int, list[Placed]] = {}
     for p in placed:
         for _, value in p.part.inputs:
@@ -257,6 +257,7 @@ def _unread(run: Sequence[Placed], placed: Sequence[Placed]) -> Iterator[list[Pl
     for p, following in zip(run, [*run[1:], None], strict=True):
         part.append(p)
         outside = any(r is not following for _, value in p.part.outputs for r in readers.get(value, ()))
+        outside = outside or any(value in returned for _, value in p.part.outputs)
         if following is None or outside or any(not readers.get(v) for _, v in p.part.outputs):
             yield part
             part = []

@@ -54,6 +54,10 @@ class Node:
     """Whether it returns a tuple."""
     grad: bool
     """Whether autograd was on."""
+    read: Any = None
+    """What Python read of its output, where that depends on values: numbers in lists, or one."""
+    sized: bool = False
+    """Whether the shape of its output depends on values."""
 
 
 @dataclass(slots=True)

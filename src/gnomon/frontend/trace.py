@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class Recorder:
         self.stack: list[tuple[str, str]] = [("", type(module).__name__)]
         self.turns: list[tuple[tuple[str, int], ...]] = [()]
         self.entered: dict[str, int] = {}
+        self.late: list[Step] = []
         self.inside = 0
         self.read = False
         self.open: Step | None = None
@@ -149,6 +151,18 @@ class Recorder:
             self.read = True
             self.note(f"{where}: {what} depends on values; the graph holds for inputs like the example")
 
+    def was_read(self, tensor: Tensor, numbers: Any, where: str) -> None:
+        """A step that has what Python read, so that a run of the graph can see whether it is the same."""
+        index = self.known(tensor)
+        if index is None or not self.values[index].fed:
+            return
+        self.values.append(replace(self.values[index], origin="op", name="", grad=False))
+        self.held.append(tensor)
+        out = (len(self.values) - 1,)
+        node = Node("aten.detach.default", (Ref(index),), {}, out, False, torch.is_grad_enabled(), read=numbers)
+        step = Step("read", *self.stack[-1], where, self.turns[-1], [node])
+        (self.steps if self.open is None else self.late).append(step)
+
     # --- steps
 
     def step(self) -> Step:
@@ -183,7 +197,8 @@ class Recorder:
             else None
             for x in flat
         )
-        node = Node(str(func), refs_args, refs_kwargs, outs, many, torch.is_grad_enabled())
+        sized = str(func) in _VALUE_SIZED and fed
+        node = Node(str(func), refs_args, refs_kwargs, outs, many, torch.is_grad_enabled(), sized=sized)
         step.nodes.append(node)
         if self.meta:
             self.numbers.add(node)
@@ -228,8 +243,12 @@ class _Calls(TorchFunctionMode):
                 return func(*args, **kwargs)
         if name in ("tolist", "numpy") and args and isinstance(args[0], Tensor):
             recorder.read_by(name, args, _where())
-            if recorder.meta:
-                return getattr(recorder.numbers.of(recorder.ref(args[0]).index, _where()), name)()
+            if not recorder.meta:
+                recorder.was_read(args[0], args[0].tolist(), _where())
+            else:
+                real = recorder.numbers.of(recorder.ref(args[0]).index, _where())
+                recorder.was_read(args[0], real.tolist(), _where())
+                return getattr(real, name)()
         if recorder.meta and "device" in kwargs and kwargs["device"] is not None:
             written_out = name in ("tensor", "as_tensor") and not isinstance(args[0], Tensor)
             kwargs = {**kwargs, "device": torch.device("cpu" if written_out else "meta")}  # so its numbers stay known
@@ -250,6 +269,8 @@ class _Calls(TorchFunctionMode):
             answered = recorder.known(out) if recorder.meta and name in FINITE else None
             if answered is not None:
                 recorder.numbers.finite(answered, FINITE[name])
+        recorder.steps += recorder.late
+        recorder.late.clear()
         return out
 
 
@@ -280,6 +301,8 @@ class _Ops(TorchDispatchMode):
             out = func(*args, **kwargs)
             if name not in _VALUE_READERS:
                 recorder.add(func, args, kwargs, out)
+            elif name != "aten.equal.default":
+                recorder.was_read(args[0], out, _where())
             return out
         args, kwargs = tree_map(self._on_meta, (tuple(args), dict(kwargs)))
         if "device" in kwargs:
@@ -288,7 +311,10 @@ class _Ops(TorchDispatchMode):
             real = tree_map(
                 lambda x: recorder.numbers.of(recorder.ref(x).index, _where()) if isinstance(x, Tensor) else x, args
             )
-            return func(*real)
+            read = func(*real)
+            if name != "aten.equal.default":
+                recorder.was_read(args[0], read, _where())
+            return read
         try:
             if name in _VALUE_SIZED:
                 raise NotImplementedError
@@ -410,7 +436,7 @@ def record(
         return own.to(dtype) if dtype is not None and x.is_floating_point() else own
 
     for name, parameter in module.named_parameters():
-        swapped[name] = copied(parameter).requires_grad_(parameter.requires_grad)
+        swapped[name] = copied(parameter).requires_grad_(parameter.requires_grad and parameter.numel() > 0)
         recorder.value(swapped[name], "parameter", name, learned=True)
     for name, buffer in module.named_buffers():
         swapped[name] = copied(buffer)

@@ -17,6 +17,7 @@ from gnomon.frontend.draft import Draft
 from gnomon.frontend.records import Node as Traced
 from gnomon.frontend.records import Ref, Step
 from gnomon.frontend.rules import ALONG, MOVES, POINTWISE, base_name, products
+from gnomon.frontend.sizes import fit
 from gnomon.frontend.trace import LITERAL_ELEMENTS
 from gnomon.graph import Captured, Literal, Node, Op, Size, Tensor, Torch, Use, attrs
 from gnomon.graph.captured import mutates
@@ -162,7 +163,17 @@ class CapturedWriter:
             products=shapes,
             grads=wanted,
             cost=self.owner.cost(node),
+            read=self._read(node.read, twin.read if twin else node.read),
+            shape=tuple(self.owner.extents(node.outs[0])) if node.sized and node.outs[0] is not None else None,
         )
+
+    def _read(self, x: Any, y: Any) -> Any:
+        """Numbers that Python read, where both traces have them by what follows from the inputs' sizes."""
+        if isinstance(x, list):
+            return tuple(map(self._read, x, y if isinstance(y, list) and len(y) == len(x) else x))
+        whole = isinstance(x, int) and not isinstance(x, bool) and isinstance(y, int)
+        sizes = self.owner.sizes
+        return (fit(x, y, sizes.first, sizes.second, 1) if whole else None) or x
 
     def _target(self, node: Traced, given: Any) -> Any:
         """Sizes that a view asks for, by the dims of what it makes, so that they hold for parts too."""

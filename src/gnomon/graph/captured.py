@@ -118,6 +118,10 @@ class Node:
     """How many of a product's operands want a gradient."""
     cost: Cost | None = None
     """What its author says of it, of a custom op."""
+    read: Any = None
+    """Numbers that Python read of its output and went on with, in tuples, or one; None for an output that was not."""
+    shape: tuple[Any, ...] | None = None
+    """That its output has to have, where the op makes it of values: integers or `Size`s."""
 
 
 def uses(tree: Any) -> Iterator[str]:

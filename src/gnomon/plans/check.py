@@ -8,6 +8,7 @@ PlanError with the errors among them. `batch` says how the global batch divides 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal, Protocol
@@ -426,9 +427,8 @@ def _sequence(plan: Plan, mesh: Mesh, workload: Workload | None) -> Iterator[Pro
 
 def learned_positions(graph: Graph) -> int | None:
     """Tokens of the longest sequence that the model's learned positions reach; None for a model without such."""
-    tables = (
-        block.tensor(op.inputs[1]).dims[0] for block in graph.blocks for op in block.ops if op.kind == "embedding"
-    )
+    ops = ((block, op) for block in graph.blocks for op in block.ops if op.kind == "embedding")
+    tables = (block.tensor(op.inputs[1]).dims[0] for block, op in ops)
     sizes = [dim.size for dim in tables if dim.name.split(".")[-1] == "positions" and dim.size is not None]
     return min(sizes, default=None)
 
@@ -479,24 +479,24 @@ def _samples(graph: Graph, workload: Workload | None) -> Iterator[Problem]:
         )
 
 
+def fixed_batch(graph: Graph) -> int | None:
+    """Samples of a rank's microbatch where the graph holds for one number only; None for any."""
+    return max((d.size or 0 for block in graph.blocks for d in block.dims if d.name == "batch"), default=0) or None
+
+
 def _fixed_batch(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Problem]:
     """Whether a rank's microbatch is the batch of a graph that holds for one batch only."""
-    sizes = {dim.size for block in graph.blocks for dim in block.dims if dim.name == "batch" and dim.size is not None}
-    if workload is None or not sizes:
-        return
-    try:
-        _, rows = batch(plan, workload)
-    except PlanError:
-        return  # said elsewhere
-    for stage in range(plan.num_stages):
-        here = rows / plan.stage_mesh(stage).data_ranks
-        if here != max(sizes):
-            yield _error(
-                "fixed_batch",
-                f"{here:g} samples in a rank's microbatch, but {graph.name} was captured at {max(sizes)} and does "
-                f"something else at others; use micro_batch_size = {max(sizes)}",
-            )
-            return
+    wanted, each = fixed_batch(graph), set[float]()
+    with suppress(PlanError):  # of a batch that does not divide, which is said elsewhere
+        if workload is not None and wanted is not None:
+            rows = batch(plan, workload)[1]
+            each = {rows / plan.stage_mesh(stage).data_ranks for stage in range(plan.num_stages)} - {wanted}
+    for here in sorted(each):
+        yield _error(
+            "fixed_batch",
+            f"{here:g} samples in a rank's microbatch, but {graph.name} was captured at {wanted} and does something "
+            f"else at others; use micro_batch_size = {wanted}",
+        )
 
 
 def _positions(graph: Graph, workload: Workload | None) -> Iterator[Problem]:

@@ -71,7 +71,12 @@ def randomness(graph: Graph) -> tuple[str, ...]:
 def states_of(module: nn.Module, captured: Captured) -> dict[str, Tensor]:
     """What a module's forward reads beside its inputs and what is trained, by name."""
     states = {**{name: x.clone() for name, x in module.named_buffers()}, **captured.constants}
-    return states | {name: x.detach() for name, x in module.named_parameters() if not x.requires_grad}
+    return states | {name: x.detach() for name, x in module.named_parameters() if not is_trained(x)}
+
+
+def is_trained(x: Tensor) -> bool:
+    """Whether a parameter is: one without elements has nothing to train."""
+    return x.requires_grad and x.numel() > 0
 
 
 def values_of(held: Mapping[str, Tensor]) -> Callable[[Slot], Tensor | None]:

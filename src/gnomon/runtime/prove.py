@@ -72,7 +72,7 @@ class CapturedRun:
         )
         values = dict(module.named_parameters())
         self.parameters.fill(lambda slot: values[slot.name].detach().double().reshape(slot.shape))
-        frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
+        frozen = {name: p.detach() for name, p in module.named_parameters() if not (p.requires_grad and p.numel())}
         self.states = {**frozen, **{name: b.clone() for name, b in module.named_buffers()}, **capture.constants}
         self.stage = Stage(graph, graph.layers(), (self.parameters,), self.runs, 0)
         self.dtype = dtype

@@ -20,7 +20,14 @@ from gnomon.search.bounds.families import Job
 from gnomon.search.budget import More, always, until
 from gnomon.search.exact.solve import solve
 from gnomon.search.refinement.choices import runs
-from gnomon.search.requests import LEAST, SPARING, check_request, explain_illegal, explain_too_large
+from gnomon.search.requests import (
+    LEAST,
+    SPARING,
+    check_request,
+    explain_illegal,
+    explain_too_large,
+    with_fixed_batch,
+)
 from gnomon.search.results import Found, Result
 from gnomon.search.space.points import BEYOND, Limit, Space, has_disks, make_space, parse_limit
 from gnomon.software import Stack
@@ -61,7 +68,8 @@ def plan(
     machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     limits = [parse_limit(limit) if isinstance(limit, str) else limit for limit in forbid]
     base = base or Plan(precision=default_precision(machines))
-    check_request(graph, machines, workload, base, fixed or {}, machines.num_devices)
+    fixed = with_fixed_batch(graph, fixed)
+    check_request(graph, machines, workload, base, fixed, machines.num_devices)
     beyond = [name for name in BEYOND if runs(stack, name)] if beyond is None else beyond
     space = make_space(graph, machines, workload, base=base, fixed=fixed, limits=limits, stack=stack, beyond=beyond)
     size = space.size
@@ -78,7 +86,7 @@ def plan(
     if result.best:
         return result
     if result.counts.left:
-        raise PlanError(_spent(result) + _on_host(result, fixed or {}, limits))
+        raise PlanError(_spent(result) + _on_host(result, fixed, limits))
     if not result.counts.priced and not result.counts.too_large:
         raise PlanError(explain_illegal(result))
 
@@ -88,7 +96,7 @@ def plan(
         wider = None
         for held in (SPARING,) if limit_bytes is None else (LEAST, {}):
             try:
-                asked = {**held, **(fixed or {})}
+                asked = {**held, **fixed}
                 wider = make_space(graph, other, workload, base=base, fixed=asked, limits=limits, stack=stack)
                 break
             except PlanError:
@@ -100,7 +108,7 @@ def plan(
         limit = goal if limit_bytes is None else Goal(memory_bytes=limit_bytes)
         return solve(graph, other, workload, wider, stack, limit, top=1, job=jobs[other.name])
 
-    raise PlanError(explain_too_large(result, again) + _on_host(result, fixed or {}, limits))
+    raise PlanError(explain_too_large(result, again) + _on_host(result, fixed, limits))
 
 
 def _spent(result: Result) -> str:

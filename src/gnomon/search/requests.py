@@ -19,7 +19,7 @@ from gnomon.hardware import Cluster
 from gnomon.lowering.chunked import chunk_pass
 from gnomon.lowering.packed import skrull_pass
 from gnomon.plans import Mesh, Plan, Schedule, Workload
-from gnomon.plans.check import problems
+from gnomon.plans.check import fixed_batch, problems
 from gnomon.search.results import Found, Result
 from gnomon.search.space.points import Point, count_layers
 from gnomon.units import show_bytes
@@ -53,6 +53,17 @@ LEAST: Mapping[str, object] = {"recompute": "full", "micro_batch_size": 1}
 """What is fixed to find the least memory that a plan takes, unless the request says otherwise."""
 
 
+def with_fixed_batch(graph: Graph, fixed: Mapping[str, object] | None) -> Mapping[str, object]:
+    """What is fixed, and microbatches of the one size that a graph holds for. PlanError where another is asked for."""
+    only, asked = fixed_batch(graph), dict(fixed or {})
+    if only is not None and asked.setdefault("micro_batch_size", only) != only:
+        raise PlanError(
+            f"{graph.name} was captured at a batch of {only} and does something else at others: micro_batch_size = "
+            f"{asked['micro_batch_size']} cannot be; use {only}, or capture it at another"
+        )
+    return asked
+
+
 def check_request(
     graph: Graph, cluster: Cluster, workload: Workload, base: Plan, fixed: Mapping[str, object], devices: int
 ) -> None:
@@ -70,9 +81,10 @@ def check_request(
     _pipeline(graph, sizes, fixed.get("schedule"))
     ep = sizes.get("ep", 1)
     mesh = Mesh(tp=sizes.get("tp", 1), cp=sizes.get("cp", 1), ep=ep, dp_shard=ep)
-    plan = Plan(mesh=mesh, precision=base.precision, schedule=Schedule(micro_batch_size=1))
+    rows = fixed_batch(graph) or 1
+    plan = Plan(mesh=mesh, precision=base.precision, schedule=Schedule(micro_batch_size=rows))
     one = Workload(
-        global_batch_size=1,
+        global_batch_size=rows,
         seq_len=max(workload.sequence_lengths(), default=1),
         sizes=workload.sizes,
         router=workload.router,

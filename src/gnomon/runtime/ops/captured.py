@@ -8,13 +8,15 @@ which have functions of their own.
 from __future__ import annotations
 
 from collections.abc import Mapping
+import warnings
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnomon.graph import Literal, Op, Size, Torch, Use
+from gnomon.errors import RunError
+from gnomon.graph import Literal, Node, Op, Size, Torch, Use
 from gnomon.runtime.ops.site import Operand, Result, Site, read
 
 
@@ -69,6 +71,28 @@ class _Frame:
         return x
 
 
+def _held_to(node: Node, made: Tensor, frame: _Frame, op: Op) -> None:
+    """RunError where the code would have gone on in another way than with the example: it read other numbers, or
+    made another number of rows. A warning where it was a question, or a number that is no count."""
+    where = op.captured.where if op.captured is not None else ""
+    if node.shape is not None:
+        want = tuple(frame.operand(x) for x in node.shape)
+        if tuple(made.shape) != want:
+            raise RunError(
+                f"{where}: {node.target} makes {tuple(made.shape)} of these values, and made {want} of the example's; "
+                "the Graph holds for inputs like the example"
+            )
+        return
+    want, got = frame.operand(node.read), made.tolist()
+    if torch.equal(torch.tensor(want), torch.tensor(got)):
+        return
+    said = f"{where}: Python reads {got} here, and read {want} of the example; "
+    if made.dtype == torch.bool or made.is_floating_point():
+        warnings.warn(f"{said}the Graph goes on as with the example", stacklevel=2)
+    else:
+        raise RunError(f"{said}the Graph holds for inputs like the example")
+
+
 def captured(
     site: Site,
     sizes: Mapping[str, int],
@@ -90,6 +114,8 @@ def captured(
         kwargs = {name: frame.operand(x) for name, x in node.kwargs}
         target = RESHAPED.get(node.target, node.target)
         made = aten(target)(*args, **kwargs)
+        if node.read is not None or node.shape is not None:
+            _held_to(node, made[0] if node.many else made, frame, op)
         for name, x in zip(node.outputs, made if node.many else (made,), strict=False):
             if name:
                 values[name] = x

@@ -28,7 +28,7 @@ from gnomon.search.mixed.results import MixedFound, fits
 from gnomon.search.mixed.search import TRIES, Large, MixedSearch
 from gnomon.search.mixed.space import MixedSpace, make_mixed_space
 from gnomon.search.planning import default_precision
-from gnomon.search.requests import SPARING, check_request
+from gnomon.search.requests import SPARING, check_request, with_fixed_batch
 from gnomon.search.results import Counts
 from gnomon.search.results import unlike as alternatives
 from gnomon.search.space.points import Limit, divisors, make_space, parse_limit
@@ -119,17 +119,16 @@ def plan_mixed(
     machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     limits = [parse_limit(limit) if isinstance(limit, str) else limit for limit in forbid]
     base, goal = base or Plan(precision=default_precision(machines)), goal or Goal()
+    fixed = with_fixed_batch(graph, fixed)
     space, even_space, tables = _prepared(
-        graph, machines, workload, stack, base, tuple(sorted((fixed or {}).items())), tuple(limits)
+        graph, machines, workload, stack, base, tuple(sorted(fixed.items())), tuple(limits)
     )
     if len(space.kinds) < 2:
         raise PlanError(f"cluster {machines.name!r} has devices of one kind; gnomon.plan searches it")
     allowed = memory_limits(space.kinds, goal)
     if most_bytes is not None:
         allowed = tuple(min(nbytes, most_bytes) for nbytes in allowed)
-    asked = _Asked(
-        graph=graph, cluster=machines, workload=workload, stack=stack, base=base, fixed=fixed or {}, limits=limits
-    )
+    asked = _Asked(graph=graph, cluster=machines, workload=workload, stack=stack, base=base, fixed=fixed, limits=limits)
     alone, predicted = _each_alone(asked, space.kinds, allowed)
     even = MixedSearch(tables, workload, stack, even_space, allowed, tries=tries, most_nodes=most_nodes, more=more)
     even.run()

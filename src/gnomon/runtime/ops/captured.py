@@ -7,8 +7,8 @@ which have functions of their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 import warnings
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 

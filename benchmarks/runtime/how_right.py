@@ -5,8 +5,9 @@ and its predicted step time is put beside the median that was measured. Writes r
 error, and rank correlation. `--methods` takes plans with methods that save memory in place of the usual ones, and
 writes results/how_right_methods.md; their memory: `benchmarks/memory/peaks.py`. `--only` picks pairs by a word,
 `--steps` sets how many steps each runs. `--rounds N` runs everything N times, each round after a calibration of its
-own, and takes the medians: for a machine whose load changes. `--processes 1` leaves out plans of two. Seconds in which
-a rank was ready without a core are not counted; those in which the other one waited for it are.
+own, and takes the medians: for a machine whose load changes. `--processes 1` leaves out plans of two. `--real-time` has
+calibrations and runs before all other work of the machine (root only; nothing else gets a core meanwhile). Seconds in
+which a rank was ready without a core that others had are not counted; those in which the other one waited for it are.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "how_right.md"
 METHODS = RESULTS.with_name("how_right_methods.md")
 METHOD_MODELS = ("llama", "gpt2")
 """Models that plans with methods are run with."""
+REAL_TIME = "HOW_RIGHT_REAL_TIME"
+"""Set where runs go before all other work of the machine."""
 PROCESSES = 2
 """At once, at most."""
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
@@ -195,11 +198,21 @@ def run(model: str, name: str, plan: Plan, folder: Path, steps: int) -> Pair:
 def command(*words: str) -> str:
     """What it prints. RuntimeError where it fails."""
     done = subprocess.run(
-        [sys.executable, "-m", "gnomon", *words], capture_output=True, text=True, timeout=1800, env=os.environ
+        [sys.executable, "-m", "gnomon", *words],
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        env=os.environ,
+        preexec_fn=real_time if REAL_TIME in os.environ else None,
     )
     if done.returncode:
         raise RuntimeError(f"gnomon {' '.join(words)}: {done.stderr.strip()[-400:]}")
     return done.stdout
+
+
+def real_time() -> None:
+    """Has this process, and what it starts, run before all others. PermissionError where the user may not."""
+    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
 def medians(pairs: list[Pair]) -> list[Pair]:
@@ -245,7 +258,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=0, help="rounds, each after a calibration; default one, without")
     parser.add_argument("--processes", type=int, default=PROCESSES, help="plans of as many at most; 1: a busy machine")
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--real-time", action="store_true", help="before all other work of the machine")
     options = parser.parse_args()
+    os.environ |= {REAL_TIME: "1"} if options.real_time else {}
     output = options.output or (METHODS if options.methods else RESULTS)
     pairs, failed = list[Pair](), dict[str, None]()
     with tempfile.TemporaryDirectory() as folder:
@@ -270,6 +285,7 @@ def lines(pairs: list[Pair], failed: list[str], options: argparse.Namespace) -> 
     """The page."""
     errors, raw = sorted(abs(p.off) for p in pairs), sorted(abs(p.predicted_s / p.measured_s - 1) for p in pairs)
     words = ["--methods"] * options.methods + [f"--rounds {options.rounds}"] * bool(options.rounds)
+    words += ["--real-time"] * options.real_time
     words += [f"--processes {options.processes}"] * (options.processes < PROCESSES) + [f"--steps {options.steps}"]
     yield f"# Predicted and measured on this machine{': methods that save memory' if options.methods else ''}"
     yield ""

@@ -73,3 +73,19 @@ def test_nothing_is_made_up_where_the_system_does_not_say(monkeypatch: pytest.Mo
     assert waiting.without_a_core(1, 0.4) == [
         "rank 1 was ready without a core for 40% of this step: other processes had them"
     ]
+
+
+@pytest.mark.parametrize(("beside", "left"), [(0.0, 3.0), (1.0, 2.0), (5.0, 0.0)])
+def test_what_the_process_s_own_threads_compute_is_not_others_work(
+    beside: float, left: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three seconds without a core, in which threads of its own had one for so long."""
+    account = tmp_path / "schedstat"
+    monkeypatch.setattr(waiting, "ACCOUNT", account)
+    monkeypatch.setattr(waiting, "thread_time", lambda: 10.0)
+    monkeypatch.setattr(waiting, "process_time", lambda: 11.0)
+    account.write_text("10000000000 1000000000 5\n")
+    before = waiting.waited_s()
+    account.write_text("10000000000 4000000000 9\n")
+    monkeypatch.setattr(waiting, "process_time", lambda: 11.0 + beside)
+    assert waiting.waited_since(before) == pytest.approx(left)

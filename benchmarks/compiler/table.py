@@ -4,8 +4,10 @@
 
 Resumable: each row runs in a process of its own, which is ended after `--limit` seconds, and is added to the state file
 when it is done; the next call goes on with the rows that are missing, and starts none after `--minutes`. In a row all
-peers take turns; milliseconds are medians with quartiles, CPU time on one thread. ONNX Runtime and OpenVINO take part
-in inference where they are installed (`pip install onnxruntime onnx onnxscript openvino`). The bound is, of kernels,
+peers take turns; milliseconds are medians with quartiles, CPU time on one thread. First calls begin with empty
+caches, and say what of ours Dynamo and AOTAutograd took; a peer whose first call takes too long (`PEER_S`) is left out.
+ONNX Runtime and OpenVINO take part in inference where they are installed (`pip install onnxruntime onnx onnxscript
+openvino`). The bound is, of kernels,
 the bytes that must move at the rate of adding a number to the same array in the same rounds; of models, FLOPs at the
 rate of a product of matrices of 1,024 x 1,024 in the same rounds. Float32.
 """
@@ -16,6 +18,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,6 +45,8 @@ SQUARE = 1024
 KERNELS_S, MODELS_S = 3.0, 8.0
 """Seconds in which all peers take turns."""
 LEAST = 5
+PEER_S, OTHER_S = 100, 45
+"""Seconds after which the first call of a peer of torch.compile, and of another runtime, is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +105,8 @@ class Row:
     name: str
     calls: dict[str, Callable[[], Any]]
     first_s: dict[str, float]
+    shared_s: float
+    """Of our first call, what Dynamo and AOTAutograd took, as of any backend's."""
     rate: Callable[[], Any]
     bound_calls: float
     """Calls of `rate` that take as long as the row must take at least."""
@@ -114,15 +121,28 @@ def first_calls(
     calls, first, left_out = {}, {}, {}
     for peer, make in makers.items():
         began = time.perf_counter()
+        signal.alarm(OTHER_S if peer in OTHERS else PEER_S)
         try:
             call = make()
             call()
         except Exception as error:
             left_out[peer] = f"{type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}"
             continue
+        finally:
+            signal.alarm(0)
         first[peer], calls[peer] = time.perf_counter() - began, call
         call()
     return calls, first, left_out
+
+
+def too_long(*_: Any) -> None:
+    raise TimeoutError("its first call took too long")
+
+
+def shared(first: dict[str, float]) -> float:
+    """Seconds of our first call that were neither making programs and kernels nor trials."""
+    ours = sum(one.made_s + one.tried_s for one in backend.reports)
+    return max(0.0, first.get("gnomon", 0.0) - ours)
 
 
 def kernel_row(case: Case) -> Row:
@@ -130,7 +150,7 @@ def kernel_row(case: Case) -> Row:
     a = torch.zeros_like(case.inputs[0])
     out = torch.empty_like(a)
     return Row(
-        name=case.name, calls=calls, first_s=first, rate=lambda: torch.add(a, 1.0, out=out),
+        name=case.name, calls=calls, first_s=first, shared_s=shared(first), rate=lambda: torch.add(a, 1.0, out=out),
         bound_calls=case.moved / 2, left_out=left_out, spend_s=KERNELS_S,
     )  # fmt: skip
 
@@ -169,8 +189,8 @@ def model_row(model: Model, train: bool) -> Row:
     square = torch.randn(SQUARE, SQUARE)
     return Row(
         name=f"{model.name}, {'training' if train else 'inference'}", calls=calls, first_s=first,
-        rate=lambda: square @ square, bound_calls=counted.get_total_flops() / (2 * SQUARE**3), left_out=left_out,
-        spend_s=MODELS_S,
+        shared_s=shared(first), rate=lambda: square @ square,
+        bound_calls=counted.get_total_flops() / (2 * SQUARE**3), left_out=left_out, spend_s=MODELS_S,
     )  # fmt: skip
 
 
@@ -212,8 +232,8 @@ def measured(row: Row, share: float) -> dict[str, Any]:
     quartiles = {peer: quantiles(each, n=4) for peer, each in times.items()}
     bound = row.bound_calls * min(times["rate"])
     return {
-        "name": row.name, "ms": quartiles, "first_s": row.first_s, "bound_ms": bound, "left_out": row.left_out,
-        "rounds": len(times["rate"]),
+        "name": row.name, "ms": quartiles, "first_s": row.first_s, "shared_s": row.shared_s, "bound_ms": bound,
+        "left_out": row.left_out, "rounds": len(times["rate"]),
     }  # fmt: skip
 
 
@@ -242,6 +262,7 @@ def line(result: dict[str, Any]) -> str:
     against = [f"{ms['eager'][1] / ours:.2f}", f"{ms['inductor'][1] / ours:.2f}" if "inductor" in ms else ""]
     bound = f"{result['bound_ms']:.2f} ({ours / result['bound_ms']:.2f})" if result["bound_ms"] else ""
     first = ", ".join(f"{peer} {result['first_s'][peer]:.1f}" for peer in PEERS if peer in result["first_s"])
+    first += f" ({result['shared_s']:.1f} of gnomon's shared)"
     return f"| {result['name']} | {' | '.join((*cells, *against, bound, first))} | {reasons(result)} |"
 
 
@@ -256,7 +277,8 @@ def page(results: Sequence[dict[str, Any]], threads: int, command: str) -> str:
         "# The compiler's kernels and models beside eager, Inductor, ONNX Runtime and OpenVINO", "",
         f"{date.today()}, `{command}`, {platform.processor() or platform.machine()}, {threads} thread(s), "
         f"torch {torch.__version__}, load average {os.getloadavg()[0]:.1f} at the end. "
-        "Milliseconds: medians and quartiles.", "",
+        "Milliseconds: medians and quartiles. First calls start with empty caches; *shared*: what Dynamo and "
+        "AOTAutograd took of ours.", "",
         f"| case | {' | '.join((*PEERS, *OTHERS))} | eager / gnomon | Inductor / gnomon | bound ms (gnomon / bound) "
         "| first call s | left out |",
         "|---" * (len(PEERS) + len(OTHERS) + 6) + "|",
@@ -280,10 +302,13 @@ def page(results: Sequence[dict[str, Any]], threads: int, command: str) -> str:
 
 
 def in_process(name: str, threads: int, limit_s: float, share: float) -> dict[str, Any]:
-    """A row by a process of its own."""
+    """A row by a process of its own, with empty caches of compilers."""
     words = [sys.executable, __file__, "--row", name, "--threads", str(threads), "--share", str(share)]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s)
+        with tempfile.TemporaryDirectory() as folder:
+            empty = {name: f"{folder}/{name}" for name in ("GNOMON_CACHE", "TORCHINDUCTOR_CACHE_DIR")}
+            environment = {**os.environ, **empty}
+            done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s, env=environment)
         return dict(json.loads(done.stdout.strip().splitlines()[-1]))
     except subprocess.TimeoutExpired:
         why = f"not done after {limit_s:.0f} s"
@@ -297,7 +322,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="parts of names of rows")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=14.0, help="after which no row is begun")
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds of one row")
+    parser.add_argument("--limit", type=float, default=360.0, help="seconds of one row")
     parser.add_argument("--share", type=float, default=1.0, help="of the seconds in which peers take turns")
     parser.add_argument("--state", type=Path, help="default: by threads, in the temporary folder")
     parser.add_argument("--row", default="", help="only this row, as JSON, in this process")
@@ -305,6 +330,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.row:
+        signal.signal(signal.SIGALRM, too_long)
         print("\n" + json.dumps(measured(rows()[options.row](), options.share)))
         return
     state = options.state or Path(tempfile.gettempdir()) / f"gnomon-table-{options.threads}.jsonl"

@@ -114,6 +114,18 @@ def test_one_compilation_serves_any_number_of_rows() -> None:
     assert len(backend.reports[-1].columns) == 1
 
 
+def test_stacked_rows_beside_what_a_perceptron_makes_are_columns() -> None:
+    tables = torch.nn.ModuleList(torch.nn.Embedding(ROWS, 8) for _ in range(5))
+    bottom = torch.nn.Linear(3, 8)
+
+    def stacked(ids: Any, dense: Any) -> Any:
+        return torch.stack([bottom(dense), *[table(ids[:, i]) for i, table in enumerate(tables)]], 1)
+
+    ids, dense = torch.randint(0, ROWS, (9, 5)), torch.rand(9, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(by_kernel(compiled(stacked), (ids, dense)), stacked(ids, dense))
+
+
 def test_rows_that_are_stacked_are_columns_too() -> None:
     tables = torch.nn.ModuleList(torch.nn.Embedding(ROWS, 8) for _ in range(6))
 

@@ -146,7 +146,7 @@ def test_layouts_of_images_and_of_heads() -> None:
 
     same(norm, image, *statistics, groups=1)
     same(norm, image.contiguous(), *statistics, groups=1)
-    for where in (image, image.contiguous()):  # vectors lie along the image, not along the numbers of its channels
+    for where in (image, image[:1].contiguous()):  # vectors lie along the image, not along the numbers of its channels
         made = compiled(norm, where, *statistics)
         [planned] = made.program.planned
         nest = planned.kernel.nest

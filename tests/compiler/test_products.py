@@ -63,6 +63,24 @@ def test_convolutions_are_eagers(kept: bool, bias: bool, stride: int, padding: i
     assert [one.kept for report in backend.reports for one in report.products][0] == kept
 
 
+def test_a_relu_that_alone_reads_a_product_is_part_of_it(kept: bool) -> None:
+    torch.manual_seed(0)
+    first, second = torch.nn.Linear(12, 20), torch.nn.Conv2d(2, 4, 3)
+
+    def both(x: Any, y: Any) -> Any:
+        once = second(y)
+        return first(x).relu(), once.relu() + once
+
+    x, y = torch.randn(5, 12), torch.randn(1, 2, 7, 7)
+    fast = compiled(both)
+    with torch.no_grad():
+        for _ in range(2):
+            for a, b in zip(fast(x, y), both(x, y), strict=True):
+                torch.testing.assert_close(a, b, rtol=2e-4, atol=1e-5)
+    names = sorted(one.name.split()[0] for one in backend.reports[0].products)
+    assert names == ["convolution", "linear+relu"]  # what others read too stays as it is
+
+
 def test_a_written_weight_is_seen(kept: bool) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 24).eval()

@@ -95,3 +95,35 @@ def test_a_row_beyond_the_first_cache_is_read_again_from_the_next() -> None:
     made = Tiling(rows=512, points=1024, chunk=16, tile=1024, parallel=False, past=False)
     here, there = (cost(nest, made, 1, SMALL, 1, AT, machine).compute_s for machine in (MACHINE, small))
     assert there - here >= 512 * 1024 * 4 / AT.l2_bytes_per_s
+
+
+@pytest.mark.parametrize(("name", "kept"), [("add, RMS norm", True), ("layer norm", False), ("softmax", True)])
+def test_a_value_is_kept_where_a_store_is_less_than_computing_it_again(
+    name: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rms(a: torch.Tensor, b: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        both = a + b
+        return both * torch.rsqrt(both.pow(2).mean(-1, keepdim=True) + 1e-5) * w
+
+    def norm(a: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(a, (1024,), w, b)
+
+    functions: dict[str, Function] = {
+        "add, RMS norm": (rms, (512, 1024), (512, 1024), (1024,)),
+        "layer norm": (norm, (512, 1024), (1024,), (1024,)),
+        "softmax": SOFTMAX,
+    }
+    found = []
+    for again in (0, 100):
+        monkeypatch.setattr("gnomon.compiler.tiles.RECOMPUTE", again)
+        found.append(of(nest_of(*functions[name]), rows=512, points=1024, chunk=16, tile=1024).compute_s)
+    assert (found[0] < found[1]) is kept
+
+
+def test_all_arrays_of_a_row_lie_in_the_first_cache_between_passes() -> None:
+    nest = nest_of(lambda a, w, b: torch.nn.functional.layer_norm(a, (1024,), w, b), (512, 1024), (1024,), (1024,))
+    made = Tiling(rows=512, points=1024, chunk=16, tile=1024, parallel=False, past=False)
+    assert len(nest.scratch) == 1
+    five_arrays = replace(MACHINE, l1_bytes=20 * KIB)  # the input, weight, bias and output, and a row of scratch
+    fits = cost(nest, made, 1, SMALL, 1, AT, five_arrays).compute_s
+    assert cost(nest, made, 1, SMALL, 1, AT, replace(five_arrays, l1_bytes=20 * KIB - 1)).compute_s > fits

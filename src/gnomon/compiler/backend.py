@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -76,6 +77,7 @@ class Compiled:
     """One graph: its program, and the function that runs it, first on trial and then with what the trials chose."""
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
+        began = time.perf_counter()
         self.columns = columns.fuse(module.graph)
         self.recurrent = recurrent.fuse(module.graph, recurrent_training.Learner)
         self.products = products.fuse(module.graph)
@@ -88,6 +90,9 @@ class Compiled:
         self.function = write(self.program, self._on_trial)
         if not self.trials and not self.products and not self.columns:
             self.final = True
+        self.made_s = time.perf_counter() - began
+        self.tried_s = 0.0
+        """Seconds of making the program with its kernels, and of the calls in which they were tried."""
         if len(reports) >= KEPT:
             del reports[0]
         reports.append(self)
@@ -115,7 +120,9 @@ class Compiled:
         with self.lock:
             if self.final:
                 return self.function(args)
+            began = time.perf_counter()
             out = self.function(args)
+            self.tried_s += time.perf_counter() - began
             if all(trial.kept is not None for trial in self.trials.values()):
                 self.function = write(self.program, self._chosen)
                 self.final = True

@@ -121,10 +121,9 @@ def _runs(node: Node) -> list[tuple[Node, list[Column]]]:
     parts, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
     if out is None or out.dtype != torch.float32 or out.dim() > 3 or dim % out.dim() != 1 or not parts:
         return []
-    if node.target is aten.stack.default:
-        columns = [_lookup(part) for part in parts]
-        return [(node, columns)] if out.dim() == 3 and all(columns) and _worth(columns) else []  # type: ignore[list-item]
     columns = [_lookup(part) or _copied(part) for part in parts]
+    if node.target is aten.stack.default:
+        return [(node, columns)] if out.dim() == 3 and all(columns) and _worth(columns) else []  # type: ignore[list-item]
     if all(columns):
         return [(node, columns)] if _worth(columns) else []  # type: ignore[list-item]
     runs, kept = [], []

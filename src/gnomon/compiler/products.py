@@ -79,13 +79,27 @@ def fuse(graph: fx.Graph) -> list[Product]:
         if found is None:
             continue
         call, arguments = found
-        with graph.inserting_before(node):
+        last = _relu(node, call)
+        with graph.inserting_before(last):
             new = graph.call_function(call, arguments)
-        new.meta.update(node.meta)
-        node.replace_all_uses_with(new)
-        graph.erase_node(node)
+        new.meta.update(last.meta)
+        last.replace_all_uses_with(new)
+        for one in dict.fromkeys((last, node)):
+            graph.erase_node(one)
         made.append(call)
     return made
+
+
+def _relu(node: Node, call: Product) -> Node:
+    """What the product ends with: a ReLU that alone reads it is taken in; else the product itself."""
+    user = next(iter(node.users)) if len(node.users) == 1 else None
+    if user is None or user.target is not aten.relu.default:
+        return node
+    run, plain = call.run, call.aten
+    call.run = lambda *args: run(*args, after="relu")
+    call.aten = lambda *args: torch.relu(plain(*args))
+    call.name = call.name.replace(" ", "+relu ", 1)
+    return user
 
 
 def _plain(node: Any) -> Tensor | None:
@@ -120,10 +134,10 @@ def _product(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
     return Product(name, run, plain, place), (*bias, x, weight)
 
 
-def _linear(*args: Tensor) -> Tensor:
-    """(bias,) x (m, k), weight (n, k)."""
+def _linear(*args: Tensor, after: str = "none") -> Tensor:
+    """(bias,) x (m, k), weight (n, k); after: `relu` or `none`."""
     *bias, x, weight = args
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias[0] if bias else None, "none", [], "")
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias[0] if bias else None, after, [], "")
     return out
 
 
@@ -132,9 +146,9 @@ def _aten_linear(*args: Tensor) -> Tensor:
     return torch.addmm(bias[0], x, weight.t()) if bias else torch.mm(x, weight.t())
 
 
-def _times(*args: Tensor) -> Tensor:
+def _times(*args: Tensor, after: str = "none") -> Tensor:
     """(bias,) x (m, k), w (k, n)."""
-    return _linear(*args[:-1], args[-1].t())
+    return _linear(*args[:-1], args[-1].t(), after=after)
 
 
 def _aten_times(*args: Tensor) -> Tensor:
@@ -155,9 +169,9 @@ def _convolution(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
         return None
     stride, padding, dilation = list(stride), list(padding), list(dilation)
 
-    def run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: str = "none") -> Tensor:
         call = torch.ops.mkldnn._convolution_pointwise
-        out: Tensor = call(x, weight, bias, padding, stride, dilation, 1, "none", [], "")
+        out: Tensor = call(x, weight, bias, padding, stride, dilation, 1, after, [], "")
         return out
 
     def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

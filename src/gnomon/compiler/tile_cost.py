@@ -61,7 +61,9 @@ extern "C" int gnomon_kernel(const int64_t* __restrict d, float* __restrict x) {
 PROBE_INSTRUCTIONS = 14
 EXP, ADD, SUM, WALK = range(4)
 STORE, LOAD = 2.0, 0.5
-"""In vector instructions: a core stores half as often as it computes, and computes on what it loads."""
+"""In vector instructions: a core stores half as often as it computes, and loads twice as often."""
+BESIDE = 0.6
+"""Of the work of the other units, what the busiest one waits for."""
 PLACE = 4
 """Instructions to find a row's place in one of its arrays."""
 
@@ -186,11 +188,15 @@ def cost(nest: Nest, tile: Tiling, walks: int, moved_bytes: int, workers: int, a
 
 
 def instructions(nest: Nest, step: Pass) -> float:
-    """Vector instructions for the points of one vector in a pass."""
-    made = sum(_own(nest, value) for value in step.values)
+    """Vector instructions for the points of one vector in a pass, most of all of the busiest unit: a core computes,
+    loads and stores beside each other."""
+    loads = sum(nest.body.code[value].op in ("load", "take") for value in step.values)
     columns = sum(nest.stages.roles[i] == "column" for i in step.reductions)
-    stored = len(step.stores) + len(step.scratch) + columns
-    return made + STORE * stored + LOAD * (len(step.read_back) + columns) + len(step.reductions)
+    loads += len(step.read_back) + columns
+    stores = len(step.stores) + len(step.scratch) + columns
+    made = sum(_own(nest, value) for value in step.values) + len(step.reductions)
+    most = max(made, LOAD * loads, STORE * stores)
+    return most + BESIDE * (made + LOAD * loads + STORE * stores - most)
 
 
 def _walk_s(nest: Nest, step: Pass, at: Rates) -> float:
@@ -207,9 +213,7 @@ def _gathers(nest: Nest, step: Pass) -> bool:
 
 def _own(nest: Nest, value: int) -> float:
     code = nest.body.code[value]
-    if code.op == "load":
-        return LOAD
-    return COST.get(code.op, 1) if code.op not in REDUCTIONS else 0
+    return 0 if code.op in REDUCTIONS or code.op == "load" else COST.get(code.op, 1)
 
 
 def _vector_s(nest: Nest, step: Pass, at: Rates) -> float:
@@ -224,8 +228,17 @@ def _again_s(nest: Nest, tile: Tiling, walks: int, at: Rates, machine: Machine) 
     for number, step in enumerate(nest.passes):
         loads = sum(nest.body.code[i].op in ("load", "take") for i in step.values)
         per_point += 4 * len(step.scratch) + 4 * ((loads if number else 0) + len(step.read_back))
-    row = 4 * tile.tile * walks * (1 + len(nest.scratch))
+    row = 4 * tile.tile * walks * _arrays(nest)
     return _beyond_l1_s(float(per_point) * tile.rows * tile.points * walks, row, at, machine)
+
+
+def _arrays(nest: Nest) -> int:
+    """Arrays along a row that lie beside each other in the first cache while passes go over it."""
+    code, inner = nest.body.code, set(nest.inner)
+    read = {code[i].attr for step in nest.passes for i in step.values if code[i].op in ("load", "take")}
+    loads = sum(bool(inner & set(nest.body.inputs[slot].strides)) for slot in read)
+    columns = sum(role == "column" for role in nest.stages.roles.values())
+    return loads + columns + len(nest.scratch) + sum(bool(inner & set(out.strides)) for out in nest.outputs)
 
 
 def _beyond_l1_s(moved: float, room: int, at: Rates, machine: Machine) -> float:

@@ -17,6 +17,7 @@ from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Offload, Optimizer, Plan  # noqa: E402
 from gnomon.prediction import host_memory, together  # noqa: E402
 from gnomon.runtime.layer_bytes import LiveBytes  # noqa: E402
+from gnomon.search.fit.ladder import host_short  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -62,4 +63,5 @@ def test_on_a_cpu_an_update_on_the_host_frees_nothing() -> None:
     for room, fits in ((both, True), (both - 1, False)):
         device = replace(group.node.device, memory_bytes=room, marketed_memory_bytes=room)
         machine = replace(CPU, groups=(replace(group, node=replace(group.node, device=device)),))
-        assert host_memory(gnomon.predict(GRAPH, machine, plan_of("update"), WORKLOAD, "gnomon")).fits == fits
+        found = gnomon.predict(GRAPH, machine, plan_of("update"), WORKLOAD, "gnomon")
+        assert host_memory(found).fits == fits == (not host_short(found)) == (not host_short(away, room))

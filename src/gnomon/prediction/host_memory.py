@@ -48,7 +48,11 @@ class HostMemory:
     @property
     def fits(self) -> bool:
         """Whether it is known not to be too much."""
-        within = self.both_bytes <= self.both_limit_bytes
+        return self.fits_in(self.both_limit_bytes)
+
+    def fits_in(self, device_bytes: int) -> bool:
+        """The same where so much of a device may be filled, which matters where host and device are one memory."""
+        within = self.both_bytes <= min(device_bytes, self.both_limit_bytes)
         return within and (self.limit_bytes is None or self.bytes <= self.limit_bytes)
 
 

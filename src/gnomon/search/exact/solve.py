@@ -275,7 +275,9 @@ class Search:
             return  # whether it fits does not matter
         prediction = timed.prediction()
         made = Found(point=point, plan=plan, prediction=prediction)
-        if all(rank.peak_bytes <= self.limit for rank in prediction.memory) and host_memory(prediction).fits:
+        if all(rank.peak_bytes <= self.limit for rank in prediction.memory) and host_memory(prediction).fits_in(
+            self.limit
+        ):
             self.list.add(made)
             return
         if self.smallest is None or prediction.tightest.peak_bytes < self.smallest.prediction.tightest.peak_bytes:

@@ -96,7 +96,7 @@ class Fitting:
         bare = Rung(options=tuple(options), changes=tuple(changes), plan=plan, prediction=None)
         if isinstance(outcome, str):
             return replace(bare, why_not=outcome)
-        short = host_short(outcome) if self.has_room(outcome) else ""
+        short = host_short(outcome, self.limit_bytes) if self.has_room(outcome) else ""
         return replace(bare, prediction=outcome, fits=self.has_room(outcome) and not short, why_not=short)
 
     def _predicted(self, plan: Plan, work: Workload) -> Prediction | str:
@@ -301,12 +301,14 @@ class Fitting:
                 yield self.rung((f"{name}_dtype",), (f"{words} in {value}",), narrow)
 
 
-def host_short(prediction: Prediction) -> str:
+def host_short(prediction: Prediction, limit_bytes: int | None = None) -> str:
     """What a plan's host memory lacks; empty where it is enough, or nobody says how much there is. Of a node with only
-    some of its devices, such as one V100 of a DGX-1, all of the node's memory may be used."""
+    some of its devices, such as one V100 of a DGX-1, all of the node's memory may be used. limit_bytes: what may be
+    filled where host and device are one memory, if that is less than a rank has."""
     host = host_memory(prediction)
-    if host.both_bytes > host.both_limit_bytes:
-        return f"with the host's {host.both_bytes / 2**30:.1f} of {host.both_limit_bytes / 2**30:.1f} GiB"
+    limit = min(host.both_limit_bytes, limit_bytes or host.both_limit_bytes)
+    if host.both_bytes > limit:
+        return f"with the host's {host.both_bytes / 2**30:.1f} of {limit / 2**30:.1f} GiB"
     whole = [_of_whole_node(node) for node in prediction.pricing.cluster.nodes]
     known = [size for size in whole if size is not None]
     if len(known) < len(whole) or host.bytes <= min(known):

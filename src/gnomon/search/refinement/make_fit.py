@@ -270,4 +270,4 @@ class Squeeze:
 
     def _fits(self, prediction: Prediction) -> bool:
         limit = memory_limit(self.cluster, self.goal)
-        return all(rank.peak_bytes <= limit for rank in prediction.memory) and host_memory(prediction).fits
+        return all(rank.peak_bytes <= limit for rank in prediction.memory) and host_memory(prediction).fits_in(limit)

@@ -280,5 +280,5 @@ class _Descent:
         return self.known[changed]
 
     def _fits(self, prediction: Prediction) -> bool:
-        fits = all(rank.peak_bytes <= self.result.limit_bytes for rank in prediction.memory)
-        return fits and host_memory(prediction).fits
+        limit = self.result.limit_bytes
+        return all(rank.peak_bytes <= limit for rank in prediction.memory) and host_memory(prediction).fits_in(limit)

@@ -22,6 +22,7 @@ from gnomon.search.fit.ladder import host_short  # noqa: E402
 pytestmark = pytest.mark.torch
 
 GRAPH = llama(replace(CONFIG, num_layers=6, ffn_size=512, vocab_size=1024))
+TIED = llama(replace(CONFIG, num_layers=6, ffn_size=512, vocab_size=1024, tied=True))
 HOST = Optimizer(offload=Offload(), clip=False)
 OPTIMIZERS = {
     "nothing on the host": Optimizer(),
@@ -30,6 +31,7 @@ OPTIMIZERS = {
     "half of the update": replace(HOST, offload=Offload(fraction=0.5)),
     "parameters": Optimizer(zero=3, offload_parameters=True),
     "parameters and update": replace(HOST, zero=3, offload_parameters=True),
+    "parameters and update, tied": replace(HOST, zero=3, offload_parameters=True),
 }
 CPU = parse_cluster("local:1")
 
@@ -41,9 +43,10 @@ def plan_of(name: str) -> Plan:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_predicted_is_what_tensors_take(name: str) -> None:
     """Within 2 %, in the third step; the two peaks added are up to a third more."""
-    guess, live = gnomon.predict(GRAPH, CPU, plan_of(name), WORKLOAD, "gnomon"), LiveBytes(torch.device("cpu"))
+    graph, live = TIED if name.endswith("tied") else GRAPH, LiveBytes(torch.device("cpu"))
+    guess = gnomon.predict(graph, CPU, plan_of(name), WORKLOAD, "gnomon")
     ids = torch.randint(0, 256, (WORKLOAD.global_batch_size, (WORKLOAD.seq_len or 0) + 1))
-    with live, gnomon.prepare(GRAPH, plan_of(name), workload=WORKLOAD, device="cpu") as job:
+    with live, gnomon.prepare(graph, plan_of(name), workload=WORKLOAD, device="cpu") as job:
         job.step(ids)
         job.step(ids)
         live.again()

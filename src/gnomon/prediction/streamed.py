@@ -10,6 +10,7 @@ import numpy as np
 
 from gnomon.graph import DTYPE_BITS
 from gnomon.plans import Plan
+from gnomon.plans.stages import held_by_several
 from gnomon.prediction.layer import parameter_elements
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.stage import StagePrice, width
@@ -27,8 +28,11 @@ def in_flight(stage: StagePrice) -> int:
 
 
 def is_streamed(pricing: Pricing) -> bool:
-    """Whether gradients leave the device layer by layer."""
-    return pricing.plan.optimizer.offload is not None and any(index >= 0 for _, index in pricing.blocks)
+    """Whether gradients leave the device layer by layer: not where layers share parameters, whose gradients meet
+    first."""
+    if pricing.plan.optimizer.offload is None or not any(index >= 0 for _, index in pricing.blocks):
+        return False
+    return not held_by_several(pricing.graph, [(layer,) for layer in pricing.graph.layers()])
 
 
 def down_bytes(plan: Plan, *, reduced: bool) -> int:

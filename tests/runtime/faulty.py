@@ -7,9 +7,12 @@ import signal
 import time
 from pathlib import Path
 
+import torch
 from torch._C._distributed_c10d import Store
 
+from gnomon.runtime import Executor, Job, Outcome, train
 from gnomon.runtime.processes import Processes
+from gnomon.runtime.rows import Row
 
 
 def dies_in_start_up(store: Store, rank: int, world_size: int) -> int:
@@ -58,3 +61,25 @@ def listening() -> list[str]:
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
                 addresses.append(fields[1].partition(":")[0])
     return addresses
+
+
+FAULT = "GNOMON_TEST_FAULT"
+"""Variable: `memory` or `nan`, what befalls rank 1 in its seventh step."""
+
+
+def trains(job: Job) -> Outcome:
+    """`train`, with a fault in one rank."""
+    do, steps = Executor._do, [0]
+
+    def done(self: Executor, row: Row) -> None:
+        steps[0] += row is self.rows[0]
+        if steps[0] == 7 and row is self.rows[1]:
+            if os.environ[FAULT] == "memory":
+                torch.empty(1 << 50)
+            for stage in self.stages.values():
+                stage.held[0].shard.fill_(float("nan"))
+        do(self, row)
+
+    if os.environ["RANK"] == "1":
+        Executor._do = done  # type: ignore[method-assign]
+    return train(job)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -151,6 +152,27 @@ def test_without_restarts_it_is_one_error_and_the_checkpoint_is_whole(data: Path
         beside(asked, signalled(0, signal.SIGKILL))
     left = newest(tmp_path / "kept")
     assert left is not None and not problems_of(left)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("memory", r"rank 1 ran out of memory at row \d+, \w+ \(.*take a smaller micro batch"),
+        ("nan", r"the loss of step \d is nan: training diverged, so the run ended"),
+    ],
+)
+def test_what_befalls_one_rank_is_one_message_and_leaves_a_checkpoint(
+    fault: str, says: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An allocation that fails, and a parameter that is no number. A mistake that would come again is not started
+    again."""
+    monkeypatch.setenv(faulty.FAULT, fault)
+    monkeypatch.setattr(import_module("gnomon.runtime.train"), "train", faulty.trains)
+    more = {"checkpoints": tmp_path / "kept", "checkpoint_every": 2, "max_restarts": 3}
+    with pytest.raises(RunError, match=says):
+        run(training.job(data, training.PLANS["zero 1"], STEPS, **more))
+    left = newest(tmp_path / "kept")
+    assert left is not None and left.name in ("step-000004", "step-000006") and not problems_of(left)
 
 
 def test_control_c_wakes_a_stopped_rank_and_ends_the_run_with_a_checkpoint(data: Path, tmp_path: Path) -> None:

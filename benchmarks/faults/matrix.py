@@ -13,6 +13,7 @@ fault, bit by bit. A full and a read-only disk are a tmpfs in a mount namespace 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -104,12 +105,11 @@ def act(fault: str) -> None:
     elif fault == "memory_out":
         torch.empty(1 << 50)
     elif fault == "full":
-        with (saved / "others").open("wb") as file:
-            while file.write(bytes(1 << 12)):
-                try:
-                    file.flush()
-                except OSError:
-                    break
+        descriptor = os.open(saved / "others", os.O_WRONLY | os.O_CREAT)
+        with contextlib.suppress(OSError):
+            while os.write(descriptor, bytes(1 << 12)):
+                pass
+        os.close(descriptor)
     elif fault == "read_only":
         subprocess.run(["mount", "-o", "remount,ro", str(saved)], check=True)
     elif fault in ("term", "interrupt", "launcher"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -198,6 +199,14 @@ def test_torch_s_words_become_ours() -> None:
     assert isinstance(result, RunError) and str(result).startswith("rank 3 ran out of memory at row 2, 0F1 (")
     other = TypeError("a mistake")
     assert plain(other, 0, "") is other
+
+
+def test_a_full_disk_is_said_with_the_file_if_it_is_known() -> None:
+    for error, says in (
+        (OSError(errno.ENOSPC, "No space left on device"), "rank 1 cannot write a file in a step: No space left"),
+        (OSError(errno.EROFS, "Read-only file system", "kept"), "rank 1 cannot write 'kept' in a step: Read-only file"),
+    ):
+        assert str(plain(error, 1, "in a step")).startswith(says)
 
 
 def test_the_cause_is_told_before_what_follows_from_it() -> None:

@@ -88,14 +88,15 @@ class _Launched(Replaceable):
         self.left.add(process)
         self.lost.append(process)
         self.why = f"process {process} {what}"
+        others = len(self._there())
         self.asked, self.restarts, starts = after_loss(self.asked, self.restarts)
         if starts:
             self._start_more(starts)
             then = f"another is started ({self.restarts} left)"
         else:
             then = "its workers stay with the others"
-        others = len(self._there())
-        goes_on = f"{others} others go on with its workers" if others else "none is left"
+        who = "1 other goes" if others == 1 else f"{others} others go"
+        goes_on = f"{who} on with its workers" if others else "none is left"
         self._say(f"{self.why}: {goes_on}; {then}")
         return True
 

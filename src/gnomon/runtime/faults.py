@@ -43,7 +43,8 @@ def plain(error: Exception, rank: int, at: str) -> Exception:
     if isinstance(error, (RuntimeError, ConnectionError)) and any(word in text for word in LOST):
         return PeerError(f"rank {rank} waited {at} for another process, which is gone")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
-        return RunError(f"rank {rank} cannot write {str(error.filename)!r}: {error.strerror}; make room there")
+        what = "a file" if error.filename is None else repr(str(error.filename))
+        return RunError(f"rank {rank} cannot write {what} {at}: {error.strerror}; make room there")
     return error
 
 

@@ -217,15 +217,15 @@ class Written(nn.Module):
 
 
 class Products(nn.Module):
-    """A weight (in, out) before, behind and below."""
+    """Weights (in, out) before, behind and below, and one (out, in) that is transposed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Parameter(torch.randn(8, 12)), nn.Parameter(torch.randn(12, 8))
-        self.bias = nn.Parameter(torch.randn(8))
+        self.bias, self.square = nn.Parameter(torch.randn(8)), nn.Parameter(torch.randn(12, 12))
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = torch.relu(x @ self.up)
+        wide = torch.relu(x @ self.up) @ self.square.T
         return torch.addmm(self.bias, wide.flatten(0, 1), self.down) - 0.5 * torch.mm(wide[0], self.down)[:1]
 
 
@@ -233,7 +233,10 @@ def test_a_product_with_a_weight_is_a_linear() -> None:
     example = (torch.randn(2, 6, 8),)
     graph = gnomon.capture(Products(), example, dims={"x": ("batch", "seq", "")})
     products = [op for block in graph.blocks for op in block.ops if op.contracts]
-    assert [(op.kind, op.inputs[1]) for op in products] == [("linear", n) for n in ("up", "down", "down")]
+    assert [(op.kind, op.inputs[1]) for op in products] == [
+        ("linear", name) for name in ("up", "square", "down", "down")
+    ]
+    assert not any(op.inputs == ("square",) for block in graph.blocks for op in block.ops)
     assert not shares(graph).keys() & {"aten.addmm", "aten.mm"}
     assert prove(Products(), example).holds
     scaled = gnomon.capture(Scaled(), (torch.randn(4, 8),))

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from gnomon.errors import RunError  # noqa: E402
 from gnomon.frontend.capture import captured  # noqa: E402
@@ -91,3 +92,25 @@ def test_what_every_layer_returns_is_an_output() -> None:
     result = captured(States(), {"x": torch.randn(2, 4)})
     assert len(set(result.graph.outputs)) == 3 and len(result.graph.blocks) == 1
     assert prove(States(), {"x": torch.randn(2, 4)}).holds
+
+
+def test_a_run_makes_no_gradient_of_the_batch_and_holds_no_buffer_that_it_does_not_read() -> None:
+    class Image(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+            self.register_buffer("scale", torch.ones(4))
+            self.register_buffer("table", torch.ones(100))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.stem(x).mean((2, 3)) * self.scale)
+
+    module, x = Image().double(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    run = CapturedRun(module, captured(module, {"x": x}), torch.float64)
+    counts = []
+    for forward in (lambda: module(x), lambda: run.run({"x": x})[0]):
+        with FlopCounterMode(display=False) as counted:
+            forward().sum().backward()
+        counts.append(counted.get_total_flops())
+    assert counts[0] == counts[1] > 0
+    assert run.stage.state_names == {"scale"}

@@ -107,7 +107,7 @@ def captured(
     inputs = {i: v.name for i, v in enumerate(trace.values) if v.origin == "input"}
     symbols = tuple(n for n in first if other is not None and first[n] != second[n])
     converter = Converter(trace, sizes, live, {i: declared[n] for i, n in inputs.items() if n in declared})
-    graph, placed = graph_of(name or type(module).__name__, converter, trace, live, repeated(module), inputs)
+    graph, placed = graph_of(name or type(module).__name__, converter, trace, converter.live, repeated(module), inputs)
     notes += converter.notes
     fixed = [n for n in first if n not in symbols]
     if fixed:

@@ -33,6 +33,8 @@ class Kind:
     attrs: dict[str, AttrValue] = field(default_factory=dict)
     inner_first: bool = False
     """Of a linear: whether its weight is (in, out)."""
+    turned: int | None = None
+    """A transposed view that the call reads, where the kind has what it is a view of."""
 
     def weight_of(self, dims: Sequence[Any]) -> tuple[Any, Any]:
         """(output, inner) of what a linear's weight has in either order."""
@@ -107,11 +109,27 @@ def _addmm(call: _Call, out: int, trace: Trace) -> Kind | None:
 
 
 def _product(call: _Call, out: int, trace: Trace) -> Kind | None:
-    """Of rows and a weight: `x @ weight`."""
-    x, weight = call.value(0, "input"), call.parameter(1, "mat2" if "mat2" in call.kwargs else "other", 2)
-    if x is None or weight is None or len(trace.values[x].shape) < 2 or trace.values[x].origin == "parameter":
+    """Of rows and a weight: `x @ weight`, or `x @ weight.T`."""
+    name = "mat2" if "mat2" in call.kwargs else "other"
+    x, weight, given = call.value(0, "input"), call.parameter(1, name, 2), call.value(1, name)
+    if x is None or given is None or len(trace.values[x].shape) < 2 or trace.values[x].origin == "parameter":
         return None
-    return Kind(kind="linear", operands=(x, weight), out=out, inner_first=True)
+    if weight is not None:
+        return Kind(kind="linear", operands=(x, weight), out=out, inner_first=True)
+    whole = _transposed(given, trace)
+    return None if whole is None else Kind(kind="linear", operands=(x, whole), out=out, turned=given)
+
+
+def _transposed(index: int, trace: Trace) -> int | None:
+    """The parameter whose transpose a value is."""
+    value, tensor = trace.values[index], trace.tensors[index]
+    if value.origin != "op" or len(value.shape) != 2:
+        return None
+    for other, parameter in enumerate(trace.values):
+        if parameter.origin == "parameter" and parameter.grad and parameter.storage == value.storage:
+            same = parameter.shape == value.shape[::-1] and trace.tensors[other].stride() == tensor.stride()[::-1]
+            return other if same else None
+    return None
 
 
 def _attention(call: _Call, out: int, trace: Trace) -> Kind | None:

@@ -99,8 +99,8 @@ class Executor:
             by_layer=self.program.num_stages > plan.num_stages,
         )
         for part in self.stages.values():
-            apart = set() if part.frozen is None else set(part.frozen.by_name)
-            part.states = {name: x for name, x in (states or {}).items() if name not in apart}
+            wanted = part.state_names - (set() if part.frozen is None else set(part.frozen.by_name))
+            part.states = {name: x for name, x in (states or {}).items() if name in wanted}
         here, dtype = self.groups.here, dtypes(plan).param
         by_layer = self.program.num_stages > plan.num_stages
         held = [stage for stage, rank in enumerate(plan.pipeline_ranks) if rank == here.pipeline_rank]

@@ -26,7 +26,7 @@ from gnomon.runtime.crossings import Hop, reads, writes
 from gnomon.runtime.layer_bytes import LayerBytes
 from gnomon.runtime.moves import Step, moved
 from gnomon.runtime.ops.places import places
-from gnomon.runtime.ops.site import ALONE
+from gnomon.runtime.ops.site import ALONE, given
 from gnomon.runtime.packing import Packing, packing_of
 from gnomon.runtime.parameters import Parameters, Tape, Weight
 from gnomon.runtime.saving import Decided, Keeper, Rules
@@ -84,6 +84,8 @@ class Stage(nn.Module):
         """Of dims that inputs bring, on this rank and in this microbatch."""
         self.states: Mapping[str, Tensor] = {}
         """Buffers of a captured model, by full name."""
+        self.state_names = _state_names(graph, layers)
+        """Those that its layers read."""
         self.scans = any(op.kind == "state_space" for layer in layers for op in graph.block(layer.call.block).ops)
         self.captured = any(op.captured is not None for block in graph.blocks for op in block.ops)
         self.draws = any(runs[layer.call.block].drawing for layer in layers)
@@ -254,9 +256,18 @@ class Stage(nn.Module):
         return weight
 
 
+def _state_names(graph: Graph, layers: Sequence[Layer]) -> frozenset[str]:
+    return frozenset(
+        layer.call.parameter_name(tensor.name, layer.index)
+        for layer in layers
+        for tensor in graph.block(layer.call.block).tensors
+        if tensor.kind == "state"
+    )
+
+
 def differentiable(batch: Batch) -> dict[str, Tensor]:
     """The batch with inputs that autograd goes back to, so that it comes to ops that read nothing else."""
-    return {n: x.detach().requires_grad_() if x.is_floating_point() else x for n, x in batch.items()}
+    return {n: given(x) if x.is_floating_point() else x for n, x in batch.items()}
 
 
 def bound(inputs: Sequence[GraphTensor], batch: Batch) -> dict[str, int]:

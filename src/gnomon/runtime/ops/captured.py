@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnomon.errors import RunError
 from gnomon.graph import Literal, Node, Op, Size, Torch, Use
-from gnomon.runtime.ops.site import Operand, Result, Site, read
+from gnomon.runtime.ops.site import Operand, Result, Site, is_given, read
 
 
 @lru_cache(maxsize=4096)
@@ -106,6 +106,8 @@ def captured(
     op = site.op
     assert op.captured is not None, "of captured ops only"
     values: dict[str, Any] = {name: read(x) for name, x in zip(op.inputs, operands, strict=True)}
+    if any(x.requires_grad and not is_given(x) for x in values.values()):  # so there is a way back without the batch
+        values = {name: x.detach() if is_given(x) else x for name, x in values.items()}
     frame = _Frame(values, sizes, compute, device)
     for node in op.captured.nodes:
         name = node.target.split(".")[1].rstrip("_")

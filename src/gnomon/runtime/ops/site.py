@@ -63,6 +63,18 @@ class Axis:
         return torch.cat([_positions(self.segments(local, index), device) for index in range(self.ranks)])
 
 
+def given(x: Tensor) -> Tensor:
+    """An input of the batch that autograd goes back to, though nobody wants its gradient."""
+    x = x.detach().requires_grad_()
+    x.of_batch = True  # type: ignore[attr-defined]
+    return x
+
+
+def is_given(x: Tensor) -> bool:
+    """Whether a tensor is such an input."""
+    return getattr(x, "of_batch", False)
+
+
 ALONE = Axis()
 """One rank."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -95,3 +96,41 @@ def test_what_it_tells_is_the_error_of_the_run(tmp_path: Path, monkeypatch: pyte
     failure = ProcessFailure(local_rank=0, pid=1, exitcode=STATUS, error_file=str(tmp_path / "error.json"))
     assert isinstance(failure.message, dict)
     assert failure.message["message"] == "PeerError: rank 1 has stopped"
+
+
+class Kept:
+    """A store that answers."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return keys[0] in self.values
+
+    def add(self, key: str, amount: int) -> int:
+        return amount
+
+
+def test_silence_counts_before_this_rank_has_stood_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 says nothing from the beginning on; rank 0 stands from second 0, and looks each second of its clock."""
+    store, said, clock = Kept(), list[str](), [0.0]
+    store.set("1", json.dumps([1, "here", 1001, 0.0, 5, 0.0]))
+    monkeypatch.setattr(watchdog, "_store", lambda: None)
+    monkeypatch.setattr(watchdog, "PrefixStore", lambda prefix, inner: store)
+    monkeypatch.setattr(watchdog, "EVERY_S", 600.0)  # its own thread never comes to look
+    monkeypatch.setattr(watchdog, "monotonic", lambda: clock[0])
+    dog = Watchdog(PROGRAM, 0, 2, say=said.append)
+    told = 0.0
+    while not said and clock[0] < 40:
+        clock[0] += 1.0
+        dog._look()
+        told = clock[0]
+    dog.close()
+    assert said[0].startswith("rank 1 (row 5, ")
+    assert told == 18.0  # a fifth of 15 s, and 15 s

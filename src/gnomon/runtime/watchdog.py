@@ -32,6 +32,8 @@ EVERY_S = 1.0
 """Between two looks."""
 SILENT_S = 15.0
 """A rank that has written nothing for so long is taken for stopped."""
+SOON = 5
+"""Part of SILENT_S after which a rank that stands looks at the others, to count from then on."""
 UNANSWERED_S = 2 * SILENT_S
 """A store that has not answered for so long is taken for lost. Ranks that it answers speak first, and know more."""
 STUCK_S = 300.0
@@ -73,6 +75,8 @@ class Watchdog:
         self.silent_s, self.stuck_s, self.say = silent_s, stuck_s, say
         self.row = self._seen = -1
         self._since = monotonic()
+        self._compared = -1.0
+        """Since when this rank stood at its row when it looked at the others first."""
         self._heard: dict[int, tuple[str, float]] = {}
         self._over = threading.Event()
         self._store = PrefixStore("gnomon.watchdog", _store())
@@ -121,6 +125,9 @@ class Watchdog:
         stood = monotonic() - self._since
         mine = self._write(stood)
         if stood < min(self.silent_s, self.stuck_s):
+            if self._compared != self._since and stood >= self.silent_s / SOON:
+                self._compared = self._since
+                self._others(mine)  # from here on it counts how long each says nothing
             return
         alarm = message(self.program, self._others(mine), silent_s=self.silent_s, stuck_s=self.stuck_s)
         if alarm is None:

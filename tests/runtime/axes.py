@@ -17,7 +17,7 @@ from gnomon.models.presets import model
 from gnomon.models.t5 import T5Config, t5
 from gnomon.models.tiny import tiny
 from gnomon.models.vit import VitConfig, vit
-from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Plan, Saved, Workload
+from gnomon.plans import Layout, LayoutRule, Mesh, Optimizer, Overlap, Plan, Saved, Workload
 from gnomon.plans.check import sample_tokens
 from gnomon.runtime import parity
 from gnomon.runtime.ops import context
@@ -25,6 +25,7 @@ from gnomon.runtime.parity import FP64, Compared, Small
 
 SIZES = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "vocab_size": 32}
 LLAMA = llama(LlamaConfig(name="llama", ffn_size=24, **SIZES))
+ODD = llama(LlamaConfig(name="odd", ffn_size=24, **SIZES | {"num_heads": 6, "num_kv_heads": 3}))
 TIED = llama(LlamaConfig(name="tied", ffn_size=24, tied=True, **SIZES))
 MIXTURE = MixtralConfig(name="mixtral", num_experts=4, experts_per_token=2, expert_ffn_size=12, **SIZES)
 MIXTRAL, WINDOWED = mixtral(MIXTURE), mixtral(replace(MIXTURE, window=5))
@@ -65,6 +66,11 @@ def small(graph: Graph, mesh: Mesh, zero: int = 0, how: object = None, kind: str
     encoded = (("enc_seq", 16),) if graph is T5 else ()
     work = replace(WORKLOAD, sizes=encoded, seq_len=sample_tokens(graph) or WORKLOAD.seq_len)
     return Small(graph=graph, plan=plan, workload=work)
+
+
+def whole(*dims: str, sequence_parallel: bool = False) -> Layout:
+    """Every rank has all of these dims."""
+    return Layout(sequence_parallel=sequence_parallel, rules=tuple(LayoutRule(dim=dim) for dim in dims))
 
 
 def away(job: Small) -> Small:
@@ -121,6 +127,9 @@ CASES: dict[str, Small] = {
     "cut linears and adapters, recompute": small(
         ADAPTED, Mesh(tp=2), layout=SP, overlap=cut(2), saved=Saved(preset="full")
     ),
+    "whole heads over tp": small(ODD, Mesh(tp=2), layout=whole("heads", "kv_heads")),
+    "whole heads over tp and zero 3": small(ODD, Mesh(tp=2, dp_shard=2), 3, layout=whole("heads", "kv_heads")),
+    "whole ffn and vocabulary over tp": small(T5, Mesh(tp=2), layout=whole("ffn", "vocab", sequence_parallel=True)),
     "frozen base, zero 3": small(ADAPTED, Mesh(dp_shard=2), 3),
     "adafactor over tp": small(LLAMA, Mesh(tp=2), layout=SP, kind="adafactor"),
     "adafactor, zero 2": small(LLAMA, Mesh(dp_shard=2), 2, kind="adafactor"),

@@ -35,7 +35,12 @@ pytestmark = pytest.mark.torch
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (Plan(layout=Layout(rules=(LayoutRule(dim="ffn"),))), "layout.rules"),
+        (Plan(layout=Layout(rules=(LayoutRule(dim="seq"),))), "layout.rules but those that keep one of heads"),
+        (Plan(layout=Layout(rules=(LayoutRule(dim="ffn", axes=("tp",)),))), "layout.rules but those"),
+        (
+            Plan(mesh=Mesh(dp_shard=2, etp=2), layout=Layout(rules=(LayoutRule(dim="ffn"),))),
+            "layout.rules of ffn beside etp",
+        ),
         (Plan(saved=Saved(preset="selective", rules=(SavedRule(),))), "tensors beside preset 'selective'"),
         (Plan(saved=Saved(preset="full", every=2, rules=(SavedRule(preset="none"),))), "beside saved.every"),
         (Plan(saved=Saved(preset="full", every=2), optimizer=Optimizer(zero=3)), "every under ZeRO 3"),

@@ -221,8 +221,9 @@ def _beyond(parser: argparse.ArgumentParser) -> None:
     """Choices that are tried on the best plans."""
     more = parser.add_argument_group(
         "choices beyond the exact search",
-        "reshard_after_forward prefetch bucket_bytes order async_tp activation_offload\n"
-        "  optimizer_offload parameter_offload parameter_disk fp8: tried on the best plans",
+        "reshard_after_forward prefetch bucket_bytes order async_tp\n"
+        "  activation_offload optimizer_offload parameter_offload parameter_disk\n"
+        "  fp8: tried on the best plans",
     )
     much = more.add_mutually_exclusive_group()
     much.add_argument("--refine", action="store_true", default=None, help="try all that they can be; default a few")

@@ -291,9 +291,8 @@ def _selectors(plan: Plan, graph: Graph) -> Iterator[Problem]:
         if layout.region != "*" and layout.dim in crossing:
             yield _error(
                 "layout_region",
-                f"layout rule on {layout.dim!r} is for {layout.region!r} only, but tensors between blocks "
-                f"have that dim; use "
-                f"region = '*'",
+                f"layout rule on {layout.dim!r} is for {layout.region!r} only, but tensors between blocks have that "
+                f"dim; use region = '*'",
             )
         if layout.dim not in dims:
             yield _error(
@@ -306,10 +305,16 @@ def _dims(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Probl
         mesh = plan.stage_mesh(stage)
         for name in dict.fromkeys(layer.call.block for layer in layers):
             for dim in graph.block(name).dims:
-                if rule := _DIM_RULES.get(_base(dim)):
+                if (rule := _DIM_RULES.get(_base(dim))) and not _kept_whole(plan, mesh, name, dim):
                     yield from rule(plan, mesh, dim)
         if any(_has(graph, layer, kind) for layer in layers for kind in ("attention", "state_space")):
             yield from _sequence(plan, mesh, workload)
+
+
+def _kept_whole(plan: Plan, mesh: Mesh, block: str, dim: Dim) -> bool:
+    """Whether a layout rule has all of a dim on each rank; Ulysses divides heads over cp all the same."""
+    rules = (rule for rule in plan.layout.rules if rule.dim == dim.name and fnmatchcase(block, rule.region))
+    return any(not rule.axes for rule in rules) and (mesh.cp == 1 or plan.layout.context != "ulysses")
 
 
 def _has(graph: Graph, layer: Layer, kind: str) -> bool:
@@ -322,16 +327,11 @@ def _base(dim: Dim) -> str:
     return next((part for part in dim.name.split(".") if part in _DIM_RULES), "")
 
 
-def nearest_divisor(number: int, wanted: int) -> int:
-    """The divisor of `number` that is nearest to `wanted`, the smaller one of two."""
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), d))
-
-
 def _divides(name: str, axis: str, ways: int, dim: Dim) -> Iterator[Problem]:
     size = dim.size
     if size is not None and size % ways:
-        fix = f"the nearest legal {axis} is {nearest_divisor(size, ways)}"
-        yield _error(name, f"{axis} = {ways} does not divide {dim.name} = {size}; {fix}")
+        legal = min((d for d in range(1, size + 1) if size % d == 0), key=lambda d: (abs(d - ways), d))
+        yield _error(name, f"{axis} = {ways} does not divide {dim.name} = {size}; the nearest legal {axis} is {legal}")
 
 
 def _head_ways(plan: Plan, mesh: Mesh) -> tuple[str, int]:
@@ -353,9 +353,8 @@ def _kv_heads(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
     if dim.size is not None and dim.size < ways and ways % dim.size == 0:
         yield _note(
             "kv_heads_replicated",
-            f"{axis} = {ways} is above {dim.name} = {dim.size}: each key-value head is held by "
-            f"{ways // dim.size} ranks, and "
-            f"the gradients of its weights are added up over them",
+            f"{axis} = {ways} is above {dim.name} = {dim.size}: each key-value head is held by {ways // dim.size} "
+            f"ranks, and the gradients of its weights are added up over them",
         )
     else:
         yield from _divides("kv_heads_not_divisible", axis, ways, dim)

@@ -84,6 +84,7 @@ def apply(
         for name, block in sharded.items()
     }
     check_splits(plan, runs)
+    check_shared(graph, sharded)
     stages, presets, start = dict[int, Stage](), layer_presets(plan, graph), beginning(values, graph, seed)
     rules, crossing = rules_of(plan, graph), hops(graph, plan, by_layer=zero == 3 or by_layer)
     for held in parts_held(graph, plan, groups, sharded, device, by_layer=by_layer):
@@ -221,6 +222,21 @@ def axes_of(plan: Plan, groups: Groups) -> dict[str, Axis]:
         for axis in ("cp", "tp", "ep", "etp")
         if axis in along
     }
+
+
+def check_shared(graph: Graph, sharded: Mapping[str, ShardedBlock]) -> None:
+    """PlanError where layout rules divide a parameter in one block that another one reads whole."""
+    found: dict[str, tuple[str, Sharding]] = {}
+    for layer in graph.layers():
+        block = sharded[layer.call.block]
+        for tensor in block.block.parameters:
+            name, home = layer.call.parameter_name(tensor.name, layer.index), block.homes[tensor.name]
+            region, before = found.setdefault(name, (block.block.name, home))
+            if home != before:
+                raise PlanError(
+                    f"layout.rules lay {name} out in {region} as {before} and in {block.block.name} as {home}; give "
+                    f"both regions the same rule"
+                )
 
 
 def check_splits(plan: Plan, runs: Mapping[str, BlockRun]) -> None:

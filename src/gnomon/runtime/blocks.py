@@ -173,6 +173,8 @@ class BlockRun:
         over = str(op.attr("over", "")) if op.kind == "norm" and op.attr("fn", "") != "group" else ""
         if over and any(axis in self.axes and self.axes[axis].ranks > 1 for axis in strategy.inputs[0].axes_of(over)):
             raise PlanError(f"{op.path}: the runtime does not norm over {over}, which ranks divide; use tp = 1")
+        if op.kind == "attention":
+            _check_attention(sharded)
         first = strategy.inputs[0].dim_of("etp") if strategy.inputs else None  # what makes positions reads nothing
         sums = first is not None and strategy.outputs[0].dim_of("etp") is None
         if op.kind == "grouped_linear" and len(op.inputs) > 2 and sums:
@@ -463,6 +465,21 @@ class Frame:
         weights, _ = others
         assert isinstance(weights, Tensor)
         return combine(first, weights, routing, ep=ep, etp=etp)
+
+
+def _check_attention(sharded: ShardedOp) -> None:
+    """PlanError where layout rules divide positions over tp, or queries otherwise than keys and values."""
+    dims = [sharding.dim_of("tp") for sharding in sharded.strategy.inputs[:3]]
+    if positions := [dim for dim in dims if dim is not None and base(dim) in TOKEN_DIMS]:
+        raise PlanError(
+            f"{sharded.op.path}: layout.rules leave heads whole, so that tp divides {positions[0]}, which the "
+            f"runtime's attention does not do; use layout.sequence_parallel = false"
+        )
+    if len({dim is None for dim in dims}) > 1:
+        raise PlanError(
+            f"{sharded.op.path}: layout.rules have tp divide queries and not keys and values, or the other way round; "
+            f"give heads and kv_heads the same rule"
+        )
 
 
 def _over_cp(sharding: Sharding) -> Sharding:

@@ -27,6 +27,9 @@ WHOLE_SCANS = "the runtime does not divide the sequence of a state-space scan"
 WHOLE_MATRIX_OPTIMIZERS = ("adafactor", "muon")
 """Update rules that look at whole matrices, of which other ranks may have parts."""
 
+WHOLE_DIMS = ("heads", "kv_heads", "ffn", "shared_ffn", "vocab")
+"""Dims that a layout rule may keep whole on every rank."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lack:
@@ -45,7 +48,6 @@ LACKS = (
         name="schedule.vocabulary = {plan.schedule.vocabulary!r}",
         asked=lambda plan: plan.schedule.vocabulary != "ends",
     ),
-    Lack(name="layout.rules", asked=lambda plan: bool(plan.layout.rules)),
     Lack(
         name="saved.rules of tensors beside preset 'selective'",
         asked=lambda plan: (
@@ -56,6 +58,14 @@ LACKS = (
     Lack(
         name="saved.rules beside saved.every",
         asked=lambda plan: bool(plan.saved.rules) and plan.saved.every > 1,
+    ),
+    Lack(
+        name=f"layout.rules but those that keep one of {', '.join(WHOLE_DIMS)} whole",
+        asked=lambda plan: any(rule.axes or rule.dim.split(".")[-1] not in WHOLE_DIMS for rule in plan.layout.rules),
+    ),
+    Lack(
+        name="layout.rules of ffn beside etp, which may divide that of experts",
+        asked=lambda plan: plan.mesh.etp > 1 and any(rule.dim.endswith("ffn") for rule in plan.layout.rules),
     ),
     Lack(
         name="overlap.splits other than of seq into as many parts as tp ranks, under layout.sequence_parallel",

@@ -46,7 +46,7 @@ class Shape:
         """With a rank for each machine."""
         return Plan(
             mesh=Mesh(pp=self.stages, dp_replicate=self.pipelines),
-            schedule=Schedule(name="one_f_one_b", num_microbatches=1),
+            schedule=Schedule(num_microbatches=1),
         )
 
     def rank(self, machine: int) -> int:

@@ -35,8 +35,8 @@ pytestmark = pytest.mark.torch
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (Plan(layout=Layout(rules=(LayoutRule(dim="seq"),))), "layout.rules but those that keep one of heads"),
-        (Plan(layout=Layout(rules=(LayoutRule(dim="ffn", axes=("tp",)),))), "layout.rules but those"),
+        (Plan(layout=Layout(rules=(LayoutRule(dim="seq"),))), "layout.rules other than those that keep heads"),
+        (Plan(layout=Layout(rules=(LayoutRule(dim="ffn", axes=("tp",)),))), "layout.rules other than those"),
         (
             Plan(mesh=Mesh(dp_shard=2, etp=2), layout=Layout(rules=(LayoutRule(dim="ffn"),))),
             "layout.rules of ffn beside etp",

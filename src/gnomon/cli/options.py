@@ -476,7 +476,7 @@ def _loss_options(parser: argparse.ArgumentParser) -> None:
         "of processors too, by kernels that all have, which are slower (D2)",
     )  # fmt: skip
     parser.add_argument(
-        "--meet-within", type=rate, default=20.0, metavar="S",
+        "--meet-within", type=rate, metavar="S",
         help="seconds in which processes that are there must have met, at the start and after a loss; 20",
     )  # fmt: skip
     parser.add_argument(

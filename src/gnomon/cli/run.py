@@ -338,7 +338,6 @@ def _job(
         follow_speed=options.follow_speed,
         determinism=options.determinism or "D1",
         grace_s=options.grace,
-        meet_s=options.meet_within,
         decisions=None if options.decisions is None else Path(options.decisions),
         override=tuple(filter(None, (options.override or "").split(","))),
         resume_with=_resume_command(options),
@@ -346,6 +345,7 @@ def _job(
         expected_step_s=None if shares_processes(file, options) else prediction.step_s,
         calibrated=prediction.pricing.cluster if device == "cpu" else None,
         device=device,
+        **({} if options.meet_within is None else {"meet_s": options.meet_within}),
     )
 
 

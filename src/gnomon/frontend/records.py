@@ -12,6 +12,11 @@ import torch
 from torch import Tensor
 
 
+def is_trained(parameter: Tensor) -> bool:
+    """Whether a parameter is: one without elements has nothing to train."""
+    return parameter.requires_grad and parameter.numel() > 0
+
+
 @dataclass(frozen=True, slots=True)
 class Ref:
     """A value among the arguments of a node."""

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from gnomon.errors import CaptureError
 from gnomon.frontend.numbers import FINITE, Numbers, on_cpu
-from gnomon.frontend.records import Node, Ref, Step, Trace, Value
+from gnomon.frontend.records import Node, Ref, Step, Trace, Value, is_trained
 
 LITERAL_ELEMENTS = 64
 """Constants of so many elements are written into the graph; longer ones are states with a name."""
@@ -436,7 +436,7 @@ def record(
         return own.to(dtype) if dtype is not None and x.is_floating_point() else own
 
     for name, parameter in module.named_parameters():
-        swapped[name] = copied(parameter).requires_grad_(parameter.requires_grad and parameter.numel() > 0)
+        swapped[name] = copied(parameter).requires_grad_(is_trained(parameter))
         recorder.value(swapped[name], "parameter", name, learned=True)
     for name, buffer in module.named_buffers():
         swapped[name] = copied(buffer)

@@ -23,7 +23,7 @@ from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Mesh, Plan, layer_presets, stage_layers
 from gnomon.plans.groups import layer_groups
 from gnomon.plans.stages import held_by_several
-from gnomon.runtime.blocks import BlockRun
+from gnomon.runtime.blocks import BlockRun, cut_linears
 from gnomon.runtime.crossings import hops
 from gnomon.runtime.frozen import frozen_of
 from gnomon.runtime.initial import initial, tables_of
@@ -241,13 +241,14 @@ def check_shared(graph: Graph, sharded: Mapping[str, ShardedBlock]) -> None:
 
 def check_splits(plan: Plan, runs: Mapping[str, BlockRun]) -> None:
     """PlanError for a split that cuts nothing."""
-    cut = [path for run in runs.values() for path in run.cuts]
+    cut = {path for run in runs.values() for path in run.cuts}
     for split in plan.overlap.splits:
         if not any(fnmatchcase(path, split.op) for path in cut):
-            known = f"it cuts {', '.join(sorted(set(cut)))}" if cut else "there are none of them"
+            every = {path for run in runs.values() for path in cut_linears(run.ops, (replace(split, op="*"),))}
+            known = f": {', '.join(sorted(every))}" if every else "; sequence parallelism over tp > 1 makes them"
             raise PlanError(
-                f"overlap.splits of {split.op!r}: the runtime cuts linears that read gathered tokens or whose results "
-                f"are scattered over tp, and it is none; {known}"
+                f"overlap.splits of {split.op!r} cuts nothing: what can be cut are linears that read gathered tokens "
+                f"(all that read the same ones together) and those whose results are scattered{known}"
             )
 
 

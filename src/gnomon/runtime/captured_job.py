@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gnomon.errors import GraphError, PlanError
 from gnomon.frontend.capture import Captured
+from gnomon.frontend.records import is_trained
 from gnomon.graph import Graph
 from gnomon.graph.text_inputs import labels_of
 from gnomon.plans import Plan, Workload
@@ -72,11 +73,6 @@ def states_of(module: nn.Module, captured: Captured) -> dict[str, Tensor]:
     """What a module's forward reads beside its inputs and what is trained, by name."""
     states = {**{name: x.clone() for name, x in module.named_buffers()}, **captured.constants}
     return states | {name: x.detach() for name, x in module.named_parameters() if not is_trained(x)}
-
-
-def is_trained(x: Tensor) -> bool:
-    """Whether a parameter is: one without elements has nothing to train."""
-    return x.requires_grad and x.numel() > 0
 
 
 def values_of(held: Mapping[str, Tensor]) -> Callable[[Slot], Tensor | None]:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from gnomon.errors import CaptureError
 from gnomon.frontend.capture import Captured, Dims, captured
+from gnomon.frontend.records import is_trained
 from gnomon.graph import Dtypes as GraphDtypes
 from gnomon.graph import Graph, Layer
 from gnomon.plans import Layout, Mesh
@@ -72,7 +73,7 @@ class CapturedRun:
         )
         values = dict(module.named_parameters())
         self.parameters.fill(lambda slot: values[slot.name].detach().double().reshape(slot.shape))
-        frozen = {name: p.detach() for name, p in module.named_parameters() if not (p.requires_grad and p.numel())}
+        frozen = {name: p.detach() for name, p in module.named_parameters() if not is_trained(p)}
         self.states = {**frozen, **{name: b.clone() for name, b in module.named_buffers()}, **capture.constants}
         self.stage = Stage(graph, graph.layers(), (self.parameters,), self.runs, 0)
         self.dtype = dtype

@@ -60,7 +60,7 @@ LACKS = (
         asked=lambda plan: bool(plan.saved.rules) and plan.saved.every > 1,
     ),
     Lack(
-        name=f"layout.rules but those that keep one of {', '.join(WHOLE_DIMS)} whole",
+        name=f"layout.rules other than those that keep {', '.join(WHOLE_DIMS)} whole",
         asked=lambda plan: any(rule.axes or rule.dim.split(".")[-1] not in WHOLE_DIMS for rule in plan.layout.rules),
     ),
     Lack(

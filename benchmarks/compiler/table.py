@@ -1,6 +1,7 @@
 """Kernels and whole models by backend "gnomon" beside eager, Inductor, ONNX Runtime and OpenVINO.
 
-    python benchmarks/compiler/table.py [--minutes 14] [--only softmax,BERT] [--threads 1] [--state FILE] [--write]
+    python benchmarks/compiler/table.py [--minutes 14] [--only softmax,BERT] [--threads 1] [--dtype bf16] [--state FILE]
+        [--write]
 
 Resumable: each row runs in a process of its own, which is ended after `--limit` seconds, and is added to the state file
 when it is done; the next call goes on with the rows that are missing, and starts none after `--minutes`. In a row all
@@ -9,7 +10,8 @@ caches, and say what of ours Dynamo and AOTAutograd took; a peer whose first cal
 ONNX Runtime and OpenVINO take part in inference where they are installed (`pip install onnxruntime onnx onnxscript
 openvino`). The bound is, of kernels,
 the bytes that must move at the rate of adding a number to the same array in the same rounds; of models, FLOPs at the
-rate of a product of matrices of 1,024 x 1,024 in the same rounds. Float32.
+rate of a product of matrices of 1,024 x 1,024 in the same rounds. `--dtype bf16` casts models and inputs; the other
+runtimes take part in fp32 only.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from statistics import quantiles
+from statistics import geometric_mean, quantiles
 from typing import Any
 
 import torch
@@ -42,6 +44,7 @@ RESULT = Path(__file__).parents[1] / "results" / "compiler_table.md"
 PEERS = ("eager", "gnomon", "inductor")
 OTHERS = ("onnxruntime", "openvino")
 SQUARE = 1024
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 KERNELS_S, MODELS_S = 3.0, 8.0
 """Seconds in which all peers take turns."""
 LEAST = 5
@@ -59,11 +62,26 @@ class Case:
     """Arrays of the first input's size that must be read or written."""
 
 
-def cases() -> list[Case]:
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of (tokens, heads, head size), by halves."""
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
+
+
+def updated(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Parameters and states after a step of AdamW."""
+    m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
+    return p * (1 - 1e-5) - 1e-4 * m / (v.sqrt() + 1e-8), m, v
+
+
+def cases(dtype: torch.dtype) -> list[Case]:
     torch.manual_seed(0)
-    rows, columns = 2048, 1024
-    x, y, w, b = torch.randn(rows, columns), torch.randn(rows, columns), torch.randn(columns), torch.randn(columns)
+    rows, columns, head = 2048, 1024, 64
+    x, y, g = (torch.randn(rows, columns).to(dtype) for _ in range(3))
+    w, b = torch.randn(columns).to(dtype), torch.randn(columns).to(dtype)
     target = torch.randint(0, columns, (rows,))
+    angles = torch.arange(rows)[:, None, None] / 10_000 ** (torch.arange(head) % (head // 2) * 2 / head)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     table = [
         ("softmax", lambda a: F.softmax(a, -1), (x,), 2, 3),
         ("log-softmax", lambda a: F.log_softmax(a, -1), (x,), 2, 3),
@@ -73,12 +91,15 @@ def cases() -> list[Case]:
         ("GELU", lambda a: F.gelu(a), (x,), 2, 3),
         ("SwiGLU", lambda a, c: F.silu(a) * c, (x, y), 3, 5),
         ("cross-entropy", lambda a: F.cross_entropy(a, target), (x,), 1, 2),
+        ("RoPE", lambda a: rotated(a, cos, sin), (x.view(rows, columns // head, head),), 2, 2),
+        ("dropout, residual", lambda a, c: F.dropout(a, 0.1) + c, (x, y), 3, 3),
+        ("residual, layer norm", lambda a, c, p, q: F.layer_norm(a + c, (columns,), p, q), (x, y, w, b), 3, 5),
     ]
     out = []
     for name, call, inputs, forward, backward in table:
         out.append(Case(name=name, call=call, inputs=inputs, moved=forward))
         out.append(Case(name=f"{name}, training", call=call, inputs=inputs, train=True, moved=forward + backward))
-    return out
+    return [*out, Case(name="AdamW", call=updated, inputs=(x, g, torch.zeros_like(x), torch.zeros_like(x)), moved=7)]
 
 
 def caller(case: Case, peer: str) -> Callable[[], Any]:
@@ -155,10 +176,11 @@ def kernel_row(case: Case) -> Row:
     )  # fmt: skip
 
 
-def model_row(model: Model, train: bool) -> Row:
+def model_row(model: Model, train: bool, dtype: torch.dtype) -> Row:
     torch.manual_seed(0)
-    module, inputs = model.build(), model.inputs(model.train if train else model.batch)
-    module.train(train)
+    module = model.build().to(dtype).train(train)
+    given = model.inputs(model.train if train else model.batch)
+    inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in given)
 
     def stepped(function: Any) -> Callable[[], Any]:
         def infer() -> Any:
@@ -181,12 +203,12 @@ def model_row(model: Model, train: bool) -> Row:
         return stepped(function)
 
     makers: dict[str, Any] = {peer: lambda peer=peer: made(peer) for peer in PEERS}
-    if not train:
+    if not train and dtype == torch.float32:
         makers |= {peer: lambda peer=peer: exported(peer, module, inputs) for peer in OTHERS}
     with FlopCounterMode(display=False) as counted:
         stepped(module)()
     calls, first, left_out = first_calls(makers)
-    square = torch.randn(SQUARE, SQUARE)
+    square = torch.randn(SQUARE, SQUARE).to(dtype)
     return Row(
         name=f"{model.name}, {'training' if train else 'inference'}", calls=calls, first_s=first,
         shared_s=shared(first), rate=lambda: square @ square,
@@ -237,14 +259,14 @@ def measured(row: Row, share: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rows() -> dict[str, Callable[[], Row]]:
+def rows(dtype: torch.dtype) -> dict[str, Callable[[], Row]]:
     """All rows, by name."""
-    made: dict[str, Callable[[], Row]] = {case.name: lambda case=case: kernel_row(case) for case in cases()}
+    made: dict[str, Callable[[], Row]] = {case.name: lambda case=case: kernel_row(case) for case in cases(dtype)}
     for train in (False, True):
         for model in models():
             if not train or model.train:
                 name = f"{model.name}, {'training' if train else 'inference'}"
-                made[name] = lambda model=model, train=train: model_row(model, train)
+                made[name] = lambda model=model, train=train: model_row(model, train, dtype)
     return made
 
 
@@ -271,11 +293,29 @@ def reasons(result: dict[str, Any]) -> str:
     return "; ".join(f"{peer}: {why}" for peer, why in missing.items()).replace("|", "/")
 
 
-def page(results: Sequence[dict[str, Any]], threads: int, command: str) -> str:
+def geomeans(results: Sequence[dict[str, Any]]) -> str:
+    """Geometric means of the models' ratios, and of what the first call takes beside Inductor's."""
+    told, names = [], {model.name for model in models()}
+    for kind in ("inference", "training"):
+        chosen = [
+            one for one in results if one["name"].endswith(f", {kind}") and one["name"].rsplit(", ", 1)[0] in names
+        ]
+        for peer in ("eager", "inductor"):
+            ratios = [
+                one["ms"][peer][1] / one["ms"]["gnomon"][1]
+                for one in chosen
+                if {peer, "gnomon"} <= set(one.get("ms", ()))
+            ]
+            if ratios:
+                told.append(f"{kind}, {peer} / gnomon: {geometric_mean(ratios):.2f} of {len(ratios)} models")
+    return "; ".join(told)
+
+
+def page(results: Sequence[dict[str, Any]], threads: int, dtype: str, command: str) -> str:
     """The table, and how far what misses its goal is from its bound."""
     out = [
         "# The compiler's kernels and models beside eager, Inductor, ONNX Runtime and OpenVINO", "",
-        f"{date.today()}, `{command}`, {platform.processor() or platform.machine()}, {threads} thread(s), "
+        f"{date.today()}, `{command}`, {platform.processor() or platform.machine()}, {threads} thread(s), {dtype}, "
         f"torch {torch.__version__}, load average {os.getloadavg()[0]:.1f} at the end. "
         "Milliseconds: medians and quartiles. First calls start with empty caches; *shared*: what Dynamo and "
         "AOTAutograd took of ours.", "",
@@ -296,14 +336,17 @@ def page(results: Sequence[dict[str, Any]], threads: int, command: str) -> str:
         if ms["gnomon"][1] * 0.98 > best:
             far = f"; {ms['gnomon'][1] / result['bound_ms']:.2f} times the bound" if result["bound_ms"] else ""
             missed.append(f"- {result['name']}: {best / ms['gnomon'][1]:.2f} of the better of eager and Inductor{far}.")
+    if means := geomeans(results):
+        out += [f"Geometric means of models: {means}.", ""]
     out += ["Below 0.98 of the better of eager and Inductor:", "", *(missed or ["- none."]), ""]
     out += ["Below 0.9 of the better of ONNX Runtime and OpenVINO:", "", *(slower or ["- none."])]
     return "\n".join(out) + "\n"
 
 
-def in_process(name: str, threads: int, limit_s: float, share: float) -> dict[str, Any]:
+def in_process(name: str, threads: int, dtype: str, limit_s: float, share: float) -> dict[str, Any]:
     """A row by a process of its own, with empty caches of compilers."""
-    words = [sys.executable, __file__, "--row", name, "--threads", str(threads), "--share", str(share)]
+    words = [sys.executable, __file__, "--row", name, "--threads", str(threads), "--dtype", dtype]
+    words += ["--share", str(share)]
     try:
         with tempfile.TemporaryDirectory() as folder:
             empty = {name: f"{folder}/{name}" for name in ("GNOMON_CACHE", "TORCHINDUCTOR_CACHE_DIR")}
@@ -321,6 +364,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="parts of names of rows")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="fp32")
     parser.add_argument("--minutes", type=float, default=14.0, help="after which no row is begun")
     parser.add_argument("--limit", type=float, default=360.0, help="seconds of one row")
     parser.add_argument("--share", type=float, default=1.0, help="of the seconds in which peers take turns")
@@ -329,27 +373,29 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    every = rows(DTYPES[options.dtype])
     if options.row:
         signal.signal(signal.SIGALRM, too_long)
-        print("\n" + json.dumps(measured(rows()[options.row](), options.share)))
+        print("\n" + json.dumps(measured(every[options.row](), options.share)))
         return
-    state = options.state or Path(tempfile.gettempdir()) / f"gnomon-table-{options.threads}.jsonl"
+    state = options.state or Path(tempfile.gettempdir()) / f"gnomon-table-{options.threads}-{options.dtype}.jsonl"
     known = [json.loads(text) for text in state.read_text().splitlines()] if state.exists() else []
     began, names = time.monotonic(), [one["name"] for one in known]
-    asked = [name for name in rows() if any(word in name for word in options.only.split(","))]
+    asked = [name for name in every if any(word in name for word in options.only.split(","))]
     for name in asked:
         if name in names or time.monotonic() - began > 60 * options.minutes:
             continue
-        known.append(in_process(name, options.threads, options.limit, options.share))
+        known.append(in_process(name, options.threads, options.dtype, options.limit, options.share))
         if "ms" in known[-1]:  # what failed is tried again by the next call
             with state.open("a") as file:
                 file.write(json.dumps(known[-1]) + "\n")
         print(line(known[-1]), flush=True)
     shown = [one for one in known if one["name"] in asked]
-    text = page(shown, options.threads, "python benchmarks/compiler/table.py " + " ".join(sys.argv[1:]))
+    text = page(shown, options.threads, options.dtype, "python benchmarks/compiler/table.py " + " ".join(sys.argv[1:]))
     print(text, f"{len(shown)} of {len(asked)} rows; state in {state}")
     if options.write:
-        RESULT.with_stem(f"compiler_table_{options.threads}").write_text(text)
+        kind = "" if options.dtype == "fp32" else f"_{options.dtype}"
+        RESULT.with_stem(f"compiler_table_{options.threads}{kind}").write_text(text)
 
 
 if __name__ == "__main__":

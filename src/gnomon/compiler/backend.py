@@ -19,7 +19,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from gnomon.compiler import columns, loops, products, recurrent, recurrent_modules, recurrent_training
+from gnomon.compiler import columns, dropout, loops, products, recurrent, recurrent_modules, recurrent_training
 from gnomon.compiler.build import has_compiler, libraries
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.program import LINES, Planned, Program, Writer, program, write
@@ -47,13 +47,19 @@ def gnomon(module: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Cal
         fw_compiler=compile_graph,
         bw_compiler=compile_graph,
         inference_compiler=compile_graph,
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=partition,
         keep_inference_input_mutations=True,
     )
     return through(module, inputs)  # type: ignore[no-any-return]
 
 
 recurrent_modules.allow(gnomon)
+
+
+def partition(joint: torch.fx.GraphModule, *inputs: Any, **sizes: Any) -> tuple[torch.fx.GraphModule, ...]:
+    """Forward and backward of a joint graph: what is kept between is the least of bytes."""
+    dropout.split(joint.graph)
+    return min_cut_rematerialization_partition(joint, *inputs, **sizes)
 
 
 def say_once(message: str) -> None:
@@ -78,6 +84,7 @@ class Compiled:
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         began = time.perf_counter()
+        dropout.split(module.graph)
         self.columns = columns.fuse(module.graph)
         self.recurrent = recurrent.fuse(module.graph, recurrent_training.Learner)
         self.products = products.fuse(module.graph)

@@ -1,0 +1,57 @@
+"""Dropout as random numbers and plain arithmetic, so that scaling, mask and what follows join a group.
+
+`split(graph)` replaces `native_dropout` and its backward, as AOTAutograd traces dropout, by `bernoulli` and formulas of
+single numbers. The random numbers stay PyTorch's and are drawn in the same order: with one seed a compiled model drops
+what eager drops. Leaves out dropout on a GPU, whose numbers eager draws by another kernel.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import fx, ops
+
+aten = ops.aten
+Node = Any
+"""`torch.fx.Node`: its arguments may be anything, and are looked at before they are taken for something."""
+
+
+def split(graph: fx.Graph) -> int:
+    """Rewrites the graph of a forward, or of forward and backward; returns how many it found."""
+    found = [node for node in graph.nodes if node.target is aten.native_dropout.default and _fits(node)]
+    for node in found:
+        x, p = node.args[:2]
+        with graph.inserting_before(node):
+            mask = _call(graph, aten.ne.Scalar, _call(graph, aten.bernoulli.p, x, 1 - p), 0)
+            results = (_scaled(graph, x, mask, aten.div.Tensor, 1 - p), mask)
+        for user in list(node.users):
+            user.replace_all_uses_with(results[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
+        for user in list(mask.users):
+            if user.target is aten.native_dropout_backward.default:
+                grad, _, scale = user.args
+                with graph.inserting_before(user):
+                    user.replace_all_uses_with(_scaled(graph, grad, mask, aten.mul.Tensor, scale))
+                graph.erase_node(user)
+    return len(found)
+
+
+def _fits(node: Node) -> bool:
+    x, p, train = (*node.args, True)[:3]
+    known = isinstance(x, fx.Node) and isinstance(p, float) and 0 < p < 1 and train in (True, None)
+    on_cpu = known and x.meta["val"].device.type == "cpu"
+    return on_cpu and all(user.target is operator.getitem for user in node.users)
+
+
+def _scaled(graph: fx.Graph, x: Node, mask: Node, how: Any, by: float) -> Node:
+    """x times the mask, multiplied or divided by a number first, as eager does it."""
+    wide = _call(graph, aten._to_copy.default, mask, dtype=x.meta["val"].dtype)
+    return _call(graph, aten.mul.Tensor, x, _call(graph, how, wide, by))
+
+
+def _call(graph: fx.Graph, target: Any, *args: Any, **named: Any) -> Node:
+    node = graph.call_function(target, args, named)
+    node.meta["val"] = target(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args), **named)
+    return node

@@ -1,0 +1,60 @@
+"""Dropout: with one seed a compiled function drops what eager drops, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gnomon.compiler import backend  # noqa: E402
+
+pytestmark = pytest.mark.torch
+F = torch.nn.functional
+
+
+def twice(a: object, b: object, p: float) -> object:
+    return F.dropout(F.dropout(a, p) * b + b, 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_drops_what_eager_drops(dtype: torch.dtype, dynamic: bool) -> None:
+    torch._dynamo.reset()
+    before = len(backend.reports)
+    compiled = torch.compile(twice, backend=backend.gnomon, dynamic=dynamic)
+    a, b = (torch.randn(64, 48, dtype=dtype, requires_grad=True) for _ in range(2))
+    for seed in range(3):  # the first call is on trial and gives PyTorch's own results
+        made = []
+        for call in (twice, compiled):
+            torch.manual_seed(seed)
+            out = call(a, b, 0.25)
+            made.append((out, *torch.autograd.grad(out.float().square().sum(), (a, b))))
+        for eager, ours in zip(*made, strict=True):
+            assert torch.equal(eager == 0, ours == 0)
+            near = 1e-5 if dtype == torch.float32 else 0.02  # eager rounds to bf16 after each operation
+            assert (ours - eager).norm().item() <= near * eager.norm().item()
+    called = [str(node.target) for one in backend.reports[before:] for node in one.program.graph.nodes]
+    assert "aten.bernoulli.p" in called
+    assert not [name for name in called if "native_dropout" in name]
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_drops_nothing_or_all(p: float) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda a: F.dropout(a, p) + 1, backend=backend.gnomon)
+    a = torch.randn(8, 8, requires_grad=True)
+    for _ in range(2):
+        out = compiled(a)
+        assert torch.equal(out, F.dropout(a, p) + 1)
+        (grad,) = torch.autograd.grad(out.sum(), a)
+        assert torch.equal(grad, torch.full_like(a, 1 - p))
+
+
+def test_evaluation_draws_nothing() -> None:
+    torch._dynamo.reset()
+    layer = torch.nn.Dropout(0.5).eval()
+    compiled = torch.compile(lambda a: layer(a) * 2 + 1, backend=backend.gnomon)
+    a = torch.randn(8, 8)
+    state = torch.get_rng_state()
+    assert torch.equal(compiled(a), a * 2 + 1)
+    assert torch.equal(state, torch.get_rng_state())

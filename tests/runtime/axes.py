@@ -39,6 +39,9 @@ DEEPSEEK = tiny(model("deepseek-v3"), tp=2, layers=1)
 FURTHER = tiny(deepseek_v3(deepseek_v3_671b(mtp_modules=2)), tp=2, layers=1)
 SCANS = tiny(model("nemotron-h-8b"), tp=2, layers=1)
 ADAPTED = with_adapters(LLAMA, Adapters(rank=2))
+WIDE = SIZES | {"hidden_size": 64, "head_dim": 32}
+"""Of which two tensor-parallel ranks have whole blocks of 64."""
+FOUR_BITS = with_adapters(llama(LlamaConfig(name="wide", ffn_size=128, **WIDE)), Adapters(rank=2, base="nf4"))
 GPT2 = tiny(model("gpt2"), tp=2, layers=1)
 BERT = bert(
     BertConfig(
@@ -131,6 +134,11 @@ CASES: dict[str, Small] = {
     "whole heads over tp and zero 3": small(ODD, Mesh(tp=2, dp_shard=2), 3, layout=whole("heads", "kv_heads")),
     "whole ffn and vocabulary over tp": small(T5, Mesh(tp=2), layout=whole("ffn", "vocab", sequence_parallel=True)),
     "frozen base, zero 3": small(ADAPTED, Mesh(dp_shard=2), 3),
+    "base in four bits, zero 3": small(FOUR_BITS, Mesh(dp_shard=2), 3),
+    "base in four bits, zero 1, recompute": small(FOUR_BITS, Mesh(dp_shard=2), 1, saved=Saved(preset="full")),
+    "base in four bits on the host, stages": away(small(FOUR_BITS, Mesh(pp=2), 3)),
+    "base in four bits, split backward": small(FOUR_BITS, Mesh(pp=2), how=ZB),
+    "base in four bits over tp, cut linears": small(FOUR_BITS, Mesh(tp=2), layout=SP, overlap=cut(2)),
     "adafactor over tp": small(LLAMA, Mesh(tp=2), layout=SP, kind="adafactor"),
     "adafactor, zero 2": small(LLAMA, Mesh(dp_shard=2), 2, kind="adafactor"),
     "adafactor of experts, zero 3": small(MIXTRAL, Mesh(dp_shard=2, ep=2), 3, kind="adafactor"),

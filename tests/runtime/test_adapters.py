@@ -17,7 +17,7 @@ from torch import Tensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import gnomon  # noqa: E402
-from gnomon.errors import InputError, PlanError  # noqa: E402
+from gnomon.errors import InputError  # noqa: E402
 from gnomon.formats.huggingface.safetensors import read_header  # noqa: E402
 from gnomon.models.lora import Adapters, with_adapters  # noqa: E402
 from gnomon.plans import Plan, Precision, Schedule, Workload  # noqa: E402
@@ -103,9 +103,3 @@ def test_adapters_go_to_a_folder_of_peft_and_back(base: Path, tmp_path: Path) ->
     (tmp_path / "trained" / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 8}))
     with pytest.raises(InputError, match="only lora_alpha = r is read"):
         adapters.values_of(tmp_path / "trained", graph)
-
-
-def test_a_base_in_four_bits_is_refused_by_name(base: Path) -> None:
-    graph = with_adapters(pretrained.model_of(base).graph, Adapters(rank=4, base="nf4"))
-    with pytest.raises(PlanError, match="in four bits .* in place of \\+qlora"):
-        OneProcess(graph)

@@ -2,8 +2,8 @@
 
 A folder has `adapter_config.json` and `adapter_model.safetensors`, whose tensors are named
 `base_model.model.<module>.lora_A.weight` and `.lora_B.weight`. `values_of` reads it, `export` writes it. An adapter's
-factor is lora_alpha / r, which is 1 here. Leaves out QLoRA, rank-stabilised factors, DoRA, and adapters of modules that
-a model's files join (Phi-3's qkv_proj).
+factor is lora_alpha / r, which is 1 here. The base may be in four bits (`nf4`). Leaves out rank-stabilised factors,
+DoRA, and adapters of modules that a model's files join (Phi-3's qkv_proj).
 Source: PEFT 0.18, LoraConfig and save_pretrained.
 """
 

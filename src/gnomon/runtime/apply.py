@@ -25,7 +25,7 @@ from gnomon.plans.groups import layer_groups
 from gnomon.plans.stages import held_by_several
 from gnomon.runtime.blocks import BlockRun, cut_linears
 from gnomon.runtime.crossings import hops
-from gnomon.runtime.frozen import frozen_of
+from gnomon.runtime.frozen import Where, four_bit_of, frozen_of, in_four_bits, placed
 from gnomon.runtime.initial import initial, tables_of
 from gnomon.runtime.mesh import Groups
 from gnomon.runtime.ops import check_runnable
@@ -86,6 +86,13 @@ def apply(
     check_splits(plan, runs)
     check_shared(graph, sharded)
     stages, presets, start = dict[int, Stage](), layer_presets(plan, graph), beginning(values, graph, seed)
+    where = Where(
+        shard=groups.here.shard,
+        num_shards=mesh.dp_shard * mesh.cp if zero == 3 else 1,
+        away=zero == 3 and plan.optimizer.offload_parameters,
+        folder=folder_of(plan),
+    )
+    narrow = in_four_bits(graph)
     rules, crossing = rules_of(plan, graph), hops(graph, plan, by_layer=zero == 3 or by_layer)
     for held in parts_held(graph, plan, groups, sharded, device, by_layer=by_layer):
         number, layers = held.number, held.layers
@@ -99,16 +106,10 @@ def apply(
         still = tuple(slots_of(layers, sharded, axes, set(), frozen=True))
         if stages[number].captured:
             still = _held_apart(still, values, zero, graph)
-        shards = mesh.dp_shard * mesh.cp if zero == 3 else 1
-        stages[number].frozen = frozen_of(
-            still,
-            dtypes(plan).param,
-            start,
-            device,
-            shard=groups.here.shard,
-            num_shards=shards,
-            away=zero == 3 and plan.optimizer.offload_parameters,
-            folder=folder_of(plan),
+        dtype = dtypes(plan).param
+        stages[number].frozen = frozen_of((s for s in still if s.name not in narrow), dtype, start, device, where)
+        stages[number].four_bit = four_bit_of(
+            (slot for slot in still if slot.name in narrow), dtype, start, values, device, where
         )
         stages[number].presets, stages[number].every, stages[number].rules = presets, plan.saved.every, rules
     return stages
@@ -130,7 +131,7 @@ def _held_apart(
                 f"{graph.name}: the runtime does not divide {slot.name}, which is not trained, by ZeRO 3 and tp"
             )
         chosen.append(slot)
-    return _placed(chosen)
+    return placed(chosen)
 
 
 def sharded_blocks(graph: Graph, plan: Plan, mesh: Mesh) -> dict[str, ShardedBlock]:
@@ -291,7 +292,7 @@ def _held(
         away = zero == 3 and plan.optimizer.offload_parameters
         divided = zero if shards > 1 or away else 0
         every = slots_of(layers, sharded, axes, counted, experts, apart=apart, looked_up=tables)
-        slots = _placed(one for one in every if one.name not in lent and (apart or (one.name in shared) == alone))
+        slots = placed(one for one in every if one.name not in lent and (apart or (one.name in shared) == alone))
         if not slots and (apart or alone):
             continue
         parts.append(
@@ -309,15 +310,6 @@ def _held(
             )
         )
     return parts
-
-
-def _placed(slots: Iterable[Slot]) -> tuple[Slot, ...]:
-    """One after the other."""
-    placed, start = list[Slot](), 0
-    for slot in slots:
-        placed.append(replace(slot, start=start))
-        start = placed[-1].stop
-    return tuple(placed)
 
 
 def holders(plan: Plan, graph: Graph, zero: int) -> dict[str, tuple[int, ...]]:

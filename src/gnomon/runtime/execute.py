@@ -99,7 +99,7 @@ class Executor:
             by_layer=self.program.num_stages > plan.num_stages,
         )
         for part in self.stages.values():
-            wanted = part.state_names - (set() if part.frozen is None else set(part.frozen.by_name))
+            wanted = part.state_names.difference(*(still.by_name for still in part.still))
             part.states = {name: x for name, x in (states or {}).items() if name in wanted}
         here, dtype = self.groups.here, dtypes(plan).param
         by_layer = self.program.num_stages > plan.num_stages
@@ -278,8 +278,9 @@ class Executor:
         apart = [x for part in self.stages.values() for x in part.states.values()]
         beside = {x.untyped_storage().data_ptr(): x for x in (*apart, *self.compute.apart) if x is not None}
         for part in self.stages.values():  # counted as parameters
-            if part.frozen is not None and part.frozen.flat is not None:
-                beside.pop(part.frozen.flat.untyped_storage().data_ptr(), None)
+            for still in part.still:
+                if still.flat is not None:
+                    beside.pop(still.flat.untyped_storage().data_ptr(), None)
         return sum(self._levels()) + sum(x.untyped_storage().nbytes() for x in beside.values())
 
     def measured_step(self, batch: Tensor | Batch, *, memory: bool = False) -> tuple[StepResult, Timeline]:

@@ -17,7 +17,7 @@ from gnomon.graph import Graph
 from gnomon.plans import Layout, Mesh
 from gnomon.runtime.apply import beginning, slots_of
 from gnomon.runtime.blocks import BlockRun
-from gnomon.runtime.frozen import frozen_of
+from gnomon.runtime.frozen import four_bit_of, frozen_of, in_four_bits
 from gnomon.runtime.ops import check_runnable
 from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Slot
 from gnomon.runtime.stage import Batch, Stage
@@ -53,7 +53,10 @@ class OneProcess:
         self.stage = Stage(graph, graph.layers(), (self.parameters,), runs, 0)
         self.stage.states = states or {}
         still = () if self.stage.captured else tuple(slots_of(graph.layers(), sharded, {}, set(), frozen=True))
-        self.stage.frozen = frozen_of(still, dtype, first, device)
+        narrow = in_four_bits(graph)
+        self.stage.frozen = frozen_of((slot for slot in still if slot.name not in narrow), dtype, first, device)
+        of_base = (slot for slot in still if slot.name in narrow)
+        self.stage.four_bit = four_bit_of(of_base, dtype, first, values, device)
 
     def output(self, batch: Batch) -> Tensor:
         """The loss summed over tokens, or logits."""

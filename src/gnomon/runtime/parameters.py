@@ -126,6 +126,8 @@ class Parameters:
     """Whether they have gradients (`frozen`)."""
     borrowed = False
     """Whether another layer holds them (`Borrowed`)."""
+    lies_flat = True
+    """Whether `value` is part of `flat`, and not made of it."""
 
     def __init__(
         self,
@@ -150,8 +152,8 @@ class Parameters:
         self.file: ParameterFile | None = None
         """The shard, where it waits on a disk."""
         self.by_name = {slot.name: slot for slot in slots}
-        self.ranges: dict[str, Range] = {slot.name: (slot.start, slot.stop) for slot in slots}
-        used = max((slot.stop for slot in slots), default=0)
+        self.ranges = self.lay_out()
+        used = max((stop for _, stop in self.ranges.values()), default=0)
         self.size = -(-used // num_shards) * num_shards if zero else used
         part = self.size // num_shards if zero else self.size
         self.mine: Range = (shard * part, (shard + 1) * part) if zero else (0, self.size)
@@ -166,11 +168,19 @@ class Parameters:
         self.grad_shard: Tensor | None = None
         self.begun: set[str] = set()  # parameters whose gradient has its first term; the others' is not written yet
 
+    def lay_out(self) -> dict[str, Range]:
+        """Where each parameter lies in the flat buffer."""
+        return {slot.name: (slot.start, slot.stop) for slot in self.slots}
+
     def fill(self, value: Callable[[Slot], Tensor]) -> None:
         """Sets all parameters, keeps this rank's shard (under ZeRO 3 nothing else) and the optimizer's copy."""
         flat = torch.zeros(self.size, dtype=torch.float64)
         for slot in self.slots:
             flat[slot.start : slot.stop] = value(slot).flatten()
+        self.keep(flat)
+
+    def keep(self, flat: Tensor) -> None:
+        """Takes the values of all parameters: of them this rank's shard, and the optimizer's copy."""
         begin, end = self.mine
         if self.dtypes.master is not None:
             self.master = flat[begin:end].to(self.device, self.dtypes.master)
@@ -397,7 +407,7 @@ class Weight:
             return self._seen[1]
         value = self._parameters.value(self._name)
         matrix = value.view(math.prod(self.shape[: self._rows]), -1) if self._rows else value.flatten()
-        if self._parameters.zero < 3 and self._parameters.flat is not None:
+        if self._parameters.zero < 3 and self._parameters.lies_flat and self._parameters.flat is not None:
             self._seen = self._parameters.flat, matrix
         return matrix
 

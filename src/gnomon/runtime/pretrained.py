@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gnomon.errors import InputError
+from gnomon.formats.huggingface.four_bits import check_same
 from gnomon.formats.huggingface.runnable import Runnable, read_runnable
 from gnomon.formats.huggingface.weights import Layout, layout
 from gnomon.graph import Graph
@@ -27,6 +28,7 @@ from gnomon.runtime.checkpoint.files import Reader
 from gnomon.runtime.checkpoint.record import read_record
 from gnomon.runtime.collectives import all_gather
 from gnomon.runtime.execute import Executor
+from gnomon.runtime.frozen import in_four_bits
 from gnomon.runtime.one_process import OneProcess
 from gnomon.runtime.parameters import CPU, Parameters
 from gnomon.runtime.weights import DTYPES, INDEX, Folder, Values, Writer, copy_rest, reader, settled, start_folder
@@ -58,7 +60,9 @@ def values_of(path: Path, graph: Graph) -> Values:
             f"model than the plan's {graph.name} ({_size(graph)}); make the plan for that config.json"
         )
     folder = Folder.of(path)
-    return reader(folder, settled(folder, layout(model.graph, model.model_type)))
+    where = settled(folder, layout(model.graph, model.model_type))
+    check_same(where, in_four_bits(graph), str(path))
+    return reader(folder, where)
 
 
 def _size(graph: Graph) -> str:
@@ -132,6 +136,8 @@ def export(executor: Executor, target: Path, *, model: Path) -> Path:
 def _begun(target: Path, model: Path, where: Layout, dtype: torch.dtype, like: Folder | None) -> Writer:
     """A folder with all that goes with weights, into which they are put."""
     check_export(target, model)
+    if where.four_bits:
+        raise InputError(f"{model} has weights in four bits, which whole ones are not written as; export adapters")
     writer = start_folder(target, where, dtype, like)
     for pattern in BESIDE:
         for file in (model if model.is_dir() else model.parent).glob(pattern):

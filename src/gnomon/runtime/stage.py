@@ -60,6 +60,8 @@ class Stage(nn.Module):
         self.zero = zero
         self.frozen: Parameters | None = None
         """Weights that are not trained; of a captured model those that ZeRO 3 divides."""
+        self.four_bit: Parameters | None = None
+        """Those of them that are in four bits."""
         self.holder = {name: part for part in held for name in part.by_name} | dict(borrowed)
         """Name of a parameter -> which of `held` has it, or from whom it is borrowed."""
         self.borrowed = dict(borrowed)
@@ -120,7 +122,12 @@ class Stage(nn.Module):
     @property
     def parts(self) -> tuple[Parameters, ...]:
         """All that is gathered under ZeRO 3: what is trained, and what is only read."""
-        return self.reduced if self.frozen is None else (*self.reduced, self.frozen)
+        return (*self.reduced, *self.still)
+
+    @property
+    def still(self) -> tuple[Parameters, ...]:
+        """What is only read."""
+        return tuple(part for part in (self.frozen, self.four_bit) if part is not None)
 
     def forward(self, entered: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         """entered: what earlier stages hand it, by name. Returns what it hands later ones, by name; at the last stage
@@ -243,8 +250,7 @@ class Stage(nn.Module):
 
         def made(name: str, rows: int) -> Weight:
             full = layer.call.parameter_name(name, layer.index)
-            frozen = self.frozen is not None and full in self.frozen.by_name
-            part = self.frozen if frozen and self.frozen is not None else self.holder[full]
+            part = next((part for part in self.still if full in part.by_name), None) or self.holder[full]
             held = part.by_name[full].shape
             shape, start = [], 0
             for dim in run.block.tensor(name).dims:

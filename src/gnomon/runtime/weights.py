@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from gnomon.errors import InputError
+from gnomon.formats.huggingface.four_bits import GROUPS, MAPS, SCALES, STATE, state_of, with_blocks
 from gnomon.formats.huggingface.pieces import Piece
 from gnomon.formats.huggingface.safetensors import DTYPE_BYTES, Entry, header_of, read_header
 from gnomon.formats.huggingface.weights import Layout
-from gnomon.runtime.parameters import Slot
+from gnomon.runtime.nf4 import Blocks, code, dynamic
+from gnomon.runtime.parameters import CPU, Slot
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -68,10 +70,10 @@ class Folder:
             _check_index(index, _weight_map(index), entries)
         return Folder(folder, entries, {name: header.metadata for name, header in headers.items()})
 
-    def read(self, tensor: str) -> Tensor:
-        """A tensor as it lies in its file, mapped and not yet read. No one may write to it."""
+    def read(self, tensor: str, *, as_bytes: bool = False) -> Tensor:
+        """A tensor as it lies in its file, mapped and not yet read. No one may write to it. as_bytes: also uint8."""
         name, entry = self.entries[tensor]
-        if entry.dtype not in DTYPES:
+        if entry.dtype not in DTYPES and not (as_bytes and entry.dtype == "U8"):
             raise InputError(
                 f"{self.path / name}: {tensor} is {entry.dtype}, and weights are read as {', '.join(DTYPES)}; "
                 f"quantised weights are not read"
@@ -80,7 +82,7 @@ class Folder:
             path = self.path / name
             self._maps[name] = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
         raw = self._maps[name][entry.begin : entry.end]
-        dtype = DTYPES[entry.dtype]
+        dtype = DTYPES.get(entry.dtype, torch.uint8)
         if entry.begin % dtype.itemsize:  # only files of other programs begin a tensor where its dtype cannot
             raw = raw.clone()
         return raw.view(dtype).view(entry.shape)
@@ -162,6 +164,7 @@ def settled(folder: Folder, layout: Layout) -> Layout:
         own = [name for name in names if name.startswith(f"{short}.")]
         if all(name not in folder.entries and name.removeprefix(f"{short}.") in folder.entries for name in own):
             layout = _without(layout, f"{short}.")
+    layout = with_blocks(layout, {name: entry.shape for name, (_, entry) in folder.entries.items()}, str(folder.path))
     folder.check(layout)
     return layout
 
@@ -209,20 +212,55 @@ Values = Callable[[Slot], Tensor | None]
 """A parameter -> this rank's part of it; None for one that a folder does not have (adapters beside a base)."""
 
 
-def reader(folder: Folder, layout: Layout) -> Values:
-    """Reads a rank's part of a parameter; `layout` is a settled one."""
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads a rank's part of a parameter."""
 
-    def read(slot: Slot) -> Tensor | None:
-        if (pieces := layout.pieces.get(slot.name)) is None:
+    folder: Folder
+    layout: Layout
+    """A settled one."""
+
+    def __call__(self, slot: Slot) -> Tensor | None:
+        """The part, in the dtype of the file; None for what the folder does not have."""
+        if (pieces := self.layout.pieces.get(slot.name)) is None:
             return None
-        dtype = DTYPES[folder.entries[pieces[0].tensor][1].dtype]
-        out = torch.empty(slot.shape, dtype=dtype)
+        assert slot.name not in self.layout.four_bits, "asked for as blocks"
+        out = torch.empty(slot.shape, dtype=self.folder.read(pieces[0].tensor).dtype)
         for piece in pieces:
-            if (region := _region(folder.read(piece.tensor), piece, slot)) is not None:
+            if (region := _region(self.folder.read(piece.tensor), piece, slot)) is not None:
                 out[region[1]] = region[0]
         return out
 
-    return read
+    def blocks(self, name: str) -> Blocks | None:
+        """A whole parameter that the folder has in four bits, mapped and not yet read; None for one that it has not.
+        InputError for other codes than NF4's."""
+        if name not in self.layout.four_bits:
+            return None
+        *_, codes = self.layout.pieces[name]
+        tensor = codes.tensor
+        found = {piece.tensor: self.folder.read(piece.tensor, as_bytes=True) for piece in self.layout.pieces[name]}
+        said = bytes(found[f"{tensor}{STATE}"].tolist()).decode("utf-8", "replace")
+        state = state_of(said, tensor, self.layout.four_bits[name])
+        for what, known in zip(MAPS, (code(CPU), dynamic(CPU)), strict=True):
+            given = found.get(f"{tensor}{what}")
+            if given is not None and not torch.allclose(given.float(), known, rtol=0, atol=1e-6):
+                raise InputError(f"{self.folder.path}: {tensor}{what} is not that of bitsandbytes' NF4")
+        return Blocks(
+            codes=found[tensor].flatten(),
+            scales=found[f"{tensor}{SCALES}"],
+            groups=found.get(f"{tensor}{GROUPS}"),
+            mean=state.mean,
+            dtype=getattr(torch, state.dtype) if state.dtype in FLOATS else torch.float32,
+        )
+
+
+FLOATS = ("float32", "bfloat16", "float16")
+"""What bitsandbytes quantises."""
+
+
+def reader(folder: Folder, layout: Layout) -> Reader:
+    """Reads a rank's part of a parameter; `layout` is a settled one."""
+    return Reader(folder, layout)
 
 
 class Writer:

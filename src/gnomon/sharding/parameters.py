@@ -59,20 +59,27 @@ def local_elements(sharded: ShardedBlock, *, experts: bool, without: frozenset[s
     return sum(_elements(sharded, tensor) for tensor in wanted)
 
 
-NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
-"""Of a weight in NF4: four, an eight-bit scale for 64 weights, and an fp32 scale for 256 of these (Dettmers et al.
-2023, double quantization)."""
+NF4_BLOCK, NF4_GROUP = 64, 256
+"""Weights in NF4 that have one scale, and such scales that have one scale (Dettmers et al. 2023)."""
+
+
+def nf4_bytes(elements: int) -> int:
+    """Bytes of a weight in NF4: four bits each, an eight-bit scale for 64 of them, an fp32 scale for 256 of these, and
+    their mean (Dettmers et al. 2023, double quantization); a multiple of four, as fp32 has to lie."""
+    blocks = -(-elements // NF4_BLOCK)
+    return -(-(-(-elements // 2) + blocks + 4 * -(-blocks // NF4_GROUP) + 4) // 4) * 4
 
 
 def frozen_bytes(sharded: ShardedBlock, *, experts: bool, only: frozenset[str] | None = None) -> int:
     """Bytes of the block's frozen weights on one rank before ZeRO 3 divides them: routed experts', or all others'.
     only: those of these names."""
-    routed, total = routed_tensors(sharded.block), 0.0
+    routed, total = routed_tensors(sharded.block), 0
     for tensor in sharded.block.frozen:
         if (tensor.name in routed) == experts and (only is None or tensor.name in only):
             bits = sharded.dtypes.bits(tensor.dtype)
-            total += _elements(sharded, tensor) * (NF4_BITS if bits == 4 else bits) / 8
-    return int(total)
+            elements = _elements(sharded, tensor)
+            total += nf4_bytes(elements) if bits == 4 else elements * bits // 8
+    return total
 
 
 def shard_ranks(mesh: Mesh, *, experts: bool) -> int:

@@ -190,18 +190,9 @@ def precision_reason(precision: Precision) -> str | None:
 
 
 def model_reason(graph: Graph) -> str | None:
-    """Why it does not run the model under any plan: its Graph leaves some of its mathematics out, or has weights in
-    four bits. None where it does."""
+    """Why it does not run the model under any plan: its Graph leaves some of its mathematics out. None otherwise."""
     if graph.left_out:
         return f"{graph.name} cannot be run: {graph.left_out}"
-    for block in graph.blocks:
-        captured = any(op.captured is not None for op in block.ops)  # its buffers are of any dtype
-        packed = [tensor.name for tensor in block.frozen if tensor.dtype not in ("compute", "param")]
-        if packed and not captured:
-            return (
-                f"{graph.name}: the runtime does not read weights in four bits ({block.name}/{packed[0]}) yet; give "
-                f"the model +lora in place of +qlora"
-            )
     return None
 
 

@@ -494,7 +494,7 @@ def from_hf_config(
         if not keys.asked(key):
             keys.must_be(key, usual)
     if strict:
-        keys.finish(HARMLESS)
+        keys.finish(HARMLESS | ({"quantization_config"} if _is_bitsandbytes(values) else set()))
     if quantised := values.get("quantization_config"):
         notes += [QUANTISED] if quantised and QUANTISED not in notes else []
     notes += [
@@ -503,6 +503,12 @@ def from_hf_config(
     ]
     config = None if isinstance(read, Graph) else read
     return HfModel(graph=graph, notes=tuple(notes), config=config, numerics=numerics_of(values))
+
+
+def _is_bitsandbytes(values: Mapping[str, object]) -> bool:
+    """Whether weights are stored as bitsandbytes does, which their reader checks (`four_bits`)."""
+    said = values.get("quantization_config")
+    return isinstance(said, Mapping) and said.get("quant_method", "bitsandbytes") == "bitsandbytes"
 
 
 def read_hf_config(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from gnomon.formats.huggingface.pieces import (
@@ -389,6 +389,9 @@ class Layout:
     """As in `Family`."""
     copies: Mapping[str, str] | None = None
     """As in `Family`: their name -> the tensor that it is a copy of."""
+    four_bits: Mapping[str, Shape] = field(default_factory=dict)
+    """Parameters that a folder has in NF4 (`four_bits`) and the shape of their matrix: their pieces are scales, codes
+    and what these mean."""
 
     def tensors(self) -> dict[str, Shape]:
         """Every tensor that a folder must have, with its shape."""

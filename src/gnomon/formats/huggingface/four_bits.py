@@ -1,0 +1,97 @@
+"""Weights that bitsandbytes has quantised, in a folder in Hugging Face's layout: which tensors make one.
+
+A weight `w` in NF4 is its codes under `w`, and beside them `w.absmax` (scales of blocks), `w.quant_map` (the codes'
+values), `w.nested_absmax` and `w.nested_quant_map` where scales are quantised too, and
+`w.quant_state.bitsandbytes__nf4`, JSON as bytes. `with_blocks` puts these in place of whole weights in a `Layout`;
+`state_of` reads the JSON. Pure: no tensors (`gnomon.runtime.weights`). Source: bitsandbytes 0.50, QuantState.as_dict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from gnomon.errors import InputError
+from gnomon.formats.huggingface.pieces import Piece, Shape
+from gnomon.formats.huggingface.weights import Layout
+
+STATE = ".quant_state.bitsandbytes__nf4"
+OTHER_STATES = (".quant_state.bitsandbytes__fp4", ".SCB")
+"""Tensors that stand beside weights in fp4, and in eight bits."""
+CODES, SCALES, GROUPS = "", ".absmax", ".nested_absmax"
+MAPS = {".quant_map": 16, ".nested_quant_map": 256}
+"""What numbers stand for -> how many there are."""
+BLOCK, GROUP = 64, 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What the JSON beside a weight says."""
+
+    shape: Shape
+    """Of the weight."""
+    dtype: str
+    """That it had: float32, bfloat16, float16."""
+    mean: float
+    """Of the scales; 0 where they are not quantised."""
+
+
+def with_blocks(layout: Layout, shapes: Mapping[str, Shape], where: str) -> Layout:
+    """The layout for a folder with tensors of these shapes: the same where nothing is in four bits. InputError for
+    what is not read, naming the folder `where`."""
+    for name in shapes:
+        if name.endswith(OTHER_STATES):
+            raise InputError(f"{where}: {name} says fp4 or eight bits; of quantised weights only NF4 is read")
+    pieces, found = dict(layout.pieces), dict[str, Shape]()
+    for name, given in layout.pieces.items():
+        states = [piece.tensor for piece in given if f"{piece.tensor}{STATE}" in shapes]
+        if not states:
+            continue
+        (tensor, *_), whole = states, given[0]
+        if len(given) > 1 or whole.pick or whole.order:
+            raise InputError(
+                f"{where}: {name} is part of {tensor}, which is in four bits; only weights with a tensor of their own "
+                f"are read so; give the folder that it was made from, which is quantised as it is read"
+            )
+        found[name] = whole.shape
+        pieces[name] = tuple(_pieces(tensor, prod(whole.shape), shapes))
+    return replace(layout, pieces=pieces, four_bits=found) if found else layout
+
+
+def _pieces(tensor: str, elements: int, shapes: Mapping[str, Shape]) -> list[Piece]:
+    blocks = -(-elements // BLOCK)
+    sizes = {SCALES: (blocks,), ".quant_map": (16,), STATE: shapes[f"{tensor}{STATE}"]}
+    if f"{tensor}{GROUPS}" in shapes:
+        sizes |= {GROUPS: (-(-blocks // GROUP),), ".nested_quant_map": (256,)}
+    sizes |= {CODES: (-(-elements // 2), 1)}
+    return [Piece(tensor=f"{tensor}{what}", shape=shape, view=shape) for what, shape in sizes.items()]
+
+
+def state_of(text: str, tensor: str, shape: Shape) -> State:
+    """What the JSON beside `tensor` says. InputError for other blocks than of 64, groups than of 256, another shape."""
+    try:
+        said = json.loads(text)
+        shape_said = tuple(int(size) for size in said["shape"])
+        state = State(shape=shape_said, dtype=str(said["dtype"]), mean=float(said.get("nested_offset", 0.0)))
+        sizes = said["blocksize"], said.get("nested_blocksize", GROUP)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{tensor}{STATE} cannot be read: {error}") from error
+    if sizes != (BLOCK, GROUP):
+        raise InputError(f"{tensor} is in blocks of {sizes[0]}, {sizes[1]} of their scales together; only 64, 256")
+    if state.shape != shape:
+        raise InputError(f"{tensor} was quantised as {list(state.shape)}, and the config.json says {list(shape)}")
+    return state
+
+
+def check_same(layout: Layout, wanted: Collection[str], where: str) -> None:
+    """InputError where a folder has other weights in four bits than the model `wanted`; nothing where it has none."""
+    if layout.four_bits and (unlike := sorted(set(layout.four_bits).symmetric_difference(wanted))):
+        if not wanted:
+            raise InputError(f"{where} has {unlike[0]} in four bits; name the model with +qlora16 to train adapters")
+        has, wants = ("in four bits", "whole") if unlike[0] in layout.four_bits else ("whole", "in four bits")
+        raise InputError(
+            f"{where} has {unlike[0]} {has}, and the model has it {wants}; give the folder that it was made from, "
+            f"which is quantised as it is read"
+        )

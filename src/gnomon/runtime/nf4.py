@@ -1,0 +1,221 @@
+"""Weights in four bits: NF4 in blocks of 64, whose scales are in eight bits (QLoRA), as bitsandbytes stores them.
+
+`quantised(weight)` makes `Blocks` of a tensor, `Blocks.part(…)` takes what one rank holds of it, and a `Form` lays that
+out as bytes and makes it wide again. A number is code[four bits] · scale of its block; the scale is in fp32, or
+dynamic[eight bits] · scale of 256 blocks + the mean of all scales. Of two numbers the first is in a byte's upper half.
+Each is rounded to its nearest code, as bitsandbytes does on GPUs (its build for CPUs rounds scales by a table of 65,536
+entries). Leaves out fp4, other sizes of blocks, and where weights come from (`weights`).
+Source: Dettmers et al. 2023 (NF4, double quantization), Dettmers et al. 2022 (dynamic data type); bitsandbytes 0.50.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import torch
+from torch import Tensor
+
+from gnomon.errors import PlanError
+from gnomon.sharding.parameters import NF4_BLOCK, NF4_GROUP
+
+CODE = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+"""NF4: what four bits stand for, times the largest of a block."""
+
+
+@lru_cache(maxsize=4)
+def code(device: torch.device) -> Tensor:
+    """(16): `CODE`."""
+    return torch.tensor(CODE, dtype=torch.float32, device=device)
+
+
+@lru_cache(maxsize=4)
+def _pairs(device: torch.device) -> Tensor:
+    """(256, 2): what a byte stands for."""
+    byte = torch.arange(256, device=device)
+    return torch.stack((code(device)[byte >> 4], code(device)[byte & 15]), dim=1)
+
+
+@lru_cache(maxsize=4)
+def dynamic(device: torch.device) -> Tensor:
+    """(256): what eight bits of a scale stand for: seven decades with twice as many steps in each next one, both signs,
+    and 0 and 1. Ascending."""
+    numbers = [0.0, 1.0]
+    for decade in range(7):
+        edges = torch.linspace(0.1, 1, 2**decade + 1, dtype=torch.float32)
+        steps = 10.0 ** (decade - 6) * ((edges[:-1] + edges[1:]) / 2)
+        numbers += [*steps.tolist(), *(-steps).tolist()]
+    return torch.tensor(sorted(numbers), dtype=torch.float32, device=device)
+
+
+def _nearest(x: Tensor, codes: Tensor) -> Tensor:
+    """Numbers of the codes, which ascend, that are nearest."""
+    return torch.bucketize(x, (codes[:-1] + codes[1:]) / 2, out_int32=True).to(torch.uint8)
+
+
+def _largest(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """(x in rows of `size`, the last filled up with zeros; the largest magnitude of each)."""
+    rows = torch.nn.functional.pad(x, (0, -x.numel() % size)).view(-1, size)
+    return rows, rows.abs().amax(dim=1)
+
+
+def _scaled(rows: Tensor, largest: Tensor) -> Tensor:
+    return (rows * (1 / largest.clamp(min=1e-38))[:, None]).clamp(-1, 1).flatten()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """A whole tensor in four bits."""
+
+    codes: Tensor
+    """uint8 (elements / 2, rounded up)."""
+    scales: Tensor
+    """(blocks): fp32, or uint8 where these are quantised too."""
+    groups: Tensor | None = None
+    """fp32 (blocks / 256, rounded up): scales of the scales; None where these are in fp32."""
+    mean: float = 0.0
+    """Of the scales."""
+    dtype: torch.dtype = torch.float32
+    """That the weight had: what is made of it is rounded to it."""
+
+    def part(self, name: str, whole: Sequence[int], offset: Sequence[int], shape: Sequence[int]) -> tuple[Form, Tensor]:
+        """(how a range of a tensor of shape `whole` is laid out, its bytes). PlanError where the range cuts a block."""
+        form = Form(
+            blocks=tuple(_cut(name, whole, offset, shape)),
+            elements=prod(shape),
+            doubled=self.groups is not None,
+            num_groups=0 if self.groups is None else self.groups.numel(),
+            dtype=self.dtype,
+        )
+        codes = self.codes if form.is_whole else form.taken(self.codes.view(-1, NF4_BLOCK // 2)).flatten()
+        scales = form.taken(self.scales)
+        if self.groups is None:
+            parts = [scales.float().view(torch.uint8), codes]
+        else:
+            first = torch.cat((torch.tensor([self.mean], dtype=torch.float32), self.groups.cpu().float())).view(
+                torch.uint8
+            )
+            parts = [first, scales.cpu(), codes.cpu()]
+        held = torch.cat([part.contiguous().flatten() for part in parts])
+        return form, torch.nn.functional.pad(held, (0, form.nbytes - held.numel()))
+
+
+def _cut(name: str, whole: Sequence[int], offset: Sequence[int], shape: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Blocks of a range of a tensor: (how many, the first, how many of them) for each dim that it has as blocks; empty
+    where it is the whole tensor."""
+    cut = [dim for dim, size in enumerate(whole) if shape[dim] != size]
+    if not cut:
+        return []
+    last, inner = cut[-1], prod(whole[cut[-1] + 1 :])
+    run = (whole[last] * inner, offset[last] * inner, shape[last] * inner)
+    if any(size % NF4_BLOCK for size in run):
+        raise PlanError(
+            f"{name} is in four bits in blocks of {NF4_BLOCK}, and a rank would have {run[2]:,} of every {run[0]:,} "
+            f"elements, from {run[1]:,} on, which cuts blocks; use a smaller tp"
+        )
+    lead = list(zip(whole[:last], offset[:last], shape[:last], strict=True))
+    return [*lead, (run[0] // NF4_BLOCK, run[1] // NF4_BLOCK, run[2] // NF4_BLOCK)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How a rank's part of a tensor in four bits lies in its bytes: scales of groups and their mean, scales, codes."""
+
+    blocks: tuple[tuple[int, int, int], ...]
+    """Which blocks of the tensor it has: dim by dim (how many there are, the first, how many of them); (): all."""
+    elements: int
+    """Numbers in it."""
+    doubled: bool
+    """Whether scales are in eight bits."""
+    num_groups: int
+    """Groups of scales of the whole tensor, all of which it has."""
+    dtype: torch.dtype
+    """That the weight had."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole tensor."""
+        return not self.blocks
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in it."""
+        return -(-self.elements // NF4_BLOCK)
+
+    @property
+    def ends(self) -> tuple[int, int, int]:
+        """One past the last byte of groups with their mean, of scales, of codes."""
+        groups = 4 * (1 + self.num_groups) if self.doubled else 0
+        scales = groups + self.num_blocks * (1 if self.doubled else 4)
+        return groups, scales, scales + -(-self.elements // 2)
+
+    @property
+    def nbytes(self) -> int:
+        """All of it, filled up to a multiple of four."""
+        return -(-self.ends[-1] // 4) * 4
+
+    def taken(self, of_blocks: Tensor) -> Tensor:
+        """Of something that the whole tensor has for each block (blocks, …), what this part has."""
+        if self.is_whole:
+            return of_blocks
+        rest = of_blocks.shape[1:]
+        found = of_blocks.view(*(count for count, _, _ in self.blocks), *rest)
+        for dim, (_, first, length) in enumerate(self.blocks):
+            found = found.narrow(dim, first, length)
+        return found.reshape(self.num_blocks, *rest)
+
+    def scales(self, held: Tensor) -> Tensor:
+        """fp32 (blocks): of the bytes `held`."""
+        groups, end, _ = self.ends
+        if not self.doubled:
+            return held[:end].view(torch.float32)
+        mean = held[:4].view(torch.float32)
+        blocks = prod(count for count, _, _ in self.blocks) if self.blocks else self.num_blocks
+        group = self.taken(torch.arange(blocks, dtype=torch.int32, device=held.device) // NF4_GROUP)
+        eight = dynamic(held.device).index_select(0, held[groups:end].int())
+        return eight * held[4:groups].view(torch.float32).index_select(0, group) + mean
+
+    def wide(self, held: Tensor) -> Tensor:
+        """(elements): the numbers that the bytes `held` stand for, in the dtype that the weight had."""
+        _, begin, end = self.ends
+        pairs = _pairs(held.device).index_select(0, held[begin:end].int()).flatten()[: self.elements]
+        scales = self.scales(held)
+        if self.elements % NF4_BLOCK:
+            return (pairs * scales.repeat_interleave(NF4_BLOCK)[: self.elements]).to(self.dtype)
+        return pairs.view(-1, NF4_BLOCK).mul_(scales[:, None]).flatten().to(self.dtype)
+
+
+def quantised(weight: Tensor) -> Blocks:
+    """A weight in four bits, with scales in eight bits."""
+    rows, largest = _largest(weight.flatten().float(), NF4_BLOCK)
+    numbers = _nearest(_scaled(rows, largest)[: weight.numel()], code(weight.device))
+    numbers = torch.nn.functional.pad(numbers, (0, weight.numel() % 2))
+    mean = largest.mean()
+    grouped, of_group = _largest(largest - mean, NF4_GROUP)
+    scales = _nearest(_scaled(grouped, of_group)[: largest.numel()], dynamic(weight.device))
+    return Blocks(
+        codes=numbers[::2] << 4 | numbers[1::2],
+        scales=scales,
+        groups=of_group,
+        mean=float(mean),
+        dtype=weight.dtype if weight.dtype in (torch.bfloat16, torch.float16) else torch.float32,
+    )

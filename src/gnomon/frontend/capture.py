@@ -7,6 +7,7 @@ proof that both compute the same (`prove`), and reading a request (`inputs`).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,6 +90,7 @@ def captured(
     module, notes = _plain(module)
     example_inputs = _apart(example_inputs)
     given = _named_inputs(module, example_inputs)
+    _fits(module, example_inputs)
     declared = _declared(given, dims)
     meta = _on_meta(module)
     with quiet(module, training) as changed:
@@ -156,8 +158,8 @@ def _plain(module: nn.Module) -> tuple[nn.Module, list[str]]:
         kind = type(inner).__module__
         if kind.startswith(("torch.ao.nn.quantized", "torch.nn.quantized", "bitsandbytes")):
             raise InputError(f"{name or 'the module'} is a quantised {type(inner).__name__}; capture it before that")
-        if hasattr(inner, "_orig_mod"):
-            notes.append(f"{name} is compiled; it is recorded as it was before")
+        if hasattr(inner, "_orig_mod") or inner._compiled_call_impl is not None:
+            notes.append(f"{name or 'the module'} is compiled; it is recorded as it was before")
     return module, notes
 
 
@@ -187,8 +189,6 @@ def _tree(module: nn.Module, example: Sequence[Any] | Mapping[str, Any]) -> tupl
 
 def _named_inputs(module: nn.Module, example: Sequence[Any] | Mapping[str, Any]) -> dict[str, Tensor]:
     """Every tensor of the example by the name of its argument."""
-    import inspect
-
     args, kwargs = _tree(module, example)
     try:
         names = [p for p in inspect.signature(module.forward).parameters if p not in ("self", "args", "kwargs")]
@@ -201,6 +201,21 @@ def _named_inputs(module: nn.Module, example: Sequence[Any] | Mapping[str, Any])
         for place, tensor in enumerate(flat):
             tensors[name if len(flat) == 1 else f"{name}{place}"] = tensor
     return tensors
+
+
+def _fits(module: nn.Module, example: Sequence[Any] | Mapping[str, Any]) -> None:
+    """InputError where the forward wants other arguments than the example has."""
+    args, kwargs = _tree(module, example)
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        named = ", ".join(map(str, kwargs)) or f"{len(args)} without names"
+        takes = f"{type(module).__name__}.forward takes ({', '.join(signature.parameters)})"
+        raise InputError(f"{takes}, and the example has {named}: {error}") from error
 
 
 def _declared(given: Mapping[str, Tensor], dims: Dims | None) -> dict[str, tuple[str, ...]]:

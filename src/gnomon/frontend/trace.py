@@ -78,6 +78,10 @@ class Recorder:
         grad: bool | None = None,
     ) -> int:
         index = len(self.values)
+        if tensor.is_quantized or tensor.layout is not torch.strided:
+            kind = "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+            where = name if origin in ("parameter", "buffer", "input") else _where()
+            raise CaptureError(f"{where}: a {kind} tensor has no place in a graph")
         key = tensor.untyped_storage()._cdata
         number = self.storages.setdefault(key, len(self.storages))
         self.values.append(
@@ -343,6 +347,8 @@ class _Ops(TorchDispatchMode):
     def _through_values(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An op without a shape function, by the numbers of its operands."""
         recorder, where = self.recorder, _where()
+        if str(func) not in _VALUE_SIZED:
+            where = f"{where}: {func} has no shape function (`torch.library.register_fake`)"
         real = tree_map(
             lambda x: recorder.numbers.of(recorder.ref(x).index, where) if isinstance(x, Tensor) else on_cpu(x),
             (args, kwargs),
@@ -468,7 +474,8 @@ def record(
         except CaptureError:
             raise
         except Exception as error:
-            raise CaptureError(f"{_line_of(error)}: {type(error).__name__}: {_first_line(error)}") from error
+            where = _line_of(error, module)
+            raise CaptureError(f"{where}: {type(error).__name__}: {_first_line(error)}") from error
     outputs, output_names = list[int](), list[str]()
     for name, tensor in named_tensors(out):
         made = recorder.known(tensor)
@@ -505,15 +512,18 @@ def named_tensors(out: Any, name: str = "out") -> Iterator[tuple[str, Tensor]]:
             yield from named_tensors(getattr(out, key), key)
 
 
-def _line_of(error: BaseException) -> str:
-    """File and line, in the user's code, where an error came from."""
-    where, at = "?", error.__traceback__
+def _line_of(error: BaseException, module: nn.Module) -> str:
+    """File and line, in the user's code, where an error came from, and the module of torch's that it lies in."""
+    where, at, inner = "", error.__traceback__, module
     while at is not None:
-        name = at.tb_frame.f_code.co_filename
+        name, holder = at.tb_frame.f_code.co_filename, at.tb_frame.f_locals.get("self")
         if not name.startswith(_OURS):
-            where = f"{name}:{at.tb_lineno}"
+            where, inner = f"{name}:{at.tb_lineno}", module
+        elif isinstance(holder, nn.Module):
+            inner = holder
         at = at.tb_next
-    return where
+    path = next((path for path, other in module.named_modules() if other is inner), "")
+    return ", ".join(filter(None, (where, f"{path} ({type(inner).__name__})" if path else ""))) or type(inner).__name__
 
 
 def _first_line(error: BaseException) -> str:

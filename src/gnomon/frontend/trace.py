@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from gnomon.errors import CaptureError
+from gnomon.frontend.caches import forgotten
 from gnomon.frontend.numbers import FINITE, Numbers, on_cpu
 from gnomon.frontend.records import Node, Ref, Step, Trace, Value, is_trained
 
@@ -463,6 +464,7 @@ def record(
     calls = _Calls(recorder)
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(forgotten(module))
         stack.enter_context(_reparametrize_module(module, swapped, tie_weights=True, strict=False))
         for context in (_modules(recorder), _functions(recorder), _entering(calls)):
             stack.enter_context(context)

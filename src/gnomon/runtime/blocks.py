@@ -25,7 +25,7 @@ from gnomon.graph import Block
 from gnomon.plans import Split
 from gnomon.runtime.moves import Step, moved, run, steps
 from gnomon.runtime.ops import FUNCTIONS, POSITIONED
-from gnomon.runtime.ops.captured import captured, drawn
+from gnomon.runtime.ops.captured import captured, drawn, written
 from gnomon.runtime.ops.collective_matmul import Cut, Product, gathered_linears, scattered_linear
 from gnomon.runtime.ops.linear import linear, operand_of, result_of
 from gnomon.runtime.ops.routing import Routing, combine, dispatch, grouped_linear, routing_of
@@ -72,6 +72,8 @@ class _Op:
     """Whether an output goes to another layout, or its gradient."""
     parts: Mapping[str, tuple[Step, ...]]
     """Of states of a captured model that it reads: which part."""
+    still: bool
+    """Whether it ran without autograd when it was captured, as nothing wants its gradient."""
 
 
 class BlockRun:
@@ -123,6 +125,7 @@ class BlockRun:
             for op in sharded.ops
         ]
         self.by_path = {op.site.op.path: op for op in self.ops}
+        self.written = written(self.block)
         self.cuts = cut_linears(self.ops, splits)
 
     def _check_kv_heads(self) -> None:
@@ -187,7 +190,8 @@ class BlockRun:
             divided=_dividing_positions(op.inputs[:1], strategy.inputs[:1], self.block),
             keep_gathered=self.keep_gathered,
         )
-        return _Op(site, tuple(inputs), tuple(leave), tuple(enter), last, any(leave) or any(enter), parts)
+        still = site.attr("no_grad", False)
+        return _Op(site, tuple(inputs), tuple(leave), tuple(enter), last, any(leave) or any(enter), parts, still)
 
     def entry(self, name: str) -> tuple[Step, ...]:
         """An input of a captured model, as the batch has it, to where the block reads it."""
@@ -313,10 +317,14 @@ class Frame:
 
     def do(self, op: _Op, *, again: bool, seen: Callable[[str, Tensor], None] | None = None) -> Mapping[str, Tensor]:
         """Runs an op and returns what it makes."""
+        if op.still and torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.do(op, again=False, seen=seen)
         site = op.site
         kind = site.op.kind
         if kind == "linear":
-            out: Tensor | tuple[Tensor, ...] = self._linear(op)
+            made = self._linear(op)
+            out: Tensor | tuple[Tensor, ...] = made.clone() if site.op.outputs[0] in self.owner.written else made
         elif kind in ("dispatch", "grouped_linear", "combine"):
             out = self._experts(op)
         else:
@@ -331,8 +339,8 @@ class Frame:
             if site.op.inputs and site.op.inputs[0] in self.routings:  # an activation between the products of experts
                 self.routings[site.op.outputs[0]] = self.routings[site.op.inputs[0]]
             if op.moves:
-                made = out if isinstance(out, tuple) else (out,)
-                ways = zip(made, op.leave, op.enter, strict=True)
+                outs = out if isinstance(out, tuple) else (out,)
+                ways = zip(outs, op.leave, op.enter, strict=True)
                 out = tuple(moved(x, there, back, self.extents) for x, there, back in ways)
         named = dict(zip(site.op.outputs, out if isinstance(out, tuple) else (out,), strict=True))
         self.values.update(named)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gnomon.errors import RunError
-from gnomon.graph import Literal, Node, Op, Size, Torch, Use
+from gnomon.graph import Block, Literal, Node, Op, Size, Torch, Use
 from gnomon.runtime.ops.site import Operand, Result, Site, is_given, read
 
 
@@ -33,6 +33,28 @@ def drawn(op: Op) -> tuple[str, ...]:
         return ("dropout",)
     nodes = () if op.captured is None else op.captured.nodes
     return tuple(n.target for n in nodes if torch.Tag.nondeterministic_seeded in aten(n.target).tags)
+
+
+def written(block: Block) -> frozenset[str]:
+    """Results of linears that a captured op writes into, directly or through views. What a function of our own returns
+    as a view cannot be written into."""
+    from_linear = dict[str, frozenset[str]]()
+    found = frozenset[str]()
+    for op in block.ops:
+        if op.kind == "linear":
+            from_linear[op.outputs[0]] = frozenset((op.outputs[0],))
+        elif op.captured is None:
+            if op.kind in ("reshape", "rename") and op.inputs:
+                from_linear[op.outputs[0]] = from_linear.get(op.inputs[0], frozenset())
+        for node in op.captured.nodes if op.captured is not None else ():
+            target = node.args[0].name if node.args and isinstance(node.args[0], Use) else ""
+            if (of := from_linear.get(target)) is None:
+                continue
+            if aten(node.target)._schema.is_mutable:
+                found |= of
+            if node.view or aten(node.target)._schema.is_mutable:
+                from_linear |= dict.fromkeys(node.outputs, of)
+    return found
 
 
 RESHAPED = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gnomon.errors import PlanError
 from gnomon.runtime.ops.image import group_norm
-from gnomon.runtime.ops.site import ANCHOR, Site
+from gnomon.runtime.ops.site import ANCHOR, Operand, Site, read
 from gnomon.runtime.parameters import Weight
 
 
@@ -116,9 +116,9 @@ class _Norm(torch.autograd.Function):
         return (dx * scale).to(x.dtype), None, None, None, None, None, None
 
 
-def norm(site: Site, x: Tensor, *parameters: Weight) -> Tensor:
+def norm(site: Site, x: Operand, *parameters: Weight) -> Tensor:
     """x normed over the op's dim, which is its last; parameters: weight, then bias, as far as it has them."""
-    fn = site.attr("fn", "rms")
+    fn, x = site.attr("fn", "rms"), read(x)
     if fn == "group":
         return group_norm(site, x, *parameters)
     if fn not in ("rms", "layer") or site.dims(site.op.inputs[0])[-1] != site.attr("over", ""):

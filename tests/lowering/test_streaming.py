@@ -8,8 +8,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gnomon.hardware import parse_cluster
 from gnomon.lowering import lower
@@ -17,9 +15,7 @@ from gnomon.lowering.delayed_update import delay_update
 from gnomon.lowering.streaming import stream_gradients
 from gnomon.models.presets import model
 from gnomon.plans import Mesh, Offload, Optimizer, Plan, Saved, Schedule, Workload
-from gnomon.plans.parts import Preset
 from gnomon.prediction import host_memory, predict
-from gnomon.prediction.predict import Timed
 from gnomon.program import Program, issue_order_peak, parse_program, print_program, validate
 from gnomon.search.planning import default_precision
 from gnomon.simulate import Clock, durations, play
@@ -129,35 +125,6 @@ def test_thirteen_billion_parameters_fit_a_v100() -> None:
     assert fits == [True, True, True, False]
     assert max(sizes[:3]) < 2 * 2**30 < 48 * 2**30 < sizes[3]  # of two layers in fp16, where all take 48.5 GiB in fp32
     assert late <= free <= clipped and summed < free
-
-
-@settings(max_examples=10, deadline=None)
-@given(
-    mesh=st.builds(Mesh, pp=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2, 4])),
-    schedule=st.sampled_from(["gpipe", "one_f_one_b", "zero_bubble_h1"]),
-    preset=st.sampled_from(["none", "selective", "full"]),
-    microbatches=st.sampled_from([1, 4, 8]),
-    seq_len=st.sampled_from([8192, 16384]),
-)
-def test_both_grains_agree_where_nothing_acts_inside_a_stage(
-    mesh: Mesh, schedule: str, preset: Preset, microbatches: int, seq_len: int
-) -> None:
-    """Without data parallelism, whose gradients are reduced layer by layer, and where the device and not the host's
-    launches bounds each layer, a row for each layer takes as long as a row for each stage, and holds as much, but for
-    one layer's gradients. (Of a split backward it holds up to 10 % more: what layers keep from I to W.)"""
-    nodes = max(1, mesh.world_size // 8)
-    cluster = parse_cluster(f"{nodes}x{mesh.world_size // nodes}xh100-sxm")
-    plan = Plan(mesh=mesh, schedule=Schedule(name=schedule, micro_batch_size=1), saved=Saved(preset=preset))
-    work = Workload(global_batch_size=microbatches * mesh.data_ranks, seq_len=seq_len)
-    stages, layers = (
-        Timed.of(model("llama-3.1-8b"), cluster, plan, work, by_layer=by_layer).prediction()
-        for by_layer in (False, True)
-    )
-    assert layers.structure.program.num_stages > stages.structure.program.num_stages
-    assert layers.step_s == pytest.approx(stages.step_s, rel=1e-4)
-    for one, other in zip(stages.memory, layers.memory, strict=True):
-        assert other.peak_bytes >= one.peak_bytes * (1 - 1e-6)
-        assert other.peak_bytes == pytest.approx(one.peak_bytes, rel=0.11 if schedule == "zero_bubble_h1" else 0.006)
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])

@@ -1,7 +1,8 @@
 """Seconds of computing actions: kernels, the collectives within layers that they wait for, and their launches.
 
 A stage's forward lasts as long as its kernels and the collectives they wait for, or as its launches if the host is
-slower, or as its offloaded activations take over the host link. Leaves out kernels beside those of layers,
+slower, or as its offloaded activations take over the host link. Where it has a row for each layer, the rows together
+last as long as that one, unless the host waits for each layer by itself. Leaves out kernels beside those of layers,
 messages between stages and what happens to gradients and parameters.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 
 from gnomon.prediction.layer_types import LayerPrice, Phase
 from gnomon.prediction.priced import Priced
@@ -39,12 +41,22 @@ class ComputeTime:
         self.priced = priced
         self._phases: dict[tuple[str, int], Phase] = {}
         self._extras: dict[tuple[str, int], OpPrice] = {}
+        self._whole: ComputeTime | None = None
+        self._shares: dict[tuple[str, int], dict[int, float]] = {}
 
     def with_numbers(self, priced: Priced) -> ComputeTime:
         """The same layers under other numbers: their phases are not added up again."""
         other = copy(self)
-        other.priced = priced
+        other.priced, other._whole, other._shares = priced, None, {}
         return other
+
+    @property
+    def of_stages(self) -> ComputeTime:
+        """The same with one row for each stage."""
+        if self._whole is None:
+            blocks = tuple((stage, -1) for stage in range(len(self.priced.stages)))
+            self._whole = ComputeTime(replace(self.priced, blocks=blocks))
+        return self._whole
 
     def phase(self, name: str, block: int) -> Phase:
         """A phase of one of the Program's stages."""
@@ -61,9 +73,7 @@ class ComputeTime:
         activations take beyond that (`offload`). They add up to its price."""
         stage = self.priced.blocks[block][0]
         phases = [self.phase(name, block) for name in PHASES[kind]]
-        if (kind, block) not in self._extras:
-            self._extras[kind, block] = around(kind, *self.priced.layers(block), self.priced.stack, self.priced.count)
-        extra = self._extras[kind, block]
+        extra = self._extras_of(kind, block)
         if self.priced.stack.launch.composed:
             return self._one_by_one(kind, block, extra)
         spent = [self._sustained_s(stage, phase) for phase in phases]
@@ -74,15 +84,36 @@ class ComputeTime:
             for axis in phase.comm_s:
                 comm[axis] = comm.get(axis, 0.0) + self._waited_s(stage, phase, axis)
         device = compute + sum(comm.values())
+        spent_on = {"compute": compute - again, "again": again, **comm}
+        if self.priced.blocks[block][1] >= 0 and not self.priced.waits_by_layer:
+            whole, share = self.of_stages.parts(kind, stage), self._share(kind, block)
+            return {**spent_on, "launch": share * whole["launch"], "offload": share * whole["offload"]}
         held = max(device + self._starved_s(kind, block), self._host_s(stage, phases, extra.kernels))
         copies, beside = self._activation_copies(kind, block), self.copies_beside(stage)
-        return {
-            "compute": compute - again,
-            "again": again,
-            **comm,
-            "launch": held - device,
-            "offload": max(copies - held, 0.0) if beside else copies,
-        }
+        return {**spent_on, "launch": held - device, "offload": max(copies - held, 0.0) if beside else copies}
+
+    def _share(self, kind: str, block: int) -> float:
+        """A layer's share of what its stage's row takes beyond kernels and collectives: as it is launched slower than
+        it runs and as it has activations to copy; the same for all where none has."""
+        stage = self.priced.blocks[block][0]
+        if (kind, stage) not in self._shares:
+            own, of_stage = self.priced.rates[stage], dict[int, float]()
+            for other in (b for b, (at, _) in enumerate(self.priced.blocks) if at == stage):
+                phases = [self.phase(name, other) for name in PHASES[kind]]
+                host_s = self._host_s(stage, phases, self._extras_of(kind, other).kernels) - own.host_unit_s
+                device_s = sum(self.phase_s(stage, phase) for phase in phases)
+                of_stage[other] = max(host_s - device_s, 0.0) + self._activation_copies(kind, other)
+            total = sum(of_stage.values())
+            self._shares[kind, stage] = {
+                other: weight / total if total else 1 / len(of_stage) for other, weight in of_stage.items()
+            }
+        return self._shares[kind, stage][block]
+
+    def _extras_of(self, kind: str, block: int) -> OpPrice:
+        """Kernels around those of the layers."""
+        if (kind, block) not in self._extras:
+            self._extras[kind, block] = around(kind, *self.priced.layers(block), self.priced.stack, self.priced.count)
+        return self._extras[kind, block]
 
     def copies_beside(self, stage: int) -> bool:
         """Whether activations go to the host and come back while the device computes: not where a processor copies by

@@ -470,6 +470,11 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
         first, last = parts[0][0], parts[-1][0]
         sizes[f"{block}X"] = sizes[f"{block}DX"] = float(first.input_bytes)
         sizes[f"{block}Y"] = sizes[f"{block}DY"] = float(last.output_bytes)
+        if pricing.rows_divide_stages:  # gradients that layers of a stage hand each other are inside theirs
+            if index > 0:
+                sizes[f"{block}DX"] = 0.0
+            if pricing.priced.span(block)[1] < len(stage.order):
+                sizes[f"{block}DY"] = 0.0
         sizes[f"{block}SC"], sizes[f"{block}KX"] = sizes[f"{block}S"], sizes[f"{block}X"]
         sizes[f"{block}KD"] = sizes.get(f"{block - 1}DX", 0.0)
         if chunk_pass(pricing.plan.schedule) is not None:

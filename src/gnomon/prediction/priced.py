@@ -13,6 +13,7 @@ from functools import cached_property
 
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
+from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Plan, shared_parameters
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.stage import StagePrice
@@ -49,6 +50,12 @@ class Priced:
         devices = {stage.device for stage in self.stages}
         launched = {device: host_cost(self.stack, device, self.numbers).per_kernel_s for device in devices}
         return tuple(launched[stage.device] for stage in self.stages)
+
+    @cached_property
+    def waits_by_layer(self) -> bool:
+        """Whether the host waits for each layer by itself, as under ZeRO 3, where it may not gather parameters long
+        before they are read. Else its launches go on over all rows of a stage."""
+        return effective_zero(self.plan) == 3
 
     @cached_property
     def shared(self) -> Mapping[str, tuple[int, ...]]:

@@ -19,6 +19,7 @@ from gnomon.hardware import Cluster
 from gnomon.lowering.tensor_sums import COPIES, TERMS
 from gnomon.plans import Plan, Workload, transfers
 from gnomon.prediction.compute_time import PHASES, ComputeTime
+from gnomon.prediction.layer import parameter_elements
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.messages import Messages
 from gnomon.prediction.priced import Priced
@@ -290,12 +291,33 @@ class Pricing:
         mine = [pair for pair in self.messages.sent if pair[0 if forward else 1] == stage and pair[1] != pair[0] + 1]
         return max(self._send(*pair) for pair in mine)
 
+    @property
+    def rows_divide_stages(self) -> bool:
+        """Whether the rows of a stage's layers divide what one row of the stage would do, and do nothing else: they
+        gather no parameters (ZeRO 3) and send no gradients to the host."""
+        return self.blocks[0][1] >= 0 and not (self.priced.waits_by_layer or self.plan.optimizer.offload)
+
     def _update(self, block: int) -> float:
-        if block not in self._updates:
-            whole = self.blocks[block][1] < 0
-            self._updates[block] = update_parts(*self.priced.held(block), self.stack, whole=whole)
-        device_s, kernels, before = self._updates[block]
-        return max(device_s, kernels * self.priced.launch_s[self.blocks[block][0]]) + before
+        number, index = self.blocks[block]
+        divided = index >= 0 and self.rows_divide_stages
+        at = ~number if divided else block
+        if at not in self._updates:
+            held = self.compute.of_stages.priced.held(number) if divided else self.priced.held(block)
+            self._updates[at] = update_parts(*held, self.stack, whole=divided or index < 0)
+        device_s, kernels, before = self._updates[at]
+        seconds = max(device_s, kernels * self.priced.launch_s[number]) + before
+        return seconds * self._elements_share(block) if divided else seconds
+
+    def _elements_share(self, block: int) -> float:
+        """Of its stage's parameters, the share of the layers behind one of the Program's stages."""
+        number = self.blocks[block][0]
+        of = {
+            other: sum(parameter_elements(layer) * times for layer, times in self.priced.layers(other)[1])
+            for other, (stage, _) in enumerate(self.blocks)
+            if stage == number
+        }
+        total = sum(of.values())
+        return of[block] / total if total else 1 / len(of)
 
 
 def _like_stages(stages: tuple[StagePrice, ...]) -> list[int]:

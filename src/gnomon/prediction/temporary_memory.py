@@ -41,14 +41,17 @@ def temporaries(program: Program, pricing: Pricing, made: Mapping[int, float] = 
 def _inside(program: Program, pricing: Pricing) -> NDArray[np.float64]:
     """[kinds, stages] bytes alive only inside an action, for units of one shape."""
     table = np.zeros((len(program.kinds), program.num_stages))
+    frees = bool(pricing.stack.gradients.split_backward_frees)
     for block in range(program.num_stages):
         before, after = _inside_forward(pricing, block), _inside_backward(pricing, block)
+        between = _beside_layers(pricing, block)
         update = _inside_update(pricing, block) if pricing.blocks[block][1] <= 0 else 0
         for k, kind in enumerate(program.kinds):
-            if kind.name == "I" and pricing.stack.gradients.split_backward_frees:
-                table[k, block] = _inside_backward(pricing, block, split=True)
-            elif kind.name in ("B", "I"):
-                table[k, block] = after
+            if kind.name == "I":
+                gone = 0 if frees else _read_before(pricing, block)
+                table[k, block] = _inside_backward(pricing, block, split=frees, gone=gone) + between[0]
+            elif kind.name == "B":
+                table[k, block] = after + sum(between)
             elif kind.name in ("F", "C", "R", "FRC"):
                 table[k, block] = before
             elif kind.name == "OPT":
@@ -56,6 +59,28 @@ def _inside(program: Program, pricing: Pricing) -> NDArray[np.float64]:
             elif (share := pricing.stages[pricing.blocks[block][0]].share) is not None:
                 table[k, block] = share.inside(kind.name)
     return table
+
+
+def _beside_layers(pricing: Pricing, block: int) -> tuple[float, float]:
+    """Bytes of the gradients that a stage (sends on, has received), during the backward of a layer that is neither
+    their first nor their last: as they are there during that of the whole stage. In split backwards the second stay
+    until weight gradients have read them."""
+    number, index = pricing.blocks[block]
+    if not pricing.rows_divide_stages:
+        return 0.0, 0.0
+    last, sent = pricing.priced.span(block)[1] == len(pricing.stages[number].order), pricing.messages.sent
+    pairs = ((number - 1, number), (number, number + 1))
+    sizes = [float(pricing.messages.bytes_of(pair)) if pair in sent else 0.0 for pair in pairs]
+    return 0.0 if index == 0 else sizes[0], 0.0 if last else sizes[1]
+
+
+def _read_before(pricing: Pricing, block: int) -> int:
+    """Bytes that layers of the stage keep whose input gradients are computed before a layer's. They stay until weight
+    gradients have read them, and a row of the whole stage counts what is inside its layers against them."""
+    if not pricing.rows_divide_stages:
+        return 0
+    stage, last = pricing.stages[pricing.blocks[block][0]], pricing.priced.span(block)[1]
+    return sum(stage.kept_bytes[last:])
 
 
 def layers_behind(pricing: Pricing, block: int) -> list[tuple[LayerPrice, int]]:
@@ -70,22 +95,24 @@ def _inside_forward(pricing: Pricing, block: int) -> int:
     return max(layer.output_bytes + 2 * layer.offloaded_bytes for layer, _ in layers_behind(pricing, block))
 
 
-def _inside_backward(pricing: Pricing, block: int, made_bytes: float = 0.0, *, split: bool = False) -> float:
+def _inside_backward(
+    pricing: Pricing, block: int, made_bytes: float = 0.0, *, split: bool = False, gone: int = 0
+) -> float:
     """The worst layer, the last first: its gradients and what is recomputed for it (for its whole run of layers), less
     what the layers after it have let go. made_bytes: as `made` of `temporaries`. split: only input
-    gradients, so that what weight gradients will read stays."""
+    gradients, so that what weight gradients will read stays. gone: of layers after these, that have let go."""
     parts = layers_behind(pricing, block)
     again = sum(1 for layer, _ in parts if layer.remade_bytes)
     run = min(pricing.plan.saved.every, again)
-    most, freed = 0.0, 0
+    most = 0.0
     for place, (layer, kept) in enumerate(reversed(parts)):
         made = run * layer.remade_bytes + max(run - 1, 0) * layer.input_bytes if layer.remade_bytes else 0
         made += _returned(pricing, layer)
         gradients: float = layer.transient_bytes
         if made_bytes and not place and layer.sharded.block.parameters:
             gradients = max(layer.early_bytes - made_bytes, layer.late_bytes)
-        most = max(most, gradients + 2 * layer.offloaded_bytes + made - freed)
-        freed += kept - (layer.deferred_bytes if split else 0)
+        most = max(most, gradients + 2 * layer.offloaded_bytes + made - gone)
+        gone += kept - (layer.deferred_bytes if split else 0)
     return most
 
 

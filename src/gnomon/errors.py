@@ -13,7 +13,8 @@ Every error a user can cause is one of these, and says what was asked, what the 
     ├── UnpricedError      an action, op, link or buffer without a price or size
     ├── CatalogueError     an unknown device, cluster or model: carries the nearest names
     └── RunError           a run that ended before its time: which process, and what is left of it
-        └── PeerError      another process of the job is gone: what this one waited for
+        ├── PeerError      another process of the job is gone: what this one waited for
+        └── NoMemoryError  memory ran out in one rank
 
 `assert` is for our own mistakes, never for a user's.
 """
@@ -78,6 +79,10 @@ class RunError(GnomonError):
 
 class PeerError(RunError):
     """Another process of the job is gone, which is not this one's mistake: the run may be started again."""
+
+
+class NoMemoryError(RunError):
+    """Memory ran out in one rank."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,29 @@ def train(job: Job, membership: Membership) -> Outcome | None:
         process, step, row, *others = map(int, kill.split())
         if process == membership.process:
             _dies(step, row, others)
+    return train_surviving(job, membership)
+
+
+def absent(job: Job, membership: Membership) -> Outcome | None:
+    """`train_surviving`, but process 1 says that it comes and does not, and process 2, which takes its place, has no
+    memory left in its second step."""
+    (Path(os.environ[MARKS]) / f"{membership.process} {os.getpid()}").touch()
+    if membership.process == 1:
+        membership.join()
+        epoch = membership.next(0)
+        assert epoch is not None
+        membership.store.set(f"ready/{epoch.number}/1", "1")
+        threading.Event().wait()
+    do, rows = Executor._do, [0]
+
+    def done(self: Executor, one: Row) -> None:
+        rows[0] += one is self.rows[1]
+        if rows[0] == 2 and one is self.rows[1]:
+            torch.empty(1 << 50)
+        do(self, one)
+
+    if membership.process == 2:
+        Executor._do = done  # type: ignore[method-assign]
     return train_surviving(job, membership)
 
 

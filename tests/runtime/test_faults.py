@@ -158,7 +158,11 @@ def test_without_restarts_it_is_one_error_and_the_checkpoint_is_whole(data: Path
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("memory", r"rank 1 ran out of memory at row \d+, \w+ \(.*take a smaller micro batch"),
+        (
+            "memory",
+            r"(?s)rank 1 ran out of memory at row \d+, \w+ \(.*take a smaller micro batch.*, so the run ended.*; the "
+            r"checkpoint .*step-00000[46] is whole: resume from it$",
+        ),
         ("nan", r"the loss of step \d is nan: training diverged, so the run ended"),
     ],
 )

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 
 import pytest
 
@@ -104,6 +105,36 @@ def test_a_killed_rank_is_replaced_without_a_disk_and_the_run_ends_with_the_same
     priced = memory_copies(predicted, every).sent_bytes
     assert parse_bytes(sent) / int(copies) == pytest.approx(priced, rel=0.15), "random numbers are sent besides"
     assert outcome.notes[-1].endswith("; went back to step 2"), "step 0 too, but that process is lost"
+
+
+def test_a_rank_that_never_comes_is_given_up_and_one_without_memory_goes_back_to_the_copy(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The others wait for it as long as --meet-within says; no process is left behind."""
+    job = training.job(data, training.PLANS["zero 3"], STEPS, max_restarts=3, memory_checkpoint_every=1, meet_s=3.0)
+    undisturbed = launch(training.train, 2, job)[0]
+    (tmp_path / "marks").mkdir()
+    monkeypatch.setenv(dying.MARKS, str(tmp_path / "marks"))
+    monkeypatch.setattr(survivors_launch, "train_surviving", dying.absent)
+    outcome = run_surviving(job)
+    assert bits(outcome) == bits(undisturbed)
+    output = capfd.readouterr().err
+    assert "process 0 has not met the 1 others within 3 s: one was lost meanwhile, or this machine is slow" in output
+    assert "gnomon: process 1 has not met the others within 3 s (--meet-within), nor since: it is killed" in output
+    assert re.search(
+        r"gnomon: rank 1 of 2 ran out of memory at row \d+, .*: the others stay, and another process", output
+    )
+    assert outcome.notes[-1].endswith("; went back to step 1")
+    for one in (tmp_path / "marks").iterdir():
+        while not ended(int(one.name.split()[1])):
+            sleep(0.02)
+
+
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
 
 
 def test_where_both_places_of_a_state_are_lost_all_go_back_to_the_newest_checkpoint(

@@ -112,7 +112,7 @@ class _Launched(Replaceable):
         assert self.store is not None
         if self.folder is not None and (asked := self.folder.asked()) is not None:
             self._scale(asked)
-        self._end_stopped()
+        self._end_silent()
         self._follow()
         if self.job.determinism == "D2":
             self._agree()

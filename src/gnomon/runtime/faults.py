@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from gnomon.errors import GnomonError, PeerError, RunError
+from gnomon.errors import GnomonError, NoMemoryError, PeerError, RunError
 from gnomon.runtime.processes import FailedError
 
 LOST = (
@@ -26,6 +26,7 @@ LOST = (
 )
 """What gloo, NCCL and torch's store say where the other end is gone."""
 NO_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory")
+ENDED = ", so the run ended"
 SAID = 3
 """Ranks that waited whose rows are told."""
 
@@ -36,7 +37,7 @@ def plain(error: Exception, rank: int, at: str) -> Exception:
     if isinstance(error, GnomonError):
         return error
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(word in text for word in NO_MEMORY)):
-        return RunError(
+        return NoMemoryError(
             f"rank {rank} ran out of memory {at} ({text.splitlines()[0][:160] if text else 'MemoryError'}); take a "
             f"smaller micro batch, recompute more, or shard more"
         )
@@ -49,15 +50,18 @@ def plain(error: Exception, rank: int, at: str) -> Exception:
 
 
 def ended(failed: FailedError, world_size: int, *, left: Path | None, resume_with: str) -> RunError:
-    """What to tell of a run whose processes failed. left: the newest whole checkpoint."""
+    """What to tell of a run whose processes failed; an error that says itself what is left, as it is. left: the newest
+    whole checkpoint."""
     first, *others = failed.failures
+    if first.error and ENDED in first.message:
+        return RunError(first.message)
     waited = "".join(
         f"; {failure.message}" for failure in [failure for failure in others if failure.error is PeerError][:SAID]
     )
     cause = first.message if first.error else f"rank {first.rank} of {world_size} {first.describe()}"
     after = f"the checkpoint {left} is whole: {resume_with or 'resume from it'}" if left else "no checkpoint"
     kind = PeerError if may_start_again(failed) else RunError
-    return kind(f"{cause}, so the run ended{waited}; {after}")
+    return kind(f"{cause}{ENDED}{waited}; {after}")
 
 
 def may_start_again(failed: FailedError) -> bool:

@@ -96,6 +96,7 @@ class Membership:
                 return False
             sleep(LOOK_S)
         store: Any = self.store
+        c10d: Any = dist.distributed_c10d
         began = monotonic()
         try:
             dist.init_process_group(
@@ -106,13 +107,14 @@ class Membership:
                 timeout=timedelta(seconds=self.meet_s),
             )
         except RuntimeError as error:
+            c10d._world.group_count = 0  # names of groups, which a process that comes later counts from 0 too
             if monotonic() - began < self.meet_s:
                 raise
+            self.note("unmet", epoch)
             raise PeerError(
                 f"process {self.process} has not met the {len(epoch.members) - 1} others within {self.meet_s:g} s: one "
                 f"was lost meanwhile, or this machine is slow (--meet-within gives them longer)"
             ) from error
-        c10d: Any = dist.distributed_c10d
         c10d._set_pg_timeout(dist.constants.default_pg_timeout, dist.group.WORLD)  # a step may take longer
         return True
 
@@ -121,7 +123,7 @@ class Membership:
         self.store.set(f"speed/{epoch.number}/{self.process}", repr(speed))
 
     def note(self, what: str, epoch: Epoch) -> None:
-        """Leaves the time of an event: `noticed` a loss, `going` on."""
+        """Leaves the time of an event: `noticed` a loss, `going` on, `unmet` where others did not come."""
         self.store.set(f"{what}/{epoch.number}/{self.process}", repr(time()))
 
 

@@ -79,7 +79,11 @@ class Failure:
             return f"was killed by {signal.Signals(-self.exitcode).name}{why}"
         if not self.kind:
             return f"ended with status {self.exitcode} and said nothing"
-        return self.message if self.error else f"failed: {self.kind}: {self.message[:400]}"
+        return (
+            self.message.removeprefix(f"rank {self.rank} ")
+            if self.error
+            else f"failed: {self.kind}: {self.message[:400]}"
+        )
 
 
 class FailedError(RunError):

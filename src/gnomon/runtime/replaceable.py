@@ -20,8 +20,8 @@ import torch
 
 from gnomon import orders
 from gnomon.control import CONTROLLERS, Decision, Recorder, Seen
-from gnomon.errors import PeerError
-from gnomon.runtime.membership import Epoch, announce, joined
+from gnomon.errors import NoMemoryError, PeerError
+from gnomon.runtime.membership import Epoch, announce, joined, noted
 from gnomon.runtime.processes import FAILED_S, SIGNALS, Processes
 from gnomon.runtime.train import Job, preload_of
 from gnomon.runtime.watchdog import SILENT_S
@@ -51,6 +51,10 @@ class Replaceable(Processes, ABC):
         self.left: set[int] = set()
         """Processes that were told to end, or are lost."""
         self.stopped_since: dict[int, float] = {}
+        self.unmet_since: dict[int, float] = {}
+        """Of an epoch: when it was seen that some of its members had not met the others."""
+        self.absent: set[int] = set()
+        """Those that were killed for it."""
         self.plan = job.plan
         """In force: its placement is the last decision's."""
         self.lost_ranks: tuple[int, ...] = ()
@@ -75,7 +79,7 @@ class Replaceable(Processes, ABC):
         while self._running():
             for process in self._just_failed(self._patience_s()):
                 failure = self._failure(process)
-                mistake = failure.kind and failure.error is not PeerError
+                mistake = failure.kind and failure.error not in (PeerError, NoMemoryError)
                 if mistake or (process not in self.left and not self._lose(process, failure.describe())):
                     fatal.append(process)
             if fatal or self._complete():
@@ -145,6 +149,27 @@ class Replaceable(Processes, ABC):
     def _there(self) -> Sequence[int]:
         """Processes that run and are to stay."""
         return [process for process in self._running() if process not in self.left and process not in self.returned]
+
+    def _end_silent(self) -> None:
+        """Kills processes that the others would wait for: stopped ones, and those that have not come."""
+        self._end_stopped()
+        self._end_absent()
+
+    def _end_absent(self) -> None:
+        """Kills members of an epoch that say nothing for meet_s after others gave up meeting them."""
+        if not self.epochs:
+            return
+        assert self.store is not None
+        epoch, meet_s = self.epochs[-1], self.job.meet_s
+        given_up = noted(self.store, "unmet", epoch)
+        if not given_up or monotonic() - self.unmet_since.setdefault(epoch.number, monotonic()) < meet_s:
+            return
+        came = given_up.keys() | noted(self.store, "noticed", epoch).keys() | noted(self.store, "going", epoch).keys()
+        for process in set(self._there()) & set(epoch.members) - came - self.absent:
+            self.absent.add(process)
+            what = f"process {process} has not met the others within {meet_s:g} s (--meet-within), nor since"
+            print(f"gnomon: {what}: it is killed", file=sys.stderr, flush=True)
+            self.ranks[process].process.kill()
 
     def _end_stopped(self) -> None:
         """Kills a process that has been stopped (SIGSTOP) for SILENT_S: the others wait for it."""

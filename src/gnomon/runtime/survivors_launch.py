@@ -70,7 +70,7 @@ class _Launched(ReplaceableRanks):
 
     def _look(self) -> None:
         """Announces the ranks' processes, once all are ready and some are new, or all lost touch with each other."""
-        self._end_stopped()
+        self._end_silent()
         if (decision := self._decide(self._seen())) is not None:
             if self.epochs:
                 self._say_who_waited(self.epochs[-1])

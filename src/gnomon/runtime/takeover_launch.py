@@ -69,7 +69,7 @@ class _Launched(ReplaceableRanks):
 
     def _look(self) -> None:
         """Announces the processes that are there, when these are others than before, or all lost touch."""
-        self._end_stopped()
+        self._end_silent()
         if (decision := self._decide(self._seen())) is not None:
             if self.epochs:
                 self._say_who_waited(self.epochs[-1])

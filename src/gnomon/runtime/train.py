@@ -226,6 +226,11 @@ def run(job: Job, *, threads: int = 1) -> Outcome:
             beginning = f"from {kept}" if kept else "from the beginning"
             print(f"gnomon: {error}; starting again {beginning}, {left - 1} left", file=sys.stderr, flush=True)
             job = replace(job, resume=job.checkpoints is not None)
+        except RunError as error:
+            if not isinstance(cause := error.__cause__, FailedError):
+                raise
+            kept = None if job.checkpoints is None else newest(job.checkpoints)
+            raise ended(cause, size, left=kept, resume_with=job.resume_with) from cause
         except SystemExit:
             if job.checkpoints is None or newest(job.checkpoints) is None:
                 print("stopped before there was anything to keep", file=sys.stderr, flush=True)

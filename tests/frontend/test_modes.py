@@ -1,8 +1,10 @@
-"""Modules that stop autograd, write over a product, norm a parameter or cache a table run as they were written."""
+"""Modules that stop autograd, write over a product, norm a parameter, cache a table or add a product of a width with
+itself run as they were written, divided too."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,8 +12,15 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
+from gnomon.errors import PlanError  # noqa: E402
 from gnomon.frontend.capture import captured  # noqa: E402
+from gnomon.graph import Dtypes  # noqa: E402
+from gnomon.plans import Layout, Mesh  # noqa: E402
+from gnomon.runtime import blocks  # noqa: E402
+from gnomon.runtime.captured_job import values_of  # noqa: E402
+from gnomon.runtime.parameters import Slot  # noqa: E402
 from gnomon.runtime.prove import prove  # noqa: E402
+from gnomon.sharding import shard_graph  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -83,3 +92,41 @@ def test_a_table_that_is_cached_is_not_one_of_the_recording() -> None:
     assert Tabled.table.cache_info().currsize == 0
     assert not found.trace.constants  # the table is made in the graph, at any length
     assert torch.equal(module(x), eager)
+
+
+class Squared(nn.Module):
+    """A product from a width to the same width, which the graph gives two names, and the sum of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.mix, self.leave = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.enter(x).relu()
+        return self.leave(self.mix(y) + y)
+
+
+def test_what_is_renamed_is_divided_before_and_after_or_neither() -> None:
+    graph = captured(Squared(), {"x": torch.randn(2, 3, 8)}).graph
+    sizes = {"batch": 2} | {dim.name: 4 for block in graph.blocks for dim in block.dims if dim.size is None}
+    divided = shard_graph(graph, Layout(), Mesh(tp=2), sizes, Dtypes(param="fp32", compute="fp32"))
+    renames = [op.strategy for block in divided.values() for op in block.ops if op.op.kind == "rename"]
+    assert renames
+    for strategy in renames:
+        before, after = strategy.inputs[0].dim_of("tp"), strategy.outputs[0].dim_of("tp")
+        assert (before is None) == (after is None)
+
+
+def test_an_op_that_does_not_run_divided_is_named() -> None:
+    graph = captured(Squared(), {"x": torch.randn(2, 3, 8)}).graph
+    op = next(op for block in graph.blocks for op in block.ops if op.kind == "linear")
+    owner = SimpleNamespace(axes={"tp": SimpleNamespace(ranks=2)}, captured=True, block=SimpleNamespace(name="layer"))
+    frame = SimpleNamespace(owner=owner)
+    said = blocks.Frame._not_divided(frame, SimpleNamespace(op=op), RuntimeError("The size of tensor a (4) …"))
+    assert isinstance(said, PlanError)
+    assert f"layer: {op.path} does not run divided by tp = 2 (The size of tensor a (4) …); use tp = 1" in str(said)
+
+
+def test_a_parameter_without_elements_has_no_part() -> None:
+    slot = Slot(name="empty", shape=(1, 1, 4), whole=(1, 1, 4), offset=(0, 0, 0), start=0, holders=1, sums="")
+    assert values_of({"empty": torch.empty(1, 0, 4)})(slot) is None

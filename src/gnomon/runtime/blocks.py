@@ -332,10 +332,13 @@ class Frame:
             function = FUNCTIONS[kind] if site.op.captured is None else self._captured(op)
             if kind in POSITIONED and self.packing is not None:
                 function = partial(function, packing=self.packing)
-            if again:
-                out = checkpoint(function, site, *operands, use_reentrant=False, preserve_rng_state=False)
-            else:
-                out = function(site, *operands)
+            try:
+                if again:
+                    out = checkpoint(function, site, *operands, use_reentrant=False, preserve_rng_state=False)
+                else:
+                    out = function(site, *operands)
+            except RuntimeError as error:
+                raise self._not_divided(site, error) from error
             if site.op.inputs and site.op.inputs[0] in self.routings:  # an activation between the products of experts
                 self.routings[site.op.outputs[0]] = self.routings[site.op.inputs[0]]
             if op.moves:
@@ -353,6 +356,17 @@ class Frame:
                 for need in [need for need in self.brought if need[0] == name]:
                     del self.brought[need]
         return named
+
+    def _not_divided(self, site: Site, error: RuntimeError) -> Exception:
+        """What to say where an op of a captured model does not take the parts that ranks of tp have."""
+        tp = self.owner.axes.get("tp", ALONE).ranks
+        if not self.owner.captured or tp == 1:
+            return error
+        told = str(error).splitlines()[0]
+        where = f" ({site.op.captured.where})" if site.op.captured is not None and site.op.captured.where else ""
+        return PlanError(
+            f"{self.owner.block.name}: {site.op.path}{where} does not run divided by tp = {tp} ({told}); use tp = 1"
+        )
 
     def _captured(self, op: _Op) -> Callable[..., Tensor | tuple[Tensor, ...]]:
         """The ATen ops of a captured op, at the sizes of this rank."""

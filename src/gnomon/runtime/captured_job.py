@@ -80,7 +80,7 @@ def values_of(held: Mapping[str, Tensor]) -> Callable[[Slot], Tensor | None]:
 
     def values(slot: Slot) -> Tensor | None:
         whole = held.get(slot.name)
-        if whole is None:
+        if whole is None or not whole.numel():  # of one without elements the graph has a size of 1
             return None
         part = whole.detach().to(torch.float64).reshape(slot.whole)
         for dim, (first, length) in enumerate(zip(slot.offset, slot.shape, strict=True)):

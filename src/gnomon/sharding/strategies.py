@@ -91,6 +91,8 @@ def strategies(op: Op, setting: Setting) -> tuple[Strategy, ...]:
             return (_experts(op, setting, plain),)
         case "conv2d":
             return (_convolution(op, setting, plain),)
+        case "rename":
+            return (_renamed(op, setting),)
     return (plain,)
 
 
@@ -159,6 +161,20 @@ def _plain(op: Op, setting: Setting) -> Strategy:
     return Strategy(
         name=name, inputs=tuple(inputs), outputs=tuple(outputs), grad_partial=tuple(tuple(g) for g in grads)
     )
+
+
+def _renamed(op: Op, setting: Setting) -> Strategy:
+    """Divided where both tensors are, in the same place; else every rank has all of it."""
+    given, made = setting.home(op.inputs[0]), setting.home(op.outputs[0])
+    places = [
+        {atom.name: place for place, dim in enumerate(setting.block.tensor(name).dims) for atom in dim.atoms}
+        for name in (op.inputs[0], op.outputs[0])
+    ]
+    for axis in AXES:
+        before, after = given.dim_of(axis), made.dim_of(axis)
+        if before is None or after is None or places[0][before] != places[1][after]:
+            given, made = given.without(axis), made.without(axis)
+    return Strategy(name="local", inputs=(given,), outputs=(made,), grad_partial=((),))
 
 
 def _captured(op: Op, setting: Setting) -> Strategy:

@@ -13,15 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gnomon.cli.options import parser
-from gnomon.cli.request import Request, read_request
+from gnomon.cli.request import read_request
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.control import read_trace, replayed
 from gnomon.errors import InputError
 from gnomon.fleet.spot import Costs, Shape, System, shares
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
 from gnomon.methods import bamboo
-from gnomon.plans import Pass, Plan, load_plan_file, save_plan_file
+from gnomon.plans import Pass, Plan, Workload, load_plan_file, save_plan_file
 from gnomon.prediction import memory_copies, predict
 from gnomon.report.tables import Column, number, table, wrapped
+from gnomon.software import Stack
 from gnomon.units import show_seconds
 
 WAYS: Mapping[System, str] = {
@@ -90,14 +93,22 @@ def _best(useful: Mapping[System, float]) -> System:
 def _asked(options: argparse.Namespace) -> Asked:
     """Predicts what the simulation takes. InputError for a plan whose stages have meshes of their own."""
     request = read_request(parser().parse_args(["predict", "--plan", options.plan]))
-    plan = bamboo.without(request.plan)
+    return asked_of(options, request.graph, request.cluster, request.plan, request.workload, request.stack)
+
+
+def asked_of(
+    options: argparse.Namespace, graph: Graph, cluster: Cluster, given: Plan, workload: Workload, stack: Stack
+) -> Asked:
+    """The same of a plan by itself. options: as `gnomon fleet spot` has them."""
+    plan = bamboo.without(given)
     if plan.stages:
         raise InputError("the plan gives each stage its own mesh; losses are played on pipelines that are alike")
-    plain = predict(request.graph, request.cluster, plan, request.workload, request.stack)
+    job = graph, cluster, workload, stack
+    plain = predict(graph, cluster, plan, workload, stack)
     copies = memory_copies(plain, options.memory_checkpoint_every)
     with_copies = _with(plan, bamboo.NOBODY)
     refused = bamboo.METHOD.refusal(with_copies) or ""
-    copied, taken = (1.0, 1.0) if refused else _seconds(request, plan)
+    copied, taken = (1.0, 1.0) if refused else _seconds(job, plan)
     return Asked(
         shape=Shape(stages=plan.mesh.pp, pipelines=plan.mesh.data_ranks),
         costs=Costs(
@@ -124,11 +135,13 @@ def _with(plan: Plan, rank: int) -> Plan:
     return replace(plan, schedule=replace(plan.schedule, passes=passes))
 
 
-def _seconds(request: Request, plan: Plan) -> tuple[float, float]:
+def _seconds(job: tuple[Graph, Cluster, Workload, Stack], plan: Plan) -> tuple[float, float]:
     """(of a step with copies of stages, of one in which the slowest rank has two stages)."""
 
+    graph, cluster, workload, stack = job
+
     def step_s(rank: int) -> float:
-        return predict(request.graph, request.cluster, _with(plan, rank), request.workload, request.stack).step_s
+        return predict(graph, cluster, _with(plan, rank), workload, stack).step_s
 
     return step_s(bamboo.NOBODY), max(step_s(rank) for rank in range(plan.mesh.pp))
 

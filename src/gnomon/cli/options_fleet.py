@@ -7,9 +7,9 @@ read their values.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from gnomon.cli.values import at_most, count, new_file, some
+from gnomon.cli.values import at_most, count, new_file, number_from, some
 
 FLEET_TEXT = """\
 Many jobs on one cluster. replay plays a trace of jobs under a scheduling policy,
@@ -263,18 +263,3 @@ def _rule_options(parser: argparse.ArgumentParser) -> None:
     rules.add_argument(
         "--repair", type=number_from(0), default=4.0, metavar="HOURS", help="that a failed node is away; 4"
     )
-
-
-def number_from(least: float, most: float = 1e12) -> Callable[[str], float]:
-    """A reader of numbers from `least` to `most`."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text} is not from {least:g} to {most:g}")
-        return value
-
-    return read

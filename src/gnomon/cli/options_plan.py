@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from gnomon import orders
-from gnomon.cli.values import at_most, count, lengths, named_size, new_file, some, tokens
+from gnomon.cli.values import at_most, count, lengths, named_size, new_file, number_from, some, tokens
 
 SHOWN = 5
 """Unlike plans that `gnomon plan` shows."""
@@ -255,6 +255,13 @@ def _questions(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="the fastest plan for a batch of several lengths: 32k,4kx8,512x55 (x: how many such), or a file of one a "
         "line; --methods chunkflow,skrull are tried on it",
+    )
+    other.add_argument(
+        "--mtbf",
+        type=number_from(0.01, 1e6),
+        metavar="HOURS",
+        help="the plan that makes most useful steps where each machine is lost once in so many hours: with copies of "
+        "stages (bamboo) or without; seconds as gnomon fleet spot takes them",
     )
     other.add_argument("--pareto", action="store_true", help="the front of time and memory")
     other.add_argument("--longest", type=tokens, metavar="N", help="the longest sequence that fits, a multiple of N")

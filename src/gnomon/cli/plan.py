@@ -16,6 +16,7 @@ from gnomon.cli.plan_asked import Asked
 from gnomon.cli.plan_file import plan_file
 from gnomon.cli.plan_goals import answer, is_asked
 from gnomon.cli.plan_lengths import plan_varied
+from gnomon.cli.plan_losses import compared
 from gnomon.cli.plan_mixed import plan_unlike
 from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
 from gnomon.cli.terminal import print_json, print_lines, written
@@ -45,6 +46,8 @@ def run(options: argparse.Namespace) -> int:
     """Search, print, write."""
     asked = Asked.read(options)
     mixed = is_mixed(asked.machines)
+    if options.mtbf is not None and (mixed or options.lengths or options.try_ or is_asked(options)):
+        raise InputError("--mtbf is for the fastest plan on devices of one kind; ask other questions without it")
     if options.lengths:
         return _varied(options, asked)
     if options.layers_per_stage is not None and (mixed or is_asked(options)):
@@ -200,7 +203,9 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
     cost = rent(asked.machines, parse_prices(tuple(options.price)))
     with Budget(options.budget, ONE) as budget:
         made = _searched(options, asked, budget)
-    result, best, assumed = made.result, made.best, asked.assumed
+        lost = None if options.mtbf is None else compared(asked, made.result, made.best, options.mtbf, budget)
+    result, assumed = made.result, asked.assumed
+    best = made.best if lost is None else lost.best
     assumed += (f"{name} is fixed, and means nothing in this plan" for name in asked.chosen.idle(best, result))
     no_effect = "no_effect: "
     assumed += (note.removeprefix(no_effect) for note in best.prediction.notes if note.startswith(no_effect))
@@ -222,6 +227,7 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
         more: dict[str, Any] = {} if tries is None else {"tried": tries.to_mapping()}
         more |= {} if tries is None or again is None else {"ranked_again": ranked_mapping(again, tries.attempts)}
         more |= {} if made.replicas is None else {"uneven_replicas": replicas_mapping(made.replicas)}
+        more |= {} if lost is None else {"losses": lost.to_mapping()}
         mapping = result_mapping(result, rent=cost, stages=made.stages, refined=made.refined, tensors=made.tensors)
         print_json({**mapping, **more, "assumptions": taken})
     else:
@@ -235,6 +241,8 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
             tensors=made.tensors,
         )
         print_lines(text)
+        if lost is not None:
+            print_lines(lost.text())
         if made.replicas is not None:
             before = result.best[0] if made.refined is None else made.refined.best
             print_lines(replicas_text(made.replicas, before.step_s))

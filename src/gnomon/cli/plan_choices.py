@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gnomon import orders
 from gnomon.cli.budget import Covered
 from gnomon.errors import InputError, PlanError, nearest
-from gnomon.methods import methods_named
+from gnomon.methods import bamboo, methods_named
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Limit, Point
 from gnomon.search.budget import More, always
@@ -157,6 +157,8 @@ def _methods(options: argparse.Namespace, stack: Stack) -> tuple[Choice, ...]:
     if options.refine is False:
         raise InputError("--methods are tried with the choices that --no-refine leaves out; drop one of them")
     named = methods_named(options.methods)
+    if options.mtbf is None and options.methods.strip() != "all" and bamboo.METHOD in named:
+        raise InputError("--methods bamboo: copies of stages only cost until something is lost; say how often (--mtbf)")
     known = [method for method in named if stack is PLAIN_STACK or (stack.name == own.NAME and "run" in method.marks)]
     lacking = [method.name for method in named if method not in known]
     if lacking and options.methods.strip() != "all":

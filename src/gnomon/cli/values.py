@@ -155,3 +155,18 @@ def no_folder(path: Path) -> str:
 def reason(error: Exception) -> str:
     """What an error of the system says, without its number and path."""
     return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
+
+
+def number_from(least: float, most: float = 1e12) -> Callable[[str], float]:
+    """A reader of numbers from `least` to `most`."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not from {least:g} to {most:g}")
+        return value
+
+    return read

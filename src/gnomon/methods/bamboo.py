@@ -21,7 +21,7 @@ from gnomon.lowering.edit import Row, rows_of, with_rows
 from gnomon.lowering.insertions import bucket, by_name
 from gnomon.methods.method import Context, Method, Param, Params
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
-from gnomon.plans import Plan
+from gnomon.plans import Pass, Plan
 from gnomon.program import (
     BufferClass,
     BufferRef,
@@ -278,14 +278,21 @@ def _refusal(plan: Plan) -> str | None:
     return None
 
 
+def _variants(plan: Plan) -> Iterator[Plan]:
+    given = replace(plan, schedule=replace(plan.schedule, passes=(*plan.schedule.passes, Pass(name=NAME))))
+    if plan == without(plan) and _refusal(given) is None:
+        yield given
+
+
 METHOD = Method(
     name=NAME,
     paper="Bamboo, Thorpe et al., NSDI 2023",
     about="each pipeline rank has a copy of the next one's stage, and takes over in the step in which that one is lost",
     switch="schedule.passes",
     exactness="bitwise",
-    missing={"planned": "it only costs until something is lost; give it in the plan, and ask what it costs"},
+    searched=True,
     params=(Param(name="rank", about="the pipeline rank that has failed; -1: none, all have copies", default=NOBODY),),
     rewrite=_rewrite,
     refusal=_refusal,
+    variants=_variants,
 )

@@ -108,7 +108,8 @@ class Method:
     """(lengths of the batch's sequences, devices) -> batches of one length whose best plans are a start for plans with
     it. None: it is not made for batches of several lengths."""
     searched: bool = False
-    """Every search has it, as a field of its plans or a choice of `--refine`; otherwise `plan --methods` tries it."""
+    """Every search has it, as a field of its plans, a choice of `--refine`, or by an option of its own (`--mtbf`);
+    otherwise `plan --methods` tries it."""
 
     @property
     def marks(self) -> tuple[Mark, ...]:

@@ -22,6 +22,7 @@ from gnomon.plans import (  # noqa: E402
     Precision,
     Saved,
     SavedRule,
+    Schedule,
     Split,
     Stage,
 )
@@ -40,6 +41,11 @@ pytestmark = pytest.mark.torch
         (
             Plan(mesh=Mesh(dp_shard=2, etp=2), layout=Layout(rules=(LayoutRule(dim="ffn"),))),
             "layout.rules of ffn beside etp",
+        ),
+        (Plan(schedule=Schedule(vocabulary="vocab_1")), "schedule.vocabulary = 'vocab_1'"),
+        (
+            Plan(schedule=Schedule(vocabulary="interlaced"), overlap=Overlap(bucket_bytes=1 << 20)),
+            "vocabulary with gradient buckets",
         ),
         (Plan(saved=Saved(preset="selective", rules=(SavedRule(),))), "tensors beside preset 'selective'"),
         (Plan(saved=Saved(preset="full", every=2, rules=(SavedRule(preset="none"),))), "beside saved.every"),

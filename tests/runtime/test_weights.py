@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -42,6 +43,7 @@ TWO = Schedule(name="one_f_one_b", num_microbatches=2)
 PLANS = {
     "tp": Plan(mesh=Mesh(tp=2), schedule=TWO, layout=Layout(sequence_parallel=True), precision=FP32),
     "pp": Plan(mesh=Mesh(pp=2), schedule=TWO, precision=FP32),
+    "divided vocabulary": Plan(mesh=Mesh(pp=2), schedule=replace(TWO, vocabulary="interlaced"), precision=FP32),
     "zero 3": Plan(mesh=Mesh(dp_shard=2), schedule=TWO, optimizer=Optimizer(zero=3), precision=FP32),
 }
 WORKLOAD = Workload(global_batch_size=4, seq_len=8)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from gnomon.plans import Mesh, Plan, layer_presets, stage_layers
 from gnomon.plans.groups import layer_groups
 from gnomon.plans.stages import held_by_several
 from gnomon.runtime.blocks import BlockRun, cut_linears
-from gnomon.runtime.crossings import hops
+from gnomon.runtime.crossings import Hop, hops
 from gnomon.runtime.frozen import Where, four_bit_of, frozen_of, in_four_bits, placed
 from gnomon.runtime.initial import initial, tables_of
 from gnomon.runtime.mesh import Groups
@@ -45,6 +46,24 @@ DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, 
 """Torch's dtypes; those that the runtime computes in are `software.own.DTYPES`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What a stage has beside its layers: this rank's part of layers that all pipeline ranks divide."""
+
+    slots: tuple[Slot, ...]
+    """Trained."""
+    frozen: tuple[Slot, ...] = ()
+    """Not trained."""
+    enters: tuple[Hop, ...] = ()
+    """What its layers are handed by them."""
+    leaves: tuple[Hop, ...] = ()
+    """What its layers hand them."""
+
+
+NOTHING_BESIDE: Mapping[int, Beside] = MappingProxyType({})
+NONE_BESIDE = Beside(slots=())
+
+
 def apply(
     graph: Graph,
     plan: Plan,
@@ -55,10 +74,13 @@ def apply(
     device: torch.device = CPU,
     values: Callable[[Slot], Tensor | None] | None = None,
     by_layer: bool = False,
+    beside: Mapping[int, Beside] = NOTHING_BESIDE,
+    whole: Graph | None = None,
 ) -> dict[int, Stage]:
     """Stage number in the Program -> the stage, for those on this rank, filled with the values of step 0: those that
     `values` reads (`pretrained.values_of`), or random ones by the seed. capacity: of experts, as in `BlockRun`.
-    by_layer: whether the Program has a stage for each layer, as it has under ZeRO 3."""
+    by_layer: whether the Program has a stage for each layer, as it has under ZeRO 3. beside: by stage. whole: the graph
+    that says what parameters begin as, where `graph` is a part of it."""
     check_runnable(graph)
     check_plan(plan)
     zero, mesh = effective_zero(plan), groups.mesh
@@ -85,25 +107,26 @@ def apply(
     }
     check_splits(plan, runs)
     check_shared(graph, sharded)
-    stages, presets, start = dict[int, Stage](), layer_presets(plan, graph), beginning(values, graph, seed)
+    stages, presets, start = dict[int, Stage](), layer_presets(plan, graph), beginning(values, whole or graph, seed)
     where = Where(
         shard=groups.here.shard,
         num_shards=mesh.dp_shard * mesh.cp if zero == 3 else 1,
         away=zero == 3 and plan.optimizer.offload_parameters,
         folder=folder_of(plan),
     )
-    narrow = in_four_bits(graph)
+    narrow = in_four_bits(whole or graph)
     rules, crossing = rules_of(plan, graph), hops(graph, plan, by_layer=zero == 3 or by_layer)
-    for held in parts_held(graph, plan, groups, sharded, device, by_layer=by_layer):
+    for held in parts_held(graph, plan, groups, sharded, device, by_layer=by_layer, beside=beside):
         number, layers = held.number, held.layers
         for part in held.parts:
             part.fill(start)
-        enters = [hop for hop in crossing if hop.target == number]
-        leaves = [hop for hop in crossing if hop.source == number]
+        more = beside.get(number, NONE_BESIDE)
+        enters = [*more.enters, *(hop for hop in crossing if hop.target == number)]
+        leaves = [*(hop for hop in crossing if hop.source == number), *more.leaves]
         stages[number] = Stage(
             graph, layers, held.parts, runs, zero, borrowed=held.borrowed, enters=enters, leaves=leaves
         )
-        still = tuple(slots_of(layers, sharded, axes, set(), frozen=True))
+        still = placed([*slots_of(layers, sharded, axes, set(), frozen=True), *more.frozen])
         if stages[number].captured:
             still = _held_apart(still, values, zero, graph)
         dtype = dtypes(plan).param
@@ -162,6 +185,7 @@ def parts_held(
     device: torch.device,
     *,
     by_layer: bool = False,
+    beside: Mapping[int, Beside] = NOTHING_BESIDE,
 ) -> Iterator[Holding]:
     """Of each stage of the Program on this rank its parameters, which are not filled yet. What several layers of one of
     the plan's stages read is held by the first, whose backward comes last."""
@@ -175,7 +199,8 @@ def parts_held(
             if plan.pipeline_ranks[index] == groups.here.pipeline_rank:
                 counted = {name for name, stages in first.items() if stages[0] != number}
                 apart = shared if zero == 3 else set[str]()
-                parts = _held(part, sharded, axes, counted, plan, groups, zero, device, tables, set(lent), apart)
+                more = beside.get(number, NONE_BESIDE).slots
+                parts = _held(part, sharded, axes, counted, plan, groups, zero, device, tables, set(lent), apart, more)
                 borrowed = _borrowed(part, sharded, lent)
                 lent |= {name: one for one in parts for name in one.by_name if name in shared}
                 yield Holding(number=number, layers=part, parts=parts, borrowed=borrowed)
@@ -274,9 +299,10 @@ def _held(
     tables: Collection[str],
     lent: Collection[str],
     shared: Collection[str],
+    beside: Sequence[Slot],
 ) -> list[Parameters]:
     """The parameters of a stage: routed experts' apart where other ranks than those of the rest hold the same ones, and
-    those that later layers borrow (shared). lent: what it borrows itself."""
+    those that later layers borrow (shared). lent: what it borrows itself. beside: parts of divided layers."""
     mesh, here = groups.mesh, groups.here
     experts = set[str]()
     if mesh.tp * mesh.ep * mesh.etp > 1:
@@ -292,7 +318,8 @@ def _held(
         away = zero == 3 and plan.optimizer.offload_parameters
         divided = zero if shards > 1 or away else 0
         every = slots_of(layers, sharded, axes, counted, experts, apart=apart, looked_up=tables)
-        slots = placed(one for one in every if one.name not in lent and (apart or (one.name in shared) == alone))
+        chosen = [one for one in every if one.name not in lent and (apart or (one.name in shared) == alone)]
+        slots = placed([*chosen, *(beside if not apart and not alone else ())])
         if not slots and (apart or alone):
             continue
         parts.append(

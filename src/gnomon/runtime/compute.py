@@ -165,9 +165,7 @@ class Compute:
         saved, module = self.saved.pop((stage, unit)), self.stages[stage]
         begins: list[tuple[GradientEdge, Tensor]] = []
         if module.results:
-            scaled = 1.0 if self.state.loss_scale is None else self.state.loss_scale.scale
-            grad = torch.full((), scaled / self.feed.counted, dtype=self._loss_dtype, device=self.device)
-            begins += [(saved.made[result], grad) for result in module.results]
+            begins += [(saved.made[result], self.loss_grad()) for result in module.results]
         for hop in module.leaves:
             grads = self.buffers.take((hop.gradient, stage, unit))
             pairs = zip(hop.trained, grads, strict=True)
@@ -178,6 +176,11 @@ class Compute:
             leaves = [saved.entered[crossing.name] for crossing in hop.trained]
             back = tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)
             self.buffers.tensors[hop.gradient, hop.source, unit] = back
+
+    def loss_grad(self) -> Tensor:
+        """Where backward begins: of the sum over tokens in the mean, times the loss scale."""
+        scaled = 1.0 if self.state.loss_scale is None else self.state.loss_scale.scale
+        return torch.full((), scaled / self.feed.counted, dtype=self._loss_dtype, device=self.device)
 
     def _input_backward(self, stage: int, unit: int) -> None:
         tape = self.stages[stage].tape

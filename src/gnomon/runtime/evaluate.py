@@ -28,6 +28,8 @@ def forward_loss(executor: Executor) -> Tensor:
     with torch.no_grad():
         for unit in range(executor.feed.num_units):
             given = executor.feed.of_unit(unit)
+            if (heads := executor.heads) is not None:
+                heads.hand_embedded(unit, given)
             for number in sorted(executor.stages):
                 made, stage = _forward(executor, number, unit, given), executor.stages[number]
                 for result in stage.results:
@@ -40,6 +42,8 @@ def forward_loss(executor: Executor) -> Tensor:
                     else:
                         work = executor.messages.send(handed, name, number, hop.target)
                         executor.buffers.leave(name, handed, work)
+            if heads is not None:
+                total += heads.share(heads.loss(heads.last_hidden(unit), given))
     executor.buffers.wait_sent()
     return total
 

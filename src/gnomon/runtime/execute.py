@@ -23,8 +23,9 @@ from gnomon.lowering.optimizer import effective_zero
 from gnomon.methods import check_methods, mimose, partial_reduce
 from gnomon.plans import Plan, Workload, shared_parameters
 from gnomon.plans import batch as batch_of
+from gnomon.plans.ends import cut_ends
 from gnomon.program import Program
-from gnomon.runtime.apply import apply, dtypes, has_experts, holders
+from gnomon.runtime.apply import NOTHING_BESIDE, apply, dtypes, has_experts, holders
 from gnomon.runtime.arrivals import channels, proofs
 from gnomon.runtime.buffers import Buffers
 from gnomon.runtime.collectives import all_reduce
@@ -41,10 +42,14 @@ from gnomon.runtime.parameter_files import ReadAhead
 from gnomon.runtime.parameters import CPU, Parameters, Slot
 from gnomon.runtime.resident_bytes import levels
 from gnomon.runtime.rows import Action, Row, followed, plan_stages, rows, stages_of_row
-from gnomon.runtime.stage import Batch
+from gnomon.runtime.stage import Batch, Stage
 from gnomon.runtime.state import State
+from gnomon.runtime.vocabulary import Divided, Heads
 from gnomon.runtime.watchdog import SILENT_S, Watchdog
 from gnomon.timeline import ROLES, Timeline
+
+Values = Callable[[Slot], Tensor | None]
+"""What a parameter is at step 0; None: as the seed says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +75,7 @@ class Executor:
         settings: AdamWSettings = AdamWSettings(),  # noqa: B008 (frozen)
         program: Program | None = None,
         device: torch.device = CPU,
-        values: Callable[[Slot], Tensor | None] | None = None,
+        values: Values | None = None,
         states: Mapping[str, Tensor] | None = None,
     ) -> None:
         """program: what to run in place of `lower`'s, for the same plan; a plan with methods that rewrite the Program
@@ -82,27 +87,19 @@ class Executor:
         if partial_reduce.METHOD.used(plan):
             raise PlanError("a plan with partial_reduce is run by gnomon run alone; leave the pass out here")
         self.graph, self.plan, self.workload, self.device = graph, plan, workload, device
-        held_by = holders(plan, graph, effective_zero(plan))
+        ends = cut_ends(plan, graph) if plan.schedule.vocabulary != "ends" else None
+        self.inside, self.plan_inside = (graph, plan) if ends is None else (ends.inside, ends.plan)
+        """What stages run, and by which plan: without an embedding and a head that all pipeline ranks divide."""
+        held_by = holders(self.plan_inside, self.inside, effective_zero(plan))
         tied = {stage for stages in held_by.values() for stage in stages}
         self.program = followed(graph, plan, workload, program, tied, in_order=device.type == "cuda")
         self.groups = self._groups()
         if workload.router.padded:
             raise PlanError("the runtime does not fill experts up to their capacity; leave out router.padded")
-        self.stages = apply(
-            graph,
-            plan,
-            self.groups,
-            seed=seed,
-            capacity=workload.router.capacity,
-            device=device,
-            values=values,
-            by_layer=self.program.num_stages > plan.num_stages,
-        )
-        for part in self.stages.values():
-            wanted = part.state_names.difference(*(still.by_name for still in part.still))
-            part.states = {name: x for name, x in (states or {}).items() if name in wanted}
-        here, dtype = self.groups.here, dtypes(plan).param
+        self.divided = None if ends is None else Divided.of(ends, plan, self.groups)
         by_layer = self.program.num_stages > plan.num_stages
+        self.stages = self._stages(seed, values, states or {})
+        here, dtype = self.groups.here, dtypes(plan).param
         held = [stage for stage, rank in enumerate(plan.pipeline_ranks) if rank == here.pipeline_rank]
         self.feed = Feed(graph, plan, workload, self.groups, held, device)
         self.buffers = Buffers()
@@ -123,13 +120,18 @@ class Executor:
             self.groups,
             self.buffers,
             self.program,
-            plan_stages(graph, plan, self.program),
-            hops(graph, plan, by_layer=by_layer),
+            plan_stages(self.inside, self.plan_inside, self.program),
+            hops(self.inside, self.plan_inside, by_layer=by_layer),
             rows=self.feed.rows_of_unit,
-            shapes=Shapes(graph, plan.layout, self.groups.mesh, self.feed.sizes, dtype),
+            shapes=Shapes(self.inside, plan.layout, self.groups.mesh, self.feed.sizes, dtype),
             device=device,
         )
+        self.heads: Heads | None = None
+        if (cut := self.divided) is not None:
+            self.heads = Heads(cut, self.stages[cut.at], self.groups, self.compute, self.buffers, self.feed)
         actions = {**self.compute.actions(), **self.messages.actions(), **self._parameter_actions()}
+        if self.heads is not None:
+            actions |= self.heads.actions()
         self.rows = rows(self.program, here.pipeline_rank, actions)
         self.disk = self._disk()
         self.delayed: DelayedRows | None = None
@@ -139,6 +141,24 @@ class Executor:
             self.delayed = DelayedRows(self.rows, kinds)
         self._join_buckets()
         self.watchdog: Watchdog | None = None
+
+    def _stages(self, seed: int, values: Values | None, states: Mapping[str, Tensor]) -> dict[int, Stage]:
+        stages = apply(
+            self.inside,
+            self.plan_inside,
+            self.groups,
+            seed=seed,
+            capacity=self.workload.router.capacity,
+            device=self.device,
+            values=values,
+            by_layer=self.program.num_stages > self.plan.num_stages,
+            beside=NOTHING_BESIDE if self.divided is None else self.divided.beside(self.graph),
+            whole=self.graph,
+        )
+        for part in stages.values():
+            wanted = part.state_names.difference(*(still.by_name for still in part.still))
+            part.states = {name: x for name, x in states.items() if name in wanted}
+        return stages
 
     def _disk(self) -> ReadAhead:
         """Reads parameters in the order of the rows, where they wait in files."""
@@ -156,16 +176,17 @@ class Executor:
     def _lent(self) -> set[str]:
         """Parameters that layers of one of the plan's stages share, and no other stage holds: they are there once."""
         lent = {name for stage in self.stages.values() for name in stage.borrowed}
-        return lent - set(shared_parameters(self.plan, self.graph))
+        return lent - set(shared_parameters(self.plan_inside, self.inside))
 
     def _groups(self) -> Groups:
         return Groups.of(
             self.plan,
             kv_heads=size_named(self.graph, "kv_heads"),
             experts=has_experts(self.graph),
-            tied=next(iter(shared_parameters(self.plan, self.graph).values()), ()),
+            tied=next(iter(shared_parameters(self.plan_inside, self.inside).values()), ()),
             channels=channels(self.program),
             size=batch_of(self.plan, self.workload)[1],
+            vocabulary=self.plan.schedule.vocabulary != "ends",
         )
 
     def _parameter_actions(self) -> Mapping[str, Action]:

@@ -66,8 +66,8 @@ class Groups:
     here: Coordinates
     """This rank."""
     by_comm: dict[str, ProcessGroup | None]
-    """dp, dp_shard, dp_replicate, tp, cp, kv_copies, norm (all ranks), embedding, those of experts, and the two ends of
-    each channel."""
+    """dp, dp_shard, dp_replicate, tp, cp, kv_copies, norm (all ranks), embedding, vocabulary, those of experts, and the
+    two ends of each channel."""
 
     @staticmethod
     def of(
@@ -78,11 +78,13 @@ class Groups:
         tied: Sequence[int] = (),
         channels: Sequence[Channel] = (),
         size: int = 0,
+        vocabulary: bool = False,
     ) -> Groups:
         """The groups of this process. kv_heads: of the model; neighbouring tp ranks beyond them hold one together.
         experts: whether the model has routed ones.
         tied: stages that share the embedding table. channels: of messages. size: sequences of a microbatch, 0 for what
-        all stages divide. PlanError when the number of processes is not the plan's."""
+        all stages divide. vocabulary: whether pipeline ranks divide embedding and head. PlanError when the number of
+        processes is not the plan's."""
         meshes = meshes_of(plan, tied=tied)
         if dist.get_world_size() != plan.world_size:
             raise PlanError(f"the plan has {plan.world_size} ranks, but {dist.get_world_size()} processes run")
@@ -109,6 +111,8 @@ class Groups:
         )
         rows = [[ranks[i] for ranks in holders for i in row] for row in alike] if len(holders) > 1 else []
         groups["embedding"] = _mine(rows, here.rank)
+        rows = [list(row) for row in zip(*stage_sets(plan), strict=True)] if vocabulary else []
+        groups["vocabulary"] = _mine(rows, here.rank)
         groups["norm"] = _mine([list(range(plan.world_size))], here.rank)
         held = {rank: stage for stage, rank in reversed(list(enumerate(plan.pipeline_ranks)))}
         size = size or math.lcm(*(mesh.data_ranks for mesh in meshes))

@@ -23,6 +23,9 @@ from gnomon.runtime.arrivals import out_of_order
 from gnomon.runtime.check_program import check_program
 from gnomon.software import own
 
+MEET = ("NORM", "S", "EMBED", "EGRAD")
+"""Kinds that compute where ranks meet: a divided head, the gradient norm."""
+
 Action = Callable[[int, int], None]
 """Takes stage and unit."""
 
@@ -104,7 +107,7 @@ def rows(program: Program, cls: int, actions: Mapping[str, Action]) -> list[Row]
                 stage=int(program.stage[row]),
                 unit=int(program.unit[row]),
                 blocks=program.streams[program.stream[row]] == "compute",
-                timed=not program.comm_of(row) or name == "NORM",
+                timed=not program.comm_of(row) or name in MEET,
             )
         )
     return out

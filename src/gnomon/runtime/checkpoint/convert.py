@@ -23,7 +23,8 @@ from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Plan, Workload
-from gnomon.runtime.apply import check_plan, has_experts, holders, parts_held, sharded_blocks
+from gnomon.plans.ends import cut_ends
+from gnomon.runtime.apply import NOTHING_BESIDE, check_plan, has_experts, holders, parts_held, sharded_blocks
 from gnomon.runtime.checkpoint.files import Kept, Reader, write_file
 from gnomon.runtime.checkpoint.lock import FolderLock
 from gnomon.runtime.checkpoint.pieces import Piece, pieces, shared_out
@@ -32,6 +33,7 @@ from gnomon.runtime.checkpoint.save import put_in_place
 from gnomon.runtime.mesh import AXES, EXPERT_AXES, Groups, coordinates, meshes_of
 from gnomon.runtime.optim import Update
 from gnomon.runtime.parameters import Parameters
+from gnomon.runtime.vocabulary import Divided
 from gnomon.software import own
 
 META = torch.device("meta")
@@ -63,12 +65,16 @@ class Preview:
 
 def holdings(graph: Graph, plan: Plan, rank: int) -> Iterator[tuple[Parameters, Update]]:
     """What a rank of the plan holds, as an executor's `parameters()`, without values."""
+    whole, ends = graph, cut_ends(plan, graph) if plan.schedule.vocabulary != "ends" else None
+    if ends is not None:
+        graph, plan = ends.inside, ends.plan
     tied = {stage for stages in holders(plan, graph, effective_zero(plan)).values() for stage in stages}
     here = coordinates(plan, rank, experts=has_experts(graph))
     mesh = meshes_of(plan, tied=sorted(tied))[here.pipeline_rank]
-    groups = Groups(mesh=mesh, here=here, by_comm=dict.fromkeys((*AXES, *EXPERT_AXES), None))
+    groups = Groups(mesh=mesh, here=here, by_comm=dict.fromkeys((*AXES, *EXPERT_AXES, "vocabulary"), None))
     blocks, by_layer = sharded_blocks(graph, plan, mesh), own.by_layer(plan)
-    for holding in parts_held(graph, plan, groups, blocks, META, by_layer=by_layer):
+    beside = NOTHING_BESIDE if ends is None else Divided.of(ends, plan, groups).beside(whole)
+    for holding in parts_held(graph, plan, groups, blocks, META, by_layer=by_layer, beside=beside):
         for held in holding.parts:
             if held.dtypes.master is not None:
                 held.master = torch.empty(held.mine[1] - held.mine[0], dtype=held.dtypes.master, device=META)

@@ -1,0 +1,154 @@
+"""A graph whose embedding and head are divided over the pipeline, in two: what each stage runs whole, and the parts.
+
+`cut_ends(plan, graph)` takes the lookup out of the embedding and the product with its loss out of the head. What stands
+beside them (positions, scales, the last norm) stays with the first and the last stage. Parameters keep their names.
+Leaves out which plans can have it (`vocabulary.vocabulary_errors`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from gnomon.errors import PlanError
+from gnomon.graph import Block, Call, Graph, Op, Tensor
+from gnomon.plans.plan import Plan
+from gnomon.plans.select import format_layers
+from gnomon.plans.stages import stage_layers
+from gnomon.plans.vocabulary import divided_layers
+
+EMBEDDED, HIDDEN = "embedded_tokens", "last_hidden"
+"""Inputs that the two graphs have in place of what the other one makes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """The two graphs."""
+
+    inside: Graph
+    """Layers of the stages, without what is divided. Reads EMBEDDED; has no outputs."""
+    parts: Graph
+    """The lookup, if the graph has one, and the head's product and loss. Reads HIDDEN."""
+    embedded: str
+    """What the lookup makes, `call.tensor`; empty without one."""
+    hidden: str
+    """What the last stage makes for the head, `call.tensor`."""
+    plan: Plan
+    """For `inside`."""
+
+
+@lru_cache(maxsize=8)
+def cut_ends(plan: Plan, graph: Graph) -> Ends:
+    """The graphs of a plan that divides the vocabulary. PlanError where the ends do not come apart."""
+    *first, last = divided_layers(plan, graph)
+    calls, blocks = list(graph.calls), {block.name: block for block in graph.blocks}
+    embedded, parts, tables = "", list[tuple[Block, Call]](), list[Tensor]()
+    for layer in first:
+        call = layer.call
+        table, rest = _without_lookup(blocks[call.block])
+        (made,) = table.outputs
+        embedded = f"{call.name}.{made}"
+        parts.append((table, _reading(call, table)))
+        tables.append(replace(table.tensor(made), name=EMBEDDED))
+        at = calls.index(call)
+        if rest is None:
+            calls = [_renamed(other, embedded, EMBEDDED) for other in calls if other is not call]
+        else:
+            blocks[rest.name] = rest
+            calls[at] = _reading(call, rest, **{made: EMBEDDED})
+    call = last.call
+    before, head, hidden = _without_head(blocks[call.block])
+    at = next(i for i, other in enumerate(calls) if other.name == call.name)
+    source = dict(calls[at].inputs).get(hidden, f"{call.name}.{hidden}")
+    given = replace(head.tensor(hidden), name=HIDDEN)
+    parts.append((head, _reading(calls[at], head, **{hidden: HIDDEN})))
+    if before is None:
+        del calls[at]
+    else:
+        blocks[before.name] = before
+        calls[at] = _reading(calls[at], before)
+    used = {call.block for call in calls}
+    inside = replace(
+        graph,
+        name=graph.name,
+        inputs=(*graph.inputs, *tables),
+        blocks=tuple(block for block in blocks.values() if block.name in used),
+        calls=tuple(calls),
+        outputs=(),
+    )
+    cut = replace(
+        graph,
+        inputs=(*graph.inputs, given),
+        blocks=tuple(block for block, _ in parts),
+        calls=tuple(call for _, call in parts),
+        outputs=tuple(f"{parts[-1][1].name}.{name}" for name in head.outputs),
+    )
+    alone = replace(plan, schedule=replace(plan.schedule, vocabulary="ends"))
+    if plan.stages:
+        left = {layer.label for layer in inside.layers()}
+        kept = [[layer for layer in part if layer.label in left] for part in stage_layers(plan, graph)]
+        chosen = zip(plan.stages, kept, strict=True)
+        alone = replace(alone, stages=tuple(replace(stage, calls=format_layers(part)) for stage, part in chosen))
+    for stage in stage_layers(alone, inside)[1:]:
+        for layer in stage:
+            if EMBEDDED in dict(layer.call.inputs).values() and not layer.index:
+                raise PlanError(f"vocabulary: {layer.label} reads the embedded tokens on another stage; use 'ends'")
+    return Ends(inside=inside, parts=cut, embedded=embedded, hidden=source, plan=alone)
+
+
+def is_table(tensor: Tensor) -> bool:
+    """Whether one of its dims is the vocabulary."""
+    return any(dim.name.split(".")[-1] == "vocab" for dim in tensor.atoms)
+
+
+def _without_lookup(block: Block) -> tuple[Block, Block | None]:
+    """(its lookup in the table, what remains)."""
+    chosen = [op for op in block.ops if any(is_table(block.tensor(name)) for name in (*op.inputs, *op.outputs))]
+    if len(chosen) != 1 or chosen[0].kind != "embedding" or chosen[0].inputs[0] not in block.inputs:
+        raise PlanError(f"vocabulary: {block.name} does more with its table than one lookup; use 'ends'")
+    (op,) = chosen
+    (made,) = op.outputs
+    others = [other for other in block.ops if other is not op]
+    if not others:
+        return block, None
+    if made in block.outputs:
+        raise PlanError(f"vocabulary: {block.name} hands on its lookup beside other tensors; use 'ends'")
+    return _block(block, (op,), (made,)), _block(block, others, block.outputs)
+
+
+def _without_head(block: Block) -> tuple[Block | None, Block, str]:
+    """(what comes before the product with the table, that with the loss, the tensor between)."""
+    first = next(i for i, op in enumerate(block.ops) if any(is_table(block.tensor(name)) for name in op.inputs))
+    before, after = block.ops[:first], block.ops[first:]
+    made = {name for op in after for name in op.outputs}
+    read = [name for op in after for name in op.inputs if name not in made]
+    hidden = list(dict.fromkeys(n for n in read if block.tensor(n).kind == "activation" and block.tensor(n).is_float))
+    product, *others = after
+    weights = [block.tensor(name) for name in read if block.tensor(name).kind != "activation"]
+    plain = product.kind == "linear" and all(is_table(weight) for weight in weights) and len(hidden) == 1
+    if not plain or any(op.captured is not None or op.kind == "linear" for op in others) or set(block.outputs) - made:
+        raise PlanError(f"vocabulary: {block.name} is no product with a table that a loss follows; use 'ends'")
+    head = _block(block, after, block.outputs)
+    return (_block(block, before, tuple(hidden)) if before else None), head, hidden[0]
+
+
+def _block(block: Block, ops: Sequence[Op], outputs: tuple[str, ...]) -> Block:
+    """Some ops of a block; what others made are inputs."""
+    made = {name for op in ops for name in op.outputs}
+    used = dict.fromkeys(name for op in ops for name in (*op.inputs, *op.outputs))
+    inputs = tuple(name for name in used if name not in made and block.tensor(name).kind == "activation")
+    tensors = tuple(tensor for tensor in block.tensors if tensor.name in used)
+    return replace(block, inputs=inputs, outputs=outputs, tensors=tensors, ops=tuple(ops))
+
+
+def _reading(call: Call, block: Block, **others: str) -> Call:
+    """The call of a part of its block. others: where it reads what is not among its inputs."""
+    bound = dict(call.inputs) | others
+    names = {tensor.name for tensor in block.tensors}
+    params = tuple((own, full) for own, full in call.params if own in names)
+    return replace(call, inputs=tuple((name, bound[name]) for name in block.inputs), params=params)
+
+
+def _renamed(call: Call, source: str, name: str) -> Call:
+    return replace(call, inputs=tuple((own, name if given == source else given) for own, given in call.inputs))

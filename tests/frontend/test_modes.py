@@ -130,3 +130,25 @@ def test_an_op_that_does_not_run_divided_is_named() -> None:
 def test_a_parameter_without_elements_has_no_part() -> None:
     slot = Slot(name="empty", shape=(1, 1, 4), whole=(1, 1, 4), offset=(0, 0, 0), start=0, holders=1, sums="")
     assert values_of({"empty": torch.empty(1, 0, 4)})(slot) is None
+
+
+class Wide(nn.Module):
+    """Sets a default dtype while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            return self.linear(x) + torch.ones(4) / 3
+        finally:
+            torch.set_default_dtype(before)
+
+
+def test_numbers_of_a_default_dtype_are_of_that_of_the_recording() -> None:
+    proof = prove(Wide(), {"x": torch.randn(2, 4)})
+    assert proof.holds
+    assert proof.outputs < 1e-15  # a third in float32 is 1e-8 off

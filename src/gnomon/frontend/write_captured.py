@@ -24,6 +24,8 @@ from gnomon.graph.captured import mutates
 from gnomon.sharding.homes import TENSOR_DIMS, base
 
 _SIZED = ("view", "_unsafe_view", "reshape", "expand")
+DEFAULTED = ("ones", "zeros", "empty", "rand", "randn", "linspace", "logspace", "eye")
+"""Ops that make numbers of the default dtype where none is named."""
 
 
 class CapturedWriter:
@@ -150,6 +152,8 @@ class CapturedWriter:
         wanted = sum(1 for i in pair if values[i].grad) if pair and any(values[o].grad for o in node.outs if o) else 0
         reads = [values[i] for i in refs(node)]
         outs = [values[o] for o in node.outs if o is not None]
+        if "dtype" not in node.kwargs and name in DEFAULTED and outs[0].dtype != torch.get_default_dtype():
+            kwargs += (("dtype", self._args(outs[0].dtype, outs[0].dtype)),)  # the code sets a default of its own
         view = bool(outs) and not mutates(_named(node)) and all(
             any(o.storage == r.storage for r in reads) for o in outs
         )  # fmt: skip

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 from runtime import parity  # noqa: E402
 
 from gnomon.errors import PlanError  # noqa: E402
+from gnomon.models.vit import VitConfig, vit  # noqa: E402
 from gnomon.plans import (  # noqa: E402
     Layout,
     LayoutRule,
@@ -26,8 +27,8 @@ from gnomon.plans import (  # noqa: E402
     Split,
     Stage,
 )
-from gnomon.runtime.apply import check_plan, dtypes  # noqa: E402
-from gnomon.runtime.mesh import coordinates, meshes_of  # noqa: E402
+from gnomon.runtime.apply import apply, check_plan, dtypes  # noqa: E402
+from gnomon.runtime.mesh import Groups, coordinates, meshes_of  # noqa: E402
 from gnomon.runtime.routes import rows_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -125,3 +126,16 @@ def test_coordinates_of_each_rank() -> None:
         (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1),
     ]  # fmt: skip
     assert [c.position for c in actual] == [0, 1, 2, 3] * 2
+
+
+@pytest.mark.parametrize(("image_size", "first"), [(12, "9 patches"), (16, "17 seq")])
+def test_patches_that_tp_does_not_share_out_are_refused_before_the_first_step(image_size: int, first: str) -> None:
+    """A class token is beside them, so that one of the two numbers is odd."""
+    config = VitConfig(
+        name="vit", num_layers=2, hidden_size=16, num_heads=4, ffn_size=24, image_size=image_size, patch_size=4,
+        num_classes=6,
+    )  # fmt: skip
+    plan = Plan(mesh=Mesh(tp=2), layout=Layout(sequence_parallel=True))
+    groups = Groups(mesh=plan.stage_mesh(0), here=coordinates(plan, 0), by_comm={})
+    with pytest.raises(PlanError, match=f"vit has {first}, which 2 ranks do not share out"):
+        apply(vit(config), plan, groups)

@@ -36,7 +36,7 @@ from gnomon.runtime.parameters import CPU, Borrowed, Dtypes, Parameters, Slot
 from gnomon.runtime.saving import rules_of
 from gnomon.runtime.stage import Stage
 from gnomon.sharding import ShardedBlock, shard_graph
-from gnomon.sharding.context import whole_sequence_reason
+from gnomon.sharding.context import uneven_positions_reason, whole_sequence_reason
 from gnomon.sharding.homes import routed_tensors
 from gnomon.sharding.layout import Sharding
 from gnomon.sharding.matrices import is_looked_up, split_of
@@ -89,6 +89,9 @@ def apply(
             f"{graph.name} has frozen experts, which the runtime does not shard; use zero 0 to 2, or ep = 1"
         )
     if (reason := own.tensor_parallel_reason(graph, mesh.tp)) and own.has_scan(graph):
+        raise PlanError(reason)
+    ways = mesh.tp * mesh.cp
+    if plan.layout.sequence_parallel and mesh.tp > 1 and (reason := uneven_positions_reason(graph, ways)):
         raise PlanError(reason)
     if mesh.cp > 1 and own.has_scan(graph):
         raise PlanError(f"{graph.name}: {own.WHOLE_SCANS}; use cp = 1")

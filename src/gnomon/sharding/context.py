@@ -13,7 +13,7 @@ from fractions import Fraction
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.sharding.block import ShardedBlock
-from gnomon.sharding.homes import routed_tensors
+from gnomon.sharding.homes import TOKEN_DIMS, base, routed_tensors
 
 
 def chunks_of(rank: int, cp: int, order: str) -> tuple[int, ...]:
@@ -73,6 +73,19 @@ def ring_step_pairs(seq_len: int, cp: int, order: str) -> tuple[tuple[int, ...],
         )
         for step in range(cp)
     )
+
+
+def uneven_positions_reason(graph: Graph, ranks: int) -> str | None:
+    """Why so many ranks do not share out positions that the model itself has (patches of an image), as they do between
+    layers under sequence parallelism; None where they can."""
+    known = {dim.name: dim.size for block in graph.blocks for dim in block.dims if base(dim.name) in TOKEN_DIMS}
+    for name, size in sorted(known.items()):
+        if size is not None and size % ranks:
+            return (
+                f"{graph.name} has {size} {name}, which {ranks} ranks do not share out evenly under "
+                f"layout.sequence_parallel; leave it out"
+            )
+    return None
 
 
 def whole_sequence_reason(graph: Graph, sharded: Mapping[str, ShardedBlock]) -> str | None:

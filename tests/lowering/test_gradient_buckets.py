@@ -12,7 +12,7 @@ from gnomon.errors import PlanError
 from gnomon.lowering import lower
 from gnomon.lowering.gradient_buckets import gradient_buckets
 from gnomon.models.presets import model
-from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Schedule, Workload, stage_layers
+from gnomon.plans import Mesh, Offload, Optimizer, Overlap, Plan, Schedule, Workload, stage_layers
 from gnomon.program import Program, validate
 from gnomon.software import own, stack
 
@@ -50,6 +50,34 @@ def test_a_bucket_comes_right_after_the_last_backward_of_its_layers() -> None:
             assert not seen & of
             seen |= of
         assert seen == set(range(LAYERS))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_gradients_go_to_the_host_once_their_bucket_is_reduced(zero: int, overlap: bool) -> None:
+    """And once the norm is known that scales them; each layer's once, in so many tiles."""
+    mesh = Mesh(pp=2, dp_shard=2) if zero else Mesh(pp=2, dp_replicate=2)
+    buckets = Overlap(bucket_bytes=4_000_000, grad_reduce=overlap)
+    moved = Optimizer(zero=zero, offload=Offload(tiles=2))  # type: ignore[arg-type]
+    program = lower(GRAPH, replace(plan(1, mesh), overlap=buckets, optimizer=moved), None, WORKLOAD, by_layer=True)
+    validate(program)
+    kinds = [program.kinds[kind].name for kind in program.kind]
+    down, reduced, several = Counter[int](), set[int](), 0
+    for cls in range(program.num_classes):
+        measured = False
+        for row in range(int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])):
+            override, of = program.overrides.get(row), {int(program.stage[row])}
+            if override is not None and override.effects is not None:
+                of = {effect.ref.stage for effect in override.effects}
+            if kinds[row] in ("AR", "REDUCE_GRAD"):
+                reduced |= of
+                several += len(of) > 1
+            elif kinds[row] == "D2H":
+                assert of <= reduced and measured
+                down.update(of)
+            measured = measured or kinds[row] == "NORM"
+    assert several and down == dict.fromkeys(range(LAYERS), 1)
+    assert kinds.count("D2H") == 4 and "OPT" not in kinds
 
 
 @pytest.mark.parametrize("zero", [1, 2])

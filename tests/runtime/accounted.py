@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnomon.graph import Graph
 from gnomon.models.llama import LlamaConfig, llama
-from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Plan, Saved, Workload
+from gnomon.plans import Layout, Mesh, Offload, Optimizer, Overlap, Plan, Saved, Workload
 from gnomon.runtime import Executor, Recorder
 from gnomon.runtime.buffers import Buffers
 from gnomon.runtime.collectives import GATHER, SCATTER
@@ -49,6 +49,10 @@ PLANS: dict[str, Plan] = {
     "dp": Plan(mesh=Mesh(dp_replicate=2), schedule=schedule("one_f_one_b")),
     "dp, buckets": Plan(
         mesh=Mesh(dp_replicate=2), schedule=schedule("one_f_one_b"), overlap=Overlap(bucket_bytes=200_000)
+    ),
+    "zero 2, buckets, update on the host": Plan(
+        mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), overlap=Overlap(bucket_bytes=200_000),
+        optimizer=Optimizer(zero=2, offload=Offload()),
     ),
     "zero 1": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=1)),
     "zero 2": Plan(mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=2)),

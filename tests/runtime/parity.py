@@ -179,6 +179,18 @@ PLANS: dict[str, Plan] = {
     "zero 2, update on the host": Plan(
         mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), optimizer=Optimizer(zero=2, offload=Offload())
     ),
+    "dp, buckets, update on the host": Plan(
+        mesh=Mesh(dp_replicate=2), schedule=schedule("one_f_one_b"), overlap=BUCKETS,
+        optimizer=Optimizer(offload=Offload(tiles=2)),
+    ),
+    "zero 2, fused, update on the host": Plan(
+        mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b"), overlap=Overlap(fused=UNEVEN),
+        optimizer=Optimizer(zero=2, offload=Offload()),
+    ),
+    "pp and zero 1, buckets, update on the host": Plan(
+        mesh=Mesh(pp=2, dp_shard=2), schedule=schedule("zero_bubble_h1"), overlap=BUCKETS,
+        optimizer=Optimizer(zero=1, offload=Offload()),
+    ),
     "zero 3, update on the host": Plan(
         mesh=Mesh(dp_shard=2), schedule=schedule("one_f_one_b", 2), optimizer=Optimizer(zero=3, offload=Offload())
     ),
@@ -278,6 +290,12 @@ PLANS: dict[str, Plan] = {
     ),
     "dualpipe v and dp, recompute": Plan(mesh=Mesh(pp=2, dp_replicate=2), schedule=v("dualpipe_v"), saved=FULL),
     "shares 3 : 1": uneven(schedule("one_f_one_b", 2), (Mesh(dp_replicate=2), (3, 1))),
+    "shares 3 : 1, buckets": replace(
+        uneven(schedule("one_f_one_b", 2), (Mesh(dp_replicate=2), (3, 1))), overlap=BUCKETS
+    ),
+    "shares 1 : 3, zero 1, buckets": replace(
+        uneven(schedule("one_f_one_b", 2), (Mesh(dp_shard=2), (1, 3)), zero=1), overlap=BUCKETS
+    ),
     "shares 1 : 3, zero 1": uneven(schedule("one_f_one_b", 2), (Mesh(dp_shard=2), (1, 3)), zero=1),
     "shares 3 : 1, zero 3": uneven(schedule("one_f_one_b", 2), (Mesh(dp_shard=2), (3, 1)), zero=3),
     "shares 3 : 1 and 1 : 3": uneven(

@@ -24,7 +24,7 @@ FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", maste
         (
             Plan(overlap=Overlap(bucket_bytes=1 << 20), optimizer=Optimizer(zero=3)),
             (
-                "overlap.bucket_bytes, buckets or fused with optimizer.zero = 3, optimizer.offload, stages' shares, "
+                "overlap.bucket_bytes, buckets or fused with optimizer.zero = 3, optimizer.offload of some layers, "
                 "schedule.passes, or a schedule whose rows hold several actions",
             ),
         ),

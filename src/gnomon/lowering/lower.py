@@ -157,7 +157,8 @@ def outline(
     reduced = frozenset(stage for stage in range(plan.num_stages) if _reduces(graph, meshes[stage], layers[stage]))
     shared = shared_stages(graph, layers, plan.pipeline_ranks)
     tied = bool(shared or tied_stages(graph, [(layer,) for part in layers for layer in part]))  # fused or not
-    stream = len(workers) == 1 and streams(plan, zero, reduced=bool(reduced), tied=tied)
+    together = by_layer and plan.overlap.in_buckets and zero < 3  # gradients go down once ranks have added them up
+    stream = not together and len(workers) == 1 and streams(plan, zero, reduced=bool(reduced), tied=tied)
     if stream and zero == 1 and plan.optimizer.offload is not None and plan.optimizer.offload.accumulate == "host":
         zero = 2  # a gradient is not there whole for longer than its reduction
     by_layer = by_layer or zero == 3 or stream
@@ -228,7 +229,8 @@ def build(given: Outline, *, messages: Messages = "buffered") -> Program:
         rows = _with_reductions(rows, given, unlike=unlike)
     rows = with_optimizer(rows, without=[same for _, same in given.shared])
     optimizer = given.optimizer
-    after = bool(given.zero and given.tied) and optimizer.offload is not None  # tied gradients are added up before
+    first = bool(given.zero and given.tied) or bool(given.buckets)  # added up before they go down
+    after = first and optimizer.offload is not None
     late = bool(given.zero or given.layers)  # a pass that divides gradients or stages must come before ranks meet
     if not late:
         rows = with_tensor_sums(rows, given.sums)

@@ -17,6 +17,7 @@ from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
 from gnomon.program import Program
 from gnomon.sharding.parameters import shard_ranks
+from gnomon.software import own
 
 IN_FLIGHT = 2
 """Gradients of a layer that a device holds: one on its way, one that is made."""
@@ -31,6 +32,8 @@ def is_streamed(pricing: Pricing) -> bool:
     """Whether gradients leave the device layer by layer: not where layers share parameters, whose gradients meet
     first."""
     if pricing.plan.optimizer.offload is None or not any(index >= 0 for _, index in pricing.blocks):
+        return False
+    if pricing.stack.name == own.NAME and own.by_layer(pricing.plan):  # buckets, which go down once they are reduced
         return False
     return not held_by_several(pricing.graph, [(layer,) for layer in pricing.graph.layers()])
 

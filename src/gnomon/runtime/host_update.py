@@ -78,7 +78,7 @@ class HostPart(Parameters):
         """Takes the gradient off the device and returns its bytes."""
         arriving = self.copies.down(self.device_part.my_grad())
         self.device_part.drop_grad()
-        self.device_part.grad = None
+        self.device_part.free_grad()
         if self.grad is None:
             self.grad, self.first = arriving.tensor, arriving
             self.begun.update(self.by_name)

@@ -273,6 +273,12 @@ class Parameters:
             self.grad = self.bucket.part(self)
         self.begun.clear()
 
+    def free_grad(self) -> None:
+        """Gives up the gradient's room; that of a bucket goes with its last member's."""
+        self.grad = None
+        if self.bucket is not None:
+            self.bucket.free()
+
     def whole_grad(self) -> Tensor:
         """The gradient of all parameters, zero where none was computed."""
         if self.grad is None:
@@ -370,6 +376,11 @@ class GradientBucket:
         """Where one member's gradient lies."""
         begin = sum(held.size for held in self.members[: self.members.index(of)])
         return self._buffer()[begin : begin + of.size]
+
+    def free(self) -> None:
+        """Gives up the buffer, once no member's gradient lies there."""
+        if all(held.grad is None for held in self.members):
+            self._flat = None
 
     def whole(self) -> Tensor:
         """All members' gradients, zero where none was computed."""

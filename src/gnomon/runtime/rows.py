@@ -53,7 +53,8 @@ def program_of(graph: Graph, plan: Plan, workload: Workload) -> Program:
         return lower(graph, plan, None, workload, by_layer=own.by_layer(plan))
     count, _ = batch_of(plan, workload)
     schedule = replace(plan.schedule, num_microbatches=count, micro_batch_size=None)
-    return lower(graph, replace(plan, stages=tuple(replace(s, shares=()) for s in plan.stages), schedule=schedule))
+    equal = replace(plan, stages=tuple(replace(s, shares=()) for s in plan.stages), schedule=schedule)
+    return lower(graph, equal, by_layer=own.by_layer(plan))
 
 
 def followed(

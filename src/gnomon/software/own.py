@@ -90,17 +90,19 @@ LACKS = (
         name="overlap.splits beside saved.rules of tensors",
         asked=lambda plan: bool(plan.overlap.splits) and any(rule.preset is None for rule in plan.saved.rules),
     ),
-    Lack(name="overlap.experts", asked=lambda plan: plan.overlap.experts),
     Lack(
-        name="overlap.bucket_bytes, buckets or fused with optimizer.zero = 3, optimizer.offload, stages' shares, "
+        name="overlap.experts, a price of exchanges inside forwards and backwards, which are no rows of a Program",
+        asked=lambda plan: plan.overlap.experts,
+    ),
+    Lack(
+        name="overlap.bucket_bytes, buckets or fused with optimizer.zero = 3, optimizer.offload of some layers, "
         "schedule.passes, or a schedule whose rows hold several actions",
         asked=lambda plan: (
             by_layer(plan)
             and bool(
                 plan.optimizer.zero == 3
-                or plan.optimizer.offload
+                or (plan.optimizer.offload is not None and plan.optimizer.offload.fraction < 1)
                 or plan.schedule.passes
-                or any(stage.shares for stage in plan.stages)
                 or orders.find(plan.schedule.name).composite
             )
         ),

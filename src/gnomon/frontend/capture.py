@@ -308,7 +308,7 @@ def _drops(module: nn.Module, configs: Sequence[Any]) -> list[tuple[Any, str, fl
     return [
         (holder, name, value)
         for holder in (*module.modules(), *configs)
-        for name, value in vars(holder).items()
+        for name, value in getattr(holder, "__dict__", {}).items()
         if name.endswith(("layerdrop", "layer_drop")) and isinstance(value, float) and value > 0
     ]
 

@@ -68,3 +68,26 @@ def test_a_triangular_solve_has_the_flops_of_its_gradients() -> None:
     ]
     assert any(node.cost is not None and node.cost.flops for op in priced for node in op.captured.nodes)
     assert proof(model, example)["holds"]
+
+
+class Normed(nn.Module):
+    """Two convolutions, each normed and cut at zero, and a loss."""
+
+    def __init__(self, *, inplace: bool) -> None:
+        super().__init__()
+        self.layers = nn.Sequential()
+        for channels in (3, 4):
+            self.layers.extend([nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=inplace)])
+        self.head = nn.Linear(4, trained.CLASSES)
+
+    def forward(self, answers: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.head(self.layers(x).mean((2, 3))), answers)
+
+
+def test_a_relu_in_place_keeps_its_result_once() -> None:
+    """What it keeps and what the next convolution keeps is one memory: the rectified rows."""
+    example = {"answers": torch.arange(2), "x": torch.randn(2, 3, 16, 16)}
+    for inplace in (False, True):
+        module = Normed(inplace=inplace).eval()
+        graph = captured(module, example, training=False).graph
+        assert abs(trained.kept_error(module, example, graph)) < 0.001

@@ -89,9 +89,12 @@ class CapturedWriter:
     def _keeps(
         self, step: Step, inputs: Mapping[str, None], outputs: Sequence[str], sides: Sequence[Tensor]
     ) -> tuple[str, ...]:
-        """What autograd keeps, by name: an operand or result that looks into the same memory."""
+        """What autograd keeps, by name: an operand or result that looks into the same memory; where the step writes
+        there (`relu_`), the result."""
         names: dict[str, None] = {}
         near = [index for node in step.nodes for index in (*refs(node), *(o for o in node.outs if o is not None))]
+        if any(mutates(_named(node)) for node in step.nodes):
+            near.reverse()
         for storage, shape, _ in step.kept:
             same = [i for i in near if self.trace.values[i].storage == storage and i in self.draft.own]
             exact = [i for i in same if self.trace.values[i].shape == shape]

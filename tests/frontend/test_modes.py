@@ -19,7 +19,7 @@ from gnomon.plans import Layout, Mesh  # noqa: E402
 from gnomon.runtime import blocks  # noqa: E402
 from gnomon.runtime.captured_job import values_of  # noqa: E402
 from gnomon.runtime.parameters import Slot  # noqa: E402
-from gnomon.runtime.prove import prove  # noqa: E402
+from gnomon.runtime.prove import CapturedRun, prove  # noqa: E402
 from gnomon.sharding import shard_graph  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -130,6 +130,27 @@ def test_an_op_that_does_not_run_divided_is_named() -> None:
 def test_a_parameter_without_elements_has_no_part() -> None:
     slot = Slot(name="empty", shape=(1, 1, 4), whole=(1, 1, 4), offset=(0, 0, 0), start=0, holders=1, sums="")
     assert values_of({"empty": torch.empty(1, 0, 4)})(slot) is None
+
+
+class Drawing(nn.Module):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = torch.Generator().manual_seed(1)
+        return self.linear(x) * torch.randn(4, generator=own, dtype=x.dtype)
+
+
+def test_numbers_of_a_generator_of_its_own_are_drawn() -> None:
+    module = Drawing().double()
+    x = torch.randn(2, 4, dtype=torch.float64)
+    run = CapturedRun(module, captured(module, {"x": x}, training=False), torch.float64)
+    (out,) = run.run({"x": x}, None)
+    assert out.shape == (2, 4)
+    assert bool(torch.isfinite(out).all())
 
 
 class Wide(nn.Module):

@@ -161,7 +161,7 @@ class CapturedWriter:
             any(o.storage == r.storage for r in reads) for o in outs
         )  # fmt: skip
         return Node(
-            target=node.target,
+            target=node.target.replace(".generator", ".default"),  # a generator of the code's own is not kept
             args=args,
             kwargs=kwargs,
             outputs=tuple("" if o is None or o not in self.draft.own else self.draft.own[o] for o in node.outs),

@@ -73,8 +73,8 @@ def _bucket(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
 
 def _layers(plan: Plan, graph: Graph) -> tuple[str, int]:
     """(selector of the repeated layers, how many of them a stage has)."""
-    name, count = repeated_layers(graph)
-    return f"{name}[0:{count}]", -(-count // plan.num_stages)
+    layers, count = repeated_layers(graph)
+    return layers, -(-count // plan.num_stages)
 
 
 def _recompute(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:

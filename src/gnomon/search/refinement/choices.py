@@ -169,8 +169,7 @@ def _kept_on_host(plan: Plan) -> int:
 def _activations(plan: Plan, graph: Graph, value: Value) -> Plan:
     rules = tuple(rule for rule in plan.saved.rules if rule.action != "offload")
     if value:
-        name, count = repeated_layers(graph)
-        rules += (SavedRule(calls=f"{name}[0:{count}]", action="offload", first_per_stage=int(value)),)
+        rules += (SavedRule(calls=repeated_layers(graph)[0], action="offload", first_per_stage=int(value)),)
     return replace(plan, saved=replace(plan.saved, rules=rules))
 
 

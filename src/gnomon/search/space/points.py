@@ -19,6 +19,7 @@ from gnomon.graph import Dtypes, Graph
 from gnomon.hardware import Cluster
 from gnomon.hardware.kinds import is_mixed, kinds_of
 from gnomon.plans import Mesh, Plan, Saved, SavedRule, Schedule, Split, Workload
+from gnomon.plans.select import place
 from gnomon.prices.collectives import copy_seconds
 from gnomon.sharding import shard_graph
 from gnomon.sharding.context import whole_sequence_reason
@@ -153,7 +154,7 @@ class Space:
     wherever sequences are divided among these ranks too. See `splits`."""
 
     repeated: tuple[str, int] = ("", 0)
-    """(name, how many) of the layers whose activations may wait on the host."""
+    """(selector, how many) of the layers whose activations may wait on the host."""
 
     def runs(self, pp: int, zero: int) -> bool:
         """Whether the stack runs a ZeRO stage over several ranks with so many pipeline ranks."""
@@ -195,9 +196,9 @@ class Space:
         base = self.base.saved
         if recompute != "offload":
             return replace(base, preset=recompute)  # type: ignore[arg-type]
-        name, count = self.repeated
+        layers, count = self.repeated
         per_stage = -(-count // stages) if count == self.num_layers else count  # at least those of any stage
-        rule = SavedRule(calls=f"{name}[0:{count}]", action="offload", first_per_stage=per_stage)
+        rule = SavedRule(calls=layers, action="offload", first_per_stage=per_stage)
         return replace(base, preset="none", rules=(*base.rules, rule))
 
     def splits(self, tp: int, *, sequence_parallel: bool) -> tuple[Split, ...]:
@@ -398,9 +399,13 @@ def saving_of(saved: Saved) -> str:
 
 
 def repeated_layers(graph: Graph) -> tuple[str, int]:
-    """(name that selectors know them by, how many) of the layers that are repeated most."""
-    counts = Counter(layer.call.group or layer.call.name for layer in graph.layers() if layer.call.first is not None)
-    return counts.most_common(1)[0] if counts else (graph.layers()[0].call.name, 1)
+    """(selector, how many) of the layers that are repeated most. Those whose numbers have gaps, as where blocks of
+    another kind lie between, are selected by their name alone."""
+    places = [place(layer) for layer in graph.layers() if layer.call.first is not None]
+    counts = Counter(name for name, _ in places)
+    name, count = counts.most_common(1)[0] if counts else (graph.layers()[0].call.name, 1)
+    gaps = bool(counts) and sorted(index for known, index in places if known == name) != list(range(count))
+    return name if gaps else f"{name}[0:{count}]", count
 
 
 def cut_ranks(cluster: Cluster, mesh: Mesh) -> int:

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from gnomon.errors import PlanError
 from gnomon.hardware import parse_cluster
 from gnomon.lowering import lower
 from gnomon.lowering.delayed_update import delay_update
@@ -141,3 +142,9 @@ def test_tied_gradients_are_added_up_before_they_go_down(zero: int, mesh: Mesh, 
         down = names.index("D2H")
         assert "REDUCE_GRAD" not in names[down:] and "AR" not in names[down:]
         assert ("AR" in names) == (mesh.pp > 1)
+
+
+def test_a_part_of_the_update_without_streaming_is_refused_in_words_of_the_plan() -> None:
+    plan = Plan(schedule=Schedule(num_microbatches=2), optimizer=Optimizer(offload=Offload(fraction=0.5)))
+    with pytest.raises(PlanError, match="fraction = 0.5: .* not so of tied weights.*; use fraction = 1"):
+        lower(model("gpt2"), plan)

@@ -104,7 +104,7 @@ def test_what_no_pass_does_is_refused() -> None:
         (Optimizer(), Overlap(optimizer=True), "updates during backward"),
         (Optimizer(zero=3), Overlap(grad_reduce=False), "leave grad_reduce on"),
         (Optimizer(zero=3), Overlap(bucket_bytes=1 << 20), "bucket_bytes out"),
-        (Optimizer(offload=Offload(fraction=0.5)), Overlap(), "offload_optimizer with stages"),
+        (Optimizer(offload=Offload(fraction=0.5)), Overlap(), "use fraction = 1, all updates on the host"),
         (Optimizer(delay=1), Overlap(), "offload the whole optimizer first"),
         (Optimizer(offload=Offload(tiles=5)), Overlap(), "4 blocks cannot travel in 5 tiles"),
     ):

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 import torch.distributed as dist  # noqa: E402
-from runtime.parity import CONFIG, FP64, SETTINGS, WORKLOAD, token_ids  # noqa: E402
+from runtime.parity import CONFIG, FP64, SETTINGS, WORKLOAD, config_of, token_ids  # noqa: E402
 from runtime.plain_llama import Llama  # noqa: E402
 from runtime.ranks import launch  # noqa: E402
 from torch import Tensor  # noqa: E402
@@ -25,6 +25,7 @@ from gnomon.plans.parts import Offload  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
+TIED = config_of(", tied")
 GRAPH = llama(CONFIG)
 AFTER, STEPS = 3, 7
 OFFLOADS = {
@@ -71,8 +72,8 @@ def test_the_loop_by_hand_is_the_paper_s() -> None:
 
 
 @cache
-def by_hand(clip: bool) -> Numbers:
-    model = Llama(CONFIG, seed=3, dtype=torch.float64)
+def by_hand(clip: bool, tied: bool = False) -> Numbers:
+    model = Llama(TIED if tied else CONFIG, seed=3, dtype=torch.float64)
     groups = [
         {"params": [p for p in model.parameters() if (p.ndim > 1) == wide], "weight_decay": decay}
         for wide, decay in ((True, SETTINGS.weight_decay), (False, 0.0))
@@ -95,9 +96,11 @@ def plan_of(offload: Offload, clip: bool = True) -> Plan:
     return Plan(schedule=Schedule(num_microbatches=2), precision=FP64, optimizer=optimizer)
 
 
-def run(plan: Plan, folder: Path | None = None, steps: range = range(1, STEPS + 1)) -> Numbers:
+def run(
+    plan: Plan, folder: Path | None = None, steps: range = range(1, STEPS + 1), graph: gnomon.Graph = GRAPH
+) -> Numbers:
     """folder: of a checkpoint to go on from, and to leave one after step AFTER + 2."""
-    with gnomon.prepare(GRAPH, plan, workload=WORKLOAD, seed=3, settings=SETTINGS) as job:
+    with gnomon.prepare(graph, plan, workload=WORKLOAD, seed=3, settings=SETTINGS) as job:
         if folder is not None and steps.start > 1:
             assert job.load(folder) == steps.start - 1
         losses = []
@@ -129,6 +132,34 @@ def test_on_two_ranks_that_divide_the_states() -> None:
 def _on_a_rank(plan: Plan) -> Numbers:
     assert dist.get_world_size() == 2
     return run(plan)
+
+
+OTHER_AXES = {
+    "pipeline": (Mesh(pp=2), Schedule(name="zero_bubble_h1", num_microbatches=2), False),
+    "two stages a rank": (
+        Mesh(pp=2),
+        Schedule(name="interleaved_one_f_one_b", num_microbatches=2, virtual_stages=2),
+        False,
+    ),
+    "tensor": (Mesh(tp=2), Schedule(num_microbatches=2), False),
+    "tied over stages": (Mesh(pp=2), Schedule(num_microbatches=2), True),
+}
+
+
+def _on_other_axes() -> dict[str, Numbers]:
+    torch.set_num_threads(1)
+    found = {}
+    for name, (mesh, order, tied) in OTHER_AXES.items():
+        plan = replace(plan_of(Offload()), mesh=mesh, schedule=order)
+        found[name] = run(plan, graph=llama(TIED) if tied else GRAPH)
+    return found
+
+
+def test_with_pipeline_stages_and_tensor_parallel_ranks() -> None:
+    """What stages share is added up in the step that made it, though the norm is of the step before."""
+    for found in launch(_on_other_axes, 2).values():
+        for name, numbers in found.items():
+            same(numbers, by_hand(True, OTHER_AXES[name][2]))
 
 
 def test_the_usual_loop_is_another() -> None:

@@ -1,4 +1,5 @@
-"""Tied weights under ZeRO 3 with their update on the host: one shard, whose gradient comes from two layers."""
+"""Tied weights with their update on the host: one shard, or one parameter on two stages, whose gradient comes from two
+layers."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from runtime.parity import FP64, SETTINGS, WORKLOAD, config_of, token_ids  # noq
 from runtime.ranks import launch  # noqa: E402
 
 import gnomon  # noqa: E402
-from gnomon.errors import PlanError  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Mesh, Offload, Optimizer, Plan, Schedule  # noqa: E402
 
@@ -59,11 +59,23 @@ def test_one_rank_with_everything_on_the_host() -> None:
     same(trained(Mesh(), OPTIMIZERS["parameters there too"]), trained(Mesh(), Optimizer()))
 
 
-def over_stages() -> str:
-    with pytest.raises(PlanError) as refused:
-        trained(Mesh(pp=2), HOST)
-    return str(refused.value)
+OVER_STAGES = {
+    "update on the host": (Mesh(pp=2), Optimizer(offload=Offload())),
+    "without clipping": (Mesh(pp=2), Optimizer(clip=False, offload=Offload())),
+    "zero 1, without clipping": (Mesh(pp=2, dp_shard=2), Optimizer(zero=1, clip=False, offload=Offload())),
+    "zero 3": (Mesh(pp=2, dp_shard=2), HOST),
+    "zero 3, parameters there too": (Mesh(pp=2, dp_shard=2), replace(HOST, offload_parameters=True)),
+}
 
 
-def test_what_two_pipeline_stages_hold_is_refused() -> None:
-    assert all("tied over stages; use pp = 1" in why for why in launch(over_stages, 2).values())
+def over_stages(ranks: int) -> dict[str, Numbers]:
+    torch.set_num_threads(1)
+    return {name: trained(*given) for name, given in OVER_STAGES.items() if given[0].world_size == ranks}
+
+
+def test_pipeline_stages_that_hold_them_add_up_their_gradients_before_these_go_down() -> None:
+    want = {clip: trained(Mesh(), Optimizer(clip=clip)) for clip in (False, True)}
+    for ranks in (2, 4):
+        for found in launch(over_stages, ranks, ranks).values():
+            for name, numbers in found.items():
+                same(numbers, want[OVER_STAGES[name][1].clip])

@@ -72,8 +72,10 @@ def moved_to_host(program: Program, optimizer: Optimizer) -> Program:
     fraction, tiles = optimizer.offload.fraction, optimizer.offload.tiles
     if fraction < 1:
         raise PlanError(
-            f"optimizer.offload.fraction = {fraction}: which blocks stay on the device is not decided here; call "
-            f"offload_optimizer with stages, or use 1"
+            f"optimizer.offload.fraction = {fraction}: a part of the updates stays on the device only where each "
+            f"layer's gradient goes to the host as it is made. That is not so of tied weights, of ZeRO 0 over several "
+            f"data-parallel ranks, and under schedule.passes, vocabulary parallelism or composite schedules; use "
+            f"fraction = 1, all updates on the host"
         )
     program = offload_optimizer(program, tiles=tiles or 1)
     return delay_update(program) if optimizer.delay else program

@@ -105,8 +105,6 @@ class Executor:
         self.buffers = Buffers()
         self.buffers.proofs = proofs(self.program, here.pipeline_rank)
         shared = frozenset(held_by) - self._lent()
-        if plan.optimizer.offload is not None and shared:
-            raise PlanError("the runtime does not offload the optimizer of weights tied over stages; use pp = 1")
         self.state = State(self.stages, self.groups, self.buffers, settings, plan.optimizer.kind, shared, device)
         self.state.by_layer = by_layer and effective_zero(plan) < 3
         self.host = HostUpdate(self.state, self.stages, moved_stages(self.program))

@@ -147,7 +147,8 @@ class State:
         this rank, and over the communicator `embedding`. Under ZeRO stages cut a parameter into other shards than each
         other, so ranks that shard exchange its whole gradient. row: what an AR of the Program writes; without one, all
         holders are on this pipeline rank, and the first NORM or OPT comes here."""
-        if self.joined or not self.tied:
+        elsewhere = row is None and self.groups.by_comm.get("embedding") is not None  # an AR does it, in its own step
+        if self.joined or elsewhere or not self.tied:
             return
         self.joined = True
         stages = {

@@ -118,10 +118,6 @@ LACKS = (
         ),
     ),
     Lack(
-        name="optimizer.delay with other axes than data parallelism",
-        asked=lambda plan: plan.optimizer.delay > 0 and plan.mesh.data_ranks < plan.world_size,
-    ),
-    Lack(
         name="optimizer.kind = {plan.optimizer.kind!r}, which looks at whole matrices, "
         "on the host with zero or tp that divide them",
         asked=lambda plan: plan.optimizer.offload is not None and needs_whole_matrices(plan) and divides_matrices(plan),

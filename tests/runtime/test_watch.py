@@ -1,6 +1,6 @@
 """`gnomon.watch` in loops of one's own: what drifts is named, what does not is not, and every hook comes off.
 
-On one process time is the loop's own clock, so that the machine's load decides nothing; two processes sleep.
+On one process time and memory are told, so that the machine's load decides nothing; two processes sleep.
 """
 
 from __future__ import annotations
@@ -68,10 +68,12 @@ class Loop:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.optimizer.register_step_pre_hook(lambda *_: self.clock.spend(0.002))
         self.load_s, self.told = 0.001, told
-        self.leak_bytes, self.leaked = 0, list[Tensor]()
+        self.leak_bytes, self.held_bytes, self.retries = 0, 1 << 30, 0
         self.watch: Watch = gnomon.watch(
             self.model, self.optimizer, plan, records=self.records.append, out=self.out, clock=self.clock
         )
+        self.watch._memory = lambda: self.held_bytes  # type: ignore[method-assign]
+        self.watch._count_retries = lambda: self.retries  # type: ignore[method-assign]
 
     def batches(self, steps: int) -> Iterator[Tensor]:
         for _ in range(steps):
@@ -83,8 +85,7 @@ class Loop:
             self.optimizer.zero_grad()
             self.model(batch).square().mean().backward()
             self.optimizer.step()
-            if self.leak_bytes:
-                self.leaked.append(torch.ones(self.leak_bytes // 4))
+            self.held_bytes += self.leak_bytes
         return self
 
     def drift(self) -> str | None:
@@ -107,6 +108,7 @@ def test_a_steady_loop_drifts_by_nothing_and_its_parts_are_its_own() -> None:
         ({"load_s": 0.05}, "data loading"),
         ({"forward_s": 0.05}, "compute"),
         ({"leak_bytes": 4 << 20}, "allocator"),
+        ({"retries": 2}, "allocator"),
     ],
 )
 def test_what_changes_on_the_way_is_named(change: dict[str, Any], name: str) -> None:
@@ -178,6 +180,42 @@ def test_a_slow_rank_is_named() -> None:
             waits = sorted(record["communication_s"] for record in records[3:])
             if records[-1]["rank"] != slow:
                 assert waits[len(waits) // 2] > watched.SLOW_S / 2, wrap
+
+
+def test_a_wait_for_a_collective_is_communication(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait itself takes told time: it is no compute, and where it grows it is named."""
+    clock, waits = Clock(), {"seconds": 0.01}
+    monkeypatch.setattr(torch.distributed.Work, "wait", lambda work, *args: clock.spend(waits["seconds"]))
+    model, records = Model(clock), list[dict[str, Any]]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.layer.register_forward_hook(lambda *_: torch.distributed.Work.wait(None))  # type: ignore[arg-type]
+    with watch(model, optimizer, records=records.append, out=None, clock=clock) as watching:
+        watching._memory = lambda: 1 << 30  # type: ignore[method-assign]
+        for step in range(60):
+            waits["seconds"] = 0.01 if step < 20 else 0.06
+            model(torch.ones(2, 4)).square().mean().backward()
+            optimizer.step()
+    assert records[5]["communication_s"] == pytest.approx(0.01) and records[5]["compute_s"] == pytest.approx(0.03)
+    assert records[15]["drift"] is None and records[-1]["drift"] == "communication"
+
+
+@pytest.mark.parametrize(
+    ("late", "name", "why"),
+    [
+        (replace(PLAIN, compute_s=0.18), "straggler", "rank 1 takes 0.08 s a step longer than the others, in compute"),
+        (replace(PLAIN, data_s=0.08), "straggler", "in data loading"),
+        (PLAIN, None, ""),
+    ],
+)
+def test_recorded_windows_of_ranks_name_the_slow_one(late: Parts, name: str | None, why: str) -> None:
+    """What the ranks of a group told each other; the others wait for the late one."""
+    watching = Loop().watch
+    others = replace(PLAIN, communication_s=PLAIN.communication_s + late.own_s - PLAIN.own_s)
+    watching._judge((PLAIN, PLAIN, PLAIN))
+    watching._judge((others, late, others))
+    said = watching.record(20, others, 1 << 30)
+    assert said["drift"] == name and said["also"] == [] and why in (said["why"] or "")
+    watching.close()
 
 
 def test_what_all_ranks_wait_for_is_communication_and_what_one_has_is_a_straggler() -> None:

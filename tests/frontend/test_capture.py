@@ -202,6 +202,20 @@ def test_experts_of_an_op_without_a_rule_are_whole_and_other_axes_work() -> None
         assert gnomon.predict(graph, "1x8xh100-sxm", Plan(mesh=mesh, schedule=one), work).step_s > 0
 
 
+class Looped(Spare):
+    """The same, expert by expert, as transformers' eager experts are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(sum(F.linear(x, self.experts.up[place]) for place in range(4)))  # type: ignore[arg-type]
+
+
+def test_experts_that_a_loop_takes_out_are_named_with_their_line() -> None:
+    graph = captured(Looped(), (torch.randn(2, 8, 16),), name="looped").graph
+    plan = Plan(mesh=Mesh(dp_shard=8, ep=2), schedule=Schedule(micro_batch_size=2))
+    with pytest.raises(PlanError, match=r"\(\S*test_capture\.py:\d+\) takes single experts of 'looped' out of the"):
+        gnomon.predict(graph, "1x8xh100-sxm", plan, Workload(global_batch_size=16, seq_len=1))
+
+
 class Written(nn.Module):
     """Rows in, rows out, with a norm that is written out: what runs through is no feed-forward's width."""
 

@@ -43,7 +43,6 @@ pytestmark = pytest.mark.torch
             Plan(mesh=Mesh(dp_shard=2, etp=2), layout=Layout(rules=(LayoutRule(dim="ffn"),))),
             "layout.rules of ffn beside etp",
         ),
-        (Plan(schedule=Schedule(vocabulary="vocab_1")), "schedule.vocabulary = 'vocab_1'"),
         (
             Plan(schedule=Schedule(vocabulary="interlaced"), overlap=Overlap(bucket_bytes=1 << 20)),
             "vocabulary with gradient buckets",

@@ -60,6 +60,10 @@ JOBS: dict[str, Small] = {
     "interlaced, uneven stages": job(LLAMA, "interlaced", Mesh(), stages=HALVES),
     "interlaced, pp 4, capped": job(SOFTCAP, "interlaced", Mesh(pp=4)),
     "interlaced, zero 1, tied": job(TIED, "interlaced", Mesh(pp=2, dp_shard=2), optimizer=SHARDED),
+    "vocab_1": job(LLAMA, "vocab_1", Mesh(pp=2)),
+    "vocab_2, v half, tied": job(TIED, "vocab_2", Mesh(pp=2), name="v_half"),
+    "vocab_2, pp 4, capped": job(SOFTCAP, "vocab_2", Mesh(pp=4)),
+    "vocab_1, v half, zero 1, tied": job(TIED, "vocab_1", Mesh(pp=2, dp_shard=2), name="v_half", optimizer=SHARDED),
     "interlaced and cp": job(LLAMA, "interlaced", Mesh(pp=2, cp=2)),
 }
 
@@ -111,6 +115,8 @@ def test_ranks_hold_parts_that_make_up_the_whole(name: str) -> None:
 WIDE = replace(accounted.CONFIG, num_layers=4)
 SAME = {
     "interlaced": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b", 8, vocabulary="interlaced"), precision=FP32),
+    "vocab_1": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b", 8, vocabulary="vocab_1"), precision=FP32),
+    "vocab_2": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b", 8, vocabulary="vocab_2"), precision=FP32),
 }
 """In fp32, against the prediction."""
 
@@ -175,14 +181,16 @@ def predicted(name: str) -> Prediction:
 
 @pytest.mark.parametrize("name", SAME)
 def test_ranks_exchange_what_the_rows_say(name: str) -> None:
-    """Collective by collective, in order, with its bytes."""
+    """Collective by collective, in order, with its bytes. Of CAST_H, which the prediction has as another program sends
+    it (fp32, with a number a token), only the hidden states."""
     made = predicted(name)
     program, share = made.structure.program, made.pricing.stages[0].share
     assert share is not None
     for rank, results in ran().items():
         rows = range(int(program.class_ptr[rank]), int(program.class_ptr[rank + 1]))
         kinds = [program.kinds[program.kind[row]].name for row in rows]
-        want = [exchange for kind in kinds for exchange in share.exchanged(kind)]
+        cast = [("broadcast", 4 * 64 * 64)]  # of a sequence of 64 tokens
+        want = [pair for kind in kinds for pair in (cast if kind == "CAST_H" else share.exchanged(kind))]
         assert results[name].exchanged == want and len(want) > 8 * 5
 
 

@@ -45,6 +45,7 @@ from gnomon.runtime.rows import Action, Row, followed, plan_stages, rows, stages
 from gnomon.runtime.stage import Batch, Stage
 from gnomon.runtime.state import State
 from gnomon.runtime.vocabulary import Divided, Heads
+from gnomon.runtime.vocabulary_passes import Passes
 from gnomon.runtime.watchdog import SILENT_S, Watchdog
 from gnomon.timeline import ROLES, Timeline
 
@@ -126,7 +127,8 @@ class Executor:
         )
         self.heads: Heads | None = None
         if (cut := self.divided) is not None:
-            self.heads = Heads(cut, self.stages[cut.at], self.groups, self.compute, self.buffers, self.feed)
+            made = Heads if plan.schedule.vocabulary == "interlaced" else Passes
+            self.heads = made(cut, self.stages[cut.at], self.groups, self.compute, self.buffers, self.feed)
         actions = {**self.compute.actions(), **self.messages.actions(), **self._parameter_actions()}
         if self.heads is not None:
             actions |= self.heads.actions()
@@ -346,6 +348,8 @@ class Executor:
         self.groups.leave()
         self.host.close()
         self.disk.close()
+        if self.heads is not None:
+            self.heads.close()
         self.delayed = None
         self.rows.clear()  # they hold this object, and with it the groups, until garbage is collected
 

@@ -139,6 +139,9 @@ class Heads:
         made.frozen, made.four_bit = self.beside.frozen, self.beside.four_bit
         return made
 
+    def close(self) -> None:
+        """Ends what it has begun: nothing."""
+
     def actions(self) -> Mapping[str, Action]:
         """By kind."""
         return {"EMBED": self._embed, "EGRAD": self._embedding_gradient, "S": self._head}

@@ -45,10 +45,6 @@ class Lack:
 
 LACKS = (
     Lack(
-        name="schedule.vocabulary = {plan.schedule.vocabulary!r}",
-        asked=lambda plan: plan.schedule.vocabulary not in ("ends", "interlaced"),
-    ),
-    Lack(
         name="schedule.vocabulary with gradient buckets or optimizer.kind = {plan.optimizer.kind!r}",
         asked=lambda plan: plan.schedule.vocabulary != "ends" and (by_layer(plan) or needs_whole_matrices(plan)),
     ),

@@ -45,6 +45,8 @@ PEERS = ("eager", "gnomon", "inductor")
 OTHERS = ("onnxruntime", "openvino")
 SQUARE = 1024
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+WARM = 4
+"""Calls before the first that is measured: kernels are tried in the first ones."""
 KERNELS_S, MODELS_S = 3.0, 8.0
 """Seconds in which all peers take turns."""
 LEAST = 5
@@ -152,7 +154,8 @@ def first_calls(
         finally:
             signal.alarm(0)
         first[peer], calls[peer] = time.perf_counter() - began, call
-        call()
+        for _ in range(WARM):
+            call()
     return calls, first, left_out
 
 

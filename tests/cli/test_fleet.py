@@ -58,7 +58,7 @@ def test_json_has_every_figure(jobs: str, capsys: pytest.CaptureFixture[str]) ->
         ("--on 2x8xv100-sxm-32gb --policy sfj", "unknown policy 'sfj' (did you mean 'sjf'"),
         ("--on 2x8xv100-sxm-32gb --inference 1x8xt4-16gb", "--demand FILE"),
         ("--on 2x8xv100-sxm-32gb --format slurm", "unknown format 'slurm'"),
-        ("--on 2x8xv100-sxm-32gb --elastic 2", "2 is not from 0 to 1"),
+        ("--on 2x8xv100-sxm-32gb --elastic 2", "2 is not between 0 and 1"),
     ],
 )
 def test_what_is_refused(jobs: str, more: str, wanted: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from gnomon.graph import Graph
 from gnomon.graph.outputs import without_loss
 from gnomon.models.numerics import with_numerics
 from gnomon.runtime.one_process import OneProcess
-from gnomon.runtime.weights import Folder, reader, settled
+from gnomon.runtime.weights import Folder, WeightReader, settled
 
 VOCAB, TOKENS, SEQUENCES = 96, 24, 3
 IDS = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -357,7 +357,7 @@ def compare(kind: str, folder: Path) -> Compared:
             graph = with_numerics(read.graph, read.numerics)
             made = Folder.of(folder / "weights")
             where = settled(made, layout(graph, kind.partition(" ")[0]))
-            ours = OneProcess(graph, values=reader(made, where), dtype=torch.float64)
+            ours = OneProcess(graph, values=WeightReader(made, where), dtype=torch.float64)
         except GnomonError as error:
             return Compared(kind=kind, refusal=str(error))
         given = inputs_of(graph)
@@ -365,7 +365,7 @@ def compare(kind: str, folder: Path) -> Compared:
         loss = functional.cross_entropy(logits.flatten(0, -2), given["labels"].flatten())
         loss.backward()
         own = ours.loss(given, count=given["labels"].numel())
-        raw = OneProcess(without_loss(graph), values=reader(made, where), dtype=torch.float64)
+        raw = OneProcess(without_loss(graph), values=WeightReader(made, where), dtype=torch.float64)
         with torch.no_grad():
             off = float((raw.output(given) - logits).abs().max() / logits.abs().max())
             for parameter in model.parameters():
@@ -374,7 +374,7 @@ def compare(kind: str, folder: Path) -> Compared:
             for _, buffer in model.named_buffers():
                 buffer.zero_()
         model.save_pretrained(folder / "gradients")
-        expected = reader(Folder.of(folder / "gradients"), where)
+        expected = WeightReader(Folder.of(folder / "gradients"), where)
         worst, name = 0.0, ""
         largest = max(float(expected(slot).abs().max()) for slot in ours.slots)
         for slot in ours.slots:

@@ -29,7 +29,7 @@ from gnomon.runtime.execute import Executor  # noqa: E402
 from gnomon.runtime.one_process import OneProcess  # noqa: E402
 from gnomon.runtime.packing import DOCUMENTS, with_further  # noqa: E402
 from gnomon.runtime.pretrained import export, load, model_of, values_of  # noqa: E402
-from gnomon.runtime.weights import Folder, reader, settled  # noqa: E402
+from gnomon.runtime.weights import Folder, WeightReader, settled  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -163,7 +163,7 @@ def test_loss_and_gradients_are_the_reports(folders: tuple[Path, Path, Tensor, T
     own = ours.loss(dict(given), count=batch["labels"].numel())
     assert own == pytest.approx(float(loss), rel=1e-9)
     made = Folder.of(gradients)
-    expected = reader(made, settled(made, layout(known.graph, known.model_type)))
+    expected = WeightReader(made, settled(made, layout(known.graph, known.model_type)))
     largest = max(float(expected(slot).abs().max()) for slot in ours.slots)
     for slot in ours.slots:
         want = expected(slot)

@@ -231,7 +231,7 @@ def test_what_does_not_fit_is_refused_by_name(base: Path, tmp_path: Path) -> Non
     said = bytes(held[f"{name}.{STATE}"].tolist()).replace(b'"blocksize": 64', b'"blocksize": 32', 1)
     save_file(held | {f"{name}.{STATE}": torch.tensor(list(said), dtype=torch.uint8)}, theirs / "model.safetensors")
     values = pretrained.values_of(theirs, graph)
-    with pytest.raises(InputError, match="is in blocks of 32"):
+    with pytest.raises(InputError, match="has a scale for 32 weights"):
         OneProcess(graph, values=values)
     save_file(held | {f"{name}.quant_map": torch.linspace(-1, 1, 16)}, theirs / "model.safetensors")
     values = pretrained.values_of(theirs, graph)

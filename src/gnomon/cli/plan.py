@@ -142,11 +142,7 @@ def _found(options: argparse.Namespace, asked: Asked, budget: Budget) -> Result:
 def _search(asked: Asked, top: int, budget: Budget, *, unlike: bool) -> Result:
     told = Covered()
     result = plan(
-        asked.graph,
-        asked.machines,
-        asked.workload,
-        asked.stack,
-        asked.goal,
+        *asked.job,
         base=asked.base,
         fixed=asked.fixed,
         forbid=asked.chosen.forbid,

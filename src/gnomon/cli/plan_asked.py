@@ -71,6 +71,11 @@ class Asked:
     target: Target | None = None
     """The program whose files say the plans that are offered."""
 
+    @property
+    def job(self) -> tuple[Graph, Cluster, Workload, Stack, Goal]:
+        """What every search is asked first."""
+        return self.graph, self.machines, self.workload, self.stack, self.goal
+
     @staticmethod
     def read(options: argparse.Namespace) -> Asked:
         """From the options. InputError, PlanError or CatalogueError say what is wrong."""

@@ -43,11 +43,7 @@ def plan_varied(options: argparse.Namespace, asked: Asked) -> int:
 
     with Budget(options.budget, ONE) as budget:
         made = plan_lengths(
-            asked.graph,
-            asked.machines,
-            asked.workload,
-            asked.stack,
-            asked.goal,
+            *asked.job,
             methods=methods,
             base=asked.base,
             fixed=asked.fixed,

@@ -117,11 +117,7 @@ def _with_room(asked: Asked, result: Result, more: More) -> list[Found]:
         if asked.fixed.get(name, value) != value:
             raise PlanError(f"{name} = {asked.fixed[name]} is fixed, and they need {name} = {value}")
     plain = plan(
-        asked.graph,
-        asked.machines,
-        asked.workload,
-        asked.stack,
-        asked.goal,
+        *asked.job,
         base=asked.base,
         fixed={**asked.fixed, **FIXED},
         forbid=(*asked.chosen.forbid, "pp<2"),

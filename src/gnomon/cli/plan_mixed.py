@@ -26,11 +26,7 @@ def plan_unlike(options: argparse.Namespace, asked: Asked) -> int:
     told, notes = Covered(), asked.notes
     with Budget(options.budget, ONE) as budget:
         result = plan_mixed(
-            asked.graph,
-            asked.machines,
-            asked.workload,
-            asked.stack,
-            asked.goal,
+            *asked.job,
             base=asked.base,
             fixed=asked.fixed,
             forbid=options.forbid,

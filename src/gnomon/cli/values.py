@@ -25,19 +25,31 @@ MOST = 10**9
 """Largest count."""
 
 
-def at_most(limit: int, least: int = 1) -> Callable[[str], int]:
-    """A reader of whole numbers from `least` to `limit`."""
+Number = TypeVar("Number", int, float)
 
-    def read(text: str) -> int:
+
+def _between(least: Number, most: Number, kind: Callable[[str], Number], called: str) -> Callable[[str], Number]:
+    def read(text: str) -> Number:
         try:
-            value = int(text)
+            value = kind(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
-        if not least <= value <= limit:
-            raise argparse.ArgumentTypeError(f"{text[:40]} is not between {least} and {limit}")
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a {called}") from None
+        if not least <= value <= most:
+            shown = [f"{bound:g}" if isinstance(bound, float) else str(bound) for bound in (least, most)]
+            raise argparse.ArgumentTypeError(f"{text[:40]} is not between {shown[0]} and {shown[1]}")
         return value
 
     return read
+
+
+def at_most(limit: int, least: int = 1) -> Callable[[str], int]:
+    """A reader of whole numbers from `least` to `limit`."""
+    return _between(least, limit, int, "whole number")
+
+
+def number_from(least: float, most: float = 1e12) -> Callable[[str], float]:
+    """A reader of numbers from `least` to `most`."""
+    return _between(float(least), float(most), float, "number")
 
 
 count = at_most(MOST)
@@ -155,18 +167,3 @@ def no_folder(path: Path) -> str:
 def reason(error: Exception) -> str:
     """What an error of the system says, without its number and path."""
     return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
-
-
-def number_from(least: float, most: float = 1e12) -> Callable[[str], float]:
-    """A reader of numbers from `least` to `most`."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text} is not from {least:g} to {most:g}")
-        return value
-
-    return read

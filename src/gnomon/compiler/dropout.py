@@ -1,7 +1,7 @@
 """Dropout as random numbers and plain arithmetic, so that scaling, mask and what follows join a group.
 
-`split(graph)` replaces `native_dropout` and its backward, as AOTAutograd traces dropout, by `bernoulli` and formulas of
-single numbers. The random numbers stay PyTorch's and are drawn in the same order: with one seed a compiled model drops
+`split(graph)` replaces `native_dropout` and its backward, as AOTAutograd traces dropout, by `bernoulli` and elementwise
+arithmetic. The random numbers stay PyTorch's and are drawn in the same order: with one seed a compiled model drops
 what eager drops. Leaves out dropout on a GPU, whose numbers eager draws by another kernel.
 """
 

@@ -71,7 +71,6 @@ def cut_ends(plan: Plan, graph: Graph) -> Ends:
     used = {call.block for call in calls}
     inside = replace(
         graph,
-        name=graph.name,
         inputs=(*graph.inputs, *tables),
         blocks=tuple(block for block in blocks.values() if block.name in used),
         calls=tuple(calls),

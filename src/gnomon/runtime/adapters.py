@@ -23,7 +23,8 @@ from gnomon.formats.huggingface.weights import Layout, layout, parameters_of
 from gnomon.graph import Graph
 from gnomon.models.lora import Adapters, parse_adapters
 from gnomon.runtime.execute import Executor
-from gnomon.runtime.weights import Folder, Values, reader, start_folder
+from gnomon.runtime.parameters import Values
+from gnomon.runtime.weights import Folder, WeightReader, start_folder
 
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -82,7 +83,7 @@ def values_of(path: Path, graph: Graph) -> Values:
             raise InputError(f"{path}: {key} = {config[key]!r} is not read; only {usual!r}")
     folder, where = Folder.of(path / FILE), peft_layout(graph)
     folder.check(where)
-    return reader(folder, where)
+    return WeightReader(folder, where)
 
 
 def export(executor: Executor, target: Path, base: Runnable, source: Path) -> Path:

@@ -32,7 +32,7 @@ from gnomon.runtime.mesh import Groups
 from gnomon.runtime.ops import check_runnable
 from gnomon.runtime.ops.site import ALONE, Axis
 from gnomon.runtime.parameter_files import disk_folder
-from gnomon.runtime.parameters import CPU, Borrowed, Dtypes, Parameters, Slot
+from gnomon.runtime.parameters import CPU, Borrowed, Dtypes, Parameters, Slot, Values
 from gnomon.runtime.saving import rules_of
 from gnomon.runtime.stage import Stage
 from gnomon.sharding import ShardedBlock, shard_graph
@@ -72,7 +72,7 @@ def apply(
     seed: int = 0,
     capacity: float = 0.0,
     device: torch.device = CPU,
-    values: Callable[[Slot], Tensor | None] | None = None,
+    values: Values | None = None,
     by_layer: bool = False,
     beside: Mapping[int, Beside] = NOTHING_BESIDE,
     whole: Graph | None = None,
@@ -141,9 +141,7 @@ def apply(
     return stages
 
 
-def _held_apart(
-    slots: Sequence[Slot], values: Callable[[Slot], Tensor | None] | None, zero: int, graph: Graph
-) -> tuple[Slot, ...]:
+def _held_apart(slots: Sequence[Slot], values: Values | None, zero: int, graph: Graph) -> tuple[Slot, ...]:
     """Of what a captured model reads and does not train: the weights that ZeRO 3 divides; all else is in its states,
     whole. PlanError where tp divides them too."""
     if zero < 3 or values is None:
@@ -472,7 +470,7 @@ def _number(op: Op, name: str, default: float) -> float:
     return float(value)
 
 
-def beginning(values: Callable[[Slot], Tensor | None] | None, graph: Graph, seed: int) -> Callable[[Slot], Tensor]:
+def beginning(values: Values | None, graph: Graph, seed: int) -> Callable[[Slot], Tensor]:
     """What parameters are at step 0: what `values` has, tables that the graph says, and random ones by the seed."""
     begin, tables = constants(graph), tables_of(graph)
 

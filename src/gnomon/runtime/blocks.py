@@ -72,7 +72,7 @@ class _Op:
     """Whether an output goes to another layout, or its gradient."""
     parts: Mapping[str, tuple[Step, ...]]
     """Of states of a captured model that it reads: which part."""
-    still: bool
+    no_grad: bool
     """Whether it ran without autograd when it was captured, as nothing wants its gradient."""
 
 
@@ -190,8 +190,8 @@ class BlockRun:
             divided=_dividing_positions(op.inputs[:1], strategy.inputs[:1], self.block),
             keep_gathered=self.keep_gathered,
         )
-        still = site.attr("no_grad", False)
-        return _Op(site, tuple(inputs), tuple(leave), tuple(enter), last, any(leave) or any(enter), parts, still)
+        no_grad = site.attr("no_grad", False)
+        return _Op(site, tuple(inputs), tuple(leave), tuple(enter), last, any(leave) or any(enter), parts, no_grad)
 
     def entry(self, name: str) -> tuple[Step, ...]:
         """An input of a captured model, as the batch has it, to where the block reads it."""
@@ -317,7 +317,7 @@ class Frame:
 
     def do(self, op: _Op, *, again: bool, seen: Callable[[str, Tensor], None] | None = None) -> Mapping[str, Tensor]:
         """Runs an op and returns what it makes."""
-        if op.still and torch.is_grad_enabled():
+        if op.no_grad and torch.is_grad_enabled():
             with torch.no_grad():
                 return self.do(op, again=False, seen=seen)
         site = op.site

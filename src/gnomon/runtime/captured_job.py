@@ -6,7 +6,7 @@ plans whose ranks hold all parameters. Leaves out data, which the caller gives b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from gnomon.plans import Plan, Workload
 from gnomon.runtime.execute import Executor
 from gnomon.runtime.ops.captured import drawn
 from gnomon.runtime.optim import AdamWSettings
-from gnomon.runtime.parameters import Slot
+from gnomon.runtime.parameters import Slot, Values
 
 
 def executor(
@@ -75,7 +75,7 @@ def states_of(module: nn.Module, captured: Captured) -> dict[str, Tensor]:
     return states | {name: x.detach() for name, x in module.named_parameters() if not is_trained(x)}
 
 
-def values_of(held: Mapping[str, Tensor]) -> Callable[[Slot], Tensor | None]:
+def values_of(held: Mapping[str, Tensor]) -> Values:
     """This rank's parts of named tensors."""
 
     def values(slot: Slot) -> Tensor | None:

@@ -9,7 +9,7 @@ stage (`apply`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +39,7 @@ from gnomon.runtime.messages import Messages
 from gnomon.runtime.mimose import Mimose
 from gnomon.runtime.optim import AdamWSettings, Update
 from gnomon.runtime.parameter_files import ReadAhead
-from gnomon.runtime.parameters import CPU, Parameters, Slot
+from gnomon.runtime.parameters import CPU, Parameters, Values
 from gnomon.runtime.resident_bytes import levels
 from gnomon.runtime.rows import Action, Row, followed, plan_stages, rows, stages_of_row
 from gnomon.runtime.stage import Batch, Stage
@@ -48,9 +48,6 @@ from gnomon.runtime.vocabulary import Divided, Heads
 from gnomon.runtime.vocabulary_passes import Passes
 from gnomon.runtime.watchdog import SILENT_S, Watchdog
 from gnomon.timeline import ROLES, Timeline
-
-Values = Callable[[Slot], Tensor | None]
-"""What a parameter is at step 0; None: as the seed says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from torch import Tensor
 from gnomon.graph import Graph
 from gnomon.models.lora import NF4
 from gnomon.runtime.nf4 import Blocks, Form, quantised
-from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Range, Slot
-from gnomon.runtime.weights import Reader
+from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Range, Slot, Values
+from gnomon.runtime.weights import WeightReader
 
 
 class Frozen(Parameters):
@@ -113,9 +113,6 @@ class Where:
     """Where they wait in files instead."""
 
 
-Values = Callable[[Slot], Tensor | None]
-
-
 def frozen_of(
     slots: Iterable[Slot],
     dtype: torch.dtype,
@@ -152,7 +149,7 @@ def four_bit_of(
     a rank holds: all plans compute with the same numbers."""
 
     def read(slot: Slot) -> tuple[Form, Tensor]:
-        blocks: Blocks | None = stored.blocks(slot.name) if isinstance(stored, Reader) else None
+        blocks: Blocks | None = stored.blocks(slot.name) if isinstance(stored, WeightReader) else None
         if blocks is None:
             blocks = quantised(values(replace(slot, shape=slot.whole, offset=(0,) * len(slot.whole))))
         return blocks.part(slot.name, slot.whole, slot.offset, slot.shape)

@@ -10,7 +10,7 @@ and go (`elastic`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter, sleep
 
 import torch
@@ -26,7 +26,7 @@ from gnomon.runtime.execute import StepResult
 from gnomon.runtime.measure import Recorder
 from gnomon.runtime.optim import AdamWSettings
 from gnomon.runtime.ordered_sums import Partial, exchange
-from gnomon.runtime.parameters import Slot
+from gnomon.runtime.parameters import Values
 from gnomon.runtime.replica import Replica, named
 from gnomon.runtime.stage import Batch
 from gnomon.timeline import Timeline
@@ -46,7 +46,7 @@ class LogicalWorkers(Replica):
         *,
         seed: int = 0,
         settings: AdamWSettings = AdamWSettings(),  # noqa: B008 (frozen)
-        values: Callable[[Slot], Tensor | None] | None = None,
+        values: Values | None = None,
     ) -> None:
         """As `Executor`, on processors, before any group is joined: `place` says which workers are here. PlanError for
         a plan whose ranks cannot be logical workers."""

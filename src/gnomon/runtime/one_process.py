@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from gnomon.runtime.apply import beginning, slots_of
 from gnomon.runtime.blocks import BlockRun
 from gnomon.runtime.frozen import four_bit_of, frozen_of, in_four_bits
 from gnomon.runtime.ops import check_runnable
-from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Slot
+from gnomon.runtime.parameters import CPU, Dtypes, Parameters, Slot, Values
 from gnomon.runtime.stage import Batch, Stage
 from gnomon.sharding import shard_graph
 
@@ -31,7 +31,7 @@ class OneProcess:
         self,
         graph: Graph,
         *,
-        values: Callable[[Slot], Tensor | None] | None = None,
+        values: Values | None = None,
         states: Mapping[str, Tensor] | None = None,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,

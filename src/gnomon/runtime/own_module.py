@@ -22,9 +22,9 @@ from gnomon.frontend.named import build, captured_of
 from gnomon.graph import Graph
 from gnomon.runtime.captured_job import check_trainable, states_of, values_of
 from gnomon.runtime.execute import Executor
-from gnomon.runtime.parameters import Slot
+from gnomon.runtime.parameters import Slot, Values
 from gnomon.runtime.pretrained import gathered, is_first
-from gnomon.runtime.weights import Folder, Values, reader, start_folder
+from gnomon.runtime.weights import Folder, WeightReader, start_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,7 +69,7 @@ class OwnModule:
         for name, x in self.parameters.items():
             if name not in trained:
                 x.copy_(folder.read(name))
-        return reader(folder, layout)
+        return WeightReader(folder, layout)
 
     def export(self, executor: Executor, target: Path) -> Path:
         """Writes the parameters as forward reads them, under every name that the module has for them, in the plan's

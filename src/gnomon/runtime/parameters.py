@@ -76,6 +76,10 @@ class Slot:
         return self.start + torch.Size(self.shape).numel()
 
 
+Values = Callable[[Slot], Tensor | None]
+"""A parameter -> this rank's part of what it begins with; None where nobody has it: then it is as the seed says."""
+
+
 def _matrix(shape: tuple[int, ...], split: tuple[int, int]) -> tuple[int, int, int]:
     many, rows = split
     return math.prod(shape[:many]), math.prod(shape[many:rows]), math.prod(shape[rows:])

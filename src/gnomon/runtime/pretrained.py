@@ -30,8 +30,8 @@ from gnomon.runtime.collectives import all_gather
 from gnomon.runtime.execute import Executor
 from gnomon.runtime.frozen import in_four_bits
 from gnomon.runtime.one_process import OneProcess
-from gnomon.runtime.parameters import CPU, Parameters
-from gnomon.runtime.weights import DTYPES, INDEX, Folder, Values, Writer, copy_rest, reader, settled, start_folder
+from gnomon.runtime.parameters import CPU, Parameters, Values
+from gnomon.runtime.weights import DTYPES, INDEX, Folder, WeightReader, Writer, copy_rest, settled, start_folder
 
 CONFIG = "config.json"
 BESIDE = ("*.json", "*.txt", "*.model", "*.jinja", "*.md")
@@ -62,7 +62,7 @@ def values_of(path: Path, graph: Graph) -> Values:
     folder = Folder.of(path)
     where = settled(folder, layout(model.graph, model.model_type))
     check_same(where, in_four_bits(graph), str(path))
-    return reader(folder, where)
+    return WeightReader(folder, where)
 
 
 def _size(graph: Graph) -> str:

@@ -1,16 +1,16 @@
 """Weights in Hugging Face's layout: each rank reads its own parts of a folder, and they are written back the same way.
 
-`Folder.of(path)` knows where each tensor lies (one file or shards with an index); `reader(folder, layout)` returns what
-`apply` fills a stage with; `write_folder(…)` is the way back. Files are mapped into memory, so that of a tensor only
-the pages of the wanted rows are read. Nothing is unpickled: a folder with only `pytorch_model.bin` is an error that
-says how to convert it. Leaves out which tensors make a parameter (`formats.huggingface.weights`).
+`Folder.of(path)` knows where each tensor lies (one file or shards with an index); `WeightReader(folder, layout)` gives
+what `apply` fills a stage with; `write_folder(…)` is the way back. Files are mapped into memory, so that of a tensor
+only the pages of the wanted rows are read. Nothing is unpickled: a folder with only `pytorch_model.bin` is an error
+that says how to convert it. Leaves out which tensors make a parameter (`formats.huggingface.weights`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gnomon.errors import InputError
-from gnomon.formats.huggingface.four_bits import GROUPS, MAPS, SCALES, STATE, state_of, with_blocks
+from gnomon.formats.huggingface.four_bits import GROUPS, MAP, NESTED_MAP, SCALES, STATE, state_of, with_blocks
 from gnomon.formats.huggingface.pieces import Piece
 from gnomon.formats.huggingface.safetensors import DTYPE_BYTES, Entry, header_of, read_header
 from gnomon.formats.huggingface.weights import Layout
@@ -208,12 +208,8 @@ def _region(file: Tensor, piece: Piece, slot: Slot) -> tuple[Tensor, tuple[slice
     return part, tuple(own)
 
 
-Values = Callable[[Slot], Tensor | None]
-"""A parameter -> this rank's part of it; None for one that a folder does not have (adapters beside a base)."""
-
-
 @dataclass(frozen=True, slots=True)
-class Reader:
+class WeightReader:
     """Reads a rank's part of a parameter."""
 
     folder: Folder
@@ -241,7 +237,7 @@ class Reader:
         found = {piece.tensor: self.folder.read(piece.tensor, as_bytes=True) for piece in self.layout.pieces[name]}
         said = bytes(found[f"{tensor}{STATE}"].tolist()).decode("utf-8", "replace")
         state = state_of(said, tensor, self.layout.four_bits[name])
-        for what, known in zip(MAPS, (code(CPU), dynamic(CPU)), strict=True):
+        for what, known in ((MAP, code(CPU)), (NESTED_MAP, dynamic(CPU))):
             given = found.get(f"{tensor}{what}")
             if given is not None and not torch.allclose(given.float(), known, rtol=0, atol=1e-6):
                 raise InputError(f"{self.folder.path}: {tensor}{what} is not that of bitsandbytes' NF4")
@@ -256,11 +252,6 @@ class Reader:
 
 FLOATS = ("float32", "bfloat16", "float16")
 """What bitsandbytes quantises."""
-
-
-def reader(folder: Folder, layout: Layout) -> Reader:
-    """Reads a rank's part of a parameter; `layout` is a settled one."""
-    return Reader(folder, layout)
 
 
 class Writer:

@@ -16,14 +16,14 @@ from math import prod
 from gnomon.errors import InputError
 from gnomon.formats.huggingface.pieces import Piece, Shape
 from gnomon.formats.huggingface.weights import Layout
+from gnomon.sharding.parameters import NF4_BLOCK, NF4_GROUP
 
 STATE = ".quant_state.bitsandbytes__nf4"
 OTHER_STATES = (".quant_state.bitsandbytes__fp4", ".SCB")
 """Tensors that stand beside weights in fp4, and in eight bits."""
 CODES, SCALES, GROUPS = "", ".absmax", ".nested_absmax"
-MAPS = {".quant_map": 16, ".nested_quant_map": 256}
-"""What numbers stand for -> how many there are."""
-BLOCK, GROUP = 64, 256
+MAP, NESTED_MAP = ".quant_map", ".nested_quant_map"
+"""What four bits of a code stand for, and eight bits of a scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +61,10 @@ def with_blocks(layout: Layout, shapes: Mapping[str, Shape], where: str) -> Layo
 
 
 def _pieces(tensor: str, elements: int, shapes: Mapping[str, Shape]) -> list[Piece]:
-    blocks = -(-elements // BLOCK)
-    sizes = {SCALES: (blocks,), ".quant_map": (16,), STATE: shapes[f"{tensor}{STATE}"]}
+    blocks = -(-elements // NF4_BLOCK)
+    sizes = {SCALES: (blocks,), MAP: (2**4,), STATE: shapes[f"{tensor}{STATE}"]}
     if f"{tensor}{GROUPS}" in shapes:
-        sizes |= {GROUPS: (-(-blocks // GROUP),), ".nested_quant_map": (256,)}
+        sizes |= {GROUPS: (-(-blocks // NF4_GROUP),), NESTED_MAP: (2**8,)}
     sizes |= {CODES: (-(-elements // 2), 1)}
     return [Piece(tensor=f"{tensor}{what}", shape=shape, view=shape) for what, shape in sizes.items()]
 
@@ -75,11 +75,14 @@ def state_of(text: str, tensor: str, shape: Shape) -> State:
         said = json.loads(text)
         shape_said = tuple(int(size) for size in said["shape"])
         state = State(shape=shape_said, dtype=str(said["dtype"]), mean=float(said.get("nested_offset", 0.0)))
-        sizes = said["blocksize"], said.get("nested_blocksize", GROUP)
+        sizes = said["blocksize"], said.get("nested_blocksize", NF4_GROUP)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{tensor}{STATE} cannot be read: {error}") from error
-    if sizes != (BLOCK, GROUP):
-        raise InputError(f"{tensor} is in blocks of {sizes[0]}, {sizes[1]} of their scales together; only 64, 256")
+    if sizes != (NF4_BLOCK, NF4_GROUP):
+        raise InputError(
+            f"{tensor} has a scale for {sizes[0]} weights and one of these for {sizes[1]} scales; only {NF4_BLOCK} "
+            f"weights and {NF4_GROUP} scales are read"
+        )
     if state.shape != shape:
         raise InputError(f"{tensor} was quantised as {list(state.shape)}, and the config.json says {list(shape)}")
     return state

@@ -8,7 +8,7 @@ blocks a stage has, and in which order stages run (`execute`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -25,7 +25,7 @@ from gnomon.graph import Block
 from gnomon.plans import Split
 from gnomon.runtime.moves import Step, moved, run, steps
 from gnomon.runtime.ops import FUNCTIONS, POSITIONED
-from gnomon.runtime.ops.captured import captured, drawn, written
+from gnomon.runtime.ops.captured import Call, calls, captured, drawn, written
 from gnomon.runtime.ops.collective_matmul import Cut, Product, gathered_linears, scattered_linear
 from gnomon.runtime.ops.linear import linear, operand_of, result_of
 from gnomon.runtime.ops.routing import Routing, combine, dispatch, grouped_linear, routing_of
@@ -39,6 +39,9 @@ from gnomon.sharding.layout import Sharding
 
 Weights = Callable[[str, int], Weight]
 """(name of a parameter in its block, how many of its leading dims a matrix has as rows) -> this rank's part of it."""
+
+SIZES = 8
+"""Batches of other sizes whose captured ops are kept ready."""
 
 Need = tuple[str, Sharding, tuple[str, ...]]
 """As in `sharding.block`: (tensor, layout in which it is read, axes on which its gradient comes out as terms)."""
@@ -125,6 +128,8 @@ class BlockRun:
             for op in sharded.ops
         ]
         self.by_path = {op.site.op.path: op for op in self.ops}
+        self.made = dict[tuple[Hashable, ...], list[Call]]()
+        """Of captured ops, at the sizes that were seen: what runs."""
         self.written = written(self.block)
         self.cuts = cut_linears(self.ops, splits)
 
@@ -370,15 +375,17 @@ class Frame:
 
     def _captured(self, op: _Op) -> Callable[..., Tensor | tuple[Tensor, ...]]:
         """The ATen ops of a captured op, at the sizes of this rank."""
-        ways, cp = self.owner.ways[op.site.op.path], self.owner.axes.get("cp", ALONE).ranks
-        whole = {name: size * (cp if is_sequence(name) else 1) for name, size in self.sizes.items()}
-        parts = {name: size // ways.get(name, 1) for name, size in whole.items()}
-        sizes = {**self.owner.extents[op.site.op.path], **parts}
-
-        def function(site: Site, *operands: Operand) -> Tensor | tuple[Tensor, ...]:
-            return captured(site, sizes, self.compute, self.device, *operands, whole={**self.owner.whole, **whole})
-
-        return function
+        owner, path = self.owner, op.site.op.path
+        key = (path, *self.sizes.items(), self.compute, self.device)
+        if (made := owner.made.get(key)) is None:
+            ways, cp = owner.ways[path], owner.axes.get("cp", ALONE).ranks
+            whole = {name: size * (cp if is_sequence(name) else 1) for name, size in self.sizes.items()}
+            parts = {name: size // ways.get(name, 1) for name, size in whole.items()}
+            here, there = {**owner.extents[path], **parts}, {**owner.whole, **whole}
+            if len(owner.made) >= SIZES * len(owner.ops):
+                owner.made.clear()
+            made = owner.made[key] = calls(op.site.op, here, there, self.compute, self.device)
+        return partial(captured, made, self.device)
 
     def _operand(self, op: _Op, given: _Input | str) -> Operand:
         if isinstance(given, _Input):

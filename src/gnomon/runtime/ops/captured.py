@@ -8,7 +8,8 @@ which have functions of their own.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -68,44 +69,84 @@ ARITHMETIC = frozenset(
 """Ops whose numbers are values, not lengths: a mean divides by all positions, whoever holds them."""
 
 
-class _Frame:
-    """Tensors of one run of an op."""
-
-    def __init__(self, values: dict[str, Any], sizes: Mapping[str, int], compute: torch.dtype, where: torch.device):
-        self.values, self.sizes, self.compute, self.where = values, sizes, compute, where
-
-    def operand(self, x: Any) -> Any:
-        if isinstance(x, Use):
-            return self.values[x.name]
-        if isinstance(x, Size):
-            return x.value(self.sizes)
-        if isinstance(x, tuple):
-            return [self.operand(inner) for inner in x]
-        if isinstance(x, Torch):
-            if x.name == "device":
-                return self.where
-            return self.compute if x.name == "compute" else getattr(torch, x.name)
-        if isinstance(x, Literal):
-            values = (
-                [list(v) if isinstance(v, tuple) else v for v in x.values] if isinstance(x.values, tuple) else x.values
-            )
-            return torch.tensor(values, dtype=getattr(torch, x.dtype), device=self.where).reshape(x.shape)
-        return x
+_OWN = (Use, Literal)
+"""Operands that each run has anew."""
 
 
-def _held_to(node: Node, made: Tensor, frame: _Frame, op: Op) -> None:
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One ATen op, ready to run."""
+
+    node: Node
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    """Constants and numbers as torch takes them; `Use` and `Literal`, alone or in lists, where each run has its own."""
+    kwargs: dict[str, Any]
+    shape: tuple[int, ...] | None
+    """What its output must be, where that depends on numbers."""
+    fixed: bool
+    """Whether no operand is a list of tensors or written out, so that names alone are looked up."""
+
+
+def calls(
+    op: Op, sizes: Mapping[str, int], whole: Mapping[str, int], compute: torch.dtype, where: torch.device
+) -> list[Call]:
+    """The ATen ops of a captured op. sizes: of the dims on this rank; `whole`, of all ranks together, which arithmetic
+    is done with. compute: what the graph's `compute` is. where: what its `device` is."""
+    assert op.captured is not None, "of captured ops only"
+    made = []
+    for node in op.captured.nodes:
+        known = whole if node.target.split(".")[1].rstrip("_") in ARITHMETIC else sizes
+        args = tuple(_ready(x, known, compute, where) for x in node.args)
+        kwargs = {name: _ready(x, known, compute, where) for name, x in node.kwargs}
+        shape = None if node.shape is None else tuple(_ready(x, known, compute, where) for x in node.shape)
+        fixed = not any(_is_own(x) for x in (*args, *kwargs.values()) if type(x) is not Use)
+        made.append(Call(node, aten(RESHAPED.get(node.target, node.target)), args, kwargs, shape, fixed))
+    return made
+
+
+def _ready(x: Any, sizes: Mapping[str, int], compute: torch.dtype, where: torch.device) -> Any:
+    if isinstance(x, Size):
+        return x.value(sizes)
+    if isinstance(x, tuple):
+        return [_ready(inner, sizes, compute, where) for inner in x]
+    if isinstance(x, Torch):
+        if x.name == "device":
+            return where
+        return compute if x.name == "compute" else getattr(torch, x.name)
+    return x
+
+
+def _is_own(x: Any) -> bool:
+    return any(map(_is_own, x)) if isinstance(x, list) else isinstance(x, _OWN)
+
+
+def _operand(x: Any, values: Mapping[str, Any], where: torch.device) -> Any:
+    if isinstance(x, Use):
+        return values[x.name]
+    if isinstance(x, list):
+        return [_operand(inner, values, where) for inner in x]
+    if isinstance(x, Literal):
+        written = (
+            [list(v) if isinstance(v, tuple) else v for v in x.values] if isinstance(x.values, tuple) else x.values
+        )
+        return torch.tensor(written, dtype=getattr(torch, x.dtype), device=where).reshape(x.shape)
+    return x
+
+
+def _held_to(call: Call, made: Tensor, op: Op) -> None:
     """RunError where the code would have gone on in another way than with the example: it read other numbers, or
     made another number of rows. A warning where it was a question, or a number that is no count."""
+    node = call.node
     where = op.captured.where if op.captured is not None else ""
-    if node.shape is not None:
-        want = tuple(frame.operand(x) for x in node.shape)
-        if tuple(made.shape) != want:
+    if call.shape is not None:
+        if tuple(made.shape) != call.shape:
             raise RunError(
-                f"{where}: {node.target} makes {tuple(made.shape)} of these values, and made {want} of the example's; "
-                "the Graph holds for inputs like the example"
+                f"{where}: {node.target} makes {tuple(made.shape)} of these values, and made {call.shape} of the "
+                "example's; the Graph holds for inputs like the example"
             )
         return
-    want, got = frame.operand(node.read), made.tolist()
+    want, got = _listed(node.read), made.tolist()
     if torch.equal(torch.tensor(want), torch.tensor(got)):
         return
     said = f"{where}: Python reads {got} here, and read {want} of the example; "
@@ -115,32 +156,36 @@ def _held_to(node: Node, made: Tensor, frame: _Frame, op: Op) -> None:
         raise RunError(f"{said}the Graph holds for inputs like the example")
 
 
-def captured(
-    site: Site,
-    sizes: Mapping[str, int],
-    compute: torch.dtype,
-    device: torch.device,
-    *operands: Operand,
-    whole: Mapping[str, int] | None = None,
-) -> Result:
-    """The op's outputs. sizes: of the dims on this rank; `whole`, of all ranks together, which arithmetic is done with.
-    compute: what the graph's `compute` is."""
+def _listed(x: Any) -> Any:
+    return [_listed(inner) for inner in x] if isinstance(x, tuple) else x
+
+
+def captured(made: Sequence[Call], where: torch.device, site: Site, *operands: Operand) -> Result:
+    """The op's outputs. made: its `calls`."""
     op = site.op
-    assert op.captured is not None, "of captured ops only"
-    values: dict[str, Any] = {name: read(x) for name, x in zip(op.inputs, operands, strict=True)}
-    if any(x.requires_grad and not is_given(x) for x in values.values()):  # so there is a way back without the batch
-        values = {name: x.detach() if is_given(x) else x for name, x in values.items()}
-    frame = _Frame(values, sizes, compute, device)
-    for node in op.captured.nodes:
-        name = node.target.split(".")[1].rstrip("_")
-        frame.sizes = whole if whole is not None and name in ARITHMETIC else sizes
-        args = [frame.operand(x) for x in node.args]
-        kwargs = {name: frame.operand(x) for name, x in node.kwargs}
-        target = RESHAPED.get(node.target, node.target)
-        made = aten(target)(*args, **kwargs)
-        if node.read is not None or node.shape is not None:
-            _held_to(node, made[0] if node.many else made, frame, op)
-        for name, x in zip(node.outputs, made if node.many else (made,), strict=False):
+    values: dict[str, Any] = {}
+    of_batch, goes_back = list[str](), False
+    for name, x in zip(op.inputs, operands, strict=True):
+        values[name] = x = x if isinstance(x, Tensor) else read(x)
+        if x.requires_grad:
+            if is_given(x):
+                of_batch.append(name)
+            else:
+                goes_back = True
+    if goes_back:  # there is a way back without the batch
+        for name in of_batch:
+            values[name] = values[name].detach()
+    for call in made:
+        if call.fixed:
+            args = [values[x.name] if type(x) is Use else x for x in call.args]
+            kwargs = {name: values[x.name] if type(x) is Use else x for name, x in call.kwargs.items()}
+        else:
+            args = [_operand(x, values, where) for x in call.args]
+            kwargs = {name: _operand(x, values, where) for name, x in call.kwargs.items()}
+        out, node = call.function(*args, **kwargs), call.node
+        if node.read is not None or call.shape is not None:
+            _held_to(call, out[0] if node.many else out, op)
+        for name, x in zip(node.outputs, out if node.many else (out,), strict=False):
             if name:
                 values[name] = x
     outs: tuple[Tensor, ...] = tuple(values[name] for name in op.outputs)

@@ -2,7 +2,7 @@
 
 After `gnomon calibrate`. Causal language models of transformers, one a family, small, with random weights, in fp32
 and one thread: captured from code, priced for this machine as it was calibrated, and trained by `gnomon.prepare` in
-one process. Beside each step that of a plain loop of the same module with torch's fused AdamW. All jobs take turns,
+one process. Beside it a plain loop of the same module with fused AdamW and clipping. All jobs take turns,
 so that what disturbs the machine disturbs all; a step's seconds are without what its thread waited for a core. Memory
 is the most bytes of tensors in a step, counted op by op in one more step, against what is predicted that tensors
 take. Writes results/capture_how_right.md. `--only` picks families. Wants idle cores.
@@ -133,6 +133,7 @@ def prepared(kind: str) -> Row:
         optimizer.zero_grad()
         loss = module(**batch)
         loss.backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
         return float(loss.detach())
 
@@ -205,7 +206,7 @@ def lines(rows: list[Row], failed: list[str], rounds: int) -> list[str]:
         f"`python benchmarks/capture/how_right.py`, {datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}. fp32, one thread, {BATCH} sequences of {LENGTH} tokens, hidden size "
         f"256, 4 layers; medians of {rounds} rounds in which all take turns, without waiting for a core. Plain: a "
-        "loop of the module itself with torch's fused AdamW. MiB: tensors at the peak of a step.",
+        "loop of the module itself with torch's fused AdamW; both clip gradients. MiB: tensors at the peak of a step.",
         "",
         f"{len(rows)} families: step {off[len(off) // 2]:.1%} off in the median, {off[-1]:.1%} at worst; memory "
         f"{memory[len(memory) // 2]:.1%} in the median, {memory[-1]:.1%} at worst. Gnomon's step over the plain "

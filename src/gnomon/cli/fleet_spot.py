@@ -1,30 +1,27 @@
 """`gnomon fleet spot`: what losses of machines cost a plan, with copies of stages, copies in memory, or restarts.
 
 `run(options)` prints the useful steps of each way and which is best at the asked rate of losses and around it.
-`decisions(options)` plays a recorded trace of a run's decisions again. Leaves out the simulation (`gnomon.fleet.spot`,
-`gnomon.control`).
+`decisions(options)` plays a recorded trace of a run's decisions again. Leaves out the simulation (`fleet.losses`,
+`control`).
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from gnomon.cli.options import parser
 from gnomon.cli.request import read_request
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.control import read_trace, replayed
-from gnomon.errors import InputError
-from gnomon.fleet.spot import Costs, Shape, System, shares
-from gnomon.graph import Graph
-from gnomon.hardware import Cluster
+from gnomon.fleet.assumed_losses import Assumed
+from gnomon.fleet.losses import Priced, best_of, priced, useful
+from gnomon.fleet.spot import System
 from gnomon.methods import bamboo
-from gnomon.plans import Pass, Plan, Workload, load_plan_file, save_plan_file
-from gnomon.prediction import memory_copies, predict
+from gnomon.plans import Pass, load_plan_file, save_plan_file
 from gnomon.report.tables import Column, number, table, wrapped
-from gnomon.software import Stack
 from gnomon.units import show_seconds
 
 WAYS: Mapping[System, str] = {
@@ -34,44 +31,22 @@ WAYS: Mapping[System, str] = {
     "elastic": "torch elastic, whole pipelines",
 }
 """System -> what people call it."""
-OURS: tuple[System, ...] = ("restart", "memory", "bamboo")
-"""That `gnomon run` does; of equal ones the first is taken."""
 AROUND = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
 """Of the asked time between losses."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A plan with its seconds."""
-
-    shape: Shape
-    costs: Costs
-    refused: str
-    """Why the plan cannot have copies of stages; empty where it can."""
-    copies: str
-    """What copies in memory are."""
-    plan: Plan
-    """Without copies."""
-
-    @property
-    def systems(self) -> tuple[System, ...]:
-        """That it can be."""
-        return tuple(one for one in WAYS if one != "bamboo" or not self.refused)
-
-
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
-    asked = _asked(options)
+    assumed = _assumed(options)
+    asked = _priced(options, assumed)
+    systems = tuple(one for one in WAYS if one != "bamboo" or not asked.refused)
     progress, found = Progress("spot:", len(AROUND)), dict[float, dict[System, float]]()
     for done, factor in enumerate(AROUND):
         progress.show(done)
         hours = options.mtbf * factor
-        found[hours] = shares(
-            1 / hours, asked.shape, asked.costs, asked.systems,
-            seconds=options.hours * 3600, seeds=options.lists, bulk=options.bulk,
-        )  # fmt: skip
+        found[hours] = useful(asked, hours, systems, assumed)
     progress.end()
-    best = _best(found[options.mtbf])
+    best = best_of(found[options.mtbf])
     written = []
     if options.output is not None:
         passes = (Pass(name=bamboo.NAME),) if best == "bamboo" else ()
@@ -79,79 +54,38 @@ def run(options: argparse.Namespace) -> int:
         save_plan_file(replace(load_plan_file(options.plan), plan=plan, predicted=None), options.output)
         written.append(f"wrote {options.output}: the plan {'with' if passes else 'without'} copies of stages")
     if options.json:
-        useful = [{"mtbf_hours": hours, "useful": dict(one), "best": _best(one)} for hours, one in found.items()]
-        print_json({"best": best, "refused": asked.refused or None, "useful_steps": useful})
+        rows = [{"mtbf_hours": hours, "useful": dict(one), "best": best_of(one)} for hours, one in found.items()]
+        print_json({"best": best, "refused": asked.refused or None, "useful_steps": rows})
         return 0
     print_lines((*_text(options, asked, found), *written))
     return 0
 
 
-def _best(useful: Mapping[System, float]) -> System:
-    return max((one for one in OURS if one in useful), key=lambda one: useful[one])
-
-
-def _asked(options: argparse.Namespace) -> Asked:
-    """Predicts what the simulation takes. InputError for a plan whose stages have meshes of their own."""
+def _priced(options: argparse.Namespace, assumed: Assumed) -> Priced:
+    """What the simulation takes. InputError for a plan whose stages have meshes of their own."""
     request = read_request(parser().parse_args(["predict", "--plan", options.plan]))
-    return asked_of(options, request.graph, request.cluster, request.plan, request.workload, request.stack)
+    return priced((request.graph, request.cluster, request.workload, request.stack), request.plan, assumed)
 
 
-def asked_of(
-    options: argparse.Namespace, graph: Graph, cluster: Cluster, given: Plan, workload: Workload, stack: Stack
-) -> Asked:
-    """The same of a plan by itself. options: as `gnomon fleet spot` has them."""
-    plan = bamboo.without(given)
-    if plan.stages:
-        raise InputError("the plan gives each stage its own mesh; losses are played on pipelines that are alike")
-    job = graph, cluster, workload, stack
-    plain = predict(graph, cluster, plan, workload, stack)
-    copies = memory_copies(plain, options.memory_checkpoint_every)
-    with_copies = _with(plan, bamboo.NOBODY)
-    refused = bamboo.METHOD.refusal(with_copies) or ""
-    copied, taken = (1.0, 1.0) if refused else _seconds(job, plan)
-    return Asked(
-        shape=Shape(stages=plan.mesh.pp, pipelines=plan.mesh.data_ranks),
-        costs=Costs(
-            step_s=plain.step_s,
-            copied_step_s=copied,
-            memory_step_s=plain.step_s + copies.step_s,
-            memory_every=options.memory_checkpoint_every,
-            alike=not copies.sent_bytes,
-            taken_step_s=taken,
-            takeover_s=options.takeover,
-            come_s=options.come,
-            start_s=options.start,
-            checkpoint_every=max(1, round(options.checkpoint_seconds / plain.step_s)),
-        ),
-        refused=refused,
-        copies=copies.sentence,
-        plan=plan,
+def _assumed(options: argparse.Namespace) -> Assumed:
+    return Assumed(
+        come_s=options.come,
+        start_s=options.start,
+        takeover_s=options.takeover,
+        checkpoint_s=options.checkpoint_seconds,
+        memory_every=options.memory_checkpoint_every,
+        hours=options.hours,
+        lists=options.lists,
+        bulk=options.bulk,
     )
 
 
-def _with(plan: Plan, rank: int) -> Plan:
-    params = () if rank == bamboo.NOBODY else (("rank", rank),)
-    passes = (*plan.schedule.passes, Pass(name=bamboo.NAME, params=params))
-    return replace(plan, schedule=replace(plan.schedule, passes=passes))
-
-
-def _seconds(job: tuple[Graph, Cluster, Workload, Stack], plan: Plan) -> tuple[float, float]:
-    """(of a step with copies of stages, of one in which the slowest rank has two stages)."""
-
-    graph, cluster, workload, stack = job
-
-    def step_s(rank: int) -> float:
-        return predict(graph, cluster, _with(plan, rank), workload, stack).step_s
-
-    return step_s(bamboo.NOBODY), max(step_s(rank) for rank in range(plan.mesh.pp))
-
-
-def _text(options: argparse.Namespace, asked: Asked, found: Mapping[float, Mapping[System, float]]) -> list[str]:
-    costs, best = asked.costs, _best(found[options.mtbf])
+def _text(options: argparse.Namespace, asked: Priced, found: Mapping[float, Mapping[System, float]]) -> list[str]:
+    costs, best = asked.costs, best_of(found[options.mtbf])
     names = {"bamboo": costs.copied_step_s, "memory": costs.memory_step_s}
     rows = [
         (WAYS[system], number(names.get(system, costs.step_s)), *(f"{one[system]:.3f}" for one in found.values()))
-        for system in asked.systems
+        for system in next(iter(found.values()))
     ]
     columns = (
         Column(name="useful steps", align="left"), Column(name="step s"),
@@ -163,7 +97,7 @@ def _text(options: argparse.Namespace, asked: Asked, found: Mapping[float, Mappi
         f"{options.lists} lists of {options.hours:g} hours"
     )
     said = f"at one loss of a machine in {options.mtbf:g} hours: {WAYS[best]}"
-    pays = [hours for hours, one in found.items() if _best(one) == "bamboo"]
+    pays = [hours for hours, one in found.items() if best_of(one) == "bamboo"]
     if asked.refused:
         said += f". Copies of stages: {asked.refused}"
     else:

@@ -1,4 +1,4 @@
-"""What can be written after `gnomon fleet`, and its help. Only `argparse`: nothing here knows a trace or a policy.
+"""What can be written after `gnomon fleet`, and its help. Nothing here knows a trace or a policy.
 
 `fleet_options(parser)` adds the sub-commands to the parser of `gnomon fleet`; the modules `fleet_*` beside this one
 read their values.
@@ -7,9 +7,11 @@ read their values.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 
 from gnomon.cli.values import at_most, count, new_file, number_from, some
+from gnomon.fleet.assumed_losses import Assumed
 
 FLEET_TEXT = """\
 Many jobs on one cluster. replay plays a trace of jobs under a scheduling policy,
@@ -131,24 +133,27 @@ def _forecast(parser: argparse.ArgumentParser) -> None:
 
 
 def _spot(parser: argparse.ArgumentParser) -> None:
+    known = Assumed()
     parser.add_argument("plan", metavar="PLAN.toml", help="a plan file, as gnomon plan -o writes it")
     parser.add_argument(
         "--mtbf", required=True, type=number_from(0.01, 1e6), metavar="HOURS", help="between losses of one machine"
     )
-    seconds = (("--come", 600.0, "until another machine is there"), ("--start", 30.0, "of a start of all processes"))
-    for name, value, text in (*seconds, ("--takeover", 1.4, "until those left go on without a start")):
-        parser.add_argument(name, type=number_from(0), default=value, metavar="S", help=f"{text}; {value:g}")
-    parser.add_argument(
-        "--checkpoint-seconds", type=number_from(0.001), default=300.0, metavar="S", help="between checkpoints; 300"
-    )
-    parser.add_argument(
-        "--memory-checkpoint-every", type=count, default=1, metavar="N", help="steps between copies in memory; 1"
-    )
-    parser.add_argument("--hours", type=number_from(0.1, 1000), default=24.0, metavar="H", help="that are played; 24")
-    parser.add_argument("--lists", type=at_most(100), default=3, metavar="N", help="of losses, drawn; 3")
-    parser.add_argument(
-        "--bulk", type=number_from(0, 1), default=0.1, metavar="SHARE", help="of losses that take a second machine; 0.1"
-    )
+    for name, value, metavar, least, most, text in (
+        ("--come", known.come_s, "S", 0, math.inf, "until another machine is there"),
+        ("--start", known.start_s, "S", 0, math.inf, "of a start of all processes"),
+        ("--takeover", known.takeover_s, "S", 0, math.inf, "until those left go on without a start"),
+        ("--checkpoint-seconds", known.checkpoint_s, "S", 0.001, math.inf, "between checkpoints"),
+        ("--hours", known.hours, "H", 0.1, 1000, "that are played"),
+        ("--bulk", known.bulk, "SHARE", 0, 1, "of losses that take a second machine"),
+    ):
+        parser.add_argument(
+            name, type=number_from(least, most), default=value, metavar=metavar, help=f"{text}; {value:g}"
+        )
+    for name, number, kind, text in (
+        ("--memory-checkpoint-every", known.memory_every, count, "steps between copies in memory"),
+        ("--lists", known.lists, at_most(100), "of losses, drawn"),
+    ):
+        parser.add_argument(name, type=kind, default=number, metavar="N", help=f"{text}; {number}")
     parser.add_argument("-o", "--output", type=new_file, metavar="FILE", help="write the plan as it is best")
     parser.add_argument("--json", action="store_true", help="for programs")
 

@@ -17,6 +17,8 @@ from gnomon.cli.plan_file import plan_file
 from gnomon.cli.plan_goals import answer, is_asked
 from gnomon.cli.plan_lengths import plan_varied
 from gnomon.cli.plan_losses import compared
+from gnomon.cli.plan_losses import mapping as losses_mapping
+from gnomon.cli.plan_losses import text as losses_text
 from gnomon.cli.plan_mixed import plan_unlike
 from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
 from gnomon.cli.terminal import print_json, print_lines, written
@@ -223,7 +225,7 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
         more: dict[str, Any] = {} if tries is None else {"tried": tries.to_mapping()}
         more |= {} if tries is None or again is None else {"ranked_again": ranked_mapping(again, tries.attempts)}
         more |= {} if made.replicas is None else {"uneven_replicas": replicas_mapping(made.replicas)}
-        more |= {} if lost is None else {"losses": lost.to_mapping()}
+        more |= {} if lost is None else {"losses": losses_mapping(lost)}
         mapping = result_mapping(result, rent=cost, stages=made.stages, refined=made.refined, tensors=made.tensors)
         print_json({**mapping, **more, "assumptions": taken})
     else:
@@ -238,7 +240,7 @@ def _one(options: argparse.Namespace, asked: Asked) -> int:
         )
         print_lines(text)
         if lost is not None:
-            print_lines(lost.text())
+            print_lines(losses_text(lost))
         if made.replicas is not None:
             before = result.best[0] if made.refined is None else made.refined.best
             print_lines(replicas_text(made.replicas, before.step_s))

@@ -19,8 +19,9 @@ from gnomon.compiler.tiles import Nest, Tiling  # noqa: E402
 pytestmark = pytest.mark.torch
 
 KIB = 1 << 10
+AVX2 = next(isa for isa in SETS if isa.name == "avx2")
 MACHINE = Machine(
-    isa=SETS[1], l1_bytes=32 * KIB, l2_bytes=512 * KIB, l3_bytes=32 << 20, line_bytes=64, cores=2, model="test"
+    isa=AVX2, l1_bytes=32 * KIB, l2_bytes=512 * KIB, l3_bytes=32 << 20, line_bytes=64, cores=2, model="test"
 )
 AT = Rates(
     memory_bytes_per_s=1e10, l3_bytes_per_s=4e10, l2_bytes_per_s=1e11, instructions_per_s=4e9, addition_s=1.2e-9,

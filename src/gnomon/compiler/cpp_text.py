@@ -161,6 +161,8 @@ def expression(text: Text, value: int, last: str | None, partial: bool) -> str:
         return f"{args[0]} {BINARY[ins.op]} {args[1]}"
     if ins.op in COMPARE:
         made = f"{args[0]} {COMPARE[ins.op]} {args[1]}"
+        if last is None:  # every lane is the same
+            return f"splatB({args[0]}[0] {COMPARE[ins.op]} {args[1]}[0])"
         return f"__builtin_convertvector({made}, B)" if kinds[0] in "LD" else made
     if ins.op == "neg":
         return f"-{args[0]}"

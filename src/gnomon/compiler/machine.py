@@ -27,6 +27,13 @@ class InstructionSet:
 
 SETS = (
     InstructionSet(
+        name="avx512_bf16",
+        header="isa_avx512.h",
+        flags=("-march=x86-64-v4", "-mprefer-vector-width=512", "-mavx512bf16"),
+        lanes=16,
+        needs=frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "avx512_bf16"}),
+    ),
+    InstructionSet(
         name="avx512",
         header="isa_avx512.h",
         flags=("-march=x86-64-v4", "-mprefer-vector-width=512"),

@@ -145,8 +145,10 @@ def _task(text: Text) -> None:
     for i in roles(nest, "total"):
         ins = nest.body.code[i]
         text.say(2, f"{TOTAL[ins.kind]} a{i} = {neutral(ins.op, ins.kind)};")
+    _first_place(text)
     text.say(2, "for (int64_t row = begin; row < end; row++) {")
     _row(text)
+    _next_place(text)
     text.say(2, "}")
     for i in roles(nest, "total"):
         text.say(2, f"t{i}[task] = a{i};")
@@ -154,14 +156,28 @@ def _task(text: Text) -> None:
         text.say(2, "if (d[5]) st_past_end();")
 
 
+def _first_place(text: Text) -> None:
+    """Where along the outer axes a task begins."""
+    outer, rest = text.nest.outer, "begin"
+    for axis in reversed(outer[1:]):
+        text.say(2, f"int64_t i{axis} = {rest} % n{axis};")
+        rest = f"({rest} / n{axis})"
+    if outer:
+        text.say(2, f"int64_t i{outer[0]} = {rest};")
+
+
+def _next_place(text: Text) -> None:
+    """The next row's: counted, as a division takes as long as the vectors of a short row."""
+    outer = text.nest.outer
+    for axis in reversed(outer[1:]):
+        text.say(3, f"if (++i{axis} < n{axis}) continue;")
+        text.say(3, f"i{axis} = 0;")
+    if outer:
+        text.say(3, f"++i{outer[0]};")
+
+
 def _row(text: Text) -> None:
     nest = text.nest
-    rest = "row"
-    for axis in reversed(nest.outer[1:]):
-        text.say(3, f"const int64_t i{axis} = {rest} % n{axis};")
-        rest = f"({rest} / n{axis})"
-    if nest.outer:
-        text.say(3, f"const int64_t i{nest.outer[0]} = {rest};")
     declared: set[int] = set()
     based: set[str] = set()
     between = _between(nest)

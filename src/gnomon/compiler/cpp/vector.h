@@ -60,14 +60,29 @@ ALWAYS D sel(B c, D a, D b) { return (D)sel(c, (L)a, (L)b); }
 // memory: whole vectors, first n lanes, and lanes `s` apart
 template <class T> struct mem { typedef T V __attribute__((vector_size(sizeof(T) * VW))); };
 template <class T> ALWAYS typename mem<T>::V raw(const T* p) { typename mem<T>::V v; memcpy(&v, p, sizeof v); return v; }
-ALWAYS F up(mem<uint16_t>::V v) { return (F)(__builtin_convertvector(v, U) << 16); }
+#ifdef WIDENS
+ALWAYS U wide(mem<uint16_t>::V v) { return (U)widened((I16)v); }
+ALWAYS B wide(mem<uint8_t>::V v) { return (B)widened((I8)v); }
+ALWAYS mem<uint16_t>::V low16(U v) { return (mem<uint16_t>::V)narrowed16((I)v); }
+ALWAYS mem<uint8_t>::V low8(B v) { return (mem<uint8_t>::V)narrowed8((I)v); }
+#else
+ALWAYS U wide(mem<uint16_t>::V v) { return __builtin_convertvector(v, U); }
+ALWAYS B wide(mem<uint8_t>::V v) { return __builtin_convertvector(v, B); }
+ALWAYS mem<uint16_t>::V low16(U v) { return __builtin_convertvector(v, mem<uint16_t>::V); }
+ALWAYS mem<uint8_t>::V low8(B v) { return __builtin_convertvector(v, mem<uint8_t>::V); }
+#endif
+ALWAYS F up(mem<uint16_t>::V v) { return (F)(wide(v) << 16); }
+#ifdef __AVX512BF16__
+ALWAYS mem<uint16_t>::V down(F x) { mem<uint16_t>::V r; asm("vcvtneps2bf16 %1, %0" : "=v"(r) : "v"(x)); return r; }  // below 1.2e-38: 0
+#else
 ALWAYS mem<uint16_t>::V down(F x) {
     U u = (U)x;
     U r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     B nan = x != x;
     r = ((U)nan & 0x7fc0u) | (~(U)nan & r);
-    return __builtin_convertvector(r, mem<uint16_t>::V);
+    return low16(r);
 }
+#endif
 ALWAYS F ld(const float* p) { return raw(p); }
 ALWAYS D ld(const double* p) { return raw(p); }
 ALWAYS F ld(const bf16* p) { return up(raw((const uint16_t*)p)); }
@@ -76,7 +91,7 @@ ALWAYS L ld(const int32_t* p) { return __builtin_convertvector(raw(p), L); }
 ALWAYS L ld(const int16_t* p) { return __builtin_convertvector(raw(p), L); }
 ALWAYS L ld(const int8_t* p) { return __builtin_convertvector(raw(p), L); }
 ALWAYS L ld(const uint8_t* p) { return __builtin_convertvector(raw(p), L); }
-ALWAYS B ld(const bool* p) { return __builtin_convertvector(raw((const uint8_t*)p), B) != 0; }
+ALWAYS B ld(const bool* p) { return wide(raw((const uint8_t*)p)) != 0; }
 template <class T> ALWAYS auto ld(const T* p, int n) { T b[VW] = {}; for (int i = 0; i < n; i++) b[i] = p[i]; return ld(b); }
 template <class T> ALWAYS auto lds(const T* p, int64_t s, int n) { T b[VW] = {}; for (int i = 0; i < n; i++) b[i] = p[i * s]; return ld(b); }
 ALWAYS B ld(const mask32* p) { B v; memcpy(&v, p, sizeof v); return v; }
@@ -95,7 +110,7 @@ ALWAYS void st(int32_t* p, L v) { auto u = __builtin_convertvector(v, mem<int32_
 ALWAYS void st(int16_t* p, L v) { auto u = __builtin_convertvector(v, mem<int16_t>::V); memcpy(p, &u, sizeof u); }
 ALWAYS void st(int8_t* p, L v) { auto u = __builtin_convertvector(v, mem<int8_t>::V); memcpy(p, &u, sizeof u); }
 ALWAYS void st(uint8_t* p, L v) { auto u = __builtin_convertvector(v, mem<uint8_t>::V); memcpy(p, &u, sizeof u); }
-ALWAYS void st(bool* p, B v) { auto u = __builtin_convertvector(-v, mem<uint8_t>::V); memcpy(p, &u, sizeof u); }
+ALWAYS void st(bool* p, B v) { auto u = low8(-v); memcpy(p, &u, sizeof u); }
 template <class T, class V> ALWAYS void st(T* p, V v, int n) { T b[VW]; st(b, v); for (int i = 0; i < n; i++) p[i] = b[i]; }
 template <class T, class V> ALWAYS void sts(T* p, int64_t s, V v, int n) { T b[VW]; st(b, v); for (int i = 0; i < n; i++) p[i * s] = b[i]; }
 
@@ -124,8 +139,18 @@ ALWAYS D vtrunc(D x) { return EACH(D, __builtin_trunc, x); }
 // sums of lanes, in a fixed order
 template <class V> ALWAYS auto hsum(V v) { auto s = v[0]; for (int i = 1; i < VW; i++) s += v[i]; return s; }
 template <class V> ALWAYS auto hprod(V v) { auto s = v[0]; for (int i = 1; i < VW; i++) s *= v[i]; return s; }
-ALWAYS float hsum(F v) { float t[VW]; memcpy(t, &v, sizeof v); for (int w = VW / 2; w; w /= 2) for (int i = 0; i < w; i++) t[i] += t[i + w]; return t[0]; }
+// lanes w apart change places; w a power of two
+template <class V> ALWAYS V turned(V v, int w) {
+#ifdef __clang__
+    V r; for (int i = 0; i < VW; i++) r[i] = v[i ^ w]; return r;
+#else
+    return __builtin_shuffle(v, lanes() ^ w);
+#endif
+}
+ALWAYS float hsum(F v) { for (int w = VW / 2; w; w /= 2) v = v + turned(v, w); return v[0]; }
+ALWAYS float hmax(F v) { for (int w = VW / 2; w; w /= 2) v = maxi(v, turned(v, w)); return v[0]; }
+ALWAYS float hmin(F v) { for (int w = VW / 2; w; w /= 2) v = mini(v, turned(v, w)); return v[0]; }
 template <class V> ALWAYS auto hmax(V v) { auto s = v[0]; for (int i = 1; i < VW; i++) s = (v[i] > s || v[i] != v[i]) ? v[i] : s; return s; }
 template <class V> ALWAYS auto hmin(V v) { auto s = v[0]; for (int i = 1; i < VW; i++) s = (v[i] < s || v[i] != v[i]) ? v[i] : s; return s; }
-ALWAYS bool any(B v) { int32_t s = 0; for (int i = 0; i < VW; i++) s |= v[i]; return s != 0; }
-ALWAYS bool all(B v) { int32_t s = -1; for (int i = 0; i < VW; i++) s &= v[i]; return s != 0; }
+ALWAYS bool any(B v) { for (int w = VW / 2; w; w /= 2) v = v | turned(v, w); return v[0] != 0; }
+ALWAYS bool all(B v) { for (int w = VW / 2; w; w /= 2) v = v & turned(v, w); return v[0] != 0; }

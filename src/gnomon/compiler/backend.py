@@ -19,7 +19,17 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from gnomon.compiler import columns, dropout, loops, products, recurrent, recurrent_modules, recurrent_training
+from gnomon.compiler import (
+    columns,
+    dropout,
+    loops,
+    products,
+    recurrent,
+    recurrent_modules,
+    recurrent_training,
+    scan,
+    scan_tracing,
+)
 from gnomon.compiler.build import has_compiler, libraries
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.program import LINES, Planned, Program, Writer, program, write
@@ -43,6 +53,7 @@ def gnomon(module: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Cal
         return module.forward
     if not on_gpu and not recurrent.keep(module):
         return module.forward
+    scan_tracing.widen(module)
     through = aot_autograd(
         fw_compiler=compile_graph,
         bw_compiler=compile_graph,
@@ -54,6 +65,7 @@ def gnomon(module: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Cal
 
 
 recurrent_modules.allow(gnomon)
+scan_tracing.allow(gnomon)
 
 
 def partition(joint: torch.fx.GraphModule, *inputs: Any, **sizes: Any) -> tuple[torch.fx.GraphModule, ...]:
@@ -87,15 +99,16 @@ class Compiled:
         dropout.split(module.graph)
         self.columns = columns.fuse(module.graph)
         self.recurrent = recurrent.fuse(module.graph, recurrent_training.Learner)
+        self.scans = scan.fuse(module.graph)
         self.products = products.fuse(module.graph)
         self.bodies = loops.compile_bodies(module, compile_graph)
         self.program: Program = program(module.graph, environment_of(module.graph))
-        _load(self.program.planned)
+        _load(self.program.planned, [one.source for one in self.scans])
         self.trials: dict[int, Trial] = {}
         self.lock = threading.Lock()
         self.final = False
         self.function = write(self.program, self._on_trial)
-        if not self.trials and not self.products and not self.columns:
+        if not (self.trials or self.products or self.columns or self.scans):
             self.final = True
         self.made_s = time.perf_counter() - began
         self.tried_s = 0.0
@@ -159,13 +172,15 @@ class Compiled:
         return [f"{made} = {writer.constant(trial)}({', '.join([*names, *symbols])})"]
 
 
-def _load(planned: Sequence[Planned]) -> None:
-    """Gives kernels their functions, as far as this machine has what makes them."""
+def _load(planned: Sequence[Planned], others: Sequence[str]) -> None:
+    """Gives kernels their functions, as far as this machine has what makes them. others: sources that are compiled
+    beside them."""
     plain = [p for p in planned if not isinstance(p.kernel, TritonKernel)]
-    for p, function in zip(plain, libraries([p.kernel.source for p in plain]), strict=True):
+    functions = libraries([*[p.kernel.source for p in plain], *others])
+    for p, function in zip(plain, functions, strict=False):
         p.function = function
-    others = [(p, p.kernel) for p in planned if isinstance(p.kernel, TritonKernel)]
-    for (p, _), launcher in zip(others, launchers([kernel for _, kernel in others]), strict=True):
+    triton = [(p, p.kernel) for p in planned if isinstance(p.kernel, TritonKernel)]
+    for (p, _), launcher in zip(triton, launchers([kernel for _, kernel in triton]), strict=True):
         p.function = launcher
 
 

@@ -18,6 +18,7 @@ from gnomon.compiler.machine import Machine, this_machine
 from gnomon.compiler.products import Product
 from gnomon.compiler.program import Planned, symbols_in
 from gnomon.compiler.recurrent import Recurrent
+from gnomon.compiler.scan import Scan
 from gnomon.compiler.sizes import hint, product
 from gnomon.compiler.tile_cost import cost, rates
 from gnomon.compiler.tiles import Nest, Tiling, tiling
@@ -30,7 +31,7 @@ def explained(made: Compiled) -> dict[str, Any]:
         for unit in made.program.units
         if isinstance(unit, torch.fx.Node)
         and unit.op == "call_function"
-        and not isinstance(unit.target, (Columns, Recurrent, Product))
+        and not isinstance(unit.target, (Columns, Recurrent, Product, Scan))
     )
     aten.update(one.name.split()[0] for one in made.products if not one.kept)
     onednn = Counter(one.name.split()[0] for one in made.products if one.kept)
@@ -47,7 +48,13 @@ def explained(made: Compiled) -> dict[str, Any]:
     ]
     recurrent = [_recurrent(one) for one in made.recurrent]
     others = {"onednn": dict(onednn.most_common()), "aten": dict(aten.most_common())}
-    return {"groups": groups, "columns": columns, "recurrent": recurrent, **others}
+    return {"groups": groups, "columns": columns, "recurrent": recurrent, "scans": _scans(made), **others}
+
+
+def _scans(made: Compiled) -> dict[str, int]:
+    """How many scans over time a kernel runs, and how many PyTorch."""
+    kept = sum(one.kept for one in made.scans)
+    return {"kept": kept, "given_back": len(made.scans) - kept}
 
 
 def _recurrent(one: Recurrent) -> dict[str, Any]:
@@ -157,6 +164,9 @@ def lines(made: dict[str, Any], title: str) -> list[str]:
             f"  {one['name']} of {one['hidden']} units, {one['layers']} layers{both}, any number of steps ({state})",
             f"    time      measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
         ]
+    for state, said in (("kept", "as one kernel"), ("given_back", "given back to ATen")):
+        if count := made["scans"][state]:
+            out.append(f"  {count} scan{'s' if count > 1 else ''} over time {said}{' each' if count > 1 else ''}")
     if made["onednn"]:
         out.append(f"  oneDNN: {_counted(made['onednn'])}")
     out.append(f"  ATen: {_counted(made['aten']) or 'nothing'}")

@@ -35,14 +35,14 @@ def allow(backend: Any) -> None:
             return
 
         def wrap_module(self: Any, value: Any) -> Any:
-            if not (_served(value) and _backend_of(self.tx) is backend):
+            if not (_served(value) and backend_of(self.tx) is backend):
                 return original(self, value)
             with config.patch(allow_rnn=True):
                 return original(self, value)
 
         def tracing() -> bool:
             try:
-                return _backend_of(InstructionTranslator.current_tx()) is backend
+                return backend_of(InstructionTranslator.current_tx()) is backend
             except AttributeError:  # Dynamo is not at work in this thread
                 return False
 
@@ -86,7 +86,7 @@ def _served(value: Any) -> bool:
     return all(type(w) is torch.nn.Parameter and plain(w) and w.dtype == every[0].dtype for w in every)
 
 
-def _backend_of(translator: Any) -> Any:
+def backend_of(translator: Any) -> Any:
     """The backend that a graph is made for, under what Dynamo and torch.compile put around it."""
     found = translator.output.compiler_fn
     for name in ("_torchdynamo_orig_backend", "compiler_fn"):

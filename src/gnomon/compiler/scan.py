@@ -1,0 +1,350 @@
+"""A linear recurrence over time as one operation and one kernel: h[t] = a[t] * h[t-1] + b[t], and its backward.
+
+This is the scan of Mamba and its relatives. `gnomon::scan(rates, drives, weight, exp)` is put in a graph by
+`scan_tracing`. a is the product of the rates, or with `exp` its exponential, and b the product of the drives; factors
+are broadcast to each other, time first. With a weight the result is the sum over the last dim of h times it. So of what
+is as large as all states (steps x width x state) nothing lies in memory but h, and with a weight not even that.
+`fuse(graph)` puts a `Scan` in place of each such operation, which is tried like any group (`gate`). Float32 on a CPU.
+Leaves out first states other than zero.
+Source: Gu and Dao, Mamba (2023), whose kernel also keeps states out of memory and makes them again in the backward.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from gnomon.compiler.build import libraries
+from gnomon.compiler.gate import Trial
+from gnomon.compiler.recurrent import library
+
+MOST = 4
+"""Factors of a product; a longer one is multiplied before."""
+RANK = 4
+"""(steps, batch, width, n) in the kernel; fewer dims are led by ones behind the steps."""
+CHUNKS = 16
+"""Parts in which rows are shared out. Each has its own sum of a gradient that all rows add to, so that sums are the
+same with any number of threads."""
+PARALLEL = 1 << 14
+"""Numbers from which on threads share the rows."""
+FORMULA = Path(__file__).with_name("cpp") / "scan.cpp"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a kernel is compiled for."""
+
+    rates: int
+    drives: int
+    dot: bool
+    exp: bool
+    varies: tuple[bool, ...]
+    """Of each factor, then the weight: along the last dim."""
+    timed: tuple[bool, ...]
+    """And along time."""
+
+
+def form_of(rates: Sequence[Tensor], drives: Sequence[Tensor], weight: Tensor | None, exp: bool) -> Form:
+    """Of tensors, real or without values."""
+    every = [*rates, *drives, *([] if weight is None else [weight])]
+    rank = max(one.dim() for one in every)
+    varies = tuple(not _is_one(one.shape[-1]) for one in every)
+    timed = tuple(one.dim() == rank and not _is_one(one.shape[0]) for one in every)
+    return Form(len(rates), len(drives), weight is not None, exp, varies, timed)
+
+
+@cache
+def source_of(form: Form, backward: bool) -> str:
+    """The C++ text of a kernel."""
+    flags = {"RATES": form.rates, "DRIVES": form.drives, "EXP": form.exp, "DOT": form.dot, "BACKWARD": backward}
+    lines = [f"#define {name} {int(value)}" for name, value in flags.items()]
+    for name, each in (("VARIES", form.varies), ("TIMED", form.timed)):
+        lines.append(f"constexpr bool {name}[] = {{{', '.join(str(one).lower() for one in each)}}};")
+    return "\n".join([*lines, FORMULA.read_text(encoding="utf-8")])
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+# ---- by PyTorch
+def plain(rates: Sequence[Tensor], drives: Sequence[Tensor], weight: Tensor | None, exp: bool) -> Tensor:
+    """Step by step. (steps, ..., n), with a weight (steps, ...)."""
+    a, b = _product(rates), _product(drives)
+    a = a.exp() if exp else a
+    a, b = torch.broadcast_tensors(a, b)
+    states = [b[0]]
+    for t in range(1, b.shape[0]):
+        states.append(a[t] * states[-1] + b[t])
+    h = torch.stack(states)
+    return h if weight is None else (h * weight).sum(-1)
+
+
+def _product(factors: Sequence[Tensor]) -> Tensor:
+    out = factors[0]
+    for one in factors[1:]:
+        out = out * one
+    return out
+
+
+def plain_grad(
+    g: Tensor, rates: Sequence[Tensor], drives: Sequence[Tensor], weight: Tensor | None, exp: bool
+) -> list[Tensor]:
+    """Gradients of all factors, in their order."""
+    with torch.enable_grad():
+        every = [one.detach().requires_grad_() for one in (*rates, *drives, *([] if weight is None else [weight]))]
+        many = len(rates), len(rates) + len(drives)
+        out = plain(every[: many[0]], every[many[0] : many[1]], every[many[1]] if weight is not None else None, exp)
+        made = torch.autograd.grad(out, every, g)
+    return [torch.zeros_like(one).copy_(d) for one, d in zip(every, made, strict=True)]
+
+
+# ---- by the kernel
+class _Factor(ctypes.Structure):
+    _fields_ = [("p", ctypes.c_void_p), *[(name, ctypes.c_int64) for name in ("t", "b", "d")]]
+
+
+class _Gradient(ctypes.Structure):
+    _fields_ = [("p", ctypes.c_void_p), *[(name, ctypes.c_int64) for name in ("t", "b", "d", "chunk")]]
+
+
+class _Call(ctypes.Structure):
+    """`Call` of cpp/scan.cpp."""
+
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("steps", "batch", "width", "n", "chunks", "parallel")],
+        ("of", _Factor * (2 * MOST + 1)),
+        ("out", _Gradient),
+        ("grad", _Gradient * (2 * MOST + 1)),
+    ]
+
+
+@cache
+def kernel(form: Form, backward: bool) -> Callable[[Any], int] | None:
+    """The compiled kernel, None where it does not compile."""
+    [function] = libraries([source_of(form, backward)])
+    if function is None:
+        return None
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+    typed: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Call))(address)
+    return typed  # type: ignore[no-any-return]
+
+
+def _lifted(x: Tensor, rank: int) -> Tensor:
+    """As (steps, batch, width, n)."""
+    if x.dim() < rank:
+        x = x[(None,) * (rank - x.dim())]
+    return x if rank == RANK else x[(slice(None), *(None,) * (RANK - rank))]
+
+
+def _strides(x: Tensor) -> list[int]:
+    """Of the first three dims; 0 along those of one number."""
+    return [0 if size == 1 else stride for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
+
+
+def _read(x: Tensor) -> Tensor:
+    return x if x.shape[-1] == 1 or x.stride(-1) == 1 else x.contiguous()
+
+
+def run(form: Form, tensors: Sequence[Tensor]) -> Tensor | None:
+    """What `plain` gives of rates, drives and the weight, by the kernel; None where it does not run."""
+    function = kernel(form, False)
+    shape = torch.broadcast_shapes(*[one.shape for one in tensors[: form.rates + form.drives]])
+    if function is None or not all(shape):
+        return None
+    held, call, (steps, batch, width, n) = _call(form, tensors, shape)
+    if form.dot:
+        out = torch.empty((batch, width, steps)).permute(2, 0, 1)
+    else:
+        out = torch.empty((steps, batch, width, n))
+    call.out = _Gradient(out.data_ptr(), *out.stride()[:3], 0)
+    if function(call):
+        return None
+    del held
+    return out.reshape(shape[:-1] if form.dot else shape)
+
+
+def _call(form: Form, tensors: Sequence[Tensor], shape: Sequence[int]) -> tuple[list[Tensor], _Call, tuple[int, ...]]:
+    """(tensors that must live as long, the call, sizes)."""
+    rank = len(shape)
+    steps, *middle, n = shape if rank > 1 else (*shape, 1)
+    batch, width = [*[1] * (2 - len(middle)), *middle]
+    held = [_read(_lifted(one, rank)) for one in tensors]
+    rows = batch * width
+    call = _Call(
+        steps=steps, batch=batch, width=width, n=n, chunks=min(rows, CHUNKS),
+        parallel=int(torch.get_num_threads() > 1 and steps * rows * n >= PARALLEL),
+    )  # fmt: skip
+    for i, one in enumerate(held):
+        call.of[i] = _Factor(one.data_ptr(), *_strides(one))
+    return held, call, (steps, batch, width, n)
+
+
+def run_grad(form: Form, g: Tensor, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+    """What `plain_grad` gives, by the kernel; None where it does not run."""
+    function = kernel(form, True)
+    shape = torch.broadcast_shapes(*[one.shape for one in tensors[: form.rates + form.drives]])
+    if function is None or not all(shape):
+        return None
+    held, call, (_, batch, width, _) = _call(form, tensors, shape)
+    if not form.dot:
+        g = _read(g)
+    from_g = _lifted(g[..., None] if form.dot else g, len(shape))
+    call.out = _Gradient(from_g.data_ptr(), *from_g.stride()[:3], 0)
+    made, parts = [], []
+    for i, one in enumerate(tensors):
+        grad = torch.zeros_like(one)
+        inside = _lifted(grad, len(shape))
+        shares = (batch > 1 and inside.shape[1] == 1) or (width > 1 and inside.shape[2] == 1)
+        if shares or (inside.shape[-1] > 1 and inside.stride(-1) != 1):
+            part = torch.zeros((call.chunks, *inside.shape))
+            call.grad[i] = _Gradient(part.data_ptr(), *_strides(part[0]), part.stride(0))
+            parts.append((grad, inside, part))
+        else:
+            call.grad[i] = _Gradient(grad.data_ptr(), *_strides(inside), 0)
+        made.append(grad)
+    if function(call):
+        return None
+    for _, inside, part in parts:
+        inside.copy_(part.sum(0))
+    del held
+    return made
+
+
+# ---- operations
+library.define("scan(Tensor[] rates, Tensor[] drives, Tensor? weight, bool exp) -> Tensor")
+library.define("scan_grad(Tensor g, Tensor[] rates, Tensor[] drives, Tensor? weight, bool exp) -> Tensor[]")
+
+
+def _scan_fake(rates: Sequence[Tensor], drives: Sequence[Tensor], weight: Tensor | None, exp: bool) -> Tensor:
+    shape = torch.broadcast_shapes(*[one.shape for one in (*rates, *drives)])
+    if weight is None:
+        return rates[0].new_empty(shape)
+    steps, *middle, _ = shape
+    out = rates[0].new_empty((*middle, steps))
+    return out.permute(out.dim() - 1, *range(out.dim() - 1))
+
+
+def _grad_fake(g: Tensor, rates: Any, drives: Any, weight: Tensor | None, exp: bool) -> list[Tensor]:
+    return [torch.zeros_like(one) for one in (*rates, *drives, *([] if weight is None else [weight]))]
+
+
+def _like_kernels(out: Tensor, weight: Any) -> Tensor:
+    """In the layout that the kernel gives."""
+    if weight is None:
+        return out.contiguous()
+    last = out.dim() - 1
+    return out.permute(*range(1, out.dim()), 0).contiguous().permute(last, *range(last))
+
+
+def _scan(rates: Any, drives: Any, weight: Any, exp: bool) -> Tensor:
+    return _like_kernels(plain(rates, drives, weight, exp), weight)
+
+
+library.impl("scan", _scan, "CPU")
+library.impl("scan_grad", plain_grad, "CPU")
+torch.library.register_fake("gnomon::scan", _scan_fake, lib=library)
+torch.library.register_fake("gnomon::scan_grad", _grad_fake, lib=library)
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    rates, drives, weight, exp = inputs
+    ctx.form = (len(rates), len(drives), exp)
+    ctx.save_for_backward(*rates, *drives, *([] if weight is None else [weight]))
+
+
+def _backward(ctx: Any, g: Tensor) -> Any:
+    rates, drives, exp = ctx.form
+    every = ctx.saved_tensors
+    last = rates + drives
+    weight = every[last] if len(every) > last else None
+    made = torch.ops.gnomon.scan_grad(g, list(every[:rates]), list(every[rates:last]), weight, exp)
+    return made[:rates], made[rates:last], made[last] if weight is not None else None, None
+
+
+torch.library.register_autograd("gnomon::scan", _backward, setup_context=_setup, lib=library)
+
+
+# ---- in a graph of ATen's
+class Scan:
+    """One scan, or its backward, as a function of its tensors: by the kernel or by PyTorch, as its trial says."""
+
+    def __init__(self, form: Form, backward: bool, fixed: bool) -> None:
+        """fixed: no size changes."""
+        self.__name__, self.__module__ = f"scan{'_grad' if backward else ''}", __name__  # what fx calls a node
+        self.form, self.backward, self.fixed = form, backward, fixed
+        self.trials: dict[tuple[int, ...], Trial] = {}
+
+    @property
+    def source(self) -> str:
+        return source_of(self.form, self.backward)
+
+    def run(self, *args: Tensor) -> Any:
+        """By the kernel."""
+        made: Any = run_grad(self.form, args[0], args[1:]) if self.backward else run(self.form, args)
+        return self.aten(*args) if made is None else made
+
+    def aten(self, *args: Tensor) -> Any:
+        """By PyTorch."""
+        g, every = (args[0], args[1:]) if self.backward else (None, args)
+        last = self.form.rates + self.form.drives
+        given = (every[: self.form.rates], every[self.form.rates : last], every[last] if self.form.dot else None)
+        return plain_grad(g, *given, self.form.exp) if g is not None else _scan(*given, self.form.exp)
+
+    def __call__(self, *args: Tensor) -> Any:
+        """The states, their sums with the weight, or the gradients. Each size is tried on its first inputs."""
+        key = () if self.fixed else tuple(int(size).bit_length() for one in args for size in one.shape)
+        trial = self.trials.get(key)
+        if trial is None:
+            one, other = (self.run, self.aten) if self.backward else (self._run, self._aten)
+            trial = self.trials.setdefault(key, Trial(self.source, one, other))
+        if trial.kept is None:
+            out = trial(*args)
+            return out if self.backward else out[0]
+        return self.run(*args) if trial.kept else self.aten(*args)
+
+    def _run(self, *args: Tensor) -> tuple[Tensor]:
+        return (self.run(*args),)
+
+    def _aten(self, *args: Tensor) -> tuple[Tensor]:
+        return (self.aten(*args),)
+
+    @property
+    def kept(self) -> bool:
+        return any(trial.kept for trial in self.trials.values())
+
+    def settled(self) -> Callable[..., Any] | None:
+        """What is called from now on: known where no size changes and the trial is over."""
+        trial = self.trials.get(()) if self.fixed else None
+        if trial is None or trial.kept is None:
+            return None
+        return self.run if trial.kept else self.aten
+
+
+def fuse(graph: fx.Graph) -> list[Scan]:
+    """Puts a `Scan` in place of each of our operations; returns them."""
+    made = []
+    for node in list(graph.nodes):
+        backward = node.target is torch.ops.gnomon.scan_grad.default
+        if not backward and node.target is not torch.ops.gnomon.scan.default:
+            continue
+        *first, rates, drives, weight, exp = node.args
+        every = [*rates, *drives, *([] if weight is None else [weight])]
+        given = [[one.meta["val"] for one in part] for part in (rates, drives)]
+        form = form_of(given[0], given[1], None if weight is None else weight.meta["val"], exp)
+        fixed = all(isinstance(size, int) for one in every for size in one.meta["val"].shape)
+        call = Scan(form, backward, fixed)
+        with graph.inserting_before(node):
+            new = graph.call_function(call, (*first, *every))
+        new.meta.update(node.meta)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+        made.append(call)
+    return made

@@ -19,6 +19,7 @@ from gnomon.plans import (  # noqa: E402
     Offload,
     Optimizer,
     Overlap,
+    Pass,
     Plan,
     Precision,
     Saved,
@@ -60,8 +61,8 @@ pytestmark = pytest.mark.torch
             "as many parts as tp ranks",
         ),
         (
-            Plan(overlap=Overlap(bucket_bytes=1 << 20), optimizer=Optimizer(zero=3)),
-            "bucket_bytes, buckets or fused with optimizer.zero = 3",
+            Plan(overlap=Overlap(bucket_bytes=1 << 20), schedule=Schedule(passes=(Pass(name="mario"),))),
+            "bucket_bytes, buckets or fused with schedule.passes other than dapple_warmup",
         ),
         (
             Plan(mesh=Mesh(tp=2), optimizer=Optimizer(kind="muon", offload=Offload())),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gnomon.models.presets import model
-from gnomon.plans import Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved
+from gnomon.plans import Mesh, Offload, Optimizer, Overlap, Pass, Plan, Precision, Saved, Schedule
 from gnomon.search.refinement.choices import CHOICES, runs
 from gnomon.search.space.points import stack_limits
 from gnomon.software import beyond, own, stack
@@ -22,10 +22,10 @@ FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", maste
         (Plan(mesh=Mesh(cp=2, ep=2)), ()),
         (Plan(overlap=Overlap(bucket_bytes=1 << 20)), ()),
         (
-            Plan(overlap=Overlap(bucket_bytes=1 << 20), optimizer=Optimizer(zero=3)),
+            Plan(overlap=Overlap(bucket_bytes=1 << 20), schedule=Schedule(passes=(Pass(name="mario"),))),
             (
-                "overlap.bucket_bytes, buckets or fused with optimizer.zero = 3, optimizer.offload of some layers, "
-                "schedule.passes, or a schedule whose rows hold several actions",
+                "overlap.bucket_bytes, buckets or fused with schedule.passes other than dapple_warmup, or a schedule "
+                "whose rows hold several actions",
             ),
         ),
         (Plan(optimizer=Optimizer(offload=Offload(), delay=1, zero=2)), ()),

@@ -66,18 +66,19 @@ def shard_state(
     return delay_update(program) if optimizer.delay else program
 
 
-def moved_to_host(program: Program, optimizer: Optimizer) -> Program:
-    """The Program with whole stages' updates on the host, late where the plan says so."""
+def moved_to_host(program: Program, optimizer: Optimizer, *, by_layer: bool = False) -> Program:
+    """The Program with updates on the host once gradients are added up, late where the plan says so. by_layer: its
+    stages are layers, of which some may stay."""
     assert optimizer.offload is not None
     fraction, tiles = optimizer.offload.fraction, optimizer.offload.tiles
-    if fraction < 1:
+    if fraction < 1 and not by_layer:
         raise PlanError(
             f"optimizer.offload.fraction = {fraction}: a part of the updates stays on the device only where each "
             f"layer's gradient goes to the host as it is made. That is not so of tied weights, of ZeRO 0 over several "
             f"data-parallel ranks, and under schedule.passes, vocabulary parallelism or composite schedules; use "
             f"fraction = 1, all updates on the host"
         )
-    program = offload_optimizer(program, tiles=tiles or 1)
+    program = offload_optimizer(program, tiles=tiles or 1, fraction=fraction)
     return delay_update(program) if optimizer.delay else program
 
 

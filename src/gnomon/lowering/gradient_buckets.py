@@ -2,8 +2,8 @@
 
 `gradient_buckets(graph, plan, layers)` says which layers share one; `with_gradient_buckets(program, buckets)` merges
 their rows: one AR a bucket, named `2..4.AR`. Where the plan overlaps reductions with backward (`overlap.grad_reduce`)
-it comes right after the last backward of its own layers. `with_shard_buckets` does so with the REDUCE_GRAD of ZeRO 1
-and 2. Left out: ZeRO 3, whose layers are reduced one by one, seconds, and where gradients lie.
+it comes right after the last backward of its own layers. `with_shard_buckets` does so with the REDUCE_GRAD of ZeRO.
+Left out: seconds, and where gradients lie.
 Source of the rule: PyTorch DistributedDataParallel (Li et al. 2020), whose buckets fill in the order of backward.
 """
 
@@ -37,7 +37,8 @@ def gradient_buckets(graph: Graph, plan: Plan, layers: Sequence[Sequence[Layer]]
     size = plan.overlap.bucket_bytes
     if not plan.overlap.in_buckets:
         return ()
-    if orders.find(plan.schedule.name).composite or plan.schedule.passes or plan.schedule.vocabulary != "ends":
+    others = [given.name for given in plan.schedule.passes if given.name != "dapple_warmup"]  # it orders whole stages
+    if orders.find(plan.schedule.name).composite or others or plan.schedule.vocabulary != "ends":
         raise PlanError(
             f"overlap.bucket_bytes and overlap.buckets want a row for each layer, which {plan.schedule.name} with "
             f"these passes has not; choose a schedule of single actions without passes (one_f_one_b), or leave them out"
@@ -107,8 +108,8 @@ def with_gradient_buckets(program: Program, buckets: Sequence[Sequence[int]], *,
 
 
 def with_shard_buckets(program: Program, buckets: Sequence[Sequence[int]]) -> Program:
-    """The Program, whose stages are layers under ZeRO 1 or 2, with one REDUCE_GRAD for each bucket where its last layer
-    had its own; under ZeRO 2 one for each unit. All-reduces over replicas (AR) stay a layer's, and come after it."""
+    """The Program, whose stages are layers under ZeRO, with one REDUCE_GRAD for each bucket where its last layer had
+    its own; under ZeRO 2 and 3 one for each unit. All-reduces over replicas (AR) stay a layer's, and come after it."""
     reduction, of_layer = by_name(program.kinds)["REDUCE_GRAD"], {layer: tuple(one) for one in buckets for layer in one}
     listed = []
     for rows in rows_of(program):

@@ -79,8 +79,8 @@ def lower(
     workload: gives the units their sequences and, with micro_batch_size, their number; left out, the plan's
     num_microbatches plain ones. messages: whether a send between stages ends without its receive, or both start and
     end together, or the host sleeps between looks at each; a property of the software, not of the plan. by_layer: a row
-    for each layer even where nothing acts inside a stage; where something does it is so anyway. With it, gradients of
-    ZeRO 0 to 2 are reduced in buckets of `overlap.bucket_bytes`, one row each; without it a stage's are one row, and
+    for each layer even where nothing acts inside a stage; where something does it is so anyway. With it, gradients are
+    reduced in buckets of `overlap.bucket_bytes`, one row each; without it a stage's are one row, and
     what of it is exposed is a matter of its price.
     """
     check(plan, graph, cluster, workload)
@@ -157,14 +157,13 @@ def outline(
     reduced = frozenset(stage for stage in range(plan.num_stages) if _reduces(graph, meshes[stage], layers[stage]))
     shared = shared_stages(graph, layers, plan.pipeline_ranks)
     tied = bool(shared or tied_stages(graph, [(layer,) for part in layers for layer in part]))  # fused or not
-    together = by_layer and plan.overlap.in_buckets and zero < 3  # gradients go down once ranks have added them up
+    together = by_layer and plan.overlap.in_buckets  # gradients go down once ranks have added them up
     stream = not together and len(workers) == 1 and streams(plan, zero, reduced=bool(reduced), tied=tied)
     if stream and zero == 1 and plan.optimizer.offload is not None and plan.optimizer.offload.accumulate == "host":
         zero = 2  # a gradient is not there whole for longer than its reduction
-    by_layer = by_layer or zero == 3 or stream
-    groups = layer_groups(plan, layers)
-    if plan.overlap.fused and (zero == 3 or stream):
+    if plan.overlap.fused and not together and (zero == 3 or stream):
         raise PlanError("overlap.fused with ZeRO 3 or an update on the host, which go layer by layer; leave it out")
+    by_layer, groups = by_layer or zero == 3 or stream, layer_groups(plan, layers)
     if by_layer:
         parts = [(mesh, group) for mesh, of_stage in zip(meshes, groups, strict=True) for group in of_stage]
     starts, skips = _chains(graph, plan)
@@ -182,7 +181,7 @@ def outline(
         units=units,
         workers=workers,
         layers=tuple(len(part) for part in groups) if by_layer else (),
-        buckets=gradient_buckets(graph, plan, layers) if by_layer and zero < 3 and not stream else (),
+        buckets=gradient_buckets(graph, plan, layers) if together else (),
         stream=stream,
         reduced=reduced,
         shared=shared,
@@ -239,7 +238,7 @@ def build(given: Outline, *, messages: Messages = "buffered") -> Program:
     program = apply_optimizer(
         program,
         replace(optimizer, offload=None, delay=0) if after else optimizer,
-        given.overlap,
+        replace(given.overlap, bucket_bytes=None) if given.buckets else given.overlap,
         given.zero,
         replicated=given.replicated,
         blocks=given.layers,
@@ -254,7 +253,7 @@ def build(given: Outline, *, messages: Messages = "buffered") -> Program:
         rows = with_tensor_sums(Rows.of(program), given.sums, buffer=buffer)
         rows = with_meetings(rows, given.tied, clip=optimizer.clip and not given.stream, buffer=buffer)
         program = rows.like(program)
-    return moved_to_host(program, optimizer) if after else program
+    return moved_to_host(program, optimizer, by_layer=bool(given.buckets)) if after else program
 
 
 def compute_rows(plan: Plan, num_microbatches: int) -> Rows:

@@ -19,12 +19,15 @@ from gnomon.lowering.insertions import MODIFIES, Insertions, bucket, by_name, la
 from gnomon.program import BufferClass, Kind, Program, effects, with_buffers, with_kinds
 
 
-def offload_optimizer(program: Program, *, tiles: int | None = None, stages: Collection[int] | None = None) -> Program:
+def offload_optimizer(
+    program: Program, *, tiles: int | None = None, stages: Collection[int] | None = None, fraction: float = 1.0
+) -> Program:
     """The Program with its updates on the host.
 
     tiles: pieces in which each rank's gradients go down and parameters come back, each of neighbouring blocks; None
     is one for each block. stages: blocks whose update moves to the host; None is all (Twin-Flow keeps some on the
-    device: best those whose gradients are complete last). PlanError when there are fewer blocks than tiles.
+    device: best those whose gradients are complete last). fraction: in place of stages, the share of each rank's blocks
+    that moves, at least one: those whose gradients are complete first. PlanError for fewer blocks than tiles.
     """
     require_updates(program, "offload of the optimizer")
     gradient, parameter = update_buffers(by_name(program.kinds)["OPT"])
@@ -39,12 +42,13 @@ def offload_optimizer(program: Program, *, tiles: int | None = None, stages: Col
     for rows in rows_of(program):
         ready = last_row(rows, before_update, gradient, *MODIFIES)
         updates = {row.stage: i for i, row in enumerate(rows) if row.kind == "OPT"}
+        first = {*sorted(updates, key=lambda s: ready[s])[: max(1, round(fraction * len(updates)))]}
         norm = max((i for i, row in enumerate(rows) if row.kind == "NORM"), default=-1)
         ready = {stage: max(index, norm) for stage, index in ready.items()}  # clipped before it goes
         for index, row in enumerate(rows):  # the new parameter comes when nothing in the step needs the old one
             if row.kind in readers and index < updates.get(row.stage, -1):
                 ready[row.stage] = max(ready[row.stage], index)
-        moved = sorted((s for s in updates if stages is None or s in stages), key=lambda s: ready[s])
+        moved = sorted((s for s in updates if s in first and (stages is None or s in stages)), key=lambda s: ready[s])
         new = Insertions(rows)
         for tile in tiles_of(moved, len(moved) if tiles is None else tiles):
             for kind in kinds.values():

@@ -147,7 +147,9 @@ _WORDS = {
 def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemory, ...], dict[str, float]]:
     """Memory of every rank class, and the sizes of the Program's buffers that it follows from."""
     program = structure.program
-    kept = blocks_on_device(program) if is_streamed(pricing) else frozenset[int]()
+    offload = pricing.plan.optimizer.offload
+    parted = is_streamed(pricing) or (offload is not None and offload.fraction < 1)
+    kept = blocks_on_device(program) if parted else frozenset[int]()
     sizes = buffer_sizes(pricing, kept)
     changes = held_moves(structure, pricing, sizes)
     extra = temporaries(program, pricing, gradients_made(program, pricing, changes))
@@ -484,9 +486,11 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
         reduced = [sum(c.bytes for c in of_layer if c.kind == "reduce_scatter") for of_layer in collectives]
         whole = pricing.stack.gradients.bucketed is False
         if zero == 3 and index >= 0:
-            sizes[f"{block}P"] = float(sum(c.bytes for c in collectives[0] if c.when == "before_forward"))
+            sizes[f"{block}P"] = float(sum(c.bytes for one in collectives for c in one if c.when == "before_forward"))
             if pricing.plan.optimizer.offload_parameters:
-                sizes[f"{block}P"] += undivided_bytes(first.sharded, stage.mesh, stage.plan.precision)
+                sizes[f"{block}P"] += sum(
+                    undivided_bytes(layer.sharded, stage.mesh, stage.plan.precision) for layer, _ in parts
+                )
         by_layer = index >= 0 and (zero == 3 or (zero == 2 and whole))
         if by_layer:
             made = (

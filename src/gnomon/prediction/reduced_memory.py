@@ -72,9 +72,9 @@ def waited_for(program: Program, pricing: Pricing) -> NDArray[np.int64]:
 
 
 def copies(program: Program, pricing: Pricing) -> Sequence[Copy]:
-    """Of each reduction of several layers under ZeRO 1 and 2. Under 1 the copy is there until the reduction is waited
-    for. Under 2 the gradients themselves go as soon as they are copied: only within the row are there both."""
-    if pricing.stack.gradients.bucketed is not False or pricing.plan.optimizer.zero not in (1, 2):
+    """Of each reduction of several layers under ZeRO. Under 1 the copy is there until the reduction is waited for.
+    Under 2 and 3 the gradients themselves go as soon as they are copied: only within the row are there both."""
+    if pricing.stack.gradients.bucketed is not False or not pricing.plan.optimizer.zero:
         return ()
     waiter, made = waited_for(program, pricing), list[Copy]()
     for row, override in program.overrides.items():

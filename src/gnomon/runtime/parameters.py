@@ -277,6 +277,11 @@ class Parameters:
             self.grad = self.bucket.part(self)
         self.begun.clear()
 
+    @property
+    def grad_room(self) -> Tensor | None:
+        """Where the gradient lies, or has its room in a bucket while another member's gradient is there."""
+        return self.grad if self.grad is not None or self.bucket is None else self.bucket.room(self)
+
     def free_grad(self) -> None:
         """Gives up the gradient's room; that of a bucket goes with its last member's."""
         self.grad = None
@@ -380,6 +385,10 @@ class GradientBucket:
         """Where one member's gradient lies."""
         begin = sum(held.size for held in self.members[: self.members.index(of)])
         return self._buffer()[begin : begin + of.size]
+
+    def room(self, of: Parameters) -> Tensor | None:
+        """The same; None while there is no buffer."""
+        return None if self._flat is None else self.part(of)
 
     def free(self) -> None:
         """Gives up the buffer, once no member's gradient lies there."""

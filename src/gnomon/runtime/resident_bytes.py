@@ -85,7 +85,7 @@ def levels(
     values = dict.fromkeys(CLASSES, 0)
     for held in parameters:
         values["parameters"] += _nbytes(held.flat, None if held.away else held.resident)
-        values["gradients"] += _nbytes(held.grad, held.grad_shard)
+        values["gradients"] += _nbytes(held.grad_room, held.grad_shard)
         values["master"] += 0 if held.master_on_host else _nbytes(held.master)
     values["states"] = optimizer_bytes
     for microbatch in microbatches:

@@ -227,10 +227,10 @@ class State:
         """REDUCE_GRAD: this rank's shard of the sum of gradients, in place; later units add to it. One at a time under
         ZeRO 2 and 3: what is under way holds a whole gradient."""
         numbers = tuple(stages)
-        if self.by_layer:
+        if self.by_layer or len(numbers) > 1:
             self.reduced()
-            if len(numbers) > 1:
-                return self._reduce_together(numbers)
+        if len(numbers) > 1:
+            return self._reduce_together(numbers)
         for number in numbers:
             stage, name = self.stages[number], self._grad_name(number)
             if stage.zero >= 2:
@@ -265,14 +265,14 @@ class State:
         names = [self._grad_name(number) for number in stages]
         for name in names:
             self.buffers.wait(name)
-        held = [held for number in stages for held in self.stages[number].held if held.zero]
+        held = [held for number in stages for held in self.stages[number].reduced if held.zero]
         works, wholes, parts = list[Waits](), list[Tensor](), list[tuple[Parameters, Tensor]]()
         for experts in (False, True):
             if members := [one for one in held if one.experts == experts]:
                 whole = interleaved(members)
                 part, group = whole[members[0].shard_number], self._shards(members[0])
-                assert group is not None, "parameters on the host are ZeRO 3's"
-                works.append(started(reduce_scatter(part, whole.view(-1), group, wait=False)))
+                if group is not None:
+                    works.append(started(reduce_scatter(part, whole.view(-1), group, wait=False)))
                 wholes.append(whole)
                 parts += zip(members, part.split([one.mine[1] - one.mine[0] for one in members]), strict=True)
         for one in held:

@@ -21,6 +21,9 @@ NAME = "gnomon"
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
 """What it stores and computes in."""
 
+ROW_PASS = "dapple_warmup"
+"""The pass that only orders rows of whole stages, which are taken apart into layers after it."""
+
 WHOLE_SCANS = "the runtime does not divide the sequence of a state-space scan"
 """Why there is no context parallelism for Mamba-2."""
 
@@ -91,14 +94,12 @@ LACKS = (
         asked=lambda plan: plan.overlap.experts,
     ),
     Lack(
-        name="overlap.bucket_bytes, buckets or fused with optimizer.zero = 3, optimizer.offload of some layers, "
-        "schedule.passes, or a schedule whose rows hold several actions",
+        name=f"overlap.bucket_bytes, buckets or fused with schedule.passes other than {ROW_PASS}, or a schedule whose "
+        "rows hold several actions",
         asked=lambda plan: (
             by_layer(plan)
-            and bool(
-                plan.optimizer.zero == 3
-                or (plan.optimizer.offload is not None and plan.optimizer.offload.fraction < 1)
-                or plan.schedule.passes
+            and (
+                any(given.name != ROW_PASS for given in plan.schedule.passes)
                 or orders.find(plan.schedule.name).composite
             )
         ),

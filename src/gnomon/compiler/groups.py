@@ -178,7 +178,26 @@ def roots_of(body: Body) -> list[int]:
     return sorted({tensor.value for tensor in body.tensors.values()})
 
 
+def leaves(group: Group) -> list[torch.fx.Node]:
+    """What a group's members read that is not of the group: memory, behind any views, and numbers."""
+    inside = set(group.members)
+    outside: dict[torch.fx.Node, None] = {}
+    waiting = [arg for node in group.members for arg in node.all_input_nodes]
+    seen: set[torch.fx.Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node in inside:
+            continue
+        seen.add(node)
+        if root(node) is node:
+            outside[node] = None
+        else:
+            waiting += node.all_input_nodes
+    return sorted(outside, key=lambda node: node._sort_key)
+
+
 def groups(graph: torch.fx.Graph) -> list[Group]:
+    """All groups, those too that are not worth a kernel of their own."""
     order = {node: i for i, node in enumerate(graph.nodes)}
     of: dict[torch.fx.Node, Group] = {}
     made: list[Group] = []
@@ -201,7 +220,7 @@ def groups(graph: torch.fx.Graph) -> list[Group]:
             if other is not home and _merge(home, other, order):
                 of.update(dict.fromkeys(other.members, home))
                 made.remove(other)
-    return [g for g in made if worth(g)]
+    return [g for g in made if g.work]
 
 
 def worth(group: Group) -> bool:

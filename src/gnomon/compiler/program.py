@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
-from gnomon.compiler.body import UnfitError
+from gnomon.compiler.body import Body, UnfitError
 from gnomon.compiler.check import check_body, check_nest
-from gnomon.compiler.groups import Group, device_of, fake, groups, rebuilt, root, worth
+from gnomon.compiler.groups import Group, device_of, fake, groups, leaves, rebuilt, root, worth
 from gnomon.compiler.machine import this_machine
 from gnomon.compiler.nest import Kernel, kernel
 from gnomon.compiler.rules.views import VIEWS
+from gnomon.compiler.siblings import joined
 from gnomon.compiler.sizes import Size, product, size_of, sizes_of, symbols, text
 from gnomon.compiler.tiles import Nest, Output, nest, output, tiling
 from gnomon.compiler.triton_launch import SizeTable, symbol_names
@@ -61,27 +62,11 @@ class Program:
     names: dict[Any, str] = field(default_factory=dict)
 
 
-def leaves(group: Group) -> list[torch.fx.Node]:
-    """What a group's members read that is not of the group: memory, behind any views, and numbers."""
-    inside = set(group.members)
-    outside: dict[torch.fx.Node, None] = {}
-    waiting = [arg for node in group.members for arg in node.all_input_nodes]
-    seen: set[torch.fx.Node] = set()
-    while waiting:
-        node = waiting.pop()
-        if node in seen or node in inside:
-            continue
-        seen.add(node)
-        if root(node) is node:
-            outside[node] = None
-        else:
-            waiting += node.all_input_nodes
-    return sorted(outside, key=lambda node: node._sort_key)
-
-
 def program(graph: torch.fx.Graph, environment: Any) -> Program:
     """Groups, their outputs as those who read them ask, and an order of all that runs."""
     kept = groups(graph)
+    kept = joined(graph, kept, _asked(graph, kept), lambda body, nodes: _nest(body, nodes, environment), environment)
+    kept = [group for group in kept if worth(group)]
     while True:
         outputs = _asked(graph, kept)
         planned, refused = _planned(kept, outputs, environment, {*_symbol_sources(graph)})
@@ -140,11 +125,7 @@ def _planned(
         if not outputs[n]:
             continue
         try:
-            body = group.body.copy()
-            outs = [_output(body, node) for node in outputs[n]]
-            check_body(body)
-            loops = nest(body, outs, environment)
-            check_nest(loops)
+            loops = _nest(group.body, outputs[n], environment)
             where = device_of(outputs[n][0])
             assert where is not None, "groups make tensors"
             written = PRINTERS[where.type](loops)
@@ -156,6 +137,16 @@ def _planned(
             continue
         made.append(one)
     return made, refused
+
+
+def _nest(body: Body, outputs: Sequence[torch.fx.Node], environment: Any) -> Nest:
+    """The loops that make these outputs of a body, checked; raises `UnfitError` where there are none."""
+    body = body.copy()
+    outs = [_output(body, node) for node in outputs]
+    check_body(body)
+    loops = nest(body, outs, environment)
+    check_nest(loops)
+    return loops
 
 
 def _output(body: Any, node: torch.fx.Node) -> Output:

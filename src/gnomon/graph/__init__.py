@@ -49,6 +49,8 @@ from gnomon.graph.ops import grad_work as grad_work
 from gnomon.graph.ops import is_inner_first as is_inner_first
 from gnomon.graph.ops import matrix_rows as matrix_rows
 from gnomon.graph.ops import nbytes as nbytes
+from gnomon.graph.token_dispatch import why_whole as why_whole
+from gnomon.graph.token_dispatch import with_dispatch as with_dispatch
 from gnomon.graph.totals import BlockWork as BlockWork
 from gnomon.graph.totals import call_backward as call_backward
 from gnomon.graph.totals import graph_saved_bytes as graph_saved_bytes

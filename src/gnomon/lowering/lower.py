@@ -51,6 +51,7 @@ from gnomon.plans import (
     stage_layers,
     transfers,
 )
+from gnomon.plans.experts import under
 from gnomon.plans.groups import layer_groups
 from gnomon.plans.stages import held_by_several
 from gnomon.program import Communicator, Program, with_buffers
@@ -84,7 +85,7 @@ def lower(
     what of it is exposed is a matter of its price.
     """
     check(plan, graph, cluster, workload)
-    return build(outline(graph, plan, cluster, workload, by_layer=by_layer), messages=messages)
+    return build(outline(under(graph, plan), plan, cluster, workload, by_layer=by_layer), messages=messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from gnomon import orders
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Block, Dim, Graph, Layer
 from gnomon.graph import Op as GraphOp
-from gnomon.plans.experts import whole_experts
+from gnomon.plans.experts import under, whole_experts
 from gnomon.plans.mesh import Mesh
 from gnomon.plans.parts import INPUT, Schedule
 from gnomon.plans.plan import Plan
@@ -62,7 +62,7 @@ def check(
     plan: Plan, graph: Graph, cluster: Machines | None = None, workload: Workload | None = None
 ) -> tuple[Problem, ...]:
     """The notes on a plan that can run. PlanError listing every error otherwise."""
-    findings = problems(plan, graph, cluster, workload)
+    findings = problems(plan, under(graph, plan), cluster, workload)
     if errors := [problem for problem in findings if problem.severity == "error"]:
         raise PlanError("; ".join(problem.message for problem in errors))
     return findings

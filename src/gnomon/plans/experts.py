@@ -1,16 +1,26 @@
-"""Why ranks cannot have parts of a graph's experts: `whole_experts(graph)` says which op computes them all.
+"""How ranks have parts of a captured graph's experts: `under(graph, plan)` is the graph that a plan runs.
 
-Experts that tokens are sent to (`dispatch`) divide; those of a captured model are often one op, which does not say how.
+Where ranks divide experts (ep, etp), those that a captured model computes row by row become ops that tokens are sent to
+(`graph.token_dispatch`); `whole_experts` says which op keeps others from it. Built-in models have such ops always.
 """
 
 from __future__ import annotations
 
-from gnomon.graph import Graph
+from gnomon.graph import Graph, why_whole, with_dispatch
+from gnomon.plans.plan import Plan
+
+
+def under(graph: Graph, plan: Plan) -> Graph:
+    """The graph with experts that tokens are sent to, if the plan divides experts and it can have them; else itself."""
+    meshes = (plan.stage_mesh(stage) for stage in range(plan.num_stages))
+    return with_dispatch(graph) if any(mesh.ep * mesh.etp > 1 for mesh in meshes) else graph
 
 
 def whole_experts(graph: Graph) -> str:
     """Which op of a captured graph computes experts without a rule of how they divide, or takes single ones out of the
     weights of all, with its line."""
+    if why := why_whole(graph):
+        return f"ranks cannot have parts of the experts of {graph.name!r}: {why}"
     takes = ""
     for block in graph.blocks:
         held = {t.name for t in block.tensors if any("experts" in dim.name.split(".") for dim in t.atoms)}

@@ -23,6 +23,7 @@ from gnomon.methods import check_methods
 from gnomon.models.presets import graph_of
 from gnomon.plans import Mesh, Plan, Precision, Saved, Unit, Workload, batch, check, stage_layers
 from gnomon.plans.check import sample_tokens
+from gnomon.plans.experts import under
 from gnomon.plans.groups import layer_groups
 from gnomon.prediction.band import OPAQUE, Band, band_of, memory_ratios
 from gnomon.prediction.breakdown import step_parts
@@ -223,7 +224,7 @@ class Timed:
         by_layer: bool = False,
     ) -> Timed:
         """As `predict`. by_layer: a row for each layer, as in `lower`."""
-        graph = graph_of(model)
+        graph = under(graph_of(model), plan)
         machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
         notes = tuple(str(note) for note in check(plan, graph, machines, workload))
         check_methods(plan)
@@ -306,6 +307,7 @@ def stages_of(
     """Prices of each stage's layers on its slowest worker: what `predict` begins with, without time and memory of the
     step. PlanError when the plan cannot run."""
     check(plan, graph, cluster, workload)
+    graph = under(graph, plan)
     kernels, _, stack = kernels_of(stack)
     _, size = batch(plan, workload)
     return tuple(prices[0] for prices in _workers(plan, graph, cluster, workload, size, kernels, stack))

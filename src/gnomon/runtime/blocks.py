@@ -344,8 +344,10 @@ class Frame:
                     out = function(site, *operands)
             except RuntimeError as error:
                 raise self._not_divided(site, error) from error
-            if site.op.inputs and site.op.inputs[0] in self.routings:  # an activation between the products of experts
-                self.routings[site.op.outputs[0]] = self.routings[site.op.inputs[0]]
+            if of := next(
+                (name for name in site.op.inputs if name in self.routings), None
+            ):  # between experts' products
+                self.routings.update(dict.fromkeys(site.op.outputs, self.routings[of]))
             if op.moves:
                 outs = out if isinstance(out, tuple) else (out,)
                 ways = zip(outs, op.leave, op.enter, strict=True)
@@ -490,7 +492,8 @@ class Frame:
             weight, bias = (*others, None)[:2]
             assert isinstance(weight, Weight) and not isinstance(bias, Tensor)
             self.routings[site.op.outputs[0]] = routing
-            return grouped_linear(first, weight, routing, bias)
+            inner_first = self.owner.block.tensor(names[1]).dims[1].atoms[0].name in site.op.contracts
+            return grouped_linear(first, weight, routing, bias, inner_first=inner_first)
         weights, _ = others
         assert isinstance(weights, Tensor)
         return combine(first, weights, routing, ep=ep, etp=etp)

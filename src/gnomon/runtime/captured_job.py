@@ -1,7 +1,7 @@
 """A captured model under a plan: an `Executor` that begins with the module's own weights, and gives them back by name.
 
-`executor(module, found, plan, workload)` runs in every process of a job; `weights_of(executor)` is the way back, for
-plans whose ranks hold all parameters. Leaves out data, which the caller gives by the names of the module's inputs.
+`executor(module, found, plan, workload)` runs in every process of a job; `weights_of(executor)` is the way back. Leaves
+out data, which the caller gives by the names of the module's inputs.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from gnomon.errors import GraphError, PlanError
@@ -20,7 +21,7 @@ from gnomon.plans import Plan, Workload
 from gnomon.runtime.execute import Executor
 from gnomon.runtime.ops.captured import drawn
 from gnomon.runtime.optim import AdamWSettings
-from gnomon.runtime.parameters import Slot, Values
+from gnomon.runtime.parameters import Parameters, Slot, Values
 
 
 def executor(
@@ -91,12 +92,26 @@ def values_of(held: Mapping[str, Tensor]) -> Values:
 
 
 def weights_of(job: Executor) -> dict[str, Tensor]:
-    """The parameters that this rank holds, by the module's names. PlanError under ZeRO, where a rank updates a part and
-    gathers the others in the next step, and under tp, where it holds parts."""
-    if job.plan.optimizer.zero or job.plan.mesh.tp > 1:
-        raise PlanError("weights are given back of plans whose ranks hold all of them: ZeRO 0 and tp = 1")
-    weights: dict[str, Tensor] = {}
-    for stage in job.stages.values():
-        for parameters in stage.held:
-            weights |= {slot.name: parameters.value(slot.name).clone() for slot in parameters.slots}
+    """The parameters of this rank's stages, by the module's names; those of which ranks of tp and ep hold parts are put
+    together on every rank, so all must call it. PlanError under ZeRO, where a rank updates a part and gathers the
+    others in the next step."""
+    if job.plan.optimizer.zero:
+        raise PlanError("weights are given back of plans whose ranks update all of what they hold: ZeRO 0")
+    held = [(slot, parameters.value(slot.name)) for parameters in _held(job) for slot in parameters.slots]
+    weights = {slot.name: value.clone() for slot, value in held if slot.shape == slot.whole}
+    parts = {slot.name: (slot.offset, value.cpu()) for slot, value in held if slot.shape != slot.whole}
+    if job.groups.mesh.tp * job.groups.mesh.ep * job.groups.mesh.etp == 1:
+        return weights
+    every: list[dict[str, tuple[tuple[int, ...], Tensor]]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(every, parts)
+    for slot, value in held:
+        if slot.name in parts:
+            whole = torch.empty(slot.whole, dtype=value.dtype)
+            for offset, part in (found[slot.name] for found in every if slot.name in found):
+                whole[tuple(slice(first, first + size) for first, size in zip(offset, part.shape, strict=True))] = part
+            weights[slot.name] = whole.to(value.device)
     return weights
+
+
+def _held(job: Executor) -> list[Parameters]:
+    return [parameters for stage in job.stages.values() for parameters in stage.held]

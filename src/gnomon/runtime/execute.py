@@ -24,6 +24,7 @@ from gnomon.methods import check_methods, mimose, partial_reduce
 from gnomon.plans import Plan, Workload, shared_parameters
 from gnomon.plans import batch as batch_of
 from gnomon.plans.ends import cut_ends
+from gnomon.plans.experts import under
 from gnomon.program import Program
 from gnomon.runtime.apply import NOTHING_BESIDE, apply, dtypes, has_experts, holders
 from gnomon.runtime.arrivals import channels, proofs
@@ -84,6 +85,7 @@ class Executor:
         PlanError for what the runtime does not run, ProgramError for a Program that is no step of the plan."""
         if partial_reduce.METHOD.used(plan):
             raise PlanError("a plan with partial_reduce is run by gnomon run alone; leave the pass out here")
+        graph = under(graph, plan)
         self.graph, self.plan, self.workload, self.device = graph, plan, workload, device
         ends = cut_ends(plan, graph) if plan.schedule.vocabulary != "ends" else None
         self.inside, self.plan_inside = (graph, plan) if ends is None else (ends.inside, ends.plan)

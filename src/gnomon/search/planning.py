@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gnomon.errors import PlanError
-from gnomon.graph import Graph
+from gnomon.graph import Graph, with_dispatch
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import graph_of
 from gnomon.plans import Goal, Offload, Optimizer, Plan, Precision, Workload
@@ -69,16 +69,22 @@ def plan(
     limits = [parse_limit(limit) if isinstance(limit, str) else limit for limit in forbid]
     base = base or Plan(precision=default_precision(machines))
     fixed = with_fixed_batch(graph, fixed)
+    routed = with_dispatch(graph)
+    if routed is not graph and fixed.get("ep", 1) != 1:
+        graph = routed
     check_request(graph, machines, workload, base, fixed, machines.num_devices)
     beyond = [name for name in BEYOND if runs(stack, name)] if beyond is None else beyond
     space = make_space(graph, machines, workload, base=base, fixed=fixed, limits=limits, stack=stack, beyond=beyond)
     size = space.size
     progress = None if told is None else lambda done, best: told(done, size, best)
     result = solve(graph, machines, workload, space, stack, goal, top=top, unlike=unlike, told=progress, more=more)
-    for away in _away(space, machines, beyond):
-        moved = solve(
-            graph, machines, workload, away, stack, goal, top=top, unlike=unlike, known=result.best, more=more
-        )
+    others = [(graph, away) for away in _away(space, machines, beyond)]
+    if routed is not graph and "ep" not in fixed:
+        others += [
+            (routed, other) for other in _divided(routed, machines, workload, base, fixed, limits, stack, beyond)
+        ]
+    for of, other in others:
+        moved = solve(of, machines, workload, other, stack, goal, top=top, unlike=unlike, known=result.best, more=more)
         left = [outcome.open_s for outcome in (result, moved) if outcome.open_s is not None]
         result = replace(
             result, best=moved.best, counts=result.counts + moved.counts, open_s=min(left) if left else None
@@ -140,6 +146,29 @@ def _away(space: Space, cluster: Cluster, beyond: Container[str]) -> Iterator[Sp
         yield _by_layer(space, on_disk)
     if disks and hosts:
         yield _by_layer(space, replace(on_disk, offload=Offload()))
+
+
+def _divided(
+    routed: Graph,
+    cluster: Cluster,
+    workload: Workload,
+    base: Plan,
+    fixed: Mapping[str, object],
+    limits: Iterable[Limit],
+    stack: Stack,
+    beyond: Container[str],
+) -> Iterator[Space]:
+    """The spaces in which ranks divide the experts of a captured model, if any is left. routed: the graph that such
+    plans run (`plans.experts.under`)."""
+    whole = Limit(field="ep", op="=", value=1, why="whole experts are searched apart")
+    try:
+        space = make_space(
+            routed, cluster, workload, base=base, fixed=fixed, limits=[*limits, whole], stack=stack, beyond=beyond
+        )
+    except PlanError:
+        return
+    yield space
+    yield from _away(space, cluster, beyond)
 
 
 def _by_layer(space: Space, optimizer: Optimizer) -> Space:

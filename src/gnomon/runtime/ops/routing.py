@@ -236,29 +236,37 @@ class _Biased(torch.autograd.Function):
 
 class _Experts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Weight, counts: Sequence[int], anchor: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, weight: Weight, counts: Sequence[int], anchor: Tensor | None, inner_first: bool
+    ) -> Tensor:
         ctx.save_for_backward(rows)
-        ctx.weight, ctx.counts = weight, list(counts)
-        return torch.cat([part @ w.T for part, w in zip(rows.split(ctx.counts), weight.value, strict=True)])
+        ctx.weight, ctx.counts, ctx.inner_first = weight, list(counts), inner_first
+        matrices = weight.value if inner_first else weight.value.transpose(1, 2)
+        return torch.cat([part @ w for part, w in zip(rows.split(ctx.counts), matrices, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows = ctx.saved_tensors[0].detach()
         weight: Weight = ctx.weight
-        parts = grad.split(ctx.counts)
-        dx = torch.cat([part @ w for part, w in zip(parts, weight.value, strict=True)])
+        parts, first = grad.split(ctx.counts), ctx.inner_first
+        matrices = weight.value.transpose(1, 2) if first else weight.value
+        dx = torch.cat([part @ w for part, w in zip(parts, matrices, strict=True)])
 
         def weight_grad() -> None:
-            weight.add(torch.stack([g.T @ x for g, x in zip(parts, rows.split(ctx.counts), strict=True)]))
+            pairs = zip(parts, rows.split(ctx.counts), strict=True)
+            weight.add(torch.stack([x.T @ g if first else g.T @ x for g, x in pairs]))
 
         weight.tape.run(weight_grad, rows, grad)
-        return dx, None, None, None
+        return dx, None, None, None, None
 
 
-def grouped_linear(rows: Tensor, weight: Weight, routing: Routing, bias: Weight | None = None) -> Tensor:
-    """(rows, in) -> (rows, out), each by the weight (out, in) of its own expert, plus that one's bias."""
+def grouped_linear(
+    rows: Tensor, weight: Weight, routing: Routing, bias: Weight | None = None, *, inner_first: bool = False
+) -> Tensor:
+    """(rows, in) -> (rows, out), each by the weight (out, in) of its own expert, plus that one's bias. inner_first: the
+    weight is (in, out)."""
     anchor = ANCHOR if weight.trained else None
-    out: Tensor = _Experts.apply(rows, weight, routing.counts, anchor)  # type: ignore[no-untyped-call]
+    out: Tensor = _Experts.apply(rows, weight, routing.counts, anchor, inner_first)  # type: ignore[no-untyped-call]
     if bias is not None:
         out = _Biased.apply(out, bias, routing.counts, anchor)  # type: ignore[no-untyped-call]
     return out

@@ -5,8 +5,9 @@
 
 Resumable: each row runs in a process of its own, which is ended after `--limit` seconds, and is added to the state file
 when it is done; the next call goes on with the rows that are missing, and starts none after `--minutes`. In a row all
-peers take turns; milliseconds are medians with quartiles, CPU time on one thread. First calls begin with empty
-caches, and say what of ours Dynamo and AOTAutograd took; a peer whose first call takes too long (`PEER_S`) is left out.
+peers take turns, each in turn the first; milliseconds are medians with quartiles, CPU time on one thread. First calls
+begin with empty caches, and say what of ours Dynamo and AOTAutograd took; a peer whose first call takes too long
+(`PEER_S`) is left out.
 ONNX Runtime and OpenVINO take part in inference where they are installed (`pip install onnxruntime onnx onnxscript
 openvino`). The bound is, of kernels,
 the bytes that must move at the rate of adding a number to the same array in the same rounds; of models, FLOPs at the
@@ -249,11 +250,13 @@ def measured(row: Row, share: float) -> dict[str, Any]:
     calls = {**row.calls, "rate": row.rate}
     times: dict[str, list[float]] = {peer: [] for peer in calls}
     until = time.perf_counter() + share * row.spend_s
+    order = list(calls)
     while time.perf_counter() < until or len(times["rate"]) < LEAST:
-        for peer, call in calls.items():
+        for peer in order:
             began = clock()
-            call()
+            calls[peer]()
             times[peer].append((clock() - began) * 1e3)
+        order = [*order[1:], order[0]]  # what runs after the product of `rate` finds its data out of cache
     quartiles = {peer: quantiles(each, n=4) for peer, each in times.items()}
     bound = row.bound_calls * min(times["rate"])
     return {

@@ -8,6 +8,7 @@ operations. Leaves out what is compiled (`program`) and whether it is kept (`gat
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
@@ -21,8 +22,10 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from gnomon.compiler import (
     columns,
+    convolutions,
     dropout,
     loops,
+    pairs,
     products,
     recurrent,
     recurrent_modules,
@@ -57,7 +60,7 @@ def gnomon(module: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Cal
     through = aot_autograd(
         fw_compiler=compile_graph,
         bw_compiler=compile_graph,
-        inference_compiler=compile_graph,
+        inference_compiler=compile_inference,
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
@@ -80,10 +83,15 @@ def say_once(message: str) -> None:
         log.warning("%s", message)
 
 
-def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def compile_inference(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A boxed function of an ATen graph whose weights nobody learns meanwhile."""
+    return compile_graph(module, inputs, learns=False)
+
+
+def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any], *, learns: bool = True) -> Callable[..., Any]:
     """A boxed function of an ATen graph."""
     try:
-        made = Compiled(module)
+        made = Compiled(module, packs=not learns)
     except Exception as error:  # a mistake of ours must not stop a model that runs in eager
         say_once(f"a graph stays PyTorch's own operations: {type(error).__name__}: {error}")
         log.debug("why", exc_info=True)
@@ -94,9 +102,15 @@ def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callab
 class Compiled:
     """One graph: its program, and the function that runs it, first on trial and then with what the trials chose."""
 
-    def __init__(self, module: torch.fx.GraphModule) -> None:
+    def __init__(self, module: torch.fx.GraphModule, packs: bool = False) -> None:
+        """packs: whether weights of convolutions are packed once."""
         began = time.perf_counter()
+        before = copy.deepcopy(module.graph) if packs else None
+        self.convolutions = convolutions.fuse(module.graph) if packs else []
+        self.before = torch.fx.GraphModule(module, before) if before and self.convolutions else None
+        """The graph without them, in case they are slower."""
         dropout.split(module.graph)
+        self.pairs = pairs.fuse(module.graph)
         self.columns = columns.fuse(module.graph)
         self.recurrent = recurrent.fuse(module.graph, recurrent_training.Learner)
         self.scans = scan.fuse(module.graph)
@@ -104,11 +118,13 @@ class Compiled:
         self.bodies = loops.compile_bodies(module, compile_graph)
         self.program: Program = program(module.graph, environment_of(module.graph))
         _load(self.program.planned, [one.source for one in self.scans])
+        self.tried = [*self.convolutions, *self.pairs, *self.scans]
+        """What is no group and tried by itself."""
         self.trials: dict[int, Trial] = {}
         self.lock = threading.Lock()
         self.final = False
         self.function = write(self.program, self._on_trial)
-        if not (self.trials or self.products or self.columns or self.scans):
+        if not (self.trials or self.products or self.columns or self.tried):
             self.final = True
         self.made_s = time.perf_counter() - began
         self.tried_s = 0.0
@@ -144,9 +160,18 @@ class Compiled:
             out = self.function(args)
             self.tried_s += time.perf_counter() - began
             if all(trial.kept is not None for trial in self.trials.values()):
-                self.function = write(self.program, self._chosen)
+                self.function = self._settled()
                 self.final = True
             return out
+
+    def _settled(self) -> Callable[[list[Any]], Any]:
+        """The program that the trials chose."""
+        before, self.before = self.before, None
+        if before is None or not convolutions.slower(self.convolutions):
+            return write(self.program, self._chosen)
+        if self in reports:
+            reports.remove(self)
+        return Compiled(before).boxed()
 
     def kept(self, planned: Planned) -> bool:
         trial = self.trials.get(planned.number)

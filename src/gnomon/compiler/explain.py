@@ -18,10 +18,10 @@ from gnomon.compiler.machine import Machine, this_machine
 from gnomon.compiler.products import Product
 from gnomon.compiler.program import Planned, symbols_in
 from gnomon.compiler.recurrent import Recurrent
-from gnomon.compiler.scan import Scan
 from gnomon.compiler.sizes import hint, product
 from gnomon.compiler.tile_cost import cost, rates
 from gnomon.compiler.tiles import Nest, Tiling, tiling
+from gnomon.compiler.tried import Tried
 
 
 def explained(made: Compiled) -> dict[str, Any]:
@@ -31,10 +31,11 @@ def explained(made: Compiled) -> dict[str, Any]:
         for unit in made.program.units
         if isinstance(unit, torch.fx.Node)
         and unit.op == "call_function"
-        and not isinstance(unit.target, (Columns, Recurrent, Product, Scan))
+        and not isinstance(unit.target, (Columns, Recurrent, Product, Tried))
     )
     aten.update(one.name.split()[0] for one in made.products if not one.kept)
     onednn = Counter(one.name.split()[0] for one in made.products if one.kept)
+    onednn.update("convolution" for one in made.convolutions if one.kept)
     groups = [_group(made, planned) for planned in made.program.planned]
     columns = [
         {
@@ -48,13 +49,16 @@ def explained(made: Compiled) -> dict[str, Any]:
     ]
     recurrent = [_recurrent(one) for one in made.recurrent]
     others = {"onednn": dict(onednn.most_common()), "aten": dict(aten.most_common())}
-    return {"groups": groups, "columns": columns, "recurrent": recurrent, "scans": _scans(made), **others}
+    return {"groups": groups, "columns": columns, "recurrent": recurrent, "tried": _tried(made), **others}
 
 
-def _scans(made: Compiled) -> dict[str, int]:
-    """How many scans over time a kernel runs, and how many PyTorch."""
-    kept = sum(one.kept for one in made.scans)
-    return {"kept": kept, "given_back": len(made.scans) - kept}
+def _tried(made: Compiled) -> dict[str, dict[str, int]]:
+    """How many scans over time and products of pairs a kernel runs, and how many PyTorch."""
+    out = {}
+    for name, every in (("scan over time", made.scans), ("product of pairs", made.pairs)):
+        kept = sum(one.kept for one in every)
+        out[name] = {"as one kernel": kept, "given back to ATen": len(every) - kept}
+    return out
 
 
 def _recurrent(one: Recurrent) -> dict[str, Any]:
@@ -164,9 +168,8 @@ def lines(made: dict[str, Any], title: str) -> list[str]:
             f"  {one['name']} of {one['hidden']} units, {one['layers']} layers{both}, any number of steps ({state})",
             f"    time      measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
         ]
-    for state, said in (("kept", "as one kernel"), ("given_back", "given back to ATen")):
-        if count := made["scans"][state]:
-            out.append(f"  {count} scan{'s' if count > 1 else ''} over time {said}{' each' if count > 1 else ''}")
+    for name, counts in made["tried"].items():
+        out += [f"  {name}: {count} {state}" for state, count in counts.items() if count]
     if made["onednn"]:
         out.append(f"  oneDNN: {_counted(made['onednn'])}")
     out.append(f"  ATen: {_counted(made['aten']) or 'nothing'}")

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, fx
 
 from gnomon.compiler.build import libraries
-from gnomon.compiler.gate import Trial
 from gnomon.compiler.recurrent import library
+from gnomon.compiler.tried import Tried
 
 MOST = 4
 """Factors of a product; a longer one is multiplied before."""
@@ -273,18 +273,13 @@ torch.library.register_autograd("gnomon::scan", _backward, setup_context=_setup,
 
 
 # ---- in a graph of ATen's
-class Scan:
-    """One scan, or its backward, as a function of its tensors: by the kernel or by PyTorch, as its trial says."""
+class Scan(Tried):
+    """One scan, or its backward, as a function of its tensors: the states, their sums with the weight, or the
+    gradients of all factors."""
 
     def __init__(self, form: Form, backward: bool, fixed: bool) -> None:
-        """fixed: no size changes."""
-        self.__name__, self.__module__ = f"scan{'_grad' if backward else ''}", __name__  # what fx calls a node
-        self.form, self.backward, self.fixed = form, backward, fixed
-        self.trials: dict[tuple[int, ...], Trial] = {}
-
-    @property
-    def source(self) -> str:
-        return source_of(self.form, self.backward)
+        super().__init__(f"scan{'_grad' if backward else ''}", source_of(form, backward), fixed)
+        self.form, self.backward, self.several = form, backward, backward
 
     def run(self, *args: Tensor) -> Any:
         """By the kernel."""
@@ -297,35 +292,6 @@ class Scan:
         last = self.form.rates + self.form.drives
         given = (every[: self.form.rates], every[self.form.rates : last], every[last] if self.form.dot else None)
         return plain_grad(g, *given, self.form.exp) if g is not None else _scan(*given, self.form.exp)
-
-    def __call__(self, *args: Tensor) -> Any:
-        """The states, their sums with the weight, or the gradients. Each size is tried on its first inputs."""
-        key = () if self.fixed else tuple(int(size).bit_length() for one in args for size in one.shape)
-        trial = self.trials.get(key)
-        if trial is None:
-            one, other = (self.run, self.aten) if self.backward else (self._run, self._aten)
-            trial = self.trials.setdefault(key, Trial(self.source, one, other))
-        if trial.kept is None:
-            out = trial(*args)
-            return out if self.backward else out[0]
-        return self.run(*args) if trial.kept else self.aten(*args)
-
-    def _run(self, *args: Tensor) -> tuple[Tensor]:
-        return (self.run(*args),)
-
-    def _aten(self, *args: Tensor) -> tuple[Tensor]:
-        return (self.aten(*args),)
-
-    @property
-    def kept(self) -> bool:
-        return any(trial.kept for trial in self.trials.values())
-
-    def settled(self) -> Callable[..., Any] | None:
-        """What is called from now on: known where no size changes and the trial is over."""
-        trial = self.trials.get(()) if self.fixed else None
-        if trial is None or trial.kept is None:
-            return None
-        return self.run if trial.kept else self.aten
 
 
 def fuse(graph: fx.Graph) -> list[Scan]:

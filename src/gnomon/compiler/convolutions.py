@@ -1,0 +1,237 @@
+"""Convolutions of inference with what follows them, channels last, by weights that are packed once.
+
+In a graph without gradients a convolution, the batch norm after it (of running statistics), a sum with another tensor
+and a ReLU are one call of oneDNN's. ATen reorders weights and images in every call; here weights are multiplied by the
+batch norm and packed once, and images lie channels last from one convolution to the next. `fuse(graph)` puts a
+`Convolution` in place of each and orders the dims of what others read. A digest of weights and statistics is compared
+in every call, at the cost of reading them once, so that what is written by whatever means is packed again. Each is
+tried (`gate`); where all together are slower than ATen's, or one is wrong, the graph is compiled without them. Float32,
+images of fixed sizes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from gnomon.compiler import gate
+from gnomon.compiler.build import libraries
+from gnomon.compiler.tried import Tried
+
+aten = torch.ops.aten
+Node = Any
+"""`torch.fx.Node`: its arguments may be anything, and are looked at before they are taken for something."""
+FEWEST = 3
+"""Convolutions of a graph from which on it is worth to turn images."""
+MOST_PACKED = 4
+"""Packed weights of a convolution that are kept, where one graph serves several modules."""
+LAST = torch.channels_last
+DIGEST = Path(__file__).with_name("cpp") / "digest.cpp"
+
+
+@cache
+def _digest() -> Callable[..., int] | None:
+    [function] = libraries([DIGEST.read_text(encoding="utf-8")])
+    if function is None:
+        return None
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+    typed: Any = ctypes.CFUNCTYPE(ctypes.c_int, pointer, number, pointer, number)(address)
+    return typed  # type: ignore[no-any-return]
+
+
+def digest_of(tensors: Sequence[Tensor]) -> int:
+    """64 bits that are others once any number is another."""
+    function = _digest()
+    assert function is not None
+    pieces = (ctypes.c_int64 * (2 * len(tensors)))()
+    for i, one in enumerate(tensors):
+        pieces[2 * i], pieces[2 * i + 1] = one.data_ptr(), 4 * one.numel()
+    result = ctypes.c_int64()
+    function(ctypes.addressof(pieces), len(tensors), ctypes.addressof(result), int(torch.get_num_threads() > 1))
+    return result.value
+
+
+class Convolution(Tried):
+    """One convolution and what follows it, as a function of the image, the tensor that is added (if any), and the
+    tensors that it is packed from: weight, bias (if any), and the batch norm's four (if any)."""
+
+    def __init__(self, sizes: tuple[Any, ...], bias: bool, eps: float | None, added: bool, relu: bool) -> None:
+        """sizes: of the image, then stride, padding, dilation, groups. eps: of the batch norm, None without one."""
+        super().__init__("convolution", f"convolution {sizes} {bias} {eps} {added} {relu}", True)
+        self.image, self.stride, self.padding, self.dilation, self.groups = sizes
+        self.bias, self.eps, self.added, self.relu = bias, eps, added, relu
+        self.packed: dict[int, tuple[int, Tensor, Tensor | None]] = {}
+        """Address of a weight -> digest of what was packed, packed weight, bias."""
+
+    def run(self, *args: Tensor) -> Tensor:
+        """By oneDNN."""
+        x = args[0].contiguous(memory_format=LAST)
+        weight, bias = self._weights(args[1 + self.added :])
+        after = "relu" if self.relu else None
+        sizes = (self.padding, self.stride, self.dilation, self.groups)
+        if self.added:
+            call = torch.ops.mkldnn._convolution_pointwise.binary
+            other = args[1].contiguous(memory_format=LAST)
+            out: Tensor = call(x, other, weight, bias, *sizes, "add", 1.0, after, [], "")
+        else:
+            out = torch.ops.mkldnn._convolution_pointwise.default(x, weight, bias, *sizes, after or "none", [], "")
+        return out.contiguous(memory_format=LAST)
+
+    def _weights(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Packed weight and bias."""
+        if not all(one.is_contiguous() for one in tensors):
+            tensors = [one.contiguous() for one in tensors]
+        place, now = tensors[0].data_ptr(), digest_of(tensors)
+        known = self.packed.get(place)
+        if known is not None and known[0] == now:
+            return known[1:]
+        weight, bias = self._folded(tensors)
+        pack: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
+        made: Tensor = pack(weight.to_mkldnn(), self.padding, self.stride, self.dilation, self.groups, self.image)
+        if len(self.packed) >= MOST_PACKED:
+            self.packed.clear()
+        self.packed[place] = (now, made, bias)
+        return made, bias
+
+    def _folded(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """The weight and bias of a convolution that gives what this and its batch norm give."""
+        weight, *rest = tensors
+        bias = rest.pop(0) if self.bias else None
+        if self.eps is None:
+            return weight, bias
+        gamma, beta, mean, variance = rest
+        scale = gamma * (variance + self.eps).rsqrt()
+        shift = beta - mean * scale
+        return weight * scale[:, None, None, None], shift if bias is None else shift + bias * scale
+
+    def aten(self, *args: Tensor) -> Tensor:
+        """By PyTorch, one after another."""
+        x, *rest = args
+        added = rest.pop(0) if self.added else None
+        weight = rest.pop(0)
+        bias = rest.pop(0) if self.bias else None
+        x = x.contiguous()
+        out = torch.convolution(x, weight, bias, self.stride, self.padding, self.dilation, False, [0, 0], self.groups)
+        if self.eps is not None:
+            out = torch.nn.functional.batch_norm(out, rest[2], rest[3], rest[0], rest[1], eps=self.eps)
+        out = out if added is None else out + added
+        return (out.relu() if self.relu else out).contiguous(memory_format=LAST)
+
+
+def slower(made: Sequence[Convolution]) -> bool:
+    """Whether all together took longer than ATen's in their trials, or one was wrong: then none is to stay."""
+    verdicts = [one.verdict for one in made]
+    if any("kernel_s" not in verdict for verdict in verdicts):
+        return bool(verdicts)
+    return sum(one["kernel_s"] for one in verdicts) > gate.SLOWER * sum(one["aten_s"] for one in verdicts)
+
+
+# ---- in a graph of ATen's
+def fuse(graph: fx.Graph) -> list[Convolution]:
+    """Puts a `Convolution` in place of each convolution with what follows it; returns them."""
+    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled or _digest() is None:
+        return []
+    found = [node for node in graph.nodes if _taken(node)]
+    if len(found) < FEWEST:
+        return []
+    made = [_fused(graph, node) for node in found]
+    _turn(graph, made)
+    return [node.target for node in made]
+
+
+def _value(node: Any) -> Tensor | None:
+    """The fake tensor of a node, where it is of fixed sizes and oneDNN reads such tensors."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
+        return None
+    fixed = all(isinstance(size, int) and size > 0 for size in value.shape)
+    return value if value.dtype == torch.float32 and fixed and not value.is_neg() else None
+
+
+def _taken(node: Node) -> bool:
+    """A convolution along two dims of a weight that is given to the graph."""
+    if node.target is not aten.convolution.default or node.kwargs or tuple(node.args[6:8]) != (False, [0, 0]):
+        return False
+    x, weight, bias = node.args[:3]
+    values = [_value(one) for one in (x, weight, *([] if bias is None else [bias]))]
+    if any(value is None for value in values) or values[0].dim() != 4:  # type: ignore[union-attr]
+        return False
+    numbers = [*node.args[3], *node.args[4], *node.args[5], node.args[8]]
+    given = weight.op == "placeholder" and (bias is None or bias.op == "placeholder")
+    return given and len(numbers) == 7 and all(type(one) is int for one in numbers)
+
+
+def _only_user(node: Node) -> Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _norm(node: Node) -> tuple[Node, tuple[Node, ...], float] | None:
+    """(result, gamma beta mean variance, eps) of the batch norm that alone reads a node."""
+    norm = _only_user(node)
+    if norm is None or norm.target is not aten._native_batch_norm_legit_no_training.default or norm.args[0] is not node:
+        return None
+    tensors = tuple(norm.args[1:5])
+    first = _only_user(norm)
+    if norm.kwargs or first is None or first.args[1] != 0 or any(_value(one) is None for one in tensors):
+        return None
+    return (first, tensors, float(norm.args[6])) if all(one.op == "placeholder" for one in tensors) else None
+
+
+def _fused(graph: fx.Graph, node: Node) -> Node:
+    """One convolution with what follows it, as one node."""
+    x, weight, bias, stride, padding, dilation = node.args[:6]
+    gone, last, eps, tensors = [node], node, None, [weight, *([] if bias is None else [bias])]
+    norm = _norm(node)
+    if norm is not None:
+        last, four, eps = norm
+        gone, tensors = [node, last.args[0], last], [*tensors, *four]
+    added, user = None, _only_user(last)
+    if user is not None and user.target is aten.add.Tensor and len(user.args) == 2 and not user.kwargs:
+        other = user.args[1] if user.args[0] is last else user.args[0]
+        value, mine = _value(other), last.meta["val"]
+        if value is not None and value.shape == mine.shape and other is not last:
+            added, last = other, user
+            gone.append(user)
+            user = _only_user(last)
+    relu = user is not None and user.target is aten.relu.default
+    if relu:
+        last = user
+        gone.append(user)
+    sizes = (list(x.meta["val"].shape), list(stride), list(padding), list(dilation), node.args[8])
+    call = Convolution(sizes, bias is not None, eps, added is not None, relu)
+    with graph.inserting_before(last):
+        new = graph.call_function(call, (x, *([] if added is None else [added]), *tensors))
+    new.meta.update(last.meta)
+    last.replace_all_uses_with(new)
+    for one in reversed(gone):
+        graph.erase_node(one)
+    return new
+
+
+def _turn(graph: fx.Graph, made: Sequence[Node]) -> None:
+    """Says of what is now channels last that it is; who needs another order of dims is given a copy."""
+    turned = set(made)
+    for node in graph.nodes:
+        if node.target is aten.max_pool2d_with_indices.default and node.args[0] in turned:
+            first = _only_user(node)
+            if first is not None and first.target is operator.getitem and first.args[1] == 0:
+                turned.add(first)
+                node.meta["val"] = tuple(one.contiguous(memory_format=LAST) for one in node.meta["val"])
+    for node in [one for one in graph.nodes if one in turned]:
+        before = node.meta["val"]
+        node.meta["val"] = before.contiguous(memory_format=LAST)
+        others = [user for user in node.users if user not in made and _only_user(user) not in turned - {*made}]
+        if others and node.meta["val"].stride() != before.stride():
+            with graph.inserting_after(node):
+                copy = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+            copy.meta.update({**node.meta, "val": before})
+            for user in others:
+                user.replace_input_with(node, copy)

@@ -1,0 +1,67 @@
+"""An operation of ours in a graph that is tried by itself: a function of tensors by a kernel or by PyTorch.
+
+`Tried` runs both on the first inputs of each size (`gate.Trial`) and then what the trial chose. A program asks it with
+`settled()` for the function to call from then on. Leaves out groups, whose trials the program holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from gnomon.compiler.gate import Trial
+
+
+class Tried:
+    """A function of tensors; what it is made of says `run` (the kernel) and `aten` (PyTorch)."""
+
+    several = False
+    """Whether it gives a list of tensors in place of one."""
+
+    def __init__(self, name: str, source: str, fixed: bool) -> None:
+        """name: what fx calls a node. source: what a verdict depends on, beside sizes. fixed: no size changes."""
+        self.__name__, self.__module__ = name, type(self).__module__
+        self.source, self.fixed = source, fixed
+        self.trials: dict[tuple[int, ...], Trial] = {}
+        """By sizes' powers of two."""
+
+    def run(self, *args: Tensor) -> Any:
+        """By the kernel."""
+        raise NotImplementedError
+
+    def aten(self, *args: Tensor) -> Any:
+        """By PyTorch."""
+        raise NotImplementedError
+
+    def __call__(self, *args: Tensor) -> Any:
+        """The results; PyTorch's, while it is tried."""
+        key = () if self.fixed else tuple(int(size).bit_length() for one in args for size in one.shape)
+        trial = self.trials.get(key)
+        if trial is None:
+            made = Trial(self.source, self._listed(self.run), self._listed(self.aten))
+            trial = self.trials.setdefault(key, made)
+        if trial.kept is None:
+            out = trial(*args)
+            return out if self.several else out[0]
+        return self.run(*args) if trial.kept else self.aten(*args)
+
+    def _listed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function if self.several else lambda *args: (function(*args),)
+
+    @property
+    def kept(self) -> bool:
+        return any(trial.kept for trial in self.trials.values())
+
+    @property
+    def verdict(self) -> dict[str, Any]:
+        """Of the size that was tried last."""
+        return next((trial.verdict for trial in reversed([*self.trials.values()])), {})
+
+    def settled(self) -> Callable[..., Any] | None:
+        """What is called from now on: known where no size changes and the trial is over."""
+        trial = self.trials.get(()) if self.fixed else None
+        if trial is None or trial.kept is None:
+            return None
+        return self.run if trial.kept else self.aten

@@ -1,0 +1,105 @@
+"""Convolutions of inference with batch norm, sum and ReLU as one call: that of eager, also after writes to weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the compiler's tests need it")
+
+from torch import nn  # noqa: E402
+
+from gnomon.compiler import backend, convolutions  # noqa: E402
+from gnomon.compiler.build import has_compiler  # noqa: E402
+from gnomon.compiler.explain import explained  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(
+        not (has_compiler() and torch.backends.mkldnn.is_available()), reason="needs a C++ compiler and oneDNN"
+    ),
+    pytest.mark.usefixtures("fresh"),
+]
+
+
+class Block(nn.Module):
+    """Of a residual network: two ways that meet, the second through a convolution of its own or not."""
+
+    def __init__(self, inside: int, out: int, stride: int, groups: int = 1) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(inside, out, 3, stride, 1, bias=False, groups=groups)
+        self.two = nn.Conv2d(out, out, 1, bias=True)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(out) for _ in range(3 if stride > 1 else 2))
+        self.past = nn.Conv2d(inside, out, 1, stride, bias=False) if stride > 1 else None
+
+    def forward(self, x: Any) -> Any:
+        y = self.norms[1](self.two(self.norms[0](self.one(x)).relu()))
+        return (y + (x if self.past is None else self.norms[2](self.past(x)))).relu()
+
+
+def network() -> Any:
+    parts = [nn.Conv2d(3, 8, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), Block(8, 8, 1, 2), Block(8, 16, 2)]
+    made = nn.Sequential(*parts, nn.Conv2d(16, 5, 1), nn.Softmax(1))
+    for module in made.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.weight.data, module.bias.data, module.running_mean, module.running_var):
+                tensor.uniform_(0.5, 1.5)  # type: ignore[union-attr,operator]
+    return made.eval()
+
+
+def assert_same(model: Any, fast: Any, x: Any) -> None:
+    with torch.no_grad():
+        made, wanted = fast(x), model(x)
+    torch.testing.assert_close(made, wanted, rtol=2e-4, atol=2e-5)
+    assert made.stride() == wanted.stride()
+
+
+def test_a_network_is_that_of_eager_after_any_of_its_tensors_was_written() -> None:
+    model, x = network(), torch.randn(2, 3, 33, 31)
+    fast = torch.compile(model, backend=backend.gnomon)
+    for _ in range(2):  # on trial, then as chosen
+        assert_same(model, fast, x)
+    [graph] = backend.reports[-1:]
+    assert len(graph.convolutions) == 7 and sum(one.added for one in graph.convolutions) == 2
+    assert not any("batch_norm" in name for name in explained(graph)["aten"]) and not explained(graph)["groups"][1:]
+    model[3].one.weight.data[0, 0, 0, 0] += 1.0
+    assert_same(model, fast, x)
+    model[4].norms[2].running_var[3] = 7.0
+    assert_same(model, fast, x)
+    model.load_state_dict(network().state_dict())
+    assert_same(model, fast, x)
+    assert_same(model, fast, x.contiguous(memory_format=torch.channels_last))
+
+
+def test_training_packs_nothing() -> None:
+    model, x = network(), torch.randn(1, 3, 32, 32)
+    fast = torch.compile(model, backend=backend.gnomon)
+    wanted = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    made = torch.autograd.grad(fast(x).square().sum(), list(model.parameters()))
+    assert all(not graph.convolutions for graph in backend.reports[-2:])
+    for one, other in zip(made, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()) + 1e-6)
+
+
+def test_a_graph_that_is_slower_with_them_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolutions, "slower", bool)
+    model, x = network(), torch.randn(1, 3, 32, 32)
+    fast = torch.compile(model, backend=backend.gnomon)
+    for _ in range(3):
+        assert_same(model, fast, x)
+    assert not backend.reports[-1].convolutions and backend.reports[-1].final
+
+
+def test_a_digest_is_another_for_every_number_that_is_another() -> None:
+    x, y = torch.randn(333), torch.randn(70, 5000)
+    before = convolutions.digest_of([x, y])
+    for tensor in (x, y.view(-1)):
+        for place in (0, 1, 31, tensor.numel() // 2, tensor.numel() - 1):
+            kept = float(tensor[place])
+            tensor[place] = kept + 1e-3
+            assert convolutions.digest_of([x, y]) != before
+            tensor[place] = kept
+    assert convolutions.digest_of([x, y]) == before
+    torch.set_num_threads(2)
+    assert convolutions.digest_of([x, y]) == before

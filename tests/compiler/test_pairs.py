@@ -1,0 +1,78 @@
+"""Products of chosen pairs of a sample's vectors: one kernel in place of `bmm`, `index` and `cat`, for any sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the compiler's tests need it")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from gnomon.compiler import backend, pairs  # noqa: E402
+from gnomon.compiler.build import has_compiler  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler"),
+    pytest.mark.usefixtures("fresh"),
+]
+
+
+@settings(max_examples=40)
+@given(
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 40), st.integers(1, 70), st.integers(1, 20), st.integers(1, 30)),
+    turned=st.tuples(st.booleans(), st.booleans()),
+    before=st.integers(0, 3),
+    seed=st.integers(0, 99),
+)
+def test_any_pairs_are_those_of_pytorch(
+    sizes: tuple[int, int, int, int, int], turned: tuple[bool, bool], before: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    batch, rows, columns, depth, count = sizes
+    x = torch.randn(batch, depth, rows).mT if turned[0] else torch.randn(batch, rows, depth)
+    y = torch.randn(batch, columns, depth).mT if turned[1] else torch.randn(batch, depth, columns)
+    i, j = (torch.randint(-n, n, (count, 2))[:, 0] for n in (rows, columns))
+    given_ = (x, y, i, j, *([torch.randn(batch, 9)[:, :before]] if before else []))
+    call = pairs.Pairs(before > 0, True)
+    torch.testing.assert_close(call.run(*given_), call.aten(*given_), rtol=1e-4, atol=1e-5)
+
+
+class Interactions(torch.nn.Module):
+    def __init__(self, vectors: int) -> None:
+        super().__init__()
+        self.register_buffer("below", torch.tril_indices(vectors, vectors, -1))
+
+    def forward(self, x: Any, every: Any) -> Any:
+        dots = every @ every.transpose(1, 2)
+        return torch.cat([x, dots[:, self.below[0], self.below[1]]], -1)
+
+
+def test_interactions_are_one_call_and_learn() -> None:
+    model = Interactions(7)
+    fast = torch.compile(model, backend=backend.gnomon)
+    for batch in (5, 9):  # the second time for any batch
+        x, every = torch.randn(batch, 4, requires_grad=True), torch.randn(batch, 7, 6, requires_grad=True)
+        for _ in range(2):
+            torch.testing.assert_close(fast(x, every), model(x, every), rtol=1e-4, atol=1e-5)
+        made, wanted = (torch.autograd.grad(f(x, every).square().sum(), (x, every)) for f in (fast, model))
+        for one, other in zip(made, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    [call] = next(graph.pairs for graph in backend.reports[-2:] if graph.pairs)
+    assert call.kept and call.joined
+
+
+def test_an_index_outside_is_pytorchs_error() -> None:
+    def looked_up(x: Any, i: Any) -> Any:
+        return (x @ x.mT)[:, i, i]
+
+    fast, x = torch.compile(looked_up, backend=backend.gnomon), torch.randn(2, 3, 4)
+    with torch.no_grad():
+        for _ in range(2):
+            fast(x, torch.tensor([0, 2]))
+        assert backend.reports[-1].pairs
+        with pytest.raises(IndexError):
+            fast(x, torch.tensor([0, 3]))

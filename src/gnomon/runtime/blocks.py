@@ -23,15 +23,17 @@ from torch.utils.checkpoint import checkpoint
 from gnomon.errors import PlanError
 from gnomon.graph import Block
 from gnomon.plans import Split
+from gnomon.runtime.block_ops import BlockOp, Need, OpInput
 from gnomon.runtime.moves import Step, moved, run, steps
 from gnomon.runtime.ops import FUNCTIONS, POSITIONED
 from gnomon.runtime.ops.captured import Call, calls, captured, drawn, written
 from gnomon.runtime.ops.collective_matmul import Cut, Product, gathered_linears, scattered_linear
 from gnomon.runtime.ops.linear import linear, operand_of, result_of
 from gnomon.runtime.ops.routing import Routing, combine, dispatch, grouped_linear, routing_of
-from gnomon.runtime.ops.site import ALONE, Axis, Operand, Site
+from gnomon.runtime.ops.site import ALONE, Axis, Operand, Site, is_given
 from gnomon.runtime.packing import Packing
 from gnomon.runtime.parameters import Weight
+from gnomon.runtime.straight import Straight, straight
 from gnomon.sharding import ShardedBlock
 from gnomon.sharding.block import ShardedOp
 from gnomon.sharding.homes import TOKEN_DIMS, base, is_sequence
@@ -40,43 +42,8 @@ from gnomon.sharding.layout import Sharding
 Weights = Callable[[str, int], Weight]
 """(name of a parameter in its block, how many of its leading dims a matrix has as rows) -> this rank's part of it."""
 
-SIZES = 8
+SIZES = 64
 """Batches of other sizes whose captured ops are kept ready."""
-
-Need = tuple[str, Sharding, tuple[str, ...]]
-"""As in `sharding.block`: (tensor, layout in which it is read, axes on which its gradient comes out as terms)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Input:
-    """An activation that an op reads."""
-
-    need: Need
-    there: tuple[Step, ...]
-    """From home."""
-    back: tuple[Step, ...]
-    """Of its gradient."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Op:
-    """An op, compiled."""
-
-    site: Site
-    inputs: tuple[_Input | str, ...]
-    """Of parameters and states the name."""
-    leave: tuple[tuple[Step, ...], ...]
-    """Of each output, to its home."""
-    enter: tuple[tuple[Step, ...], ...]
-    """Of each output's gradient."""
-    last: tuple[str, ...]
-    """Tensors that no later op reads."""
-    moves: bool
-    """Whether an output goes to another layout, or its gradient."""
-    parts: Mapping[str, tuple[Step, ...]]
-    """Of states of a captured model that it reads: which part."""
-    no_grad: bool
-    """Whether it ran without autograd when it was captured, as nothing wants its gradient."""
 
 
 class BlockRun:
@@ -130,6 +97,9 @@ class BlockRun:
         self.by_path = {op.site.op.path: op for op in self.ops}
         self.made = dict[tuple[Hashable, ...], list[Call]]()
         """Of captured ops, at the sizes that were seen: what runs."""
+        self.lines = dict[tuple[Hashable, ...], Straight]()
+        """The whole of it, where nothing looks at each op."""
+        self.plain = self.axes.get("tp", ALONE).ranks == 1 and all(op.kind != "dispatch" for op in self.block.ops)
         self.written = written(self.block)
         self.cuts = cut_linears(self.ops, splits)
 
@@ -144,9 +114,9 @@ class BlockRun:
                 f"captured model's key-value head on several ranks; use tp = {few[0].size}"
             )
 
-    def _compiled(self, sharded: ShardedOp, last: tuple[str, ...]) -> _Op:
+    def _compiled(self, sharded: ShardedOp, last: tuple[str, ...]) -> BlockOp:
         op, strategy = sharded.op, sharded.strategy
-        inputs: list[_Input | str] = []
+        inputs: list[OpInput | str] = []
         parts: dict[str, tuple[Step, ...]] = {}
         for name, wanted, terms in zip(op.inputs, strategy.inputs, strategy.grad_partial, strict=True):
             tensor = self.block.tensor(name)
@@ -168,7 +138,7 @@ class BlockRun:
                 home = wanted if self.captured else _over_cp(wanted)
             there = self._steps(home, wanted, name)
             back = self._steps(wanted.with_partial(*terms), home, name) if tensor.is_float else ()
-            inputs.append(_Input((name, wanted, terms), there, back))
+            inputs.append(OpInput((name, wanted, terms), there, back))
         leave, enter = list[tuple[Step, ...]](), list[tuple[Step, ...]]()
         for name, made in zip(op.outputs, strategy.outputs, strict=True):
             if not self.block.tensor(name).dims:  # a loss is added up with the reported ones
@@ -196,7 +166,7 @@ class BlockRun:
             keep_gathered=self.keep_gathered,
         )
         no_grad = site.attr("no_grad", False)
-        return _Op(site, tuple(inputs), tuple(leave), tuple(enter), last, any(leave) or any(enter), parts, no_grad)
+        return BlockOp(site, tuple(inputs), tuple(leave), tuple(enter), last, any(leave) or any(enter), parts, no_grad)
 
     def entry(self, name: str) -> tuple[Step, ...]:
         """An input of a captured model, as the batch has it, to where the block reads it."""
@@ -223,6 +193,9 @@ class BlockRun:
         backward. packing: of rows that hold several documents. sizes: of dims on this rank that captured ops ask for.
         compute: what they compute in. seen: is told what each op makes. keeper: decides what is kept for backward."""
         frame = Frame(self, dict(inputs), weights, state, packing, dict(sizes or {}), compute)
+        if keeper is None and seen is None and not again and self.plain:
+            self._straight(frame)(frame, frame.values)
+            return {name: frame.values[name] for name in self.block.outputs}
         if keeper is None:
             for op in self.ops:
                 frame.do(op, again=op.site.op.path in again, seen=seen)
@@ -234,6 +207,17 @@ class BlockRun:
                 keeper.end(made)
             return {name: frame.values[name] for name in self.block.outputs}
 
+    def _straight(self, frame: Frame) -> Straight:
+        """Its ops as one function, at the sizes of the frame."""
+        given = frozenset(name for name in self.block.inputs if is_given(frame.values[name]))
+        key = (given, *frame.sizes.items(), frame.compute, frame.device)
+        if (made := self.lines.get(key)) is None:
+            if len(self.lines) >= SIZES:
+                self.lines.clear()
+            of = {op.site.op.path: frame.calls(op) for op in self.ops if op.site.op.captured is not None}
+            made = self.lines[key] = straight(self.block.name, self.ops, of, given)
+        return made
+
 
 @dataclass(frozen=True, slots=True)
 class CutLinear:
@@ -244,20 +228,20 @@ class CutLinear:
     """Paths of the linears that read the same gathered tokens, in their order; none where its result is scattered."""
 
 
-def cut_linears(ops: Sequence[_Op], splits: Sequence[Split]) -> dict[str, CutLinear]:
+def cut_linears(ops: Sequence[BlockOp], splits: Sequence[Split]) -> dict[str, CutLinear]:
     """By path, those of a block whose collective over tp is cut as the plan says. Inputs are cut where linears alone
     read them."""
     chosen = [op for op in ops if any(fnmatchcase(op.site.op.path, split.op) for split in splits)]
     linears = [op for op in chosen if op.site.op.kind == "linear" and op.site.op.captured is None]
-    readers: dict[Need, list[_Op]] = {}
+    readers: dict[Need, list[BlockOp]] = {}
     for op in ops:
         for given in op.inputs:
-            if isinstance(given, _Input):
+            if isinstance(given, OpInput):
                 readers.setdefault(given.need, []).append(op)
     found = {}
     for op in linears:
         first, path = op.inputs[0], op.site.op.path
-        assert isinstance(first, _Input)
+        assert isinstance(first, OpInput)
         if (cut := _cut_of(op.leave[0], op.enter[0], "reduce_scatter")) is not None:
             found[path] = CutLinear(cut, ())
         elif (cut := _cut_of(first.there, first.back, "all_gather")) is not None:
@@ -320,7 +304,9 @@ class Frame:
         frame.routings = dict(self.routings)
         return frame
 
-    def do(self, op: _Op, *, again: bool, seen: Callable[[str, Tensor], None] | None = None) -> Mapping[str, Tensor]:
+    def do(
+        self, op: BlockOp, *, again: bool, seen: Callable[[str, Tensor], None] | None = None
+    ) -> Mapping[str, Tensor]:
         """Runs an op and returns what it makes."""
         if op.no_grad and torch.is_grad_enabled():
             with torch.no_grad():
@@ -333,7 +319,7 @@ class Frame:
         elif kind in ("dispatch", "grouped_linear", "combine"):
             out = self._experts(op)
         else:
-            operands = [self._operand(op, given) for given in op.inputs]
+            operands = [self.operand(op, given) for given in op.inputs]
             function = FUNCTIONS[kind] if site.op.captured is None else self._captured(op)
             if kind in POSITIONED and self.packing is not None:
                 function = partial(function, packing=self.packing)
@@ -375,7 +361,10 @@ class Frame:
             f"{self.owner.block.name}: {site.op.path}{where} does not run divided by tp = {tp} ({told}); use tp = 1"
         )
 
-    def _captured(self, op: _Op) -> Callable[..., Tensor | tuple[Tensor, ...]]:
+    def _captured(self, op: BlockOp) -> Callable[..., Tensor | tuple[Tensor, ...]]:
+        return partial(captured, self.calls(op), self.device)
+
+    def calls(self, op: BlockOp) -> list[Call]:
         """The ATen ops of a captured op, at the sizes of this rank."""
         owner, path = self.owner, op.site.op.path
         key = (path, *self.sizes.items(), self.compute, self.device)
@@ -387,10 +376,11 @@ class Frame:
             if len(owner.made) >= SIZES * len(owner.ops):
                 owner.made.clear()
             made = owner.made[key] = calls(op.site.op, here, there, self.compute, self.device)
-        return partial(captured, made, self.device)
+        return made
 
-    def _operand(self, op: _Op, given: _Input | str) -> Operand:
-        if isinstance(given, _Input):
+    def operand(self, op: BlockOp, given: OpInput | str) -> Operand:
+        """What an op reads: an activation, a buffer, or a parameter."""
+        if isinstance(given, OpInput):
             return self._brought(given)
         tensor = self.owner.block.tensor(given)
         if tensor.kind == "state" and (not tensor.is_float or self.owner.captured):
@@ -401,7 +391,7 @@ class Frame:
         rows = op.site.weight_rows if op.site.op.contracts and given == op.site.op.inputs[1] else 0
         return self.weights(given, rows if op.site.op.contracts else max(0, len(tensor.dims) - 1))
 
-    def _brought(self, given: _Input) -> Tensor:
+    def _brought(self, given: OpInput) -> Tensor:
         """The activation in the layout that the op wants; brought there once."""
         if not given.there and not given.back:
             return self.values[given.need[0]]
@@ -411,9 +401,9 @@ class Frame:
             self.brought[given.need] = value
         return value
 
-    def _linear(self, op: _Op) -> Tensor:
+    def _linear(self, op: BlockOp) -> Tensor:
         first, *names = op.inputs
-        assert isinstance(first, _Input)
+        assert isinstance(first, OpInput)
         if (cut := self.owner.cuts.get(op.site.op.path)) is not None:
             return self._cut(op, cut)
         weight, *bias = (self._weight(op, name) for name in names)
@@ -430,12 +420,12 @@ class Frame:
             }
         return linear(op.site, x, weight, bias[0] if bias else None, **more)
 
-    def _cut(self, op: _Op, cut: CutLinear) -> Tensor:
+    def _cut(self, op: BlockOp, cut: CutLinear) -> Tensor:
         path = op.site.op.path
         if path in self.ready:
             return self.ready.pop(path)
         first = op.inputs[0]
-        assert isinstance(first, _Input)
+        assert isinstance(first, OpInput)
         if not cut.together:
             x = operand_of(op.site, self._brought(first))
             product = self._product(op)
@@ -448,11 +438,11 @@ class Frame:
         self.ready |= dict(zip(cut.together[1:], outs[1:], strict=True))
         return outs[0]
 
-    def _product(self, op: _Op) -> Product:
+    def _product(self, op: BlockOp) -> Product:
         weight, *bias = (self._weight(op, name) for name in op.inputs[1:])
         return Product(weight, bias[0] if bias else None, op.site.inner_first)
 
-    def _gather(self, given: _Input) -> Callable[[Tensor], Tensor]:
+    def _gather(self, given: OpInput) -> Callable[[Tensor], Tensor]:
         """Gathers an input again, once for all linears that read it: the last of them lets it go."""
         kept = self.regathered.setdefault(given.need, [None, 0])
         kept[1] += 1
@@ -469,14 +459,14 @@ class Frame:
 
         return gather
 
-    def _weight(self, op: _Op, name: _Input | str) -> Weight:
-        weight = self._operand(op, name)
+    def _weight(self, op: BlockOp, name: OpInput | str) -> Weight:
+        weight = self.operand(op, name)
         assert isinstance(weight, Weight)
         return weight
 
-    def _experts(self, op: _Op) -> Tensor:
+    def _experts(self, op: BlockOp) -> Tensor:
         site, names = op.site, op.site.op.inputs
-        first, *others = (self._operand(op, given) for given in op.inputs)
+        first, *others = (self.operand(op, given) for given in op.inputs)
         assert isinstance(first, Tensor)
         ep, etp = site.axis("ep"), site.axis("etp")
         if site.op.kind == "dispatch":

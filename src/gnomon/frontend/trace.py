@@ -264,6 +264,8 @@ class _Calls(TorchFunctionMode):
             if recorder.meta and name in ("__getitem__", "__setitem__"):
                 args = (args[0], _indices(args[1]), *args[2:])
             out = func(*args, **kwargs)
+            if recorder.meta and name == "scaled_dot_product_attention" and out.dim() == 4:
+                out = out.transpose(1, 2).contiguous().transpose(1, 2)  # as fused kernels lay it, unlike torch on meta
         finally:
             recorder.open = None
         if step.nodes:

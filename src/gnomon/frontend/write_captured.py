@@ -64,7 +64,7 @@ class CapturedWriter:
             keeps=keeps,
             whole=self._whole(step),
             summed=self._summed(step),
-            where=_short(step.where),
+            where=short(step.where),
         )
         self.draft.ops.append(
             Op(
@@ -238,6 +238,6 @@ def _nested(x: Any) -> Any:
     return tuple(_nested(y) for y in x) if isinstance(x, list) else x
 
 
-def _short(where: str) -> str:
+def short(where: str) -> str:
     """`package/file.py:12`: the last two folders are enough to find it."""
     return "/".join(where.split("/")[-3:])

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from gnomon.frontend.draft import Draft
 from gnomon.frontend.kinds import Kind
-from gnomon.frontend.records import Step
-from gnomon.graph import Captured, Dim, Node, Op, Tensor, Use, attrs
+from gnomon.frontend.records import Ref, Step
+from gnomon.frontend.write_captured import short
+from gnomon.graph import Captured, Dim, Node, Op, Tensor, Torch, Use, attrs
 from gnomon.graph.types import AttrValue
 
 
@@ -56,7 +57,7 @@ class KindWriter:
             case _:
                 if any(d != out for d in dims):
                     return False
-        names = []
+        names = list[str]()
         for index, wanted in zip(kind.operands, dims, strict=True):
             name = self.draft.read(index)
             if self.draft.tensors[name].dims != wanted:
@@ -64,6 +65,8 @@ class KindWriter:
                     return False
                 self.draft.tensors[name] = _with_dims(self.draft.tensors[name], wanted)
             names.append(name)
+        if kind.kind == "linear" and _copies(step, kind.operands[0]):
+            names[0] = self._copied(step, names[0])
         path = self.draft.path(step, kind.kind)
         made = self.draft.make(kind.out, path) if renamed is None else self.draft.add(
             Tensor(name=f"{path}.y", dims=renamed, dtype=self.owner.dtype(kind.out))
@@ -83,6 +86,17 @@ class KindWriter:
             self.draft.ops.append(Op(kind="rename", path=again, inputs=(made,), outputs=(again,)))
             self.draft.paths.add(again)
         return True
+
+    def _copied(self, step: Step, name: str) -> str:
+        """A copy of rows that do not lie one after the other, which torch makes for a product, and keeps."""
+        path, rows = self.draft.path(step, "rows"), self.draft.tensors[name]
+        made = self.draft.add(Tensor(name=path, dims=rows.dims, dtype=rows.dtype))
+        layout = (("memory_format", Torch("contiguous_format")),)
+        node = Node(target="aten.clone.default", args=(Use(name),), kwargs=layout, outputs=(made,))
+        captured = Captured(nodes=(node,), where=short(step.where))
+        self.draft.ops.append(Op(kind="opaque", path=path, inputs=(name,), outputs=(made,), captured=captured))
+        self.draft.opaque.append((path, node.target))
+        return made
 
     def _attrs(self, kind: Kind) -> dict[str, AttrValue]:
         """Of the op; `no_grad` where its result gets no gradient and an operand would."""
@@ -130,6 +144,12 @@ class KindWriter:
         node = Node(target="aten.transpose.int", args=(Use(source), 1, 2), outputs=(made,), view=True)
         captured = Captured(nodes=(node,))
         self.draft.ops.append(Op(kind="reshape", path=path, inputs=(source,), outputs=(made,), captured=captured))
+
+
+def _copies(step: Step, rows: int) -> bool:
+    """Whether the first thing that a product does with its rows is to copy them."""
+    reads = [node for node in step.nodes if any(isinstance(x, Ref) and x.index == rows for x in node.args)]
+    return bool(reads) and reads[0].target == "aten.clone.default"
 
 
 def _other(dim: Dim, beside: Sequence[Dim]) -> Dim:

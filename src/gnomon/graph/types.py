@@ -241,6 +241,14 @@ class Block:
         return tuple(t for t in states if t.is_float)
 
     @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """Buffers of integers and truth values that a captured module reads. Other graphs' positions are no buffers."""
+        if not any(op.captured is not None for op in self.ops):
+            return ()
+        states = (t for t in self.tensors if t.kind == "state" and t.lifetime == "job")
+        return tuple(t for t in states if not t.is_float)
+
+    @property
     def dims(self) -> tuple[Dim, ...]:
         """Every dim that is not a product, once, in order of first use."""
         return self._dims

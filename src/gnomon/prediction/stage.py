@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import PlanError
-from gnomon.graph import DTYPE_BITS, Block, Graph, Kernels, Layer
+from gnomon.graph import DTYPE_BITS, Block, Graph, Kernels, Layer, nbytes
 from gnomon.hardware import Cluster, Device
 from gnomon.plans import LayerSaving, Layout, Mesh, Plan, Precision, divided_layers, savings, select, stage_layers
 from gnomon.prediction.layer import layer_price
@@ -157,6 +157,19 @@ class StagePrice:
         return totals[0], totals[1]
 
     @cached_property
+    def table_bytes(self) -> int:
+        """Bytes of buffers of integers and truth values, of which each rank has all."""
+        tables = {
+            layer.call.parameter_name(tensor.name, layer.index): (price, tensor)
+            for price, layers in self.held
+            if (found := price.sharded.block.tables)
+            for layer in layers
+            for tensor in found
+        }
+        sizes = (nbytes(tensor, {}, price.sharded.dtypes) for price, tensor in tables.values())
+        return sum(int(size) for size in sizes)
+
+    @cached_property
     def num_tensors(self) -> int:
         """Parameters it holds."""
         return sum(len(price.sharded.block.parameters) * len(layers) for price, layers in self.held)
@@ -183,6 +196,7 @@ class StagePrice:
         for experts, size in zip((False, True), self.frozen_bytes, strict=True):
             ways = shard_ranks(self.mesh, experts=experts) if optimizer.zero >= 3 else 1
             out["parameters"] += -(-size // ways)
+        out["parameters"] += self.table_bytes
         for experts, count in zip((False, True), self._extra_states, strict=True):
             ways = shard_ranks(self.mesh, experts=experts) if optimizer.zero >= 1 else 1
             out["states"] += -(-count // ways) * width(precision.states)

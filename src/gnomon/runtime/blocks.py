@@ -408,6 +408,7 @@ class Frame:
             return self._cut(op, cut)
         weight, *bias = (self._weight(op, name) for name in names)
         x = self._brought(first)
+        x = x.detach() if is_given(x) else x
         gathers = any(step.kind == "all_gather" for step in first.there)
         more: dict[str, Any] = {}
         if gathers and not self.owner.keep_gathered:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gnomon.errors import RunError
 from gnomon.graph import Block, Literal, Node, Op, Size, Torch, Use
-from gnomon.runtime.ops.site import Operand, Result, Site, is_given, read
+from gnomon.runtime.ops.site import Operand, Result, Site, given, is_given, read
 
 
 @lru_cache(maxsize=4096)
@@ -172,9 +172,8 @@ def captured(made: Sequence[Call], where: torch.device, site: Site, *operands: O
                 of_batch.append(name)
             else:
                 goes_back = True
-    if goes_back:  # there is a way back without the batch
-        for name in of_batch:
-            values[name] = values[name].detach()
+    for name in of_batch:  # nobody wants its gradient
+        values[name] = values[name].detach()
     for call in made:
         if call.fixed:
             args = [values[x.name] if type(x) is Use else x for x in call.args]
@@ -189,4 +188,6 @@ def captured(made: Sequence[Call], where: torch.device, site: Site, *operands: O
             if name:
                 values[name] = x
     outs: tuple[Tensor, ...] = tuple(values[name] for name in op.outputs)
+    if of_batch and not goes_back and torch.is_grad_enabled():  # made of the batch alone, and so as the batch is
+        outs = tuple(given(x) if x.is_floating_point() else x for x in outs)
     return outs if len(outs) > 1 else outs[0]

@@ -59,11 +59,11 @@ class Turned(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH)
+        self.first = nn.Linear(WIDTH, WIDTH)
         self.q, self.k = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        x = self.first(x).transpose(0, 1)
         return (self.q(x) * self.k(x)).sum()
 
 

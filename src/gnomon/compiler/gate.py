@@ -23,8 +23,8 @@ import torch
 from gnomon.compiler.build import cache_folder, key_of
 
 log = logging.getLogger("gnomon.compiler")
-SLOWER = 1.03
-"""A kernel is kept while it takes at most this times ATen's time: below it the difference is noise."""
+SLOWER = 1.0
+"""A kernel is kept while it takes at most this times ATen's time."""
 REPEATS, ENOUGH_S = 7, 0.15
 IN_A_ROW = 10
 TOLERANCE = {

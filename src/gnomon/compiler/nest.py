@@ -356,7 +356,7 @@ def _points(text: Text, step: Pass, depth: int, partial: bool, copy: int) -> Non
             text.say(depth, written)
     if not partial:
         for place in _ahead(text, step):
-            text.say(depth, f"__builtin_prefetch({place} + {j});")
+            text.say(depth, f"__builtin_prefetch({place} + {j}, 0, 2);")
 
 
 def _may_pass(nest: Nest) -> list[int]:
@@ -374,7 +374,8 @@ def _may_pass(nest: Nest) -> list[int]:
 
 
 def _ahead(text: Text, step: Pass) -> list[str]:
-    """Memory of the next row that a later pass asks for while it computes, so that the first pass finds it in cache."""
+    """Memory of the next row that the last pass asks for while it computes, so that the first pass finds it in the
+    second cache: asked for into the first, it would come in the way of this row's loads and stores."""
     nest = text.nest
     if not nest.outer or len(nest.passes) < 2 or step is not nest.passes[-1] or len(nest.inner) != 1:
         return []

@@ -20,7 +20,7 @@ from gnomon.compiler.gate import Trial
 aten = torch.ops.aten
 Node = Any
 """`torch.fx.Node`: its arguments may be anything, and are looked at before they are taken for something."""
-SHARE = 0.95
+SHARE = 0.98
 """Of ATen's time that oneDNN may take: less is noise."""
 FEWEST = 1 << 20
 """Multiplications from which on a product is tried."""

@@ -35,7 +35,7 @@ PARALLEL = 1 << 16
 """Products of one step from which on several threads share it: less takes no longer than their waiting."""
 HEADER = 32
 """Floats before the packed weights: digests of the weights that they were made of."""
-SHARE = 0.9
+SHARE = 0.93
 """Of ATen's time that the kernel may take in a trial: the compiled call comes on top (compiler_recurrent.md)."""
 MOST_PACKED = 16
 """Packed weights of a layer that are kept, where one graph serves several modules."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 import gnomon  # noqa: E402
-from gnomon.errors import PlanError  # noqa: E402
 from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
-from gnomon.plans import Optimizer, Plan, Precision, Schedule, Workload  # noqa: E402
+from gnomon.plans import Offload, Optimizer, Plan, Precision, Schedule, Workload  # noqa: E402
 from gnomon.runtime.job import PreparedJob  # noqa: E402
 from gnomon.runtime.loss_scale import LossScale  # noqa: E402
 from gnomon.runtime.optim import AdamWSettings  # noqa: E402
+from gnomon.software import stack  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -31,9 +31,14 @@ IDS = torch.arange(4 * 17).view(4, 17) * 7 % 64
 
 
 @contextmanager
-def job(precision: Precision, scale: LossScale | None = None) -> Iterator[PreparedJob]:
-    plan = Plan(schedule=Schedule(num_microbatches=2), precision=precision)
-    with gnomon.prepare(llama(CONFIG), plan, workload=WORK, settings=AdamWSettings(lr=1e-2), seed=3) as result:
+def job(
+    precision: Precision,
+    scale: LossScale | None = None,
+    optimizer: Optimizer = Optimizer(),  # noqa: B008 (frozen)
+    settings: AdamWSettings = AdamWSettings(lr=1e-2),  # noqa: B008 (frozen)
+) -> Iterator[PreparedJob]:
+    plan = Plan(schedule=Schedule(num_microbatches=2), precision=precision, optimizer=optimizer)
+    with gnomon.prepare(llama(CONFIG), plan, workload=WORK, settings=settings, seed=3) as result:
         if scale is not None:
             result.executor.state.loss_scale = scale
         yield result
@@ -80,7 +85,25 @@ def test_an_overflow_leaves_the_step_out_and_halves_the_scale(tmp_path: Path) ->
         assert all(torch.equal(value, after[name]) for name, value in run.state_dict().items())
 
 
-def test_fp16_without_clipping_is_refused() -> None:
-    plan = Plan(schedule=Schedule(num_microbatches=2), precision=FP16, optimizer=replace(Optimizer(), clip=False))
-    with pytest.raises(PlanError, match="fp16.*without optimizer.clip"):
-        gnomon.prepare(llama(CONFIG), plan, workload=WORK)
+@pytest.mark.parametrize("offload", [None, Offload()])
+def test_without_clipping_an_overflow_leaves_the_step_out_too(offload: Offload | None) -> None:
+    """By the norm, which the rows then measure, as those that are predicted do; nothing is clipped to it."""
+    plain, wide = Optimizer(clip=False, offload=offload), AdamWSettings(lr=1e-2, clip_norm=math.inf)
+    with job(FP16, LossScale(scale=2.0**36), optimizer=plain) as run:
+        before = run.state_dict()
+        run.step(IDS)
+        assert run.executor.state.loss_scale == LossScale(scale=2.0**35)
+        assert all(torch.equal(value, before[name]) for name, value in run.state_dict().items())
+        program, plan = run.executor.program, run.executor.plan
+    states = []
+    for optimizer in (plain, Optimizer(offload=offload)):
+        with job(FP16, optimizer=optimizer, settings=wide) as run:
+            norms = [run.executor.step(IDS).grad_norm.item() for _ in range(3)]
+            states.append((norms, run.state_dict()))
+    assert states[0][0] == states[1][0]
+    assert all(torch.equal(value, states[1][1][name]) for name, value in states[0][1].items())
+    predicted = gnomon.predict(llama(CONFIG), "1xa100-sxm-80gb", plan, WORK, stack("gnomon")).structure.program
+    assert [program.token(row) for row in range(program.num_rows)] == [
+        predicted.token(row) for row in range(predicted.num_rows)
+    ]
+    assert not plan.optimizer.clip and "NORM" in {kind.name for kind in program.kinds}

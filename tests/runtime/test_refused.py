@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 from runtime import parity  # noqa: E402
 
 from gnomon.errors import PlanError  # noqa: E402
+from gnomon.models.llama import llama  # noqa: E402
 from gnomon.models.vit import VitConfig, vit  # noqa: E402
 from gnomon.plans import (  # noqa: E402
     Layout,
@@ -23,7 +24,6 @@ from gnomon.plans import (  # noqa: E402
     Plan,
     Precision,
     Saved,
-    SavedRule,
     Schedule,
     Split,
     Stage,
@@ -48,9 +48,11 @@ pytestmark = pytest.mark.torch
             Plan(schedule=Schedule(vocabulary="interlaced"), overlap=Overlap(bucket_bytes=1 << 20)),
             "vocabulary with gradient buckets",
         ),
-        (Plan(saved=Saved(preset="selective", rules=(SavedRule(),))), "tensors beside preset 'selective'"),
-        (Plan(saved=Saved(preset="full", every=2, rules=(SavedRule(preset="none"),))), "beside saved.every"),
-        (Plan(saved=Saved(preset="full", every=2), optimizer=Optimizer(zero=3)), "every under ZeRO 3"),
+        (Plan(saved=Saved(preset="full", every=2), optimizer=Optimizer(zero=3)), "every with a row for each layer"),
+        (
+            Plan(saved=Saved(preset="full", every=2), overlap=Overlap(bucket_bytes=1 << 20)),
+            r"every with a row for each layer \(ZeRO 3, gradient buckets\) but for overlap.fused",
+        ),
         (Plan(overlap=Overlap(splits=(Split(op="x", dim="seq", parts=2),))), "overlap.splits other than of seq"),
         (
             Plan(
@@ -109,6 +111,19 @@ def test_unlike_meshes_where_only_equal_ones_run() -> None:
     again = Stage(calls=("layers",), mesh=Mesh(dp_replicate=2), devices="0:2")
     with pytest.raises(PlanError, match="on the same ranks the same axes"):
         meshes_of(Plan(stages=(both[0], again, both[1])))
+
+
+def test_an_action_that_begins_inside_a_run_of_recomputed_layers() -> None:
+    plan = Plan(
+        optimizer=Optimizer(zero=3, offload_parameters=True),
+        overlap=Overlap(fused=(1, 1, 2, 2, 1)),
+        saved=Saved(preset="full", every=2),
+    )
+    groups = Groups(
+        mesh=plan.stage_mesh(0), here=coordinates(plan, 0), by_comm=dict.fromkeys(("cp", "tp", "ep", "etp"))
+    )
+    with pytest.raises(PlanError, match=r"recomputes layers\[1\] from what layers\[0\]"):
+        apply(llama(parity.CONFIG), plan, groups)
 
 
 def test_sequences_are_not_cut() -> None:

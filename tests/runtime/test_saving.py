@@ -11,7 +11,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 import gnomon  # noqa: E402
-from gnomon.errors import PlanError  # noqa: E402
 from gnomon.graph import Graph  # noqa: E402
 from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
 from gnomon.models.mixtral import MixtralConfig, mixtral  # noqa: E402
@@ -135,7 +134,16 @@ def test_what_it_sends_to_the_host_changes_no_bit() -> None:
     assert all(torch.equal(value, actual[name]) for name, value in plain.items())
 
 
-def test_selective_beside_tensors_is_refused() -> None:
-    plan = Plan(schedule=Schedule(num_microbatches=2), precision=FP32, saved=Saved(preset="selective", rules=(AGAIN,)))
-    with pytest.raises(PlanError, match="beside preset 'selective'"):
-        gnomon.prepare(MODELS["llama"], plan, workload=WORK)
+def test_selective_beside_tensors_changes_no_bit_and_keeps_what_is_predicted() -> None:
+    """One layer by both, the other by the preset."""
+    rules = (SavedRule(calls="layers[1:2]", tensors=("mlp.*",), action="recompute"),)
+    plan = replace(plan_of(rules), saved=Saved(preset="selective", rules=rules))
+    with gnomon.prepare(MODELS["llama"], plan, workload=WORK, seed=3) as job:
+        for _ in range(2):
+            job.step(IDS)
+        recorder = Recorder(memory=True)
+        job.executor.step(IDS, recorder)
+        states, held = job.state_dict(), max(levels[CLASSES.index("activations")] for _, levels in recorder.held)
+    assert all(torch.equal(value, states[name]) for name, value in trained("llama", "")[0].items())
+    predicted = gnomon.predict(MODELS["llama"], "local", plan, WORK, stack("gnomon")).memory[0]
+    assert held == pytest.approx(predicted.by_class["activations"], rel=0.05)

@@ -60,6 +60,16 @@ def layer_presets(plan: Plan, graph: Graph) -> dict[str, Preset]:
     return {layer.label: decided.preset for layer, decided in _decisions(plan, graph) if decided.applies}
 
 
+def named_by_tensor(plan: Plan, graph: Graph) -> frozenset[str]:
+    """Labels of layers in which rules name single tensors."""
+    return frozenset(layer.label for layer, decided in _decisions(plan, graph) if decided.rules)
+
+
+def in_runs(plan: Plan, graph: Graph) -> frozenset[str]:
+    """Labels of layers that are recomputed from the input of the first of a run (`saved.every`), but for that one."""
+    return frozenset(layer.label for layer, decided in _decisions(plan, graph) if decided.again)
+
+
 class _Decided(NamedTuple):
     """What a plan says of one layer."""
 
@@ -79,7 +89,7 @@ def _decisions(plan: Plan, graph: Graph) -> Iterator[tuple[Layer, _Decided]]:
     chosen = [{layer.label for layer in select((rule.calls,), graph)} for rule in plan.saved.rules]
     for stage, part in enumerate(stage_layers(plan, graph)):
         seen = [0] * len(chosen)
-        run = 0  # repeated layers since the stage began
+        run = 0  # repeated layers since the stage began, or since one that rules make otherwise
         for layer in part:
             applies = layer.label in repeated
             preset, every, rules = plan.saved.preset, plan.saved.every, list[SavedRule]()
@@ -95,9 +105,9 @@ def _decisions(plan: Plan, graph: Graph) -> Iterator[tuple[Layer, _Decided]]:
                     rules.append(rule)
                 else:
                     preset, every, rules = rule.preset, 1, []
-            again = applies and preset == "full" and run % every > 0
-            yield layer, _Decided(preset, tuple(rules), applies, again)
-            run += applies
+            joins = preset == "full" and every > 1 and not rules
+            yield layer, _Decided(preset, tuple(rules), applies, again=applies and joins and run % every > 0)
+            run = 0 if applies and not joins else run + applies
 
 
 def _saving(decided: _Decided, block: Block, original: Block, *, to_the_end: bool) -> LayerSaving:

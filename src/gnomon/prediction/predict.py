@@ -230,6 +230,7 @@ class Timed:
         check_methods(plan)
         kernels, assumed, stack = kernels_of(stack)
         assumed += beyond_lines(stack, plan)
+        asked, plan = plan, own_runtime.followed(plan) if stack.name == own_runtime.NAME else plan
         count, size = batch(plan, workload)
         several = worker_units(graph, plan, workload)
         bare = replace(plan, saved=Saved(), precision=Precision(), placement=())
@@ -276,7 +277,7 @@ class Timed:
             pricing=pricing,
             durations=durations,
             period=steady,
-            plan=plan,
+            plan=asked,
             workload=workload,
             kernels=kernels,
             assumed=assumed,

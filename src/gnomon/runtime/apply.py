@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,6 +24,8 @@ from gnomon.graph import Tensor as GraphTensor
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Mesh, Plan, layer_presets, stage_layers
 from gnomon.plans.groups import layer_groups
+from gnomon.plans.parts import Preset
+from gnomon.plans.saving import in_runs
 from gnomon.plans.stages import held_by_several
 from gnomon.runtime.blocks import BlockRun, cut_linears
 from gnomon.runtime.crossings import Hop, hops
@@ -119,6 +122,8 @@ def apply(
     )
     narrow = in_four_bits(whole or graph)
     rules, crossing = rules_of(plan, graph), hops(graph, plan, by_layer=zero == 3 or by_layer)
+    runs_again = in_runs(plan, graph)
+    check_runs(plan, graph, presets, runs_again, by_layer=zero == 3 or by_layer)
     for held in parts_held(graph, plan, groups, sharded, device, by_layer=by_layer, beside=beside):
         number, layers = held.number, held.layers
         for part in held.parts:
@@ -137,7 +142,7 @@ def apply(
         stages[number].four_bit = four_bit_of(
             (slot for slot in still if slot.name in narrow), dtype, start, values, device, where
         )
-        stages[number].presets, stages[number].every, stages[number].rules = presets, plan.saved.every, rules
+        stages[number].presets, stages[number].in_runs, stages[number].rules = presets, runs_again, rules
     return stages
 
 
@@ -263,6 +268,20 @@ def check_shared(graph: Graph, sharded: Mapping[str, ShardedBlock]) -> None:
                 raise PlanError(
                     f"layout.rules lay {name} out in {region} as {before} and in {block.block.name} as {home}; give "
                     f"both regions the same rule"
+                )
+
+
+def check_runs(
+    plan: Plan, graph: Graph, presets: Mapping[str, Preset], in_runs: Collection[str], *, by_layer: bool
+) -> None:
+    """PlanError where layers that are recomputed together (`saved.every`) are actions by themselves."""
+    for stage in layer_groups(plan, stage_layers(plan, graph)) if by_layer and in_runs else ():
+        for before, group in pairwise(stage):
+            first, last = group[0].label, before[-1].label
+            if first in in_runs and presets.get(last) == "full":
+                raise PlanError(
+                    f"saved.every = {plan.saved.every} recomputes {first} from what {last} and those before it read, "
+                    f"but overlap.fused has the two in different actions; let no action begin inside a run"
                 )
 
 

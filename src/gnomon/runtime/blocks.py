@@ -293,6 +293,8 @@ class Frame:
         self.brought: dict[Need, Tensor] = {}
         self.regathered: dict[Need, list[Any]] = {}
         self.routings: dict[str, Routing] = {}
+        self.only: frozenset[str] | None = None
+        """Paths of the ops that are run, where others are left out."""
         self.ready: dict[str, Tensor] = {}
         """Of linears that read the same gathered tokens: what the first of them made for the others."""
         self.extents = {**owner.whole, **sizes}
@@ -425,18 +427,19 @@ class Frame:
         path = op.site.op.path
         if path in self.ready:
             return self.ready.pop(path)
+        together = [other for other in cut.together if self.only is None or other in self.only]
         first = op.inputs[0]
         assert isinstance(first, OpInput)
-        if not cut.together:
+        if not together:
             x = operand_of(op.site, self._brought(first))
             product = self._product(op)
             return result_of(op.site, scattered_linear(x, cut.cut, product), product.weight)
-        ops = [self.owner.by_path[other] for other in cut.together]
+        ops = [self.owner.by_path[other] for other in together]
         home = operand_of(op.site, self.values[first.need[0]])
         products = [self._product(one) for one in ops]
         made = gathered_linears(home, cut.cut, products, keep=self.owner.keep_gathered)
         outs = [result_of(one.site, x, p.weight) for one, x, p in zip(ops, made, products, strict=True)]
-        self.ready |= dict(zip(cut.together[1:], outs[1:], strict=True))
+        self.ready |= dict(zip(together[1:], outs[1:], strict=True))
         return outs[0]
 
     def _product(self, op: BlockOp) -> Product:

@@ -58,7 +58,7 @@ class StepResult:
     loss: Tensor
     """This rank's part of the mean loss over all tokens of the step: the sum over ranks is the loss."""
     grad_norm: Tensor
-    """Global norm before clipping; NaN where the plan does not clip, so that nobody computed it."""
+    """Global norm before clipping; NaN where the plan neither clips nor computes in fp16: nobody measured it."""
 
 
 class Executor:
@@ -106,6 +106,7 @@ class Executor:
         self.buffers.proofs = proofs(self.program, here.pipeline_rank)
         shared = frozenset(held_by) - self._lent()
         self.state = State(self.stages, self.groups, self.buffers, settings, plan.optimizer.kind, shared, device)
+        self.state.clips = plan.optimizer.clip
         self.state.by_layer = by_layer and effective_zero(plan) < 3
         self.host = HostUpdate(self.state, self.stages, moved_stages(self.program))
         self.compute = Compute(graph, self.stages, self.state, self.buffers, self.feed, dtype)

@@ -49,6 +49,7 @@ class Row:
 def program_of(graph: Graph, plan: Plan, workload: Workload) -> Program:
     """The Program that all ranks follow. With uneven shares the rows are those of equal ones: each rank takes its own
     part of every unit, and the weight of a sequence does not depend on who computes it."""
+    plan = own.followed(plan)
     if not any(stage.shares for stage in plan.stages):
         return lower(graph, plan, None, workload, by_layer=own.by_layer(plan))
     count, _ = batch_of(plan, workload)

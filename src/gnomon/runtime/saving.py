@@ -22,7 +22,7 @@ from gnomon.graph import Graph
 from gnomon.graph.captured import writes_over
 from gnomon.plans import Plan
 from gnomon.plans.parts import Action
-from gnomon.plans.saving import savings
+from gnomon.plans.saving import named_by_tensor, savings
 from gnomon.prediction.software_kernels import kernels_of
 from gnomon.runtime.blocks import BlockRun, Frame
 from gnomon.software import own, stack
@@ -51,9 +51,9 @@ def rules_of(plan: Plan, graph: Graph) -> dict[str, Rules]:
     """Label of each layer in which rules name tensors -> what they say."""
     if all(rule.preset is not None for rule in plan.saved.rules):
         return {}
-    by_label, (kernels, *_) = {}, kernels_of(stack(own.NAME))
+    by_label, chosen, (kernels, *_) = {}, named_by_tensor(plan, graph), kernels_of(stack(own.NAME))
     for label, saving in savings(plan, graph, kernels).items():
-        if saving.policy or saving.input == "offload":
+        if label in chosen and (saving.policy or saving.input == "offload"):
             by_label[label] = Rules(actions=dict(saving.policy), input=saving.input)
     return by_label
 
@@ -262,6 +262,7 @@ class Keeper:
                 self.came[name] = _storage_of(x)
 
         run = frame.anew(values)
+        run.only = frozenset(self.run.ops[index].site.op.path for index in decided.again)
         now = _generators(self.device) if self.drawn else None
         with torch.enable_grad(), saved_tensors_hooks(pack, lambda x: x):  # type: ignore[arg-type]
             for index in decided.again:

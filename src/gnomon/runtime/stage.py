@@ -69,7 +69,8 @@ class Stage(nn.Module):
         """What gradients of its own are reduced of."""
         self.presets: Mapping[str, Preset] = {}
         """Label of a layer -> what of it is computed again in backward; left out: nothing."""
-        self.every = 1
+        self.in_runs: frozenset[str] = frozenset()
+        """Labels of layers that are computed again together with the one before."""
         self.rules: Mapping[str, Rules] = {}
         """Label of a layer -> what it keeps, tensor by tensor, in place of a preset."""
         self.known: dict[Hashable, Decided] = {}
@@ -159,14 +160,12 @@ class Stage(nn.Module):
         return {name: values[name] for name in self.given_on}
 
     def _parts(self) -> Iterator[tuple[range, bool]]:
-        """Neighbouring layers, and whether they are computed again from the input of the first: `every` at a time."""
+        """Neighbouring layers, and whether they are computed again from the input of the first."""
         first = 0
         while first < len(self.layers):
             stop = first + 1
             again = self._is_full(first)
-            while again and stop < min(first + self.every, len(self.layers)):
-                if not self._is_full(stop):
-                    break
+            while again and stop < len(self.layers) and self.layers[stop].label in self.in_runs:
                 stop += 1
             yield range(first, stop), again
             first = stop
@@ -205,7 +204,7 @@ class Stage(nn.Module):
             keeper, again = None, frozenset[str]()
             if layer.label in self.rules and torch.is_grad_enabled():
                 keeper = Keeper(run, self.rules[layer.label], self.known, (layer.label, packing is None))
-            if self.presets.get(layer.label) == "selective":
+            if self.presets.get(layer.label) == "selective" and layer.label not in self.rules:
                 again = frozenset(op.path for op in run.block.ops if op.kind == "attention")
             made = run.run(
                 inputs,

@@ -52,6 +52,8 @@ class State:
         self.adam = {number: tuple(Update.of(held, kind) for held in stage.held) for number, stage in stages.items()}
         self.on_host: Mapping[int, Sequence[Parameters]] = {}
         """Stages whose update is on the host -> the host's side of their parameters."""
+        self.clips = True
+        """Whether gradients are clipped to the norm that is measured."""
         self.by_layer = False
         """Whether a stage of the Program is a layer though ZeRO 3 does not ask for it."""
         self.buckets: dict[tuple[int, ...], list[GradientBucket]] = {}
@@ -307,7 +309,7 @@ class State:
             self.norm /= by
             self.skips = not math.isfinite(float(self.norm))  # the same on every rank
             self.loss_scale.update(finite=not self.skips)
-        self.scale = clip_scale(self.norm, self.settings.clip_norm) / by
+        self.scale = (clip_scale(self.norm, self.settings.clip_norm) if self.clips else 1.0) / by
 
     def ranks_of(self, held: Parameters) -> Ranks:
         """That have parts of the same matrices."""

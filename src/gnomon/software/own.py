@@ -52,17 +52,6 @@ LACKS = (
         asked=lambda plan: plan.schedule.vocabulary != "ends" and (by_layer(plan) or needs_whole_matrices(plan)),
     ),
     Lack(
-        name="saved.rules of tensors beside preset 'selective'",
-        asked=lambda plan: (
-            any(rule.preset is None for rule in plan.saved.rules)
-            and "selective" in (plan.saved.preset, *(rule.preset for rule in plan.saved.rules))
-        ),
-    ),
-    Lack(
-        name="saved.rules beside saved.every",
-        asked=lambda plan: bool(plan.saved.rules) and plan.saved.every > 1,
-    ),
-    Lack(
         name=f"layout.rules other than those that keep {', '.join(WHOLE_DIMS)} whole",
         asked=lambda plan: any(rule.axes or rule.dim.split(".")[-1] not in WHOLE_DIMS for rule in plan.layout.rules),
     ),
@@ -84,10 +73,6 @@ LACKS = (
                 )
             )
         ),
-    ),
-    Lack(
-        name="overlap.splits beside saved.rules of tensors",
-        asked=lambda plan: bool(plan.overlap.splits) and any(rule.preset is None for rule in plan.saved.rules),
     ),
     Lack(
         name="overlap.experts, a price of exchanges inside forwards and backwards, which are no rows of a Program",
@@ -119,14 +104,12 @@ LACKS = (
         "on the host with zero or tp that divide them",
         asked=lambda plan: plan.optimizer.offload is not None and needs_whole_matrices(plan) and divides_matrices(plan),
     ),
-    Lack(
-        name="precision.compute = 'fp16' without optimizer.clip, whose norm says whether gradients overflowed",
-        asked=lambda plan: plan.precision.compute == "fp16" and not plan.optimizer.clip,
-    ),
     Lack(name="precision.fp8", asked=lambda plan: plan.precision.fp8 is not None, choice="fp8"),
     Lack(
-        name="saved.every under ZeRO 3",
-        asked=lambda plan: plan.saved.every > 1 and plan.optimizer.zero == 3,
+        name="saved.every with a row for each layer (ZeRO 3, gradient buckets) but for overlap.fused",
+        asked=lambda plan: (
+            plan.saved.every > 1 and (plan.optimizer.zero == 3 or by_layer(plan)) and not plan.overlap.fused
+        ),
     ),
     Lack(
         name="placement on other devices than those of the ranks' own numbers",
@@ -148,6 +131,14 @@ REFUSED_CHOICES = frozenset((*UNSEARCHED, *(lack.choice for lack in LACKS))) - {
 def lacking(plan: Plan) -> tuple[str, ...]:
     """What the plan decides and is not carried out."""
     return tuple(lack.name.format(plan=plan) for lack in LACKS if lack.asked(plan))
+
+
+def followed(plan: Plan) -> Plan:
+    """The plan by whose rows it runs: in fp16 the global norm is measured where nothing is clipped too, since it says
+    on every rank whether gradients overflowed."""
+    if plan.precision.compute == "fp16" and not plan.optimizer.clip:
+        return replace(plan, optimizer=replace(plan.optimizer, clip=True))
+    return plan
 
 
 def by_layer(plan: Plan) -> bool:

@@ -48,6 +48,15 @@ PLANS: dict[str, Plan] = {
     "zero 3, buckets, parameters on the host": replace(
         SHARDED, overlap=PAIRS, optimizer=Optimizer(zero=3, offload_parameters=True)
     ),
+    "adafactor on the host, zero 1": Plan(
+        mesh=Mesh(dp_shard=2), schedule=ONE_F, optimizer=Optimizer(kind="adafactor", zero=1, offload=Offload())
+    ),
+    "muon on the host, zero 3, buckets": replace(
+        SHARDED, overlap=PAIRS, optimizer=Optimizer(kind="muon", zero=3, offload=Offload(tiles=2))
+    ),
+    "muon on the host, tp": Plan(
+        mesh=Mesh(tp=2), schedule=ONE_F, optimizer=Optimizer(kind="muon", offload=Offload(fraction=0.5))
+    ),
     "fused, 2p warm-up": Plan(
         mesh=Mesh(pp=2), schedule=schedule("one_f_one_b", 4, passes=(TWICE,)), overlap=Overlap(fused=(2, 1, 2))
     ),
@@ -91,8 +100,11 @@ PLANS: dict[str, Plan] = {
 }
 TIED = ("zero 3, buckets", "zero 3, fused in buckets, split backward")
 """Plans that are also tried with the embedding as head."""
-TRACED = [name for name, plan in PLANS.items() if plan.optimizer.offload is None and plan.mesh.tp == 1]
-"""An update on the host makes no call of torch's that is traced, and tensor parallelism others inside actions."""
+TRACED = [name for name, plan in PLANS.items() if plan.mesh.tp == 1]
+"""Tensor parallelism has collectives inside actions (`test_same_program`)."""
+ELEMENTWISE = [name for name, plan in PLANS.items() if plan.optimizer.kind == "adamw"]
+"""Muon's own products are in no action's FLOPs, and what an update on the host makes on its way is in a processor's
+memory too. Adafactor adds up single numbers, as norms are."""
 
 
 def small(name: str, *, tied: bool = False) -> Small:
@@ -162,7 +174,7 @@ def test_it_trains_as_the_plain_model(name: str) -> None:
             assert not one.first and one.largest <= 1e-9 and one.tensors > 50
 
 
-@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.parametrize("name", [name for name in TRACED if "adafactor" not in name])
 def test_actions_run_in_the_order_of_the_rows(name: str) -> None:
     for result in results(name).values():
         assert result.actions == result.rows and len(result.rows) > 5
@@ -180,7 +192,7 @@ KINDS = {
 
 @pytest.mark.parametrize("name", TRACED)
 def test_rows_have_the_bytes_that_are_priced(name: str) -> None:
-    """Of gathers, reductions and messages, at their senders; norms are one number."""
+    """Of gathers, reductions, messages (at their senders) and all that updates exchange; not of norms."""
     made = predicted(name)
     program = made.structure.program
     for memory in made.memory:
@@ -188,12 +200,14 @@ def test_rows_have_the_bytes_that_are_priced(name: str) -> None:
         keys = [program.keys[program.key[row]] for row in rows]
         want = Counter((KINDS[key.kind], round(made.pricing.amounts(key)[0])) for key in keys if key.kind in KINDS)
         for rank in memory.ranks:
-            got = Counter((kind, size) for kind, *_, size in results(name)[rank].calls if size > 8)
+            got = Counter((kind, size) for kind, axes, _, size in results(name)[rank].calls if axes != "all")
             got -= Counter({call: n for call, n in got.items() if call[0] == "irecv"})
-            assert got == want and want
+            assert want and not want - got
+            inside = sum(size * n for (_, size), n in (got - want).items())
+            assert inside == sum(made.pricing.amounts(key)[0] for key in keys if key.kind in ("OPT", "HOST_OPT"))
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", ELEMENTWISE)
 def test_products_are_those_of_the_graph(name: str) -> None:
     made = predicted(name)
     phases = ("forward", "input_grad", "weight_grad", "recompute")
@@ -202,7 +216,7 @@ def test_products_are_those_of_the_graph(name: str) -> None:
         assert result.flops == made.pricing.count * sum(s.phase(phase).flops for s in stages for phase in phases)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", ELEMENTWISE)
 def test_the_fullest_moment_is_as_predicted(name: str) -> None:
     for memory in predicted(name).memory:
         want = memory.allocated_bytes - memory.by_class["workspace"]

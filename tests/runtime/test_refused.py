@@ -67,8 +67,8 @@ pytestmark = pytest.mark.torch
             "bucket_bytes, buckets or fused with schedule.passes other than dapple_warmup",
         ),
         (
-            Plan(mesh=Mesh(tp=2), optimizer=Optimizer(kind="muon", offload=Offload())),
-            "'muon', which looks at whole matrices, on the host",
+            Plan(mesh=Mesh(tp=2), optimizer=Optimizer(kind="muon", offload=Offload(), delay=1)),
+            r"'muon', which looks at whole matrices, late \(optimizer.delay\)",
         ),
         (Plan(optimizer=Optimizer(delay=1)), "delay"),
         (Plan(mesh=Mesh(dp_replicate=2), placement=(1, 0)), "placement"),

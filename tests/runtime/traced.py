@@ -22,6 +22,7 @@ from gnomon.program import issue_order_peak, validate
 from gnomon.runtime import Executor, Parameters, Update
 from gnomon.runtime.collectives import GATHER, SCATTER
 from gnomon.runtime.mesh import AXES as MESH_AXES
+from gnomon.runtime.rows import stages_of_row
 from gnomon.runtime.stage import Batch
 
 Call = tuple[str, str, int, int]
@@ -117,7 +118,7 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
         return place(self, name)
 
     def update_(self: Update, parameters: Parameters, *args: Any, **named: Any) -> None:
-        trace.note(f"{stage_of[id(parameters)]}OPT")
+        trace.note(f"{stage_of[id(getattr(parameters, 'device_part', parameters))]}OPT")
         update(self, parameters, *args, **named)
 
     def noted(name: str, kind: str, whole: int) -> Any:
@@ -188,7 +189,11 @@ def expected_actions(executor: Executor) -> list[str]:
             arrives = other if kind.startswith("SEND") else stage
             tag = (unit * program.num_stages + arrives) * 2 + (not forward)
             text = f"{kind[:4]}>{peer} tag {tag}"
-        elif kind == "RESHARD" or (kind == "NORM" and executor.plan.world_size == 1):
+        elif kind == "HOST_OPT":
+            for of in stages_of_row(program, row):
+                actions.append(f"{of}OPT")
+            continue
+        elif kind in ("RESHARD", "D2H", "HOST_ADD", "H2D") or (kind == "NORM" and executor.plan.world_size == 1):
             continue
         else:
             text = plain[kind]

@@ -53,7 +53,7 @@ def test_axes_that_no_plan_may_have_follow_from_the_same_list() -> None:
     assert [(axis, value) for axis, value, _ in limits] == [("tp", 3)]  # a vocabulary of 512
     muon = Plan(optimizer=Optimizer(kind="muon"))
     assert not list(own.limits(graph, muon, (1, 2)))
-    on_host = Plan(optimizer=Optimizer(kind="muon", offload=Offload()))
+    on_host = Plan(optimizer=Optimizer(kind="muon", offload=Offload(), delay=1))
     refused = {(axis, value) for axis, value, _ in own.limits(graph, on_host, (1, 2))}
     assert refused == {("tp", 2), ("zero", 1), ("zero", 2), ("zero", 3)}
     every = Plan(saved=Saved(preset="full", every=2))

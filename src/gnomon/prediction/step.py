@@ -26,7 +26,15 @@ from gnomon.prediction.priced import Priced
 from gnomon.prediction.reduction_time import WANTED, ReductionTime
 from gnomon.prediction.stage import StagePrice
 from gnomon.prediction.turns import SWITCH, Turns
-from gnomon.prediction.update import in_update, norm_s, on_host_s, parameters_back_s, parameters_s, update_parts
+from gnomon.prediction.update import (
+    exchanged_s,
+    in_update,
+    norm_s,
+    on_host_s,
+    parameters_back_s,
+    parameters_s,
+    update_parts,
+)
 from gnomon.prediction.vocabulary import KINDS as VOCABULARY
 from gnomon.prices.fitted import Fitted, fitted
 from gnomon.prices.links import AxisLink
@@ -214,7 +222,8 @@ class Pricing:
             return norm_s(self.stages[self.blocks[stage][0]], self.cluster, self.stack)
         if kind in ("D2H", "H2D", "HOST_OPT", "HOST_ADD"):
             streamed = self.blocks[stage][1] >= 0
-            return on_host_s(kind, *self.priced.layers(stage), self.cluster, streamed=streamed)
+            inside = exchanged_s(*self.priced.layers(stage)) if kind == "HOST_OPT" else 0.0
+            return inside + on_host_s(kind, *self.priced.layers(stage), self.cluster, streamed=streamed)
         raise UnpricedError(f"action {key.label} has no price; add a rule for {kind} to gnomon.prediction.step")
 
     def fetched_s(self, block: int, *, copies: bool = True) -> float:
@@ -241,7 +250,9 @@ class Pricing:
             return float(self.messages.bytes_of((min(here, other), max(here, other)))), 0.0
         if kind in ("AR", "REDUCE_GRAD") and ".." in key.name:
             return sum(self.amounts(key._replace(stage=block, name=""))[0] for block in self._bucket(key)), 0.0
-        if kind == "OPT":
+        if kind == "HOST_OPT" and ".." in key.name:
+            return sum(self.amounts(key._replace(stage=block, name=""))[0] for block in self._bucket(key)), 0.0
+        if kind in ("OPT", "HOST_OPT"):
             return float(sum(c.bytes * n for c, n in in_update(*self.priced.held(stage)))), 0.0
         if kind in WANTED and key.name not in (TIED, *IN_UPDATE) and ".." not in key.name:
             name, moments = WANTED[kind]

@@ -69,11 +69,16 @@ def update_parts(
         for collective in stage.collectives(layer):
             if collective.when == "before_step":
                 before += times * float(collective_seconds(collective.kind, collective.bytes, stage.links["tp"]))
-    before += sum(
+    return float(price.device_s), price.kernels, before + exchanged_s(stage, layers)
+
+
+def exchanged_s(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> float:
+    """Seconds of the collectives inside an update of these layers; of one on the host as if its ranks had the links of
+    their devices."""
+    return sum(
         float(collective_seconds(one.kind, one.bytes, stage.links["+".join(one.axes)])) * times
         for one, times in in_update(stage, layers)
     )
-    return float(price.device_s), price.kernels, before
 
 
 def in_update(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> Iterator[tuple[UpdateCollective, int]]:

@@ -227,7 +227,7 @@ class HostUpdate:
                 part.my_grad()
                 self.state.watch(part)
             if not skips:
-                rule.update(part, self.state.settings, scale=by)
+                rule.update(part, self.state.settings, scale=by, ranks=self.state.ranks_of(part.device_part))
             part.drop_grad()
         return perf_counter()
 

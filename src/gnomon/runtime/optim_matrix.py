@@ -238,7 +238,8 @@ def muon(
         grads[low:high] = torch.lerp(g, m, mu)
     whole = grads
     if ranks.shards is not None and any(is_orthogonal(slot) for slot in held.slots):
-        whole = held.grad if held.grad is not None else torch.empty(held.size, dtype=grads.dtype, device=grads.device)
+        room = held.grad if held.grad is not None and held.grad.numel() == held.size else None  # the host's is a shard
+        whole = torch.empty(held.size, dtype=grads.dtype, device=grads.device) if room is None else room
         all_gather(whole, grads, ranks.shards)
     elif ranks.shards is None:
         assert held.mine == (0, held.size), "a shard of its own without ranks that have the others"

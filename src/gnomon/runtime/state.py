@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -254,11 +255,7 @@ class State:
             if stage.zero == 1:
                 self.buffers.start(name, Together(tuple(works)), size)
                 continue
-
-            def finish(parts: list[tuple[Parameters, Tensor]] = parts) -> None:
-                kept_shards(parts)
-
-            self.buffers.start(name, Together(tuple(works)), size, finish, tuple(wholes))
+            self.buffers.start(name, Together(tuple(works)), size, partial(kept_shards, parts), tuple(wholes))
             if not works:  # one rank has all of it
                 self.buffers.wait(name)
 
@@ -282,7 +279,7 @@ class State:
                 one.grad = None
         size = sum(whole.nbytes for whole in wholes)
         self.buffers.start(
-            names[0], Together(tuple(works)), size, lambda: kept_shards(parts), tuple(wholes), also=names[1:]
+            names[0], Together(tuple(works)), size, partial(kept_shards, parts), tuple(wholes), also=names[1:]
         )
 
     def reduced(self) -> None:

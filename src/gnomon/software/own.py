@@ -101,8 +101,8 @@ LACKS = (
     ),
     Lack(
         name="optimizer.kind = {plan.optimizer.kind!r}, which looks at whole matrices, "
-        "on the host with zero or tp that divide them",
-        asked=lambda plan: plan.optimizer.offload is not None and needs_whole_matrices(plan) and divides_matrices(plan),
+        "late (optimizer.delay) with zero or tp that divide them",
+        asked=lambda plan: plan.optimizer.delay > 0 and needs_whole_matrices(plan) and divides_matrices(plan),
     ),
     Lack(name="precision.fp8", asked=lambda plan: plan.precision.fp8 is not None, choice="fp8"),
     Lack(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver, get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
@@ -40,9 +40,15 @@ def context() -> ForkServerContext:
 
 
 def launch(
-    function: Callable[..., Result], world_size: int, *args: Any, backend: str = "gloo", threads: int = 1
+    function: Callable[..., Result],
+    world_size: int,
+    *args: Any,
+    backend: str = "gloo",
+    threads: int = 1,
+    places: Sequence[int] = (),
 ) -> dict[int, Result]:
-    """Results of `function(*args)` by rank. AssertionError with the traceback of a rank that fails."""
+    """Results of `function(*args)` by the number of the process, which is its rank but for `places`. AssertionError
+    with the traceback of a process that fails."""
     store = dist.TCPStore("localhost", 0, None, True, wait_for_workers=False)
     made, pipes = context(), dict[Connection, int]()
     processes = []
@@ -51,7 +57,9 @@ def launch(
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
         here = {"MASTER_ADDR": "localhost", "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
         environment = dict(os.environ) | {name: str(value) for name, value in (place | here).items()}
-        process = made.Process(target=_rank, args=(theirs, environment, function, backend, threads, args), daemon=True)
+        process = made.Process(
+            target=_rank, args=(theirs, environment, function, backend, threads, args, places), daemon=True
+        )
         process.start()
         theirs.close()
         pipes[ours] = rank
@@ -88,12 +96,13 @@ def _rank(
     backend: str,
     threads: int,
     args: tuple[Any, ...],
+    places: Sequence[int],
 ) -> None:
     """One process."""
     os.environ.clear()
     os.environ.update(environment)
     try:
-        result = member(function, backend, threads, *args)
+        result = member(function, backend, threads, *args, places=places)
         pipe.send((True, pickle.dumps(result)))  # as bytes: torch's own way leaves tensors with the sender, which ends
     except Exception:
         pipe.send((False, format_exc()))

@@ -71,7 +71,7 @@ pytestmark = pytest.mark.torch
             r"'muon', which looks at whole matrices, late \(optimizer.delay\)",
         ),
         (Plan(optimizer=Optimizer(delay=1)), "delay"),
-        (Plan(mesh=Mesh(dp_replicate=2), placement=(1, 0)), "placement"),
+        (Plan(mesh=Mesh(dp_replicate=2), placement=(1, 2)), "placement that leaves devices out"),
     ],
 )
 def test_decisions_that_are_not_carried_out(plan: Plan, message: str) -> None:

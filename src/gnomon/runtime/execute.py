@@ -34,6 +34,7 @@ from gnomon.runtime.compute import Compute
 from gnomon.runtime.crossings import Shapes, hops
 from gnomon.runtime.feed import Feed, size_named
 from gnomon.runtime.host_update import DelayedRows, HostUpdate, moved_stages
+from gnomon.runtime.launch import check_place
 from gnomon.runtime.measure import Levels, Recorder, clock_of, gather, per_class
 from gnomon.runtime.mesh import Groups, stage_sets
 from gnomon.runtime.messages import Messages
@@ -85,6 +86,7 @@ class Executor:
         PlanError for what the runtime does not run, ProgramError for a Program that is no step of the plan."""
         if partial_reduce.METHOD.used(plan):
             raise PlanError("a plan with partial_reduce is run by gnomon run alone; leave the pass out here")
+        check_place(plan.device_of)
         graph = under(graph, plan)
         self.graph, self.plan, self.workload, self.device = graph, plan, workload, device
         ends = cut_ends(plan, graph) if plan.schedule.vocabulary != "ends" else None

@@ -147,7 +147,7 @@ def prepare(
         graph = own.graph
     else:
         graph = model if isinstance(model, Graph) else read_runnable_model(str(model))[0]
-    owns = _join(decided.world_size, BACKENDS[device])
+    owns = _join(decided, BACKENDS[device])
     try:
         return PreparedJob(
             _executor(graph, own, decided, given, file, settings, weights, seed, device), owns_group=owns
@@ -192,8 +192,9 @@ def _executor(
     )
 
 
-def _join(world_size: int, backend: str) -> bool:
+def _join(plan: Plan, backend: str) -> bool:
     """Joins the processes of the job, and says whether that was done here. PlanError for another number of them."""
+    world_size = plan.world_size
     if dist.is_initialized():
         given, owns = dist.get_world_size(), False
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -206,7 +207,7 @@ def _join(world_size: int, backend: str) -> bool:
             f"script with torchrun --nproc-per-node {world_size}, or make a plan for {given}"
         )
     if owns and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        meet_by_torchrun(backend)
+        meet_by_torchrun(backend, places=plan.device_of if plan.placement else ())
     elif owns:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     return owns

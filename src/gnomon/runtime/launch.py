@@ -36,6 +36,7 @@ def launch(
     grace_s: float = GRACE_S,
     start_method: str | None = None,
     preload: Sequence[str] = (),
+    places: Sequence[int] = (),
 ) -> dict[int, Result]:
     """Results of `function(*args)` by rank. The function must be importable by name, arguments and results picklable.
 
@@ -45,23 +46,25 @@ def launch(
     while others count on it. Otherwise they end a process at once. PlanError under a torchrun of another number of
     processes. An error of ours in a process ends all and is raised here; anything else is a FailedError.
     start_method: of `multiprocessing`. None: `forkserver`, which loads torch once for all processes and all later jobs
-    of this one; `spawn` for CUDA. preload: modules that it loads besides, when this job is the first.
+    of this one; `spawn` for CUDA. preload: modules that it loads besides, when this job is the first. places: process,
+    which is the number of its device, of each rank (`Plan.device_of`); left out, the rank's own number.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         given = int(os.environ["WORLD_SIZE"])
         if given != world_size:
             raise PlanError(f"the plan has {world_size} ranks, but torchrun started {given}; use --nproc-per-node")
-        return {int(os.environ["RANK"]): member(function, backend, threads, *args)}
+        number = int(os.environ["RANK"])
+        return {rank_at(number, places): member(function, backend, threads, *args, places=places)}
     started = Processes(
         _started,
         world_size,
-        (ends_itself, orders.added(), function, backend, threads, *args),
+        (ends_itself, orders.added(), tuple(places), function, backend, threads, *args),
         start_method=start_method or ("spawn" if "nccl" in backend else "forkserver"),
         preload=preload,
         grace_s=grace_s,
     )
     try:
-        return started.results()
+        return {rank_at(number, places): result for number, result in started.results().items()}
     except FailedError as failed:
         error = failed.failures[0].error
         if error is None or error is PeerError:
@@ -71,6 +74,26 @@ def launch(
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """Kind of device -> `backend`: beside GPUs, what lies on the host (flags, checkpoints' plans) still goes over gloo."""
+
+
+def rank_at(number: int, places: Sequence[int]) -> int:
+    """The rank of a process, by its number."""
+    return list(places).index(number) if places else number
+
+
+def check_place(places: Sequence[int]) -> None:
+    """PlanError where this process has another number than its rank has a place. places: as in `launch`; in the order
+    of ranks, or not a process each, they are nobody's to check."""
+    in_order = [*range(dist.get_world_size())]
+    if [*places] == in_order or sorted(places) != in_order:
+        return
+    rank = dist.get_rank()
+    number = int(os.environ.get("RANK", rank))
+    if places[rank] != number:
+        raise PlanError(
+            f"placement gives rank {rank} device {places[rank]}, and its process is number {number}; gnomon run and "
+            f"gnomon.prepare place ranks, for a run without logical workers, spare copies or replacements"
+        )
 
 
 def own_device(backend: str) -> torch.device:
@@ -84,20 +107,21 @@ def _started(
     world_size: int,
     ends_itself: bool,
     schedules: Sequence[Path],
+    places: Sequence[int],
     function: Callable[..., Result],
     backend: str,
     threads: int,
     *args: Any,
 ) -> Result:
     """`member` in a process that was started here: signals end it without a word, or wait for the function. schedules:
-    files of orders that the starting process has added."""
+    files of orders that the starting process has added. rank, places: its number, and of each rank that."""
     for path in schedules:
         orders.add(path)
     for number in SIGNALS:
         signal.signal(number, lambda number, frame: os._exit(128 + number))
     if not ends_itself:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    return member(function, backend, threads, *args, store=store, rank=rank, world_size=world_size)
+    return member(function, backend, threads, *args, store=store, rank=rank, world_size=world_size, places=places)
 
 
 def member(
@@ -108,9 +132,10 @@ def member(
     store: Store | None = None,
     rank: int = -1,
     world_size: int = -1,
+    places: Sequence[int] = (),
 ) -> Result:
-    """One process of the job, from joining it to leaving it. store: where it meets the others, with its rank; None:
-    what torchrun says."""
+    """One process of the job, from joining it to leaving it. store: where it meets the others, with its number; None:
+    what torchrun says. places: as in `launch`."""
     torch.set_num_threads(threads)
     device = None
     if "nccl" in backend:
@@ -119,9 +144,10 @@ def member(
         # with a device, groups connect when they are made, in the same order everywhere; otherwise when first used,
         # which is another order on every pipeline rank
     if store is None:
-        meet_by_torchrun(backend, device)
+        meet_by_torchrun(backend, device, places)
     else:
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=device)
+        here = rank_at(rank, places)
+        dist.init_process_group(backend, store=store, rank=here, world_size=world_size, device_id=device)
     try:
         result = function(*args)
     except BaseException:
@@ -132,13 +158,13 @@ def member(
     return result
 
 
-def meet_by_torchrun(backend: str, device: torch.device | None = None) -> None:
-    """`init_process_group` among the processes that torchrun started. device: of NCCL.
+def meet_by_torchrun(backend: str, device: torch.device | None = None, places: Sequence[int] = ()) -> None:
+    """`init_process_group` among the processes that torchrun started. device: of NCCL. places: as in `launch`.
 
     torchrun keeps its store over a restart, so the addresses of the processes before are still in it: each start has
     keys of its own. PeerError where another process is gone before all have met.
     """
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world_size = rank_at(int(os.environ["RANK"]), places), int(os.environ["WORLD_SIZE"])
     try:
         store, _, _ = next(rendezvous("env://"))
         started = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

@@ -87,7 +87,7 @@ def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS
             f"{LARGEST:,}; name a function that builds a smaller one"
         )
     simplified: list[str] = []
-    short = replace(plan, precision=FP64)
+    short = replace(plan, precision=FP64, placement=())
     if not plan.stages:
         mesh = _fewer(plan.mesh, ranks)
         if mesh != plan.mesh:

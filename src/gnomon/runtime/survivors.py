@@ -56,13 +56,13 @@ from gnomon.units import show_bytes
 def check_surviving(job: Job) -> None:
     """PlanError for a job that cannot keep its ranks' states in memory."""
     plan = job.plan
-    shared = len(set(plan.device_of)) < plan.world_size
+    placed = plan.device_of != (*range(plan.world_size),)
     missing = {
         "several ranks": plan.world_size == 1,
         "--max-restarts N, how many lost processes may be replaced": not job.max_restarts,
         "no --timeline": job.measure,
         "--device cpu": job.device != "cpu",
-        "a process for each rank (no --processes, no placement that shares them)": shared,
+        "a process for each rank (no --processes, no placement)": placed,
         "a plan without partial_reduce": partial_reduce.METHOD.used(plan),
         "optimizer.delay = 0": bool(plan.optimizer.delay),
         "processes that it starts itself, not torchrun": "TORCHELASTIC_RUN_ID" in os.environ,

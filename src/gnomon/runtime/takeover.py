@@ -71,7 +71,7 @@ def check_with_copies(job: Job) -> None:
         "no --timeline": job.measure,
         "no --memory-checkpoint-every": bool(job.memory_checkpoint_every),
         "--device cpu": job.device != "cpu",
-        "a process for each rank": len(set(plan.device_of)) < plan.world_size,
+        "a process for each rank, without placement": plan.device_of != (*range(plan.world_size),),
         "processes that it starts itself, not torchrun": "TORCHELASTIC_RUN_ID" in os.environ,
         "Linux, whose /proc says which sockets are open": not FOLDER.is_dir(),
     }

@@ -211,8 +211,10 @@ def run(job: Job, *, threads: int = 1) -> Outcome:
         return load_late("gnomon.runtime.takeover_launch:run_with_copies")(job, threads=threads)
     size, backend = job.plan.world_size, BACKENDS[job.device]
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        return next(iter(launch(train, size, job, backend=backend, threads=threads).values()))
+        places = job.plan.device_of
+        return next(iter(launch(train, size, job, backend=backend, threads=threads, places=places).values()))
     start: dict[str, Any] = {"backend": backend, "threads": threads, "grace_s": job.grace_s, "ends_itself": True}
+    start["places"] = job.plan.device_of
     start["preload"] = preload_of(job)
     corpus_of(job)  # text becomes tokens once, before processes wait for each other
     for left in range(job.max_restarts, -1, -1):

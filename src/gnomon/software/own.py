@@ -112,9 +112,9 @@ LACKS = (
         ),
     ),
     Lack(
-        name="placement on other devices than those of the ranks' own numbers",
+        name="placement that leaves devices out, for which it starts no process",
         asked=lambda plan: (
-            plan.device_of != tuple(range(plan.world_size)) and len(set(plan.device_of)) == plan.world_size
+            len(set(plan.device_of)) == plan.world_size and sorted(plan.device_of) != [*range(plan.world_size)]
         ),
     ),
 )

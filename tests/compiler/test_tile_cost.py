@@ -25,7 +25,7 @@ MACHINE = Machine(
 )
 AT = Rates(
     memory_bytes_per_s=1e10, l3_bytes_per_s=4e10, l2_bytes_per_s=1e11, instructions_per_s=4e9, addition_s=1.2e-9,
-    walk_s=2e-9, task_s=8e-9, gather_s=2e-8,
+    peak_s=1.2e-9, walk_s=2e-9, task_s=8e-9, gather_s=2e-8,
 )  # fmt: skip
 SMALL = 1 << 20
 
@@ -36,9 +36,11 @@ def nest_of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Nest:
     return planned.kernel.nest
 
 
-def of(nest: Nest, *, rows: int, points: int, chunk: int, tile: int, moved: int = SMALL, threads: int = 1) -> Cost:
+def of(
+    nest: Nest, *, rows: int, points: int, chunk: int, tile: int, moved: int = SMALL, threads: int = 1, at: Rates = AT
+) -> Cost:
     made = Tiling(rows=rows, points=points, chunk=chunk, tile=tile, parallel=threads > 1, past=False)
-    return cost(nest, made, 1, moved, threads, AT, MACHINE)
+    return cost(nest, made, 1, moved, threads, at, MACHINE)
 
 
 Function = tuple[Callable[..., Any], tuple[int, ...], *tuple[tuple[int, ...], ...]]
@@ -71,6 +73,15 @@ def test_a_chain_of_additions_is_hidden_by_sums_beside_each_other(monkeypatch: p
     hidden = of(nest, rows=512, points=1024, chunk=16, tile=1024).compute_s
     assert 512 * 128 * AT.addition_s <= chained
     assert hidden < 0.7 * chained
+
+
+def test_a_running_maximum_waits_as_long_as_a_maximum_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    nest = nest_of(*SOFTMAX)
+    slow, fast = replace(AT, peak_s=4e-9), replace(AT, peak_s=1e-10)
+    for beside in (1, 2):
+        monkeypatch.setattr("gnomon.compiler.tiles.unroll", lambda nest, step, beside=beside: beside)
+        costs = [of(nest, rows=512, points=1024, chunk=16, tile=1024, at=at).compute_s for at in (slow, fast)]
+        assert 512 * 128 * (4e-9 / beside - 1e-9) < costs[0] - costs[1] <= 512 * 128 * 4e-9 / beside
 
 
 def test_workers_share_whole_tasks() -> None:

@@ -39,6 +39,9 @@ extern "C" int gnomon_kernel(const int64_t* __restrict d, float* __restrict x) {
             for (int64_t j = 0; j < points; j += VW) b = b + ld(x + j);
             b = splat(hsum(b) * 1e-30f);
         }
+    else if (what == 4)
+        for (int64_t k = 0; k < repeats; k++)
+            for (int64_t j = 0; j < points; j += VW) b = peak(b, ld(x + j));
     else {
         const int64_t chunk = d[3], tiles = d[4], stride = d[5];
         for (int64_t task = 0; task < repeats / chunk; task++) {
@@ -59,7 +62,7 @@ extern "C" int gnomon_kernel(const int64_t* __restrict d, float* __restrict x) {
 }
 """
 PROBE_INSTRUCTIONS = 14
-EXP, ADD, SUM, WALK = range(4)
+EXP, ADD, SUM, WALK, PEAK = range(5)
 STORE, LOAD = 2.0, 0.5
 """In vector instructions: a core stores half as often as it computes, and loads twice as often."""
 BESIDE = 0.6
@@ -81,6 +84,8 @@ class Rates:
     """Vector instructions, on a polynomial whose data lies in the first cache."""
     addition_s: float
     """From one addition of a running sum to the next."""
+    peak_s: float
+    """The same of a running maximum."""
     walk_s: float
     """To begin and end one walk along a row."""
     task_s: float
@@ -121,6 +126,7 @@ def rates() -> Rates:
             l2_bytes_per_s=5e10,
             instructions_per_s=2e9,
             addition_s=1.3e-9,
+            peak_s=1.3e-9,
             walk_s=3e-9,
             task_s=1e-8,
             gather_s=1e-8,
@@ -148,6 +154,7 @@ def rates() -> Rates:
         l2_bytes_per_s=moved(machine.l2_bytes),
         instructions_per_s=400 * (1024 // lanes) * PROBE_INSTRUCTIONS / exp_s,
         addition_s=addition_s,
+        peak_s=seconds(PEAK, 1024, 400) / (400 * (1024 // lanes)),
         walk_s=walk_s,
         task_s=max(seconds(WALK, lanes, repeats) / repeats - walk_s, 1e-10),
         gather_s=max(seconds(SUM, lanes, repeats) / repeats - addition_s, 1e-10),
@@ -203,12 +210,14 @@ def _walk_s(nest: Nest, step: Pass, at: Rates) -> float:
     """What one walk of a pass takes beside its vectors."""
     arrays = sum(nest.body.code[i].op in ("load", "take") for i in step.values)
     arrays += len(step.stores) + len(step.read_back) + len(step.scratch) + len(step.reductions)
-    return at.walk_s + PLACE * arrays / at.instructions_per_s + (at.gather_s if _gathers(nest, step) else 0.0)
+    gathered = _gathered(nest, step)
+    beside = (tiles.unroll(nest, step) - 1) * len(gathered)  # sums that become one
+    return at.walk_s + (PLACE * arrays + beside) / at.instructions_per_s + (at.gather_s if gathered else 0.0)
 
 
-def _gathers(nest: Nest, step: Pass) -> bool:
-    """Whether a pass adds up along the row."""
-    return any(nest.stages.roles[i] != "column" for i in step.reductions)
+def _gathered(nest: Nest, step: Pass) -> list[int]:
+    """What a pass adds up along the row."""
+    return [i for i in step.reductions if nest.stages.roles[i] != "column"]
 
 
 def _own(nest: Nest, value: int) -> float:
@@ -218,8 +227,8 @@ def _own(nest: Nest, value: int) -> float:
 
 def _vector_s(nest: Nest, step: Pass, at: Rates) -> float:
     """One vector of a pass: its instructions, or the next addition of its longest sum."""
-    chain_s = at.addition_s / tiles.unroll(nest, step) if _gathers(nest, step) else 0.0
-    return max(instructions(nest, step) / at.instructions_per_s, chain_s)
+    each = (at.peak_s if nest.body.code[i].op == "peak" else at.addition_s for i in _gathered(nest, step))
+    return max(instructions(nest, step) / at.instructions_per_s, max(each, default=0.0) / tiles.unroll(nest, step))
 
 
 def _again_s(nest: Nest, tile: Tiling, walks: int, at: Rates, machine: Machine) -> float:

@@ -26,6 +26,7 @@ from gnomon.models.presets import model  # noqa: E402
 from gnomon.models.tiny import tiny  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Plan, Saved, Stage, Workload  # noqa: E402
 from gnomon.prediction import Prediction  # noqa: E402
+from gnomon.prediction.update import in_update  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
 from gnomon.runtime.checkpoint.convert import holdings  # noqa: E402
 from gnomon.runtime.evaluate import evaluate  # noqa: E402
@@ -64,6 +65,17 @@ JOBS: dict[str, Small] = {
     "vocab_2, v half, tied": job(TIED, "vocab_2", Mesh(pp=2), name="v_half"),
     "vocab_2, pp 4, capped": job(SOFTCAP, "vocab_2", Mesh(pp=4)),
     "vocab_1, v half, zero 1, tied": job(TIED, "vocab_1", Mesh(pp=2, dp_shard=2), name="v_half", optimizer=SHARDED),
+    "vocab_1, muon": job(LLAMA, "vocab_1", Mesh(pp=2), optimizer=Optimizer(kind="muon")),
+    "interlaced, adafactor": job(LLAMA, "interlaced", Mesh(pp=2), optimizer=Optimizer(kind="adafactor")),
+    "interlaced, muon, zero 1": job(
+        LLAMA, "interlaced", Mesh(pp=2, dp_shard=2), optimizer=Optimizer(kind="muon", zero=1)
+    ),
+    "vocab_2, adafactor, zero 1, tied": job(
+        llama(replace(CONFIG, num_layers=4, tied=True)),
+        "vocab_2",
+        Mesh(pp=2, dp_shard=2),
+        optimizer=Optimizer(kind="adafactor", zero=1),
+    ),
     "interlaced and cp": job(LLAMA, "interlaced", Mesh(pp=2, cp=2)),
 }
 
@@ -116,8 +128,11 @@ WIDE = replace(accounted.CONFIG, num_layers=4)
 SAME = {
     "interlaced": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b", 8, vocabulary="interlaced"), precision=FP32),
     "vocab_1": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b", 8, vocabulary="vocab_1"), precision=FP32),
-    "vocab_2": Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b", 8, vocabulary="vocab_2"), precision=FP32),
-}
+    "vocab_2": Plan(
+        mesh=Mesh(pp=2), schedule=schedule("one_f_one_b", 8, vocabulary="vocab_2"), precision=FP32,
+        optimizer=Optimizer(kind="adafactor"),
+    ),
+}  # fmt: skip
 """In fp32, against the prediction."""
 
 
@@ -182,7 +197,7 @@ def predicted(name: str) -> Prediction:
 @pytest.mark.parametrize("name", SAME)
 def test_ranks_exchange_what_the_rows_say(name: str) -> None:
     """Collective by collective, in order, with its bytes. Of CAST_H, which the prediction has as another program sends
-    it (fp32, with a number a token), only the hidden states."""
+    it (fp32, with a number a token), only the hidden states. Adafactor's sums come last, of the parts of the tables."""
     made = predicted(name)
     program, share = made.structure.program, made.pricing.stages[0].share
     assert share is not None
@@ -191,6 +206,8 @@ def test_ranks_exchange_what_the_rows_say(name: str) -> None:
         kinds = [program.kinds[program.kind[row]].name for row in rows]
         cast = [("broadcast", 4 * 64 * 64)]  # of a sequence of 64 tokens
         want = [pair for kind in kinds for pair in (cast if kind == "CAST_H" else share.exchanged(kind))]
+        updates = in_update(*made.pricing.priced.held(rank))
+        want += [(one.kind, one.bytes) for one, _ in updates if one.axes == ("vocabulary",)]
         assert results[name].exchanged == want and len(want) > 8 * 5
 
 

@@ -226,10 +226,24 @@ class StagePrice:
     @cached_property
     def _update_collectives(self) -> dict[LayerPrice, tuple[UpdateCollective, ...]]:
         optimizer, precision = self.plan.optimizer, self.plan.precision
-        return {
-            p: tuple(bytes_in_update(p.sharded, self.mesh, optimizer, precision, without=self._repeated(p, layers)))
-            for p, layers in self.held
-        }
+        made = {}
+        for price, layers in self.held:
+            parts, left = self.share is not None and layers[0] in self._parts, self._repeated(price, layers)
+            made[price] = tuple(
+                bytes_in_update(
+                    price.sharded,
+                    self.mesh,
+                    optimizer,
+                    precision,
+                    without=left,
+                    vocabulary=self.plan.num_pipeline_ranks if parts else 1,
+                )
+            )
+        return made
+
+    def link_of(self, axes: tuple[str, ...]) -> AxisLink:
+        """Between ranks of these axes, or of the pipeline, which divide the vocabulary."""
+        return self.share.link if self.share is not None and axes == ("vocabulary",) else self.links["+".join(axes)]
 
     def update_matrices(self, price: LayerPrice) -> tuple[tuple[int, int, int], ...]:
         """(count, rows, columns) of the matrices of one layer whose updates Muon makes orthogonal, of all shards."""

@@ -76,7 +76,7 @@ def exchanged_s(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> 
     """Seconds of the collectives inside an update of these layers; of one on the host as if its ranks had the links of
     their devices."""
     return sum(
-        float(collective_seconds(one.kind, one.bytes, stage.links["+".join(one.axes)])) * times
+        float(collective_seconds(one.kind, one.bytes, stage.link_of(one.axes))) * times
         for one, times in in_update(stage, layers)
     )
 

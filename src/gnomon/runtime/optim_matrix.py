@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from gnomon.runtime.collectives import all_gather, all_reduce
-from gnomon.runtime.parameters import Parameters, Slot
+from gnomon.runtime.parameters import Parameters, Range, Slot
 
 BETA2_DECAY, RELATIVE_EPS, LARGEST = -0.8, 1e-3, 1.0
 """Adafactor: decay of the second moment in steps, smallest size that an update is relative to, largest update."""
@@ -36,17 +36,25 @@ class Ranks:
     shards: ProcessGroup | None = None
     """Those that ZeRO divides over."""
     inner: ProcessGroup | None = None
-    """Tensor-parallel ones."""
+    """Tensor-parallel ones, or those of the pipeline that divide the vocabulary."""
+    unlike: bool = False
+    """Whether these have other parameters than each other beside those that they divide."""
 
     def of(self, slots: Iterable[Slot]) -> Ranks:
         """Those that divide these parameters."""
         return self if any(slot.places for slot in slots) else Ranks(shards=self.shards)
 
-    def add_up(self, x: Tensor) -> None:
-        """The sum over all of them, in place."""
-        for group in (self.inner, self.shards):
-            if group is not None:
-                all_reduce(x, group)
+    def add_up(self, sums: _Sums, slots: Iterable[Slot]) -> None:
+        """The sums over all of them, in place."""
+        if self.inner is not None:
+            parts = [sums.parts[slot.name] for slot in slots if slot.places or not self.unlike]
+            together = torch.cat(parts) if self.unlike else sums.flat
+            all_reduce(together, self.inner)
+            if self.unlike:
+                for part, value in zip(parts, together.split([len(part) for part in parts]), strict=True):
+                    part.copy_(value)
+        if self.shards is not None:
+            all_reduce(sums.flat, self.shards)
 
 
 ALONE = Ranks()
@@ -109,7 +117,7 @@ def adafactor(
                 square, (rows_at, columns_at) = _square(g, block) * share, _places(slot, target.device)
                 rows[block.matrix].index_add_(0, rows_at[block.rows], square.sum(1))
                 columns[block.matrix].index_add_(0, columns_at[block.columns], square.sum(0))
-    ranks.add_up(sums.flat)
+    ranks.add_up(sums, held.slots)
     for slot, (low, high) in held.pieces():
         _move(moments[slot.name], grads[low:high], sums, slot, change)
     lengths = _Sums(held.slots, dtype, target.device, only_own=True)
@@ -118,7 +126,7 @@ def adafactor(
         for block in _blocks(slot, held, low, high):
             update = _update(moments[slot.name], grads[low:high], block, slot, eps, dtype)
             lengths.of(slot)[0][block.matrix] += update.square().sum() * share
-    ranks.add_up(lengths.flat)
+    ranks.add_up(lengths, held.slots)
     for slot, (low, high) in held.pieces():
         size = math.prod(slot.whole_matrix[1:]) if slot.split is not None else math.prod(slot.whole)
         own = (sums.of(slot)[0] / size).sqrt_().clamp_(min=RELATIVE_EPS) * min(lr, steps**-0.5)
@@ -243,8 +251,14 @@ def muon(
         all_gather(whole, grads, ranks.shards)
     elif ranks.shards is None:
         assert held.mine == (0, held.size), "a shard of its own without ranks that have the others"
-    for slot, (low, high) in chosen:
+    pieces = dict[str, Range]((slot.name, piece) for slot, piece in chosen)
+    for slot in held.slots if ranks.unlike else [slot for slot, _ in chosen]:
+        if slot.name not in pieces and not (slot.places and is_orthogonal(slot)):
+            continue
         update = _orthogonal(slot, whole[slot.start : slot.stop], ranks)
+        if slot.name not in pieces:  # its own part is another shard's, which other ranks of the pipeline may have
+            continue
+        low, high = pieces[slot.name]
         first = held.mine[0] + low - slot.start
         _, rows, columns = slot.whole_matrix
         if slot.decays:

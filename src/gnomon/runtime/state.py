@@ -310,7 +310,9 @@ class State:
 
     def ranks_of(self, held: Parameters) -> Ranks:
         """That have parts of the same matrices."""
-        shards = self._shards(held) if held.zero else None
+        shards, parts = self._shards(held) if held.zero else None, self.groups.by_comm.get("vocabulary")
+        if parts is not None:  # without tensor parallelism
+            return Ranks(shards=shards, inner=parts, unlike=True)
         return Ranks(shards=shards, inner=self.groups.by_comm.get("etp" if held.experts else "tp"))
 
     def update(self, stage: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 from gnomon.graph import DTYPE_BITS, Block, matrix_rows
@@ -133,11 +134,13 @@ def bytes_in_update(
     precision: Precision,
     *,
     without: frozenset[str] = frozenset(),
+    vocabulary: int = 1,
 ) -> Iterator[UpdateCollective]:
     """Collectives of one block's parameters inside the update of its stage.
 
-    without: parameters that travel with another block. Under ZeRO and tensor parallelism together a rank gathers the
-    matrices that it has elements of; here, that many on average."""
+    without: parameters that travel with another block. vocabulary: ranks of the pipeline that divide the block, in
+    place of tensor-parallel ones; they have unlike parameters beside its. Under ZeRO and tensor parallelism together a
+    rank gathers the matrices that it has elements of; here, that many on average."""
     if optimizer.kind not in ("adafactor", "muon"):
         return
     for experts in (False, True):
@@ -148,16 +151,17 @@ def bytes_in_update(
         alone = optimizer.zero == 3 and mesh.dp_shard * mesh.cp > 1  # each block is a stage
         axis: tuple[str, ...] = ("etp",) if experts else ("tp",)
         inner = mesh.etp if experts else mesh.tp
+        if vocabulary > 1:
+            axis, inner = ("vocabulary",), vocabulary
         if optimizer.kind == "adafactor" and chosen:
             groups = [(axis, inner)] if inner > 1 and (not alone or any(m.divided for m in chosen)) else []
             groups += [(axes, ways)] if ways > 1 else []
             width = max(4, DTYPE_BITS[precision.states] // 8)
-            lengths = sum(m.count for m in chosen)
-            sums = lengths + sum(m.count * (m.rows + m.columns) for m in chosen)
-            parts: tuple[tuple[Part, int], ...] = (("squares", sums), ("lengths", lengths))
-            for part, count in parts:
-                for over, ranks in groups:
-                    yield UpdateCollective(part=part, kind="all_reduce", axes=over, ranks=ranks, bytes=count * width)
+            parts: tuple[Part, ...] = ("squares", "lengths")
+            for part, (over, ranks) in product(parts, groups):
+                added = [m for m in chosen if m.divided or over != ("vocabulary",)]
+                count = sum(m.count * (1 + (m.rows + m.columns if part == "squares" else 0)) for m in added)
+                yield UpdateCollective(part=part, kind="all_reduce", axes=over, ranks=ranks, bytes=count * width)
         if optimizer.kind == "muon":
             width, matrices = DTYPE_BITS[precision.grad] // 8, [m for m in chosen if m.orthogonalised]
             if ways > 1 and chosen and (not alone or matrices):
@@ -165,5 +169,5 @@ def bytes_in_update(
                 yield UpdateCollective(part="shards", kind="all_gather", axes=axes, ranks=ways, bytes=size)
             for matrix in matrices if inner > 1 else ():
                 if matrix.divided:
-                    size = -(-matrix.elements * width * inner // ways)
+                    size = -(-matrix.elements * width * inner // (ways if vocabulary == 1 else 1))
                     yield UpdateCollective(part="matrix", kind="all_gather", axes=axis, ranks=inner, bytes=size)

@@ -48,8 +48,8 @@ class Lack:
 
 LACKS = (
     Lack(
-        name="schedule.vocabulary with gradient buckets or optimizer.kind = {plan.optimizer.kind!r}",
-        asked=lambda plan: plan.schedule.vocabulary != "ends" and (by_layer(plan) or needs_whole_matrices(plan)),
+        name="schedule.vocabulary with gradient buckets",
+        asked=lambda plan: plan.schedule.vocabulary != "ends" and by_layer(plan),
     ),
     Lack(
         name=f"layout.rules other than those that keep {', '.join(WHOLE_DIMS)} whole",

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from gnomon.compiler.groups import Group, rebuilt  # noqa: E402
-from gnomon.compiler.program import Planned, _asked, _nest  # noqa: E402
+from gnomon.compiler.program import Planned, _asked, _loops  # noqa: E402
 from gnomon.compiler.siblings import joined  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -64,7 +64,7 @@ def test_groups_that_wait_for_each_other_through_a_third_stay_apart(through_anot
         body = rebuilt(members)
         assert body is not None
         kept.append(Group(members=members, body=body))
-    made = joined(graph, kept, _asked(graph, kept), lambda body, nodes: _nest(body, nodes, None), None)
+    made = joined(graph, kept, _asked(graph, kept), lambda body, nodes: _loops(body, nodes, None, set()), None)
     together = any({exp, tanh} <= set(group.members) for group in made)
     assert together is not through_another
 

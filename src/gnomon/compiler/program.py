@@ -13,6 +13,7 @@ import heapq
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,11 +66,12 @@ class Program:
 def program(graph: torch.fx.Graph, environment: Any) -> Program:
     """Groups, their outputs as those who read them ask, and an order of all that runs."""
     kept = groups(graph)
-    kept = joined(graph, kept, _asked(graph, kept), lambda body, nodes: _nest(body, nodes, environment), environment)
-    kept = [group for group in kept if worth(group)]
+    known = {*_symbol_sources(graph)}
+    loops = partial(_loops, environment=environment, known=known)
+    kept = [group for group in joined(graph, kept, _asked(graph, kept), loops, environment) if worth(group)]
     while True:
         outputs = _asked(graph, kept)
-        planned, refused = _planned(kept, outputs, environment, {*_symbol_sources(graph)})
+        planned, refused = _planned(kept, outputs, environment, known)
         if not refused:
             break
         kept = [g for group in kept for g in ([group] if group not in refused else _shorter(group))]
@@ -125,28 +127,33 @@ def _planned(
         if not outputs[n]:
             continue
         try:
-            loops = _nest(group.body, outputs[n], environment)
-            where = device_of(outputs[n][0])
-            assert where is not None, "groups make tensors"
-            written = PRINTERS[where.type](loops)
-            one = Planned(group=group, outputs=outputs[n], kernel=written, number=len(made), device=where)
-            if not {*symbols_in(one)} <= known:
-                raise UnfitError("a size that is known only when the graph runs")
+            written = _kernel(group.body, outputs[n], environment, known)
         except UnfitError:
             refused.append(group)
             continue
-        made.append(one)
+        where = device_of(outputs[n][0])
+        assert where is not None, "groups make tensors"
+        made.append(Planned(group=group, outputs=outputs[n], kernel=written, number=len(made), device=where))
     return made, refused
 
 
-def _nest(body: Body, outputs: Sequence[torch.fx.Node], environment: Any) -> Nest:
-    """The loops that make these outputs of a body, checked; raises `UnfitError` where there are none."""
+def _kernel(body: Body, outputs: Sequence[torch.fx.Node], environment: Any, known: set[str]) -> Kernel:
+    """The kernel that makes these outputs of a body, or `UnfitError`; known: names of symbols."""
     body = body.copy()
     outs = [_output(body, node) for node in outputs]
     check_body(body)
     loops = nest(body, outs, environment)
     check_nest(loops)
-    return loops
+    where = device_of(outputs[0])
+    assert where is not None, "groups make tensors"
+    written = PRINTERS[where.type](loops)
+    if not _symbols(written) <= known:
+        raise UnfitError("a size that is known only when the graph runs")
+    return written
+
+
+def _loops(body: Body, outputs: Sequence[torch.fx.Node], environment: Any, known: set[str]) -> Nest:
+    return _kernel(body, outputs, environment, known).nest
 
 
 def _output(body: Any, node: torch.fx.Node) -> Output:
@@ -469,15 +476,19 @@ def write(made: Program, lines_of: Callable[[Writer, Planned], list[str]]) -> Ca
 
 def symbols_in(planned: Planned) -> list[str]:
     """Names of the symbols that a group's sizes are made of."""
-    return sorted({str(s) for size in _all_sizes(planned) for s in symbols(size)})
+    return sorted(_symbols(planned.kernel))
 
 
-def _all_sizes(p: Planned) -> Iterable[Size]:
-    nest = p.kernel.nest
-    yield from p.kernel.sizes
+def _symbols(kernel: Kernel) -> set[str]:
+    return {str(s) for size in _all_sizes(kernel) for s in symbols(size)}
+
+
+def _all_sizes(kernel: Kernel) -> Iterable[Size]:
+    nest = kernel.nest
+    yield from kernel.sizes
     for out in nest.outputs:
         yield from (*out.shape, *out.memory)
-    for slot in p.kernel.slots:
+    for slot in kernel.slots:
         yield nest.body.inputs[slot].offset
     yield from nest.sizes.values()
 

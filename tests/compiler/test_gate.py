@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 from gnomon.compiler import gate  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -21,3 +25,19 @@ def test_a_kernel_is_kept_within_its_share_of_atens_time(
     trial = gate.Trial(f"// {seconds} {share}", lambda x: (x + 1,), lambda x: (x + 1,), share=share)
     assert torch.equal(trial(torch.ones(3))[0], torch.full((3,), 2.0))
     assert trial.kept is kept
+
+
+def test_a_mode_that_looks_at_every_operation_does_not_see_the_trial() -> None:
+    """AOTAutograd has one in each first call; a kernel that makes several results would pay for it, ATen would not."""
+    seen = []
+
+    class Looks(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    trial = gate.Trial("// looked at", lambda x: (x + 1,), lambda x: (x + 1,))
+    x = torch.ones(3)
+    with Looks():
+        trial(x)
+    assert trial.kept is not None and [str(func) for func in seen] == ["aten.add.Tensor"]

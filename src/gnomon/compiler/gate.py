@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gnomon.compiler.build import cache_folder, key_of
 
@@ -56,7 +57,8 @@ class Trial:
         with _lock:
             known = _verdicts.get(key)
         if known is None:
-            known = self._tried(key, args, wanted)
+            with _disable_current_modes():  # AOTAutograd looks at each operation of the first call, for 24 us each
+                known = self._tried(key, args, wanted)
             with _lock:
                 _verdicts[key] = known
         self.verdict, self.kept = known, bool(known["kept"])

@@ -54,6 +54,8 @@ ALONE = {
     aten.hardswish_backward.default,
     aten.linalg_vector_norm.default,
     aten._native_batch_norm_legit_no_training.default,
+    aten._native_batch_norm_legit_functional.default,
+    aten.native_batch_norm_backward.default,
 }
 """Operations worth a kernel of their own: ATen takes several passes or a slow function for them."""
 

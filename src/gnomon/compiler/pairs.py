@@ -144,7 +144,7 @@ def _pairs(node: Node) -> tuple[list[Node], list[Node]] | None:
         source = inner
     else:
         return None
-    x, y = source.args
+    x, y = (_itself(part) for part in source.args)
     one, other = _value(x, 3), _value(y, 3)
     rows, columns = _value(i, 1, torch.int64), _value(j, 1, torch.int64)
     if one is None or other is None or rows is None or columns is None:
@@ -154,6 +154,16 @@ def _pairs(node: Node) -> tuple[list[Node], list[Node]] | None:
     if not fixed or max(sizes[0], sizes[2]) > LARGEST or sizes[3] != sizes[4]:
         return None
     return [x, y, i, j], gone
+
+
+def _itself(node: Any) -> Any:
+    """The tensor that a node is, behind views that change nothing."""
+    while isinstance(node, fx.Node) and node.target in (*SAME, aten.expand.default):
+        here, inner = _value(node, 3), _value(node.args[0], 3)
+        if here is None or inner is None or here.shape != inner.shape or here.stride() != inner.stride():
+            break
+        node = node.args[0]
+    return node
 
 
 def _joined(node: Any, part: Any) -> Any:

@@ -16,46 +16,81 @@ struct Call {                                          // as _Call in pairs.py h
     float* out;
 };
 
-template <int R>
+template <int R, int V>
 ALWAYS void tile(const Call& c, const float* x, const float* y, float* to, int64_t wide) {
-    for (int64_t column = 0; column < wide; column += 2 * VW) {
-        F sum[R][2] = {};
-        for (int64_t d = 0; d < c.depth; d++) {
-            const F a = ld(y + d * wide + column), b = ld(y + d * wide + column + VW);
-            UNROLLED for (int r = 0; r < R; r++) {
-                const float v = x[r * c.x_r + d * c.x_d];
-                sum[r][0] = sum[r][0] + a * v;
-                sum[r][1] = sum[r][1] + b * v;
-            }
+    F sum[R][V] = {};
+    for (int64_t d = 0; d < c.depth; d++)
+        UNROLLED for (int v = 0; v < V; v++) {
+            const F a = ld(y + d * wide + v * VW);
+            UNROLLED for (int r = 0; r < R; r++) sum[r][v] = sum[r][v] + a * x[r * c.x_r + d * c.x_d];
         }
-        UNROLLED for (int r = 0; r < R; r++) {
-            st(to + r * wide + column, sum[r][0]);
-            st(to + r * wide + column + VW, sum[r][1]);
-        }
-    }
+    UNROLLED for (int r = 0; r < R; r++)
+        UNROLLED for (int v = 0; v < V; v++) st(to + r * wide + v * VW, sum[r][v]);
 }
 
-void sample(const Call& c, int64_t n, const int32_t* at, float* y, float* all, int64_t wide) {
-    const float *x = c.x + n * c.x_b, *from = c.y + n * c.y_b;
-    if (c.y_c == 1)
-        for (int64_t d = 0; d < c.depth; d++) memcpy(y + d * wide, from + d * c.y_d, (size_t)c.columns * sizeof(float));
-    else
-        for (int64_t column = 0; column < c.columns; column++)
-            for (int64_t d = 0; d < c.depth; d++) y[d * wide + column] = from[d * c.y_d + column * c.y_c];
+// R rows, as far to the right as somebody asks for.
+template <int R>
+ALWAYS void rows(const Call& c, const float* x, const float* y, float* to, int64_t wide, int64_t needed) {
+    int64_t column = 0;
+    for (; column + VW < needed; column += 2 * VW) tile<R, 2>(c, x, y + column, to + column, wide);
+    if (column < needed) tile<R, 1>(c, x, y + column, to + column, wide);
+}
+
+// The last rows, fewer than a tile has.
+template <int R>
+void rest(const Call& c, int count, const float* x, const float* y, float* to, int64_t wide, int64_t needed) {
+    if constexpr (R > 1)
+        if (count < R) return rest<R - 1>(c, count, x, y, to, wide, needed);
+    rows<R>(c, x, y, to, wide, needed);
+}
+
+// VW columns of y whose numbers lie beside each other, VW of each, as rows.
+ALWAYS void turned(const Call& c, const float* from, int64_t column, float* to, int64_t wide) {
+    F v[VW];
+    UNROLLED for (int r = 0; r < VW; r++) v[r] = column + r < c.columns ? ld(from + (column + r) * c.y_c) : F{};
+    UNROLLED for (int w = 1; w < VW; w *= 2)
+        UNROLLED for (int r = 0; r < VW; r++) {
+            if (r & w) continue;
+            const B even = (lanes() & w) == 0;
+            const F a = v[r], b = v[r + w];
+            v[r] = __builtin_shuffle(a, b, even ? lanes() : lanes() - w + VW);
+            v[r + w] = __builtin_shuffle(a, b, even ? lanes() + w : lanes() + VW);
+        }
+    UNROLLED for (int r = 0; r < VW; r++) st(to + r * wide + column, v[r]);
+}
+
+void arranged(const Call& c, const float* from, float* y, int64_t wide) {
+    int64_t d = 0;
+    if (c.y_c == 1) {
+        for (; d < c.depth; d++) memcpy(y + d * wide, from + d * c.y_d, (size_t)c.columns * sizeof(float));
+    } else if (c.y_d == 1) {
+        for (; d + VW <= c.depth; d += VW)
+            for (int64_t column = 0; column < wide; column += VW) turned(c, from + d, column, y + d * wide, wide);
+    }
+    for (; d < c.depth; d++)
+        for (int64_t column = 0; column < c.columns; column++) y[d * wide + column] = from[d * c.y_d + column * c.y_c];
+}
+
+void sample(const Call& c, int64_t n, const int32_t* at, const int32_t* needed, float* y, float* all, int64_t wide) {
+    const float* x = c.x + n * c.x_b;
+    arranged(c, c.y + n * c.y_b, y, wide);
     int64_t row = 0;
-    for (; row + ROWS <= c.rows; row += ROWS) tile<ROWS>(c, x + row * c.x_r, y, all + row * wide, wide);
-    for (; row < c.rows; row++) tile<1>(c, x + row * c.x_r, y, all + row * wide, wide);
+    for (; row + ROWS <= c.rows; row += ROWS) rows<ROWS>(c, x + row * c.x_r, y, all + row * wide, wide, needed[row / ROWS]);
+    if (row < c.rows) rest<ROWS - 1>(c, (int)(c.rows - row), x + row * c.x_r, y, all + row * wide, wide, needed[row / ROWS]);
     float* out = c.out + n * (c.before + c.count);
     if (c.before) memcpy(out, c.first + n * c.first_row, (size_t)c.before * sizeof(float));
     for (int64_t k = 0; k < c.count; k++) out[c.before + k] = all[at[k]];
 }
 
-// Where a pair's product lies; 1 where there is none.
-int places(const Call& c, int32_t* at, int64_t wide) {
+// Where a pair's product lies, and the columns that each tile of rows needs; 1 where an index is outside.
+int places(const Call& c, int32_t* at, int32_t* needed, int64_t wide) {
     for (int64_t k = 0; k < c.count; k++) {
         int64_t i = c.i[k * c.i_step], j = c.j[k * c.j_step];
         if (i < -c.rows || i >= c.rows || j < -c.columns || j >= c.columns) return 1;
-        at[k] = (int32_t)((i < 0 ? i + c.rows : i) * wide + (j < 0 ? j + c.columns : j));
+        i += i < 0 ? c.rows : 0;
+        j += j < 0 ? c.columns : 0;
+        at[k] = (int32_t)(i * wide + j);
+        if (j >= needed[i / ROWS]) needed[i / ROWS] = (int32_t)(j + 1);
     }
     return 0;
 }
@@ -65,10 +100,12 @@ int places(const Call& c, int32_t* at, int64_t wide) {
 // 1: an index is outside, or there is no memory, and nothing is written
 extern "C" int gnomon_kernel(const Call* given) {
     const Call& c = *given;
-    const int64_t wide = (c.columns + 2 * VW - 1) / (2 * VW) * (2 * VW);
+    const int64_t wide = (c.columns + VW - 1) / VW * VW;
     const size_t floats = (size_t)((c.depth + c.rows) * wide);
-    int32_t* at = (int32_t*)malloc((size_t)c.count * sizeof(int32_t) + 1);
-    int failed = !at || places(c, at, wide);
+    const int64_t tiles = c.rows / ROWS + 1;
+    int32_t* needed = (int32_t*)calloc((size_t)(tiles + c.count), sizeof(int32_t));
+    int32_t* at = needed + tiles;
+    int failed = !needed || places(c, at, needed, wide);
     if (!failed) {
 #pragma omp parallel if (c.parallel) reduction(| : failed)
         {
@@ -76,10 +113,10 @@ extern "C" int gnomon_kernel(const Call* given) {
             failed |= !room;
 #pragma omp for schedule(static)
             for (int64_t n = 0; n < c.batch; n++)
-                if (room) sample(c, n, at, room, room + c.depth * wide, wide);
+                if (room) sample(c, n, at, needed, room, room + c.depth * wide, wide);
             free(room);
         }
     }
-    free(at);
+    free(needed);
     return failed;
 }

@@ -1,7 +1,8 @@
-"""Softmax, layer norm, RMS norm, group norm and batch norm in inference, with their backward.
+"""Softmax, layer norm, RMS norm, group norm and batch norm, with their backward.
 
 Each is a row's reductions stitched with what consumes them: one group reads a row once from memory and works on
-it in cache. Weights' gradients are sums down the columns of the same group. Leaves out batch norm in training.
+it in cache. Weights' gradients are sums down the columns of the same group. A channel of batch norm is a row. Leaves
+out gradients through running statistics.
 """
 
 from __future__ import annotations
@@ -134,23 +135,85 @@ def rms_norm_backward(
     return tuple(made)
 
 
+def _channel(node: Lowering, tensor: Any, dims: Dims) -> Value:
+    """One number for each channel, that lies in memory."""
+    if node.made(tensor) is not None:
+        raise UnfitError("statistics made in the group")
+    return Value(node.body, node.body.load(node.external(tensor), (dims[1],)).value)
+
+
+def _of_a_channel(dims: Dims) -> tuple[int, ...]:
+    """Axes of all that belongs to one channel."""
+    axes = axes_in(dims, [i for i in range(len(dims)) if i != 1])
+    if not axes or not dims[1]:
+        raise UnfitError("one channel, or one number of each")
+    return axes
+
+
+def batch_norm(
+    node: Lowering, input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    """In training: a channel is a row, and its statistics are the row's. Running statistics come as new tensors."""
+    if not training:
+        raise UnfitError("batch norm by running statistics")
+    x, dims = node.whole(input)
+    if len(dims) < 2:
+        raise UnfitError("no channels")
+    axes = _of_a_channel(dims)
+    spread, average = variance_of(x, axes, 0)
+    rstd = rsqrt(spread + eps)
+    scale = rstd if weight is None else rstd * _channel(node, weight, dims)
+    y = (x - average) * scale
+    y = y if bias is None else y + _channel(node, bias, dims)
+    count = Value(node.body, node.body.extent(axes, spread.kind))
+    unbiased = spread * (count / (count - 1.0))
+    made = [y, average, rstd]
+    for old, new in ((mean, average), (var, unbiased)):
+        made.append(_channel(node, old, dims) * (1.0 - momentum) + new * momentum)
+    return tuple(node.result(one, dims if i == 0 else (dims[1],), node.out[i]) for i, one in enumerate(made))
+
+
+def batch_norm_backward(
+    node: Lowering,
+    grad_out: Any,
+    input: Any,
+    weight: Any,
+    mean: Any,
+    var: Any,
+    save_mean: Any,
+    save_invstd: Any,
+    train: bool,
+    eps: float,
+    output_mask: Any,
+) -> Any:
+    if not train or save_mean is None or save_invstd is None:
+        raise UnfitError("batch norm by running statistics")
+    g, x, dims = _pair(node, grad_out, input)
+    axes = _of_a_channel(dims)
+    scale = _channel(node, save_invstd, dims)
+    normal = (x - _channel(node, save_mean, dims)) * scale
+    total, along = g.sum(axes), (g * normal).sum(axes)
+    each = 1.0 / Value(node.body, node.body.extent(axes, g.kind))
+    made: list[Tensor | None] = [None, None, None]
+    if output_mask[0]:
+        by = scale if weight is None else scale * _channel(node, weight, dims)
+        made[0] = node.result(by * (g - total * each - normal * (along * each)), dims, node.out[0])
+    if output_mask[1]:
+        made[1] = node.result(along, (dims[1],), node.out[1])
+    if output_mask[2]:
+        made[2] = node.result(total, (dims[1],), node.out[2])
+    return tuple(made)
+
+
 def batch_norm_inference(
     node: Lowering, input: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
 ) -> Any:
-    shape = node.shape(input)
-    dims = node.dims_of(shape, [input])
+    dims = node.dims_of(node.shape(input), [input])
     x = node.operand(input, dims)
-
-    def channel(tensor: Any) -> Value:
-        made = node.made(tensor)
-        if made is not None:
-            raise UnfitError("statistics made in the group")
-        return Value(node.body, node.body.load(node.external(tensor), (dims[1],)).value)
-
-    scale = rsqrt(channel(var) + eps)
-    scale = scale if weight is None else scale * channel(weight)
-    y = (x - channel(mean)) * scale
-    y = y if bias is None else y + channel(bias)
+    scale = rsqrt(_channel(node, var, dims) + eps)
+    scale = scale if weight is None else scale * _channel(node, weight, dims)
+    y = (x - _channel(node, mean, dims)) * scale
+    y = y if bias is None else y + _channel(node, bias, dims)
     for other in node.out[1:]:
         if other.numel() != 0:
             raise UnfitError("batch norm that keeps statistics")
@@ -167,4 +230,6 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten._fused_rms_norm.default: rms_norm,
     aten._fused_rms_norm_backward.default: rms_norm_backward,
     aten._native_batch_norm_legit_no_training.default: batch_norm_inference,
+    aten._native_batch_norm_legit_functional.default: batch_norm,
+    aten.native_batch_norm_backward.default: batch_norm_backward,
 }

@@ -196,16 +196,14 @@ def predicted(name: str) -> Prediction:
 
 @pytest.mark.parametrize("name", SAME)
 def test_ranks_exchange_what_the_rows_say(name: str) -> None:
-    """Collective by collective, in order, with its bytes. Of CAST_H, which the prediction has as another program sends
-    it (fp32, with a number a token), only the hidden states. Adafactor's sums come last, of the parts of the tables."""
+    """Collective by collective, in order, with its bytes. Adafactor's sums come last, of the parts of the tables."""
     made = predicted(name)
     program, share = made.structure.program, made.pricing.stages[0].share
     assert share is not None
     for rank, results in ran().items():
         rows = range(int(program.class_ptr[rank]), int(program.class_ptr[rank + 1]))
         kinds = [program.kinds[program.kind[row]].name for row in rows]
-        cast = [("broadcast", 4 * 64 * 64)]  # of a sequence of 64 tokens
-        want = [pair for kind in kinds for pair in (cast if kind == "CAST_H" else share.exchanged(kind))]
+        want = [pair for kind in kinds for pair in share.exchanged(kind)]
         updates = in_update(*made.pricing.priced.held(rank))
         want += [(one.kind, one.bytes) for one, _ in updates if one.axes == ("vocabulary",)]
         assert results[name].exchanged == want and len(want) > 8 * 5

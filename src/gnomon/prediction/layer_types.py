@@ -57,6 +57,8 @@ class KernelFacts:
     """How products of experts run (`Stack.moe_experts`)."""
     deterministic: bool = False
     """Attention's backward adds in order, and Transformer Engine's outputs are filled before they are written."""
+    narrow_hidden: bool = False
+    """Hidden states go out to a divided vocabulary in the compute dtype (`Stack.hidden_dtype`)."""
     composed: bool = False
     """Kernels are those of a profile of one layer (`prediction.profiled`)."""
 
@@ -69,6 +71,7 @@ class KernelFacts:
             cudnn=stack.layers.cudnn,
             transformer_engine=stack.layers.transformer_engine is True,
             fused_casts=stack.launch.launch_mode == "compiled" and stack.layers.transformer_engine is not True,
+            narrow_hidden=stack.loss.hidden_dtype == "compute",
             narrow_sums=stack.layers.tp_reduce_dtype == "fp8",
             dropout_add_fused=stack.layers.dropout_add == "fused",
             chunked_loss=stack.loss.cross_entropy == "chunked",

@@ -500,7 +500,7 @@ def _stage_price(
         beside = replace(mesh, tp=plan.num_pipeline_ranks)
         layout = replace(plan.layout, sequence_parallel=False)
         parts = [(priced(alike(layer), beside, made.across, layout), layer) for layer in made.divided]
-        share = made.share(stage, parts)
+        share = replace(made.share(stage, parts), narrow=facts.narrow_hidden)
     return StagePrice(
         stage=stage,
         mesh=mesh,

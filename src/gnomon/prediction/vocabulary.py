@@ -2,11 +2,12 @@
 (`Schedule.vocabulary`): what each action computes, what the ranks exchange, and what it holds.
 
 `VocabularyShare` is a rank's part; its layers are priced like tensor-parallel ones over the ranks of the pipeline,
-without the collectives, which are rows of their own. Widths and collectives are those of
-sail-sg/VocabularyParallelism 6191c3b megatron/core/pipeline_parallel/vocab_parallel_schedule.py: hidden states go out
-in fp32 with a number a token for the loss before; three numbers a token of the softmax are added up; gradients travel
-in the compute dtype. Leaves out the order (`orders.patterns.vocabulary`) and the final norm's place: it is priced on
-every rank, where that program has it on the last.
+without the collectives, which are rows of their own. Where a stack does not say otherwise (`hidden_dtype`), widths and
+collectives are those of sail-sg/VocabularyParallelism 6191c3b megatron/core/pipeline_parallel/
+vocab_parallel_schedule.py: hidden states go out in fp32 with a number a token for the loss before; three numbers a
+token of the softmax are added up; gradients travel in the compute dtype. Leaves out the order
+(`orders.patterns.vocabulary`) and the final norm's place: it is priced on every rank, where that program has it on the
+last.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class VocabularyShare:
     """Labels of those whose other parameters (positions, norms) this rank holds."""
     link: AxisLink
     """Between the ranks of the pipeline."""
+    narrow: bool = False
+    """Hidden states go out in the compute dtype, alone."""
 
     def holds(self, layer: Layer, tensor: Tensor) -> bool:
         """Whether a parameter, or a part of it, is on this rank."""
@@ -88,8 +91,9 @@ class VocabularyShare:
     @property
     def hidden_bytes_sent(self) -> int:
         """Of the broadcast of hidden states."""
-        width = 4 if self.how != "interlaced" else self.head.input_bytes // max(self._hidden, 1)
-        return width * self._hidden + (4 * self.tokens if self.how != "interlaced" else 0)
+        if self.narrow or self.how == "interlaced":
+            return self.head.input_bytes // max(self._hidden, 1) * self._hidden
+        return 4 * self._hidden + 4 * self.tokens
 
     @property
     def _hidden(self) -> int:
@@ -117,7 +121,7 @@ class VocabularyShare:
         """Kernels that the parts of a divided softmax take beyond those of a whole one: hidden states that came in fp32
         are narrowed; the softmax of a part is scaled once its sum over all parts is known."""
         curves, total = curves_for(device), FREE
-        if self.how == "interlaced" or kind not in ("S", "T"):
+        if self.how == "interlaced" or kind not in ("S", "T") or (self.narrow and kind == "S"):
             return total
         if kind == "S":
             moved, kernels = (4 * self._hidden, self.head.input_bytes), 2

@@ -145,6 +145,9 @@ class Loss:
     counts it; memory does not, though two copies of the logits in fp32 live meanwhile."""
     logits_dtype: Literal["compute", "fp32"] | None = None
     """Dtype in which logits reach the loss."""
+    hidden_dtype: Literal["compute", "fp32"] | None = None
+    """Dtype in which hidden states go out to pipeline ranks that divide the vocabulary (`Schedule.vocabulary`), with a
+    number a token for the loss before where it is fp32, as None is taken to be."""
     divided_loss_copies: int | None = None
     """Copies of a rank's logits in fp32 that the backward of an unfused loss holds at once where tp divides the
     vocabulary. None: three, as where nothing divides it."""

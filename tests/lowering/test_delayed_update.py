@@ -7,8 +7,10 @@ import pytest
 
 from gnomon.errors import PlanError
 from gnomon.lowering.delayed_update import delay_update
+from gnomon.lowering.norm import with_norm
 from gnomon.lowering.offload import offload_optimizer
 from gnomon.program import Program, issue_order_peak, parse_program, validate
+from gnomon.program.rows import Rows
 from gnomon.simulate import Clock, Times, base_from, durations, period, play
 
 BLOCKS = """\
@@ -59,8 +61,12 @@ def test_tiles_of_several_blocks_stay_in_step() -> None:
     assert issue_order_peak(program, structure.deps, sizes)[0].bytes == 12
 
 
-def test_an_update_on_the_device_cannot_be_delayed() -> None:
-    with pytest.raises(PlanError, match="offload the whole optimizer first"):
+def test_an_update_on_the_device_stays_in_its_step_and_cannot_share_a_norm_with_a_late_one() -> None:
+    with pytest.raises(PlanError, match="offload the optimizer, all of it where gradients are clipped"):
         delay_update(parse_program(BLOCKS))
-    with pytest.raises(PlanError, match="offload the whole optimizer first"):
-        delay_update(offload_optimizer(parse_program(BLOCKS), stages=(2, 3)))
+    half = offload_optimizer(parse_program(BLOCKS), stages=(2, 3))
+    tokens = [delay_update(half).token(row) for row in range(half.num_rows)]
+    assert tokens[:2] == ["3HOST_OPT", "2HOST_OPT"] and tokens[-2:] == ["0OPT", "1OPT"]
+    measured = with_norm(Rows.of(half), buffer="G").like(half)
+    with pytest.raises(PlanError, match="its norm is of gradients of the step before"):
+        delay_update(measured)

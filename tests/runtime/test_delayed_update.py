@@ -134,6 +134,42 @@ def _on_a_rank(plan: Plan) -> Numbers:
     return run(plan)
 
 
+def test_layers_on_the_device_are_updated_in_their_own_step() -> None:
+    """Half of the layers, without clipping; those on the host lag."""
+    plan = plan_of(Offload(fraction=0.5), clip=False)
+    with gnomon.prepare(GRAPH, plan, workload=WORKLOAD, seed=3, settings=SETTINGS) as job:
+        late = {name for parts in job.executor.host.parts.values() for part in parts for name in part.by_name}
+        losses = [job.step(token_ids(step, CONFIG, WORKLOAD)) for step in range(1, STEPS + 1)]
+        job.executor.settle()
+        state = job.state_dict()
+        names = {slot.name for held, _ in job.executor.parameters() for slot in held.slots}
+    model = Llama(CONFIG, seed=3, dtype=torch.float64)
+    named = dict(model.named_parameters())
+    assert late and late < names == named.keys()
+    groups = [
+        {"params": [p for p in model.parameters() if (p.ndim > 1) == wide], "weight_decay": decay}
+        for wide, decay in ((True, SETTINGS.weight_decay), (False, 0.0))
+    ]
+    adam = torch.optim.AdamW(groups, lr=SETTINGS.lr, betas=SETTINGS.betas, eps=SETTINGS.eps)
+    waiting, wanted = dict[str, Tensor](), []
+    for step in range(1, STEPS + 1):
+        adam.zero_grad()
+        ids = token_ids(step, CONFIG, WORKLOAD)
+        loss = model(ids[:, :-1], ids[:, 1:]) / ids[:, 1:].numel()
+        loss.backward()
+        wanted.append(loss.item())
+        if step > AFTER:
+            for name in late:
+                waiting[name], named[name].grad = named[name].grad, waiting.get(name)
+        adam.step()
+    for p in named.values():
+        p.grad = None
+    for name, grad in waiting.items():
+        named[name].grad = grad
+    adam.step()
+    same((losses, state), (wanted, {name: p.detach() for name, p in named.items()}))
+
+
 OTHER_AXES = {
     "pipeline": (Mesh(pp=2), Schedule(name="zero_bubble_h1", num_microbatches=2), False),
     "two stages a rank": (

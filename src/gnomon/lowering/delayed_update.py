@@ -19,11 +19,15 @@ from gnomon.program import Program, effects, with_buffers, with_kinds
 
 
 def delay_update(program: Program) -> Program:
-    """The Program with its host updates one step late. PlanError when the update is not, or not wholly, on the host."""
+    """The Program with its host updates one step late; those on the device stay in their own step. PlanError when none
+    is on the host, and for a norm of gradients of both."""
     kinds = by_name(program.kinds)
-    on_device = "OPT" in {program.kinds[kind].name for kind in program.kind.tolist()}
-    if "HOST_OPT" not in kinds or on_device:
-        raise PlanError("a delayed update runs on the host beside the next step; offload the whole optimizer first")
+    used = {program.kinds[kind].name for kind in program.kind.tolist()}
+    if "HOST_OPT" not in used or used >= {"OPT", "NORM"}:
+        raise PlanError(
+            "a delayed update runs on the host beside the next step, and its norm is of gradients of the step before: "
+            "offload the optimizer, all of it where gradients are clipped"
+        )
     host_update = replace(kinds["HOST_OPT"], effects=effects("read GH, read PH, write PH"))
     buffers = [replace(b, lifetime="carried") for b in program.buffers if b.name == "GH"]
     listed = []

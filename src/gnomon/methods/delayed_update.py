@@ -16,8 +16,11 @@ from gnomon.plans import Offload, Plan
 def _refusal(plan: Plan) -> str | None:
     if plan.optimizer.offload is None:
         return "the update that comes late is one on the host; set optimizer.offload too"
-    if plan.optimizer.offload.fraction < 1:
-        return "layers that are updated on the device are updated in their own step; set optimizer.offload.fraction = 1"
+    if plan.optimizer.offload.fraction < 1 and plan.optimizer.clip:
+        return (
+            "layers that are updated on the device are updated in their own step, and the norm to clip to would be of "
+            "two steps; set optimizer.offload.fraction = 1, or optimizer.clip = false"
+        )
     return None
 
 

@@ -94,9 +94,13 @@ LACKS = (
         asked=lambda plan: plan.optimizer.delay > 0 and plan.optimizer.offload_parameters,
     ),
     Lack(
-        name="optimizer.delay without optimizer.offload of all layers",
+        name="optimizer.delay without optimizer.offload, of all layers where a norm is measured (clip, fp16)",
         asked=lambda plan: (
-            plan.optimizer.delay > 0 and (plan.optimizer.offload is None or plan.optimizer.offload.fraction < 1)
+            plan.optimizer.delay > 0
+            and (
+                plan.optimizer.offload is None
+                or (plan.optimizer.offload.fraction < 1 and followed(plan).optimizer.clip)
+            )
         ),
     ),
     Lack(

@@ -65,8 +65,6 @@ JOBS: dict[str, Small] = {
     "vocab_2, v half, tied": job(TIED, "vocab_2", Mesh(pp=2), name="v_half"),
     "vocab_2, pp 4, capped": job(SOFTCAP, "vocab_2", Mesh(pp=4)),
     "vocab_1, v half, zero 1, tied": job(TIED, "vocab_1", Mesh(pp=2, dp_shard=2), name="v_half", optimizer=SHARDED),
-    "vocab_1, muon": job(LLAMA, "vocab_1", Mesh(pp=2), optimizer=Optimizer(kind="muon")),
-    "interlaced, adafactor": job(LLAMA, "interlaced", Mesh(pp=2), optimizer=Optimizer(kind="adafactor")),
     "interlaced, muon, zero 1": job(
         LLAMA, "interlaced", Mesh(pp=2, dp_shard=2), optimizer=Optimizer(kind="muon", zero=1)
     ),

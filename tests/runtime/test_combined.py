@@ -35,7 +35,6 @@ PAIRS = Overlap(buckets=(2, 2, 1))
 SHARDED = Plan(mesh=Mesh(dp_shard=2), schedule=ONE_F, optimizer=Optimizer(zero=3))
 COPIES = Plan(mesh=Mesh(dp_replicate=2), schedule=ONE_F)
 MLP = ("mlp.*",)
-LAST = SavedRule(calls="layers[2:3]", preset="none")
 PLANS: dict[str, Plan] = {
     "zero 3, buckets": replace(SHARDED, overlap=PAIRS),
     "zero 3, fused in buckets, split backward": replace(
@@ -66,11 +65,7 @@ PLANS: dict[str, Plan] = {
     ),
     "runs of two, one layer by tensors": replace(
         COPIES,
-        saved=Saved(
-            preset="full",
-            every=2,
-            rules=(LAST, replace(LAST, preset=None, tensors=MLP, action="recompute")),
-        ),
+        saved=Saved(preset="full", every=2, rules=(SavedRule(calls="layers[2:3]", tensors=MLP, action="keep"),)),
     ),
     "zero 3, fused, runs of two": replace(
         SHARDED, overlap=Overlap(fused=(1, 3, 1)), saved=Saved(preset="full", every=2)

@@ -41,6 +41,9 @@ class Kernels:
     """Where rows of experts are multiplied by the router's weights. output: as they are added up, which keeps what the
     last product wrote. activation: before it, which keeps nothing of that; without a gate, a feed-forward then keeps
     its activation with and without weights."""
+    ruled_recompute: Literal["whole", "needed"] = "whole"
+    """The same of a layer under preset `full` of which rules name single tensors. needed: the least that makes again
+    what is not kept."""
     scan_recomputed: bool = False
     """A state-space scan is run again in backward; otherwise it keeps what it wrote before the gate."""
 

@@ -48,9 +48,9 @@ def savings(plan: Plan, graph: Graph, kernels: Kernels) -> dict[str, LayerSaving
     for layer, decided in _decisions(plan, graph):
         alike = layer.call.block, decided
         if alike not in made:
-            made[alike] = _saving(
-                decided, blocks[layer.call.block], graph.block(layer.call.block), to_the_end=to_the_end
-            )
+            least = bool(decided.rules) and kernels.ruled_recompute == "needed"
+            original = graph.block(layer.call.block)
+            made[alike] = _saving(decided, blocks[original.name], original, to_the_end=to_the_end and not least)
         by_label[layer.label] = made[alike]
     return by_label
 

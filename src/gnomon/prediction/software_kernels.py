@@ -41,6 +41,7 @@ def kernels_of(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
         glu="unfused" if chosen["activation"] == "unfused" else "fused",
         cross_entropy="fused" if chosen["cross_entropy"] == "chunked" else chosen["cross_entropy"],
         full_recompute="needed" if stack.layers.recompute_stops else "whole",
+        ruled_recompute="needed" if stack.layers.recompute_by_tensor else "whole",
         scan_recomputed=stack.layers.scan_recomputed is True,
         expert_weights=stack.experts.moe_weights or "output",
     )

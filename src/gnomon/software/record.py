@@ -107,6 +107,9 @@ class Layers:
     recompute_stops: bool | None = None
     """Under preset `full` a layer's forward is run again up to the last tensor that its backward reads, as torch's
     checkpoints without reentry do since 2.1; else to its end."""
+    recompute_by_tensor: bool | None = None
+    """Of a layer under preset `full` of which rules name single tensors, the ops are run again that make what is
+    missing; else all."""
     deterministic: bool | None = None
     """Every sum is in the same order each time (`torch.use_deterministic_algorithms`): attention's backward waits its
     turn, and memory that kernels are to write is filled before."""

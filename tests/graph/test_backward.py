@@ -17,9 +17,12 @@ from gnomon.graph import (
     FUSED,
     UNFUSED,
     BlockBuilder,
+    Call,
     Dim,
     Dtypes,
+    Graph,
     Setting,
+    Tensor,
     attention_pairs_x2,
     backward,
     graph_saved_bytes,
@@ -287,6 +290,30 @@ def test_frozen_weights_need_neither_gradient_nor_input() -> None:
     bias = backward(block, FUSED, BF16, frozen=("up.weight", "down.weight"), no_grad_inputs=("x",))
     assert [(g.phase, g.reads) for g in bias.ops] == [("weight_grad", ())]
     assert only_bias.matmul_flops == 2 * 2 * (2 * 4 * 4)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_what_is_made_of_the_inputs_alone_wants_no_gradient_in_the_next_block(learned: bool) -> None:
+    """As features of a graph's nodes that are averaged before the first linear."""
+    rows, width, wide = Dim(name="batch"), Dim(name="width", size=6), Dim(name="wide", size=10)
+    first, then = BlockBuilder("first"), BlockBuilder("then")
+    x = first.input("x", rows, width)
+    made = first.norm("norm", x, width, fn="rms", bias=False, affine=learned)
+    out = then.linear("up", then.input("x", rows, width), out=(wide,), contract=(width,), bias=False)
+    graph = Graph(
+        name="features",
+        inputs=(Tensor(name="x", dims=(rows, width)),),
+        blocks=(first.build(made), then.build(out)),
+        calls=(
+            Call(block="first", name="first", inputs=(("x", "x"),)),
+            Call(block="then", name="then", inputs=(("x", f"first.{made}"),)),
+        ),
+        outputs=(f"then.{out}",),
+    )
+    work = graph_work(graph, FUSED, Setting(sizes={"batch": 3}, dtypes=BF16, causal_flops="full"))
+    product = 2 * 3 * 6 * 10
+    assert (work.forward.matmul_flops, work.weight_grad.matmul_flops) == (product, product)
+    assert work.input_grad.matmul_flops == (product if learned else 0)
 
 
 def test_gradients_that_meet_are_added_up() -> None:

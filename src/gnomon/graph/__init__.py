@@ -55,6 +55,7 @@ from gnomon.graph.totals import BlockWork as BlockWork
 from gnomon.graph.totals import call_backward as call_backward
 from gnomon.graph.totals import graph_saved_bytes as graph_saved_bytes
 from gnomon.graph.totals import graph_work as graph_work
+from gnomon.graph.totals import no_grad_inputs as no_grad_inputs
 from gnomon.graph.types import CONTRACTIONS as CONTRACTIONS
 from gnomon.graph.types import OP_KINDS as OP_KINDS
 from gnomon.graph.types import VIEWS as VIEWS

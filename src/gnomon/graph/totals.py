@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
-from gnomon.graph.backward import BackwardBlock, Policy, backward, saved
+from gnomon.graph.backward import BackwardBlock, Policy, backward, gradients, saved
 from gnomon.graph.dims import Number, numel
 from gnomon.graph.graph import Graph
 from gnomon.graph.kernels import Kernels
@@ -64,8 +65,21 @@ def backward_work(back: BackwardBlock, setting: Setting) -> BlockWork:
 
 
 def no_grad_inputs(graph: Graph, call: Call) -> tuple[str, ...]:
-    """Inputs of a call into which no gradient flows, because they are the graph's own."""
-    return tuple(own for own, source in call.inputs if graph.source(source)[0] is None)
+    """Inputs of a call into which no gradient flows: the graph's own, and what is made of them without parameters."""
+    ungraded = _ungraded(graph)
+    return tuple(own for own, source in call.inputs if source in ungraded)
+
+
+@lru_cache(maxsize=64)
+def _ungraded(graph: Graph) -> frozenset[str]:
+    """Sources (`call.tensor`, or an input's name) into which no gradient flows."""
+    found = {given.name for given in graph.inputs}
+    for call in graph.calls:
+        block = graph.block(call.block)
+        given = tuple(own for own, source in call.inputs if source in found)
+        graded = gradients(block, (), given)
+        found |= {f"{call.name}.{name}" for name in block.outputs if name not in graded}
+    return frozenset(found)
 
 
 def call_backward(graph: Graph, call: Call, kernels: Kernels, setting: Setting) -> BackwardBlock:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import PlanError
-from gnomon.graph import DTYPE_BITS, Block, Graph, Kernels, Layer, nbytes
+from gnomon.graph import DTYPE_BITS, Block, Graph, Kernels, Layer, nbytes, no_grad_inputs
 from gnomon.hardware import Cluster, Device
 from gnomon.plans import LayerSaving, Layout, Mesh, Plan, Precision, divided_layers, savings, select, stage_layers
 from gnomon.prediction.layer import layer_price
@@ -485,7 +485,7 @@ def _stage_price(
         return made.prices[key]
 
     def alike(layer: Layer) -> _Alike:
-        no_grad = tuple(own for own, source in layer.call.inputs if "." not in source)
+        no_grad = no_grad_inputs(graph, layer.call)
         return layer.call.block, no_grad, saving[layer.label], layer.label in made.narrow
 
     # what layers differ in: a context is long to hash, so there is one for each group

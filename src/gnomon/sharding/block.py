@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from gnomon.errors import PlanError, nearest
-from gnomon.graph import Block, Dtypes, Graph, Number, Op, Sizes, Tensor, nbytes
+from gnomon.graph import Block, Dtypes, Graph, Number, Op, Sizes, Tensor, nbytes, no_grad_inputs
 from gnomon.plans import Layout, Mesh
 from gnomon.sharding.homes import base, is_sequence, routed_tensors
 from gnomon.sharding.layout import Collective, Scene, Sharding, ceil_div, local_size, redistribute
@@ -137,11 +137,11 @@ def shard_block(
 
 
 def shard_graph(graph: Graph, layout: Layout, mesh: Mesh, sizes: Sizes, dtypes: Dtypes) -> dict[str, ShardedBlock]:
-    """Each block of `graph` on one rank of `mesh`, by name; inputs of the graph get no gradient."""
+    """Each block of `graph` on one rank of `mesh`, by name; what parameters have no part in gets no gradient."""
     given: dict[str, set[str]] = {}
     for call in graph.calls:
-        # Only what every call of the block takes from the batch itself.
-        now = {own for own, source in call.inputs if "." not in source}
+        # Only what no call of the block wants a gradient of.
+        now = set(no_grad_inputs(graph, call))
         given[call.block] = given.get(call.block, now) & now
     return {
         name: shard_block(graph.block(name), layout, mesh, sizes, dtypes, no_grad=no_grad)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.graph import Block, Graph, Kernels, Layer
+from gnomon.graph import Block, Graph, Kernels, Layer, no_grad_inputs
 from gnomon.hardware import Cluster, Device
 from gnomon.plans import LayerSaving, Plan, Precision, Saved, savings, select, stage_layers
 from gnomon.prediction.layer import price_layer_saved
@@ -64,13 +64,13 @@ class Kinds:
         narrow = {layer.label for layer in select(fp8.calls, graph)} if fp8 else set()
         groups: dict[object, list[Layer]] = {}
         for layer in self.layers:
-            no_grad = tuple(own for own, source in layer.call.inputs if "." not in source)
+            no_grad = no_grad_inputs(graph, layer.call)
             kept = tuple(by_label[layer.label] for by_label in by_preset.values())
             groups.setdefault((layer.call.block, no_grad, kept, layer.label in narrow), []).append(layer)
         self.kinds = tuple(
             Kind(
                 block=graph.block(layers[0].call.block),
-                no_grad=tuple(own for own, source in layers[0].call.inputs if "." not in source),
+                no_grad=no_grad_inputs(graph, layers[0].call),
                 savings={name: by_label[layers[0].label] for name, by_label in by_preset.items()},
                 narrow=layers[0].label in narrow,
                 layers=tuple(layers),

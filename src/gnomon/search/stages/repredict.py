@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gnomon.graph import Layer
+from gnomon.graph import Layer, no_grad_inputs
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Plan, Saved, layer_presets, select, shared_parameters, stage_layers, transfers
 from gnomon.plans.parts import Preset
@@ -75,7 +75,7 @@ class Trials:
         self.kinds = tuple(
             Kind(
                 layer.call.block,
-                tuple(own for own, source in layer.call.inputs if "." not in source),
+                no_grad_inputs(self.graph, layer.call),
                 layer.label in narrow,
             )
             for layer in self.layers

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from frontend.models import NanoGPT
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from gnomon.frontend.capture import captured
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
@@ -29,6 +30,30 @@ PLANS = {
 }
 
 
+class Mixer(nn.Module):
+    """Linears over positions and over features by turns: in the middle two widths meet, of which tp divides one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.wide, self.narrow, self.head = (
+            nn.Linear(6, 10), nn.Linear(8, 12), nn.Linear(12, 8), nn.Linear(10, 4)
+        )  # fmt: skip
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        mixed = self.positions(x.transpose(1, 2)).transpose(1, 2)
+        mixed = mixed + self.narrow(torch.relu(self.wide(mixed)))
+        return functional.cross_entropy(self.head(mixed.transpose(1, 2)).mean(1), labels)
+
+
+def mixer() -> tuple[Mixer, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return Mixer().double(), {"x": torch.randn(4, 6, 8, dtype=torch.float64), "labels": torch.arange(4)}
+
+
+SAMPLES = Workload(global_batch_size=4, seq_len=1)
+MIXED = Plan(mesh=Mesh(tp=2), precision=FP64, schedule=Schedule(micro_batch_size=4))
+
+
 def module() -> NanoGPT:
     torch.manual_seed(0)
     return NanoGPT().double()
@@ -49,4 +74,7 @@ def run() -> dict[str, tuple[list[float], dict[str, Tensor]]]:
         job = executor(model, graph, plan, WORKLOAD, settings=SETTINGS)
         losses = [float(job.step(batch).loss) for batch in batches()]
         trained[name] = (losses, weights_of(job) if not plan.optimizer.zero else {})
+    mixing, batch = mixer()
+    job = executor(mixing, captured(mixing, batch, training=False), MIXED, SAMPLES, settings=SETTINGS)
+    trained["mixer"] = ([float(job.total_loss(job.step(batch))) for _ in range(STEPS)], weights_of(job))
     return trained

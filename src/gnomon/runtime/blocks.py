@@ -415,13 +415,15 @@ class Frame:
         more: dict[str, Any] = {}
         if gathers and not self.owner.keep_gathered:
             more |= {"home": self.values[first.need[0]], "gather": self._gather(first)}
-        if op.leave[0] or op.enter[0]:
+        exchanged = any(step.kind == "all_to_all" for step in op.leave[0])  # no sums: each part has its bias
+        if not exchanged and (op.leave[0] or op.enter[0]):
             leave, enter, sizes = op.leave[0], op.enter[0], self.extents  # not the frame, whose tensors hold these
             more |= {
                 "leave": lambda out: run(out, leave, own=True, sizes=sizes),
                 "enter": lambda grad: run(grad, enter, sizes=sizes),
             }
-        return linear(op.site, x, weight, bias[0] if bias else None, **more)
+        out = linear(op.site, x, weight, bias[0] if bias else None, **more)
+        return moved(out, op.leave[0], op.enter[0], self.extents) if exchanged else out
 
     def _cut(self, op: BlockOp, cut: CutLinear) -> Tensor:
         path = op.site.op.path

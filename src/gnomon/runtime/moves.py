@@ -1,8 +1,8 @@
 """Changes of a tensor's layout between ops, forward and back: the collectives that `sharding` derived, and no others.
 
 `Move(site axes, dims, forward hops, backward hops)` acts on a torch tensor with one dim for each dim of the graph's;
-`moved(x, move)` is differentiable. A move on axes of one rank does nothing and costs nothing. Leaves out exchanges of
-one dim for another (all-to-all of context parallelism).
+`moved(x, move)` is differentiable. A move on axes of one rank does nothing and costs nothing. Leaves out which moves
+are needed (`sharding.block`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gnomon.errors import PlanError
-from gnomon.runtime.collectives import all_gather, all_reduce, reduce_scatter
+from gnomon.runtime.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from gnomon.runtime.ops.site import Axis
 from gnomon.sharding.layout import Hop, Sharding, hops
 
@@ -31,6 +31,8 @@ class Step:
     """Of the torch tensor; -1 for an all-reduce."""
     outer: tuple[str, ...] = ()
     """The graph's dims that stand before its own in this torch dim, as where a module flattens batch and positions."""
+    to: int = -1
+    """Of an exchange: the torch dim that is divided after it."""
 
 
 def steps(
@@ -51,15 +53,18 @@ def steps(
             continue
         place = _place(hop, dims)
         outer = () if place < 0 else dims[place][: dims[place].index(str(hop.dim))]
+        to = next((i for i, names in enumerate(dims) if hop.to is not None and names[:1] == (hop.to,)), -1)
+        if hop.kind == "all_to_all" and (outer or to < 0 or axis.order != "contiguous"):
+            raise PlanError(
+                f"the runtime does not exchange {hop.dim} for {hop.to} over {hop.axis} yet; use {hop.axis} = 1"
+            )
         if outer and (not sized or any(side.axes_of(name) for side in (source, target) for name in outer)):
             raise PlanError(f"{hop.axis} divides {hop.dim}, which is not the outermost of {' x '.join(dims[place])}")
-        moves.append(Step(kind=hop.kind, axis=axis, dim=place, outer=outer))
+        moves.append(Step(kind=hop.kind, axis=axis, dim=place, outer=outer, to=to))
     return tuple(moves)
 
 
 def _place(hop: Hop, dims: Sequence[tuple[str, ...]]) -> int:
-    if hop.kind == "all_to_all":
-        raise PlanError(f"the runtime does not exchange {hop.dim} for {hop.to} over {hop.axis} yet; use {hop.axis} = 1")
     if hop.dim is None:
         return -1
     return next(i for i, names in enumerate(dims) if hop.dim in names)
@@ -83,6 +88,8 @@ def run(x: Tensor, todo: Sequence[Step], *, own: bool = False, sizes: Mapping[st
             x = x if own and x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
             all_reduce(x, group)
             own = True
+        elif step.kind == "all_to_all":
+            x, own = _exchanged(x, step), True
         else:
             first = x.movedim(step.dim, 0).contiguous()
             gathers = step.kind == "all_gather"
@@ -94,6 +101,15 @@ def run(x: Tensor, todo: Sequence[Step], *, own: bool = False, sizes: Mapping[st
             out = out if not gathers or held is None else out[held.argsort()]
             x, own = out.movedim(0, step.dim), True
     return x
+
+
+def _exchanged(x: Tensor, step: Step) -> Tensor:
+    """Parts along `to` go to the ranks that hold them, from each a part along `dim`."""
+    assert step.axis.group is not None
+    parts = torch.stack(x.chunk(step.axis.ranks, step.to))
+    out = torch.empty_like(parts)
+    all_to_all(out, parts, step.axis.group)
+    return torch.cat(out.unbind(0), step.dim)
 
 
 class _Moved(torch.autograd.Function):

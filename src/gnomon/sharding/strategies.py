@@ -135,8 +135,8 @@ def _plain(op: Op, setting: Setting) -> Strategy:
         owner = _owner(op, setting, axis)
         if owner is None:
             continue
-        inputs = [s if _agrees(op, s.dim_of(axis), owner) else s.without(axis) for s in inputs]
-        outputs = [s if _agrees(op, s.dim_of(axis), owner) else s.without(axis) for s in outputs]
+        inputs = [_along(op, n, s, axis, owner, setting) for n, s in zip(op.inputs, inputs, strict=True)]
+        outputs = [_along(op, n, s, axis, owner, setting) for n, s in zip(op.outputs, outputs, strict=True)]
         if any(s.dim_of(axis) for s in outputs):
             if op.kind == "grouped_linear":
                 continue  # dispatch adds up the rows' gradients; an expert's weights are no replicas on these axes
@@ -161,6 +161,16 @@ def _plain(op: Op, setting: Setting) -> Strategy:
     return Strategy(
         name=name, inputs=tuple(inputs), outputs=tuple(outputs), grad_partial=tuple(tuple(g) for g in grads)
     )
+
+
+def _along(op: Op, name: str, home: Sharding, axis: str, owner: str, setting: Setting) -> Sharding:
+    """What a tensor must be where `axis` divides the op along `owner`: at home if that fits; of a product, divided
+    along `owner` where it has that and lies divided along another dim; else whole."""
+    dim = home.dim_of(axis)
+    if _agrees(op, dim, owner):
+        return home
+    has_it = dim is not None and any(atom.name == owner for atom in setting.block.tensor(name).atoms)
+    return home.without(axis).with_shard(axis, owner) if op.contracts and has_it else home.without(axis)
 
 
 def _renamed(op: Op, setting: Setting) -> Strategy:

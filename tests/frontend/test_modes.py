@@ -164,7 +164,7 @@ class Wide(nn.Module):
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            return self.linear(x) + torch.ones(4) / 3
+            return self.linear(x) + torch.ones(4) / 3 + torch.full((), 1 / 3)
         finally:
             torch.set_default_dtype(before)
 

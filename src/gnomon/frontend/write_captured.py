@@ -24,7 +24,7 @@ from gnomon.graph.captured import mutates
 from gnomon.sharding.homes import TENSOR_DIMS, base
 
 _SIZED = ("view", "_unsafe_view", "reshape", "expand")
-DEFAULTED = ("ones", "zeros", "empty", "rand", "randn", "linspace", "logspace", "eye")
+DEFAULTED = ("ones", "zeros", "empty", "full", "rand", "randn", "linspace", "logspace", "eye")
 """Ops that make numbers of the default dtype where none is named."""
 
 

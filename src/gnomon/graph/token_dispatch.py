@@ -28,26 +28,32 @@ class _Unlike(Exception):
     """A block that does something else, said."""
 
 
-@lru_cache(maxsize=64)
 def with_dispatch(graph: Graph) -> Graph:
     """The graph with experts that ranks can divide, where it is captured and computes them by rows; else itself."""
-    made = {block.name: _dispatched(block)[0] for block in graph.blocks if _stacks(block)}
-    if all(made[block.name] is block for block in graph.blocks if block.name in made):
-        return graph
-    return replace(graph, blocks=tuple(made.get(block.name, block) for block in graph.blocks))
+    made = {block.name: new for block in graph.blocks if (new := _dispatched(block)[0]) is not None}
+    return _with_blocks(graph, tuple(made.items())) if made else graph
 
 
 def why_whole(graph: Graph) -> str:
     """Why the experts of a captured graph cannot be divided, of the first block that says so; empty otherwise."""
-    return next((reason for block in graph.blocks if _stacks(block) and (reason := _dispatched(block)[1])), "")
+    return next((reason for block in graph.blocks if (reason := _dispatched(block)[1])), "")
+
+
+@lru_cache(maxsize=64)
+def _with_blocks(graph: Graph, made: tuple[tuple[str, Block], ...]) -> Graph:
+    named = dict(made)
+    return replace(graph, blocks=tuple(named.get(block.name, block) for block in graph.blocks))
 
 
 @lru_cache(maxsize=256)
-def _dispatched(block: Block) -> tuple[Block, str]:
+def _dispatched(block: Block) -> tuple[Block | None, str]:
+    """The block with experts that ranks can divide; without it, why, where it has such experts."""
+    if not _stacks(block):
+        return None, ""
     try:
         return _Rewriting(block).done(), ""
     except _Unlike as error:
-        return block, str(error)
+        return None, str(error)
 
 
 def _stacks(block: Block) -> frozenset[str]:

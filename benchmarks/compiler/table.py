@@ -141,7 +141,7 @@ class Row:
 def first_calls(
     makers: dict[str, Callable[[], Callable[[], Any]]],
 ) -> tuple[dict[str, Any], dict[str, float], dict[str, str], float]:
-    """(calls, seconds to make and call each first, why others are left out, what of ours Dynamo and AOTAutograd took)."""
+    """(calls, seconds to make and call each first, why others are left out, what of ours is `shared`)."""
     calls, first, left_out = {}, {}, {}
     for peer, make in makers.items():
         began = time.perf_counter()

@@ -21,7 +21,7 @@ from runtime.ranks import launch  # noqa: E402
 import gnomon  # noqa: E402
 from gnomon.graph import Graph  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
-from gnomon.plans import Mesh, Offload, Optimizer, Overlap, Plan, Saved, SavedRule, Workload  # noqa: E402
+from gnomon.plans import Layout, LayoutRule, Mesh, Offload, Optimizer, Overlap, Plan, Saved, SavedRule, Workload  # noqa: E402
 from gnomon.prediction import Prediction  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
 from gnomon.runtime.parity import Compared, Small, compare  # noqa: E402
@@ -80,6 +80,18 @@ PLANS: dict[str, Plan] = {
                 SavedRule(calls="layers[1:2]", tensors=("self_attn.*",), action="recompute"),
                 SavedRule(calls="layers[2:3]", tensors=("mlp.gate*",), action="recompute"),
             )
+        ),
+    ),
+    "whole heads and table, divided ffn and head": Plan(
+        mesh=Mesh(tp=2),
+        schedule=ONE_F,
+        layout=Layout(
+            vocab_parallel=False,
+            rules=(
+                *(LayoutRule(dim=dim) for dim in ("heads", "kv_heads", "ffn")),
+                LayoutRule(dim="ffn", axes=("tp",), region="layers"),
+                LayoutRule(dim="vocab", axes=("tp",), region="head"),
+            ),
         ),
     ),
 }

@@ -7,12 +7,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
-from runtime.axes import LLAMA, TIED, whole  # noqa: E402
+from runtime.axes import LLAMA, MIXTRAL, TIED, whole  # noqa: E402
 
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.plans import Layout, LayoutRule, Mesh, Plan  # noqa: E402
-from gnomon.runtime.apply import check_shared, sharded_blocks  # noqa: E402
+from gnomon.runtime.apply import apply, check_shared, sharded_blocks  # noqa: E402
 from gnomon.runtime.blocks import BlockRun  # noqa: E402
+from gnomon.runtime.mesh import Groups, coordinates  # noqa: E402
 from gnomon.runtime.ops.site import Axis  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -38,3 +39,12 @@ def test_a_table_has_one_layout_wherever_it_is_read() -> None:
         check_shared(TIED, sharded_blocks(TIED, one, one.mesh))
     both = Plan(mesh=Mesh(tp=2), layout=whole("vocab"))
     check_shared(TIED, sharded_blocks(TIED, both, both.mesh))
+
+
+def test_ffn_of_routed_experts_does_not_lie_over_tp() -> None:
+    plan = Plan(layout=Layout(rules=(LayoutRule(dim="ffn", axes=("tp",)),)))
+    groups = Groups(
+        mesh=plan.stage_mesh(0), here=coordinates(plan, 0), by_comm=dict.fromkeys(("cp", "tp", "ep", "etp"))
+    )
+    with pytest.raises(PlanError, match="that of routed experts lies over etp"):
+        apply(MIXTRAL, plan, groups)

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.torch
     ("plan", "message"),
     [
         (Plan(layout=Layout(rules=(LayoutRule(dim="seq"),))), "layout.rules other than those that keep heads"),
-        (Plan(layout=Layout(rules=(LayoutRule(dim="ffn", axes=("tp",)),))), "layout.rules other than those"),
+        (Plan(layout=Layout(rules=(LayoutRule(dim="ffn", axes=("cp",)),))), "layout.rules other than those"),
         (
             Plan(mesh=Mesh(dp_shard=2, etp=2), layout=Layout(rules=(LayoutRule(dim="ffn"),))),
             "layout.rules of ffn beside etp",

@@ -111,6 +111,8 @@ def apply(
         )
         for name, block in sharded.items()
     }
+    if has_experts(graph) and any(rule.axes and rule.dim.endswith("ffn") for rule in plan.layout.rules):
+        raise PlanError("layout.rules divide ffn over tp, and that of routed experts lies over etp; leave the rule out")
     check_splits(plan, runs)
     check_shared(graph, sharded)
     stages, presets, start = dict[int, Stage](), layer_presets(plan, graph), beginning(values, whole or graph, seed)

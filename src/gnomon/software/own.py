@@ -31,7 +31,7 @@ WHOLE_MATRIX_OPTIMIZERS = ("adafactor", "muon")
 """Update rules that look at whole matrices, of which other ranks may have parts."""
 
 WHOLE_DIMS = ("heads", "kv_heads", "ffn", "shared_ffn", "vocab")
-"""Dims that a layout rule may keep whole on every rank."""
+"""Dims that a layout rule may keep whole on every rank, or divide over tp where another one keeps them whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,10 @@ LACKS = (
         asked=lambda plan: plan.schedule.vocabulary != "ends" and by_layer(plan),
     ),
     Lack(
-        name=f"layout.rules other than those that keep {', '.join(WHOLE_DIMS)} whole",
-        asked=lambda plan: any(rule.axes or rule.dim.split(".")[-1] not in WHOLE_DIMS for rule in plan.layout.rules),
+        name=f"layout.rules other than those that keep {', '.join(WHOLE_DIMS)} whole, or divide them over tp",
+        asked=lambda plan: any(
+            rule.axes not in ((), ("tp",)) or rule.dim.split(".")[-1] not in WHOLE_DIMS for rule in plan.layout.rules
+        ),
     ),
     Lack(
         name="layout.rules of ffn beside etp, which may divide that of experts",

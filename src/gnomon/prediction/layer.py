@@ -86,6 +86,7 @@ class LayerPricing:
             transient_bytes=self.memory.transient(),
             early_bytes=early,
             late_bytes=late,
+            forward_bytes=0,
             deferred_bytes=self.memory.deferred(),
             weight_cast=self.narrow.weight_cast(),
             input_bytes=sum(
@@ -111,6 +112,7 @@ class LayerPricing:
             + (self.always.input_bytes if saving.input == "offload" else 0),
             remade_bytes=sum(self.memory.bytes_of(entry.tensor) for entry in fates.recomputed),
             input_away=saving.input != "keep",
+            forward_bytes=self.memory.forward(fates.kept),
         )
 
     def again(self, paths: Sequence[str]) -> Phase:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
-from gnomon.graph import DTYPE_BITS, BackwardBlock, Dtypes, SavedTensor, Tensor, nbytes, storages
+from gnomon.graph import DTYPE_BITS, BackwardBlock, Dtypes, Op, SavedTensor, Tensor, nbytes, storages
+from gnomon.prediction.layer_moments import Moments
 from gnomon.prediction.layer_types import Kept, LocalContext
 from gnomon.prediction.numbers import as_int, larger, smaller
 from gnomon.prices.kernels import Low
@@ -108,8 +109,45 @@ class LayerMemory:
             total += as_int(nbytes(tensor, self.sharded.sizes(path), self.dtypes) * self._skew(tensor))
         return total
 
+    @cached_property
+    def _moments(self) -> Moments | None:
+        """Of a layer with captured ops."""
+        if not any(op.captured is not None for op in self.block.ops):
+            return None
+        return Moments(self.back, storages(self.block, self.dtypes), self._bytes_inside)
+
+    @cached_property
+    def _followed(self) -> tuple[int, int]:
+        assert self._moments is not None, "asked of layers with captured ops"
+        return self._moments.backward()
+
+    def _bytes_inside(self, tensor: Tensor, op: Op) -> int:
+        """Of a tensor of the block, or one inside a captured op."""
+        if tensor.name in self._named:
+            return self.bytes_of(tensor)
+        size: int = as_int(nbytes(tensor, self.sharded.sizes(op.path), self.dtypes))
+        return size
+
+    @cached_property
+    def _named(self) -> frozenset[str]:
+        return frozenset(tensor.name for tensor in self.block.tensors)
+
+    def forward(self, entries: Sequence[SavedTensor]) -> int:
+        """Most bytes at once during the forward of a captured layer, its inputs and what it keeps (entries) with them,
+        but inputs of the model that it does not keep; 0 for other layers."""
+        if self._moments is None:
+            return 0
+        names = {entry.tensor.name for entry in entries}
+        apart = (self.block.tensor(name) for name in self.context.no_grad if name not in names)
+        most: int = self._moments.forward(names) - sum(self.bytes_of(tensor) for tensor in apart)
+        return most
+
     def transient(self) -> int:
-        """Most bytes of gradients of activations alive at once."""
+        """Most bytes of gradients of activations alive at once; of a captured layer less what its backward has let go
+        of what it keeps."""
+        if self._moments is not None:
+            held: int = larger(*self._followed)
+            return held
         most = 0
         for alive in self._alive():
             most = larger(most, alive)
@@ -118,6 +156,8 @@ class LayerMemory:
     def around_gradients(self) -> tuple[int, int]:
         """(that until the first gradient of a parameter is computed, that from then on less the kept tensors that the
         backward has read for the last time by then). A layer's input goes with the layer that made it."""
+        if self._moments is not None:
+            return self._followed
         back, roots = self.back, storages(self.block, self.dtypes)
         begins = next((i for i, grad in enumerate(back.ops) if self._of_parameter(grad.grads_out)), len(back.ops))
         inputs = {roots[name] for name in self.block.inputs}

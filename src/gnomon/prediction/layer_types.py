@@ -214,6 +214,8 @@ class LayerPrice:
     late_bytes: int
     """The same from then on, less what the backward has let go of the layer's own kept tensors by then; may be less
     than 0."""
+    forward_bytes: int
+    """Of a captured layer, most bytes at once during its forward, with its inputs and what it keeps; 0 for others."""
     deferred_bytes: int
     """What the weight gradients read: all that is left between the two parts of a backward, where the rest is freed."""
     weight_cast: OpPrice

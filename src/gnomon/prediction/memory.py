@@ -348,6 +348,7 @@ def _rank(
         )
     )
     by_class["activations"] = total("S", "X", "HX", "EX", "KV", "DKV", "SC", "KX") - logits
+    by_class["activations"] += sum(_batch_beside(pricing, stage) for stage in own)
     logits += total("VS")
     by_class["logits"] = logits
     by_class["communication"] = total(
@@ -389,6 +390,20 @@ def _rank(
         limit_bytes=device.memory_bytes,
         peak_at=moment,
     )
+
+
+def _batch_beside(pricing: Pricing, stage: StagePrice) -> int:
+    """Inputs of a captured model that no layer keeps; the batch of a step is there all the time."""
+    sizes, kept = dict[str, int](), set[str]()
+    for layer, price in zip(stage.in_order, stage.order, strict=True):
+        if not price.forward_bytes:
+            continue
+        sources, held = dict(layer.call.inputs), {one.tensor for one in price.kept}
+        for name in price.context.no_grad:
+            source = sources.get(name, name)
+            kept |= {source} if name in held else set()
+            sizes[source] = int(price.sharded.bytes_of(price.sharded.block.tensor(name)))
+    return pricing.count * sum(size for source, size in sizes.items() if source not in kept)
 
 
 def _static_bytes(pricing: Pricing, stage: StagePrice, kept: frozenset[int]) -> dict[str, int]:

@@ -43,7 +43,11 @@ def _inside(program: Program, pricing: Pricing) -> NDArray[np.float64]:
     table = np.zeros((len(program.kinds), program.num_stages))
     frees = bool(pricing.stack.gradients.split_backward_frees)
     for block in range(program.num_stages):
-        before, after = _inside_forward(pricing, block), _inside_backward(pricing, block)
+        unsaved, before, after = (
+            _outputs(pricing, block),
+            _inside_forward(pricing, block),
+            _inside_backward(pricing, block),
+        )
         between = _beside_layers(pricing, block)
         update = _inside_update(pricing, block) if pricing.blocks[block][1] <= 0 else 0
         for k, kind in enumerate(program.kinds):
@@ -52,8 +56,10 @@ def _inside(program: Program, pricing: Pricing) -> NDArray[np.float64]:
                 table[k, block] = _inside_backward(pricing, block, split=frees, gone=gone) + between[0]
             elif kind.name == "B":
                 table[k, block] = after + sum(between)
-            elif kind.name in ("F", "C", "R", "FRC"):
+            elif kind.name in ("F", "R"):
                 table[k, block] = before
+            elif kind.name in ("C", "FRC"):
+                table[k, block] = unsaved
             elif kind.name == "OPT":
                 table[k, block] = update + inside_update(*pricing.priced.held(block))
             elif (share := pricing.stages[pricing.blocks[block][0]].share) is not None:
@@ -91,8 +97,24 @@ def layers_behind(pricing: Pricing, block: int) -> list[tuple[LayerPrice, int]]:
     return pairs[slice(*pricing.priced.span(block))] if index >= 0 else pairs
 
 
-def _inside_forward(pricing: Pricing, block: int) -> int:
+def _outputs(pricing: Pricing, block: int) -> int:
     return max(layer.output_bytes + 2 * layer.offloaded_bytes for layer, _ in layers_behind(pricing, block))
+
+
+def _inside_forward(pricing: Pricing, block: int) -> int:
+    """The worst layer, where all that the layers keep counts from the start: of captured layers, what is there during
+    them and what those before keep, less that."""
+    layers = layers_behind(pricing, block)
+    if not any(layer.forward_bytes for layer, _ in layers):
+        return _outputs(pricing, block)
+    held, most, total = 0, 0, sum(kept for _, kept in layers)
+    for layer, kept in layers:
+        inside = kept + layer.output_bytes
+        if layer.forward_bytes:
+            inside = layer.forward_bytes + kept - sum(one.bytes for one in layer.kept)  # what others keep counts once
+        most = max(most, held + inside + 2 * layer.offloaded_bytes - total)
+        held += kept
+    return most
 
 
 def _inside_backward(

@@ -105,6 +105,7 @@ def _layer(price: LayerPrice, slow: LayerPrice, full: LayerPrice, *, divided: bo
         transient_bytes=price.transient_bytes * divided + full.transient_bytes,
         early_bytes=price.early_bytes * divided + full.early_bytes,
         late_bytes=price.late_bytes * divided + full.late_bytes,
+        forward_bytes=price.forward_bytes * divided + full.forward_bytes,
         deferred_bytes=price.deferred_bytes * divided + full.deferred_bytes,
         input_bytes=price.input_bytes * divided + full.input_bytes,
         output_bytes=price.output_bytes * divided + full.output_bytes,

@@ -192,7 +192,7 @@ def kept_error(model: nn.Module, example: Mapping[str, Tensor], graph: Any, dtyp
     del out
     kept = Dtypes(param=dtype, compute=dtype)
     setting = Setting(sizes=bound(graph.inputs, example), dtypes=kept, causal_flops="full")
-    kernels, *_ = kernels_of(stack("gnomon"))
+    kernels, *_ = kernels_of(stack("gnomon"), cpu=True)
     return round(float(graph_saved_bytes(graph, kernels, setting, {})) / max(sum(sizes.values()), 1) - 1, 5)
 
 

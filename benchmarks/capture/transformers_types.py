@@ -434,7 +434,12 @@ def flops_error(model: Any, example: Any, graph: Any, unread: int = 0) -> float:
     device = next(iter(model.parameters())).device
     given = {name: x.to(device) for name, x in example.items()}
     with quiet(model, True), sdpa_kernel(SDPBackend.MATH), torch.device(device), counter as counted:
-        out = model(**given)
+        try:
+            out = model(**given)
+        except RuntimeError as error:
+            if "on meta tensors" in str(error):  # a capture follows numbers from shapes, eager PyTorch does not
+                raise ValueError("it reads numbers, and was built without any (on the meta device)") from None
+            raise
         outs = [t for _, t in named_tensors(out) if t.requires_grad and t.is_floating_point()]
         sum(t.float().sum() for t in outs).backward()
     setting = Setting(sizes=bound(graph.inputs, example), dtypes=BF16, causal_flops="full")

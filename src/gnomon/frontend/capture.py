@@ -8,6 +8,7 @@ proof that both compute the same (`prove`), and reading a request (`inputs`).
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,14 +86,16 @@ def captured(
     name: str = "",
     dtype: torch.dtype | None = None,
     training: bool = True,
+    computing: bool = False,
 ) -> Captured:
-    """`capture`, with all that it found. training: whether the module is recorded as it trains (dropout) or not."""
+    """`capture`, with all that it found. training: whether the module is recorded as it trains (dropout) or not.
+    computing: a large module too is recorded as it computes, so that the trace has numbers."""
     module, notes = _plain(module)
     example_inputs = _apart(example_inputs)
     given = _named_inputs(module, example_inputs)
     _fits(module, example_inputs)
     declared = _declared(given, dims)
-    meta = _on_meta(module)
+    meta = _on_meta(module, math.inf if computing else SMALL)
     with quiet(module, training) as changed:
         first = _sizes_of(given, declared)
         tree = _tree(module, example_inputs)
@@ -163,9 +166,9 @@ def _plain(module: nn.Module) -> tuple[nn.Module, list[str]]:
     return module, notes
 
 
-def _on_meta(module: nn.Module) -> bool:
+def _on_meta(module: nn.Module, limit: float) -> bool:
     devices = {t.device.type for t in (*module.parameters(), *module.buffers())}
-    return bool(devices - {"cpu"}) or sum(p.numel() for p in module.parameters()) > SMALL
+    return bool(devices - {"cpu"}) or sum(p.numel() for p in module.parameters()) > limit
 
 
 def _apart(example: Any) -> Any:

@@ -153,6 +153,9 @@ def _attention(call: _Call, out: int, trace: Trace) -> Kind | None:
         if not isinstance(mask, Ref):
             return None
         operands, given["masked"] = (*operands, mask.index), True
+    if shapes[0][3] != shapes[2][3] or (mask is not None and trace.values[operands[3]].grad):
+        given["values_in_rows"] = trace.tensors[v].is_contiguous()
+        given["in_steps"] = True  # where there is no kernel for it (`Kernels.attention_in_steps`)
     return Kind(kind="attention", operands=operands, out=out, attrs=given)
 
 

@@ -91,7 +91,7 @@ class CapturedWriter:
     ) -> tuple[str, ...]:
         """What autograd keeps, by name: an operand or result that looks into the same memory; where the step writes
         there (`relu_`), the result."""
-        names: dict[str, None] = {}
+        names: dict[int, str] = {}
         near = [index for node in step.nodes for index in (*refs(node), *(o for o in node.outs if o is not None))]
         if any(mutates(_named(node)) for node in step.nodes):
             near.reverse()
@@ -100,9 +100,9 @@ class CapturedWriter:
             exact = [i for i in same if self.trace.values[i].shape == shape]
             named = [self.draft.own[i] for i in (*exact, *same)]
             known = [n for n in named if n in inputs or n in outputs] or named
-            if known:
-                names[known[0]] = None
-        return tuple(names)
+            if known and names.get(storage, "") not in (*inputs, *outputs):
+                names[storage] = known[0]
+        return tuple(dict.fromkeys(names.values()))
 
     def _whole(self, step: Step) -> tuple[str, ...]:
         """Dims along which the ops look."""

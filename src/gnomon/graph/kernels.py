@@ -44,6 +44,9 @@ class Kernels:
     ruled_recompute: Literal["whole", "needed"] = "whole"
     """The same of a layer under preset `full` of which rules name single tensors. needed: the least that makes again
     what is not kept."""
+    attention_in_steps: bool = False
+    """Attention that says `in_steps` runs as products, softmax and products, of scaled copies of its operands, whatever
+    else does: torch has no kernel for it on a CPU (sdp_utils_cpp.cpp: heads of equal widths, a bias of no gradient)."""
     scan_recomputed: bool = False
     """A state-space scan is run again in backward; otherwise it keeps what it wrote before the gate."""
 
@@ -75,7 +78,8 @@ def lower(block: Block, kernels: Kernels) -> Block:
     for op in block.ops:
         done = len(low.ops)
         if op.kind == "attention":
-            low.attention(op, kernels.attention)
+            steps = kernels.attention_in_steps and op.attr("in_steps", False)
+            low.attention(op, "steps" if steps else kernels.attention)
         elif op.kind == "norm":
             low.norm(op, kernels.norm == "fused" or op.attr("fn", "") != "rms")
         elif op.kind == "glu" and kernels.glu == "unfused":
@@ -145,7 +149,14 @@ class _Lowering:
         pairs, like = self.operands(op)
         q = self.block.tensor(op.inputs[0])
         contracts = tuple(a.name for a in q.dims[-1].atoms)
-        x = self.step(op, "scores", "matmul", (q.name, f"{op.path}:k_view"), like, contracts=contracts, attrs=pairs)
+        queries, keys, values = q.name, f"{op.path}:k_view", f"{op.path}:v_view"
+        if kernel == "steps":
+            views = {t.name: t for t in self.tensors if t.name in (keys, values)}
+            queries = self.step(op, "q_scaled", "scale", (queries,), replace(q, kind="activation"))
+            keys = self.step(op, "k_scaled", "scale", (keys,), views[keys])
+            if not op.attr("values_in_rows", False):  # a batched product copies what does not lie so
+                values = self.step(op, "v_rows", "repeat", (values,), views[values])
+        x = self.step(op, "scores", "matmul", (queries, keys), like, contracts=contracts, attrs=pairs)
         if op.attr("softcap", 0.0):
             x = self.step(op, "capped", "softcap", (x,), like)
         if len(op.inputs) > 3:
@@ -167,7 +178,7 @@ class _Lowering:
             self.ops.append(Op(kind="dropout", path=dropped.name, inputs=(x,), outputs=names, attrs=attrs(p=p)))
             x = dropped.name
         kv_names = tuple(a.name for a in like.dims[-1].atoms)
-        self.ops.append(replace(op, kind="matmul", inputs=(x, f"{op.path}:v_view"), contracts=kv_names, attrs=pairs))
+        self.ops.append(replace(op, kind="matmul", inputs=(x, values), contracts=kv_names, attrs=pairs))
 
     def bias(self, op: Op, scores: Tensor) -> str:
         """What is added to the scores, over their dims: a captured bias has its own names for them, the last one theirs

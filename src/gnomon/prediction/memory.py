@@ -349,8 +349,7 @@ def _rank(
     )
     by_class["activations"] = total("S", "X", "HX", "EX", "KV", "DKV", "SC", "KX") - logits
     by_class["activations"] += sum(_batch_beside(pricing, stage) for stage in own)
-    logits += total("VS")
-    by_class["logits"] = logits
+    by_class["logits"] = logits + total("VS")
     by_class["communication"] = total(
         "Y", "DY", "DX", "VL", "HG", "EG", "KD", *(name for name, _ in held if name.startswith(("SKIP", "DSKIP")))
     )

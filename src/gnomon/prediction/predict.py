@@ -32,7 +32,7 @@ from gnomon.prediction.evidence import evidence, opaque_share
 from gnomon.prediction.layer_types import KernelFacts
 from gnomon.prediction.memory import RankMemory, rank_memory
 from gnomon.prediction.rewriting import with_methods
-from gnomon.prediction.software_kernels import kernels_of
+from gnomon.prediction.software_kernels import kernels_of, on_cpu
 from gnomon.prediction.stage import StagePrice, stage_prices
 from gnomon.prediction.step import Pricing, Step, local_sizes
 from gnomon.prediction.timeline_memory import filled
@@ -228,7 +228,7 @@ class Timed:
         machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
         notes = tuple(str(note) for note in check(plan, graph, machines, workload))
         check_methods(plan)
-        kernels, assumed, stack = kernels_of(stack)
+        kernels, assumed, stack = kernels_of(stack, cpu=on_cpu(machines))
         assumed += beyond_lines(stack, plan)
         asked, plan = plan, own_runtime.followed(plan) if stack.name == own_runtime.NAME else plan
         count, size = batch(plan, workload)
@@ -309,7 +309,7 @@ def stages_of(
     step. PlanError when the plan cannot run."""
     check(plan, graph, cluster, workload)
     graph = under(graph, plan)
-    kernels, _, stack = kernels_of(stack)
+    kernels, _, stack = kernels_of(stack, cpu=on_cpu(cluster))
     _, size = batch(plan, workload)
     return tuple(prices[0] for prices in _workers(plan, graph, cluster, workload, size, kernels, stack))
 

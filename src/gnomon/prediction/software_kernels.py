@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gnomon.graph import Kernels
+from gnomon.hardware import Cluster
 from gnomon.software import Stack, with_facts
 
 _USUAL: Mapping[str, tuple[object, str]] = {
@@ -24,8 +25,13 @@ _USUAL: Mapping[str, tuple[object, str]] = {
 """Field of a record -> what it is taken as where the record leaves it open, and how that is said."""
 
 
-def kernels_of(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
-    """Kernels of a program; what had to be assumed; its record with the assumptions filled in."""
+def on_cpu(cluster: Cluster) -> bool:
+    """Whether all its devices are CPUs."""
+    return all(group.node.device.kind == "cpu" for group in cluster.groups)
+
+
+def kernels_of(stack: Stack, *, cpu: bool = False) -> tuple[Kernels, tuple[str, ...], Stack]:
+    """Kernels of a program; what had to be assumed; its record with the assumptions filled in. cpu: where it runs."""
     known = stack.settings()
     missing = [name for name in _USUAL if name not in known]
     chosen: dict[str, Any] = {name: known.get(name, usual) for name, (usual, _) in _USUAL.items()}
@@ -42,6 +48,7 @@ def kernels_of(stack: Stack) -> tuple[Kernels, tuple[str, ...], Stack]:
         cross_entropy="fused" if chosen["cross_entropy"] == "chunked" else chosen["cross_entropy"],
         full_recompute="needed" if stack.layers.recompute_stops else "whole",
         ruled_recompute="needed" if stack.layers.recompute_by_tensor else "whole",
+        attention_in_steps=cpu,
         scan_recomputed=stack.layers.scan_recomputed is True,
         expert_weights=stack.experts.moe_weights or "output",
     )

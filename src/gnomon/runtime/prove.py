@@ -110,10 +110,16 @@ class CapturedRun:
 def prove(
     module: nn.Module, example: Sequence[Any] | Mapping[str, Any], *, dims: Dims | None = None, seed: int = 0
 ) -> Proof:
-    """Captures a copy of the module in float64 and compares. CaptureError where it cannot be captured or run."""
+    """Captures a copy of the module in float64 and compares. CaptureError where it cannot be captured or run, or has no
+    numbers."""
+    if bare := [name for name, x in (*module.named_parameters(), *module.named_buffers()) if x.device.type == "meta"]:
+        raise CaptureError(
+            f"a proof computes outputs and gradients, and {bare[0]} is on the meta device, which has no numbers; build "
+            "the module on the CPU, small if need be"
+        )
     module = copy.deepcopy(module).double().eval()
     example = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, example)
-    capture = captured(module, example, dims=dims, training=False)
+    capture = captured(module, example, dims=dims, training=False, computing=True)
     return compare(module, example, capture, seed=seed)
 
 

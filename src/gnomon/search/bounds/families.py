@@ -22,7 +22,7 @@ from gnomon.hardware import Cluster, Device
 from gnomon.plans import Layout, Mesh, Plan, Saved, Schedule, Workload, shared_parameters, transfers
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.plans.plan import pipeline_rank
-from gnomon.prediction.software_kernels import kernels_of
+from gnomon.prediction.software_kernels import kernels_of, on_cpu
 from gnomon.prediction.stage import stage_links
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.fitted import fitted
@@ -117,7 +117,7 @@ class Job:
 
     def __init__(self, graph: Graph, cluster: Cluster, workload: Workload, stack: Stack, space: Space) -> None:
         self.graph, self.cluster, self.workload, self.space = graph, cluster, workload, space
-        kernels, _, self.stack = kernels_of(stack)
+        kernels, _, self.stack = kernels_of(stack, cpu=on_cpu(cluster))
         away: dict[str, Saved] = {name: space.saved(name) for name in space.recompute if name == "offload"}
         self.kinds = Kinds(graph, space.base, kernels, away)
         self.devices = tuple(dict.fromkeys(group.node.device for group in cluster.groups))

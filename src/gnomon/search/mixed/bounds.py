@@ -23,7 +23,7 @@ from gnomon.hardware.kinds import Kind
 from gnomon.plans import Mesh, Plan, Saved, Workload
 from gnomon.plans.stages import dependencies
 from gnomon.prediction import Prediction
-from gnomon.prediction.software_kernels import kernels_of
+from gnomon.prediction.software_kernels import kernels_of, on_cpu
 from gnomon.prediction.stage import stage_links, width
 from gnomon.prices.allocator import workspace_bytes
 from gnomon.prices.collectives import CollectiveKind, collective_seconds
@@ -87,7 +87,7 @@ class LayerTables:
         self, graph: Graph, cluster: Cluster, workload: Workload, stack: Stack, base: Plan, kinds: Sequence[Kind]
     ) -> None:
         self.graph, self.cluster, self.workload, self.base, self.kinds = graph, cluster, workload, base, kinds
-        kernels, _, self.stack = kernels_of(stack)
+        kernels, _, self.stack = kernels_of(stack, cpu=on_cpu(cluster))
         layers = graph.layers()
         self.counted = [i for i, layer in enumerate(layers) if layer.call.first is not None] or list(range(len(layers)))
         self.num_layers = len(layers)

@@ -26,7 +26,7 @@ STEPS = 2
 
 
 class Part(nn.Module):
-    """Draws numbers, and writes what it makes into memory part by part."""
+    """Draws numbers, writes what it makes into memory part by part, and sees pairs of it as complex numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,6 +37,8 @@ class Part(nn.Module):
         parts = torch.zeros_like(wide)
         parts[..., :32] = torch.sin(wide[..., :32])
         parts[..., 32:] = torch.tanh(wide[..., 32:]) * wide[..., :32]
+        pairs = torch.view_as_complex(parts.unflatten(-1, (-1, 2)))
+        parts = torch.view_as_real(pairs * torch.polar(pairs.abs() + 1, pairs.real)).flatten(-2)
         return x + functional.dropout(self.down(parts * parts), 0.2, self.training)
 
 

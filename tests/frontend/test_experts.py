@@ -14,7 +14,7 @@ from torch import Tensor  # noqa: E402
 import gnomon  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.graph import EAGER, Dtypes, Graph, Setting, graph_work, numel, with_dispatch  # noqa: E402
-from gnomon.plans import Layout, Mesh  # noqa: E402
+from gnomon.plans import Layout, Mesh, Workload  # noqa: E402
 from gnomon.runtime.launch import launch  # noqa: E402
 from gnomon.sharding import shard_graph  # noqa: E402
 
@@ -94,6 +94,20 @@ def test_rows_that_are_sorted_by_expert_give_the_same_ops_as_gathered_weights() 
     assert kinds[0] == kinds[1]
     assert [kinds[0].count(kind) for kind in ("dispatch", "grouped_linear", "combine")] == [2, 4, 2]
     assert products(gathered) == products(in_order)
+
+
+def test_the_search_looks_at_plans_that_divide_experts() -> None:
+    graph = capture(Mixture("gathered", experts=8, width=256, inner=512)).graph
+    work = Workload(global_batch_size=8, seq_len=8)
+    fixed = {"tp": 1, "cp": 1, "pp": 1, "dp_replicate": 1, "zero": 2, "recompute": "none", "micro_batch_size": 1}
+    best = {}
+    for ep in (None, 1, 4):
+        asked = fixed if ep is None else {**fixed, "ep": ep}
+        best[ep] = gnomon.plan(graph, "1x8xh100-sxm", work, fixed=asked, top=1).best[0]
+    assert [best[ep].plan.mesh.ep for ep in (1, 4)] == [1, 4]
+    assert best[None].step_s <= min(best[1].step_s, best[4].step_s)
+    again = gnomon.predict(graph, "1x8xh100-sxm", best[4].plan, work)
+    assert again.step_s == best[4].step_s
 
 
 class Peeking(Mixture):

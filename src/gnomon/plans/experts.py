@@ -36,4 +36,9 @@ def whole_experts(graph: Graph) -> str:
                 f"{op.path} ({op.captured.where}) takes single experts of {graph.name!r} out of the weights of all, "
                 f"which no rule divides: every rank computes all, and the other axes divide the rest"
             )
+    alone = next((name for name in graph.parameters() if ".experts." in f".{name}"), "")
+    if alone and not takes:
+        return (
+            f"ranks cannot have parts of the experts of {graph.name!r}, which are modules of their own, as {alone} is"
+        )
     return takes or f"graph {graph.name!r} has no experts"

@@ -58,8 +58,8 @@ def rules_of(plan: Plan, graph: Graph) -> dict[str, Rules]:
     return by_label
 
 
-Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Size, stride and offset in a storage."""
+Geometry = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]
+"""Size, stride and offset in a storage, and the dtype that is seen there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -228,7 +228,7 @@ class Keeper:
                 self._back(saved.key)
             else:
                 self._again()
-        tensor = self.came[saved.key].as_strided(*saved.geometry)
+        tensor = _looked(self.came[saved.key], saved.geometry)
         self.left -= 1
         if self.left <= 0:
             self.came.clear()
@@ -249,7 +249,7 @@ class Keeper:
         values = {name: x.detach().requires_grad_(wants) for name, (x, wants) in self.values.items()}
         for name in decided.anchors.keys() - values.keys():
             geometry, wants = self.shapes[name]
-            values[name] = self._back(decided.anchors[name]).as_strided(*geometry).detach().requires_grad_(wants)
+            values[name] = _looked(self._back(decided.anchors[name]), geometry).detach().requires_grad_(wants)
         wanted = {saved.key for saved in self.saved if saved.action == "recompute"}
         own: list[Tensor] = []
 
@@ -296,7 +296,16 @@ def _where(x: Tensor) -> int:
 
 
 def _geometry(x: Tensor) -> Geometry:
-    return tuple(x.shape), tuple(x.stride()), int(x.storage_offset())
+    return tuple(x.shape), tuple(x.stride()), int(x.storage_offset()), x.dtype
+
+
+def _looked(storage: Tensor, geometry: Geometry) -> Tensor:
+    """What looks into a storage so, as complex numbers into pairs of real ones too."""
+    shape, stride, offset, dtype = geometry
+    same = storage if storage.dtype == dtype else torch.empty(0, dtype=dtype, device=storage.device)
+    with torch.no_grad():
+        flat = same if same is storage else same.set_(storage.untyped_storage())
+    return flat.as_strided(shape, stride, offset)
 
 
 def _storage_of(x: Tensor) -> Tensor:

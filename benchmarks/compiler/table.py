@@ -7,7 +7,8 @@ Resumable: each row runs in a process of its own, which is ended after `--limit`
 when it is done; the next call goes on with the rows that are missing, and starts none after `--minutes`. In a row all
 peers take turns, each in turn the first; milliseconds are medians with quartiles, CPU time on one thread. First calls
 begin with empty caches, and say what of ours Dynamo and AOTAutograd took; a peer whose first call takes too long
-(`PEER_S`) is left out.
+(`PEER_S`) is left out. Memory that is freed stays the process's (`KEPT`): a peer that gets new pages from the system by
+chance takes up to three times as long.
 ONNX Runtime and OpenVINO take part in inference where they are installed (`pip install onnxruntime onnx onnxscript
 openvino`). The bound is, of kernels,
 the bytes that must move at the rate of adding a number to the same array in the same rounds; of models, FLOPs at the
@@ -51,6 +52,8 @@ WARM = 4
 KERNELS_S, MODELS_S = 3.0, 8.0
 """Seconds in which all peers take turns."""
 LEAST = 5
+KEPT = {"MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+"""glibc's, the second the largest that it takes."""
 PEER_S, OTHER_S = 100, 45
 """Seconds after which the first call of a peer of torch.compile, and of another runtime, is given up."""
 
@@ -358,7 +361,7 @@ def in_process(name: str, threads: int, dtype: str, limit_s: float, share: float
     try:
         with tempfile.TemporaryDirectory() as folder:
             empty = {name: f"{folder}/{name}" for name in ("GNOMON_CACHE", "TORCHINDUCTOR_CACHE_DIR")}
-            environment = {**os.environ, **empty}
+            environment = {**os.environ, **KEPT, **empty}
             done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s, env=environment)
         return dict(json.loads(done.stdout.strip().splitlines()[-1]))
     except subprocess.TimeoutExpired:

@@ -196,7 +196,7 @@ def kept_error(model: nn.Module, example: Mapping[str, Tensor], graph: Any, dtyp
     return round(float(graph_saved_bytes(graph, kernels, setting, {})) / max(sum(sizes.values()), 1) - 1, 5)
 
 
-def step(module: nn.Module, found: Captured, batch: Mapping[str, Tensor]) -> dict[str, float]:
+def step(module: nn.Module, found: Captured, batch: Mapping[str, Tensor], *, rounds: int = ROUNDS) -> dict[str, float]:
     """Predicted and measured seconds and bytes of a step, and those of a plain loop, in turns."""
     rows, seq_len = len(batch["answers"]), _length(found, batch)
     work = Workload(global_batch_size=rows, seq_len=seq_len)
@@ -215,7 +215,7 @@ def step(module: nn.Module, found: Captured, batch: Mapping[str, Tensor]) -> dic
         job = executor(module, found, plan, work)
         calls: dict[str, Callable[[], object]] = {"measured": lambda: job.step(batch), "plain": loop}
         taken: dict[str, list[float]] = {name: [] for name in calls}
-        for turn in range(ROUNDS + 2):
+        for turn in range(rounds + 2):
             for name, call in calls.items():
                 spent = _seconds(call)
                 if turn > 1:

@@ -576,7 +576,11 @@ def main() -> None:
 
     every = types()
     if given.join:
-        known = {row["type"]: row for file in given.join for row in map(json.loads, file.read_text().splitlines())}
+        known = dict[str, dict[str, Any]]()
+        for row in (json.loads(line) for file in given.join for line in file.read_text().splitlines()):
+            old = known.get(row["type"], {}) if row.get("part") else {}  # of `types_memory`
+            both = isinstance(old.get("step"), dict) and "step" in row
+            known[row["type"]] = old | row | ({"step": old["step"] | row["step"]} if both else {})
         print(table(list(known.values()), len(every)))
         return
     kinds = given.types.split(",") if given.types else random.Random(0).sample(every, len(every))

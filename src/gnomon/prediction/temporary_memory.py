@@ -107,13 +107,16 @@ def _inside_forward(pricing: Pricing, block: int) -> int:
     layers = layers_behind(pricing, block)
     if not any(layer.forward_bytes for layer, _ in layers):
         return _outputs(pricing, block)
-    held, most, total = 0, 0, sum(kept for _, kept in layers)
+    held, most, total, handed = 0, 0, sum(kept for _, kept in layers), 0
     for layer, kept in layers:
         inside = kept + layer.output_bytes
         if layer.forward_bytes:
             inside = layer.forward_bytes + kept - sum(one.bytes for one in layer.kept)  # what others keep counts once
+            passing = layer.input_bytes - sum(one.bytes for one in layer.kept if one.is_input)
+            inside -= max(min(passing, handed), 0)
         most = max(most, held + inside + 2 * layer.offloaded_bytes - total)
         held += kept
+        handed = sum(one.bytes for one in layer.kept if one.tensor in layer.sharded.block.outputs)
     return most
 
 

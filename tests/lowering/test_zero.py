@@ -105,7 +105,7 @@ def test_what_no_pass_does_is_refused() -> None:
         (Optimizer(zero=3), Overlap(grad_reduce=False), "leave grad_reduce on"),
         (Optimizer(zero=3), Overlap(bucket_bytes=1 << 20), "bucket_bytes out"),
         (Optimizer(offload=Offload(fraction=0.5)), Overlap(), "use fraction = 1, all updates on the host"),
-        (Optimizer(delay=1), Overlap(), "offload the whole optimizer first"),
+        (Optimizer(delay=1), Overlap(), "offload the optimizer, all of it where gradients are clipped"),
         (Optimizer(offload=Offload(tiles=5)), Overlap(), "4 blocks cannot travel in 5 tiles"),
     ):
         with pytest.raises(PlanError, match=why):

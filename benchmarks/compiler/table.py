@@ -5,8 +5,8 @@
 
 Resumable: each row runs in a process of its own, which is ended after `--limit` seconds, and is added to the state file
 when it is done; the next call goes on with the rows that are missing, and starts none after `--minutes`. In a row all
-peers take turns, each in turn the first; milliseconds are medians with quartiles, CPU time on one thread. First calls
-begin with empty caches, and say what of ours Dynamo and AOTAutograd took; a peer whose first call takes too long
+peers take turns, in another order each time; milliseconds are medians, quartiles beside, CPU time on one thread. First
+calls begin with empty caches, and say what of ours Dynamo and AOTAutograd took; a peer whose first call takes too long
 (`PEER_S`) is left out. Memory that is freed stays the process's (`KEPT`): a peer that gets new pages from the system by
 chance takes up to three times as long.
 ONNX Runtime and OpenVINO take part in inference where they are installed (`pip install onnxruntime onnx onnxscript
@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import signal
 import subprocess
 import sys
@@ -255,13 +256,13 @@ def measured(row: Row, share: float) -> dict[str, Any]:
     calls = {**row.calls, "rate": row.rate}
     times: dict[str, list[float]] = {peer: [] for peer in calls}
     until = time.perf_counter() + share * row.spend_s
-    order = list(calls)
+    order, shuffled = list(calls), random.Random(0)
     while time.perf_counter() < until or len(times["rate"]) < LEAST:
+        shuffled.shuffle(order)  # what runs after the product of `rate` finds its data out of cache
         for peer in order:
             began = clock()
             calls[peer]()
             times[peer].append((clock() - began) * 1e3)
-        order = [*order[1:], order[0]]  # what runs after the product of `rate` finds its data out of cache
     quartiles = {peer: quantiles(each, n=4) for peer, each in times.items()}
     bound = row.bound_calls * min(times["rate"])
     return {

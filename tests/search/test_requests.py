@@ -67,7 +67,7 @@ def test_everything_forbidden() -> None:
 def test_what_the_stack_lacks() -> None:
     with pytest.raises(PlanError, match=r"cp = 2 is asked for, but t5-small: .* adds a bias or sinks to scores"):
         gnomon.plan(model("t5-small"), TWO, replace(SMALL, sizes=(("enc_seq", 64),)), stack("gnomon"), fixed={"cp": 2})
-    adafactor = Plan(optimizer=Optimizer(kind="adafactor", offload=Offload()))
+    adafactor = Plan(optimizer=Optimizer(kind="adafactor", offload=Offload(), delay=1))
     with pytest.raises(PlanError, match=r"tp = 2 is asked for, but the runtime does not carry out optimizer.kind"):
         gnomon.plan("llama-tiny", TWO, SMALL, stack("gnomon"), base=adafactor, fixed={"tp": 2})
 

@@ -72,10 +72,14 @@ def no_grad_inputs(graph: Graph, call: Call) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _ungraded(graph: Graph) -> frozenset[str]:
-    """Sources (`call.tensor`, or an input's name) into which no gradient flows."""
+    """Sources (`call.tensor`, or an input's name) into which no gradient flows. With adapters, what a frozen table of
+    embeddings makes asks for gradients, as PEFT has it; that of a captured model does as its module says."""
+    is_captured = any(op.captured is not None for block in graph.blocks for op in block.ops)
     found = {given.name for given in graph.inputs}
     for call in graph.calls:
         block = graph.block(call.block)
+        if not is_captured and any(op.kind == "embedding" for op in block.ops):
+            continue
         given = tuple(own for own, source in call.inputs if source in found)
         graded = gradients(block, (), given)
         found |= {f"{call.name}.{name}" for name in block.outputs if name not in graded}

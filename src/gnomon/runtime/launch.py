@@ -84,8 +84,8 @@ def rank_at(number: int, places: Sequence[int]) -> int:
 def check_place(places: Sequence[int]) -> None:
     """PlanError where this process has another number than its rank has a place. places: as in `launch`; in the order
     of ranks, or not a process each, they are nobody's to check."""
-    in_order = [*range(dist.get_world_size())]
-    if [*places] == in_order or sorted(places) != in_order:
+    in_order = [*range(len(places))]
+    if [*places] == in_order or sorted(places) != in_order or dist.get_world_size() != len(places):
         return
     rank = dist.get_rank()
     number = int(os.environ.get("RANK", rank))

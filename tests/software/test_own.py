@@ -31,7 +31,7 @@ FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", maste
         (Plan(optimizer=Optimizer(offload=Offload(), delay=1, zero=2)), ()),
         (
             Plan(optimizer=Optimizer(offload=Offload(fraction=0.5), delay=1)),
-            ("optimizer.delay without optimizer.offload, of all layers where a norm is measured (clip, fp16)",),
+            ("optimizer.delay without optimizer.offload, or with that of some layers beside clipping or fp16",),
         ),
     ],
 )

@@ -24,11 +24,10 @@ from torch import fx
 
 from gnomon.compiler.build import libraries
 from gnomon.compiler.gate import Trial
+from gnomon.compiler.node import Node
 from gnomon.compiler.sizes import equal, size_of
 
 aten = torch.ops.aten
-Node = Any
-"""`torch.fx.Node`: its arguments may be anything, and are looked at before they are taken for something."""
 FEWEST = 4
 """Lookups that are worth a kernel of their own."""
 PARALLEL = 1 << 15

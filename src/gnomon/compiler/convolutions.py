@@ -23,11 +23,10 @@ from torch import Tensor, fx
 
 from gnomon.compiler import gate
 from gnomon.compiler.build import libraries
+from gnomon.compiler.node import Node
 from gnomon.compiler.tried import Tried
 
 aten = torch.ops.aten
-Node = Any
-"""`torch.fx.Node`: its arguments may be anything, and are looked at before they are taken for something."""
 FEWEST = 3
 """Convolutions of a graph from which on it is worth to turn images."""
 MOST_PACKED = 4

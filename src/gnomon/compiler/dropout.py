@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import fx, ops
 
+from gnomon.compiler.node import Node
+
 aten = ops.aten
-Node = Any
-"""`torch.fx.Node`: its arguments may be anything, and are looked at before they are taken for something."""
 
 
 def split(graph: fx.Graph) -> int:

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor, fx
 
 from gnomon.compiler.build import libraries
+from gnomon.compiler.node import Node
 from gnomon.compiler.tried import Tried
 
 aten = torch.ops.aten
-Node = Any
-"""`torch.fx.Node`: its arguments may be anything, and are looked at before they are taken for something."""
 LARGEST = 128
 """Rows and columns of a sample's matrix up to which its products stay in cache."""
 PARALLEL = 1 << 18

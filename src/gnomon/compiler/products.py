@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, fx
 
 from gnomon.compiler.gate import Trial
+from gnomon.compiler.node import Node
 
 aten = torch.ops.aten
-Node = Any
-"""`torch.fx.Node`: its arguments may be anything, and are looked at before they are taken for something."""
 SHARE = 0.98
 """Of ATen's time that oneDNN may take: less is noise."""
 FEWEST = 1 << 20

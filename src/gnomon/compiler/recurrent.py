@@ -27,9 +27,8 @@ from torch import Tensor, fx
 from gnomon.compiler.build import has_compiler, libraries
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.machine import this_machine
+from gnomon.compiler.node import Node
 
-Node = Any
-"""`torch.fx.Node`: its arguments may be anything, and are looked at before they are taken for something."""
 GATES = {"lstm": 4, "gru": 3}
 PARALLEL = 1 << 16
 """Products of one step from which on several threads share it: less takes no longer than their waiting."""

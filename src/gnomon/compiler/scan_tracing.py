@@ -23,12 +23,11 @@ from torch.utils import _pytree as pytree
 
 from gnomon.compiler import scan
 from gnomon.compiler.build import has_compiler
+from gnomon.compiler.node import Node
 from gnomon.compiler.recurrent import library
 from gnomon.compiler.recurrent_modules import backend_of
 
 log = logging.getLogger("gnomon.compiler")
-Node = Any
-"""`torch.fx.Node`: its arguments may be anything, and are looked at before they are taken for something."""
 RECURRENCE = (Counter({("la", "ra"): 1}), Counter({("lb", "ra"): 1, ("rb",): 1}))
 """What `combine` makes of a and b to the left and to the right: sums of products, by what is multiplied."""
 

@@ -19,6 +19,7 @@ from gnomon.graph import BF16, DTYPE_BITS, Block, Graph, Layer
 from gnomon.lowering.edit import Row, rows_of, with_rows
 from gnomon.lowering.gradients import WRITES_GRADIENTS
 from gnomon.lowering.insertions import bucket, by_name
+from gnomon.orders.one_f_one_b import DAPPLE
 from gnomon.plans import Layout, Mesh, Plan
 from gnomon.plans.groups import Groups, layer_groups, split_by_stage
 from gnomon.program import Program
@@ -37,7 +38,7 @@ def gradient_buckets(graph: Graph, plan: Plan, layers: Sequence[Sequence[Layer]]
     size = plan.overlap.bucket_bytes
     if not plan.overlap.in_buckets:
         return ()
-    others = [given.name for given in plan.schedule.passes if given.name != "dapple_warmup"]  # it orders whole stages
+    others = [given.name for given in plan.schedule.passes if given.name != DAPPLE]  # it orders whole stages
     if orders.find(plan.schedule.name).composite or others or plan.schedule.vocabulary != "ends":
         raise PlanError(
             f"overlap.bucket_bytes and overlap.buckets want a row for each layer, which {plan.schedule.name} with "

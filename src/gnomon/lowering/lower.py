@@ -32,8 +32,8 @@ from gnomon.lowering.skips import Skip, skip_buffers, with_skips
 from gnomon.lowering.tensor_sums import tensor_sums, with_tensor_sums
 from gnomon.lowering.units import worker_units
 from gnomon.lowering.workers import Workers, alike, divided_units, meet, split
+from gnomon.orders.one_f_one_b import DAPPLE, dapple_warm_up, one_f_one_b
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
-from gnomon.orders.one_f_one_b import dapple_warm_up, one_f_one_b
 from gnomon.orders.patterns.vocabulary import BUFFERS
 from gnomon.plans import (
     Mesh,
@@ -299,11 +299,11 @@ def _dapple(ranks: int, num_microbatches: int, given: Pass) -> Rows:
     params = dict(given.params)
     policy = params.pop("policy", None)
     if params or policy not in ("p", "2p"):
-        raise PlanError(f"pass dapple_warmup takes policy = 'p' or '2p', not {dict(given.params)}")
+        raise PlanError(f"pass {DAPPLE} takes policy = 'p' or '2p', not {dict(given.params)}")
     return one_f_one_b(ranks, num_microbatches, warm_up=dapple_warm_up("p" if policy == "p" else "2p", ranks))
 
 
-ROW_PASSES: Mapping[str, Callable[[int, int, Pass], Rows]] = {"dapple_warmup": _dapple}
+ROW_PASSES: Mapping[str, Callable[[int, int, Pass], Rows]] = {DAPPLE: _dapple}
 """Passes that choose the order of compute rows themselves: (ranks, microbatches, pass) -> rows."""
 
 

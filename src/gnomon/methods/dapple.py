@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gnomon.methods.method import Method, Param
+from gnomon.orders.one_f_one_b import DAPPLE
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
 from gnomon.plans import Pass, Plan
 
@@ -24,12 +25,12 @@ def _refusal(plan: Plan) -> str | None:
 def _variants(plan: Plan) -> Iterator[Plan]:
     schedule = plan.schedule
     if schedule.name == ONE_F_ONE_B.name and plan.num_pipeline_ranks > 1 and not schedule.passes:
-        twice = Pass(name="dapple_warmup", params=(("policy", "2p"),))
+        twice = Pass(name=DAPPLE, params=(("policy", "2p"),))
         yield replace(plan, schedule=replace(schedule, passes=(twice,)))
 
 
 METHOD = Method(
-    name="dapple_warmup",
+    name=DAPPLE,
     paper="DAPPLE, Fan et al., PPoPP 2021",
     about="more forwards before the first backward, so that messages between stages overlap with computing",
     switch="schedule.passes",

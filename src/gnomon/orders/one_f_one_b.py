@@ -38,13 +38,17 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, num_virtual: int = 1, *, 
     return alternate(forward=(stages, units), backward=(stages, units), warm_up=warm, num_stages=num_ranks)
 
 
+DAPPLE = "dapple_warmup"
+"""The pass with more forwards before the first backward, as plans write it."""
+
+
 def dapple_warm_up(policy: Literal["p", "2p"], num_ranks: int) -> tuple[int, ...]:
     """Warm-up forwards of each rank under DAPPLE's policies: min(p - r) or 2(p - r) - 1 microbatches injected.
 
     `p` is plain 1F1B; `2p` is for communication comparable to compute. Source: DAPPLE, section 3.
     """
     if policy not in ("p", "2p"):
-        raise PlanError(f"dapple_warmup policy {policy!r}: use 'p' (p - r microbatches) or '2p' (2(p - r) - 1)")
+        raise PlanError(f"{DAPPLE} policy {policy!r}: use 'p' (p - r microbatches) or '2p' (2(p - r) - 1)")
     injected = [n if policy == "p" else 2 * n - 1 for n in range(num_ranks, 0, -1)]
     return tuple(n - 1 for n in injected)
 

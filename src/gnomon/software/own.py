@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from gnomon import orders
 from gnomon.graph import Graph
+from gnomon.orders.one_f_one_b import DAPPLE
 from gnomon.plans import Mesh, Plan, Precision
 
 NAME = "gnomon"
@@ -20,9 +21,6 @@ NAME = "gnomon"
 
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
 """What it stores and computes in."""
-
-ROW_PASS = "dapple_warmup"
-"""The pass that only orders rows of whole stages, which are taken apart into layers after it."""
 
 WHOLE_SCANS = "the runtime does not divide the sequence of a state-space scan"
 """Why there is no context parallelism for Mamba-2."""
@@ -81,13 +79,12 @@ LACKS = (
         asked=lambda plan: plan.overlap.experts,
     ),
     Lack(
-        name=f"overlap.bucket_bytes, buckets or fused with schedule.passes other than {ROW_PASS}, or a schedule whose "
+        name=f"overlap.bucket_bytes, buckets or fused with schedule.passes other than {DAPPLE}, or a schedule whose "
         "rows hold several actions",
         asked=lambda plan: (
             by_layer(plan)
             and (
-                any(given.name != ROW_PASS for given in plan.schedule.passes)
-                or orders.find(plan.schedule.name).composite
+                any(given.name != DAPPLE for given in plan.schedule.passes) or orders.find(plan.schedule.name).composite
             )
         ),
     ),
@@ -96,7 +93,7 @@ LACKS = (
         asked=lambda plan: plan.optimizer.delay > 0 and plan.optimizer.offload_parameters,
     ),
     Lack(
-        name="optimizer.delay without optimizer.offload, of all layers where a norm is measured (clip, fp16)",
+        name="optimizer.delay without optimizer.offload, or with that of some layers beside clipping or fp16",
         asked=lambda plan: (
             plan.optimizer.delay > 0
             and (

@@ -17,6 +17,7 @@ import numpy as np
 from gnomon.errors import GnomonError, PlanError
 from gnomon.graph import DTYPE_BITS, Graph
 from gnomon.hardware import Cluster
+from gnomon.orders.one_f_one_b import DAPPLE
 from gnomon.plans import Mesh, Pass, Plan, Schedule, Stage, Workload
 from gnomon.plans.select import format_layers, format_ranks
 from gnomon.prediction import Prediction, predict
@@ -275,7 +276,7 @@ def _warmed(plan: Plan) -> Iterator[Plan]:
     messages."""
     yield plan
     if plan.num_stages > 1 and not plan.schedule.passes:
-        twice = Pass(name="dapple_warmup", params=(("policy", "2p"),))
+        twice = Pass(name=DAPPLE, params=(("policy", "2p"),))
         yield replace(plan, schedule=replace(plan.schedule, passes=(twice,)))
 
 

@@ -1,45 +1,99 @@
 """A module compiled and called for `gnomon compile`: what was made of it, as data and as text.
 
-`compiled` runs the module once to compile, and once more with what the trials chose. Leaves out finding the module (the
-command line's).
+`compiled` runs the module in eager, which must work, once to compile, once more with what the trials chose, and then
+both by turns for their times. Leaves out finding the module (the command line's).
 """
 
 from __future__ import annotations
 
 import time
+from statistics import median
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from gnomon.compiler import backend
 from gnomon.compiler.explain import explained, lines
+from gnomon.errors import InputError
+
+
+ROUNDS, LEAST, SPEND_S = 50, 3, 1.0
+"""Calls of each by turns, whose medians are told: at most `ROUNDS`, and no more than `LEAST` after `SPEND_S` seconds."""
 
 
 def compiled(module: Any, inputs: tuple[Any, ...], train: bool) -> dict[str, Any]:
-    """Forward, and with `train` also the backward of the sum of the first output's elements."""
+    """Forward, and with `train` also the backward of the sum of the first output's elements; a call and eager's, timed.
+
+    Raises `InputError` where the module fails on its inputs without the compiler too.
+    """
     torch._dynamo.reset()
     first = len(backend.reports)
+    _in_eager(module, inputs)
     call = torch.compile(module, backend=backend.gnomon)
     start = time.perf_counter()
-    for n in range(2):
-        with torch.set_grad_enabled(train):
-            out = call(*inputs)
-        if train:
-            _backward(out)
-        if n == 0:
-            compile_s = time.perf_counter() - start
+    _called(call, inputs, train)
+    compile_s = time.perf_counter() - start
+    _called(call, inputs, train)
+    call_s, eager_s = _by_turns(call, module, inputs, train)
     made = [explained(graph) for graph in backend.reports[first:]]
     kept = sum(group["kept"] for graph in made for group in graph["groups"])
     every = sum(len(graph["groups"]) for graph in made)
-    summary = [f"compiled in {compile_s:.1f} s: {every} groups in {len(made)} graphs, {kept} kept"]
+    summary = [
+        f"compiled in {compile_s:.1f} s: {_counted(every, 'group')} in {_counted(len(made), 'graph')}, {kept} kept",
+        f"a call{' and its backward' if train else ''}: {_ms(call_s)}, eager {_ms(eager_s)} "
+        f"({_counted(torch.get_num_threads(), 'thread')}, medians)",
+    ]
     text = list(summary)
     for n, graph in enumerate(made):
         text += lines(graph, f"graph {n}")
-    return {"data": {"compile_s": compile_s, "graphs": made}, "lines": text, "summary": summary}
+    data = {"compile_s": compile_s, "call_s": call_s, "eager_s": eager_s, "graphs": made}
+    return {"data": data, "lines": text, "summary": summary}
+
+
+def _in_eager(module: Any, inputs: tuple[Any, ...]) -> None:
+    try:
+        with torch.no_grad():
+            module(*inputs)
+    except Exception as error:
+        raise InputError(f"the module fails on its inputs in eager: {type(error).__name__}: {error}") from error
+
+
+def _called(call: Any, inputs: tuple[Any, ...], train: bool) -> None:
+    with torch.set_grad_enabled(train):
+        out = call(*inputs)
+    if train:
+        _backward(out)
+
+
+def _by_turns(call: Any, module: Any, inputs: tuple[Any, ...], train: bool) -> tuple[float, float]:
+    """Median seconds of a call, and of eager's."""
+    times: tuple[list[float], list[float]] = ([], [])
+    began = time.perf_counter()
+    for n in range(ROUNDS):
+        if n >= LEAST and time.perf_counter() - began > SPEND_S:
+            break
+        for function, kept in zip((call, module), times, strict=True):
+            start = time.perf_counter()
+            _called(function, inputs, train)
+            kept.append(time.perf_counter() - start)
+    return median(times[0]), median(times[1])
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"
 
 
 def _backward(out: Any) -> None:
-    parts = out if isinstance(out, (tuple, list)) else list(out.values()) if hasattr(out, "values") else [out]
-    leaf = next((p for p in parts if isinstance(p, torch.Tensor) and p.requires_grad), None)
-    if leaf is not None:
-        leaf.sum().backward()
+    """Backward of the first tensor that has one, in any nesting of tuples, lists and dicts (a ModelOutput is one)."""
+    leaf = next((p for p in tree_leaves(out) if isinstance(p, torch.Tensor) and p.requires_grad), None)
+    if leaf is None:
+        raise InputError(
+            "--train: no output has a gradient: none of the module's parameters and inputs has requires_grad=True, "
+            "or the outputs are detached; leave out --train, or set requires_grad on what is to be trained"
+        )
+    leaf.sum().backward()

@@ -1,4 +1,4 @@
-"""`gnomon compile`: outputs of any nesting are trained, a user's mistake is told as one, calls are timed beside eager."""
+"""`gnomon compile`: outputs of any nesting are trained, a user's mistake is told as one, calls are timed."""
 
 from __future__ import annotations
 

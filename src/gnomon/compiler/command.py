@@ -17,9 +17,8 @@ from gnomon.compiler import backend
 from gnomon.compiler.explain import explained, lines
 from gnomon.errors import InputError
 
-
 ROUNDS, LEAST, SPEND_S = 50, 3, 1.0
-"""Calls of each by turns, whose medians are told: at most `ROUNDS`, and no more than `LEAST` after `SPEND_S` seconds."""
+"""Calls of each, by turns, whose medians are told: at most `ROUNDS`; after `SPEND_S` seconds no more than `LEAST`."""
 
 
 def compiled(module: Any, inputs: tuple[Any, ...], train: bool) -> dict[str, Any]:

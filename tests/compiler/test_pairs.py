@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the compile
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from gnomon.compiler import backend, pairs  # noqa: E402
+from gnomon.compiler import backend, pairs, pairs_backward  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
 
 pytestmark = [
@@ -41,6 +41,27 @@ def test_any_pairs_are_those_of_pytorch(
     torch.testing.assert_close(call.run(*given_), call.aten(*given_), rtol=1e-4, atol=1e-5)
 
 
+@settings(max_examples=40)
+@given(
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 40), st.integers(1, 70), st.integers(1, 30)),
+    same=st.booleans(),
+    turned=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_any_pairs_gradient_is_that_of_pytorch(
+    sizes: tuple[int, int, int, int], same: bool, turned: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    batch, rows, depth, count = sizes
+    right, left = (
+        torch.randn(batch, depth, rows).mT if turned else torch.randn(batch, rows, depth) for _ in range(2)
+    )
+    i, j = torch.randint(-rows, rows, (count, 2)).unbind(1)
+    given_ = (torch.randn(batch, count + 2)[:, 2:], i, j, right, (right if same else left).mT)
+    call = pairs_backward.PairsBackward(True)
+    torch.testing.assert_close(call.run(*given_), call.aten(*given_), rtol=1e-4, atol=1e-4)
+
+
 class Interactions(torch.nn.Module):
     def __init__(self, vectors: int) -> None:
         super().__init__()
@@ -61,8 +82,10 @@ def test_interactions_are_one_call_and_learn() -> None:
         made, wanted = (torch.autograd.grad(f(x, every).square().sum(), (x, every)) for f in (fast, model))
         for one, other in zip(made, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    [call] = next(graph.pairs for graph in backend.reports[-2:] if graph.pairs)
-    assert call.kept and call.joined
+    made = [call for graph in backend.reports for call in graph.pairs]
+    assert all("wrong" not in call.verdict for call in made)
+    assert [type(call) for call in made[:2]] == [pairs.Pairs, pairs_backward.PairsBackward]
+    assert made[0].joined
 
 
 def test_an_index_outside_is_pytorchs_error() -> None:

@@ -26,12 +26,14 @@ from gnomon.compiler import (
     dropout,
     loops,
     pairs,
+    pairs_backward,
     products,
     recurrent,
     recurrent_modules,
     recurrent_training,
     scan,
     scan_tracing,
+    table_gradient,
 )
 from gnomon.compiler.build import has_compiler, libraries
 from gnomon.compiler.gate import Trial
@@ -110,16 +112,18 @@ class Compiled:
         self.before = torch.fx.GraphModule(module, before) if before and self.convolutions else None
         """The graph without them, in case they are slower."""
         dropout.split(module.graph)
-        self.pairs = pairs.fuse(module.graph)
+        self.pairs = [*pairs.fuse(module.graph), *pairs_backward.fuse(module.graph)]
+        self.tables = table_gradient.fuse(module.graph)
         self.columns = columns.fuse(module.graph)
         self.recurrent = recurrent.fuse(module.graph, recurrent_training.Learner)
         self.scans = scan.fuse(module.graph)
         self.products = products.fuse(module.graph)
         self.bodies = loops.compile_bodies(module, compile_graph)
         self.program: Program = program(module.graph, environment_of(module.graph))
-        _load(self.program.planned, [one.source for one in self.scans])
-        self.tried = [*self.convolutions, *self.pairs, *self.scans]
+        self.tried = [*self.convolutions, *self.pairs, *self.tables, *self.scans]
         """What is no group and tried by itself."""
+        texts = dict.fromkeys(one.text for one in self.tried if one.text is not None)
+        _load(self.program.planned, [*[one.source for one in self.scans], *texts])
         self.trials: dict[int, Trial] = {}
         self.lock = threading.Lock()
         self.final = False

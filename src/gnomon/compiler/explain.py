@@ -8,6 +8,7 @@ measured.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,11 +54,16 @@ def explained(made: Compiled) -> dict[str, Any]:
 
 
 def _tried(made: Compiled) -> dict[str, dict[str, int]]:
-    """How many scans over time and products of pairs a kernel runs, and how many PyTorch."""
+    """How many scans over time, products of pairs and gradients of tables a kernel runs, and how many PyTorch."""
     out = {}
-    for name, every in (("scan over time", made.scans), ("product of pairs", made.pairs)):
-        kept = sum(one.kept for one in every)
-        out[name] = {"as one kernel": kept, "given back to ATen": len(every) - kept}
+    every: dict[str, Sequence[Tried]] = {
+        "scan over time": made.scans,
+        "product of pairs": made.pairs,
+        "gradient of a table": made.tables,
+    }
+    for name, calls in every.items():
+        kept = sum(one.kept for one in calls)
+        out[name] = {"as one kernel": kept, "given back to ATen": len(calls) - kept}
     return out
 
 

@@ -67,6 +67,7 @@ class Pairs(Tried):
 
     def __init__(self, joined: bool, fixed: bool) -> None:
         super().__init__("pairs", f"{_source()}// {joined}", fixed)
+        self.text = _source()
         self.joined = joined
 
     def run(self, *args: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ def fuse(graph: fx.Graph) -> list[Pairs]:
     return made
 
 
-def _value(node: Any, dims: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
+def value_of(node: Any, dims: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     if not isinstance(value, Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
         return None
@@ -138,14 +139,14 @@ def _pairs(node: Node) -> tuple[list[Node], list[Node]] | None:
         if source.target is aten.bmm.default:
             break
         inner: Any = source.args[0] if source.target in SAME else None
-        if inner is None or _value(inner, 3) is None or inner.meta["val"].shape != source.meta["val"].shape:
+        if inner is None or value_of(inner, 3) is None or inner.meta["val"].shape != source.meta["val"].shape:
             return None
         source = inner
     else:
         return None
-    x, y = (_itself(part) for part in source.args)
-    one, other = _value(x, 3), _value(y, 3)
-    rows, columns = _value(i, 1, torch.int64), _value(j, 1, torch.int64)
+    x, y = (itself(part) for part in source.args)
+    one, other = value_of(x, 3), value_of(y, 3)
+    rows, columns = value_of(i, 1, torch.int64), value_of(j, 1, torch.int64)
     if one is None or other is None or rows is None or columns is None:
         return None
     sizes = [one.shape[1], one.shape[2], other.shape[2], rows.shape[0], columns.shape[0]]
@@ -155,10 +156,10 @@ def _pairs(node: Node) -> tuple[list[Node], list[Node]] | None:
     return [x, y, i, j], gone
 
 
-def _itself(node: Any) -> Any:
+def itself(node: Any) -> Any:
     """The tensor that a node is, behind views that change nothing."""
     while isinstance(node, fx.Node) and node.target in (*SAME, aten.expand.default):
-        here, inner = _value(node, 3), _value(node.args[0], 3)
+        here, inner = value_of(node, 3), value_of(node.args[0], 3)
         if here is None or inner is None or here.shape != inner.shape or here.stride() != inner.stride():
             break
         node = node.args[0]
@@ -170,6 +171,6 @@ def _joined(node: Any, part: Any) -> Any:
     if node.target is not aten.cat.default or node.kwargs or len(node.args) != 2 or node.args[1] not in (1, -1):
         return None
     parts: Any = node.args[0]
-    if len(parts) != 2 or parts[1] is not part or parts[0] is part or _value(parts[0], 2) is None:
+    if len(parts) != 2 or parts[1] is not part or parts[0] is part or value_of(parts[0], 2) is None:
         return None
     return parts[0]

@@ -20,6 +20,9 @@ class Tried:
     several = False
     """Whether it gives a list of tensors in place of one."""
 
+    text: str | None = None
+    """C++ of its kernel, which is compiled beside those of groups."""
+
     def __init__(self, name: str, source: str, fixed: bool) -> None:
         """name: what fx calls a node. source: what a verdict depends on, beside sizes. fixed: no size changes."""
         self.__name__, self.__module__ = name, type(self).__module__

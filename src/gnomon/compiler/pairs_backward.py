@@ -1,0 +1,193 @@
+"""The backward of products of chosen pairs of a sample's vectors (`pairs`) as one kernel.
+
+AOTAutograd gives it as zeros, an `index_put` of the pairs' gradients, two batched products with what was multiplied,
+and their sum, the second turned. `fuse(graph)` puts a `PairsBackward` in their place, whose kernel
+(cpp/pairs_backward.cpp) has a sample's gradients in cache; where both sides of the products are the same vectors, as in
+DLRM, one product is enough. It is tried like any group. Float32 on a CPU. Leaves out products of two different sets,
+whose gradients are not added to each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from gnomon.compiler.build import libraries
+from gnomon.compiler.node import Node
+from gnomon.compiler.pairs import LARGEST, PARALLEL, SAME, itself, value_of
+from gnomon.compiler.tried import Tried
+
+aten = torch.ops.aten
+TURNS: dict[Any, tuple[tuple[Any, ...], ...]] = {
+    aten.transpose.int: ((1, 2), (2, 1), (-1, -2), (-2, -1)),
+    aten.permute.default: (([0, 2, 1],),),
+}
+"""What exchanges rows and columns of every sample's matrix, with its arguments."""
+ZEROS = (aten.new_zeros.default, aten.zeros.default, aten.full.default)
+GONE = {aten.add.Tensor, aten.bmm.default, aten.index_put.default, *TURNS, *SAME, *ZEROS}
+FORMULA = Path(__file__).with_name("cpp") / "pairs_backward.cpp"
+
+
+class _Call(ctypes.Structure):
+    """`Call` of cpp/pairs_backward.cpp."""
+
+    _fields_ = [
+        (name, ctypes.c_void_p if name in ("grad", "i", "j", "right", "left", "out") else ctypes.c_int64)
+        for name in (
+            "batch rows depth count parallel grad grad_b grad_k i i_step j j_step right right_b right_r "
+            "left left_b left_r out"
+        ).split()
+    ]
+
+
+@cache
+def _source() -> str:
+    return FORMULA.read_text(encoding="utf-8")
+
+
+@cache
+def kernel() -> Callable[[Any], int] | None:
+    """The compiled kernel, None where it does not compile."""
+    [function] = libraries([_source()])
+    if function is None:
+        return None
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+    typed: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Call))(address)
+    return typed  # type: ignore[no-any-return]
+
+
+class PairsBackward(Tried):
+    """Of the pairs' gradients (batch, pairs), the pairs' rows and columns, the right side's vectors (batch, rows,
+    depth) and the left side's, turned (batch, depth, rows): the vectors' gradient (batch, rows, depth)."""
+
+    def __init__(self, fixed: bool) -> None:
+        super().__init__("pairs_backward", _source(), fixed)
+        self.text = _source()
+
+    def run(self, *args: Tensor) -> Tensor:
+        """By the kernel; by PyTorch where it does not run."""
+        grad, i, j, right, left = args
+        left, function = left.mT, kernel()
+        (batch, rows, depth), count = right.shape, i.shape[0]
+        if function is None or not batch:
+            return self.aten(*args)
+        right, left = (one if one.stride(2) == 1 else one.contiguous() for one in (right, left))
+        out = torch.empty((batch, rows, depth))
+        call = _Call(
+            batch=batch, rows=rows, depth=depth, count=count,
+            parallel=int(torch.get_num_threads() > 1 and batch * rows * rows * depth >= PARALLEL),
+            grad=grad.data_ptr(), i=i.data_ptr(), i_step=i.stride(0), j=j.data_ptr(), j_step=j.stride(0),
+            right=right.data_ptr(), left=left.data_ptr(), out=out.data_ptr(),
+        )  # fmt: skip
+        call.grad_b, call.grad_k = grad.stride()
+        call.right_b, call.right_r = right.stride()[:2]
+        call.left_b, call.left_r = left.stride()[:2]
+        return self.aten(*args) if function(call) else out
+
+    def aten(self, *args: Tensor) -> Tensor:
+        """By PyTorch, one after another."""
+        grad, i, j, right, left = args
+        rows = right.shape[1]
+        zeros = grad.new_zeros((grad.shape[0], rows, rows))
+        whole = aten.index_put.default(zeros, [None, i, j], grad, True)
+        return torch.bmm(whole, right) + torch.bmm(left, whole).mT
+
+
+def fuse(graph: fx.Graph) -> list[PairsBackward]:
+    """Puts a `PairsBackward` in place of each sum of both sides' gradients; returns them."""
+    made = []
+    for node in list(graph.nodes):
+        tensors = _found(node)
+        if tensors is None:
+            continue
+        fixed = all(isinstance(size, int) for one in tensors for size in one.meta["val"].shape)
+        call = PairsBackward(fixed)
+        with graph.inserting_before(node):
+            new = graph.call_function(call, tuple(tensors))
+        new.meta.update(node.meta)
+        node.replace_all_uses_with(new)
+        _erase(graph, node)
+        made.append(call)
+    return made
+
+
+def _erase(graph: fx.Graph, node: Node) -> None:
+    """Removes what nobody reads any more."""
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        if one.target in GONE and not one.users:
+            above = one.all_input_nodes
+            graph.erase_node(one)
+            waiting += above
+
+
+def _found(node: Node) -> list[Node] | None:
+    """(gradients, rows, columns, right, left) of a sum of two products with the same gradients of pairs."""
+    if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2 or value_of(node, 3) is None:
+        return None
+    for one, other in (node.args, node.args[::-1]):
+        turned = _turned(other)
+        plain, second = _product(one), None if turned is None else _product(turned)
+        if plain is None or second is None:
+            continue
+        whole, right = plain
+        left, same = second
+        pairs = _put(whole)
+        if pairs is None or same is not whole:
+            continue
+        values = [value_of(side, 3) for side in (right, left)]
+        if any(value is None for value in values) or values[0].shape != values[1].mT.shape:  # type: ignore[union-attr]
+            continue
+        batch, rows, depth = values[0].shape  # type: ignore[union-attr]
+        if isinstance(depth, int) and isinstance(rows, int) and 0 < rows <= LARGEST and depth > 0:
+            return [*pairs, right, left] if node.meta["val"].is_contiguous() else None
+    return None
+
+
+def _product(node: Any) -> tuple[Node, Node] | None:
+    """Both sides of a batched product that one node reads, behind views that change nothing."""
+    node = _alone(node)
+    if node is None or node.target is not aten.bmm.default or len(node.users) != 1:
+        return None
+    one, other = (itself(side) for side in node.args)
+    return one, other
+
+
+def _alone(node: Any) -> Node | None:
+    """A node behind views that change nothing, where nobody else reads it."""
+    while isinstance(node, fx.Node) and len(node.users) == 1 and node.target in SAME:
+        here, inner = value_of(node, 3), value_of(node.args[0], 3)
+        if here is None or inner is None or here.shape != inner.shape:
+            return None
+        node = node.args[0]
+    return node if isinstance(node, fx.Node) else None
+
+
+def _turned(node: Any) -> Node | None:
+    node = _alone(node)
+    if node is None or len(node.users) != 1 or tuple(node.args[1:]) not in TURNS.get(node.target, ()):
+        return None
+    return node.args[0]
+
+
+def _put(node: Node) -> list[Node] | None:
+    """(gradients, rows, columns) of gradients that are put into zeros."""
+    if node.target is not aten.index_put.default or node.kwargs or len(node.args) != 4 or node.args[3] is not True:
+        return None
+    zeros, where, grad, _ = node.args
+    zeroed = zeros.target in ZEROS and (zeros.target is not aten.full.default or zeros.args[1] == 0)
+    if not zeroed or len(where) != 3 or where[0] is not None or value_of(grad, 2) is None:
+        return None
+    i, j = where[1:]
+    if any(value_of(one, 1, torch.int64) is None for one in (i, j)):
+        return None
+    shape, put = grad.meta["val"].shape, node.meta["val"].shape
+    fits = put[1] == put[2] and put[0] == shape[0] and i.meta["val"].shape == j.meta["val"].shape == shape[1:]
+    return [grad, i, j] if fits else None

@@ -1,0 +1,116 @@
+"""Gradients of embedding tables: one kernel that writes a table's zeros past the caches and adds what was looked up.
+
+A dense gradient is as large as its table, most of it zeros. ATen writes them through the caches, which reads each line
+first. `fuse(graph)` puts a `TableGradient` in place of each `embedding_dense_backward` that is large enough; it is
+tried like any group. Rows are added in the order of the indices, so sums are the same with any number of threads.
+Float32 on a CPU. Leaves out gradients that are scaled by how often a row was looked up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from gnomon.compiler.build import libraries
+from gnomon.compiler.node import Node
+from gnomon.compiler.tried import Tried
+
+aten = torch.ops.aten
+LEAST = 1 << 18
+"""Numbers of a table from which on it is worth a call: 1 MiB."""
+FORMULA = Path(__file__).with_name("cpp") / "table_gradient.cpp"
+
+
+class _Call(ctypes.Structure):
+    """`Call` of cpp/table_gradient.cpp."""
+
+    _fields_ = [
+        (name, ctypes.c_void_p if name in ("index", "grad", "out") else ctypes.c_int64)
+        for name in "rows width count skipped wide parallel index index_step grad grad_row out".split()
+    ]
+
+
+@cache
+def _source() -> str:
+    return FORMULA.read_text(encoding="utf-8")
+
+
+@cache
+def kernel() -> Callable[[Any], int] | None:
+    """The compiled kernel, None where it does not compile."""
+    [function] = libraries([_source()])
+    if function is None:
+        return None
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+    typed: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Call))(address)
+    return typed  # type: ignore[no-any-return]
+
+
+class TableGradient(Tried):
+    """Of the gradient of what was looked up (..., width) and the indices (...): the table's (rows, width)."""
+
+    def __init__(self, rows: int, skipped: int, fixed: bool) -> None:
+        """skipped: the row whose gradient stays 0, -1 where there is none."""
+        super().__init__("table_gradient", f"{_source()}// {rows} {skipped}", fixed)
+        self.text = _source()
+        self.rows, self.skipped = rows, skipped
+
+    def run(self, grad: Tensor, indices: Tensor) -> Tensor:
+        """By the kernel; by PyTorch where there is none."""
+        function = kernel()
+        width = grad.shape[-1]
+        if function is None:
+            return self.aten(grad, indices)
+        grad, indices = grad.reshape(-1, width), indices.reshape(-1)
+        grad = grad if grad.stride(1) == 1 else grad.contiguous()
+        out = torch.empty((self.rows, width))
+        call = _Call(
+            rows=self.rows, width=width, count=indices.shape[0], skipped=self.skipped,
+            wide=int(indices.dtype == torch.int64), parallel=int(torch.get_num_threads() > 1),
+            index=indices.data_ptr(), index_step=indices.stride(0), grad=grad.data_ptr(), grad_row=grad.stride(0),
+            out=out.data_ptr(),
+        )  # fmt: skip
+        function(call)
+        return out
+
+    def aten(self, grad: Tensor, indices: Tensor) -> Tensor:
+        """By PyTorch."""
+        out: Tensor = aten.embedding_dense_backward.default(grad, indices, self.rows, self.skipped, False)
+        return out
+
+
+def fuse(graph: fx.Graph) -> list[TableGradient]:
+    """Puts a `TableGradient` in place of each gradient of a table; returns them."""
+    made = []
+    for node in list(graph.nodes):
+        if not _taken(node):
+            continue
+        grad, indices, rows, skipped, _ = node.args
+        given = [grad.meta["val"], indices.meta["val"]]
+        call = TableGradient(rows, skipped, all(isinstance(size, int) for one in given for size in one.shape))
+        with graph.inserting_before(node):
+            new = graph.call_function(call, (grad, indices))
+        new.meta.update(node.meta)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+        made.append(call)
+    return made
+
+
+def _taken(node: Node) -> bool:
+    if node.target is not aten.embedding_dense_backward.default or node.kwargs or len(node.args) != 5:
+        return False
+    out, grad, indices = (one.meta.get("val") for one in (node, *node.args[:2]))
+    if any(one is None or one.device.type != "cpu" or one.layout != torch.strided for one in (out, grad, indices)):
+        return False
+    if grad.dtype != torch.float32 or grad.is_neg() or indices.dtype not in (torch.int64, torch.int32):
+        return False
+    rows, skipped, scaled = node.args[2:]
+    fixed = type(rows) is int and type(skipped) is int and all(isinstance(size, int) for size in out.shape)
+    return fixed and scaled is False and out.numel() >= LEAST

@@ -1,0 +1,75 @@
+"""Gradients of embedding tables by one kernel: those of PyTorch, bit for bit, whatever is looked up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the compiler's tests need it")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from gnomon.compiler import backend, table_gradient  # noqa: E402
+from gnomon.compiler.build import has_compiler  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler"),
+    pytest.mark.usefixtures("fresh"),
+]
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.integers(1, 70),
+    width=st.integers(1, 40),
+    shape=st.lists(st.integers(0, 9), min_size=1, max_size=3),
+    skipped=st.integers(-1, 5),
+    dtype=st.sampled_from([torch.int64, torch.int32]),
+    strided=st.booleans(),
+    threads=st.sampled_from([1, 2]),
+    seed=st.integers(0, 99),
+)
+def test_any_table_gets_pytorchs_gradient(
+    rows: int, width: int, shape: list[int], skipped: int, dtype: Any, strided: bool, threads: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    grad, indices = torch.randn(*shape, width), torch.randint(0, rows, tuple(shape), dtype=dtype)
+    if strided:
+        grad, indices = torch.randn(*shape, 3, width)[..., 1, :], torch.stack([indices, indices], -1)[..., 0]
+    call, before = table_gradient.TableGradient(rows, skipped, True), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        made = call.run(grad, indices)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(made, call.aten(grad, indices))  # the same sums in the same order
+
+
+class Lookup(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = torch.nn.Embedding(5000, 64, padding_idx=3)
+        self.small = torch.nn.Embedding(10, 64)
+
+    def forward(self, at: Any) -> Any:
+        return (self.large(at) * self.small(at % 10)).square().sum()
+
+
+def test_a_model_learns_its_tables() -> None:
+    model = Lookup()
+    fast = torch.compile(model, backend=backend.gnomon)
+    for batch in (5, 5, 9):  # the last time for any batch
+        at = torch.randint(0, 5000, (batch, 7))
+        at[0, :2] = 3
+        found = []
+        for call in (fast, model):
+            model.zero_grad()
+            call(at).backward()
+            found.append([one.grad.clone() for one in model.parameters()])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    [call] = next(graph.tables for graph in backend.reports if graph.tables)  # the small one stays ATen's
+    assert call.rows == 5000 and call.trials and "wrong" not in call.verdict

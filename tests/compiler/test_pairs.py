@@ -53,9 +53,7 @@ def test_any_pairs_gradient_is_that_of_pytorch(
 ) -> None:
     torch.manual_seed(seed)
     batch, rows, depth, count = sizes
-    right, left = (
-        torch.randn(batch, depth, rows).mT if turned else torch.randn(batch, rows, depth) for _ in range(2)
-    )
+    right, left = (torch.randn(batch, depth, rows).mT if turned else torch.randn(batch, rows, depth) for _ in range(2))
     i, j = torch.randint(-rows, rows, (count, 2)).unbind(1)
     given_ = (torch.randn(batch, count + 2)[:, 2:], i, j, right, (right if same else left).mT)
     call = pairs_backward.PairsBackward(True)

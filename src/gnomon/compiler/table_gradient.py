@@ -61,9 +61,9 @@ class TableGradient(Tried):
         self.text = _source()
         self.rows, self.skipped = rows, skipped
 
-    def run(self, grad: Tensor, indices: Tensor) -> Tensor:
+    def run(self, *args: Tensor) -> Tensor:
         """By the kernel; by PyTorch where there is none."""
-        function = kernel()
+        (grad, indices), function = args, kernel()
         width = grad.shape[-1]
         if function is None:
             return self.aten(grad, indices)
@@ -79,8 +79,9 @@ class TableGradient(Tried):
         function(call)
         return out
 
-    def aten(self, grad: Tensor, indices: Tensor) -> Tensor:
+    def aten(self, *args: Tensor) -> Tensor:
         """By PyTorch."""
+        grad, indices = args
         out: Tensor = aten.embedding_dense_backward.default(grad, indices, self.rows, self.skipped, False)
         return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn  # noqa: E402
 from gnomon.compiler import backend, convolutions  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
 from gnomon.compiler.explain import explained  # noqa: E402
+from gnomon.compiler.products import dtypes  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -70,6 +72,19 @@ def test_a_network_is_that_of_eager_after_any_of_its_tensors_was_written() -> No
     model.load_state_dict(network().state_dict())
     assert_same(model, fast, x)
     assert_same(model, fast, x.contiguous(memory_format=torch.channels_last))
+
+
+def test_a_network_in_bfloat16_is_as_near_as_eager_to_one_in_double() -> None:
+    torch.manual_seed(0)
+    model, x = network().bfloat16(), torch.randn(2, 3, 33, 31).bfloat16()
+    fast = torch.compile(model, backend=backend.gnomon)
+    for number in (1.0, 1.0, 3.0):  # on trial, as chosen, after a weight was written
+        model[3].one.weight.data[0, 0, 0, 0] = number
+        with torch.no_grad():
+            made, eager, exact = fast(x), model(x), deepcopy(model).double()(x.double())
+        assert made.dtype == torch.bfloat16 and made.stride() == eager.stride()
+        assert (made - exact).norm() <= 1.5 * (eager - exact).norm() + 1e-3
+    assert len(backend.reports[-1].convolutions) == (7 if torch.bfloat16 in dtypes() else 0)
 
 
 def test_training_packs_nothing() -> None:

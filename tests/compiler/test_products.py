@@ -50,6 +50,21 @@ def test_products_of_a_training_step_are_eagers(kept: bool) -> None:
     assert not any(isinstance(value, products.Product) for value in called)
 
 
+@pytest.mark.skipif(torch.bfloat16 not in products.dtypes(), reason="oneDNN has no bfloat16 here")
+def test_products_of_bfloat16(kept: bool) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(40, 24).bfloat16()
+    x = torch.randn(9, 40).bfloat16().requires_grad_()
+    wanted = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
+    fast = compiled(model)
+    for _ in range(2):
+        made = torch.autograd.grad(fast(x).square().sum(), [x, *model.parameters()])
+        for a, b in zip(made, wanted, strict=True):
+            assert a.dtype == torch.bfloat16 and (a - b).norm() <= 0.01 * b.norm()
+    each = [one for report in backend.reports for one in report.products]
+    assert [one.kept for one in each] == [kept] * 3
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("stride", "padding"), [(1, 1), (2, 0)])
 def test_convolutions_are_eagers(kept: bool, bias: bool, stride: int, padding: int) -> None:

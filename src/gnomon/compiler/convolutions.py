@@ -5,8 +5,8 @@ and a ReLU are one call of oneDNN's. ATen reorders weights and images in every c
 batch norm and packed once, and images lie channels last from one convolution to the next. `fuse(graph)` puts a
 `Convolution` in place of each and orders the dims of what others read. A digest of weights and statistics is compared
 in every call, at the cost of reading them once, so that what is written by whatever means is packed again. Each is
-tried (`gate`); where all together are slower than ATen's, or one is wrong, the graph is compiled without them. Float32,
-images of fixed sizes.
+tried (`gate`); where all together are slower than ATen's, or one is wrong, the graph is compiled without them. Float32
+and bfloat16 (weights are multiplied by the batch norm in float32), images of fixed sizes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor, fx
 from gnomon.compiler import gate
 from gnomon.compiler.build import libraries
 from gnomon.compiler.node import Node
+from gnomon.compiler.products import dtypes
 from gnomon.compiler.tried import Tried
 
 aten = torch.ops.aten
@@ -52,7 +53,7 @@ def digest_of(tensors: Sequence[Tensor]) -> int:
     assert function is not None
     pieces = (ctypes.c_int64 * (2 * len(tensors)))()
     for i, one in enumerate(tensors):
-        pieces[2 * i], pieces[2 * i + 1] = one.data_ptr(), 4 * one.numel()
+        pieces[2 * i], pieces[2 * i + 1] = one.data_ptr(), one.element_size() * one.numel()
     result = ctypes.c_int64()
     function(ctypes.addressof(pieces), len(tensors), ctypes.addressof(result), int(torch.get_num_threads() > 1))
     return result.value
@@ -106,10 +107,12 @@ class Convolution(Tried):
         bias = rest.pop(0) if self.bias else None
         if self.eps is None:
             return weight, bias
-        gamma, beta, mean, variance = rest
+        gamma, beta, mean, variance = (one.float() for one in rest)
         scale = gamma * (variance + self.eps).rsqrt()
         shift = beta - mean * scale
-        return weight * scale[:, None, None, None], shift if bias is None else shift + bias * scale
+        if bias is not None:
+            shift = shift + bias.float() * scale
+        return (weight.float() * scale[:, None, None, None]).to(weight.dtype), shift.to(weight.dtype)
 
     def aten(self, *args: Tensor) -> Tensor:
         """By PyTorch, one after another."""
@@ -152,7 +155,7 @@ def _value(node: Any) -> Tensor | None:
     if not isinstance(value, Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
         return None
     fixed = all(isinstance(size, int) and size > 0 for size in value.shape)
-    return value if value.dtype == torch.float32 and fixed and not value.is_neg() else None
+    return value if value.dtype in dtypes() and fixed and not value.is_neg() else None
 
 
 def _taken(node: Node) -> bool:
@@ -162,6 +165,8 @@ def _taken(node: Node) -> bool:
     x, weight, bias = node.args[:3]
     values = [_value(one) for one in (x, weight, *([] if bias is None else [bias]))]
     if any(value is None for value in values) or values[0].dim() != 4:  # type: ignore[union-attr]
+        return False
+    if len({value.dtype for value in values}) > 1:  # type: ignore[union-attr]
         return False
     numbers = [*node.args[3], *node.args[4], *node.args[5], node.args[8]]
     given = weight.op == "placeholder" and (bias is None or bias.op == "placeholder")
@@ -179,8 +184,11 @@ def _norm(node: Node) -> tuple[Node, tuple[Node, ...], float] | None:
         return None
     tensors = tuple(norm.args[1:5])
     first = _only_user(norm)
-    if norm.kwargs or first is None or first.args[1] != 0 or any(_value(one) is None for one in tensors):
+    values = [_value(one) for one in (node, *tensors)]
+    if norm.kwargs or first is None or first.args[1] != 0 or any(value is None for value in values):
         return None
+    if len({value.dtype for value in values}) > 1:  # type: ignore[union-attr]
+        return None  # a batch norm that stayed in float32
     return (first, tensors, float(norm.args[6])) if all(one.op == "placeholder" for one in tensors) else None
 
 
@@ -196,7 +204,7 @@ def _fused(graph: fx.Graph, node: Node) -> Node:
     if user is not None and user.target is aten.add.Tensor and len(user.args) == 2 and not user.kwargs:
         other = user.args[1] if user.args[0] is last else user.args[0]
         value, mine = _value(other), last.meta["val"]
-        if value is not None and value.shape == mine.shape and other is not last:
+        if value is not None and (value.shape, value.dtype) == (mine.shape, mine.dtype) and other is not last:
             added, last = other, user
             gone.append(user)
             user = _only_user(last)

@@ -1,15 +1,15 @@
-"""Matrix products and convolutions of float32 by oneDNN where it is faster than what ATen calls.
+"""Matrix products and convolutions by oneDNN where it is faster than what ATen calls; float32 and bfloat16.
 
 ATen gives float32 products to its BLAS and many convolutions of one image to a product of patches, whatever the
-processor. `fuse(graph)` puts a `Product` in place of each that is large enough. Its first call tries both (`gate`),
+processor; bfloat16 it gives to oneDNN, but copies a bias into the result before. `fuse(graph)` puts a `Product` in place of each that is large enough. Its first call tries both (`gate`),
 once for each size: oneDNN is kept where it is equal and faster, ATen otherwise. Weights are read as they lie in every
-call: nothing is packed ahead, so a weight that somebody writes is seen. Leaves out batched products and attention,
-and bfloat16, which ATen gives to oneDNN itself.
+call: nothing is packed ahead, so a weight that somebody writes is seen. Leaves out batched products and attention.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -106,7 +106,14 @@ def _plain(node: Any) -> Tensor | None:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     if not isinstance(value, Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
         return None
-    return value if value.dtype == torch.float32 and not value.is_neg() else None
+    return value if value.dtype in dtypes() and not value.is_neg() else None
+
+
+@cache
+def dtypes() -> tuple[torch.dtype, ...]:
+    """Those of which oneDNN has fast products on this processor."""
+    bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return (torch.float32, torch.bfloat16) if bf16 else (torch.float32,)
 
 
 def _product(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
@@ -116,6 +123,8 @@ def _product(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
     *bias, x, w = node.args
     values = [_plain(one) for one in (*bias, x, w)]
     if any(value is None for value in values) or (bias and values[0].dim() != 1):  # type: ignore[union-attr]
+        return None
+    if len({value.dtype for value in values}) > 1:  # type: ignore[union-attr]
         return None
     sizes = (*node.meta["val"].shape, values[-2].shape[1])  # type: ignore[union-attr]
     fixed = [size for size in sizes if isinstance(size, int)]
@@ -161,7 +170,7 @@ def _convolution(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
     x, weight, bias, stride, padding, dilation = node.args[:6]
     tensors = (x, weight) if bias is None else (x, weight, bias)
     values = [_plain(one) for one in tensors]
-    if any(value is None for value in values):
+    if any(value is None for value in values) or len({value.dtype for value in values}) > 1:  # type: ignore[union-attr]
         return None
     sizes = [*values[0].shape, *values[1].shape, *stride, *padding, *dilation]  # type: ignore[union-attr]
     if len(sizes) != 14 or not all(isinstance(size, int) for size in sizes):

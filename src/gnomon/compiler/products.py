@@ -1,9 +1,9 @@
 """Matrix products and convolutions by oneDNN where it is faster than what ATen calls; float32 and bfloat16.
 
 ATen gives float32 products to its BLAS and many convolutions of one image to a product of patches, whatever the
-processor; bfloat16 it gives to oneDNN, but copies a bias into the result before. `fuse(graph)` puts a `Product` in place
-of each that is large enough. Its first call tries both (`gate`), once for each size: oneDNN is kept where it is equal
-and faster, ATen otherwise. Weights are read as they lie in every call: nothing is packed ahead, so a weight that
+processor; bfloat16 it gives to oneDNN, but copies a bias into the result before. `fuse(graph)` puts a `Product` in
+place of each that is large enough. Its first call tries both (`gate`), once for each size: oneDNN is kept where it is
+equal and faster, ATen otherwise. Weights are read as they lie in every call: nothing is packed ahead, so a weight that
 somebody writes is seen. Leaves out batched products and attention.
 """
 

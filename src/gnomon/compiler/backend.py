@@ -25,6 +25,7 @@ from gnomon.compiler import (
     convolutions,
     dropout,
     loops,
+    mersenne,
     pairs,
     pairs_backward,
     products,
@@ -112,6 +113,7 @@ class Compiled:
         self.before = torch.fx.GraphModule(module, before) if before and self.convolutions else None
         """The graph without them, in case they are slower."""
         dropout.split(module.graph)
+        self.draws = mersenne.fuse(module.graph)
         self.pairs = [*pairs.fuse(module.graph), *pairs_backward.fuse(module.graph)]
         self.tables = table_gradient.fuse(module.graph)
         self.columns = columns.fuse(module.graph)
@@ -120,7 +122,7 @@ class Compiled:
         self.products = products.fuse(module.graph)
         self.bodies = loops.compile_bodies(module, compile_graph)
         self.program: Program = program(module.graph, environment_of(module.graph))
-        self.tried = [*self.convolutions, *self.pairs, *self.tables, *self.scans]
+        self.tried = [*self.convolutions, *self.draws, *self.pairs, *self.tables, *self.scans]
         """What is no group and tried by itself."""
         texts = dict.fromkeys(one.text for one in self.tried if one.text is not None)
         _load(self.program.planned, [*[one.source for one in self.scans], *texts])

@@ -1,8 +1,9 @@
 """Dropout as random numbers and plain arithmetic, so that scaling, mask and what follows join a group.
 
 `split(graph)` replaces `native_dropout` and its backward, as AOTAutograd traces dropout, by `bernoulli` and elementwise
-arithmetic. The random numbers stay PyTorch's and are drawn in the same order: with one seed a compiled model drops
-what eager drops. Leaves out dropout on a GPU, whose numbers eager draws by another kernel.
+arithmetic, all of them ATen's, which its partitioner knows. The random numbers stay PyTorch's and are drawn in the same
+order: with one seed a compiled model drops what eager drops. Leaves out who draws them, which is decided later and in
+our own graph (`mersenne`), and dropout on a GPU, whose numbers eager draws by another kernel.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from torch import fx, ops
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gnomon.compiler.node import Node
 
-aten = ops.aten
+aten = torch.ops.aten
 
 
 def split(graph: fx.Graph) -> int:
@@ -24,7 +27,7 @@ def split(graph: fx.Graph) -> int:
         x, p = node.args[:2]
         with graph.inserting_before(node):
             mask = _call(graph, aten.ne.Scalar, _call(graph, aten.bernoulli.p, x, 1 - p), 0)
-            results = (_scaled(graph, x, mask, aten.div.Tensor, 1 - p), mask)
+            results = (_scaled(graph, x, mask, _one_by(x.meta["val"].dtype, 1 - p)), mask)
         for user in list(node.users):
             user.replace_all_uses_with(results[user.args[1]])
             graph.erase_node(user)
@@ -33,7 +36,7 @@ def split(graph: fx.Graph) -> int:
             if user.target is aten.native_dropout_backward.default:
                 grad, _, scale = user.args
                 with graph.inserting_before(user):
-                    user.replace_all_uses_with(_scaled(graph, grad, mask, aten.mul.Tensor, scale))
+                    user.replace_all_uses_with(_scaled(graph, grad, mask, scale))
                 graph.erase_node(user)
     return len(found)
 
@@ -45,10 +48,16 @@ def _fits(node: Node) -> bool:
     return on_cpu and all(user.target is operator.getitem for user in node.users)
 
 
-def _scaled(graph: fx.Graph, x: Node, mask: Node, how: Any, by: float) -> Node:
-    """x times the mask, multiplied or divided by a number first, as eager does it."""
+def _scaled(graph: fx.Graph, x: Node, mask: Node, scale: float) -> Node:
+    """x times the mask, which is multiplied by a number first, as eager does it."""
     wide = _call(graph, aten._to_copy.default, mask, dtype=x.meta["val"].dtype)
-    return _call(graph, aten.mul.Tensor, x, _call(graph, how, wide, by))
+    return _call(graph, aten.mul.Tensor, x, _call(graph, aten.mul.Tensor, wide, scale))
+
+
+def _one_by(dtype: torch.dtype, p: float) -> float:
+    """1/p as ATen divides a mask's ones: in doubles or floats, as kernels compute in."""
+    with _disable_current_modes():
+        return float(torch.ones((), dtype=dtype if dtype == torch.float64 else torch.float32) / p)
 
 
 def _call(graph: fx.Graph, target: Any, *args: Any, **named: Any) -> Node:

@@ -54,9 +54,10 @@ def explained(made: Compiled) -> dict[str, Any]:
 
 
 def _tried(made: Compiled) -> dict[str, dict[str, int]]:
-    """How many scans over time, products of pairs and gradients of tables a kernel runs, and how many PyTorch."""
+    """How many draws, scans over time, products of pairs and gradients of tables a kernel runs, how many PyTorch."""
     out = {}
     every: dict[str, Sequence[Tried]] = {
+        "random numbers": made.draws,
         "scan over time": made.scans,
         "product of pairs": made.pairs,
         "gradient of a table": made.tables,

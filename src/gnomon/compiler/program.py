@@ -169,7 +169,7 @@ def _has_effects(node: torch.fx.Node) -> bool:
         return node.op in ("call_module", "call_method")
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags
-    return isinstance(node.target, torch._ops.HigherOrderOperator)
+    return isinstance(node.target, torch._ops.HigherOrderOperator) or getattr(node.target, "effects", False)
 
 
 def _ordered(made: Program) -> list[Planned | torch.fx.Node]:

@@ -25,7 +25,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from gnomon.compiler import build, columns
+from gnomon.compiler import build, columns, mersenne
 from gnomon.compiler.backend import Compiled
 from gnomon.compiler.machine import this_machine
 from gnomon.errors import CaptureError, InputError
@@ -256,6 +256,8 @@ def _write_kernels(made: Compiled, folder: Path) -> None:
         sources |= dict.fromkeys(p.kernel.source for p in one.program.planned if p.function is not None)
         if one.columns:
             sources[columns.kernel_source()] = None
+        if one.draws:
+            sources[mersenne.source()] = None
     folder.mkdir()
     for number, source in enumerate(sources):
         if (library := build.library_of(source)) is not None:

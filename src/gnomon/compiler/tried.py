@@ -19,7 +19,8 @@ class Tried:
 
     several = False
     """Whether it gives a list of tensors in place of one."""
-
+    effects = False
+    """Whether calls do more than give a result, and keep their order."""
     text: str | None = None
     """C++ of its kernel, which is compiled beside those of groups."""
 
@@ -43,12 +44,15 @@ class Tried:
         key = () if self.fixed else tuple(int(size).bit_length() for one in args for size in one.shape)
         trial = self.trials.get(key)
         if trial is None:
-            made = Trial(self.source, self._listed(self.run), self._listed(self.aten))
-            trial = self.trials.setdefault(key, made)
+            trial = self.trials.setdefault(key, self.trial())
         if trial.kept is None:
             out = trial(*args)
             return out if self.several else out[0]
         return self.run(*args) if trial.kept else self.aten(*args)
+
+    def trial(self) -> Trial:
+        """A new trial; its results are listed."""
+        return Trial(self.source, self._listed(self.run), self._listed(self.aten))
 
     def _listed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return function if self.several else lambda *args: (function(*args),)

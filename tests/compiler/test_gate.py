@@ -21,7 +21,7 @@ def test_a_kernel_is_kept_within_its_share_of_atens_time(
     seconds: float, share: float, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "SLOWER", 1.03)
-    monkeypatch.setattr(gate, "_times", lambda run, aten, args: (seconds, 1.0))
+    monkeypatch.setattr(gate, "_times", lambda run, aten, args, after: (seconds, 1.0))
     trial = gate.Trial(f"// {seconds} {share}", lambda x: (x + 1,), lambda x: (x + 1,), share=share)
     assert torch.equal(trial(torch.ones(3))[0], torch.full((3,), 2.0))
     assert trial.kept is kept
@@ -41,3 +41,27 @@ def test_a_mode_that_looks_at_every_operation_does_not_see_the_trial() -> None:
     with Looks():
         trial(x)
     assert trial.kept is not None and [str(func) for func in seen] == ["aten.add.Tensor"]
+
+
+def test_arrays_that_no_cache_holds_are_out_of_it_before_each_call_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read for that costs neither of the two anything; small arrays stay where they are."""
+    seconds = [0.0]
+    monkeypatch.setattr(gate.time, "thread_time", lambda: seconds[0])
+    monkeypatch.setattr(gate.time, "perf_counter", lambda: seconds[0])
+    order: list[str] = []
+
+    def call(name: str, takes: float) -> Any:
+        def made(*_: Any) -> None:
+            order.append(name)
+            seconds[0] += takes
+
+        return made
+
+    found = gate._times(call("kernel", 2.0), call("aten", 3.0), (), call("other", 5.0))
+    assert found == pytest.approx((2.0, 3.0))
+    assert order == ["kernel", "other", "aten", "other", "other"]
+    assert gate._times(call("kernel", 2.0), call("aten", 3.0), (), None) == pytest.approx((2.0, 3.0))
+    half = gate.this_machine().l3_bytes // 2
+    large = torch.empty(half // 4)
+    assert gate._other_memory([large[: half // 4 - 1], 3]) is None
+    assert gate._other_memory([large]) is not None

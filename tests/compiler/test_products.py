@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.skipif(not torch.backends.mkldnn.is
 def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether every trial says that the kernel is the faster one."""
     seconds = (1.0, 2.0) if request.param else (2.0, 1.0)
-    monkeypatch.setattr(gate, "_times", lambda run, aten, args: seconds)
+    monkeypatch.setattr(gate, "_times", lambda run, aten, args, after: seconds)
     monkeypatch.setattr(gate, "SLOWER", 1.03)
     monkeypatch.setattr(gate, "_verdicts", {})
     monkeypatch.setattr(gate, "_read", lambda key: None)

@@ -14,12 +14,12 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from gnomon.compiler.machine import SETS, Machine  # noqa: E402
 from gnomon.compiler.program import program  # noqa: E402
 from gnomon.compiler.tile_cost import Cost, Rates, cost  # noqa: E402
-from gnomon.compiler.tiles import Nest, Tiling  # noqa: E402
+from gnomon.compiler.tiles import Nest, Tiling, bytes_of_point, moved_of_point, tiling  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 KIB = 1 << 10
-AVX2 = next(isa for isa in SETS if isa.name == "avx2")
+AVX512, AVX2 = (next(isa for isa in SETS if isa.name == name) for name in ("avx512", "avx2"))
 MACHINE = Machine(
     isa=AVX2, l1_bytes=32 * KIB, l2_bytes=512 * KIB, l3_bytes=32 << 20, line_bytes=64, cores=2, model="test"
 )
@@ -139,3 +139,25 @@ def test_all_arrays_of_a_row_lie_in_the_first_cache_between_passes() -> None:
     five_arrays = replace(MACHINE, l1_bytes=20 * KIB)  # the input, weight, bias and output, and a row of scratch
     fits = cost(nest, made, 1, SMALL, 1, AT, five_arrays).compute_s
     assert cost(nest, made, 1, SMALL, 1, AT, replace(five_arrays, l1_bytes=20 * KIB - 1)).compute_s > fits
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "past"),
+    [
+        (lambda a, b: a * b + a, 1365, False),  # a little below half of the last cache
+        (lambda a, b: a * b + a, 1366, True),
+        (lambda a, b: torch.nn.functional.gelu(a) * torch.tanh(b), 1366, False),  # arithmetic takes longer
+        (lambda a, b: torch.nn.functional.gelu(a) * torch.tanh(b), 2731, True),  # none of it stays in the last cache
+    ],
+)
+def test_outputs_go_past_the_caches_where_nothing_of_them_would_be_there(
+    function: Callable[..., Any], rows: int, past: bool
+) -> None:
+    nest = nest_of(function, (rows, 1024), (rows, 1024))
+    assert moved_of_point(nest) == 3 * 4
+    assert tiling(nest, 1, rows * 1024, replace(MACHINE, isa=AVX512, l3_bytes=32 << 20)).past is past
+
+
+def test_what_all_rows_share_comes_from_memory_once() -> None:
+    nest = nest_of(lambda a, w, b: torch.nn.functional.layer_norm(a, (1024,), w, b), (512, 1024), (1024,), (1024,))
+    assert (moved_of_point(nest), bytes_of_point(nest)) == (2 * 4, 4 * 4)

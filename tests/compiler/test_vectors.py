@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 from compiler.traced import compiled, run, same  # noqa: E402
+
+from gnomon.compiler.tiles import tiling  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -40,3 +44,21 @@ def test_rows_of_several_axes_are_counted_as_they_lie(shape: tuple[int, ...]) ->
     a, b = torch.randn(shape), torch.randn(shape[1], 1, shape[3])
     c = torch.randn(shape[0], 1, shape[2], 1)
     same(lambda a, b, c: (a.transpose(0, 1).contiguous().transpose(0, 1) * b + c) * a, a, b, c)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("begin", [0, 1, 16, 1008])
+def test_results_past_the_caches_and_scratch_anywhere_in_a_page_are_the_same(
+    dtype: torch.dtype, begin: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrays begin at several places of a page, rows on a vector's boundary and beside it."""
+    torch.manual_seed(0)
+    monkeypatch.setattr("gnomon.compiler.program.tiling", lambda *given: replace(tiling(*given), past=True))
+    for columns in (96, 97):
+        x = torch.randn(begin + 40 * columns).to(dtype)[begin:].view(40, columns)
+        wanted = torch.softmax(x, -1)
+        made = compiled(lambda a: torch.softmax(a, -1), x)
+        run(made, x)
+        [y] = run(made, x)
+        torch.testing.assert_close(y, wanted)
+        assert all(made.kept(p) for p in made.program.planned)

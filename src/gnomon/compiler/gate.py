@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gnomon.compiler.build import cache_folder, key_of
+from gnomon.compiler.machine import this_machine
 
 log = logging.getLogger("gnomon.compiler")
 SLOWER = 1.0
@@ -77,7 +78,7 @@ class Trial:
         stored = _read(key)
         if stored is not None:
             return stored
-        kernel_s, aten_s = _times(self.run, self.aten, args)
+        kernel_s, aten_s = _times(self.run, self.aten, args, after=_other_memory([*args, *made]))
         verdict = {"kept": kernel_s <= SLOWER * self.share * aten_s, "kernel_s": kernel_s, "aten_s": aten_s}
         _write(key, verdict)
         return verdict
@@ -133,24 +134,40 @@ def as_exact(made: Any, wanted: Any, aten: Callable[..., Any], args: tuple[Any, 
     return True
 
 
-def _times(run: Callable[..., Any], aten: Callable[..., Any], args: tuple[Any, ...]) -> tuple[float, float]:
+def _other_memory(tensors: Sequence[Any]) -> Callable[[], Any] | None:
+    """What is read after each call of a trial: so much that the last cache forgets inputs and results which it would
+    not hold in use either. None where they are small."""
+    half = this_machine().l3_bytes // 2
+    here = [t for t in tensors if isinstance(t, torch.Tensor) and not t.is_cuda]
+    if sum(t.numel() * t.itemsize for t in here) < half:
+        return None
+    return torch.ones(half // 4, dtype=torch.float32, device="cpu").sum
+
+
+def _times(
+    run: Callable[..., Any], aten: Callable[..., Any], args: tuple[Any, ...], after: Callable[[], Any] | None
+) -> tuple[float, float]:
     """The least seconds of each, taken in turn: what disturbs one call only ever adds. One thread is timed by its
-    own CPU time, which others on the machine disturb less."""
+    own CPU time, which others on the machine disturb less. after: called after each, and its own time taken off; what
+    a call left in the caches to be written is written meanwhile, and counts."""
     if any(isinstance(a, torch.Tensor) and a.is_cuda for a in args):
         return _cuda_times(run, aten, args)
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    best = [float("inf"), float("inf")]
+    calls = [run, aten, lambda *_: None] if after else [run, aten]
+    best = [float("inf")] * 2 + [0.0 if after is None else float("inf")]
     spent = 0.0
     for _ in range(REPEATS):
-        for which, call in enumerate((run, aten)):
+        for which, call in enumerate(calls):
             start = clock()
             call(*args)
+            if after is not None:
+                after()
             took = clock() - start
             best[which] = min(best[which], took)
             spent += took
         if spent > ENOUGH_S:
             break
-    return best[0], best[1]
+    return best[0] - best[2], best[1] - best[2]
 
 
 def _cuda_times(run: Callable[..., Any], aten: Callable[..., Any], args: tuple[Any, ...]) -> tuple[float, float]:

@@ -84,6 +84,9 @@ def _function(text: Text) -> None:
         text.say(1, f"const int64_t n{axis} = {text.size(nest.sizes[axis])};")
     text.say(1, "int failed = 0;")
     _partials(text)
+    if nest.scratch:
+        arrays = [*(f"p{slot}" for slot in text.slots), *(f"q{n}" for n in range(len(nest.outputs)))]
+        text.say(1, f"const int64_t place = aside({', '.join(arrays)});")
     text.say(1, "#pragma omp parallel for if (d[4]) schedule(static) reduction(| : failed)")
     text.say(1, "for (int64_t task = 0; task < chunks * tiles; task++) {")
     _task(text)
@@ -130,9 +133,11 @@ def _task(text: Text) -> None:
     if nest.scratch:
         text.say(2, "static thread_local char* room = 0;")
         text.say(2, "static thread_local int64_t room_bytes = 0;")
-        text.say(2, f"const int64_t scratch = (row_points + 2 * VW) * 8, wanted = {len(nest.scratch)} * scratch + 64;")
+        text.say(
+            2, f"const int64_t scratch = (row_points + 2 * VW) * 8, wanted = {len(nest.scratch)} * scratch + 2 * PAGE;"
+        )
         text.say(2, "if (wanted > room_bytes) { free(room); room = (char*)malloc(wanted); room_bytes = wanted; }")
-        text.say(2, "char* const room0 = (char*)(((uintptr_t)room + 63) / 64 * 64);")
+        text.say(2, "char* const room0 = (char*)(((uintptr_t)room + PAGE - 1) / PAGE * PAGE) + place;")
         for n, value in enumerate(nest.scratch):
             kind = SCALAR[nest.body.code[value].kind]
             text.say(2, f"{kind}* const s{value} = ({kind}*)(room0 + {n} * scratch / 64 * 64);")
@@ -360,13 +365,13 @@ def _points(text: Text, step: Pass, depth: int, partial: bool, copy: int) -> Non
 
 
 def _may_pass(nest: Nest) -> list[int]:
-    """Outputs that may be written past the caches: float vectors side by side that no later pass reads back."""
+    """Outputs that may be written past the caches: vectors of floats side by side that no later pass reads back."""
     back = {where for p in nest.passes for where in p.read_back.values()}
     return [
         n
         for p in nest.passes
         for n in p.stores
-        if nest.outputs[n].dtype == torch.float32
+        if nest.outputs[n].dtype in (torch.float32, torch.bfloat16)
         and equal(nest.outputs[n].strides.get(nest.inner[-1], 0), 1)
         and f"output {n}" not in back
         and len(nest.inner) == 1

@@ -17,10 +17,13 @@ import torch
 from gnomon.compiler.body import Body, Input, Tensor, UnfitError
 from gnomon.compiler.machine import Machine
 from gnomon.compiler.sizes import Size, equal, hint, product
-from gnomon.compiler.stages import POST, Stages, classify, cost, live
+from gnomon.compiler.stages import COST, POST, Stages, classify, cost, live
 
 RECOMPUTE = 6
 """Vector instructions up to which a value is computed again in a later pass; scratch costs as much."""
+
+AN_INSTRUCTION_BYTES = 10
+"""Bytes that move past the caches while a core does a vector instruction: 30 GB/s, 3.3 GHz, one each cycle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,7 @@ class Tiling:
     """Points of one task."""
     parallel: bool
     past: bool
-    """Outputs are larger than the last cache can keep until somebody reads them."""
+    """Whether outputs are written past the caches: nothing of them would be there when somebody reads them."""
 
     @property
     def chunks(self) -> int:
@@ -330,7 +333,8 @@ def tiling(nest: Nest, rows: int, points: int, machine: Machine) -> Tiling:
         chunk=chunk,
         tile=tile,
         parallel=bool(many and work > 150_000),
-        past=rows * points * row_bytes > machine.l3_bytes,
+        past=rows * points * row_bytes > machine.l3_bytes
+        or (by_memory(nest, lanes) and rows * points * moved_of_point(nest) >= machine.l3_bytes // 2),
     )
 
 
@@ -352,6 +356,29 @@ def bytes_of_point(nest: Nest) -> int:
         if ins.op in ("load", "take") and inner & set(nest.body.inputs[ins.attr].strides):
             total += nest.body.inputs[ins.attr].dtype.itemsize
     return total + sum(out.dtype.itemsize for out in nest.outputs if inner & set(out.strides))
+
+
+def moved_of_point(nest: Nest) -> int:
+    """As `bytes_of_point`, without what all rows share: it comes from memory once."""
+    outer = set(nest.outer)
+    refs = [(nest.body.inputs[slot].strides, nest.body.inputs[slot].dtype) for slot in _read(nest)]
+    refs += [(out.strides, out.dtype) for out in nest.outputs]
+    along = set(nest.inner[-1:])
+    return sum(
+        dtype.itemsize for strides, dtype in refs if along & set(strides) and (not outer or outer & set(strides))
+    )
+
+
+def by_memory(nest: Nest, lanes: int) -> bool:
+    """Whether the memory of a vector of points takes longer than its instructions."""
+    code = nest.body.code
+    made = sum(COST.get(code[i].op, 1) for p in nest.passes for i in p.values if code[i].op not in ("load", "take"))
+    return AN_INSTRUCTION_BYTES * made <= lanes * moved_of_point(nest)
+
+
+def _read(nest: Nest) -> set[int]:
+    code = nest.body.code
+    return {code[i].attr for p in nest.passes for i in p.values if code[i].op in ("load", "take")}
 
 
 def memory_of(inp: Input) -> str:

@@ -15,6 +15,20 @@ struct mask32 { int32_t bits; };  // a mask kept in scratch
 // the same place of another page, and waits; torch's large tensors lie 64 bytes behind the start of one.
 #define PAGE 4096
 ALWAYS int64_t apart(int64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE + 3 * PAGE / 4; }
+// For the same reason, where in a page a row of scratch begins: as far as can be from where arrays do.
+template <class... P> ALWAYS int64_t aside(P... arrays) {
+    const int64_t begin[] = {(int64_t)((uintptr_t)arrays % PAGE)...};
+    int64_t best = 0, most = -1;
+    for (int64_t place = 0; place < PAGE; place += 256) {
+        int64_t nearest = PAGE;
+        for (int64_t b : begin) {
+            const int64_t after = (place - b) & (PAGE - 1), either = after < PAGE - after ? after : PAGE - after;
+            nearest = either < nearest ? either : nearest;
+        }
+        if (nearest > most) { most = nearest; best = place; }
+    }
+    return best;
+}
 #define INF __builtin_inff()
 #define NANF __builtin_nanf("")
 extern "C" double exp(double) noexcept; extern "C" double log(double) noexcept; extern "C" double log1p(double) noexcept;
@@ -105,6 +119,7 @@ template <class T> ALWAYS L ld1(const T* p) { return splatL(*p); }
 ALWAYS void st(float* p, F v) { memcpy(p, &v, sizeof v); }
 ALWAYS void st(double* p, D v) { memcpy(p, &v, sizeof v); }
 ALWAYS void st(bf16* p, F v) { auto u = down(v); memcpy(p, &u, sizeof u); }
+ALWAYS void st_past(bf16* p, F v) { st_past16(p, down(v)); }
 ALWAYS void st(int64_t* p, L v) { memcpy(p, &v, sizeof v); }
 ALWAYS void st(int32_t* p, L v) { auto u = __builtin_convertvector(v, mem<int32_t>::V); memcpy(p, &u, sizeof u); }
 ALWAYS void st(int16_t* p, L v) { auto u = __builtin_convertvector(v, mem<int16_t>::V); memcpy(p, &u, sizeof u); }

@@ -87,6 +87,40 @@ def test_a_network_in_bfloat16_is_as_near_as_eager_to_one_in_double() -> None:
     assert len(backend.reports[-1].convolutions) == (7 if torch.bfloat16 in dtypes() else 0)
 
 
+def test_a_sum_takes_the_memory_of_what_nobody_reads_again() -> None:
+    parts = [nn.Conv2d(3, 8, 3, 1, 1), nn.ReLU(), Block(8, 8, 1), Block(8, 8, 1)]
+    model, x = nn.Sequential(*parts).eval(), torch.randn(1, 3, 12, 12)
+    fast = torch.compile(model, backend=backend.gnomon)
+    for _ in range(3):
+        assert_same(model, fast, x)
+    calls = [one for one in backend.reports[-1].convolutions if one.added]
+    assert len(calls) == 2 and all(one.spends for one in calls)
+
+    class Seen(nn.Module):
+        def forward(self, x: Any) -> Any:
+            first = parts[1](parts[0](x))
+            return parts[2](first), first  # who called sees what would be overwritten
+
+    model = Seen()
+    fast = torch.compile(model, backend=backend.gnomon)
+    with torch.no_grad():
+        for _ in range(3):
+            for one, other in zip(fast(x), model(x), strict=True):
+                torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5)
+    assert not any(one.spends for one in backend.reports[-1].convolutions)
+
+
+def test_a_sum_in_place_is_that_of_eager() -> None:
+    call = convolutions.Convolution(([2, 6, 5, 7], [1, 1], [1, 1], [1, 1], 1), True, None, True, True)
+    x, other = (torch.randn(2, n, 5, 7).contiguous(memory_format=torch.channels_last) for n in (6, 4))
+    given = (torch.randn(4, 6, 3, 3), torch.randn(4))
+    with torch.no_grad():
+        wanted, place = call.aten(x, other, *given), other.data_ptr()
+        made = call._in_place(x, other, *given)
+    torch.testing.assert_close(made, wanted, rtol=2e-4, atol=2e-5)
+    assert made.data_ptr() == place
+
+
 def test_training_packs_nothing() -> None:
     model, x = network(), torch.randn(1, 3, 32, 32)
     fast = torch.compile(model, backend=backend.gnomon)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,32 @@ def _digest() -> Callable[..., int] | None:
 
 def digest_of(tensors: Sequence[Tensor]) -> int:
     """64 bits that are others once any number is another."""
+    return _digest_of(_pieces(tensors))
+
+
+def _pieces(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_int64]:
+    """Address and bytes of each."""
+    numbers = [number for one in tensors for number in (one.data_ptr(), one.nbytes)]
+    return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
+def _digest_of(pieces: ctypes.Array[ctypes.c_int64]) -> int:
     function = _digest()
     assert function is not None
-    pieces = (ctypes.c_int64 * (2 * len(tensors)))()
-    for i, one in enumerate(tensors):
-        pieces[2 * i], pieces[2 * i + 1] = one.data_ptr(), one.element_size() * one.numel()
     result = ctypes.c_int64()
-    function(ctypes.addressof(pieces), len(tensors), ctypes.addressof(result), int(torch.get_num_threads() > 1))
+    threads = int(torch.get_num_threads() > 1)
+    function(ctypes.addressof(pieces), len(pieces) // 2, ctypes.addressof(result), threads)
     return result.value
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What was made of weights, and the digest of what it was made of."""
+
+    pieces: ctypes.Array[ctypes.c_int64]
+    digest: int
+    weight: Tensor
+    bias: Tensor | None
 
 
 class Convolution(Tried):
@@ -68,8 +87,10 @@ class Convolution(Tried):
         super().__init__("convolution", f"convolution {sizes} {bias} {eps} {added} {relu}", True)
         self.image, self.stride, self.padding, self.dilation, self.groups = sizes
         self.bias, self.eps, self.added, self.relu = bias, eps, added, relu
-        self.packed: dict[int, tuple[int, Tensor, Tensor | None]] = {}
-        """Address of a weight -> digest of what was packed, packed weight, bias."""
+        self.spends = False
+        """Whether nobody else reads the tensor that is added afterwards, so that the sum may take its memory."""
+        self.packed: dict[tuple[int, ...], Packed] = {}
+        """By the addresses of what is packed."""
 
     def run(self, *args: Tensor) -> Tensor:
         """By oneDNN."""
@@ -85,20 +106,38 @@ class Convolution(Tried):
             out = torch.ops.mkldnn._convolution_pointwise.default(x, weight, bias, *sizes, after or "none", [], "")
         return out.contiguous(memory_format=LAST)
 
+    def settled(self) -> Callable[..., Any] | None:
+        call = super().settled()
+        return self._in_place if self.spends and call == self.run else call
+
+    def _in_place(self, *args: Tensor) -> Tensor:
+        """By oneDNN, into the tensor that is added."""
+        other = args[1]
+        if not other.is_contiguous(memory_format=LAST):
+            return self.run(*args)
+        weight, bias = self._weights(args[2:])
+        x, after = args[0].contiguous(memory_format=LAST), "relu" if self.relu else None
+        sizes = (self.padding, self.stride, self.dilation, self.groups)
+        call = torch.ops.mkldnn._convolution_pointwise_.binary
+        out: Tensor = call(other, x, weight, bias, *sizes, "add", 1.0, after, [], "")
+        return out
+
     def _weights(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """Packed weight and bias."""
         if not all(one.is_contiguous() for one in tensors):
             tensors = [one.contiguous() for one in tensors]
-        place, now = tensors[0].data_ptr(), digest_of(tensors)
-        known = self.packed.get(place)
-        if known is not None and known[0] == now:
-            return known[1:]
+        places = tuple(one.data_ptr() for one in tensors)
+        known = self.packed.get(places)
+        pieces = _pieces(tensors) if known is None else known.pieces
+        now = _digest_of(pieces)
+        if known is not None and known.digest == now:
+            return known.weight, known.bias
         weight, bias = self._folded(tensors)
         pack: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
         made: Tensor = pack(weight.to_mkldnn(), self.padding, self.stride, self.dilation, self.groups, self.image)
         if len(self.packed) >= MOST_PACKED:
             self.packed.clear()
-        self.packed[place] = (now, made, bias)
+        self.packed[places] = Packed(pieces, now, made, bias)
         return made, bias
 
     def _folded(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -145,6 +184,8 @@ def fuse(graph: fx.Graph) -> list[Convolution]:
     if len(found) < FEWEST:
         return []
     made = [_fused(graph, node) for node in found]
+    for node in made:
+        node.target.spends = _spends(node)
     _turn(graph, made)
     return [node.target for node in made]
 
@@ -221,6 +262,19 @@ def _fused(graph: fx.Graph, node: Node) -> Node:
     for one in reversed(gone):
         graph.erase_node(one)
     return new
+
+
+def _spends(node: Node) -> bool:
+    """Whether what a convolution adds is another's result that all others have read before."""
+    call = node.target
+    if not call.added or node.args[0] is node.args[1] or not isinstance(node.args[1].target, Convolution):
+        return False
+    above, waiting = {node}, [node]
+    while waiting:
+        new = [one for one in waiting.pop().all_input_nodes if one not in above]
+        above.update(new)
+        waiting += new
+    return all(user in above and isinstance(user.target, Convolution) for user in node.args[1].users)
 
 
 def _turn(graph: fx.Graph, made: Sequence[Node]) -> None:

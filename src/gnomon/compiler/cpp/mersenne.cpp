@@ -40,7 +40,7 @@ template <class T> ALWAYS T tempered(T y) {
 
 // the block behind x
 void advance(uint32_t* x) {
-    for (int k = 0; k < BLOCK; k += VW) {
+    _Pragma("GCC unroll 3") for (int k = 0; k < BLOCK; k += VW) {
         const U here = words(x + k), next = words(x + k + 1), far = words(x + k + FAR);
         const U mixed = (here & 0x80000000u) | (next & 0x7fffffffu);
         keep(x + BLOCK + k, far ^ (mixed >> 1) ^ (-(next & 1u) & 0x9908b0dfu));
@@ -55,15 +55,28 @@ ALWAYS U every_second(U a, U b) {
 #endif
 }
 
-// A number's first word decides but for one in two million, so only first words are tempered, and ties looked at again.
+// Of numbers from x on: 1 where one is below, 0 where not. A number's first word decides but for one in two million, so only
+// first words are tempered, and ties looked at again.
+ALWAYS U decided(const uint32_t* x, uint32_t high, B& ties) {
+    const U first = tempered(every_second(words(x), words(x + VW))) & HIGH;
+    ties |= (B)(first == high);
+    return (first - high) >> 31;
+}
+
 void mask(const uint32_t* x, int64_t count, uint64_t below, uint8_t* out) {
     const uint32_t high = (uint32_t)(below >> 32), low = (uint32_t)below;
     B ties = {};
     int64_t j = 0;
+#ifdef PACKS
+    for (; j + 4 * VW <= count; j += 4 * VW) {
+        I part[4];
+        for (int v = 0; v < 4; v++) part[v] = (I)decided(x + 2 * (j + v * VW), high, ties);
+        const auto bytes = packed(part[0], part[1], part[2], part[3]);
+        memcpy(out + j, &bytes, sizeof bytes);
+    }
+#endif
     for (; j + VW <= count; j += VW) {
-        const U first = tempered(every_second(words(x + 2 * j), words(x + 2 * j + VW))) & HIGH;
-        ties |= (B)(first == high);
-        const auto bytes = low8((B)((first - high) >> 31));
+        const auto bytes = low8((B)decided(x + 2 * j, high, ties));
         memcpy(out + j, &bytes, sizeof bytes);
     }
     const int64_t tail = j;
@@ -102,7 +115,7 @@ extern "C" int gnomon_kernel(const Call* given) {
     memcpy(&at, c.before, sizeof at);
     const bool fresh = at.left == 1 && at.next == 0;   // seeded, and the first block not yet made
     if (!fresh && (at.left < 1 || at.left > BLOCK || at.next != (uint64_t)(BLOCK + 1 - at.left))) return 1;
-    uint32_t x[BLOCK * (BLOCKS + 1) + 2 * VW] = {};
+    alignas(64) uint32_t x[BLOCK * (BLOCKS + 1) + 2 * VW] = {};
     for (int i = 0; i < BLOCK; i++) x[i] = (uint32_t)at.words[i];
     const int64_t each = c.kind == MASK ? 2 : 1;               // words of a number
     int64_t place = fresh ? BLOCK : (int64_t)at.next;

@@ -1,6 +1,7 @@
 """Whole models for `table.py`, with random weights: BERT-base, GPT-2, Llama-style of 1 and 16 layers, ViT-B, ResNet-50,
-DLRM and Mamba; and silero-vad where its wheel (with trained weights) is installed. Sizes are those of the architecture,
-but for the Llama-style model (1,024 units), Mamba (512 units, 2 layers, as Dynamo unrolls its scan) and vocabularies.
+DLRM and Mamba; and silero-vad with the trained weights of its wheel, where that is installed. Sizes are those of the
+architecture, but for the Llama-style model (1,024 units), Mamba (512 units, 2 layers, as Dynamo unrolls its scan) and
+vocabularies.
 """
 
 from __future__ import annotations
@@ -60,15 +61,25 @@ class Dlrm(nn.Module):
 
 
 class Voice(nn.Module):
-    """silero-vad of one piece of 512 samples at 16 kHz, from its first state. It is a TorchScript module."""
+    """The network of silero-vad at 16 kHz for pieces of 512 samples, from its first state: magnitudes of a short-time
+    Fourier transform, four convolutions, an LSTM cell. Its wheel ships it as TorchScript: Dynamo makes no graph of that.
+    """
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.inner = inner
+        self.register_buffer("basis", torch.empty(258, 1, 256))
+        sizes = ((129, 128, 1), (128, 64, 2), (64, 64, 2), (64, 128, 1))
+        self.encoder = nn.ModuleList(nn.Conv1d(a, b, 3, stride, 1) for a, b, stride in sizes)
+        self.cell, self.out = nn.LSTMCell(128, 128), nn.Conv1d(128, 1, 1)
 
-    def forward(self, x: Tensor) -> Any:
-        self.inner.reset_states()
-        return self.inner(x, 16_000)
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.pad(torch.cat([x.new_zeros(x.shape[0], 64), x], 1), (0, 64), mode="reflect")
+        real, imaginary = nn.functional.conv1d(x[:, None], self.basis, stride=128).chunk(2, 1)
+        y = (real.square() + imaginary.square()).sqrt()
+        for layer in self.encoder:
+            y = layer(y).relu()
+        h, _ = self.cell(y.squeeze(-1))
+        return self.out(h[..., None].relu()).sigmoid().squeeze(1).mean(1, keepdim=True)
 
 
 def of_transformers(kind: str, argument: str = "input_ids", **sizes: Any) -> Callable[[], nn.Module]:
@@ -83,9 +94,25 @@ def of_transformers(kind: str, argument: str = "input_ids", **sizes: Any) -> Cal
 
 
 def silero() -> nn.Module:
-    import silero_vad  # raises where it is not installed
+    """With the trained weights of its wheel; raises where that is not installed, or gives other numbers."""
+    import silero_vad
 
-    return Voice(silero_vad.load_silero_vad(onnx=False))
+    trained = silero_vad.load_silero_vad(onnx=False)
+    names = {
+        "_model.stft.forward_basis_buffer": "basis", "_model.decoder.rnn.": "cell.",
+        "_model.decoder.decoder.2.": "out.", **{f"_model.encoder.{n}.reparam_conv.": f"encoder.{n}." for n in range(4)},
+    }  # fmt: skip
+    made, weights = Voice(), {}
+    for name, tensor in trained.state_dict().items():
+        for start, ours in names.items():
+            if name.startswith(start):
+                weights[ours + name.removeprefix(start)] = tensor.detach().clone()
+    made.load_state_dict(weights)
+    x = torch.randn(2, 512)
+    trained.reset_states()
+    with torch.no_grad():
+        torch.testing.assert_close(made(x), trained(x, 16_000))
+    return made
 
 
 def tokens(batch: int) -> tuple[Tensor, ...]:

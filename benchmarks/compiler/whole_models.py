@@ -62,7 +62,7 @@ class Dlrm(nn.Module):
 
 class Voice(nn.Module):
     """The network of silero-vad at 16 kHz for pieces of 512 samples, from its first state: magnitudes of a short-time
-    Fourier transform, four convolutions, an LSTM cell. Its wheel ships it as TorchScript: Dynamo makes no graph of that.
+    Fourier transform, four convolutions, an LSTM cell. Its wheel has TorchScript, of which Dynamo makes no graph.
     """
 
     def __init__(self) -> None:

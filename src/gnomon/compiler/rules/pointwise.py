@@ -24,6 +24,7 @@ from gnomon.compiler.values import (
     log,
     maximum,
     minimum,
+    normal_cdf,
     one,
     real,
     rsqrt,
@@ -131,9 +132,8 @@ def gelu_backward(grad_output: Value, self: Value, *, approximate: str = "none")
         inner = tanh(SQRT_2_OVER_PI * (x + 0.044715 * (x * x * x)))
         slope = (1.0 - inner * inner) * (SQRT_2_OVER_PI * (1.0 + 3 * 0.044715 * (x * x)))
         return grad_output * (0.5 * (1.0 + inner) + 0.5 * x * slope)
-    cdf = 0.5 * (1.0 + erf(x * SQRT_HALF))
-    pdf = exp(-0.5 * (x * x)) * (1 / math.sqrt(2 * math.pi))
-    return grad_output * (cdf + x * pdf)
+    bell = exp(-0.5 * (x * x))
+    return grad_output * (normal_cdf(x, bell) + x * (bell * (1 / math.sqrt(2 * math.pi))))
 
 
 def silu_backward(grad_output: Value, self: Value) -> Value:

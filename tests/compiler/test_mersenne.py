@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import example, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from gnomon.compiler import backend, build, machine, mersenne  # noqa: E402
+from gnomon.compiler import backend, build, machine, mersenne, saved  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -24,9 +25,14 @@ pytestmark = [
 ]
 F = torch.nn.functional
 SETS = [isa for isa in machine.SETS if isa.needs <= machine._cpuinfo()[0]]
-ATEN = pytest.mark.skipif(
-    not mersenne._agrees(0.5, torch.float32), reason="on this processor ATen's bernoulli is another generator's"
-)
+ATEN = pytest.mark.usefixtures("masks")
+
+
+@pytest.fixture
+def masks() -> None:
+    """Of tests that need ATen's bernoulli to be this generator's."""
+    if not mersenne._agrees(0.5, torch.float32):
+        pytest.skip("on this processor ATen's bernoulli is another generator's")
 
 
 def state() -> torch.Tensor:
@@ -289,6 +295,40 @@ def test_what_another_thread_draws_meanwhile_is_not_drawn_again(times: int, monk
         assert torch.equal(one, torch.rand(3))
     assert len(other) == min(times, mersenne.LOOKS)
     assert torch.equal(made, torch.empty(100).bernoulli_(0.5) != 0) and torch.equal(after, state())
+
+
+@ATEN
+def test_draws_of_threads_are_parts_of_one_stream() -> None:
+    draw, each = mersenne.Draw(0.5, torch.empty(3001)), 40
+    torch.manual_seed(2)
+    wanted = [draw.aten() for _ in range(2 * each)]
+    after = state()
+    torch.manual_seed(2)
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda _: draw.run(), range(2 * each)))
+    assert sorted(map(bytes_of, made)) == sorted(map(bytes_of, wanted)) and torch.equal(after, state())
+
+
+def bytes_of(mask: torch.Tensor) -> bytes:
+    return mask.numpy().tobytes()
+
+
+class Noisy(torch.nn.Module):
+    def forward(self, a: Any) -> Any:
+        return F.dropout(a, 0.5) * torch.rand_like(a)
+
+
+def test_a_saved_model_draws_as_it_did_and_brings_the_kernel(tmp_path: Path) -> None:
+    module, a = Noisy(), torch.randn(8, 8)
+    folder = saved.save(module, (a,), tmp_path / "noisy")
+    assert mersenne.source() in [path.read_text(encoding="utf-8") for path in (folder / "kernels").glob("*.cpp")]
+    loaded = saved.load(folder)
+    for seed in range(2):
+        made = []
+        for call in (module, loaded):
+            torch.manual_seed(seed)
+            made.append((call(a), state()))
+        torch.testing.assert_close(made[0], made[1])
 
 
 def test_a_dtype_that_aten_does_not_draw_stays_atens_error() -> None:

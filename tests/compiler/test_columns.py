@@ -21,6 +21,7 @@ pytestmark = [
 ]
 
 ROWS = 50
+NEAR = {torch.float32: {"rtol": 1e-6, "atol": 1e-6}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}
 KINDS = ("plain", "hash", "bucket", "clamp", "sum", "mean", "bag", "bag mean", "ragged", "int32", "dense")
 
 
@@ -95,12 +96,14 @@ def by_kernel(function: Any, given_: tuple[Any, ...]) -> Any:
     rows=st.integers(2, 40),
     length=st.integers(1, 9),
     right=st.booleans(),
+    dtype=st.sampled_from(list(NEAR)),
 )
-def test_any_columns_are_those_of_eager(kinds: list[str], rows: int, length: int, right: bool) -> None:
-    module, given_ = Columns([*kinds, "clamp"], right).eval(), inputs(rows, length)
+def test_any_columns_are_those_of_eager(kinds: list[str], rows: int, length: int, right: bool, dtype: Any) -> None:
+    module = Columns([*kinds, "clamp"], right).eval().to(dtype)
+    given_ = tuple(one.to(dtype) if one.is_floating_point() else one for one in inputs(rows, length))
     with torch.no_grad():
         result = by_kernel(compiled(module), given_)
-        torch.testing.assert_close(result, module(*given_), rtol=1e-6, atol=1e-6, equal_nan=True)
+        torch.testing.assert_close(result, module(*given_), **NEAR[dtype], equal_nan=True)
 
 
 def test_one_compilation_serves_any_number_of_rows() -> None:
@@ -135,6 +138,32 @@ def test_rows_that_are_stacked_are_columns_too() -> None:
     ids = torch.randint(0, ROWS, (20, 6))
     with torch.no_grad():
         assert torch.equal(by_kernel(compiled(stacked), (ids,)), stacked(ids))
+        for table in tables:
+            table.to(torch.bfloat16)
+        assert torch.equal(by_kernel(compiled(stacked), (ids,)), stacked(ids))
+
+
+@pytest.mark.parametrize("features", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_bags_of_bfloat16_are_floats_that_are_rounded_once(features: Any) -> None:
+    module, given_ = Columns(["sum", "mean", "bag", "bag mean", "bucket"]), list(inputs(11, 7))
+    module.tables.to(torch.bfloat16)
+    module.at, given_[2] = module.at.to(features), given_[2].to(features)
+    with torch.no_grad():
+        made = by_kernel(compiled(module), tuple(given_))
+        assert torch.equal(made, module.float()(*given_).to(torch.bfloat16))
+
+
+def test_tables_of_two_dtypes_stay_atens() -> None:
+    tables = torch.nn.ModuleList(torch.nn.Embedding(ROWS, 8) for _ in range(6))
+    tables[3].to(torch.bfloat16)
+
+    def joined(ids: Any) -> Any:
+        return torch.cat([table(ids[:, i]) for i, table in enumerate(tables)], 1)
+
+    ids = torch.randint(0, ROWS, (20, 6))
+    with torch.no_grad():
+        assert torch.equal(compiled(joined)(ids), joined(ids))
+        assert not backend.reports[-1].columns
 
 
 def test_a_number_outside_its_table_is_atens_error() -> None:

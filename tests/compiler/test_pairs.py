@@ -14,6 +14,10 @@ from hypothesis import strategies as st  # noqa: E402
 from gnomon.compiler import backend, pairs, pairs_backward  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
 
+NEAR = {
+    torch.float32: {"rtol": 1e-4, "atol": 1e-4},
+    torch.bfloat16: {"rtol": 2e-2, "atol": 6e-2},  # the sum of two rounded products, in PyTorch
+}
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler"),
@@ -26,19 +30,21 @@ pytestmark = [
     sizes=st.tuples(st.integers(1, 5), st.integers(1, 40), st.integers(1, 70), st.integers(1, 20), st.integers(1, 30)),
     turned=st.tuples(st.booleans(), st.booleans()),
     before=st.integers(0, 3),
+    dtype=st.sampled_from(list(NEAR)),
     seed=st.integers(0, 99),
 )
 def test_any_pairs_are_those_of_pytorch(
-    sizes: tuple[int, int, int, int, int], turned: tuple[bool, bool], before: int, seed: int
+    sizes: tuple[int, int, int, int, int], turned: tuple[bool, bool], before: int, dtype: Any, seed: int
 ) -> None:
     torch.manual_seed(seed)
     batch, rows, columns, depth, count = sizes
     x = torch.randn(batch, depth, rows).mT if turned[0] else torch.randn(batch, rows, depth)
     y = torch.randn(batch, columns, depth).mT if turned[1] else torch.randn(batch, depth, columns)
     i, j = (torch.randint(-n, n, (count, 2))[:, 0] for n in (rows, columns))
-    given_ = (x, y, i, j, *([torch.randn(batch, 9)[:, :before]] if before else []))
-    call = pairs.Pairs(before > 0, True)
-    torch.testing.assert_close(call.run(*given_), call.aten(*given_), rtol=1e-4, atol=1e-5)
+    first = [torch.randn(batch, 9).to(dtype)[:, :before]] if before else []
+    given_ = (x.to(dtype), y.to(dtype), i, j, *first)
+    call = pairs.Pairs(before > 0, True, dtype)
+    torch.testing.assert_close(call.run(*given_), call.aten(*given_), **NEAR[dtype])
 
 
 @settings(max_examples=40)
@@ -46,18 +52,23 @@ def test_any_pairs_are_those_of_pytorch(
     sizes=st.tuples(st.integers(1, 5), st.integers(1, 40), st.integers(1, 70), st.integers(1, 30)),
     same=st.booleans(),
     turned=st.booleans(),
+    dtype=st.sampled_from(list(NEAR)),
     seed=st.integers(0, 99),
 )
 def test_any_pairs_gradient_is_that_of_pytorch(
-    sizes: tuple[int, int, int, int], same: bool, turned: bool, seed: int
+    sizes: tuple[int, int, int, int], same: bool, turned: bool, dtype: Any, seed: int
 ) -> None:
     torch.manual_seed(seed)
     batch, rows, depth, count = sizes
-    right, left = (torch.randn(batch, depth, rows).mT if turned else torch.randn(batch, rows, depth) for _ in range(2))
+    shape = (2, batch, depth, rows) if turned else (2, batch, rows, depth)
+    right, left = (side.mT if turned else side for side in torch.randn(shape).to(dtype))
     i, j = torch.randint(-rows, rows, (count, 2)).unbind(1)
-    given_ = (torch.randn(batch, count + 2)[:, 2:], i, j, right, (right if same else left).mT)
-    call = pairs_backward.PairsBackward(True)
-    torch.testing.assert_close(call.run(*given_), call.aten(*given_), rtol=1e-4, atol=1e-4)
+    grad = torch.randn(batch, count + 2).to(dtype)[:, 2:]
+    given_ = (grad, i, j, right, (right if same else left).mT)
+    call = pairs_backward.PairsBackward(True, dtype)
+    made, wanted = call.run(*given_), call.aten(*[one.double() if one.is_floating_point() else one for one in given_])
+    assert made.dtype == dtype
+    torch.testing.assert_close(made.double(), wanted, **NEAR[dtype])
 
 
 class Interactions(torch.nn.Module):
@@ -70,16 +81,17 @@ class Interactions(torch.nn.Module):
         return torch.cat([x, dots[:, self.below[0], self.below[1]]], -1)
 
 
-def test_interactions_are_one_call_and_learn() -> None:
+@pytest.mark.parametrize("dtype", NEAR, ids=["fp32", "bf16"])
+def test_interactions_are_one_call_and_learn(dtype: Any) -> None:
     model = Interactions(7)
     fast = torch.compile(model, backend=backend.gnomon)
     for batch in (5, 9):  # the second time for any batch
-        x, every = torch.randn(batch, 4, requires_grad=True), torch.randn(batch, 7, 6, requires_grad=True)
+        x, every = (torch.randn(batch, *shape).to(dtype).requires_grad_() for shape in ((4,), (7, 6)))
         for _ in range(2):
-            torch.testing.assert_close(fast(x, every), model(x, every), rtol=1e-4, atol=1e-5)
-        made, wanted = (torch.autograd.grad(f(x, every).square().sum(), (x, every)) for f in (fast, model))
+            torch.testing.assert_close(fast(x, every), model(x, every), **NEAR[dtype])
+        made, wanted = (torch.autograd.grad(f(x, every).sum(), (x, every)) for f in (fast, model))
         for one, other in zip(made, wanted, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(one, other, **NEAR[dtype])
     made = [call for graph in backend.reports for call in graph.pairs]
     assert all("wrong" not in call.verdict for call in made)
     assert [type(call) for call in made[:2]] == [pairs.Pairs, pairs_backward.PairsBackward]

@@ -28,18 +28,20 @@ pytestmark = [
     shape=st.lists(st.integers(0, 9), min_size=1, max_size=3),
     skipped=st.integers(-1, 5),
     dtype=st.sampled_from([torch.int64, torch.int32]),
+    of=st.sampled_from([torch.float32, torch.bfloat16]),
     strided=st.booleans(),
     threads=st.sampled_from([1, 2]),
     seed=st.integers(0, 99),
 )
 def test_any_table_gets_pytorchs_gradient(
-    rows: int, width: int, shape: list[int], skipped: int, dtype: Any, strided: bool, threads: int, seed: int
+    rows: int, width: int, shape: list[int], skipped: int, dtype: Any, of: Any, strided: bool, threads: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
     grad, indices = torch.randn(*shape, width), torch.randint(0, rows, tuple(shape), dtype=dtype)
     if strided:
         grad, indices = torch.randn(*shape, 3, width)[..., 1, :], torch.stack([indices, indices], -1)[..., 0]
-    call, before = table_gradient.TableGradient(rows, skipped, True), torch.get_num_threads()
+    grad = grad.to(of)
+    call, before = table_gradient.TableGradient(rows, skipped, True, of), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         made = call.run(grad, indices)

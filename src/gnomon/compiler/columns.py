@@ -4,7 +4,8 @@
 (`remainder`), clamped or bucketized on the way and pooled by a sum or a mean, as `nn.Embedding` and
 `nn.EmbeddingBag` give. Such a node becomes a call of a `Columns`, which reads the columns from a table, so that
 the kernel (cpp/columns.cpp) is compiled once, whatever their number. It is tried like any group (`gate`): equal
-to ATen and not slower, or given back. Leaves out gradients, which stay ATen's.
+to ATen and not slower, or given back. All tables of a call are float32, or all bfloat16. Leaves out gradients, which
+stay ATen's.
 Source: Pan et al., RECom (ASPLOS 2023).
 """
 
@@ -26,6 +27,7 @@ from gnomon.compiler.build import libraries
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.node import Node
 from gnomon.compiler.sizes import equal, size_of
+from gnomon.compiler.tried import MEMORY, text_of
 
 aten = torch.ops.aten
 FEWEST = 4
@@ -33,7 +35,7 @@ FEWEST = 4
 PARALLEL = 1 << 15
 """Floats of the output from which on several threads write them."""
 
-KINDS = {torch.int64: 0, torch.int32: 1, torch.float32: 2}
+KINDS = {torch.int64: 0, torch.int32: 1, torch.float32: 2, torch.bfloat16: 3}
 COPY, LOOKUP = 0, 1
 POOLS = {"one": 0, "sum": 1, "mean": 2}
 REMAINDER, MULTIPLY, ADD, LEAST, MOST, AND, XOR = range(7)
@@ -118,9 +120,9 @@ def _runs(node: Node) -> list[tuple[Node, list[Column]]]:
     if node.op != "call_function" or node.target not in (aten.cat.default, aten.stack.default):
         return []
     parts, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
-    if out is None or out.dtype != torch.float32 or out.dim() > 3 or dim % out.dim() != 1 or not parts:
+    if out is None or out.dtype not in MEMORY or out.dim() > 3 or dim % out.dim() != 1 or not parts:
         return []
-    columns = [_lookup(part) or _copied(part) for part in parts]
+    columns = [_lookup(part) or _copied(part) if _value_is(part, out.dtype) else None for part in parts]
     if node.target is aten.stack.default:
         return [(node, columns)] if out.dim() == 3 and all(columns) and _worth(columns) else []  # type: ignore[list-item]
     if all(columns):
@@ -145,9 +147,14 @@ def _worth(columns: Sequence[Column | None]) -> bool:
     return sum(column is not None and column.table is not None for column in columns) >= FEWEST
 
 
+def _value_is(node: Node, dtype: torch.dtype) -> bool:
+    value = _value(node)
+    return value is not None and value.dtype == dtype
+
+
 def _copied(node: Node) -> Column | None:
     value = _value(node)
-    if value is None or value.dim() != 2 or value.dtype != torch.float32 or not isinstance(value.shape[1], int):
+    if value is None or value.dim() != 2 or not isinstance(value.shape[1], int):
         return None
     return Column(Numbers(node, [0, 0], 0, 1), value.shape[1])
 
@@ -173,7 +180,7 @@ def _lookup(node: Node) -> Column | None:
 def _table(node: Any) -> torch.Tensor | None:
     """A table of floats whose rows lie one after the other."""
     value = _value(node)
-    if value is None or value.dim() != 2 or value.dtype != torch.float32:
+    if value is None or value.dim() != 2 or value.dtype not in MEMORY:
         return None
     fixed = all(isinstance(size, int) for size in (*value.shape, *value.stride()))
     return value if fixed and value.stride() == (value.shape[1], 1) else None
@@ -237,23 +244,18 @@ def _numbers(node: Any) -> Numbers | None:
         code = [*step[1], *code]
         node = step[0]
     boundaries, right = None, False
-    if node.target is aten.bucketize.Tensor and not code_on_floats(node):
-        made = _value(node.args[1])
+    if node.target is aten.bucketize.Tensor:
+        made, floats = _value(node.args[1]), _value(node.args[0])
+        same = made is not None and floats is not None and made.dtype == floats.dtype and made.dtype in MEMORY
         wide = not node.kwargs.get("out_int32", False)
-        if made is not None and made.dtype == torch.float32 and made.is_contiguous() and made.dim() == 1 and wide:
+        if same and made.is_contiguous() and made.dim() == 1 and wide:  # type: ignore[union-attr]
             boundaries, right, node = node.args[1], bool(node.kwargs.get("right", False)), node.args[0]
     read = _value(node)
-    if read is None or read.dtype not in KINDS or (read.dtype == torch.float32) != (boundaries is not None):
+    if read is None or read.dtype not in KINDS or (read.dtype in MEMORY) != (boundaries is not None):
         return None
     numbers = _selected(node, read.dim())
     numbers.code, numbers.boundaries, numbers.right = code, boundaries, right
     return numbers
-
-
-def code_on_floats(node: Node) -> bool:
-    """Whether what is bucketized is no float32."""
-    value = _value(node.args[0])
-    return value is None or value.dtype != torch.float32
 
 
 def _arithmetic(node: Any) -> tuple[Node, list[tuple[int, int]]] | None:
@@ -315,16 +317,13 @@ def _selected(node: Node, dims: int) -> Numbers:
 
 
 # ---- running
-@cache
-def kernel_source() -> str:
-    """The kernel's C++."""
-    return (Path(__file__).with_name("cpp") / "columns.cpp").read_text(encoding="utf-8")
+FORMULA = Path(__file__).with_name("cpp") / "columns.cpp"
 
 
 @cache
-def _kernel() -> Any:
+def _kernel(dtype: torch.dtype) -> Any:
     """The compiled kernel, None where it does not compile."""
-    [function] = libraries([kernel_source()])
+    [function] = libraries([text_of(FORMULA, dtype)])
     if function is None:
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
@@ -370,20 +369,21 @@ class Columns:
             code += numbers.code
             target += column.dim
         self.count, self.width = len(columns), target
-        self.stacked = node.meta["val"].dim() == 3
+        self.stacked, self.dtype = node.meta["val"].dim() == 3, node.meta["val"].dtype
         self.table = (ctypes.c_int64 * len(rows))(*rows)
         self.code = (ctypes.c_int64 * max(1, 2 * len(code)))(*[number for pair in code for number in pair])
         rowed = next((c for c in columns if c.offsets is None), columns[0])
         self.batch_of = (place(rowed.offsets or rowed.numbers.node), 0 if rowed.offsets else rowed.numbers.row_dim)
         self.aten = _extracted(node, self.arguments)
-        self.trial = Trial(f"{kernel_source()}// {rows} {code} {self.stacked}", self._run, self.aten)
+        self.text = text_of(FORMULA, self.dtype)
+        self.trial = Trial(f"{self.text}// {rows} {code} {self.stacked}", self._run, self.aten)
         self.first = True
 
     def __call__(self, *args: torch.Tensor) -> torch.Tensor:
         """The concatenation. Tried on its first inputs, then by the kernel or by ATen."""
         if not self.first:
             return (self._run if self.trial.kept else self.aten)(*args)[0]
-        if _kernel() is None:
+        if _kernel(self.dtype) is None:
             return self.aten(*args)[0]
         result = self.trial(*args)[0]
         self.first = self.trial.kept is None
@@ -401,7 +401,7 @@ class Columns:
         where, dim = self.batch_of
         batch = args[where].shape[dim]
         shape = (batch, self.count, self.width // self.count) if self.stacked else (batch, self.width)
-        out = torch.empty(shape, dtype=torch.float32, device="cpu")
+        out = torch.empty(shape, dtype=self.dtype, device="cpu")
         layouts: list[int] = []
         for place in self.layouts:
             one = args[place]
@@ -412,7 +412,7 @@ class Columns:
         parallel = int(batch * self.width >= PARALLEL)
         table, code = ctypes.addressof(self.table), ctypes.addressof(self.code)
         place_of = ctypes.addressof
-        bad = _kernel()(
+        bad = _kernel(self.dtype)(
             table, self.count, code, place_of(pointers), place_of(sizes), out.data_ptr(), batch, self.width, parallel
         )
         return self.aten(*args) if bad else (out,)

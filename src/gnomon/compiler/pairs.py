@@ -4,14 +4,14 @@ matrices, the numbers of it that are looked up, and what they are joined to.
 DLRM multiplies all its embeddings by each other and keeps the lower half: `bmm`, `index`, `cat`. `fuse(graph)` puts a
 `Pairs` in their place, whose kernel (cpp/pairs.cpp) makes the products of a sample in the first cache and writes only
 those that are asked for. It is tried like any group. An index outside is found by the kernel, and ATen gives its own
-error. Float32 on a CPU; gradients stay ATen's.
+error. Float32 and bfloat16 on a CPU; gradients are of `pairs_backward`.
 Source: Naumov et al., DLRM (2019).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor, fx
 
 from gnomon.compiler.build import libraries
 from gnomon.compiler.node import Node
-from gnomon.compiler.tried import Tried
+from gnomon.compiler.tried import MEMORY, Tried, text_of
 
 aten = torch.ops.aten
 LARGEST = 128
@@ -30,6 +30,7 @@ PARALLEL = 1 << 18
 """Products from which on threads share the samples."""
 SAME = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.slice.Tensor)
 """What gives the same tensor where it gives one of the same shape."""
+WHOLE = (torch.int64,)
 FORMULA = Path(__file__).with_name("cpp") / "pairs.cpp"
 
 
@@ -46,14 +47,9 @@ class _Call(ctypes.Structure):
 
 
 @cache
-def _source() -> str:
-    return FORMULA.read_text(encoding="utf-8")
-
-
-@cache
-def kernel() -> Callable[[Any], int] | None:
+def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    [function] = libraries([_source()])
+    [function] = libraries([text_of(FORMULA, dtype)])
     if function is None:
         return None
     address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
@@ -65,20 +61,20 @@ class Pairs(Tried):
     """Of x (batch, rows, depth), y (batch, depth, columns), and the pairs' rows and columns: (batch, pairs), after the
     columns of a third tensor where there is one."""
 
-    def __init__(self, joined: bool, fixed: bool) -> None:
-        super().__init__("pairs", f"{_source()}// {joined}", fixed)
-        self.text = _source()
+    def __init__(self, joined: bool, fixed: bool, dtype: torch.dtype = torch.float32) -> None:
+        self.text = text_of(FORMULA, dtype)
+        super().__init__("pairs", f"{self.text}// {joined}", fixed)
         self.joined = joined
 
     def run(self, *args: Tensor) -> Tensor:
         """By the kernel; by PyTorch where it does not run."""
         x, y, i, j, *first = args
-        function = kernel()
+        function = kernel(x.dtype)
         (batch, rows, depth), columns, count = x.shape, y.shape[2], i.shape[0]
         before = first[0].shape[1] if first else 0
         if function is None or not (first == [] or first[0].stride(1) == 1 or before == 1) or not batch:
             return self.aten(*args)
-        out = torch.empty((batch, before + count))
+        out = torch.empty((batch, before + count), dtype=x.dtype)
         call = _Call(
             batch=batch, rows=rows, columns=columns, depth=depth, count=count, before=before,
             parallel=int(torch.get_num_threads() > 1 and batch * rows * columns * depth >= PARALLEL),
@@ -109,7 +105,7 @@ def fuse(graph: fx.Graph) -> list[Pairs]:
         first = None if user is None else _joined(user, node)
         last: Any = node if first is None else user
         fixed = all(isinstance(size, int) for one in tensors for size in one.meta["val"].shape)
-        call = Pairs(first is not None, fixed)
+        call = Pairs(first is not None, fixed, node.meta["val"].dtype)
         with graph.inserting_before(last):
             new = graph.call_function(call, (*tensors, *([] if first is None else [first])))
         new.meta.update(last.meta)
@@ -120,11 +116,11 @@ def fuse(graph: fx.Graph) -> list[Pairs]:
     return made
 
 
-def value_of(node: Any, dims: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
+def value_of(node: Any, dims: int, dtypes: Container[torch.dtype] = MEMORY) -> Tensor | None:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     if not isinstance(value, Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
         return None
-    return value if value.dtype == dtype and value.dim() == dims and not value.is_neg() else None
+    return value if value.dtype in dtypes and value.dim() == dims and not value.is_neg() else None
 
 
 def _pairs(node: Node) -> tuple[list[Node], list[Node]] | None:
@@ -146,7 +142,7 @@ def _pairs(node: Node) -> tuple[list[Node], list[Node]] | None:
         return None
     x, y = (itself(part) for part in source.args)
     one, other = value_of(x, 3), value_of(y, 3)
-    rows, columns = value_of(i, 1, torch.int64), value_of(j, 1, torch.int64)
+    rows, columns = value_of(i, 1, WHOLE), value_of(j, 1, WHOLE)
     if one is None or other is None or rows is None or columns is None:
         return None
     sizes = [one.shape[1], one.shape[2], other.shape[2], rows.shape[0], columns.shape[0]]
@@ -171,6 +167,8 @@ def _joined(node: Any, part: Any) -> Any:
     if node.target is not aten.cat.default or node.kwargs or len(node.args) != 2 or node.args[1] not in (1, -1):
         return None
     parts: Any = node.args[0]
-    if len(parts) != 2 or parts[1] is not part or parts[0] is part or value_of(parts[0], 2) is None:
+    if len(parts) != 2 or parts[1] is not part or parts[0] is part:
+        return None
+    if value_of(parts[0], 2, (part.meta["val"].dtype,)) is None:
         return None
     return parts[0]

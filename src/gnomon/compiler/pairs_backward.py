@@ -3,7 +3,7 @@
 AOTAutograd gives it as zeros, an `index_put` of the pairs' gradients, two batched products with what was multiplied,
 and their sum, the second turned. `fuse(graph)` puts a `PairsBackward` in their place, whose kernel
 (cpp/pairs_backward.cpp) has a sample's gradients in cache; where both sides of the products are the same vectors, as in
-DLRM, one product is enough. It is tried like any group. Float32 on a CPU. Leaves out products of two different sets,
+DLRM, one product is enough. It is tried like any group. Float32 and bfloat16 on a CPU. Leaves out products of two different sets,
 whose gradients are not added to each other.
 """
 
@@ -20,8 +20,8 @@ from torch import Tensor, fx
 
 from gnomon.compiler.build import libraries
 from gnomon.compiler.node import Node
-from gnomon.compiler.pairs import LARGEST, PARALLEL, SAME, itself, value_of
-from gnomon.compiler.tried import Tried
+from gnomon.compiler.pairs import LARGEST, PARALLEL, SAME, WHOLE, itself, value_of
+from gnomon.compiler.tried import Tried, text_of
 
 aten = torch.ops.aten
 TURNS: dict[Any, tuple[tuple[Any, ...], ...]] = {
@@ -47,14 +47,9 @@ class _Call(ctypes.Structure):
 
 
 @cache
-def _source() -> str:
-    return FORMULA.read_text(encoding="utf-8")
-
-
-@cache
-def kernel() -> Callable[[Any], int] | None:
+def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    [function] = libraries([_source()])
+    [function] = libraries([text_of(FORMULA, dtype)])
     if function is None:
         return None
     address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
@@ -66,19 +61,19 @@ class PairsBackward(Tried):
     """Of the pairs' gradients (batch, pairs), the pairs' rows and columns, the right side's vectors (batch, rows,
     depth) and the left side's, turned (batch, depth, rows): the vectors' gradient (batch, rows, depth)."""
 
-    def __init__(self, fixed: bool) -> None:
-        super().__init__("pairs_backward", _source(), fixed)
-        self.text = _source()
+    def __init__(self, fixed: bool, dtype: torch.dtype = torch.float32) -> None:
+        self.text = text_of(FORMULA, dtype)
+        super().__init__("pairs_backward", self.text, fixed)
 
     def run(self, *args: Tensor) -> Tensor:
         """By the kernel; by PyTorch where it does not run."""
         grad, i, j, right, left = args
-        left, function = left.mT, kernel()
+        left, function = left.mT, kernel(grad.dtype)
         (batch, rows, depth), count = right.shape, i.shape[0]
         if function is None or not batch:
             return self.aten(*args)
         right, left = (one if one.stride(2) == 1 else one.contiguous() for one in (right, left))
-        out = torch.empty((batch, rows, depth))
+        out = torch.empty((batch, rows, depth), dtype=grad.dtype)
         call = _Call(
             batch=batch, rows=rows, depth=depth, count=count,
             parallel=int(torch.get_num_threads() > 1 and batch * rows * rows * depth >= PARALLEL),
@@ -107,7 +102,7 @@ def fuse(graph: fx.Graph) -> list[PairsBackward]:
         if tensors is None:
             continue
         fixed = all(isinstance(size, int) for one in tensors for size in one.meta["val"].shape)
-        call = PairsBackward(fixed)
+        call = PairsBackward(fixed, node.meta["val"].dtype)
         with graph.inserting_before(node):
             new = graph.call_function(call, tuple(tensors))
         new.meta.update(node.meta)
@@ -186,7 +181,7 @@ def _put(node: Node) -> list[Node] | None:
     if not zeroed or len(where) != 3 or where[0] is not None or value_of(grad, 2) is None:
         return None
     i, j = where[1:]
-    if any(value_of(one, 1, torch.int64) is None for one in (i, j)):
+    if any(value_of(one, 1, WHOLE) is None for one in (i, j)):
         return None
     shape, put = grad.meta["val"].shape, node.meta["val"].shape
     fits = put[1] == put[2] and put[0] == shape[0] and i.meta["val"].shape == j.meta["val"].shape == shape[1:]

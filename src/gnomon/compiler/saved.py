@@ -25,7 +25,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from gnomon.compiler import build, columns, mersenne
+from gnomon.compiler import build, mersenne
 from gnomon.compiler.backend import Compiled
 from gnomon.compiler.machine import this_machine
 from gnomon.errors import CaptureError, InputError
@@ -254,8 +254,7 @@ def _write_kernels(made: Compiled, folder: Path) -> None:
     sources: dict[str, None] = {}
     for one in made.whole():
         sources |= dict.fromkeys(p.kernel.source for p in one.program.planned if p.function is not None)
-        if one.columns:
-            sources[columns.kernel_source()] = None
+        sources |= dict.fromkeys(call.text for call in one.columns)
         if one.draws:
             sources[mersenne.source()] = None
     folder.mkdir()

@@ -3,7 +3,7 @@
 A dense gradient is as large as its table, most of it zeros. ATen writes them through the caches, which reads each line
 first. `fuse(graph)` puts a `TableGradient` in place of each `embedding_dense_backward` that is large enough; it is
 tried like any group. Rows are added in the order of the indices, so sums are the same with any number of threads.
-Float32 on a CPU. Leaves out gradients that are scaled by how often a row was looked up.
+Float32 and bfloat16 on a CPU. Leaves out gradients that are scaled by how often a row was looked up.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor, fx
 
 from gnomon.compiler.build import libraries
 from gnomon.compiler.node import Node
-from gnomon.compiler.tried import Tried
+from gnomon.compiler.tried import MEMORY, Tried, text_of
 
 aten = torch.ops.aten
 LEAST = 1 << 18
-"""Numbers of a table from which on it is worth a call: 1 MiB."""
+"""Numbers of a table from which on it is worth a call: 1 MiB of float32."""
 FORMULA = Path(__file__).with_name("cpp") / "table_gradient.cpp"
 
 
@@ -37,14 +37,9 @@ class _Call(ctypes.Structure):
 
 
 @cache
-def _source() -> str:
-    return FORMULA.read_text(encoding="utf-8")
-
-
-@cache
-def kernel() -> Callable[[Any], int] | None:
+def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    [function] = libraries([_source()])
+    [function] = libraries([text_of(FORMULA, dtype)])
     if function is None:
         return None
     address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
@@ -55,21 +50,22 @@ def kernel() -> Callable[[Any], int] | None:
 class TableGradient(Tried):
     """Of the gradient of what was looked up (..., width) and the indices (...): the table's (rows, width)."""
 
-    def __init__(self, rows: int, skipped: int, fixed: bool) -> None:
+    def __init__(self, rows: int, skipped: int, fixed: bool, dtype: torch.dtype = torch.float32) -> None:
         """skipped: the row whose gradient stays 0, -1 where there is none."""
-        super().__init__("table_gradient", f"{_source()}// {rows} {skipped}", fixed)
-        self.text = _source()
+        self.text = text_of(FORMULA, dtype)
+        super().__init__("table_gradient", f"{self.text}// {rows} {skipped}", fixed)
         self.rows, self.skipped = rows, skipped
 
     def run(self, *args: Tensor) -> Tensor:
         """By the kernel; by PyTorch where there is none."""
-        (grad, indices), function = args, kernel()
+        grad, indices = args
+        function = kernel(grad.dtype)
         width = grad.shape[-1]
         if function is None:
             return self.aten(grad, indices)
         grad, indices = grad.reshape(-1, width), indices.reshape(-1)
         grad = grad if grad.stride(1) == 1 else grad.contiguous()
-        out = torch.empty((self.rows, width))
+        out = torch.empty((self.rows, width), dtype=grad.dtype)
         call = _Call(
             rows=self.rows, width=width, count=indices.shape[0], skipped=self.skipped,
             wide=int(indices.dtype == torch.int64), parallel=int(torch.get_num_threads() > 1),
@@ -94,7 +90,8 @@ def fuse(graph: fx.Graph) -> list[TableGradient]:
             continue
         grad, indices, rows, skipped, _ = node.args
         given = [grad.meta["val"], indices.meta["val"]]
-        call = TableGradient(rows, skipped, all(isinstance(size, int) for one in given for size in one.shape))
+        fixed = all(isinstance(size, int) for one in given for size in one.shape)
+        call = TableGradient(rows, skipped, fixed, grad.meta["val"].dtype)
         with graph.inserting_before(node):
             new = graph.call_function(call, (grad, indices))
         new.meta.update(node.meta)
@@ -110,7 +107,7 @@ def _taken(node: Node) -> bool:
     out, grad, indices = (one.meta.get("val") for one in (node, *node.args[:2]))
     if any(one is None or one.device.type != "cpu" or one.layout != torch.strided for one in (out, grad, indices)):
         return False
-    if grad.dtype != torch.float32 or grad.is_neg() or indices.dtype not in (torch.int64, torch.int32):
+    if grad.dtype not in MEMORY or grad.is_neg() or indices.dtype not in (torch.int64, torch.int32):
         return False
     rows, skipped, scaled = node.args[2:]
     fixed = type(rows) is int and type(skipped) is int and all(isinstance(size, int) for size in out.shape)

@@ -7,11 +7,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gnomon.compiler.gate import Trial
+
+
+MEMORY = {torch.float32: "float", torch.bfloat16: "bf16"}
+"""What kernels of several dtypes read and write (`S` of cpp/memory.h), by its name in C++."""
+
+
+@cache
+def text_of(formula: Path, dtype: torch.dtype) -> str:
+    """C++ of a kernel for tensors of that dtype."""
+    text = formula.read_text(encoding="utf-8")
+    return text if dtype == torch.float32 else f"#define MEMORY {MEMORY[dtype]}\n{text}"
 
 
 class Tried:

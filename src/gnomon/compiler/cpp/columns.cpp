@@ -1,13 +1,13 @@
 // Embedding columns of a recommender, all in one call: numbers are made of raw features, looked up, pooled, and written
 // where the concatenation has them. A column is a row of int64 (gnomon/compiler/columns.py, `Column.row`), so the same
-// compiled text serves any number of columns.
-#include <cstdint>
-#include <cstring>
+// compiled text serves any number of columns. Sums of bags are floats; of a bfloat16 table they are rounded once.
+#include "vector.h"
+#include "memory.h"
 
 namespace {
 
 enum { COPY, LOOKUP };
-enum { INT64, INT32, FLOAT32 };
+enum { INT64, INT32, FLOAT32, BFLOAT16 };
 enum { ONE, SUM, MEAN };
 enum { REMAINDER, MULTIPLY, ADD, LEAST, MOST, AND, XOR };
 
@@ -25,17 +25,18 @@ struct Call {
     const int64_t* code;
     void* const* args;
     const int64_t* layouts;                 // [layout][size 0 1 2, stride 0 1 2]
-    float* out;
+    S* out;
     int64_t batch, width;
 };
 
-constexpr int ROWS = 16, BLOCK = 512, PART = 8;
+constexpr int ROWS = 16, BLOCK = 512, PART = 8, TOGETHER = 4;
 constexpr int MOST_NUMBERS = 512;           // of a tile of rows: their table rows are asked for before one is read
 
 // For each x the count of boundaries below it (or not above it, where right): no branch, so that lanes go together. A
 // number that is none lies beyond all boundaries, as in torch.bucketize.
-template <bool right>
-void buckets(const float* x, int64_t n, const float* at, int64_t count, int64_t* out) {
+template <bool right, class T>
+void buckets(const float* x, int64_t n, const T* boundaries, int64_t count, int64_t* out) {
+    const auto at = [&](int64_t i) { return ld1(boundaries + i)[0]; };
     for (int64_t start = 0; start < n; start += ROWS) {
         const int lanes = (int)(n - start < ROWS ? n - start : ROWS);
         float v[ROWS];
@@ -46,11 +47,11 @@ void buckets(const float* x, int64_t n, const float* at, int64_t count, int64_t*
             const int32_t half = (int32_t)(left / 2);
 #pragma omp simd
             for (int l = 0; l < ROWS; l++) {
-                const float b = at[low[l] + half - 1];
+                const float b = at(low[l] + half - 1);
                 low[l] += (right ? !(v[l] < b) : !(v[l] <= b)) ? half : 0;
             }
         }
-        for (int l = 0; left && l < ROWS; l++) low[l] += right ? !(v[l] < at[low[l]]) : !(v[l] <= at[low[l]]);
+        for (int l = 0; left && l < ROWS; l++) low[l] += right ? !(v[l] < at(low[l])) : !(v[l] <= at(low[l]));
         for (int l = 0; l < lanes; l++) out[start + l] = low[l];
     }
 }
@@ -75,6 +76,28 @@ void arithmetic(int64_t* v, int64_t n, const int64_t* code, int64_t length) {
     }
 }
 
+// The sum of rows of a table, or their mean: V vectors of it at a time stay in registers.
+template <int V>
+ALWAYS void pooled(const S* table, const int64_t* chosen, int64_t many, int64_t dim, bool mean, S* y, int n) {
+    F sum[V] = {};
+    for (int64_t k = 0; k < many; k++) {
+        const S* x = table + chosen[k] * dim;
+        for (int v = 0; v < V; v++) sum[v] = sum[v] + (n == VW ? ld(x + v * VW) : ld(x, n));
+    }
+    for (int v = 0; v < V; v++) {
+        if (mean && many) sum[v] = sum[v] / (float)many;
+        if (n == VW) st(y + v * VW, sum[v]);
+        else st(y, sum[v], n);
+    }
+}
+
+void bag(const S* table, const int64_t* chosen, int64_t many, int64_t dim, bool mean, S* y) {
+    int64_t j = 0;
+    for (; j + TOGETHER * VW <= dim; j += TOGETHER * VW) pooled<TOGETHER>(table + j, chosen, many, dim, mean, y + j, VW);
+    for (; j + VW <= dim; j += VW) pooled<1>(table + j, chosen, many, dim, mean, y + j, VW);
+    if (j < dim) pooled<1>(table + j, chosen, many, dim, mean, y + j, (int)(dim - j));
+}
+
 // Rows `from` to `to` of one column; whether a number was outside the table.
 bool column(const Call& call, const Column& c, int64_t from, int64_t to) {
     const int64_t* layout = call.layouts + 6 * c.layout;
@@ -85,13 +108,13 @@ bool column(const Call& call, const Column& c, int64_t from, int64_t to) {
     const int64_t dim = c.dim;
     if (c.kind == COPY) {
         for (int64_t row = from; row < to; row++) {
-            const float* x = (const float*)base + first + row * by_row;
-            float* y = call.out + row * call.width + c.target;
+            const S* x = (const S*)base + first + row * by_row;
+            S* y = call.out + row * call.width + c.target;
             for (int64_t j = 0; j < dim; j++) y[j] = x[j * inner];
         }
         return false;
     }
-    const float* table = (const float*)call.args[c.table];
+    const S* table = (const S*)call.args[c.table];
     const int64_t* offsets = c.offsets < 0 ? nullptr : (const int64_t*)call.args[c.offsets];
     const int64_t fixed = c.inner_dim < 0 ? 1 : layout[c.inner_dim];
     int64_t chosen[MOST_NUMBERS];
@@ -108,8 +131,10 @@ bool column(const Call& call, const Column& c, int64_t from, int64_t to) {
             }
             if (count + many > MOST_NUMBERS) break;
             begin += first;
-            if (c.boundaries >= 0) {
+            if (c.dtype == FLOAT32) {
                 for (int64_t k = 0; k < many; k++) raw[count + k] = ((const float*)base)[begin + k * step];
+            } else if (c.dtype == BFLOAT16) {
+                for (int64_t k = 0; k < many; k++) raw[count + k] = ld1((const bf16*)base + begin + k * step)[0];
             } else if (c.dtype == INT32) {
                 for (int64_t k = 0; k < many; k++) chosen[count + k] = ((const int32_t*)base)[begin + k * step];
             } else {
@@ -120,8 +145,11 @@ bool column(const Call& call, const Column& c, int64_t from, int64_t to) {
         }
         if (last == row) return true;  // a bag that does not fit: ATen's
         if (c.boundaries >= 0) {
-            const float* at = (const float*)call.args[c.boundaries];
-            c.right ? buckets<true>(raw, count, at, c.count, chosen) : buckets<false>(raw, count, at, c.count, chosen);
+            const void* at = call.args[c.boundaries];
+            const auto found = [&](auto* of) {
+                c.right ? buckets<true>(raw, count, of, c.count, chosen) : buckets<false>(raw, count, of, c.count, chosen);
+            };
+            c.dtype == FLOAT32 ? found((const float*)at) : found((const bf16*)at);
         }
         arithmetic(chosen, count, call.code + 2 * c.code, c.length);
         bool outside = false;
@@ -129,26 +157,16 @@ bool column(const Call& call, const Column& c, int64_t from, int64_t to) {
         if (outside) return true;
         for (int64_t k = 0; k < count; k++) {
             const char* x = (const char*)(table + chosen[k] * dim);
-            for (int64_t byte = 0; byte < dim * 4 && byte < 256; byte += 64) __builtin_prefetch(x + byte);
+            for (int64_t byte = 0; byte < dim * (int64_t)sizeof(S) && byte < 256; byte += 64) __builtin_prefetch(x + byte);
         }
         int64_t at = 0;
         for (int64_t i = 0; i < last - row; i++) {
-            float* y = call.out + (row + i) * call.width + c.target;
-            const int64_t end = ends[i], many = end - at;
+            S* y = call.out + (row + i) * call.width + c.target;
+            const int64_t end = ends[i];
             if (c.pool == ONE) {
-                memcpy(y, table + chosen[at] * dim, (size_t)dim * sizeof(float));
+                memcpy(y, table + chosen[at] * dim, (size_t)dim * sizeof(S));
             } else {
-                for (int64_t j = 0; j < dim; j++) y[j] = 0;
-                for (int64_t k = at; k < end; k++) {
-                    const float* x = table + chosen[k] * dim;
-#pragma omp simd
-                    for (int64_t j = 0; j < dim; j++) y[j] += x[j];
-                }
-                if (c.pool == MEAN && many) {
-                    const float share = (float)many;
-#pragma omp simd
-                    for (int64_t j = 0; j < dim; j++) y[j] /= share;
-                }
+                bag(table, chosen + at, end - at, dim, c.pool == MEAN, y);
             }
             at = end;
         }
@@ -160,7 +178,7 @@ bool column(const Call& call, const Column& c, int64_t from, int64_t to) {
 }  // namespace
 
 extern "C" int gnomon_kernel(const int64_t* table, int64_t columns, const int64_t* code, void* const* args,
-                             const int64_t* layouts, float* out, int64_t batch, int64_t width, int64_t parallel) {
+                             const int64_t* layouts, S* out, int64_t batch, int64_t width, int64_t parallel) {
     const Call call = {code, args, layouts, out, batch, width};
     const Column* all = (const Column*)table;
     // One column goes through many rows before the next, so that what it reads of its table stays in the cache.

@@ -1,6 +1,8 @@
 // Products of pairs of rows of two small matrices a sample (gnomon/compiler/pairs.py): out[k] = x[i[k]] . y[:, j[k]]. All
 // pairs of a sample are multiplied into the first cache, which is faster than to look each up, and the wanted ones are taken.
+// Of bfloat16 the sample is made floats there first, and a product is rounded once.
 #include "vector.h"
+#include "memory.h"
 
 namespace {
 
@@ -9,20 +11,22 @@ constexpr int ROWS = VW == 16 ? 8 : 4;                 // of a tile, beside two 
 
 struct Call {                                          // as _Call in pairs.py has them
     int64_t batch, rows, columns, depth, count, before, parallel;
-    const float* x; int64_t x_b, x_r, x_d;             // numbers from one sample, row, place in the row to the next
-    const float* y; int64_t y_b, y_d, y_c;
+    const S* x; int64_t x_b, x_r, x_d;                 // numbers from one sample, row, place in the row to the next
+    const S* y; int64_t y_b, y_d, y_c;
     const int64_t *i; int64_t i_step; const int64_t* j; int64_t j_step;
-    const float* first; int64_t first_row;             // numbers that come before the products in each row of out
-    float* out;
+    const S* first; int64_t first_row;                 // numbers that come before the products in each row of out
+    S* out;
 };
+struct Side { const float* p; int64_t r, d; };         // a sample's x, by its rows and places in a row
+constexpr bool FLOATS = sizeof(S) == sizeof(float);
 
 template <int R, int V>
-ALWAYS void tile(const Call& c, const float* x, const float* y, float* to, int64_t wide) {
+ALWAYS void tile(const Call& c, Side x, const float* y, float* to, int64_t wide) {
     F sum[R][V] = {};
     for (int64_t d = 0; d < c.depth; d++)
         UNROLLED for (int v = 0; v < V; v++) {
             const F a = ld(y + d * wide + v * VW);
-            UNROLLED for (int r = 0; r < R; r++) sum[r][v] = sum[r][v] + a * x[r * c.x_r + d * c.x_d];
+            UNROLLED for (int r = 0; r < R; r++) sum[r][v] = sum[r][v] + a * x.p[r * x.r + d * x.d];
         }
     UNROLLED for (int r = 0; r < R; r++)
         UNROLLED for (int v = 0; v < V; v++) st(to + r * wide + v * VW, sum[r][v]);
@@ -30,7 +34,7 @@ ALWAYS void tile(const Call& c, const float* x, const float* y, float* to, int64
 
 // R rows, as far to the right as somebody asks for.
 template <int R>
-ALWAYS void rows(const Call& c, const float* x, const float* y, float* to, int64_t wide, int64_t needed) {
+ALWAYS void rows(const Call& c, Side x, const float* y, float* to, int64_t wide, int64_t needed) {
     int64_t column = 0;
     for (; column + VW < needed; column += 2 * VW) tile<R, 2>(c, x, y + column, to + column, wide);
     if (column < needed) tile<R, 1>(c, x, y + column, to + column, wide);
@@ -38,14 +42,14 @@ ALWAYS void rows(const Call& c, const float* x, const float* y, float* to, int64
 
 // The last rows, fewer than a tile has.
 template <int R>
-void rest(const Call& c, int count, const float* x, const float* y, float* to, int64_t wide, int64_t needed) {
+void rest(const Call& c, int count, Side x, const float* y, float* to, int64_t wide, int64_t needed) {
     if constexpr (R > 1)
         if (count < R) return rest<R - 1>(c, count, x, y, to, wide, needed);
     rows<R>(c, x, y, to, wide, needed);
 }
 
 // VW columns of y whose numbers lie beside each other, VW of each, as rows.
-ALWAYS void turned(const Call& c, const float* from, int64_t column, float* to, int64_t wide) {
+ALWAYS void turned(const Call& c, const S* from, int64_t column, float* to, int64_t wide) {
     F v[VW];
     UNROLLED for (int r = 0; r < VW; r++) v[r] = column + r < c.columns ? ld(from + (column + r) * c.y_c) : F{};
     UNROLLED for (int w = 1; w < VW; w *= 2)
@@ -59,27 +63,48 @@ ALWAYS void turned(const Call& c, const float* from, int64_t column, float* to, 
     UNROLLED for (int r = 0; r < VW; r++) st(to + r * wide + column, v[r]);
 }
 
-void arranged(const Call& c, const float* from, float* y, int64_t wide) {
+void arranged(const Call& c, const S* from, float* y, int64_t wide) {
     int64_t d = 0;
     if (c.y_c == 1) {
-        for (; d < c.depth; d++) memcpy(y + d * wide, from + d * c.y_d, (size_t)c.columns * sizeof(float));
+        for (; d < c.depth; d++) widen(from + d * c.y_d, y + d * wide, c.columns);
     } else if (c.y_d == 1) {
         for (; d + VW <= c.depth; d += VW)
             for (int64_t column = 0; column < wide; column += VW) turned(c, from + d, column, y + d * wide, wide);
     }
     for (; d < c.depth; d++)
-        for (int64_t column = 0; column < c.columns; column++) y[d * wide + column] = from[d * c.y_d + column * c.y_c];
+        for (int64_t column = 0; column < c.columns; column++) y[d * wide + column] = one(from[d * c.y_d + column * c.y_c]);
 }
 
-void sample(const Call& c, int64_t n, const int32_t* at, const int32_t* needed, float* y, float* all, int64_t wide) {
-    const float* x = c.x + n * c.x_b;
+// A sample's x as floats: where it lies, or copied.
+ALWAYS Side side(const Call& c, int64_t n, float* room) {
+    const S* x = c.x + n * c.x_b;
+    if (FLOATS) return {(const float*)x, c.x_r, c.x_d};
+    for (int64_t r = 0; r < c.rows; r++) {
+        if (c.x_d == 1) widen(x + r * c.x_r, room + r * c.depth, c.depth);
+        else for (int64_t d = 0; d < c.depth; d++) room[r * c.depth + d] = one(x[r * c.x_r + d * c.x_d]);
+    }
+    return {room, c.depth, 1};
+}
+
+// Floats that a thread needs: of y, of all products, and of x and the products that are taken, where S is no float.
+int64_t floats(const Call& c, int64_t wide) { return (c.depth + c.rows) * wide + (FLOATS ? 0 : c.rows * c.depth + c.count); }
+
+void sample(const Call& c, int64_t n, const int32_t* at, const int32_t* needed, float* room, int64_t wide) {
+    float *y = room, *all = y + c.depth * wide, *copied = all + c.rows * wide, *taken = copied + c.rows * c.depth;
+    const Side x = side(c, n, copied);
     arranged(c, c.y + n * c.y_b, y, wide);
-    int64_t row = 0;
-    for (; row + ROWS <= c.rows; row += ROWS) rows<ROWS>(c, x + row * c.x_r, y, all + row * wide, wide, needed[row / ROWS]);
-    if (row < c.rows) rest<ROWS - 1>(c, (int)(c.rows - row), x + row * c.x_r, y, all + row * wide, wide, needed[row / ROWS]);
-    float* out = c.out + n * (c.before + c.count);
-    if (c.before) memcpy(out, c.first + n * c.first_row, (size_t)c.before * sizeof(float));
-    for (int64_t k = 0; k < c.count; k++) out[c.before + k] = all[at[k]];
+    for (int64_t row = 0; row < c.rows; row += ROWS) {
+        const Side some = {x.p + row * x.r, x.r, x.d};
+        const int64_t left = c.rows - row;
+        if (left >= ROWS) rows<ROWS>(c, some, y, all + row * wide, wide, needed[row / ROWS]);
+        else rest<ROWS - 1>(c, (int)left, some, y, all + row * wide, wide, needed[row / ROWS]);
+    }
+    S* out = c.out + n * (c.before + c.count);
+    if (c.before) memcpy(out, c.first + n * c.first_row, (size_t)c.before * sizeof(S));
+    out += c.before;
+    float* to = FLOATS ? (float*)out : taken;
+    for (int64_t k = 0; k < c.count; k++) to[k] = all[at[k]];
+    if (!FLOATS) narrow(taken, out, c.count);
 }
 
 // Where a pair's product lies, and the columns that each tile of rows needs; 1 where an index is outside.
@@ -101,7 +126,6 @@ int places(const Call& c, int32_t* at, int32_t* needed, int64_t wide) {
 extern "C" int gnomon_kernel(const Call* given) {
     const Call& c = *given;
     const int64_t wide = (c.columns + VW - 1) / VW * VW;
-    const size_t floats = (size_t)((c.depth + c.rows) * wide);
     const int64_t tiles = c.rows / ROWS + 1;
     int32_t* needed = (int32_t*)calloc((size_t)(tiles + c.count), sizeof(int32_t));
     int32_t* at = needed + tiles;
@@ -109,11 +133,11 @@ extern "C" int gnomon_kernel(const Call* given) {
     if (!failed) {
 #pragma omp parallel if (c.parallel) reduction(| : failed)
         {
-            float* room = (float*)calloc(floats, sizeof(float));
+            float* room = (float*)calloc((size_t)floats(c, wide), sizeof(float));
             failed |= !room;
 #pragma omp for schedule(static)
             for (int64_t n = 0; n < c.batch; n++)
-                if (room) sample(c, n, at, needed, room, room + c.depth * wide, wide);
+                if (room) sample(c, n, at, needed, room, wide);
             free(room);
         }
     }

@@ -1,6 +1,8 @@
 // The gradient of vectors of which pairs were multiplied (gnomon/compiler/pairs_backward.py): out[a] = sum over b of
 // G[a, b] right[b] + G[b, a] left[b], where G has each pair's gradient at its place and is never in memory as a whole.
+// Of bfloat16 a sample's vectors are made floats in cache first, and a sum is rounded once.
 #include "vector.h"
+#include "memory.h"
 
 namespace {
 
@@ -9,12 +11,13 @@ constexpr int ROWS = VW == 16 ? 8 : 4;                 // of a tile, beside two 
 
 struct Call {                                          // as _Call in pairs_backward.py has them
     int64_t batch, rows, depth, count, parallel;
-    const float* grad; int64_t grad_b, grad_k;
+    const S* grad; int64_t grad_b, grad_k;
     const int64_t *i; int64_t i_step; const int64_t* j; int64_t j_step;
-    const float* right; int64_t right_b, right_r;      // numbers from one sample, vector to the next
-    const float* left; int64_t left_b, left_r;
-    float* out;
+    const S* right; int64_t right_b, right_r;          // numbers from one sample, vector to the next
+    const S* left; int64_t left_b, left_r;
+    S* out;
 };
+constexpr bool FLOATS = sizeof(S) == sizeof(float);
 
 // R rows of factors by the vectors x, added to `to` or put there.
 template <int R, int V>
@@ -72,22 +75,39 @@ int places(const Call& c, int32_t* at, int32_t* turned) {
     return 0;
 }
 
-void sample(const Call& c, int64_t n, const int32_t* at, const int32_t* turned, float* one, float* other) {
-    const float* grad = c.grad + n * c.grad_b;
+// Vectors as floats: where they lie, or copied.
+struct Side { const float* p; int64_t r; };
+ALWAYS Side side(const Call& c, const S* x, int64_t r, float* room) {
+    if (FLOATS) return {(const float*)x, r};
+    for (int64_t row = 0; row < c.rows; row++) widen(x + row * r, room + row * c.depth, c.depth);
+    return {room, c.depth};
+}
+
+// Floats that a thread needs: of both factors, and of one side's vectors and the sums, where S is no float.
+int64_t floats(const Call& c) { return 2 * c.rows * (c.rows + (FLOATS ? 0 : c.depth)); }
+
+void sample(const Call& c, int64_t n, const int32_t* at, const int32_t* turned, float* room) {
+    float *first = room, *other = first + c.rows * c.rows, *copied = other + c.rows * c.rows, *sums = copied + c.rows * c.depth;
+    const S *grad = c.grad + n * c.grad_b, *right = c.right + n * c.right_b, *left = c.left + n * c.left_b;
     const size_t bytes = (size_t)(c.rows * c.rows) * sizeof(float);
-    const float *right = c.right + n * c.right_b, *left = c.left + n * c.left_b;
     const bool same = c.right == c.left && c.right_b == c.left_b && c.right_r == c.left_r;
-    float* second = same ? one : other;                // of the same vectors both factors are added first
-    memset(one, 0, bytes);
+    float* second = same ? first : other;              // of the same vectors both factors are added first
+    memset(first, 0, bytes);
     if (!same) memset(other, 0, bytes);
     for (int64_t k = 0; k < c.count; k++) {
-        const float g = grad[k * c.grad_k];
-        one[at[k]] += g;
+        const float g = one(grad[k * c.grad_k]);
+        first[at[k]] += g;
         second[turned[k]] += g;
     }
-    float* out = c.out + n * c.rows * c.depth;
-    product(c, one, right, c.right_r, out, false);
-    if (!same) product(c, other, left, c.left_r, out, true);
+    S* out = c.out + n * c.rows * c.depth;
+    float* to = FLOATS ? (float*)out : sums;
+    Side x = side(c, right, c.right_r, copied);
+    product(c, first, x.p, x.r, to, false);
+    if (!same) {
+        x = side(c, left, c.left_r, copied);
+        product(c, other, x.p, x.r, to, true);
+    }
+    if (!FLOATS) narrow(sums, out, c.rows * c.depth);
 }
 
 }  // namespace
@@ -100,11 +120,11 @@ extern "C" int gnomon_kernel(const Call* given) {
     if (!failed) {
 #pragma omp parallel if (c.parallel) reduction(| : failed)
         {
-            float* room = (float*)malloc((size_t)(2 * c.rows * c.rows) * sizeof(float));
+            float* room = (float*)malloc((size_t)floats(c) * sizeof(float));
             failed |= !room;
 #pragma omp for schedule(static)
             for (int64_t n = 0; n < c.batch; n++)
-                if (room) sample(c, n, at, at + c.count, room, room + c.rows * c.rows);
+                if (room) sample(c, n, at, at + c.count, room);
             free(room);
         }
     }

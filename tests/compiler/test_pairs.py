@@ -27,7 +27,7 @@ pytestmark = [
 
 @settings(max_examples=40)
 @given(
-    sizes=st.tuples(st.integers(1, 5), st.integers(1, 40), st.integers(1, 70), st.integers(1, 20), st.integers(1, 30)),
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 40), st.integers(1, 70), st.integers(1, 40), st.integers(1, 30)),
     turned=st.tuples(st.booleans(), st.booleans()),
     before=st.integers(0, 3),
     dtype=st.sampled_from(list(NEAR)),

@@ -3,8 +3,8 @@
 AOTAutograd gives it as zeros, an `index_put` of the pairs' gradients, two batched products with what was multiplied,
 and their sum, the second turned. `fuse(graph)` puts a `PairsBackward` in their place, whose kernel
 (cpp/pairs_backward.cpp) has a sample's gradients in cache; where both sides of the products are the same vectors, as in
-DLRM, one product is enough. It is tried like any group. Float32 and bfloat16 on a CPU. Leaves out products of two different sets,
-whose gradients are not added to each other.
+DLRM, one product is enough. It is tried like any group. Float32 and bfloat16 on a CPU. Leaves out products of two
+different sets, whose gradients are not added to each other.
 """
 
 from __future__ import annotations

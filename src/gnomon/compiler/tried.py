@@ -16,7 +16,6 @@ from torch import Tensor
 
 from gnomon.compiler.gate import Trial
 
-
 MEMORY = {torch.float32: "float", torch.bfloat16: "bf16"}
 """What kernels of several dtypes read and write (`S` of cpp/memory.h), by its name in C++."""
 

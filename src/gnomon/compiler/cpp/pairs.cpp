@@ -1,6 +1,7 @@
 // Products of pairs of rows of two small matrices a sample (gnomon/compiler/pairs.py): out[k] = x[i[k]] . y[:, j[k]]. All
 // pairs of a sample are multiplied into the first cache, which is faster than to look each up, and the wanted ones are taken.
-// Of bfloat16 the sample is made floats there first, and a product is rounded once.
+// Of bfloat16 the sample is made floats there first, or stays in pairs of numbers that lie beside each other where one
+// instruction multiplies and adds these; a product is rounded once.
 #include "vector.h"
 #include "memory.h"
 
@@ -17,16 +18,47 @@ struct Call {                                          // as _Call in pairs.py h
     const S* first; int64_t first_row;                 // numbers that come before the products in each row of out
     S* out;
 };
-struct Side { const float* p; int64_t r, d; };         // a sample's x, by its rows and places in a row
 constexpr bool FLOATS = sizeof(S) == sizeof(float);
+#ifdef __AVX512BF16__
+constexpr bool PAIRED = !FLOATS;
+#else
+constexpr bool PAIRED = false;
+#endif
+constexpr int EACH = PAIRED ? 2 : 1;                   // numbers in a word of 32 bits
+struct Side { const char* p; int64_t r, d; };          // a sample's x as words: bytes from one row, one word to the next
+ALWAYS int64_t words(const Call& c) { return (c.depth + EACH - 1) / EACH; }
+
+typedef int32_t __attribute__((may_alias)) Word;
+
+// sum + a * the word at x
+ALWAYS F added(F sum, F a, const char* x) {
+#ifdef __AVX512BF16__
+    if (PAIRED) {
+        asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*(const Word*)x));
+        return sum;
+    }
+#endif
+    float b;
+    memcpy(&b, x, sizeof b);
+    return sum + a * b;
+}
+
+// The word that begins with place d of numbers `step` apart.
+ALWAYS float word(const Call& c, const S* from, int64_t d, int64_t step) {
+    if (!PAIRED) return one(from[d * step]);
+    S two[2] = {from[d * step], d + 1 < c.depth ? from[(d + 1) * step] : S{}};
+    float w;
+    memcpy(&w, two, sizeof w);
+    return w;
+}
 
 template <int R, int V>
 ALWAYS void tile(const Call& c, Side x, const float* y, float* to, int64_t wide) {
     F sum[R][V] = {};
-    for (int64_t d = 0; d < c.depth; d++)
+    for (int64_t w = 0; w < words(c); w++)
         UNROLLED for (int v = 0; v < V; v++) {
-            const F a = ld(y + d * wide + v * VW);
-            UNROLLED for (int r = 0; r < R; r++) sum[r][v] = sum[r][v] + a * x.p[r * x.r + d * x.d];
+            const F a = ld(y + w * wide + v * VW);
+            UNROLLED for (int r = 0; r < R; r++) sum[r][v] = added(sum[r][v], a, x.p + r * x.r + w * x.d);
         }
     UNROLLED for (int r = 0; r < R; r++)
         UNROLLED for (int v = 0; v < V; v++) st(to + r * wide + v * VW, sum[r][v]);
@@ -48,10 +80,12 @@ void rest(const Call& c, int count, Side x, const float* y, float* to, int64_t w
     rows<R>(c, x, y, to, wide, needed);
 }
 
-// VW columns of y whose numbers lie beside each other, VW of each, as rows.
+ALWAYS F loaded(const S* p) { return PAIRED ? ld((const float*)p) : ld(p); }
+
+// VW columns of y whose numbers lie beside each other, VW words of each, as rows.
 ALWAYS void turned(const Call& c, const S* from, int64_t column, float* to, int64_t wide) {
     F v[VW];
-    UNROLLED for (int r = 0; r < VW; r++) v[r] = column + r < c.columns ? ld(from + (column + r) * c.y_c) : F{};
+    UNROLLED for (int r = 0; r < VW; r++) v[r] = column + r < c.columns ? loaded(from + (column + r) * c.y_c) : F{};
     UNROLLED for (int w = 1; w < VW; w *= 2)
         UNROLLED for (int r = 0; r < VW; r++) {
             if (r & w) continue;
@@ -64,33 +98,37 @@ ALWAYS void turned(const Call& c, const S* from, int64_t column, float* to, int6
 }
 
 void arranged(const Call& c, const S* from, float* y, int64_t wide) {
-    int64_t d = 0;
-    if (c.y_c == 1) {
-        for (; d < c.depth; d++) widen(from + d * c.y_d, y + d * wide, c.columns);
-    } else if (c.y_d == 1) {
-        for (; d + VW <= c.depth; d += VW)
-            for (int64_t column = 0; column < wide; column += VW) turned(c, from + d, column, y + d * wide, wide);
+    int64_t w = 0;
+    if (c.y_d == 1) {
+        for (; (w + VW) * EACH <= c.depth; w += VW)
+            for (int64_t column = 0; column < wide; column += VW) turned(c, from + w * EACH, column, y + w * wide, wide);
+    } else if (c.y_c == 1 && !PAIRED) {
+        for (; w < c.depth; w++) widen(from + w * c.y_d, y + w * wide, c.columns);
     }
-    for (; d < c.depth; d++)
-        for (int64_t column = 0; column < c.columns; column++) y[d * wide + column] = one(from[d * c.y_d + column * c.y_c]);
+    for (; w < words(c); w++)
+        for (int64_t column = 0; column < c.columns; column++) y[w * wide + column] = word(c, from + column * c.y_c, w * EACH, c.y_d);
 }
 
-// A sample's x as floats: where it lies, or copied.
+// A sample's x as words: where it lies, or copied.
 ALWAYS Side side(const Call& c, int64_t n, float* room) {
     const S* x = c.x + n * c.x_b;
-    if (FLOATS) return {(const float*)x, c.x_r, c.x_d};
+    const int64_t wide = sizeof(float), step = sizeof(S), many = words(c);
+    if (FLOATS) return {(const char*)x, c.x_r * step, c.x_d * step};
+    if (PAIRED && c.x_d == 1 && c.depth % EACH == 0) return {(const char*)x, c.x_r * step, wide};
     for (int64_t r = 0; r < c.rows; r++) {
-        if (c.x_d == 1) widen(x + r * c.x_r, room + r * c.depth, c.depth);
-        else for (int64_t d = 0; d < c.depth; d++) room[r * c.depth + d] = one(x[r * c.x_r + d * c.x_d]);
+        if (c.x_d == 1 && !PAIRED) widen(x + r * c.x_r, room + r * many, c.depth);
+        else for (int64_t w = 0; w < many; w++) room[r * many + w] = word(c, x + r * c.x_r, w * EACH, c.x_d);
     }
-    return {room, c.depth, 1};
+    return {(const char*)room, many * wide, wide};
 }
 
 // Floats that a thread needs: of y, of all products, and of x and the products that are taken, where S is no float.
-int64_t floats(const Call& c, int64_t wide) { return (c.depth + c.rows) * wide + (FLOATS ? 0 : c.rows * c.depth + c.count); }
+int64_t floats(const Call& c, int64_t wide) {
+    return (words(c) + c.rows) * wide + (FLOATS ? 0 : c.rows * words(c) + c.count);
+}
 
 void sample(const Call& c, int64_t n, const int32_t* at, const int32_t* needed, float* room, int64_t wide) {
-    float *y = room, *all = y + c.depth * wide, *copied = all + c.rows * wide, *taken = copied + c.rows * c.depth;
+    float *y = room, *all = y + words(c) * wide, *copied = all + c.rows * wide, *taken = copied + c.rows * words(c);
     const Side x = side(c, n, copied);
     arranged(c, c.y + n * c.y_b, y, wide);
     for (int64_t row = 0; row < c.rows; row += ROWS) {

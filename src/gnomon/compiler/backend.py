@@ -124,7 +124,8 @@ class Compiled:
         self.program: Program = program(module.graph, environment_of(module.graph))
         self.tried = [*self.convolutions, *self.draws, *self.pairs, *self.tables, *self.scans]
         """What is no group and tried by itself."""
-        texts = dict.fromkeys(one.text for one in (*self.columns, *self.tried) if one.text is not None)
+        texts = dict.fromkeys([one.text for one in self.columns])
+        texts |= dict.fromkeys(one.text for one in self.tried if one.text is not None)
         _load(self.program.planned, [*[one.source for one in self.scans], *texts])
         self.trials: dict[int, Trial] = {}
         self.lock = threading.Lock()

@@ -69,7 +69,7 @@ def loaded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> saved.Load
         columns._kernel.cache_clear()
         made = gnomon.load(folder)
         assert made.compiled.columns and all(planned.function for planned in made.compiled.program.planned)
-        assert columns._kernel() is not None
+        assert columns._kernel(torch.float32) is not None
         assert build.libraries(["int other;"]) == [None]
     return made
 

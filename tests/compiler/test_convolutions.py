@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the compiler's tests need it")
 
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
 from gnomon.compiler import backend, convolutions  # noqa: E402
@@ -101,11 +103,11 @@ def test_a_sum_takes_the_memory_of_what_nobody_reads_again() -> None:
             first = parts[1](parts[0](x))
             return parts[2](first), first  # who called sees what would be overwritten
 
-    model = Seen()
-    fast = torch.compile(model, backend=backend.gnomon)
+    seen = Seen()
+    fast = torch.compile(seen, backend=backend.gnomon)
     with torch.no_grad():
         for _ in range(3):
-            for one, other in zip(fast(x), model(x), strict=True):
+            for one, other in zip(fast(x), seen(x), strict=True):
                 torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5)
     assert not any(one.spends for one in backend.reports[-1].convolutions)
 
@@ -119,6 +121,35 @@ def test_a_sum_in_place_is_that_of_eager() -> None:
         made = call._in_place(x, other, *given)
     torch.testing.assert_close(made, wanted, rtol=2e-4, atol=2e-5)
     assert made.data_ptr() == place
+
+
+@settings(max_examples=50)
+@given(
+    images=st.integers(1, 3),
+    sizes=st.tuples(st.integers(1, 40), st.integers(1, 70), st.integers(1, 9), st.integers(1, 9)),
+    step=st.integers(1, 3),
+    parts=st.tuples(*[st.booleans()] * 4),
+    seed=st.integers(0, 99),
+)
+def test_any_convolution_of_single_pixels_is_that_of_pytorch(
+    images: int, sizes: tuple[int, int, int, int], step: int, parts: tuple[bool, ...], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    (k, n, high, wide), (bias, norm, added, relu) = sizes, parts
+    high = high if images == 1 else high * step  # images at even distances
+    x, w = torch.randn(images, k, high, wide), torch.randn(n, k, 1, 1)
+    form = ([images, k, high, wide], [step, step], [0, 0], [1, 1], 1)
+    call = convolutions.Pixels(form, bias, 1e-5 if norm else None, added, relu)
+    other = torch.randn(images, n, (high - 1) // step + 1, (wide - 1) // step + 1)
+    other = other.contiguous(memory_format=torch.channels_last)
+    rest = [torch.randn(n), *(torch.rand(n) + 0.5 for _ in range(4))]
+    given_ = (x, *([other] if added else []), w, *rest[: int(bias)], *(rest[1:] if norm else []))
+    wanted = call.aten(*given_)
+    torch.testing.assert_close(call.run(*given_), wanted, rtol=1e-3, atol=1e-3)
+    if added:
+        made = call._in_place(*given_)
+        torch.testing.assert_close(made, wanted, rtol=1e-3, atol=1e-3)
+        assert made.data_ptr() == other.data_ptr()
 
 
 def test_training_packs_nothing() -> None:

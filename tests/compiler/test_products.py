@@ -1,4 +1,5 @@
-"""Products and convolutions that a trial gives to oneDNN are eager's, and a weight that somebody writes is seen."""
+"""Products and convolutions that a trial gives to oneDNN or to a kernel of ours are eager's, and a weight that somebody
+writes is seen."""
 
 from __future__ import annotations
 
@@ -8,22 +9,41 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from gnomon.compiler import backend, gate, products  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")]
+from gnomon.compiler import backend, gate, linear, products  # noqa: E402
+from gnomon.compiler.build import has_compiler  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(
+        not (has_compiler() and torch.backends.mkldnn.is_available()), reason="needs a C++ compiler and oneDNN"
+    ),
+]
 
 
-@pytest.fixture(params=[True, False], ids=["oneDNN", "ATen"])
-def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether every trial says that the kernel is the faster one."""
-    seconds = (1.0, 2.0) if request.param else (2.0, 1.0)
-    monkeypatch.setattr(gate, "_times", lambda run, aten, args, after: seconds)
+@pytest.fixture(params=["oneDNN", "own", "ATen"])
+def faster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What every trial says is the fastest."""
+
+    def seconds(run: Any, *_: Any, **__: Any) -> tuple[float, float]:
+        own = "own" in run.__code__.co_freevars  # the second kernel of a trial
+        return (1.0, 2.0) if request.param == ("own" if own else "oneDNN") else (2.0, 1.0)
+
+    monkeypatch.setattr(gate, "_times", seconds)
     monkeypatch.setattr(gate, "SLOWER", 1.03)
     monkeypatch.setattr(gate, "_verdicts", {})
     monkeypatch.setattr(gate, "_read", lambda key: None)
     monkeypatch.setattr(gate, "_write", lambda key, verdict: None)
     monkeypatch.setattr(products, "FEWEST", 1)
-    return bool(request.param)
+    return str(request.param)
+
+
+@pytest.fixture
+def kept(faster: str) -> bool:
+    """Whether oneDNN is the fastest."""
+    return faster == "oneDNN"
 
 
 def compiled(function: Callable[..., Any], dynamic: bool | None = None) -> Any:
@@ -32,7 +52,7 @@ def compiled(function: Callable[..., Any], dynamic: bool | None = None) -> Any:
     return torch.compile(function, backend=backend.gnomon, dynamic=dynamic)
 
 
-def test_products_of_a_training_step_are_eagers(kept: bool) -> None:
+def test_products_of_a_training_step_are_eagers(faster: str) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(12, 20), torch.nn.ReLU(), torch.nn.Linear(20, 6, bias=False))
     x = torch.randn(9, 12, requires_grad=True)
@@ -44,8 +64,10 @@ def test_products_of_a_training_step_are_eagers(kept: bool) -> None:
             torch.testing.assert_close(a, b, rtol=2e-4, atol=1e-4)
     each = [one for report in backend.reports for one in report.products]
     assert len(each) == 6
-    assert [one.kept for one in each] == [kept] * 6
-    assert all(one.settled() is (one.run if kept else one.aten) for one in each)
+    chosen = [one.own if faster == "own" and one.own else one.run if faster == "oneDNN" else one.aten for one in each]
+    assert [one.settled() for one in each] == chosen
+    assert [one.own_kept for one in each] == [faster == "own" and one.own is not None for one in each]
+    assert sum(one.own is not None for one in each) >= 2  # the layers themselves
     called = [value for report in backend.reports for value in report.function.__globals__.values()]
     assert not any(isinstance(value, products.Product) for value in called)
 
@@ -132,3 +154,48 @@ def test_a_library_that_does_not_take_the_tensors_is_given_back(kept: bool, monk
         for _ in range(2):
             torch.testing.assert_close(fast(x), model(x))
     assert not backend.reports[0].products[0].kept
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.tuples(st.integers(0, 40), st.integers(1, 70), st.integers(1, 90)),
+    wide=st.sampled_from([0, 512]),
+    strided=st.booleans(),
+    bias=st.booleans(),
+    after=st.sampled_from(["none", "relu"]),
+    threads=st.sampled_from([1, 2]),
+    seed=st.integers(0, 99),
+)
+def test_any_linear_layer_of_ours_is_pytorchs(
+    sizes: tuple[int, int, int], wide: int, strided: bool, bias: bool, after: str, threads: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    (m, n, k), before = sizes, torch.get_num_threads()
+    k = wide or k  # rows of 512 numbers are copied
+    x = torch.randn(m, k + 3)[:, 3:] if strided else torch.randn(m, k)
+    given_ = (*([torch.randn(n)] if bias else []), x, torch.randn(n, k))
+    wanted = products._aten_linear(*given_)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "PARALLEL", 1)
+        torch.set_num_threads(threads)
+        try:
+            made = linear.linear(*given_, after=after)
+        finally:
+            torch.set_num_threads(before)
+    assert made is not None
+    torch.testing.assert_close(made, wanted.relu() if after == "relu" else wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", [33, 700])  # panels of weights that are turned all at once, and one after another
+def test_a_linear_layer_is_the_same_with_any_number_of_threads(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "PARALLEL", 1)
+    x, w, b, before = torch.randn(37, 512), torch.randn(n, 512), torch.randn(n), torch.get_num_threads()
+    made = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            made.append(linear.linear(b, x, w))
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(made[0], torch.nn.functional.linear(x, w, b), rtol=1e-4, atol=1e-4)
+    assert torch.equal(*made)

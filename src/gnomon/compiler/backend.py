@@ -124,9 +124,9 @@ class Compiled:
         self.program: Program = program(module.graph, environment_of(module.graph))
         self.tried = [*self.convolutions, *self.draws, *self.pairs, *self.tables, *self.scans]
         """What is no group and tried by itself."""
-        texts = dict.fromkeys([one.text for one in self.columns])
-        texts |= dict.fromkeys(one.text for one in self.tried if one.text is not None)
-        _load(self.program.planned, [*[one.source for one in self.scans], *texts])
+        texts: list[str | None] = [one.text for one in self.columns]
+        texts += [one.text for one in self.tried] + [one.text for one in self.products]
+        _load(self.program.planned, [*[one.source for one in self.scans], *dict.fromkeys(filter(None, texts))])
         self.trials: dict[int, Trial] = {}
         self.lock = threading.Lock()
         self.final = False

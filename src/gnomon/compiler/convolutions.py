@@ -2,10 +2,11 @@
 
 In a graph without gradients a convolution, the batch norm after it (of running statistics), a sum with another tensor
 and a ReLU are one call of oneDNN's. ATen reorders weights and images in every call; here weights are multiplied by the
-batch norm and packed once, and images lie channels last from one convolution to the next. `fuse(graph)` puts a
-`Convolution` in place of each and orders the dims of what others read. A digest of weights and statistics is compared
-in every call, at the cost of reading them once, so that what is written by whatever means is packed again. Each is
-tried (`gate`); where all together are slower than ATen's, or one is wrong, the graph is compiled without them. Float32
+batch norm and packed once, and images lie channels last from one convolution to the next. A float32 convolution of
+single pixels is a linear layer instead, which reads weights as they lie (`linear`). `fuse(graph)` puts a `Convolution`
+in place of each and orders the dims of what others read. A digest of packed weights and statistics is compared in every
+call, at the cost of reading them once, so that what is written by whatever means is packed again. Each is tried
+(`gate`); where all together are slower than ATen's, or one is wrong, the graph is compiled without them. Float32
 and bfloat16 (weights are multiplied by the batch norm in float32), images of fixed sizes.
 """
 
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gnomon.compiler import gate
+from gnomon.compiler import gate, linear
 from gnomon.compiler.build import libraries
 from gnomon.compiler.node import Node
 from gnomon.compiler.products import dtypes
@@ -167,6 +168,32 @@ class Convolution(Tried):
         return (out.relu() if self.relu else out).contiguous(memory_format=LAST)
 
 
+class Pixels(Convolution):
+    """One of single pixels in float32: a linear layer of all pixels, by a kernel that reads weights as they lie."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.text = linear.source()
+        self.source = f"{self.text}// {self.source}"
+
+    def run(self, *args: Tensor) -> Tensor:
+        """By the kernel."""
+        return self._by_kernel(args, into=False)
+
+    def _in_place(self, *args: Tensor) -> Tensor:
+        """By the kernel, into the tensor that is added."""
+        return self._by_kernel(args, into=args[1].is_contiguous(memory_format=LAST))
+
+    def _by_kernel(self, args: Sequence[Tensor], into: bool) -> Tensor:
+        x, *tensors = args
+        added = tensors.pop(0).contiguous(memory_format=LAST) if self.added else None
+        weight, *norm = (one.contiguous() for one in tensors)
+        bias = norm.pop(0) if self.bias else None
+        x, step = x.contiguous(memory_format=LAST), self.stride[0]
+        out = linear.pixels(x, weight, bias, norm, self.eps or 0.0, step, added, self.relu, into)
+        return self.aten(*args) if out is None else out
+
+
 def slower(made: Sequence[Convolution]) -> bool:
     """Whether all together took longer than ATen's in their trials, or one was wrong: then none is to stay."""
     verdicts = [one.verdict for one in made]
@@ -254,7 +281,7 @@ def _fused(graph: fx.Graph, node: Node) -> Node:
         last = user
         gone.append(user)
     sizes = (list(x.meta["val"].shape), list(stride), list(padding), list(dilation), node.args[8])
-    call = Convolution(sizes, bias is not None, eps, added is not None, relu)
+    call = (Pixels if _of_pixels(node) else Convolution)(sizes, bias is not None, eps, added is not None, relu)
     with graph.inserting_before(last):
         new = graph.call_function(call, (x, *([] if added is None else [added]), *tensors))
     new.meta.update(last.meta)
@@ -262,6 +289,15 @@ def _fused(graph: fx.Graph, node: Node) -> Node:
     for one in reversed(gone):
         graph.erase_node(one)
     return new
+
+
+def _of_pixels(node: Node) -> bool:
+    """Whether a convolution reads single pixels, which lie at even distances."""
+    x, weight, _, stride, padding = node.args[:5]
+    (images, _, high, _), groups = x.meta["val"].shape, node.args[8]
+    plain = x.meta["val"].dtype == torch.float32 and list(weight.meta["val"].shape[2:]) == [1, 1]
+    even = stride[0] == stride[1] and (stride[0] == 1 or images == 1 or high % stride[0] == 0)
+    return plain and even and groups == 1 and not any(padding) and linear.kernel() is not None
 
 
 def _spends(node: Node) -> bool:

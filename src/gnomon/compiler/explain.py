@@ -34,7 +34,7 @@ def explained(made: Compiled) -> dict[str, Any]:
         and unit.op == "call_function"
         and not isinstance(unit.target, (Columns, Recurrent, Product, Tried))
     )
-    aten.update(one.name.split()[0] for one in made.products if not one.kept)
+    aten.update(one.name.split()[0] for one in made.products if not (one.kept or one.own_kept))
     onednn = Counter(one.name.split()[0] for one in made.products if one.kept)
     onednn.update("convolution" for one in made.convolutions if one.kept)
     groups = [_group(made, planned) for planned in made.program.planned]
@@ -62,6 +62,8 @@ def _tried(made: Compiled) -> dict[str, dict[str, int]]:
         "product of pairs": made.pairs,
         "gradient of a table": made.tables,
     }
+    own = sum(one.own_kept for one in made.products)
+    out["linear layer"] = {"as one kernel": own}
     for name, calls in every.items():
         kept = sum(one.kept for one in calls)
         out[name] = {"as one kernel": kept, "given back to ATen": len(calls) - kept}

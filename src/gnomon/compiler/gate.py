@@ -46,10 +46,15 @@ _lock = threading.Lock()
 class Trial:
     """A callable in a group's place: gives ATen's results, and its verdict in `kept` once it has been called."""
 
-    def __init__(self, source: str, run: Callable[..., Any], aten: Callable[..., Any], *, share: float = 1.0) -> None:
-        """share: of ATen's time that the kernel may take; below 1 where a trial does not see all that a call costs."""
-        self.source, self.run, self.aten, self.share = source, run, aten, share
+    def __init__(
+        self, source: str, run: Callable[..., Any], aten: Callable[..., Any], *, share: float = 1.0,
+        second: tuple[str, Callable[..., Any]] | None = None,
+    ) -> None:  # fmt: skip
+        """share: of ATen's time that the kernel may take; below 1 where a trial does not see all that a call costs.
+        second: another kernel and its source, which is tried beside the better of the two."""
+        self.source, self.run, self.aten, self.share, self.second = source, run, aten, share, second
         self.kept: bool | None = None
+        self.second_kept = False
         self.verdict: dict[str, Any] = {}
 
     def __call__(self, *args: Any) -> Any:
@@ -62,12 +67,25 @@ class Trial:
                 known = self._tried(key, args, wanted)
             with _lock:
                 _verdicts[key] = known
+        self.second_kept = bool(known.get("second", {}).get("kept"))
         self.verdict, self.kept = known, bool(known["kept"])
         return wanted
 
     def _tried(self, key: str, args: tuple[Any, ...], wanted: Any) -> dict[str, Any]:
+        verdict = self._judged(key, self.run, self.aten, args, wanted)
+        if self.second is None:
+            return verdict
+        source, run = self.second
+        best = self.run if verdict["kept"] else self.aten
+        key = _key(f"{source}// {self.source} {verdict['kept']}", args)
+        return {**verdict, "second": self._judged(key, run, best, args, wanted)}
+
+    def _judged(
+        self, key: str, run: Callable[..., Any], other: Callable[..., Any], args: tuple[Any, ...], wanted: Any
+    ) -> dict[str, Any]:
+        """Whether a kernel is equal to ATen, and faster than another."""
         try:
-            made = self.run(*args)
+            made = run(*args)
         except RuntimeError as error:  # a library that does not take these tensors
             log.debug("a kernel does not run: %s", error)
             return {"kept": False, "wrong": f"it does not run: {error}"}
@@ -78,7 +96,7 @@ class Trial:
         stored = _read(key)
         if stored is not None:
             return stored
-        kernel_s, aten_s = _times(self.run, self.aten, args, after=_other_memory([*args, *made]))
+        kernel_s, aten_s = _times(run, other, args, after=_other_memory([*args, *made]))
         verdict = {"kept": kernel_s <= SLOWER * self.share * aten_s, "kernel_s": kernel_s, "aten_s": aten_s}
         _write(key, verdict)
         return verdict

@@ -1,9 +1,10 @@
-"""Matrix products and convolutions by oneDNN where it is faster than what ATen calls; float32 and bfloat16.
+"""Matrix products and convolutions by oneDNN or a kernel of ours where it is faster than ATen's; float32 and bfloat16.
 
 ATen gives float32 products to its BLAS and many convolutions of one image to a product of patches, whatever the
 processor; bfloat16 it gives to oneDNN, but copies a bias into the result before. `fuse(graph)` puts a `Product` in
 place of each that is large enough. Its first call tries both (`gate`), once for each size: oneDNN is kept where it is
-equal and faster, ATen otherwise. Weights are read as they lie in every call: nothing is packed ahead, so a weight that
+equal and faster, ATen otherwise. A float32 linear layer is also tried by a kernel of ours (`linear`), beside the better
+of the two. Weights are read as they lie in every call: nothing is packed ahead, so a weight that
 somebody writes is seen. Leaves out batched products and attention.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from gnomon.compiler import linear
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.node import Node
 
@@ -35,7 +37,13 @@ NO_GROWTH = (False, [0, 0], 1)
 
 
 class Product:
-    """One product or convolution, as a function of its tensors: by oneDNN or by ATen, as its trial says."""
+    """One product or convolution, as a function of its tensors: by oneDNN, a kernel of ours or ATen, as its trial
+    says."""
+
+    own: Callable[..., Tensor] | None = None
+    """By a kernel of ours, where there is one for it."""
+    text: str | None = None
+    """Its C++."""
 
     def __init__(self, name: str, run: Callable[..., Tensor], aten: Callable[..., Tensor], size_of: int | None) -> None:
         """size_of: the argument whose first size may change, None where no size does."""
@@ -50,23 +58,37 @@ class Product:
         key = 0 if self.size_of is None else int(args[self.size_of].shape[0] - 1).bit_length()
         trial = self.trials.get(key)
         if trial is None:
-            made = Trial(f"oneDNN {self.name}", lambda *a: (self.run(*a),), lambda *a: (self.aten(*a),), share=SHARE)
+            own = self.own
+            second = None if own is None else (str(self.text), lambda *a: (own(*a),))
+            run, plain = (lambda *a: (self.run(*a),)), (lambda *a: (self.aten(*a),))
+            made = Trial(f"oneDNN {self.name}", run, plain, share=SHARE, second=second)
             trial = self.trials.setdefault(key, made)
         if trial.kept is None:
             result: Tensor = trial(*args)[0]
             return result
-        return self.run(*args) if trial.kept else self.aten(*args)
+        return self._chosen(trial)(*args)
+
+    def _chosen(self, trial: Trial) -> Callable[..., Tensor]:
+        if trial.second_kept and self.own is not None:
+            return self.own
+        return self.run if trial.kept else self.aten
 
     @property
     def kept(self) -> bool:
-        return any(trial.kept for trial in self.trials.values())
+        """Whether oneDNN runs it."""
+        return any(trial.kept and not trial.second_kept for trial in self.trials.values())
+
+    @property
+    def own_kept(self) -> bool:
+        """Whether a kernel of ours runs it."""
+        return any(trial.second_kept for trial in self.trials.values())
 
     def settled(self) -> Callable[..., Tensor] | None:
         """What is called from now on, without asking which: known where no size changes and the trial is over."""
         if self.size_of is not None or not self.trials:
             return None
-        kept = self.trials[0].kept
-        return None if kept is None else self.run if kept else self.aten
+        trial = self.trials[0]
+        return None if trial.kept is None else self._chosen(trial)
 
 
 def fuse(graph: fx.Graph) -> list[Product]:
@@ -95,7 +117,9 @@ def _relu(node: Node, call: Product) -> Node:
     user = next(iter(node.users)) if len(node.users) == 1 else None
     if user is None or user.target is not aten.relu.default:
         return node
-    run, plain = call.run, call.aten
+    run, plain, own = call.run, call.aten, call.own
+    if own is not None:
+        call.own = lambda *args: own(*args, after="relu")
     call.run = lambda *args: run(*args, after="relu")
     call.aten = lambda *args: torch.relu(plain(*args))
     call.name = call.name.replace(" ", "+relu ", 1)
@@ -140,7 +164,18 @@ def _product(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
         return None
     place = None if len(fixed) == 3 else len(bias)
     name = f"{'linear' if back else 'matmul'} {'x'.join(map(str, fixed))}"
-    return Product(name, run, plain, place), (*bias, x, weight)
+    call = Product(name, run, plain, place)
+    if back and values[0].dtype == torch.float32:  # type: ignore[union-attr]
+        call.own, call.text = _own_linear, linear.source()
+    return call, (*bias, x, weight)
+
+
+def _own_linear(*args: Tensor, after: str = "none") -> Tensor:
+    out = linear.linear(*args, after=after)
+    if out is not None:
+        return out
+    out = _aten_linear(*args)
+    return torch.relu(out) if after == "relu" else out
 
 
 def _linear(*args: Tensor, after: str = "none") -> Tensor:

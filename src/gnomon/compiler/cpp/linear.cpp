@@ -1,0 +1,175 @@
+// A linear layer, or a convolution of one pixel (gnomon/compiler/linear.py): out[m, n] = after(sum over k of x[m, k] w[n, k]
+// + bias[n]), after: batch norm, a sum, ReLU. Weights are read as they lie: two vectors of them are turned in cache, so that
+// a tile of rows has its sums in registers along all k.
+#include "vector.h"
+#include <omp.h>
+
+namespace {
+
+#define UNROLLED _Pragma("GCC unroll 16")
+constexpr int ROWS = VW == 16 ? 14 : VW == 8 ? 6 : 4;  // of a tile, beside two vectors of outputs
+constexpr int64_t WIDE = 2 * VW, TURNED = 1 << 19;     // TURNED: bytes of weights that are turned at once, for L2
+constexpr int64_t LINE = 16;                           // floats of a line of memory
+constexpr int64_t TOGETHER = 2048;                     // rows that are this far apart fall on few places of the first cache
+
+struct Call {                                          // as _Call in linear.py has them
+    int64_t m, n, k, relu, threads;
+    const float* x; int64_t across, x_row, x_down;     // of m rows `across` are x_row apart, then x_down to the next
+    const float* w; int64_t w_row;
+    const float* bias;                                 // or null
+    const float *gamma, *beta, *mean, *variance; double eps;   // or null
+    const float* added;                                // (m, n), or null; may be out
+    float* out;
+};
+
+ALWAYS const float* row(const Call& c, int64_t m) { return c.x + m / c.across * c.x_down + m % c.across * c.x_row; }
+
+// What the batch norm multiplies and adds, with the bias.
+void factors(const Call& c, float* scale, float* shift) {
+    for (int64_t n = 0; n < c.n; n++) {
+        scale[n] = c.gamma ? c.gamma[n] / __builtin_sqrtf(c.variance[n] + (float)c.eps) : 1.0f;
+        shift[n] = (c.gamma ? c.beta[n] - c.mean[n] * scale[n] : 0.0f) + (c.bias ? c.bias[n] * scale[n] : 0.0f);
+    }
+}
+
+// Writes the sums of `rows` rows from m: two vectors of outputs from n each.
+void put(const Call& c, const F (*sums)[2], int64_t rows, const float* after, int64_t m, int64_t n) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int half = 0; half < 2 && n + half * VW < c.n; half++) {
+            const int64_t at = n + half * VW, left = c.n - at;
+            float* out = c.out + (m + r) * c.n + at;
+            const float* added = c.added + (m + r) * c.n + at;
+            F v = sums[r][half];
+            if (c.gamma) v = v * ld(after + at);
+            if (c.gamma || c.bias) v = v + ld(after + c.n + 2 * VW + at);
+            if (c.added) v = v + (left >= VW ? ld(added) : ld(added, (int)left));
+            if (c.relu) v = maxi(v, F{});
+            if (left >= VW) st(out, v);
+            else st(out, v, (int)left);
+        }
+}
+
+// Weights that the next panel is made of: rows that are asked for while a tile of this panel is computed.
+struct Next { const float* w; int64_t rows; };
+
+// R rows from m by a panel: WIDE outputs from n, as (k, WIDE).
+template <int R>
+ALWAYS void tile(const Call& c, const float* x, int64_t x_row, const float* panel, const float* after, int64_t m, int64_t n, Next next) {
+    F sum[R][2] = {};
+    const float* ends = c.added && c.added != c.out ? c.added : nullptr;
+    for (int64_t r = 0; r < R; r++) {                  // what is read and written at the end
+        const int64_t at = (m + r) * c.n + n;
+        __builtin_prefetch(c.out + at, 1);
+        __builtin_prefetch(c.out + at + LINE, 1);
+        if (ends) {
+            __builtin_prefetch(ends + at);
+            __builtin_prefetch(ends + at + LINE);
+        }
+    }
+    for (int64_t from = 0; from < c.k; from += LINE) {
+        for (int64_t r = 0; r < next.rows; r++) __builtin_prefetch(next.w + r * c.w_row + from);
+        const int64_t to = from + LINE < c.k ? from + LINE : c.k;
+        for (int64_t k = from; k < to; k++) {
+            const F a = ld(panel + k * WIDE), b = ld(panel + k * WIDE + VW);
+            UNROLLED for (int r = 0; r < R; r++) {
+                const float one = x[r * x_row + k];
+                sum[r][0] = sum[r][0] + a * one;
+                sum[r][1] = sum[r][1] + b * one;
+            }
+        }
+    }
+    F sums[R][2];                                      // another array than that which lies in registers
+    UNROLLED for (int r = 0; r < R; r++) sums[r][0] = sum[r][0], sums[r][1] = sum[r][1];
+    put(c, sums, R, after, m, n);
+}
+
+template <int R>
+__attribute__((noinline)) void tiles(
+    int64_t rows, const Call& c, const float* x, int64_t x_row, const float* panel, const float* after, int64_t m, int64_t n, Next next
+) {
+    if constexpr (R > 1)
+        if (rows < R) return tiles<R - 1>(rows, c, x, x_row, panel, after, m, n, next);
+    tile<R>(c, x, x_row, panel, after, m, n, next);
+}
+
+// WIDE rows of weights from n as a panel; 0 beyond the last.
+void turn(const Call& c, int64_t n, float* to) {
+    for (int64_t half = 0; half < WIDE; half += VW, n += VW, to += VW) {
+        int64_t k = 0;
+        for (; k + VW <= c.k; k += VW) {
+            F v[VW];
+            UNROLLED for (int r = 0; r < VW; r++) v[r] = n + r < c.n ? ld(c.w + (n + r) * c.w_row + k) : F{};
+            UNROLLED for (int w = 1; w < VW; w *= 2)
+                UNROLLED for (int r = 0; r < VW; r++) {
+                    if (r & w) continue;
+                    const B even = (lanes() & w) == 0;
+                    const F a = v[r], b = v[r + w];
+                    v[r] = __builtin_shuffle(a, b, even ? lanes() : lanes() - w + VW);
+                    v[r + w] = __builtin_shuffle(a, b, even ? lanes() + w : lanes() + VW);
+                }
+            UNROLLED for (int r = 0; r < VW; r++) st(to + (k + r) * WIDE, v[r]);
+        }
+        for (; k < c.k; k++)
+            for (int64_t r = 0; r < VW; r++) to[k * WIDE + r] = n + r < c.n ? c.w[(n + r) * c.w_row + k] : 0.0f;
+    }
+}
+
+ALWAYS int64_t start(const Call& c, int64_t blocks, int64_t i) { return c.m * i / blocks; }
+
+// Rows from m, copied to `room`.
+ALWAYS const float* copied(const Call& c, int64_t m, int64_t rows, float* room) {
+    for (int64_t r = 0; r < rows; r++) memcpy(room + r * (c.k + 16), row(c, m + r), (size_t)c.k * sizeof(float));
+    return room;
+}
+
+}  // namespace
+
+// 1: there is no memory, and nothing is written
+extern "C" int gnomon_kernel(const Call* given) {
+    const Call& c = *given;
+    const int64_t panels = (c.n + WIDE - 1) / WIDE, blocks = (c.m + ROWS - 1) / ROWS, size = c.k * WIDE;
+    const bool copies = c.x_row * 4 % TOGETHER == 0 || c.across < c.m;
+    const int64_t x_row = copies ? c.k + 16 : c.x_row;
+    // Panels that stay in the second cache are turned once, and a block of rows goes over all of them; else all blocks go
+    // over one panel after another.
+    const bool once = panels * size * 4 <= TURNED;
+    const int64_t shared = once ? panels * size : copies ? c.m * x_row : 0, own = once ? copies ? ROWS * x_row : 0 : size;
+    const int64_t ends = (2 * (c.n + 2 * VW) + 15) / 16 * 16;
+    float* after = (float*)aligned_alloc(64, (size_t)(ends + shared + c.threads * own + 31) / 16 * 64);
+    if (!after) return 1;
+    float* all = after + ends;
+    factors(c, after, after + c.n + 2 * VW);
+#pragma omp parallel num_threads((int)c.threads) if (c.threads > 1)
+    {
+        float* room = all + shared + omp_get_thread_num() * own;
+        if (once) {
+#pragma omp for schedule(static)
+            for (int64_t p = 0; p < panels; p++) turn(c, p * WIDE, all + p * size);
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < blocks; i++) {
+                const int64_t m = start(c, blocks, i), rows = start(c, blocks, i + 1) - m;
+                const float* x = copies ? copied(c, m, rows, room) : c.x + m * x_row;
+                for (int64_t p = 0; p < panels; p++) tiles<ROWS>(rows, c, x, x_row, all + p * size, after, m, p * WIDE, Next{});
+            }
+        } else {
+            if (copies) {
+#pragma omp for schedule(static)
+                for (int64_t m = 0; m < c.m; m++) copied(c, m, 1, all + m * x_row);
+            }
+            const float* x = copies ? all : c.x;
+#pragma omp for schedule(static)
+            for (int64_t p = 0; p < panels; p++) {
+                turn(c, p * WIDE, room);
+                const int64_t ahead = (p + 1) * WIDE, count = c.n - ahead < WIDE ? c.n - ahead : WIDE;
+                for (int64_t i = 0; i < blocks; i++) {
+                    const int64_t m = start(c, blocks, i), rows = start(c, blocks, i + 1) - m;
+                    const int64_t a = count > 0 ? count * i / blocks : 0, b = count > 0 ? count * (i + 1) / blocks : 0;
+                    const Next next{c.w + (ahead + a) * c.w_row, b - a};
+                    tiles<ROWS>(rows, c, x + m * x_row, x_row, room, after, m, p * WIDE, next);
+                }
+            }
+        }
+    }
+    free(after);
+    return 0;
+}

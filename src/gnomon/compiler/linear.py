@@ -1,0 +1,99 @@
+"""A linear layer by a kernel of ours, with what follows it: batch norm, a sum, ReLU; also a convolution of one pixel.
+
+BLAS and oneDNN are made for products whose sides are packed beforehand or are large. This kernel (cpp/linear.cpp)
+turns weights in cache, a panel at a time, as it goes, so they are read as they lie in every call: what somebody writes
+is seen, and nothing is kept. It is tried beside them (`products`, `convolutions`). Float32 on a CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon.compiler.build import libraries
+
+FORMULA = Path(__file__).with_name("cpp") / "linear.cpp"
+PARALLEL = 1 << 20
+"""Multiplications from which on threads share a product."""
+
+
+class _Call(ctypes.Structure):
+    """`Call` of cpp/linear.cpp."""
+
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("m", "n", "k", "relu", "threads")],
+        ("x", ctypes.c_void_p),
+        *[(name, ctypes.c_int64) for name in ("across", "x_row", "x_down")],
+        ("w", ctypes.c_void_p),
+        ("w_row", ctypes.c_int64),
+        *[(name, ctypes.c_void_p) for name in ("bias", "gamma", "beta", "mean", "variance")],
+        ("eps", ctypes.c_double),
+        *[(name, ctypes.c_void_p) for name in ("added", "out")],
+    ]
+
+
+@cache
+def source() -> str:
+    return FORMULA.read_text(encoding="utf-8")
+
+
+@cache
+def kernel() -> Callable[[Any], int] | None:
+    """The compiled kernel, None where it does not compile."""
+    [function] = libraries([source()])
+    if function is None:
+        return None
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+    typed: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Call))(address)
+    return typed  # type: ignore[no-any-return]
+
+
+def linear(*args: Tensor, after: str = "none") -> Tensor | None:
+    """(bias,) x (m, k), weight (n, k); after: `relu` or `none`. (m, n), None where it does not run."""
+    *bias, x, w = args
+    x, w = (one if one.stride(1) == 1 else one.contiguous() for one in (x, w))
+    bias = [one.contiguous() for one in bias]
+    (m, k), n = x.shape, w.shape[0]
+    out = torch.empty((m, n))
+    call = _Call(
+        m=m, n=n, k=k, relu=after == "relu", x=x.data_ptr(), across=max(1, m), x_row=x.stride(0), w=w.data_ptr(),
+        w_row=w.stride(0), bias=bias[0].data_ptr() if bias else None, out=out.data_ptr(),
+    )  # fmt: skip
+    return out if _run(call) else None
+
+
+def pixels(
+    x: Tensor, w: Tensor, bias: Tensor | None, norm: Sequence[Tensor], eps: float, step: int, added: Tensor | None,
+    relu: bool, into: bool,
+) -> Tensor | None:  # fmt: skip
+    """A convolution of one pixel, of images that lie channels last. x (images, k, height, width), w (n, k, 1, 1); norm:
+    the batch norm's gamma, beta, mean and variance, or nothing; added (images, n, ...) or None, into: whether the
+    result takes its memory. None where it does not run, and nothing is written."""
+    (images, k, high, wide), n, last = x.shape, w.shape[0], torch.channels_last
+    down, across = (high - 1) // step + 1, (wide - 1) // step + 1
+    if added is not None and into:
+        out = added
+    else:
+        out = torch.empty((images, n, down, across), memory_format=last)
+    rows = images * down * across
+    call = _Call(
+        m=rows, n=n, k=k, relu=relu, x=x.data_ptr(), x_row=k * step, x_down=wide * k * step,
+        across=rows if step == 1 else across, w=w.data_ptr(), w_row=k,
+        bias=None if bias is None else bias.data_ptr(), eps=eps, out=out.data_ptr(),
+        added=None if added is None else added.data_ptr(),
+    )  # fmt: skip
+    if norm:
+        call.gamma, call.beta, call.mean, call.variance = (one.data_ptr() for one in norm)
+    return out if _run(call) else None
+
+
+def _run(call: Any) -> bool:
+    function = kernel()
+    call.threads = torch.get_num_threads() if call.m * call.n * call.k >= PARALLEL else 1
+    return function is not None and (not (call.m and call.n) or not function(call))

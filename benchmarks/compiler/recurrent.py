@@ -1,14 +1,14 @@
 """`nn.LSTM` and `nn.GRU`: one kernel for all steps against eager (oneDNN for LSTM), in one run.
 
     PYTHONPATH=src python benchmarks/compiler/recurrent.py [--hidden 256,512,1024] [--batches 1,4,10] [--steps 64,200]
-        [--threads 1,2] [--inductor-s 120] [--write]
+        [--threads 1,2] [--dtype bf16] [--inductor-s 120] [--write]
 
-Inputs as wide as the hidden size, one layer, float32, no gradients, random weights. Interleaved calls, medians. Each
-row also says what bounds it, from the best of two other calls in the same turns: the rate of the library on a product
-of matrices of 512 x 512, at which the products of inputs and states go at best, and the rate of reading again and
-again as many floats as each thread has recurrent weights, which are read in every step. Inductor does not see these
-modules unless `torch._dynamo.config.allow_rnn` is set; with it, it is compiled once in a process of its own (256
-units, 64 steps).
+Inputs as wide as the hidden size, one layer, float32 or bfloat16, no gradients, random weights. Interleaved calls,
+medians. Each row also says what bounds it, from the best of two other calls in the same turns: the rate of the
+library on a product of matrices of 512 x 512, at which the products of inputs and states go at best, and the rate of
+reading again and again as many bytes as each thread has recurrent weights, which are read in every step. Inductor
+does not see these modules unless `torch._dynamo.config.allow_rnn` is set; with it, it is compiled once in a process
+of its own (256 units, 64 steps). `--write` puts this dtype's part of the page in place.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
@@ -46,6 +48,9 @@ extern "C" int gnomon_kernel(const int64_t* d, const float* x) {
 """
 AGAIN, SQUARE = 16, 512
 """Times that floats are read in one call; rows of the matrices."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+NEAR: dict[str, dict[str, Any]] = {"fp32": {"rtol": 1e-4, "atol": 1e-5}, "bf16": {"rtol": 5e-2, "atol": 2e-2}}
+TITLES = {"fp32": "# Recurrent layers", "bf16": "## In bfloat16"}
 MODULES = {"LSTM": nn.LSTM, "GRU": nn.GRU}
 
 
@@ -77,28 +82,30 @@ def bound_s(flops: int, flops_per_s: float, read_s: float) -> float:
     return flops / flops_per_s + max(flops / flops_per_s, read_s)
 
 
-def rows(name: str, hidden: int, batches: Sequence[int], steps: Sequence[int], threads: Sequence[int]) -> Iterator[str]:
+def rows(
+    name: str, dtype: str, hidden: int, batches: Sequence[int], steps: Sequence[int], threads: Sequence[int]
+) -> Iterator[str]:
     """Lines of the table: one compilation for all lengths, batches and numbers of threads."""
-    module: Any = MODULES[name](hidden, hidden).eval()
+    module: Any = MODULES[name](hidden, hidden, dtype=DTYPES[dtype]).eval()
     torch._dynamo.reset()
     function: Any = torch.compile(module, backend=ours.gnomon, dynamic=True)
-    square = torch.randn(SQUARE, SQUARE)
+    square = torch.randn(SQUARE, SQUARE).to(DTYPES[dtype])
     began, said = time.perf_counter(), False
     for number, batch, length in product(threads, batches, steps):
         torch.set_num_threads(number)
-        x = torch.randn(length, batch, hidden)
+        x = torch.randn(length, batch, hidden).to(DTYPES[dtype])
         calls: dict[str, Callable[[], Any]] = {
             "eager": lambda x=x: module(x),
             "gnomon": lambda x=x: function(x),
             "product": lambda: square @ square,
-            "read": reader(module.weight_hh_l0.numel() // number),
+            "read": reader(module.weight_hh_l0.nbytes // 4 // number),
         }
         with torch.no_grad():
             made = function(x)[0]
             if not said:
                 said = True
                 yield f"{name} of {hidden}: {time.perf_counter() - began:.1f} s"
-            torch.testing.assert_close(made, module(x)[0], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(made, module(x)[0], **NEAR[dtype])
             taken = interleaved(calls, 1.0)
         middle = {which: median(values) for which, values in taken.items()}
         spread = [f"{(q[2] - q[0]) / q[1]:.0%}" for q in (quantiles(taken[w], n=4) for w in ("eager", "gnomon"))]
@@ -140,6 +147,12 @@ def inductor_s(name: str, limit_s: float) -> float | None:
     return time.perf_counter() - began if process.exitcode == 0 else None
 
 
+def commit() -> str:
+    """Of the sources that run."""
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(asked, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
 def cpu() -> str:
     """Its name, as the system says."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -151,6 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for option, default in (("hidden", "256,512,1024"), ("batches", "1,4,10"), ("steps", "64,200"), ("threads", "1,2")):
         parser.add_argument(f"--{option}", default=default)
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="fp32")
     parser.add_argument("--inductor-s", type=float, default=120.0, help="seconds that it may compile; 0: not tried")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
@@ -160,11 +174,11 @@ def main() -> None:
     )
     torch._dynamo.config.recompile_limit = 64
     lines = [
-        "# Recurrent layers",
+        TITLES[options.dtype],
         "",
-        f"{date.today()}, `PYTHONPATH=src python benchmarks/compiler/recurrent.py --write`, {cpu()}, torch "
+        f"{date.today()}, `PYTHONPATH=src python {' '.join(sys.argv)}`, commit {commit()}, {cpu()}, torch "
         f"{torch.__version__}, load average {os.getloadavg()[0]:.1f} at the start. One layer, as many inputs as hidden "
-        "units, float32, inference. Milliseconds, medians of interleaved calls, of one thread its CPU time; "
+        f"units, {options.dtype}, inference. Milliseconds, medians of interleaved calls, of one thread its CPU time; "
         "*best calls* is the ratio of the fastest of each, which others on the machine disturb least; *spread* is the "
         "quartiles' distance over the median, eager's and ours; *at most* is eager over the bound, what a perfect "
         "kernel would gain.",
@@ -177,7 +191,7 @@ def main() -> None:
     said = []
     for name in MODULES:
         for size in hidden:
-            for line in rows(name, size, batches, steps, threads):
+            for line in rows(name, options.dtype, size, batches, steps, threads):
                 (lines if line.startswith("|") else said).append(line)
                 print(line, flush=True)
     lines += ["", f"The first call, with trial and g++ (once): {'; '.join(said)}."]
@@ -192,7 +206,9 @@ def main() -> None:
         )
     print("\n".join(lines[-2:]))
     if options.write:
-        RESULT.write_text("\n".join(lines) + "\n")
+        first, title, second = RESULT.read_text().partition(TITLES["bf16"])
+        page = "\n".join(lines) + "\n"
+        RESULT.write_text(page + "\n" + title + second if options.dtype == "fp32" else first.rstrip() + "\n\n" + page)
 
 
 if __name__ == "__main__":

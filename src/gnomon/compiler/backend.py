@@ -24,6 +24,7 @@ from gnomon.compiler import (
     columns,
     convolutions,
     dropout,
+    log_softmax,
     loops,
     mersenne,
     pairs,
@@ -77,6 +78,7 @@ scan_tracing.allow(gnomon)
 def partition(joint: torch.fx.GraphModule, *inputs: Any, **sizes: Any) -> tuple[torch.fx.GraphModule, ...]:
     """Forward and backward of a joint graph: what is kept between is the least of bytes."""
     dropout.split(joint.graph)
+    log_softmax.split(joint.graph)
     return min_cut_rematerialization_partition(joint, *inputs, **sizes)
 
 

@@ -26,7 +26,7 @@ def split(graph: fx.Graph) -> int:
     for node in found:
         x, p = node.args[:2]
         with graph.inserting_before(node):
-            mask = _call(graph, aten.ne.Scalar, _call(graph, aten.bernoulli.p, x, 1 - p), 0)
+            mask = call(graph, aten.ne.Scalar, call(graph, aten.bernoulli.p, x, 1 - p), 0)
             results = (_scaled(graph, x, mask, _one_by(x.meta["val"].dtype, 1 - p)), mask)
         for user in list(node.users):
             user.replace_all_uses_with(results[user.args[1]])
@@ -50,8 +50,8 @@ def _fits(node: Node) -> bool:
 
 def _scaled(graph: fx.Graph, x: Node, mask: Node, scale: float) -> Node:
     """x times the mask, which is multiplied by a number first, as eager does it."""
-    wide = _call(graph, aten._to_copy.default, mask, dtype=x.meta["val"].dtype)
-    return _call(graph, aten.mul.Tensor, x, _call(graph, aten.mul.Tensor, wide, scale))
+    wide = call(graph, aten._to_copy.default, mask, dtype=x.meta["val"].dtype)
+    return call(graph, aten.mul.Tensor, x, call(graph, aten.mul.Tensor, wide, scale))
 
 
 def _one_by(dtype: torch.dtype, p: float) -> float:
@@ -60,7 +60,8 @@ def _one_by(dtype: torch.dtype, p: float) -> float:
         return float(torch.ones((), dtype=dtype if dtype == torch.float64 else torch.float32) / p)
 
 
-def _call(graph: fx.Graph, target: Any, *args: Any, **named: Any) -> Node:
+def call(graph: fx.Graph, target: Any, *args: Any, **named: Any) -> Node:
+    """A node of an operation, with what it gives."""
     node = graph.call_function(target, args, named)
     node.meta["val"] = target(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args), **named)
     return node

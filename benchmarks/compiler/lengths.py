@@ -107,7 +107,7 @@ def page(count: int, graphs: int, kernels: int, worst: float, first_s: float, ro
         f"{count} lengths of 2 to {LONGEST}: {graphs} graph(s) of {kernels} kernels compiled, in {first_s:.1f} s at "
         f"the first; largest difference from eager {worst:.1e} of the largest number.", "",
         f"Of {len(rows)} lengths, compiled once / compiled for that length alone: median {median(ratios):.3f}, "
-        f"worst {ratios[-1]:.3f}; {over} over {GOAL}.", "",
+        f"worst {ratios[-1]:.3f}; {over} over {GOAL}." if rows else "No time was left for lengths alone.", "",
         "| tokens | eager ms | compiled once | for this length alone | once / alone | eager / once |",
         "|---:|---:|---:|---:|---:|---:|",
         *(

@@ -286,7 +286,7 @@ def rows(dtype: torch.dtype) -> dict[str, Callable[[], Row]]:
     made: dict[str, Callable[[], Row]] = {case.name: lambda case=case: kernel_row(case) for case in cases(dtype)}
     for train in (False, True):
         for model in models():
-            if not train or model.train:
+            if model.train if train else model.batch:
                 name = f"{model.name}, {'training' if train else 'inference'}"
                 made[name] = lambda model=model, train=train: model_row(model, train, dtype)
     return made

@@ -1,7 +1,7 @@
 """Whole models for `table.py`, with random weights: BERT-base, GPT-2, Llama-style of 1 and 16 layers, ViT-B, ResNet-50,
-DLRM and Mamba; and silero-vad with the trained weights of its wheel, where that is installed. Sizes are those of the
-architecture, but for the Llama-style model (1,024 units), Mamba (512 units, 2 layers, as Dynamo unrolls its scan) and
-vocabularies.
+DLRM and Mamba, without dropout but for a BERT of its own; and silero-vad with the trained weights of its wheel, where
+that is installed. Sizes are those of the architecture, but for the Llama-style model (1,024 units), Mamba (512 units,
+2 layers, as Dynamo unrolls its scan) and vocabularies.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class Model:
     inputs: Callable[[int], tuple[Tensor, ...]]
     """Of a batch size."""
     batch: int
+    """Of inference, 0 for none."""
     train: int = 2
     """Batch of a training step, 0 for none."""
 
@@ -135,6 +136,7 @@ def models() -> list[Model]:
     gpt_off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return [
         Model(name="BERT-base", build=of_transformers("bert", **off), inputs=tokens, batch=1),
+        Model(name="BERT-base with dropout", build=of_transformers("bert"), inputs=tokens, batch=0),
         Model(name="GPT-2", build=of_transformers("gpt2", **gpt_off), inputs=tokens, batch=1),
         Model(name="Llama-style, 1 layer", build=llama(1), inputs=tokens, batch=1),
         Model(name="Llama-style, 16 layers", build=llama(16), inputs=tokens, batch=1),

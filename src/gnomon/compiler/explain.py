@@ -63,7 +63,7 @@ def _tried(made: Compiled) -> dict[str, dict[str, int]]:
         "gradient of a table": made.tables,
     }
     own = sum(one.own_kept for one in made.products)
-    out["linear layer"] = {"as one kernel": own}
+    out["matrix product"] = {"as one kernel": own}
     for name, calls in every.items():
         kept = sum(one.kept for one in calls)
         out[name] = {"as one kernel": kept, "given back to ATen": len(calls) - kept}

@@ -29,9 +29,9 @@ class _Call(ctypes.Structure):
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("m", "n", "k", "relu", "threads")],
         ("x", ctypes.c_void_p),
-        *[(name, ctypes.c_int64) for name in ("across", "x_row", "x_down")],
+        *[(name, ctypes.c_int64) for name in ("across", "x_row", "x_down", "x_k")],
         ("w", ctypes.c_void_p),
-        ("w_row", ctypes.c_int64),
+        *[(name, ctypes.c_int64) for name in ("w_n", "w_k")],
         *[(name, ctypes.c_void_p) for name in ("bias", "gamma", "beta", "mean", "variance")],
         ("eps", ctypes.c_double),
         *[(name, ctypes.c_void_p) for name in ("added", "out")],
@@ -55,15 +55,16 @@ def kernel() -> Callable[[Any], int] | None:
 
 
 def linear(*args: Tensor, after: str = "none") -> Tensor | None:
-    """(bias,) x (m, k), weight (n, k); after: `relu` or `none`. (m, n), None where it does not run."""
+    """(bias,) x (m, k), weight (n, k), each may lie turned; after: `relu` or `none`. (m, n), None where it does not
+    run."""
     *bias, x, w = args
-    x, w = (one if one.stride(1) == 1 else one.contiguous() for one in (x, w))
+    x, w = (one if 1 in one.stride() else one.contiguous() for one in (x, w))
     bias = [one.contiguous() for one in bias]
     (m, k), n = x.shape, w.shape[0]
     out = torch.empty((m, n))
     call = _Call(
-        m=m, n=n, k=k, relu=after == "relu", x=x.data_ptr(), across=max(1, m), x_row=x.stride(0), w=w.data_ptr(),
-        w_row=w.stride(0), bias=bias[0].data_ptr() if bias else None, out=out.data_ptr(),
+        m=m, n=n, k=k, relu=after == "relu", x=x.data_ptr(), across=max(1, m), x_row=x.stride(0), x_k=x.stride(1),
+        w=w.data_ptr(), w_n=w.stride(0), w_k=w.stride(1), bias=bias[0].data_ptr() if bias else None, out=out.data_ptr(),
     )  # fmt: skip
     return out if _run(call) else None
 
@@ -83,8 +84,8 @@ def pixels(
         out = torch.empty((images, n, down, across), memory_format=last)
     rows = images * down * across
     call = _Call(
-        m=rows, n=n, k=k, relu=relu, x=x.data_ptr(), x_row=k * step, x_down=wide * k * step,
-        across=rows if step == 1 else across, w=w.data_ptr(), w_row=k,
+        m=rows, n=n, k=k, relu=relu, x=x.data_ptr(), x_row=k * step, x_down=wide * k * step, x_k=1,
+        across=rows if step == 1 else across, w=w.data_ptr(), w_n=k, w_k=1,
         bias=None if bias is None else bias.data_ptr(), eps=eps, out=out.data_ptr(),
         added=None if added is None else added.data_ptr(),
     )  # fmt: skip

@@ -3,9 +3,9 @@
 ATen gives float32 products to its BLAS and many convolutions of one image to a product of patches, whatever the
 processor; bfloat16 it gives to oneDNN, but copies a bias into the result before. `fuse(graph)` puts a `Product` in
 place of each that is large enough. Its first call tries both (`gate`), once for each size: oneDNN is kept where it is
-equal and faster, ATen otherwise. A float32 linear layer is also tried by a kernel of ours (`linear`), beside the better
-of the two. Weights are read as they lie in every call: nothing is packed ahead, so a weight that
-somebody writes is seen. Leaves out batched products and attention.
+equal and faster, ATen otherwise. A product of float32 is also tried by a kernel of ours (`linear`), beside the better
+of the two. Weights are read as they lie in every call: nothing is packed ahead, so a weight that somebody writes is
+seen. Leaves out batched products and attention.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ def _product(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
     place = None if len(fixed) == 3 else len(bias)
     name = f"{'linear' if back else 'matmul'} {'x'.join(map(str, fixed))}"
     call = Product(name, run, plain, place)
-    if back and values[0].dtype == torch.float32:  # type: ignore[union-attr]
-        call.own, call.text = _own_linear, linear.source()
+    if values[0].dtype == torch.float32:  # type: ignore[union-attr]
+        call.own, call.text = _own_linear if back else _own_times, linear.source()
     return call, (*bias, x, weight)
 
 
@@ -176,6 +176,10 @@ def _own_linear(*args: Tensor, after: str = "none") -> Tensor:
         return out
     out = _aten_linear(*args)
     return torch.relu(out) if after == "relu" else out
+
+
+def _own_times(*args: Tensor, after: str = "none") -> Tensor:
+    return _own_linear(*args[:-1], args[-1].t(), after=after)
 
 
 def _linear(*args: Tensor, after: str = "none") -> Tensor:

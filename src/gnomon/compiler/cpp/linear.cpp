@@ -1,6 +1,6 @@
 // A linear layer, or a convolution of one pixel (gnomon/compiler/linear.py): out[m, n] = after(sum over k of x[m, k] w[n, k]
 // + bias[n]), after: batch norm, a sum, ReLU. Weights are read as they lie: two vectors of them are turned in cache, so that
-// a tile of rows has its sums in registers along all k.
+// a tile of rows has its sums in registers along all k. Either side may also lie turned, as in a layer's backward.
 #include "vector.h"
 #include <omp.h>
 
@@ -15,7 +15,8 @@ constexpr int64_t TOGETHER = 2048;                     // rows that are this far
 struct Call {                                          // as _Call in linear.py has them
     int64_t m, n, k, relu, threads;
     const float* x; int64_t across, x_row, x_down;     // of m rows `across` are x_row apart, then x_down to the next
-    const float* w; int64_t w_row;
+    int64_t x_k;                                       // from one k to the next; 1, or x_row is
+    const float* w; int64_t w_n, w_k;                  // one of them 1
     const float* bias;                                 // or null
     const float *gamma, *beta, *mean, *variance; double eps;   // or null
     const float* added;                                // (m, n), or null; may be out
@@ -49,12 +50,15 @@ void put(const Call& c, const F (*sums)[2], int64_t rows, const float* after, in
         }
 }
 
-// Weights that the next panel is made of: rows that are asked for while a tile of this panel is computed.
-struct Next { const float* w; int64_t rows; };
+// Weights that the next panel is made of, which are asked for while a tile of this panel is computed: for every line of k
+// `count` places of them `step` apart, the first k times `along` from w.
+struct Next { const float* w; int64_t count, step, along; };
 
 // R rows from m by a panel: WIDE outputs from n, as (k, WIDE).
-template <int R>
-ALWAYS void tile(const Call& c, const float* x, int64_t x_row, const float* panel, const float* after, int64_t m, int64_t n, Next next) {
+template <int R, bool ALONG>                            // ALONG: x has the rows of each k beside each other, VW apart from k to k
+ALWAYS void tile(
+    const Call& c, const float* x, int64_t x_row, const float* panel, const float* after, int64_t m, int64_t n, Next next
+) {
     F sum[R][2] = {};
     const float* ends = c.added && c.added != c.out ? c.added : nullptr;
     for (int64_t r = 0; r < R; r++) {                  // what is read and written at the end
@@ -67,12 +71,16 @@ ALWAYS void tile(const Call& c, const float* x, int64_t x_row, const float* pane
         }
     }
     for (int64_t from = 0; from < c.k; from += LINE) {
-        for (int64_t r = 0; r < next.rows; r++) __builtin_prefetch(next.w + r * c.w_row + from);
+        for (int64_t i = 0; i < next.count; i++) {
+            const float* w = next.w + i * next.step + from * next.along;
+            __builtin_prefetch(w);
+            if (next.along != 1) __builtin_prefetch(w + LINE);
+        }
         const int64_t to = from + LINE < c.k ? from + LINE : c.k;
         for (int64_t k = from; k < to; k++) {
             const F a = ld(panel + k * WIDE), b = ld(panel + k * WIDE + VW);
             UNROLLED for (int r = 0; r < R; r++) {
-                const float one = x[r * x_row + k];
+                const float one = ALONG ? x[k * VW + r] : x[r * x_row + k];
                 sum[r][0] = sum[r][0] + a * one;
                 sum[r][1] = sum[r][1] + b * one;
             }
@@ -83,22 +91,24 @@ ALWAYS void tile(const Call& c, const float* x, int64_t x_row, const float* pane
     put(c, sums, R, after, m, n);
 }
 
-template <int R>
+template <int R, bool ALONG>
 __attribute__((noinline)) void tiles(
     int64_t rows, const Call& c, const float* x, int64_t x_row, const float* panel, const float* after, int64_t m, int64_t n, Next next
 ) {
     if constexpr (R > 1)
-        if (rows < R) return tiles<R - 1>(rows, c, x, x_row, panel, after, m, n, next);
-    tile<R>(c, x, x_row, panel, after, m, n, next);
+        if (rows < R) return tiles<R - 1, ALONG>(rows, c, x, x_row, panel, after, m, n, next);
+    tile<R, ALONG>(c, x, x_row, panel, after, m, n, next);
 }
 
 // WIDE rows of weights from n as a panel; 0 beyond the last.
 void turn(const Call& c, int64_t n, float* to) {
     for (int64_t half = 0; half < WIDE; half += VW, n += VW, to += VW) {
         int64_t k = 0;
-        for (; k + VW <= c.k; k += VW) {
+        if (c.w_k != 1 && n + VW <= c.n)
+            for (; k < c.k; k++) st(to + k * WIDE, ld(c.w + n + k * c.w_k));
+        for (; c.w_k == 1 && k + VW <= c.k; k += VW) {
             F v[VW];
-            UNROLLED for (int r = 0; r < VW; r++) v[r] = n + r < c.n ? ld(c.w + (n + r) * c.w_row + k) : F{};
+            UNROLLED for (int r = 0; r < VW; r++) v[r] = n + r < c.n ? ld(c.w + (n + r) * c.w_n + k) : F{};
             UNROLLED for (int w = 1; w < VW; w *= 2)
                 UNROLLED for (int r = 0; r < VW; r++) {
                     if (r & w) continue;
@@ -110,16 +120,64 @@ void turn(const Call& c, int64_t n, float* to) {
             UNROLLED for (int r = 0; r < VW; r++) st(to + (k + r) * WIDE, v[r]);
         }
         for (; k < c.k; k++)
-            for (int64_t r = 0; r < VW; r++) to[k * WIDE + r] = n + r < c.n ? c.w[(n + r) * c.w_row + k] : 0.0f;
+            for (int64_t r = 0; r < VW; r++) to[k * WIDE + r] = n + r < c.n ? c.w[(n + r) * c.w_n + k * c.w_k] : 0.0f;
     }
 }
 
 ALWAYS int64_t start(const Call& c, int64_t blocks, int64_t i) { return c.m * i / blocks; }
 
-// Rows from m, copied to `room`.
+// Rows from m, copied to `room`: each with its k beside each other, or each k with its rows.
 ALWAYS const float* copied(const Call& c, int64_t m, int64_t rows, float* room) {
-    for (int64_t r = 0; r < rows; r++) memcpy(room + r * (c.k + 16), row(c, m + r), (size_t)c.k * sizeof(float));
+    if (c.x_k == 1) {
+        for (int64_t r = 0; r < rows; r++) memcpy(room + r * (c.k + 16), row(c, m + r), (size_t)c.k * sizeof(float));
+    } else if (m + VW <= c.m) {
+        for (int64_t k = 0; k < c.k; k++) st(room + k * VW, ld(c.x + m + k * c.x_k));
+    } else {
+        for (int64_t k = 0; k < c.k; k++)
+            for (int64_t r = 0; r < rows; r++) room[k * VW + r] = c.x[m + r + k * c.x_k];
+    }
     return room;
+}
+
+// What all threads do: `all` is shared, `room` each thread's own.
+template <bool ALONG>
+void work(const Call& c, float* after, float* all, float* room, bool once, bool copies) {
+    const int64_t panels = (c.n + WIDE - 1) / WIDE, blocks = (c.m + ROWS - 1) / ROWS, size = c.k * WIDE;
+    const int64_t x_row = copies ? c.k + 16 : c.x_row;
+    if (once) {
+#pragma omp for schedule(static)
+        for (int64_t p = 0; p < panels; p++) turn(c, p * WIDE, all + p * size);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < blocks; i++) {
+            const int64_t m = start(c, blocks, i), rows = start(c, blocks, i + 1) - m;
+            const float* x = copies ? copied(c, m, rows, room) : c.x + m * x_row;
+            for (int64_t p = 0; p < panels; p++)
+                tiles<ROWS, ALONG>(rows, c, x, x_row, all + p * size, after, m, p * WIDE, Next{});
+        }
+        return;
+    }
+    const int64_t each = ALONG ? c.k * VW : ROWS * x_row;
+    if (copies) {
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < blocks; i++) {
+            const int64_t m = start(c, blocks, i);
+            copied(c, m, start(c, blocks, i + 1) - m, all + i * each);
+        }
+    }
+#pragma omp for schedule(static)
+    for (int64_t p = 0; p < panels; p++) {
+        turn(c, p * WIDE, room);
+        const int64_t ahead = (p + 1) * WIDE, left = ahead < c.n ? c.n - ahead : 0, wide = left < WIDE ? left : WIDE;
+        const bool plain = c.w_k == 1;
+        const int64_t count = plain ? wide : left ? LINE : 0, step = plain ? c.w_n : c.w_k;
+        for (int64_t i = 0; i < blocks; i++) {
+            const int64_t m = start(c, blocks, i), rows = start(c, blocks, i + 1) - m;
+            const int64_t a = count * i / blocks, b = count * (i + 1) / blocks;
+            const Next next{c.w + ahead * c.w_n + a * step, b - a, step, c.w_k};
+            const float* x = copies ? all + i * each : c.x + m * x_row;
+            tiles<ROWS, ALONG>(rows, c, x, x_row, room, after, m, p * WIDE, next);
+        }
+    }
 }
 
 }  // namespace
@@ -128,47 +186,22 @@ ALWAYS const float* copied(const Call& c, int64_t m, int64_t rows, float* room) 
 extern "C" int gnomon_kernel(const Call* given) {
     const Call& c = *given;
     const int64_t panels = (c.n + WIDE - 1) / WIDE, blocks = (c.m + ROWS - 1) / ROWS, size = c.k * WIDE;
-    const bool copies = c.x_row * 4 % TOGETHER == 0 || c.across < c.m;
-    const int64_t x_row = copies ? c.k + 16 : c.x_row;
+    const bool along = c.x_k != 1, copies = along || c.x_row * 4 % TOGETHER == 0 || c.across < c.m;
+    const int64_t each = !copies ? 0 : along ? c.k * VW : ROWS * (c.k + 16);   // of a block of rows that are copied
     // Panels that stay in the second cache are turned once, and a block of rows goes over all of them; else all blocks go
     // over one panel after another.
     const bool once = panels * size * 4 <= TURNED;
-    const int64_t shared = once ? panels * size : copies ? c.m * x_row : 0, own = once ? copies ? ROWS * x_row : 0 : size;
+    const int64_t shared = once ? panels * size : blocks * each, own = ((once ? each : size) + 15) / 16 * 16;
     const int64_t ends = (2 * (c.n + 2 * VW) + 15) / 16 * 16;
-    float* after = (float*)aligned_alloc(64, (size_t)(ends + shared + c.threads * own + 31) / 16 * 64);
+    float* after = (float*)aligned_alloc(64, (size_t)(ends + shared + c.threads * own + 47) / 16 * 64);
     if (!after) return 1;
     float* all = after + ends;
     factors(c, after, after + c.n + 2 * VW);
 #pragma omp parallel num_threads((int)c.threads) if (c.threads > 1)
     {
-        float* room = all + shared + omp_get_thread_num() * own;
-        if (once) {
-#pragma omp for schedule(static)
-            for (int64_t p = 0; p < panels; p++) turn(c, p * WIDE, all + p * size);
-#pragma omp for schedule(static)
-            for (int64_t i = 0; i < blocks; i++) {
-                const int64_t m = start(c, blocks, i), rows = start(c, blocks, i + 1) - m;
-                const float* x = copies ? copied(c, m, rows, room) : c.x + m * x_row;
-                for (int64_t p = 0; p < panels; p++) tiles<ROWS>(rows, c, x, x_row, all + p * size, after, m, p * WIDE, Next{});
-            }
-        } else {
-            if (copies) {
-#pragma omp for schedule(static)
-                for (int64_t m = 0; m < c.m; m++) copied(c, m, 1, all + m * x_row);
-            }
-            const float* x = copies ? all : c.x;
-#pragma omp for schedule(static)
-            for (int64_t p = 0; p < panels; p++) {
-                turn(c, p * WIDE, room);
-                const int64_t ahead = (p + 1) * WIDE, count = c.n - ahead < WIDE ? c.n - ahead : WIDE;
-                for (int64_t i = 0; i < blocks; i++) {
-                    const int64_t m = start(c, blocks, i), rows = start(c, blocks, i + 1) - m;
-                    const int64_t a = count > 0 ? count * i / blocks : 0, b = count > 0 ? count * (i + 1) / blocks : 0;
-                    const Next next{c.w + (ahead + a) * c.w_row, b - a};
-                    tiles<ROWS>(rows, c, x + m * x_row, x_row, room, after, m, p * WIDE, next);
-                }
-            }
-        }
+        float* room = all + (shared + 15) / 16 * 16 + omp_get_thread_num() * own;
+        if (along) work<true>(c, after, all, room, once, copies);
+        else work<false>(c, after, all, room, once, copies);
     }
     free(after);
     return 0;

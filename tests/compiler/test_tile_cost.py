@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from gnomon.compiler.machine import SETS, Machine  # noqa: E402
 from gnomon.compiler.program import program  # noqa: E402
 from gnomon.compiler.tile_cost import Cost, Rates, cost  # noqa: E402
-from gnomon.compiler.tiles import Nest, Tiling, bytes_of_point, moved_of_point, tiling  # noqa: E402
+from gnomon.compiler.tiles import Nest, Tiling, by_memory, bytes_of_point, moved_of_point, tiling  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -158,6 +158,13 @@ def test_outputs_go_past_the_caches_where_nothing_of_them_would_be_there(
     assert tiling(nest, 1, rows * 1024, replace(MACHINE, isa=AVX512, l3_bytes=32 << 20)).past is past
 
 
-def test_what_all_rows_share_comes_from_memory_once() -> None:
+def test_what_rows_share_comes_from_memory_once() -> None:
     nest = nest_of(lambda a, w, b: torch.nn.functional.layer_norm(a, (1024,), w, b), (512, 1024), (1024,), (1024,))
     assert (moved_of_point(nest), bytes_of_point(nest)) == (2 * 4, 4 * 4)
+    angles = nest_of(lambda a, c: a * c + 1, (512, 16, 64), (512, 1, 64))  # a token's heads share its angles
+    assert (moved_of_point(angles), bytes_of_point(angles)) == (2 * 4, 3 * 4)
+
+
+def test_starts_of_short_rows_take_longer_than_their_memory() -> None:
+    nest = nest_of(lambda a, c: a * c + 1, (4096, 16, 64), (4096, 1, 64))
+    assert [by_memory(nest, points, 16) for points in (32, 1024)] == [False, True]

@@ -24,6 +24,8 @@ RECOMPUTE = 6
 
 AN_INSTRUCTION_BYTES = 10
 """Bytes that move past the caches while a core does a vector instruction: 30 GB/s, 3.3 GHz, one each cycle."""
+WALK_INSTRUCTIONS = 50
+"""To find a row's places and to fill the core, before vectors follow each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +336,7 @@ def tiling(nest: Nest, rows: int, points: int, machine: Machine) -> Tiling:
         tile=tile,
         parallel=bool(many and work > 150_000),
         past=rows * points * row_bytes > machine.l3_bytes
-        or (by_memory(nest, lanes) and rows * points * moved_of_point(nest) >= machine.l3_bytes // 2),
+        or (by_memory(nest, points, lanes) and rows * points * moved_of_point(nest) >= machine.l3_bytes // 2),
     )
 
 
@@ -359,21 +361,19 @@ def bytes_of_point(nest: Nest) -> int:
 
 
 def moved_of_point(nest: Nest) -> int:
-    """As `bytes_of_point`, without what all rows share: it comes from memory once."""
-    outer = set(nest.outer)
+    """As `bytes_of_point`, without what rows share: it comes from memory once."""
+    outer, along = set(nest.outer), set(nest.inner[-1:])
     refs = [(nest.body.inputs[slot].strides, nest.body.inputs[slot].dtype) for slot in _read(nest)]
     refs += [(out.strides, out.dtype) for out in nest.outputs]
-    along = set(nest.inner[-1:])
-    return sum(
-        dtype.itemsize for strides, dtype in refs if along & set(strides) and (not outer or outer & set(strides))
-    )
+    return sum(dtype.itemsize for strides, dtype in refs if along & set(strides) and outer <= set(strides))
 
 
-def by_memory(nest: Nest, lanes: int) -> bool:
-    """Whether the memory of a vector of points takes longer than its instructions."""
+def by_memory(nest: Nest, points: int, lanes: int) -> bool:
+    """Whether the memory of a row takes longer than its instructions."""
     code = nest.body.code
     made = sum(COST.get(code[i].op, 1) for p in nest.passes for i in p.values if code[i].op not in ("load", "take"))
-    return AN_INSTRUCTION_BYTES * made <= lanes * moved_of_point(nest)
+    instructions = made * -(-points // lanes) + WALK_INSTRUCTIONS * len(nest.passes)
+    return AN_INSTRUCTION_BYTES * instructions <= points * moved_of_point(nest)
 
 
 def _read(nest: Nest) -> set[int]:

@@ -6,10 +6,6 @@ ALWAYS F vfloor(F x) { return __builtin_ia32_roundps256(x, 1 | 8); }
 ALWAYS F vnearest(F x) { return __builtin_ia32_roundps256(x, 0 | 8); }
 // past the caches: nobody reads it before it would have left them; p on a vector's boundary
 ALWAYS void st_past(float* p, F v) { __builtin_ia32_movntps256(p, v); }
-template <class V> ALWAYS void st_past16(void* p, V v) {
-    typedef long long Q __attribute__((vector_size(16)));
-    __builtin_ia32_movntdq((Q*)p, (Q)v);
-}
 ALWAYS void st_past_end() { __builtin_ia32_sfence(); }
 // a > b ? a : b, so b where one is a NaN
 ALWAYS F larger(F a, F b) { return __builtin_ia32_maxps256(a, b); }

@@ -6,10 +6,6 @@ ALWAYS F vfloor(F x) { return (F)__builtin_ia32_rndscaleps_mask((F)x, 1 | 8, (F)
 ALWAYS F vnearest(F x) { return (F)__builtin_ia32_rndscaleps_mask((F)x, 0 | 8, (F)x, (unsigned short)-1, 4); }
 // past the caches: nobody reads it before it would have left them; p on a vector's boundary
 ALWAYS void st_past(float* p, F v) { __builtin_ia32_movntps512(p, v); }
-template <class V> ALWAYS void st_past16(void* p, V v) {
-    typedef long long Q __attribute__((vector_size(32)));
-    __builtin_ia32_movntdq256((Q*)p, (Q)v);
-}
 ALWAYS void st_past_end() { __builtin_ia32_sfence(); }
 // a > b ? a : b, so b where one is a NaN
 ALWAYS F larger(F a, F b) { return (F)__builtin_ia32_maxps512_mask(a, b, a, (unsigned short)-1, 4); }

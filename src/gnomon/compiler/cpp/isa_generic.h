@@ -17,7 +17,6 @@ ALWAYS F vnearest(F x) {
     return r;
 }
 ALWAYS void st_past(float* p, F v) { memcpy(p, &v, sizeof v); }
-template <class V> ALWAYS void st_past16(void* p, V v) { memcpy(p, &v, sizeof v); }
 ALWAYS void st_past_end() {}
 // a > b ? a : b, so b where one is a NaN
 ALWAYS F larger(F a, F b) { return a > b ? a : b; }

@@ -119,7 +119,6 @@ template <class T> ALWAYS L ld1(const T* p) { return splatL(*p); }
 ALWAYS void st(float* p, F v) { memcpy(p, &v, sizeof v); }
 ALWAYS void st(double* p, D v) { memcpy(p, &v, sizeof v); }
 ALWAYS void st(bf16* p, F v) { auto u = down(v); memcpy(p, &u, sizeof u); }
-ALWAYS void st_past(bf16* p, F v) { st_past16(p, down(v)); }
 ALWAYS void st(int64_t* p, L v) { memcpy(p, &v, sizeof v); }
 ALWAYS void st(int32_t* p, L v) { auto u = __builtin_convertvector(v, mem<int32_t>::V); memcpy(p, &u, sizeof u); }
 ALWAYS void st(int16_t* p, L v) { auto u = __builtin_convertvector(v, mem<int16_t>::V); memcpy(p, &u, sizeof u); }

@@ -21,6 +21,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from gnomon.compiler import (
+    attention,
     columns,
     convolutions,
     dropout,
@@ -121,10 +122,11 @@ class Compiled:
         self.columns = columns.fuse(module.graph)
         self.recurrent = recurrent.fuse(module.graph, recurrent_training.Learner)
         self.scans = scan.fuse(module.graph)
+        self.attention = attention.fuse(module.graph)
         self.products = products.fuse(module.graph)
         self.bodies = loops.compile_bodies(module, compile_graph)
         self.program: Program = program(module.graph, environment_of(module.graph))
-        self.tried = [*self.convolutions, *self.draws, *self.pairs, *self.tables, *self.scans]
+        self.tried = [*self.convolutions, *self.draws, *self.pairs, *self.tables, *self.scans, *self.attention]
         """What is no group and tried by itself."""
         texts: list[str | None] = [one.text for one in self.columns]
         texts += [one.text for one in self.tried] + [one.text for one in self.products]

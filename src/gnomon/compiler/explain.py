@@ -54,13 +54,14 @@ def explained(made: Compiled) -> dict[str, Any]:
 
 
 def _tried(made: Compiled) -> dict[str, dict[str, int]]:
-    """How many draws, scans over time, products of pairs and gradients of tables a kernel runs, how many PyTorch."""
+    """How many of the operations that are tried by themselves a kernel runs, and how many PyTorch."""
     out = {}
     every: dict[str, Sequence[Tried]] = {
         "random numbers": made.draws,
         "scan over time": made.scans,
         "product of pairs": made.pairs,
         "gradient of a table": made.tables,
+        "attention in bfloat16": made.attention,
     }
     own = sum(one.own_kept for one in made.products)
     out["matrix product"] = {"as one kernel": own}

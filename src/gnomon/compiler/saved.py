@@ -255,6 +255,7 @@ def _write_kernels(made: Compiled, folder: Path) -> None:
     for one in made.whole():
         sources |= dict.fromkeys(p.kernel.source for p in one.program.planned if p.function is not None)
         sources |= dict.fromkeys(call.text for call in one.columns)
+        sources |= dict.fromkeys(call.text for call in one.attention if call.text)
         if one.draws:
             sources[mersenne.source()] = None
     folder.mkdir()

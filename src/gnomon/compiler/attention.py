@@ -1,0 +1,229 @@
+"""Attention of bfloat16 on CPUs with AVX-512 BF16 by a kernel of our own, forward and backward.
+
+PyTorch's scaled_dot_product_attention is one ATen operation on a CPU, whose products of bfloat16 are far from what the
+instruction for pairs of them can do. `fuse(graph)` puts an `Attention` and an `AttentionBackward` in place of it and of
+its gradients, whose kernels (cpp/attention.cpp, cpp/attention_backward.cpp) hold a block of scores in cache. They are
+tried like any group. A head is one thread's, so results are the same with any number of threads. Leaves out dropout,
+other dtypes and processors, and heads whose size is no multiple of 16 up to 128: these stay ATen's.
+Source: the order of the work is that of Dao, FlashAttention-2 (2023).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from gnomon.compiler.build import libraries
+from gnomon.compiler.machine import this_machine
+from gnomon.compiler.node import Node
+from gnomon.compiler.tried import Tried
+
+aten = torch.ops.aten
+FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
+BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+DEPTHS = range(16, 129, 16)
+"""Sizes of a head that the kernels know."""
+PARALLEL = 1 << 18
+"""Products of numbers from which on threads share the heads."""
+MASKS = {torch.float32: 1, torch.bfloat16: 2}
+"""Kinds of masks that are added, as cpp/attention.h has them; 0 is none."""
+CPP = Path(__file__).with_name("cpp")
+_SIZES = "batch heads queries keys depth causal parallel".split()
+
+
+def _fields(inputs: str, outputs: str) -> list[tuple[str, Any]]:
+    """Sizes, scale, the tensors that are read, the mask, sums of rows, and results, with their strides."""
+    whole = [*_numbers(_SIZES), ("scale", ctypes.c_double), *_tensors(inputs.split())]
+    mask = [("mask", ctypes.c_void_p), *_numbers(f"mask_{name}" for name in ("kind", *"bhst"))]
+    return [*whole, *mask, *_tensors(["sums"]), *_tensors(outputs.split())]
+
+
+def _numbers(names: Iterable[str]) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_int64) for name in names]
+
+
+def _tensors(names: Sequence[str]) -> list[tuple[str, Any]]:
+    pointers: list[tuple[str, Any]] = [(name, ctypes.c_void_p) for name in names]
+    return pointers + _numbers(f"{name}_{dim}" for name in names for dim in "bhs")
+
+
+class _Call(ctypes.Structure):
+    """`Call` of cpp/attention.cpp."""
+
+    _fields_ = _fields("q k v", "out")
+
+
+class _BackwardCall(ctypes.Structure):
+    """`Call` of cpp/attention_backward.cpp."""
+
+    _fields_ = _fields("g q k v out", "dq dk dv")
+
+
+@cache
+def text(name: str) -> str:
+    """C++ of a kernel."""
+    return (CPP / f"{name}.cpp").read_text(encoding="utf-8")
+
+
+@cache
+def kernel(name: str) -> Callable[[Any], int] | None:
+    """The compiled kernel, None where it does not compile."""
+    [function] = libraries([text(name)])
+    if function is None:
+        return None
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+    typed: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address)
+    return typed  # type: ignore[no-any-return]
+
+
+def here() -> bool:
+    """Whether this processor has the instruction, and kernels are made for it."""
+    return this_machine().isa.name == "avx512_bf16"
+
+
+class Attention(Tried):
+    """Of queries (batch, heads, S, depth), keys and values (batch, heads, T, depth) and a mask to add, where there is
+    one: the output, and the logarithm of each row's sum of exponentials (batch, heads, S) in float32."""
+
+    several = True
+    name = "attention"
+
+    def __init__(self, causal: bool, scale: float | None, fixed: bool) -> None:
+        """scale: of scores; None for depth to the power of -1/2. fixed: no size changes."""
+        self.text = text(self.name)
+        super().__init__(self.name, f"{self.text}// {causal} {scale}", fixed)
+        self.causal, self.scale = causal, scale
+
+    def run(self, *args: Tensor) -> list[Tensor]:
+        """By the kernel; by PyTorch where it does not run."""
+        q, k, v, *mask = args
+        out, sums = torch.empty_like(q), _turned(q.shape[:3], torch.float32)
+        q, k, v = (_dense(one) for one in (q, k, v))
+        function = kernel(self.name)
+        if function is None or not (q.numel() and k.numel()) or out.stride(3) != 1:
+            return self.aten(*args)
+        call = _Call()
+        self._fill(call, q, k, mask, {"q": q, "k": k, "v": v, "sums": sums, "out": out})
+        return self.aten(*args) if function(ctypes.addressof(call)) else [out, sums]
+
+    def aten(self, *args: Tensor) -> list[Tensor]:
+        """By PyTorch."""
+        q, k, v, *mask = args
+        return [*FORWARD(q, k, v, 0.0, self.causal, attn_mask=mask[0] if mask else None, scale=self.scale)]
+
+    def _fill(self, call: Any, q: Tensor, k: Tensor, mask: Sequence[Tensor], tensors: dict[str, Tensor]) -> None:
+        call.batch, call.heads, call.queries, call.depth = q.shape
+        call.keys, call.causal = k.shape[2], int(self.causal)
+        call.scale = q.shape[3] ** -0.5 if self.scale is None else self.scale
+        call.parallel = int(torch.get_num_threads() > 1 and q.numel() * k.shape[2] >= PARALLEL)
+        for name, one in tensors.items():
+            setattr(call, name, one.data_ptr())
+            for dim, step in zip("bhs", one.stride(), strict=False):
+                setattr(call, f"{name}_{dim}", step)
+        for one in mask:
+            wide = one.expand(*q.shape[:3], k.shape[2])
+            call.mask, call.mask_kind = wide.data_ptr(), MASKS[wide.dtype]
+            call.mask_b, call.mask_h, call.mask_s, call.mask_t = wide.stride()
+
+
+class AttentionBackward(Attention):
+    """Of the output's gradient, queries, keys, values, the output and the rows' sums, and the mask where there is one:
+    gradients of queries, keys and values."""
+
+    name = "attention_backward"
+
+    def run(self, *args: Tensor) -> list[Tensor]:
+        """By the kernel; by PyTorch where it does not run."""
+        g, q, k, v, out = (_dense(one) for one in args[:5])
+        sums, *mask = args[5:]
+        function = kernel(self.name)
+        if function is None or not q.numel() or k.shape[2] < 2:  # with one key, what would be 0 is rounding
+            return self.aten(*args)
+        made = [_turned(one.shape, one.dtype) for one in (q, k, v)]
+        call, names = _BackwardCall(), "g q k v out sums dq dk dv".split()
+        self._fill(call, q, k, mask, dict(zip(names, (g, q, k, v, out, sums, *made), strict=True)))
+        return self.aten(*args) if function(ctypes.addressof(call)) else made
+
+    def aten(self, *args: Tensor) -> list[Tensor]:
+        """By PyTorch."""
+        *tensors, mask = args if len(args) == 7 else (*args, None)
+        return [*BACKWARD(*tensors, 0.0, self.causal, attn_mask=mask, scale=self.scale)]
+
+
+def _turned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """(batch, heads, positions, ...) as ATen lays its results: heads of a position beside each other."""
+    batch, heads, positions, *rest = shape
+    return torch.empty((batch, positions, heads, *rest), dtype=dtype).transpose(1, 2)
+
+
+def _dense(one: Tensor) -> Tensor:
+    return one if one.stride(3) == 1 else one.contiguous()
+
+
+def fuse(graph: fx.Graph) -> list[Attention]:
+    """Puts our operation in place of each attention that the kernels know; returns them."""
+    made: list[Attention] = []
+    if not here():
+        return made
+    for node in list(graph.nodes):
+        found = _attention(node)
+        if found is None:
+            continue
+        call, tensors = found
+        with graph.inserting_before(node):
+            new = graph.call_function(call, tuple(tensors))
+        new.meta.update(node.meta)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+        made.append(call)
+    return made
+
+
+def _attention(node: Node) -> tuple[Attention, list[Node]] | None:
+    """Ours and its tensors; None for other nodes, and for what the kernels do not know."""
+    count = {FORWARD: 3, BACKWARD: 6}.get(node.target) if node.op == "call_function" else None
+    if count is None:
+        return None
+    tensors = list(node.args[:count])
+    dropout, causal = (*node.args[count:], *(0.0, False)[len(node.args) - count :])
+    mask, scale = node.kwargs.get("attn_mask"), node.kwargs.get("scale")
+    if not (isinstance(dropout, float) and dropout == 0 and isinstance(causal, bool) and _positive(scale)):
+        return None
+    masks = [] if mask is None else [mask]
+    values: Any = [_plain(one) for one in (*tensors, *masks)]
+    if set(node.kwargs) - {"attn_mask", "scale"} or any(value is None for value in values):
+        return None
+    q, k, v = values[:3] if count == 3 else values[1:4]
+    if {one.dtype for one in values[: min(count, 5)]} != {torch.bfloat16} or not _fit(q, k, v):
+        return None
+    if masks and (values[-1].dtype not in MASKS or values[-1].dim() > 4):
+        return None
+    fixed = all(isinstance(size, int) for one in values for size in one.shape)
+    kind = Attention if count == 3 else AttentionBackward
+    return kind(causal, scale, fixed), [*tensors, *masks]
+
+
+def _positive(scale: Any) -> bool:
+    return scale is None or (isinstance(scale, float) and scale > 0)
+
+
+def _plain(node: Any) -> Tensor | None:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
+        return None
+    return None if value.is_neg() else value
+
+
+def _fit(q: Any, k: Any, v: Any) -> bool:
+    """Whether sizes are what the kernels know: as many heads, and one size of them."""
+    if not all(one.dim() == 4 and isinstance(one.shape[3], int) for one in (q, k, v)):
+        return False
+    depths = {one.shape[3] for one in (q, k, v)}
+    heads = {str(one.shape[1]) for one in (q, k, v)}
+    return len(depths) == 1 and next(iter(depths)) in DEPTHS and len(heads) == 1

@@ -1,0 +1,119 @@
+// Attention of bfloat16: out = softmax(q k' scale + mask) v, and the logarithm of each row's sum (gnomon/compiler/attention.py).
+// Of each head keys and values are laid out once. Then a block of queries meets a block of keys at a time; scores are
+// floats in cache, with the largest and the sum of each row so far, and probabilities are rounded before they meet v.
+#include "vector.h"
+#include "math.h"
+#include "attention.h"
+
+struct Call {                                          // as _Call in attention.py has them
+    int64_t batch, heads, queries, keys, depth, causal, parallel;
+    double scale;
+    const bf16 *q, *k, *v; int64_t q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s;
+    const char* mask; int64_t mask_kind, mask_b, mask_h, mask_s, mask_t;
+    float* sums; int64_t sums_b, sums_h, sums_s;
+    bf16* out; int64_t out_b, out_h, out_s;
+};
+
+#ifdef __AVX512BF16__
+namespace {
+
+constexpr int64_t QUERIES = 24, BLOCK = 2 * KEYS;      // of a block
+
+struct Room {
+    alignas(64) float scores[QUERIES * BLOCK], mask[BLOCK], out[QUERIES * 128], largest[QUERIES], sum[QUERIES];
+    bf16 p[QUERIES * BLOCK];
+    Word *k, *v;                                       // of a whole head
+};
+
+// Scores of a row to probabilities: its first n of `all` columns, zeros after them. What was added up before is scaled.
+ALWAYS void row(const Call& c, Room& m, int64_t r, int64_t n, int64_t all, bool masks) {
+    float* s = m.scores + r * BLOCK;
+    bf16* p = m.p + r * BLOCK;
+    const float scale = (float)c.scale;
+    for (int64_t j = n; j < up_to(n, VW); j++) s[j] = -INF;
+    F top = splat(-INF);
+    for (int64_t j = 0; j < n; j += VW) {
+        F x = ld(s + j) * scale;
+        if (masks) x = x + ld(m.mask + j);
+        st(s + j, x);
+        top = peak(top, x);
+    }
+    const float before = m.largest[r], now = hmax(top), largest = now > before ? now : before;
+    F sum = {};
+    int64_t j = 0;
+    const float less = largest == -INF ? 0.0f : largest;
+    for (; j < n; j += VW) {
+        const F x = ld(s + j), e = vexp(x - less);
+        sum = sum + e;
+        st(p + j, e);
+    }
+    for (; j < all; j += VW) st(p + j, F{});
+    const float kept = before == -INF ? 0.0f : vexp(splat(before - less))[0];
+    m.sum[r] = m.sum[r] * kept + hsum(sum);
+    m.largest[r] = largest;
+    if (kept != 1.0f)
+        for (int64_t d = 0; d < c.depth; d += VW) st(m.out + r * c.depth + d, ld(m.out + r * c.depth + d) * kept);
+}
+
+void block(const Call& c, Room& m, int64_t b, int64_t h, int64_t i, int64_t count) {
+    const bf16* q = c.q + b * c.q_b + h * c.q_h + i * c.q_s;
+    const Mask mask = {c.mask, c.mask_kind, c.mask_b, c.mask_h, c.mask_s, c.mask_t};
+    const int64_t deep = c.depth / 2, end = c.causal ? least(c.keys, i + count) : c.keys;
+    memset(m.out, 0, (size_t)(count * c.depth) * sizeof(float));
+    for (int64_t r = 0; r < count; r++) { m.largest[r] = -INF; m.sum[r] = 0; }
+    for (int64_t j = 0; j < end; j += BLOCK) {
+        const int64_t here = least(BLOCK, c.keys - j);
+        auto seen = [&](int64_t r) { return c.causal ? most(0, least(here, i + r + 1 - j)) : here; };  // columns of row r
+        for (int64_t p = 0; p < here; p += KEYS)
+            product({(const char*)q, c.q_s * 2, 4}, count, {m.k + (j + p) * deep, KEYS}, KEYS / VW,
+                    {m.scores + p, BLOCK}, false, [&](int64_t, int64_t after) {
+                        return Part{0, deep, (seen(after - 1) - p + VW - 1) / VW};
+                    });
+        for (int64_t r = 0; r < count; r++) {
+            const int64_t n = seen(r), all = seen(least(count, (r / ROWS + 1) * ROWS) - 1);
+            if (mask.kind) masked(mask, b, h, i + r, j, n, m.mask);
+            row(c, m, r, n, all, mask.kind != 0);
+        }
+        product({(const char*)m.p, BLOCK * 2, 4}, count, {m.v + j / 2 * c.depth, c.depth}, c.depth / VW, {m.out, c.depth},
+                true, [&](int64_t, int64_t after) { return Part{0, (seen(after - 1) + 1) / 2, c.depth / VW}; });
+    }
+    for (int64_t r = 0; r < count; r++) {
+        const bool none = m.largest[r] == -INF;        // all of the row is masked
+        const float over = none ? 0.0f : 1.0f / m.sum[r];
+        bf16* to = c.out + b * c.out_b + h * c.out_h + (i + r) * c.out_s;
+        for (int64_t d = 0; d < c.depth; d += VW) st(to + d, ld(m.out + r * c.depth + d) * over);
+        c.sums[b * c.sums_b + h * c.sums_h + (i + r) * c.sums_s] = none ? 0.0f : m.largest[r] + vlog(splat(m.sum[r]))[0];
+    }
+}
+
+}  // namespace
+#endif
+
+// 1: not on this processor, or there is no memory, and results are not whole
+extern "C" int gnomon_kernel(const Call* given) {
+#ifdef __AVX512BF16__
+    const Call& c = *given;
+    const int64_t whole = up_to(c.keys, KEYS) * c.depth / 2;
+    int failed = 0;
+#pragma omp parallel if (c.parallel) reduction(| : failed)
+    {
+        char* memory = (char*)aligned_alloc(64, sizeof(Room) + (size_t)whole * 2 * sizeof(Word));
+        failed |= !memory;
+#pragma omp for schedule(static)
+        for (int64_t n = 0; n < c.batch * c.heads; n++) {
+            if (!memory) continue;
+            Room& m = *(Room*)memory;
+            m.k = (Word*)(memory + sizeof(Room));
+            m.v = m.k + whole;
+            const int64_t b = n / c.heads, h = n % c.heads;
+            columns(c.k + b * c.k_b + h * c.k_h, c.k_s, c.keys, c.depth, m.k);
+            couples(c.v + b * c.v_b + h * c.v_h, c.v_s, c.keys, c.depth, m.v);
+            for (int64_t i = 0; i < c.queries; i += QUERIES) block(c, m, b, h, i, least(QUERIES, c.queries - i));
+        }
+        free(memory);
+    }
+    return failed;
+#else
+    return given == nullptr || true;
+#endif
+}

@@ -1,0 +1,134 @@
+// What attention's forward and backward share (gnomon/compiler/attention.py): products of small bfloat16 matrices, two
+// numbers of a row and of a column at a time in one instruction of AVX-512 BF16, and the layouts that it reads.
+// A word is such two numbers in 32 bits, the first in the lower half. Sums are floats.
+#pragma once
+#ifdef __AVX512BF16__
+#define UNROLLED _Pragma("GCC unroll 16")
+namespace {
+
+constexpr int64_t KEYS = 64;                           // of a panel of columns: four vectors
+constexpr int ROWS = 6, VECTORS = 4;                   // of a tile, which stays in registers
+typedef uint32_t Word;
+
+struct Heads { int64_t b, h, s; };                     // numbers from one batch, head, position to the next; last stride 1
+ALWAYS int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+ALWAYS int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+ALWAYS int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+ALWAYS U words(const Word* p) { U v; memcpy(&v, p, sizeof v); return v; }
+ALWAYS void put(Word* p, U v) { memcpy(p, &v, sizeof v); }
+ALWAYS U bits(const bf16* p) { return wide(raw((const uint16_t*)p)); }
+ALWAYS U alone(const char* p) { Word w; memcpy(&w, p, sizeof w); return U{} + w; }
+
+// rows of the left side: bytes from one row, one word to the next
+struct Left { const char* p; int64_t row, word; };
+// words of the right side: `wide` of them from one row of words to the next
+struct Right { const Word* p; int64_t wide; };
+struct Sums { float* p; int64_t row; };
+
+// (first, after the last) word that is multiplied, and vectors of columns
+struct Part { int64_t begin, end, vectors; };
+
+template <int R, int V>
+__attribute__((noinline)) void tile(Left a, Right b, int64_t words_, Sums to, bool more) {
+    F sum[R][V];
+    UNROLLED for (int r = 0; r < R; r++)
+        UNROLLED for (int v = 0; v < V; v++) sum[r][v] = more ? ld(to.p + r * to.row + v * VW) : F{};
+    for (int64_t w = 0; w < words_; w++) {
+        U y[V];
+        UNROLLED for (int v = 0; v < V; v++) y[v] = words(b.p + v * VW);
+        UNROLLED for (int r = 0; r < R; r++) {
+            const U x = alone(a.p + r * a.row);
+            UNROLLED for (int v = 0; v < V; v++)
+                asm("vdpbf16ps %2, %1, %0" : "+v"(sum[r][v]) : "v"(x), "v"(y[v]));
+        }
+        a.p += a.word;
+        b.p += b.wide;
+    }
+    UNROLLED for (int r = 0; r < R; r++)
+        UNROLLED for (int v = 0; v < V; v++) st(to.p + r * to.row + v * VW, sum[r][v]);
+}
+
+typedef void Tile(Left, Right, int64_t, Sums, bool);
+#define OF(r) {tile<r, 1>, tile<r, 2>, tile<r, 3>, tile<r, 4>}
+Tile* const TILES[ROWS][VECTORS] = {OF(1), OF(2), OF(3), OF(4), OF(5), OF(6)};
+#undef OF
+
+// Rows times columns into sums, or added to them. part(first row, row after the last): what of it is needed.
+template <class P>
+ALWAYS void product(Left a, int64_t rows, Right b, int64_t vectors, Sums to, bool more, P part) {
+    for (int64_t v = 0; v < vectors; v += VECTORS)
+        for (int64_t r = 0; r < rows; r += ROWS) {
+            const int64_t count = least(ROWS, rows - r);
+            const Part need = part(r, r + count);
+            const int64_t across = least(least(VECTORS, vectors - v), need.vectors - v);
+            if (across <= 0 || (more && need.end <= need.begin)) continue;
+            const Left left = {a.p + r * a.row + need.begin * a.word, a.row, a.word};
+            const Right right = {b.p + need.begin * b.wide + v * VW, b.wide};
+            TILES[count - 1][across - 1](left, right, most(0, need.end - need.begin), {to.p + r * to.row + v * VW, to.row}, more);
+        }
+}
+
+// 16 x 16 words, rows become columns
+ALWAYS void turn(U v[VW]) {
+    UNROLLED for (int w = 1; w < VW; w *= 2)
+        UNROLLED for (int r = 0; r < VW; r++) {
+            if (r & w) continue;
+            const B even = (lanes() & w) == 0;
+            const U a = v[r], b = v[r + w];
+            v[r] = __builtin_shuffle(a, b, even ? lanes() : lanes() - w + VW);
+            v[r + w] = __builtin_shuffle(a, b, even ? lanes() + w : lanes() + VW);
+        }
+}
+
+// Numbers of `step`-strided positions, each of `depth` numbers, as panels of KEYS columns: words along the depth, one
+// panel behind the other, zeros in the place of positions that are not there.
+void columns(const bf16* from, int64_t step, int64_t count, int64_t depth, Word* to) {
+    const int64_t deep = depth / 2;
+    for (int64_t n = 0; n < up_to(count, KEYS); n += VW) {
+        Word* panel = to + n / KEYS * KEYS * deep + n % KEYS;
+        int64_t w = 0;
+        for (; w < deep; w += VW) {                    // depth is a multiple of 16: 8 words or 16
+            U v[VW];
+            const bool half = deep - w < VW;
+            UNROLLED for (int r = 0; r < VW; r++) {
+                v[r] = U{};
+                if (n + r < count) memcpy(&v[r], from + (n + r) * step + w * 2, half ? sizeof(U) / 2 : sizeof(U));
+            }
+            turn(v);
+            UNROLLED for (int r = 0; r < VW; r++)
+                if (!half || r < VW / 2) put(panel + (w + r) * KEYS, v[r]);
+        }
+    }
+}
+
+// The same numbers as words of two positions, one row of `depth` words for both; zeros where the last is alone.
+void couples(const bf16* from, int64_t step, int64_t count, int64_t depth, Word* to) {
+    for (int64_t n = 0; n < count; n += 2, to += depth)
+        for (int64_t d = 0; d < depth; d += VW) {
+            const U low = bits(from + n * step + d);
+            put(to + d, n + 1 < count ? low | bits(from + (n + 1) * step + d) << 16 : low);
+        }
+}
+
+// A mask that is added to scores: none, floats or bfloat16.
+struct Mask { const char* p; int64_t kind, b, h, s, t; };
+
+// `n` numbers of a row of the mask from column j on, as floats, and zeros to the end of a vector
+template <class T>
+ALWAYS void floats(const T* from, int64_t step, int64_t n, float* room) {
+    int64_t k = 0;
+    if (step == 1)
+        for (; k + VW <= n; k += VW) st(room + k, ld(from + k));
+    if (step == 0) {
+        for (const F all = ld1(from); k + VW <= n; k += VW) st(room + k, all);
+    }
+    for (; k < n; k += VW) st(room + k, lds(from + k * step, step, (int)least(VW, n - k)));
+}
+ALWAYS void masked(const Mask& m, int64_t b, int64_t h, int64_t i, int64_t j, int64_t n, float* room) {
+    const int64_t first = b * m.b + h * m.h + i * m.s + j * m.t;
+    if (m.kind == 1) floats((const float*)m.p + first, m.t, n, room);
+    else floats((const bf16*)m.p + first, m.t, n, room);
+}
+
+}  // namespace
+#endif

@@ -1,0 +1,171 @@
+// Gradients of attention of bfloat16 (gnomon/compiler/attention.py), from its output and the logarithms of its rows' sums:
+// p = exp(q k' scale + mask - sums), dv = p' g, ds = p (g v' - rows of g out), dq = ds k scale, dk = ds' q scale. Scores
+// are made again block by block; p and ds are rounded before they are multiplied, sums over blocks are floats.
+#include "vector.h"
+#include "math.h"
+#include "attention.h"
+
+struct Call {                                          // as _BackwardCall in attention.py has them
+    int64_t batch, heads, queries, keys, depth, causal, parallel;
+    double scale;
+    const bf16 *g, *q, *k, *v, *out;
+    int64_t g_b, g_h, g_s, q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s, out_b, out_h, out_s;
+    const char* mask; int64_t mask_kind, mask_b, mask_h, mask_s, mask_t;
+    const float* sums; int64_t sums_b, sums_h, sums_s;
+    bf16 *dq, *dk, *dv; int64_t dq_b, dq_h, dq_s, dk_b, dk_h, dk_s, dv_b, dv_h, dv_s;
+};
+
+#ifdef __AVX512BF16__
+namespace {
+
+constexpr int64_t QUERIES = 64;                        // of a block, beside KEYS
+
+struct Room {
+    alignas(64) float s[QUERIES * KEYS], dp[QUERIES * KEYS], mask[2][KEYS];
+    bf16 ds[QUERIES * KEYS];                           // rows
+    Word p2[QUERIES / 2 * KEYS], ds2[QUERIES / 2 * KEYS];  // two rows in a word
+};
+struct Head {                                          // laid out
+    Word *k_columns, *v_columns, *k, *q, *g;
+    float *dq, *dk, *dv, *sums, *delta;
+};
+ALWAYS int64_t room_of(const Call& c) {                // of a Head
+    const int64_t q = up_to(c.queries, 2), k = up_to(c.keys, KEYS);
+    return (k * 3 + q * 2) * c.depth / 2 + (q + k * 2) * c.depth + q * 2;
+}
+
+typedef uint16_t Shorts __attribute__((vector_size(64)));
+
+// two vectors of floats, rounded: the first in the lower half
+ALWAYS Shorts rounded(F low, F high) {
+    Shorts r;
+    asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(r) : "v"(low), "v"(high));
+    return r;
+}
+ALWAYS U coupled(Shorts v) {
+    const Shorts at = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return (U)__builtin_shuffle(v, at);
+}
+
+// Two rows of a block: from scores and g v' to p and ds. n: columns that each of them sees, all: that are read.
+template <bool MASKS>
+ALWAYS void pair(const Call& c, Room& m, const float* sums, const float* delta, int64_t r, const int64_t* n) {
+    const float scale = (float)c.scale;
+    for (int64_t j = 0; j < KEYS; j += VW) {
+        F p[2], ds[2];
+        UNROLLED for (int k = 0; k < 2; k++) {
+            p[k] = ds[k] = F{};
+            if (n[k] <= j) continue;
+            F x = ld(m.s + (r + k) * KEYS + j) * scale;
+            if (MASKS) x = x + ld(m.mask[k] + j);
+            const F e = vexp(x - sums[k]), d = e * (ld(m.dp + (r + k) * KEYS + j) - delta[k]);
+            const B in = lanes() < (int32_t)(n[k] - j);
+            p[k] = sel(in, e, F{});
+            ds[k] = sel(in, d, F{});
+        }
+        put(m.p2 + r / 2 * KEYS + j, coupled(rounded(p[0], p[1])));
+        const Shorts two = rounded(ds[0], ds[1]);
+        put(m.ds2 + r / 2 * KEYS + j, coupled(two));
+        memcpy(m.ds + r * KEYS + j, &two, sizeof two / 2);
+        memcpy(m.ds + (r + 1) * KEYS + j, (const char*)&two + sizeof two / 2, sizeof two / 2);
+    }
+}
+
+void block(const Call& c, Room& m, const Head& a, int64_t b, int64_t h, int64_t i, int64_t j) {
+    const int64_t count = least(QUERIES, c.queries - i), here = least(KEYS, c.keys - j), deep = c.depth / 2;
+    const int64_t vectors = c.depth / VW;
+    const bf16 *q = c.q + b * c.q_b + h * c.q_h + i * c.q_s, *g = c.g + b * c.g_b + h * c.g_h + i * c.g_s;
+    const Mask mask = {c.mask, c.mask_kind, c.mask_b, c.mask_h, c.mask_s, c.mask_t};
+    auto seen = [&](int64_t r) {
+        return r >= count ? 0 : c.causal ? most(0, least(here, i + r + 1 - j)) : here;
+    };
+    auto scored = [&](int64_t, int64_t after) { return Part{0, deep, (seen(after - 1) + VW - 1) / VW}; };
+    product({(const char*)q, c.q_s * 2, 4}, count, {a.k_columns + j * deep, KEYS}, KEYS / VW, {m.s, KEYS}, false, scored);
+    product({(const char*)g, c.g_s * 2, 4}, count, {a.v_columns + j * deep, KEYS}, KEYS / VW, {m.dp, KEYS}, false, scored);
+    for (int64_t r = 0; r < count; r += 2) {
+        const int64_t n[2] = {seen(r), seen(r + 1)};
+        if (mask.kind) {
+            for (int k = 0; k < 2; k++)
+                if (n[k]) masked(mask, b, h, i + r + k, j, n[k], m.mask[k]);
+            pair<true>(c, m, a.sums + i + r, a.delta + i + r, r, n);
+        } else {
+            pair<false>(c, m, a.sums + i + r, a.delta + i + r, r, n);
+        }
+    }
+    auto keys = [&](int64_t, int64_t after) { return Part{0, (seen(after - 1) + 1) / 2, vectors}; };
+    auto queries = [&](int64_t before, int64_t) {      // rows from the first that sees the key on
+        return Part{c.causal ? most(0, j + before - i) / 2 : 0, (count + 1) / 2, vectors};
+    };
+    product({(const char*)m.ds, KEYS * 2, 4}, count, {a.k + j / 2 * c.depth, c.depth}, vectors,
+            {a.dq + i * c.depth, c.depth}, true, keys);
+    const int64_t down = KEYS * sizeof(Word);
+    product({(const char*)m.p2, 4, down}, here, {a.g + i / 2 * c.depth, c.depth}, vectors,
+            {a.dv + j * c.depth, c.depth}, true, queries);
+    product({(const char*)m.ds2, 4, down}, here, {a.q + i / 2 * c.depth, c.depth}, vectors,
+            {a.dk + j * c.depth, c.depth}, true, queries);
+}
+
+ALWAYS void written(const float* from, int64_t count, int64_t depth, float scale, bf16* to, int64_t step) {
+    for (int64_t n = 0; n < count; n++)
+        for (int64_t d = 0; d < depth; d += VW) st(to + n * step + d, ld(from + n * depth + d) * scale);
+}
+
+void head(const Call& c, Room& m, float* room, int64_t b, int64_t h) {
+    const int64_t queries = up_to(c.queries, 2), keys = up_to(c.keys, KEYS), depth = c.depth;
+    Head a;
+    a.k_columns = (Word*)room;
+    a.v_columns = a.k_columns + keys * depth / 2;
+    a.k = a.v_columns + keys * depth / 2;
+    a.q = a.k + keys * depth / 2;
+    a.g = a.q + queries * depth / 2;
+    a.dq = (float*)(a.g + queries * depth / 2);
+    a.dk = a.dq + queries * depth;
+    a.dv = a.dk + keys * depth;
+    a.sums = a.dv + keys * depth;
+    a.delta = a.sums + queries;
+    const bf16 *q = c.q + b * c.q_b + h * c.q_h, *g = c.g + b * c.g_b + h * c.g_h, *o = c.out + b * c.out_b + h * c.out_h;
+    const bf16 *k = c.k + b * c.k_b + h * c.k_h, *v = c.v + b * c.v_b + h * c.v_h;
+    columns(k, c.k_s, c.keys, depth, a.k_columns);
+    columns(v, c.v_s, c.keys, depth, a.v_columns);
+    couples(k, c.k_s, c.keys, depth, a.k);
+    couples(q, c.q_s, c.queries, depth, a.q);
+    couples(g, c.g_s, c.queries, depth, a.g);
+    memset(a.dq, 0, (size_t)((queries + keys * 2) * depth) * sizeof(float));
+    for (int64_t i = 0; i < queries; i++) {
+        F sum = {};
+        if (i < c.queries)
+            for (int64_t d = 0; d < depth; d += VW) sum = sum + ld(g + i * c.g_s + d) * ld(o + i * c.out_s + d);
+        a.delta[i] = hsum(sum);
+        a.sums[i] = i < c.queries ? c.sums[b * c.sums_b + h * c.sums_h + i * c.sums_s] : 0.0f;
+    }
+    for (int64_t j = 0; j < c.keys; j += KEYS)
+        for (int64_t i = c.causal ? j / QUERIES * QUERIES : 0; i < c.queries; i += QUERIES) block(c, m, a, b, h, i, j);
+    const float scale = (float)c.scale;
+    written(a.dq, c.queries, depth, scale, c.dq + b * c.dq_b + h * c.dq_h, c.dq_s);
+    written(a.dk, c.keys, depth, scale, c.dk + b * c.dk_b + h * c.dk_h, c.dk_s);
+    written(a.dv, c.keys, depth, 1.0f, c.dv + b * c.dv_b + h * c.dv_h, c.dv_s);
+}
+
+}  // namespace
+#endif
+
+// 1: not on this processor, or there is no memory, and results are not whole
+extern "C" int gnomon_kernel(const Call* given) {
+#ifdef __AVX512BF16__
+    const Call& c = *given;
+    int failed = 0;
+#pragma omp parallel if (c.parallel) reduction(| : failed)
+    {
+        char* memory = (char*)aligned_alloc(64, sizeof(Room) + (size_t)up_to(room_of(c), VW) * sizeof(float));
+        failed |= !memory;
+#pragma omp for schedule(static)
+        for (int64_t n = 0; n < c.batch * c.heads; n++)
+            if (memory) head(c, *(Room*)memory, (float*)(memory + sizeof(Room)), n / c.heads, n % c.heads);
+        free(memory);
+    }
+    return failed;
+#else
+    return given == nullptr || true;
+#endif
+}

@@ -1,0 +1,172 @@
+"""Attention of bfloat16 by kernels of our own: forward and gradients against doubles, of any sizes and masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the compiler's tests need it")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from gnomon.compiler import attention, backend  # noqa: E402
+from gnomon.compiler.build import has_compiler  # noqa: E402
+from gnomon.compiler.gate import alike  # noqa: E402
+
+FURTHER = 1.5
+"""Times ATen's own distance from doubles that a result may be away from them, and a rounding beside it."""
+ROUNDING = 4e-3
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler"),
+    pytest.mark.usefixtures("fresh"),
+]
+needs = pytest.mark.skipif(not attention.here(), reason="needs AVX-512 BF16")
+
+
+def drawn(shape: tuple[int, ...], layout: str) -> Any:
+    batch, heads, length, depth = shape
+    if layout == "plain":
+        return torch.randn(shape).bfloat16()
+    if layout == "heads inside":
+        return torch.randn(batch, length, heads, depth).bfloat16().transpose(1, 2)
+    return torch.randn(batch, length, heads, 3 * depth).bfloat16().transpose(1, 2)[..., depth : 2 * depth]
+
+
+def mask_of(kind: str, shape: tuple[int, int, int, int]) -> Any:
+    batch, heads, queries, keys = shape
+    if kind == "padding":  # which of a sample's keys are there, at least the first
+        there = torch.rand(batch, 1, 1, keys) < 0.7
+        there[..., 0] = True
+        return torch.zeros(there.shape).masked_fill_(~there, -torch.inf).expand(shape)
+    if kind == "rows":  # some of them whole
+        gone = torch.rand(queries, 1) < 0.3
+        return torch.randn(queries, keys).masked_fill_(gone, -torch.inf)
+    return {"none": None, "each": torch.randn(shape).bfloat16(), "turned": torch.randn(1, heads, keys, queries).mT}[
+        kind
+    ]
+
+
+def near(made: Any, aten: Any, exact: Any) -> None:
+    """Each result about as near to doubles as ATen's, in all and at the worst place, laid out as ATen's."""
+    for ours, theirs, wanted in zip(made, aten, exact, strict=True):
+        assert alike(ours, theirs)
+        for size in (torch.linalg.vector_norm, lambda x: x.abs().max()):
+            apart, limit = (float(size(one.double() - wanted)) for one in (ours, theirs))
+            assert apart <= FURTHER * limit + ROUNDING * float(size(wanted)) + 1e-5
+
+
+@needs
+@settings(max_examples=30)
+@given(
+    sizes=st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 150), st.integers(1, 150)),
+    depth=st.sampled_from(attention.DEPTHS),
+    causal=st.booleans(),
+    mask=st.sampled_from(("none", "padding", "rows", "each", "turned")),
+    layouts=st.tuples(*[st.sampled_from(("plain", "heads inside", "part"))] * 4),
+    scale=st.sampled_from((None, 0.3)),
+    seed=st.integers(0, 99),
+)
+def test_any_attention_and_its_gradients_are_as_near_to_doubles_as_atens(
+    sizes: tuple[int, int, int, int],
+    depth: int,
+    causal: bool,
+    mask: str,
+    layouts: tuple[str, ...],
+    scale: float | None,
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    batch, heads, queries, keys = sizes
+    lengths = (queries, keys, keys, queries)
+    q, k, v, g = (drawn((batch, heads, n, depth), layout) for n, layout in zip(lengths, layouts, strict=True))
+    added = [] if causal or mask == "none" else [mask_of(mask, sizes)]
+    given_ = (q, k, v, *added)
+    forward, backward = (kind(causal, scale, True) for kind in (attention.Attention, attention.AttentionBackward))
+    exact, plain, made = forward.aten(*[one.double() for one in given_]), forward.aten(*given_), forward.run(*given_)
+    near(made, plain, exact)
+    wide = [one.double() for one in (g, q, k, v)]
+    wanted = backward.aten(*wide, *exact, *[one.double() for one in added])
+    near(backward.run(g, q, k, v, *made, *added), backward.aten(g, q, k, v, *plain, *added), wanted)
+
+
+@needs
+def test_results_are_the_same_with_any_number_of_threads() -> None:
+    q, k, v, g = (drawn((2, 3, 130, 64), "heads inside") for _ in range(4))
+    forward, backward = attention.Attention(True, None, True), attention.AttentionBackward(True, None, True)
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        out = forward.run(q, k, v)
+        results.append([*out, *backward.run(g, q, k, v, *out)])
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+class Layer(nn.Module):
+    """A layer as BERT has it, with a mask of padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out, self.norm = nn.Linear(64, 192), nn.Linear(64, 64), nn.LayerNorm(64)
+
+    def forward(self, x: Any, there: Any) -> Any:
+        q, k, v = (one.unflatten(-1, (4, 16)).transpose(1, 2) for one in self.into(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=there[:, None, None])
+        return self.norm(x + self.out(mixed.transpose(1, 2).flatten(2)))
+
+
+def trained(layer: Any, lengths: tuple[int, ...]) -> list[Any]:
+    """Outputs and gradients of some batches, and a layer that learned from them."""
+    found = []
+    for length in lengths:
+        torch.manual_seed(length)
+        x = torch.randn(3, length, 64).bfloat16().requires_grad_()
+        out = layer(x, torch.arange(length) < torch.tensor([length, 5, 9])[:, None])
+        (out * torch.randn(out.shape)).sum().backward()
+        found += [out.detach(), x.grad]
+    return [*found, *[p.grad for p in layer.parameters()]]
+
+
+@needs
+def test_a_layer_learns_as_in_eager_whatever_the_length() -> None:
+    layers = [Layer().bfloat16() for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    backend.reports.clear()
+    fast = torch.compile(layers[1], backend=backend.gnomon, dynamic=True)
+    lengths = (12, 12, 33, 70)
+    for ours, wanted in zip(trained(fast, lengths), trained(layers[0], lengths), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=5e-2, atol=3e-2 * float(wanted.abs().max()))
+    made = [call for graph in backend.reports for call in graph.attention]
+    assert [type(call) for call in made] == [attention.Attention, attention.AttentionBackward]
+    assert all(call.kept and "wrong" not in call.verdict for call in made)
+
+
+def attended(q: Any, p: float) -> Any:
+    return F.scaled_dot_product_attention(q, q, q, dropout_p=p)
+
+
+@pytest.mark.parametrize(
+    ("here", "dtype", "depth", "p", "taken"),
+    [
+        pytest.param(True, torch.bfloat16, 16, 0.0, 1, marks=needs),
+        (True, torch.float32, 16, 0.0, 0),
+        (True, torch.bfloat16, 24, 0.0, 0),
+        (True, torch.bfloat16, 16, 0.5, 0),
+        (False, torch.bfloat16, 16, 0.0, 0),  # another processor
+    ],
+)
+def test_what_the_kernels_do_not_know_stays_atens(
+    here: bool, dtype: Any, depth: int, p: float, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "here", lambda: here)
+    backend.reports.clear()
+    q, fast = torch.randn(2, 2, 8, depth).to(dtype), torch.compile(attended, backend=backend.gnomon)
+    with torch.no_grad():
+        made = fast(q, p)
+    assert [len(graph.attention) for graph in backend.reports] == [taken]
+    if not p:
+        torch.testing.assert_close(made, attended(q, p), rtol=2e-2, atol=2e-2)

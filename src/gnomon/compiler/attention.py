@@ -191,7 +191,8 @@ def _attention(node: Node) -> tuple[Attention, list[Node]] | None:
     if count is None:
         return None
     tensors = list(node.args[:count])
-    dropout, causal = (*node.args[count:], *(0.0, False)[len(node.args) - count :])
+    given, usual = list(node.args[count:]), [0.0, False]
+    dropout, causal = given + usual[len(given) :]
     mask, scale = node.kwargs.get("attn_mask"), node.kwargs.get("scale")
     if not (isinstance(dropout, float) and dropout == 0 and isinstance(causal, bool) and _positive(scale)):
         return None

@@ -30,6 +30,7 @@ struct Call {
 };
 
 constexpr int ROWS = 16, BLOCK = 512, PART = 8, TOGETHER = 4;
+constexpr int64_t AHEAD = 3;                // tiles of rows that are asked for before they are read
 constexpr int MOST_NUMBERS = 512;           // of a tile of rows: their table rows are asked for before one is read
 
 // For each x the count of boundaries below it (or not above it, where right): no branch, so that lanes go together. A
@@ -98,6 +99,29 @@ void bag(const S* table, const int64_t* chosen, int64_t many, int64_t dim, bool 
     if (j < dim) pooled<1>(table + j, chosen, many, dim, mean, y + j, (int)(dim - j));
 }
 
+ALWAYS void ask_for(const S* row, int64_t dim) {
+    for (int64_t byte = 0; byte < dim * (int64_t)sizeof(S) && byte < 256; byte += 64) __builtin_prefetch((const char*)row + byte);
+}
+
+// Asks for the table rows of a column of plain numbers, some tiles before they are copied.
+void ask_ahead(const Call& call, const Column& c, int64_t from, int64_t to) {
+    if (c.kind == COPY || c.pool != ONE || c.dtype != INT64 || c.offsets >= 0 || c.inner_dim >= 0 || c.boundaries >= 0 || c.length) return;
+    const int64_t* strides = call.layouts + 6 * c.layout + 3;
+    const int64_t first = c.first[0] * strides[0] + c.first[1] * strides[1] + c.first[2] * strides[2];
+    const int64_t* ids = (const int64_t*)call.args[c.ids] + first;
+    for (int64_t row = from; row < to; row++) {
+        const int64_t chosen = ids[row * strides[c.row_dim]];
+        if ((uint64_t)chosen < (uint64_t)c.rows) ask_for((const S*)call.args[c.table] + chosen * c.dim, c.dim);
+    }
+}
+
+ALWAYS void copied(const S* x, int64_t dim, S* y) {
+    const int64_t bytes = dim * (int64_t)sizeof(S);
+    int64_t b = 0;
+    for (; b + 64 <= bytes; b += 64) memcpy((char*)y + b, (const char*)x + b, 64);
+    if (b < bytes) memcpy((char*)y + b, (const char*)x + b, (size_t)(bytes - b));
+}
+
 // Rows `from` to `to` of one column; whether a number was outside the table.
 bool column(const Call& call, const Column& c, int64_t from, int64_t to) {
     const int64_t* layout = call.layouts + 6 * c.layout;
@@ -155,16 +179,13 @@ bool column(const Call& call, const Column& c, int64_t from, int64_t to) {
         bool outside = false;
         for (int64_t k = 0; k < count; k++) outside |= (uint64_t)chosen[k] >= (uint64_t)c.rows;
         if (outside) return true;
-        for (int64_t k = 0; k < count; k++) {
-            const char* x = (const char*)(table + chosen[k] * dim);
-            for (int64_t byte = 0; byte < dim * (int64_t)sizeof(S) && byte < 256; byte += 64) __builtin_prefetch(x + byte);
-        }
+        for (int64_t k = 0; k < count; k++) ask_for(table + chosen[k] * dim, dim);
         int64_t at = 0;
         for (int64_t i = 0; i < last - row; i++) {
             S* y = call.out + (row + i) * call.width + c.target;
             const int64_t end = ends[i];
             if (c.pool == ONE) {
-                memcpy(y, table + chosen[at] * dim, (size_t)dim * sizeof(S));
+                copied(table + chosen[at] * dim, dim, y);
             } else {
                 bag(table, chosen + at, end - at, dim, c.pool == MEAN, y);
             }
@@ -188,11 +209,12 @@ extern "C" int gnomon_kernel(const int64_t* table, int64_t columns, const int64_
     for (int64_t block = 0; block < blocks; block++) {
         for (int64_t part = 0; part < parts; part++) {
             const int64_t from = block * BLOCK, to = from + BLOCK < batch ? from + BLOCK : batch;
-            const int64_t end = (part + 1) * PART < columns ? (part + 1) * PART : columns;
-            for (int64_t i = part * PART; i < end; i++) {
-                for (int64_t row = from; row < to; row += ROWS) {
-                    bad |= column(call, all[i], row, row + ROWS < to ? row + ROWS : to);
-                }
+            const int64_t first = part * PART, end = first + PART < columns ? first + PART : columns;
+            const int64_t tiles = (to - from + ROWS - 1) / ROWS, all_tiles = (end - first) * tiles;
+            for (int64_t t = -AHEAD; t < all_tiles; t++) {
+                const int64_t next = t + AHEAD, row = from + t % tiles * ROWS, asked = from + next % tiles * ROWS;
+                if (next < all_tiles) ask_ahead(call, all[first + next / tiles], asked, asked + ROWS < to ? asked + ROWS : to);
+                if (t >= 0) bad |= column(call, all[first + t / tiles], row, row + ROWS < to ? row + ROWS : to);
             }
         }
     }

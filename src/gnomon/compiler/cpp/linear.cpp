@@ -35,19 +35,19 @@ void factors(const Call& c, float* scale, float* shift) {
 
 // Writes the sums of `rows` rows from m: two vectors of outputs from n each.
 void put(const Call& c, const F (*sums)[2], int64_t rows, const float* after, int64_t m, int64_t n) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int half = 0; half < 2 && n + half * VW < c.n; half++) {
-            const int64_t at = n + half * VW, left = c.n - at;
-            float* out = c.out + (m + r) * c.n + at;
-            const float* added = c.added + (m + r) * c.n + at;
-            F v = sums[r][half];
-            if (c.gamma) v = v * ld(after + at);
-            if (c.gamma || c.bias) v = v + ld(after + c.n + 2 * VW + at);
+    for (int half = 0; half < 2 && n + half * VW < c.n; half++) {
+        const int64_t at = n + half * VW, left = c.n - at;
+        const F scale = ld(after + at), shift = ld(after + c.n + 2 * VW + at);
+        float* out = c.out + m * c.n + at;
+        const float* added = (c.added ? c.added : c.out) + m * c.n + at;
+        for (int64_t r = 0; r < rows; r++, out += c.n, added += c.n) {
+            F v = sums[r][half] * scale + shift;
             if (c.added) v = v + (left >= VW ? ld(added) : ld(added, (int)left));
             if (c.relu) v = maxi(v, F{});
             if (left >= VW) st(out, v);
             else st(out, v, (int)left);
         }
+    }
 }
 
 // Weights that the next panel is made of, which are asked for while a tile of this panel is computed: for every line of k

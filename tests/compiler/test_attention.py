@@ -106,6 +106,18 @@ def test_results_are_the_same_with_any_number_of_threads() -> None:
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
 
+@needs
+def test_what_is_no_number_stays_none() -> None:
+    q, k, v, g = (drawn((1, 2, 40, 16), "plain") for _ in range(4))
+    q[0, 0, 7, 3] = torch.nan
+    forward, backward = attention.Attention(False, None, True), attention.AttentionBackward(False, None, True)
+    made, wanted = forward.run(q, k, v), forward.aten(q, k, v)
+    made, wanted = ([*out, *call(g, q, k, v, *out)] for out, call in ((made, backward.run), (wanted, backward.aten)))
+    assert wanted[0].isnan().any()
+    for ours, theirs in zip(made, wanted, strict=True):
+        assert torch.equal(ours.isnan(), theirs.isnan())
+
+
 class Layer(nn.Module):
     """A layer as BERT has it, with a mask of padding."""
 

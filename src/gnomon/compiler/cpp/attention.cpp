@@ -26,33 +26,51 @@ struct Room {
 };
 
 // Scores of a row to probabilities: its first n of `all` columns, zeros after them. What was added up before is scaled.
-ALWAYS void row(const Call& c, Room& m, int64_t r, int64_t n, int64_t all, bool masks) {
+template <bool MASKS>
+ALWAYS void row(const Call& c, Room& m, int64_t r, int64_t n, int64_t all) {
     float* s = m.scores + r * BLOCK;
     bf16* p = m.p + r * BLOCK;
     const float scale = (float)c.scale;
     for (int64_t j = n; j < up_to(n, VW); j++) s[j] = -INF;
     F top = splat(-INF);
     for (int64_t j = 0; j < n; j += VW) {
-        F x = ld(s + j) * scale;
-        if (masks) x = x + ld(m.mask + j);
-        st(s + j, x);
+        F x = ld(s + j);
+        if (MASKS) {
+            x = x * scale + ld(m.mask + j);
+            st(s + j, x);
+        }
         top = peak(top, x);
     }
-    const float before = m.largest[r], now = hmax(top), largest = now > before ? now : before;
+    const float before = m.largest[r], here = hmax(top) * (MASKS ? 1.0f : scale), largest = here <= before ? before : here;
+    const float less = largest == -INF ? 0.0f : largest;
     F sum = {};
     int64_t j = 0;
-    const float less = largest == -INF ? 0.0f : largest;
     for (; j < n; j += VW) {
-        const F x = ld(s + j), e = vexp(x - less);
+        const F x = MASKS ? ld(s + j) - less : ld(s + j) * scale - less;
+        const F e = vexp(x);
         sum = sum + e;
         st(p + j, e);
     }
     for (; j < all; j += VW) st(p + j, F{});
-    const float kept = before == -INF ? 0.0f : vexp(splat(before - less))[0];
-    m.sum[r] = m.sum[r] * kept + hsum(sum);
     m.largest[r] = largest;
-    if (kept != 1.0f)
-        for (int64_t d = 0; d < c.depth; d += VW) st(m.out + r * c.depth + d, ld(m.out + r * c.depth + d) * kept);
+    float kept = 1.0f;
+    if (before == -INF) kept = 0.0f;
+    else if (before != largest) kept = vexp(splat(before - less))[0];
+    m.sum[r] = m.sum[r] * kept + hsum(sum);
+    if (kept == 1.0f || before == -INF) return;       // nothing was added up before, or it stays
+    for (int64_t d = 0; d < c.depth; d += VW) st(m.out + r * c.depth + d, ld(m.out + r * c.depth + d) * kept);
+}
+
+// What the next head reads at positions i to i + count.
+ALWAYS void ahead(const Call& c, int64_t b, int64_t h, int64_t i, int64_t count) {
+    if (++h == c.heads) { h = 0; b++; }
+    if (b == c.batch) return;
+    for (int64_t n = i; n < i + count; n++) {
+        soon(c.q + b * c.q_b + h * c.q_h + n * c.q_s, c.depth);
+        if (n >= c.keys) continue;
+        soon(c.k + b * c.k_b + h * c.k_h + n * c.k_s, c.depth);
+        soon(c.v + b * c.v_b + h * c.v_h + n * c.v_s, c.depth);
+    }
 }
 
 void block(const Call& c, Room& m, int64_t b, int64_t h, int64_t i, int64_t count) {
@@ -71,8 +89,13 @@ void block(const Call& c, Room& m, int64_t b, int64_t h, int64_t i, int64_t coun
                     });
         for (int64_t r = 0; r < count; r++) {
             const int64_t n = seen(r), all = seen(least(count, (r / ROWS + 1) * ROWS) - 1);
-            if (mask.kind) masked(mask, b, h, i + r, j, n, m.mask);
-            row(c, m, r, n, all, mask.kind != 0);
+            if (j == 0) ahead(c, b, h, i + r, 1);
+            if (!mask.kind) {
+                row<false>(c, m, r, n, all);
+                continue;
+            }
+            masked(mask, b, h, i + r, j, n, m.mask);
+            row<true>(c, m, r, n, all);
         }
         product({(const char*)m.p, BLOCK * 2, 4}, count, {m.v + j / 2 * c.depth, c.depth}, c.depth / VW, {m.out, c.depth},
                 true, [&](int64_t, int64_t after) { return Part{0, (seen(after - 1) + 1) / 2, c.depth / VW}; });

@@ -80,24 +80,37 @@ ALWAYS void turn(U v[VW]) {
         }
 }
 
-// Numbers of `step`-strided positions, each of `depth` numbers, as panels of KEYS columns: words along the depth, one
-// panel behind the other, zeros in the place of positions that are not there.
+// A row of `depth` numbers will be read soon: rows lie too far apart for the processor to see it coming.
+ALWAYS void soon(const bf16* row, int64_t depth) {
+    for (int64_t d = 0; d < depth; d += 32) __builtin_prefetch(row + d, 0, 2);
+}
+
+// Words of VW positions that begin at `from`, one row of KEYS words for each: of the first `there` positions, zeros for
+// the others. BYTES of each position.
+template <int BYTES>
+ALWAYS void turned(const bf16* from, int64_t step, int64_t there, Word* to) {
+    U v[VW];
+    UNROLLED for (int r = 0; r < VW; r++) {
+        v[r] = U{};
+        if (r < there) memcpy(&v[r], from + r * step, BYTES);
+    }
+    turn(v);
+    UNROLLED for (int r = 0; r < BYTES / 4; r++) put(to + r * KEYS, v[r]);
+}
+
+// Numbers of positions that are `step` apart, each of `depth` numbers, as panels of KEYS columns: words along the depth,
+// one panel behind the other, zeros in the place of positions that are not there.
 void columns(const bf16* from, int64_t step, int64_t count, int64_t depth, Word* to) {
     const int64_t deep = depth / 2;
     for (int64_t n = 0; n < up_to(count, KEYS); n += VW) {
         Word* panel = to + n / KEYS * KEYS * deep + n % KEYS;
+        const bf16* rows = from + n * step;
         int64_t w = 0;
-        for (; w < deep; w += VW) {                    // depth is a multiple of 16: 8 words or 16
-            U v[VW];
-            const bool half = deep - w < VW;
-            UNROLLED for (int r = 0; r < VW; r++) {
-                v[r] = U{};
-                if (n + r < count) memcpy(&v[r], from + (n + r) * step + w * 2, half ? sizeof(U) / 2 : sizeof(U));
-            }
-            turn(v);
-            UNROLLED for (int r = 0; r < VW; r++)
-                if (!half || r < VW / 2) put(panel + (w + r) * KEYS, v[r]);
+        for (; w + VW <= deep; w += VW) {
+            if (n + VW <= count) turned<sizeof(U)>(rows + w * 2, step, VW, panel + w * KEYS);
+            else turned<sizeof(U)>(rows + w * 2, step, count - n, panel + w * KEYS);
         }
+        if (w < deep) turned<sizeof(U) / 2>(rows + w * 2, step, count - n, panel + w * KEYS);
     }
 }
 

@@ -72,6 +72,20 @@ ALWAYS void pair(const Call& c, Room& m, const float* sums, const float* delta, 
     }
 }
 
+// What the next head reads at positions i to i + count.
+ALWAYS void ahead(const Call& c, int64_t b, int64_t h, int64_t i, int64_t count) {
+    if (++h == c.heads) { h = 0; b++; }
+    if (b == c.batch) return;
+    for (int64_t n = i; n < i + count; n++) {
+        soon(c.q + b * c.q_b + h * c.q_h + n * c.q_s, c.depth);
+        soon(c.g + b * c.g_b + h * c.g_h + n * c.g_s, c.depth);
+        soon(c.out + b * c.out_b + h * c.out_h + n * c.out_s, c.depth);
+        if (n >= c.keys) continue;
+        soon(c.k + b * c.k_b + h * c.k_h + n * c.k_s, c.depth);
+        soon(c.v + b * c.v_b + h * c.v_h + n * c.v_s, c.depth);
+    }
+}
+
 void block(const Call& c, Room& m, const Head& a, int64_t b, int64_t h, int64_t i, int64_t j) {
     const int64_t count = least(QUERIES, c.queries - i), here = least(KEYS, c.keys - j), deep = c.depth / 2;
     const int64_t vectors = c.depth / VW;
@@ -85,6 +99,7 @@ void block(const Call& c, Room& m, const Head& a, int64_t b, int64_t h, int64_t 
     product({(const char*)g, c.g_s * 2, 4}, count, {a.v_columns + j * deep, KEYS}, KEYS / VW, {m.dp, KEYS}, false, scored);
     for (int64_t r = 0; r < count; r += 2) {
         const int64_t n[2] = {seen(r), seen(r + 1)};
+        if (j == 0) ahead(c, b, h, i + r, least(2, count - r));
         if (mask.kind) {
             for (int k = 0; k < 2; k++)
                 if (n[k]) masked(mask, b, h, i + r + k, j, n[k], m.mask[k]);

@@ -166,6 +166,20 @@ def test_tables_of_two_dtypes_stay_atens() -> None:
         assert not backend.reports[-1].columns
 
 
+@pytest.mark.parametrize("by", [1, 7, ROWS])
+def test_any_number_is_hashed_as_eager_does(by: int) -> None:
+    tables = torch.nn.ModuleList(torch.nn.Embedding(ROWS, 3) for _ in range(4))
+
+    def hashed(ids: Any) -> Any:
+        return torch.cat([table(ids[:, i] % by) for i, table in enumerate(tables)], 1)
+
+    edges = torch.tensor([0, 1, by, 2**51 - 1, 2**51, 2**51 + 1, 2**63 - 1, -(2**63)])
+    near = torch.randint(-(2**51), 2**51, (64,)) // by * by + torch.randint(-1, 2, (64,))
+    ids = torch.cat([near, edges, -edges, torch.randint(-(2**62), 2**62, (49,))])[:, None].repeat(1, 4)
+    with torch.no_grad():
+        assert torch.equal(by_kernel(compiled(hashed), (ids,)), hashed(ids))
+
+
 def test_a_number_outside_its_table_is_atens_error() -> None:
     tables = torch.nn.ModuleList(torch.nn.Embedding(ROWS, 8) for _ in range(6))
 

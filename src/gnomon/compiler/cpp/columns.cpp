@@ -37,7 +37,7 @@ constexpr int MOST_NUMBERS = 512;           // of a tile of rows: their table ro
 // number that is none lies beyond all boundaries, as in torch.bucketize.
 template <bool right, class T>
 void buckets(const float* x, int64_t n, const T* boundaries, int64_t count, int64_t* out) {
-    const auto at = [&](int64_t i) { return ld1(boundaries + i)[0]; };
+    const auto at = [&](int64_t i) { return one(boundaries[i]); };
     for (int64_t start = 0; start < n; start += ROWS) {
         const int lanes = (int)(n - start < ROWS ? n - start : ROWS);
         float v[ROWS];
@@ -158,7 +158,7 @@ bool column(const Call& call, const Column& c, int64_t from, int64_t to) {
             if (c.dtype == FLOAT32) {
                 for (int64_t k = 0; k < many; k++) raw[count + k] = ((const float*)base)[begin + k * step];
             } else if (c.dtype == BFLOAT16) {
-                for (int64_t k = 0; k < many; k++) raw[count + k] = ld1((const bf16*)base + begin + k * step)[0];
+                for (int64_t k = 0; k < many; k++) raw[count + k] = one(((const bf16*)base)[begin + k * step]);
             } else if (c.dtype == INT32) {
                 for (int64_t k = 0; k < many; k++) chosen[count + k] = ((const int32_t*)base)[begin + k * step];
             } else {

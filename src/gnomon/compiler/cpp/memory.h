@@ -5,7 +5,13 @@
 #endif
 typedef MEMORY S;
 
-ALWAYS float one(S x) { return ld1(&x)[0]; }
+ALWAYS float one(float x) { return x; }
+ALWAYS float one(bf16 x) {
+    const uint32_t bits = (uint32_t)x.bits << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
 
 // n numbers that lie beside each other, as floats and back
 ALWAYS void widen(const S* from, float* to, int64_t n) {

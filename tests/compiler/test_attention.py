@@ -1,4 +1,4 @@
-"""Attention of bfloat16 by kernels of our own: forward and gradients against doubles, of any sizes and masks."""
+"""Attention by kernels of our own: forward and gradients against doubles, of any sizes and masks."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from gnomon.compiler.gate import alike  # noqa: E402
 
 FURTHER = 1.5
 """Times ATen's own distance from doubles that a result may be away from them, and a rounding beside it."""
-ROUNDING = 4e-3
+ROUNDING = {torch.bfloat16: 4e-3, torch.float32: 5e-6}
+DTYPES = attention.dtypes()
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler"),
     pytest.mark.usefixtures("fresh"),
 ]
-needs = pytest.mark.skipif(not attention.here(), reason="needs AVX-512 BF16")
+needs = pytest.mark.skipif(torch.bfloat16 not in DTYPES, reason="needs AVX-512 BF16")
 
 
-def drawn(shape: tuple[int, ...], layout: str) -> Any:
+def drawn(shape: tuple[int, ...], layout: str, dtype: Any) -> Any:
     batch, heads, length, depth = shape
     if layout == "plain":
-        return torch.randn(shape).bfloat16()
+        return torch.randn(shape).to(dtype)
     if layout == "heads inside":
-        return torch.randn(batch, length, heads, depth).bfloat16().transpose(1, 2)
-    return torch.randn(batch, length, heads, 3 * depth).bfloat16().transpose(1, 2)[..., depth : 2 * depth]
+        return torch.randn(batch, length, heads, depth).to(dtype).transpose(1, 2)
+    return torch.randn(batch, length, heads, 3 * depth).to(dtype).transpose(1, 2)[..., depth : 2 * depth]
 
 
-def mask_of(kind: str, shape: tuple[int, int, int, int]) -> Any:
+def mask_of(kind: str, shape: tuple[int, int, int, int], dtype: Any) -> Any:
     batch, heads, queries, keys = shape
     if kind == "padding":  # which of a sample's keys are there, at least the first
         there = torch.rand(batch, 1, 1, keys) < 0.7
@@ -46,9 +47,7 @@ def mask_of(kind: str, shape: tuple[int, int, int, int]) -> Any:
     if kind == "rows":  # some of them whole
         gone = torch.rand(queries, 1) < 0.3
         return torch.randn(queries, keys).masked_fill_(gone, -torch.inf)
-    return {"none": None, "each": torch.randn(shape).bfloat16(), "turned": torch.randn(1, heads, keys, queries).mT}[
-        kind
-    ]
+    return {"none": None, "each": torch.randn(shape).to(dtype), "turned": torch.randn(1, heads, keys, queries).mT}[kind]
 
 
 def near(made: Any, aten: Any, exact: Any) -> None:
@@ -57,11 +56,10 @@ def near(made: Any, aten: Any, exact: Any) -> None:
         assert alike(ours, theirs)
         for size in (torch.linalg.vector_norm, lambda x: x.abs().max()):
             apart, limit = (float(size(one.double() - wanted)) for one in (ours, theirs))
-            assert apart <= FURTHER * limit + ROUNDING * float(size(wanted)) + 1e-5
+            assert apart <= FURTHER * limit + ROUNDING[ours.dtype] * float(size(wanted)) + 1e-5
 
 
-@needs
-@settings(max_examples=30)
+@settings(max_examples=40)
 @given(
     sizes=st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 150), st.integers(1, 150)),
     depth=st.sampled_from(attention.DEPTHS),
@@ -69,6 +67,7 @@ def near(made: Any, aten: Any, exact: Any) -> None:
     mask=st.sampled_from(("none", "padding", "rows", "each", "turned")),
     layouts=st.tuples(*[st.sampled_from(("plain", "heads inside", "part"))] * 4),
     scale=st.sampled_from((None, 0.3)),
+    dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 99),
 )
 def test_any_attention_and_its_gradients_are_as_near_to_doubles_as_atens(
@@ -78,15 +77,18 @@ def test_any_attention_and_its_gradients_are_as_near_to_doubles_as_atens(
     mask: str,
     layouts: tuple[str, ...],
     scale: float | None,
+    dtype: Any,
     seed: int,
 ) -> None:
     torch.manual_seed(seed)
     batch, heads, queries, keys = sizes
     lengths = (queries, keys, keys, queries)
-    q, k, v, g = (drawn((batch, heads, n, depth), layout) for n, layout in zip(lengths, layouts, strict=True))
-    added = [] if causal or mask == "none" else [mask_of(mask, sizes)]
+    q, k, v, g = (drawn((batch, heads, n, depth), layout, dtype) for n, layout in zip(lengths, layouts, strict=True))
+    added = [] if causal or mask == "none" else [mask_of(mask, sizes, dtype)]
     given_ = (q, k, v, *added)
-    forward, backward = (kind(causal, scale, True) for kind in (attention.Attention, attention.AttentionBackward))
+    forward, backward = (
+        kind(causal, scale, True, dtype) for kind in (attention.Attention, attention.AttentionBackward)
+    )
     exact, plain, made = forward.aten(*[one.double() for one in given_]), forward.aten(*given_), forward.run(*given_)
     near(made, plain, exact)
     wide = [one.double() for one in (g, q, k, v)]
@@ -94,10 +96,13 @@ def test_any_attention_and_its_gradients_are_as_near_to_doubles_as_atens(
     near(backward.run(g, q, k, v, *made, *added), backward.aten(g, q, k, v, *plain, *added), wanted)
 
 
-@needs
-def test_results_are_the_same_with_any_number_of_threads() -> None:
-    q, k, v, g = (drawn((2, 3, 130, 64), "heads inside") for _ in range(4))
-    forward, backward = attention.Attention(True, None, True), attention.AttentionBackward(True, None, True)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_are_the_same_with_any_number_of_threads(dtype: Any) -> None:
+    q, k, v, g = (drawn((2, 3, 130, 64), "heads inside", dtype) for _ in range(4))
+    forward, backward = (
+        attention.Attention(True, None, True, dtype),
+        attention.AttentionBackward(True, None, True, dtype),
+    )
     results = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
@@ -106,11 +111,14 @@ def test_results_are_the_same_with_any_number_of_threads() -> None:
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
 
-@needs
-def test_what_is_no_number_stays_none() -> None:
-    q, k, v, g = (drawn((1, 2, 40, 16), "plain") for _ in range(4))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_no_number_stays_none(dtype: Any) -> None:
+    q, k, v, g = (drawn((1, 2, 40, 16), "plain", dtype) for _ in range(4))
     q[0, 0, 7, 3] = torch.nan
-    forward, backward = attention.Attention(False, None, True), attention.AttentionBackward(False, None, True)
+    forward, backward = (
+        attention.Attention(False, None, True, dtype),
+        attention.AttentionBackward(False, None, True, dtype),
+    )
     made, wanted = forward.run(q, k, v), forward.aten(q, k, v)
     made, wanted = ([*out, *call(g, q, k, v, *out)] for out, call in ((made, backward.run), (wanted, backward.aten)))
     assert wanted[0].isnan().any()
@@ -131,26 +139,26 @@ class Layer(nn.Module):
         return self.norm(x + self.out(mixed.transpose(1, 2).flatten(2)))
 
 
-def trained(layer: Any, lengths: tuple[int, ...]) -> list[Any]:
+def trained(layer: Any, lengths: tuple[int, ...], dtype: Any) -> list[Any]:
     """Outputs and gradients of some batches, and a layer that learned from them."""
     found = []
     for length in lengths:
         torch.manual_seed(length)
-        x = torch.randn(3, length, 64).bfloat16().requires_grad_()
+        x = torch.randn(3, length, 64).to(dtype).requires_grad_()
         out = layer(x, torch.arange(length) < torch.tensor([length, 5, 9])[:, None])
         (out * torch.randn(out.shape)).sum().backward()
         found += [out.detach(), x.grad]
     return [*found, *[p.grad for p in layer.parameters()]]
 
 
-@needs
-def test_a_layer_learns_as_in_eager_whatever_the_length() -> None:
-    layers = [Layer().bfloat16() for _ in range(2)]
+@pytest.mark.parametrize("dtype", DTYPES[-1:])
+def test_a_layer_learns_as_in_eager_whatever_the_length(dtype: Any) -> None:
+    layers = [Layer().to(dtype) for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
     backend.reports.clear()
     fast = torch.compile(layers[1], backend=backend.gnomon, dynamic=True)
     lengths = (12, 12, 33, 70)
-    for ours, wanted in zip(trained(fast, lengths), trained(layers[0], lengths), strict=True):
+    for ours, wanted in zip(trained(fast, lengths, dtype), trained(layers[0], lengths, dtype), strict=True):
         torch.testing.assert_close(ours, wanted, rtol=5e-2, atol=3e-2 * float(wanted.abs().max()))
     made = [call for graph in backend.reports for call in graph.attention]
     assert [type(call) for call in made] == [attention.Attention, attention.AttentionBackward]
@@ -162,19 +170,20 @@ def attended(q: Any, p: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("here", "dtype", "depth", "p", "taken"),
+    ("known", "dtype", "depth", "p", "taken"),
     [
-        pytest.param(True, torch.bfloat16, 16, 0.0, 1, marks=needs),
-        (True, torch.float32, 16, 0.0, 0),
-        (True, torch.bfloat16, 24, 0.0, 0),
-        (True, torch.bfloat16, 16, 0.5, 0),
-        (False, torch.bfloat16, 16, 0.0, 0),  # another processor
+        (DTYPES, torch.float32, 16, 0.0, 1),
+        pytest.param(DTYPES, torch.bfloat16, 16, 0.0, 1, marks=needs),
+        (DTYPES, torch.float16, 16, 0.0, 0),
+        (DTYPES, torch.float32, 24, 0.0, 0),
+        (DTYPES, torch.float32, 16, 0.5, 0),
+        ((torch.float32,), torch.bfloat16, 16, 0.0, 0),  # another processor
     ],
 )
 def test_what_the_kernels_do_not_know_stays_atens(
-    here: bool, dtype: Any, depth: int, p: float, taken: int, monkeypatch: pytest.MonkeyPatch
+    known: Any, dtype: Any, depth: int, p: float, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "here", lambda: here)
+    monkeypatch.setattr(attention, "dtypes", lambda: known)
     backend.reports.clear()
     q, fast = torch.randn(2, 2, 8, depth).to(dtype), torch.compile(attended, backend=backend.gnomon)
     with torch.no_grad():

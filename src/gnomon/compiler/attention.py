@@ -1,10 +1,11 @@
-"""Attention of bfloat16 on CPUs with AVX-512 BF16 by a kernel of our own, forward and backward.
+"""Attention on CPUs by a kernel of our own, forward and backward.
 
-PyTorch's scaled_dot_product_attention is one ATen operation on a CPU, whose products of bfloat16 are far from what the
-instruction for pairs of them can do. `fuse(graph)` puts an `Attention` and an `AttentionBackward` in place of it and of
-its gradients, whose kernels (cpp/attention.cpp, cpp/attention_backward.cpp) hold a block of scores in cache. They are
-tried like any group. A head is one thread's, so results are the same with any number of threads. Leaves out dropout,
-other dtypes and processors, and heads whose size is no multiple of 16 up to 128: these stay ATen's.
+PyTorch's scaled_dot_product_attention is one ATen operation on a CPU. Its products of bfloat16 are far from what the
+instruction for pairs of them can do, and a causal one multiplies what is above the diagonal too. `fuse(graph)` puts an
+`Attention` and an `AttentionBackward` in place of it and of its gradients, whose kernels (cpp/attention.cpp,
+cpp/attention_backward.cpp) hold a block of scores in cache. They are tried like any group. A head is one thread's, so
+results are the same with any number of threads. Bfloat16 where the processor has AVX-512 BF16, float32 on all. Leaves
+out dropout, other dtypes, and heads whose size is no multiple of 16 up to 128: these stay ATen's.
 Source: the order of the work is that of Dao, FlashAttention-2 (2023).
 """
 
@@ -22,7 +23,7 @@ from torch import Tensor, fx
 from gnomon.compiler.build import libraries
 from gnomon.compiler.machine import this_machine
 from gnomon.compiler.node import Node
-from gnomon.compiler.tried import Tried
+from gnomon.compiler.tried import Tried, text_of
 
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -65,16 +66,15 @@ class _BackwardCall(ctypes.Structure):
     _fields_ = _fields("g q k v out", "dq dk dv")
 
 
-@cache
-def text(name: str) -> str:
+def text(name: str, dtype: torch.dtype) -> str:
     """C++ of a kernel."""
-    return (CPP / f"{name}.cpp").read_text(encoding="utf-8")
+    return text_of(CPP / f"{name}.cpp", dtype)
 
 
 @cache
-def kernel(name: str) -> Callable[[Any], int] | None:
+def kernel(name: str, dtype: torch.dtype) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    [function] = libraries([text(name)])
+    [function] = libraries([text(name, dtype)])
     if function is None:
         return None
     address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
@@ -82,9 +82,10 @@ def kernel(name: str) -> Callable[[Any], int] | None:
     return typed  # type: ignore[no-any-return]
 
 
-def here() -> bool:
-    """Whether this processor has the instruction, and kernels are made for it."""
-    return this_machine().isa.name == "avx512_bf16"
+def dtypes() -> tuple[torch.dtype, ...]:
+    """Those that kernels are made for on this processor."""
+    paired = this_machine().isa.name == "avx512_bf16"
+    return (torch.float32, torch.bfloat16) if paired else (torch.float32,)
 
 
 class Attention(Tried):
@@ -94,9 +95,9 @@ class Attention(Tried):
     several = True
     name = "attention"
 
-    def __init__(self, causal: bool, scale: float | None, fixed: bool) -> None:
+    def __init__(self, causal: bool, scale: float | None, fixed: bool, dtype: torch.dtype = torch.bfloat16) -> None:
         """scale: of scores; None for depth to the power of -1/2. fixed: no size changes."""
-        self.text = text(self.name)
+        self.text = text(self.name, dtype)
         super().__init__(self.name, f"{self.text}// {causal} {scale}", fixed)
         self.causal, self.scale = causal, scale
 
@@ -105,7 +106,7 @@ class Attention(Tried):
         q, k, v, *mask = args
         out, sums = torch.empty_like(q), _turned(q.shape[:3], torch.float32)
         q, k, v = (_dense(one) for one in (q, k, v))
-        function = kernel(self.name)
+        function = kernel(self.name, q.dtype)
         if function is None or not (q.numel() and k.numel()) or out.stride(3) != 1:
             return self.aten(*args)
         call = _Call()
@@ -142,7 +143,7 @@ class AttentionBackward(Attention):
         """By the kernel; by PyTorch where it does not run."""
         g, q, k, v, out = (_dense(one) for one in args[:5])
         sums, *mask = args[5:]
-        function = kernel(self.name)
+        function = kernel(self.name, q.dtype)
         if function is None or not q.numel() or k.shape[2] < 2:  # with one key, what would be 0 is rounding
             return self.aten(*args)
         made = [_turned(one.shape, one.dtype) for one in (q, k, v)]
@@ -169,8 +170,6 @@ def _dense(one: Tensor) -> Tensor:
 def fuse(graph: fx.Graph) -> list[Attention]:
     """Puts our operation in place of each attention that the kernels know; returns them."""
     made: list[Attention] = []
-    if not here():
-        return made
     for node in list(graph.nodes):
         found = _attention(node)
         if found is None:
@@ -201,13 +200,13 @@ def _attention(node: Node) -> tuple[Attention, list[Node]] | None:
     if set(node.kwargs) - {"attn_mask", "scale"} or any(value is None for value in values):
         return None
     q, k, v = values[:3] if count == 3 else values[1:4]
-    if {one.dtype for one in values[: min(count, 5)]} != {torch.bfloat16} or not _fit(q, k, v):
+    if q.dtype not in dtypes() or {one.dtype for one in values[: min(count, 5)]} != {q.dtype} or not _fit(q, k, v):
         return None
     if masks and (values[-1].dtype not in MASKS or values[-1].dim() > 4):
         return None
     fixed = all(isinstance(size, int) for one in values for size in one.shape)
     kind = Attention if count == 3 else AttentionBackward
-    return kind(causal, scale, fixed), [*tensors, *masks]
+    return kind(causal, scale, fixed, q.dtype), [*tensors, *masks]
 
 
 def _positive(scale: Any) -> bool:

@@ -61,7 +61,7 @@ def _tried(made: Compiled) -> dict[str, dict[str, int]]:
         "scan over time": made.scans,
         "product of pairs": made.pairs,
         "gradient of a table": made.tables,
-        "attention in bfloat16": made.attention,
+        "attention": made.attention,
     }
     own = sum(one.own_kept for one in made.products)
     out["matrix product"] = {"as one kernel": own}

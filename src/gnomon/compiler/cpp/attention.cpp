@@ -1,6 +1,6 @@
-// Attention of bfloat16: out = softmax(q k' scale + mask) v, and the logarithm of each row's sum (gnomon/compiler/attention.py).
+// Attention: out = softmax(q k' scale + mask) v, and the logarithm of each row's sum (gnomon/compiler/attention.py).
 // Of each head keys and values are laid out once. Then a block of queries meets a block of keys at a time; scores are
-// floats in cache, with the largest and the sum of each row so far, and probabilities are rounded before they meet v.
+// floats in cache, with the largest and the sum of each row so far, and probabilities are numbers of the tensors' type before they meet v.
 #include "vector.h"
 #include "math.h"
 #include "attention.h"
@@ -8,20 +8,19 @@
 struct Call {                                          // as _Call in attention.py has them
     int64_t batch, heads, queries, keys, depth, causal, parallel;
     double scale;
-    const bf16 *q, *k, *v; int64_t q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s;
+    const S *q, *k, *v; int64_t q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s;
     const char* mask; int64_t mask_kind, mask_b, mask_h, mask_s, mask_t;
     float* sums; int64_t sums_b, sums_h, sums_s;
-    bf16* out; int64_t out_b, out_h, out_s;
+    S* out; int64_t out_b, out_h, out_s;
 };
 
-#ifdef __AVX512BF16__
 namespace {
 
 constexpr int64_t QUERIES = 24, BLOCK = 2 * KEYS;      // of a block
 
 struct Room {
     alignas(64) float scores[QUERIES * BLOCK], mask[BLOCK], out[QUERIES * 128], largest[QUERIES], sum[QUERIES];
-    bf16 p[QUERIES * BLOCK];
+    alignas(64) S p[QUERIES * BLOCK];
     Word *k, *v;                                       // of a whole head
 };
 
@@ -29,7 +28,7 @@ struct Room {
 template <bool MASKS>
 ALWAYS void row(const Call& c, Room& m, int64_t r, int64_t n, int64_t all) {
     float* s = m.scores + r * BLOCK;
-    bf16* p = m.p + r * BLOCK;
+    S* p = m.p + r * BLOCK;
     const float scale = (float)c.scale;
     for (int64_t j = n; j < up_to(n, VW); j++) s[j] = -INF;
     F top = splat(-INF);
@@ -74,16 +73,16 @@ ALWAYS void ahead(const Call& c, int64_t b, int64_t h, int64_t i, int64_t count)
 }
 
 void block(const Call& c, Room& m, int64_t b, int64_t h, int64_t i, int64_t count) {
-    const bf16* q = c.q + b * c.q_b + h * c.q_h + i * c.q_s;
+    const S* q = c.q + b * c.q_b + h * c.q_h + i * c.q_s;
     const Mask mask = {c.mask, c.mask_kind, c.mask_b, c.mask_h, c.mask_s, c.mask_t};
-    const int64_t deep = c.depth / 2, end = c.causal ? least(c.keys, i + count) : c.keys;
+    const int64_t deep = c.depth / EACH, end = c.causal ? least(c.keys, i + count) : c.keys;
     memset(m.out, 0, (size_t)(count * c.depth) * sizeof(float));
     for (int64_t r = 0; r < count; r++) { m.largest[r] = -INF; m.sum[r] = 0; }
     for (int64_t j = 0; j < end; j += BLOCK) {
         const int64_t here = least(BLOCK, c.keys - j);
         auto seen = [&](int64_t r) { return c.causal ? most(0, least(here, i + r + 1 - j)) : here; };  // columns of row r
         for (int64_t p = 0; p < here; p += KEYS)
-            product({(const char*)q, c.q_s * 2, 4}, count, {m.k + (j + p) * deep, KEYS}, KEYS / VW,
+            product({(const char*)q, c.q_s * (int64_t)sizeof(S), 4}, count, {m.k + (j + p) * deep, KEYS}, KEYS / VW,
                     {m.scores + p, BLOCK}, false, [&](int64_t, int64_t after) {
                         return Part{0, deep, (seen(after - 1) - p + VW - 1) / VW};
                     });
@@ -97,26 +96,25 @@ void block(const Call& c, Room& m, int64_t b, int64_t h, int64_t i, int64_t coun
             masked(mask, b, h, i + r, j, n, m.mask);
             row<true>(c, m, r, n, all);
         }
-        product({(const char*)m.p, BLOCK * 2, 4}, count, {m.v + j / 2 * c.depth, c.depth}, c.depth / VW, {m.out, c.depth},
-                true, [&](int64_t, int64_t after) { return Part{0, (seen(after - 1) + 1) / 2, c.depth / VW}; });
+        product({(const char*)m.p, BLOCK * sizeof(S), 4}, count, {m.v + j / EACH * c.depth, c.depth}, c.depth / VW, {m.out, c.depth},
+                true, [&](int64_t, int64_t after) { return Part{0, (seen(after - 1) + EACH - 1) / EACH, c.depth / VW}; });
     }
     for (int64_t r = 0; r < count; r++) {
         const bool none = m.largest[r] == -INF;        // all of the row is masked
         const float over = none ? 0.0f : 1.0f / m.sum[r];
-        bf16* to = c.out + b * c.out_b + h * c.out_h + (i + r) * c.out_s;
+        S* to = c.out + b * c.out_b + h * c.out_h + (i + r) * c.out_s;
         for (int64_t d = 0; d < c.depth; d += VW) st(to + d, ld(m.out + r * c.depth + d) * over);
         c.sums[b * c.sums_b + h * c.sums_h + (i + r) * c.sums_s] = none ? 0.0f : m.largest[r] + vlog(splat(m.sum[r]))[0];
     }
 }
 
 }  // namespace
-#endif
 
 // 1: not on this processor, or there is no memory, and results are not whole
 extern "C" int gnomon_kernel(const Call* given) {
-#ifdef __AVX512BF16__
+    if (!KNOWN) return 1;
     const Call& c = *given;
-    const int64_t whole = up_to(c.keys, KEYS) * c.depth / 2;
+    const int64_t whole = up_to(c.keys, KEYS) * c.depth / EACH;
     int failed = 0;
 #pragma omp parallel if (c.parallel) reduction(| : failed)
     {
@@ -136,7 +134,4 @@ extern "C" int gnomon_kernel(const Call* given) {
         free(memory);
     }
     return failed;
-#else
-    return given == nullptr || true;
-#endif
 }

@@ -1,22 +1,36 @@
-// What attention's forward and backward share (gnomon/compiler/attention.py): products of small bfloat16 matrices, two
-// numbers of a row and of a column at a time in one instruction of AVX-512 BF16, and the layouts that it reads.
-// A word is such two numbers in 32 bits, the first in the lower half. Sums are floats.
+// What attention's forward and backward share (gnomon/compiler/attention.py): products of small matrices, and the layouts
+// that they read. A word is 32 bits of a row or a column: a float, or two numbers of bfloat16, the first in the lower
+// half, which one instruction of AVX-512 BF16 multiplies and adds. Sums are floats.
 #pragma once
-#ifdef __AVX512BF16__
+#include "memory.h"
 #define UNROLLED _Pragma("GCC unroll 16")
 namespace {
 
-constexpr int64_t KEYS = 64;                           // of a panel of columns: four vectors
-constexpr int ROWS = 6, VECTORS = 4;                   // of a tile, which stays in registers
+constexpr bool FLOATS = sizeof(S) == sizeof(float);
+#ifdef __AVX512BF16__
+constexpr bool KNOWN = true;
+#else
+constexpr bool KNOWN = FLOATS;
+#endif
+constexpr int EACH = FLOATS ? 1 : 2;                   // numbers in a word
+constexpr int64_t KEYS = 64;                           // columns of a panel
+constexpr int ROWS = 6, VECTORS = VW == 16 ? 4 : 2;    // of a tile, which stays in registers
 typedef uint32_t Word;
 
-struct Heads { int64_t b, h, s; };                     // numbers from one batch, head, position to the next; last stride 1
 ALWAYS int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 ALWAYS int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 ALWAYS int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 ALWAYS U words(const Word* p) { U v; memcpy(&v, p, sizeof v); return v; }
 ALWAYS void put(Word* p, U v) { memcpy(p, &v, sizeof v); }
-ALWAYS U bits(const bf16* p) { return wide(raw((const uint16_t*)p)); }
+ALWAYS F added(F sum, U x, U y) {
+#ifdef __AVX512BF16__
+    if (!FLOATS) {
+        asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
+        return sum;
+    }
+#endif
+    return sum + (F)x * (F)y;
+}
 ALWAYS U alone(const char* p) { Word w; memcpy(&w, p, sizeof w); return U{} + w; }
 
 // rows of the left side: bytes from one row, one word to the next
@@ -38,8 +52,7 @@ __attribute__((noinline)) void tile(Left a, Right b, int64_t words_, Sums to, bo
         UNROLLED for (int v = 0; v < V; v++) y[v] = words(b.p + v * VW);
         UNROLLED for (int r = 0; r < R; r++) {
             const U x = alone(a.p + r * a.row);
-            UNROLLED for (int v = 0; v < V; v++)
-                asm("vdpbf16ps %2, %1, %0" : "+v"(sum[r][v]) : "v"(x), "v"(y[v]));
+            UNROLLED for (int v = 0; v < V; v++) sum[r][v] = added(sum[r][v], x, y[v]);
         }
         a.p += a.word;
         b.p += b.wide;
@@ -49,8 +62,8 @@ __attribute__((noinline)) void tile(Left a, Right b, int64_t words_, Sums to, bo
 }
 
 typedef void Tile(Left, Right, int64_t, Sums, bool);
-#define OF(r) {tile<r, 1>, tile<r, 2>, tile<r, 3>, tile<r, 4>}
-Tile* const TILES[ROWS][VECTORS] = {OF(1), OF(2), OF(3), OF(4), OF(5), OF(6)};
+#define OF(r) {tile<r, 1>, tile<r, 2>, tile<r, VECTORS - 1>, tile<r, VECTORS>}
+Tile* const TILES[ROWS][4] = {OF(1), OF(2), OF(3), OF(4), OF(5), OF(6)};
 #undef OF
 
 // Rows times columns into sums, or added to them. part(first row, row after the last): what of it is needed.
@@ -68,7 +81,7 @@ ALWAYS void product(Left a, int64_t rows, Right b, int64_t vectors, Sums to, boo
         }
 }
 
-// 16 x 16 words, rows become columns
+// VW x VW words, rows become columns
 ALWAYS void turn(U v[VW]) {
     UNROLLED for (int w = 1; w < VW; w *= 2)
         UNROLLED for (int r = 0; r < VW; r++) {
@@ -81,14 +94,14 @@ ALWAYS void turn(U v[VW]) {
 }
 
 // A row of `depth` numbers will be read soon: rows lie too far apart for the processor to see it coming.
-ALWAYS void soon(const bf16* row, int64_t depth) {
-    for (int64_t d = 0; d < depth; d += 32) __builtin_prefetch(row + d, 0, 2);
+ALWAYS void soon(const S* row, int64_t depth) {
+    for (int64_t d = 0; d < depth; d += 64 / sizeof(S)) __builtin_prefetch(row + d, 0, 2);
 }
 
 // Words of VW positions that begin at `from`, one row of KEYS words for each: of the first `there` positions, zeros for
 // the others. BYTES of each position.
 template <int BYTES>
-ALWAYS void turned(const bf16* from, int64_t step, int64_t there, Word* to) {
+ALWAYS void turned(const S* from, int64_t step, int64_t there, Word* to) {
     U v[VW];
     UNROLLED for (int r = 0; r < VW; r++) {
         v[r] = U{};
@@ -100,26 +113,28 @@ ALWAYS void turned(const bf16* from, int64_t step, int64_t there, Word* to) {
 
 // Numbers of positions that are `step` apart, each of `depth` numbers, as panels of KEYS columns: words along the depth,
 // one panel behind the other, zeros in the place of positions that are not there.
-void columns(const bf16* from, int64_t step, int64_t count, int64_t depth, Word* to) {
-    const int64_t deep = depth / 2;
+void columns(const S* from, int64_t step, int64_t count, int64_t depth, Word* to) {
+    const int64_t deep = depth / EACH;
     for (int64_t n = 0; n < up_to(count, KEYS); n += VW) {
         Word* panel = to + n / KEYS * KEYS * deep + n % KEYS;
-        const bf16* rows = from + n * step;
+        const S* rows = from + n * step;
         int64_t w = 0;
         for (; w + VW <= deep; w += VW) {
-            if (n + VW <= count) turned<sizeof(U)>(rows + w * 2, step, VW, panel + w * KEYS);
-            else turned<sizeof(U)>(rows + w * 2, step, count - n, panel + w * KEYS);
+            if (n + VW <= count) turned<sizeof(U)>(rows + w * EACH, step, VW, panel + w * KEYS);
+            else turned<sizeof(U)>(rows + w * EACH, step, count - n, panel + w * KEYS);
         }
-        if (w < deep) turned<sizeof(U) / 2>(rows + w * 2, step, count - n, panel + w * KEYS);
+        if (w < deep) turned<sizeof(U) / 2>(rows + w * EACH, step, count - n, panel + w * KEYS);
     }
 }
 
-// The same numbers as words of two positions, one row of `depth` words for both; zeros where the last is alone.
-void couples(const bf16* from, int64_t step, int64_t count, int64_t depth, Word* to) {
-    for (int64_t n = 0; n < count; n += 2, to += depth)
+// The same numbers as words of positions that follow each other, one row of `depth` words for them; zeros where the last
+// is alone.
+void couples(const S* from, int64_t step, int64_t count, int64_t depth, Word* to) {
+    for (int64_t n = 0; n < count; n += EACH, to += depth)
         for (int64_t d = 0; d < depth; d += VW) {
-            const U low = bits(from + n * step + d);
-            put(to + d, n + 1 < count ? low | bits(from + (n + 1) * step + d) << 16 : low);
+            U both = (U)ld(from + n * step + d);       // of bfloat16 a float's upper half
+            if (!FLOATS) both = both >> 16 | (n + 1 < count ? (U)ld(from + (n + 1) * step + d) : U{});
+            put(to + d, both);
         }
 }
 
@@ -144,4 +159,3 @@ ALWAYS void masked(const Mask& m, int64_t b, int64_t h, int64_t i, int64_t j, in
 }
 
 }  // namespace
-#endif

@@ -1,6 +1,6 @@
-// Gradients of attention of bfloat16 (gnomon/compiler/attention.py), from its output and the logarithms of its rows' sums:
+// Gradients of attention (gnomon/compiler/attention.py), from its output and the logarithms of its rows' sums:
 // p = exp(q k' scale + mask - sums), dv = p' g, ds = p (g v' - rows of g out), dq = ds k scale, dk = ds' q scale. Scores
-// are made again block by block; p and ds are rounded before they are multiplied, sums over blocks are floats.
+// are made again block by block; p and ds are numbers of the tensors' type before they are multiplied, sums over blocks are floats.
 #include "vector.h"
 #include "math.h"
 #include "attention.h"
@@ -8,32 +8,32 @@
 struct Call {                                          // as _BackwardCall in attention.py has them
     int64_t batch, heads, queries, keys, depth, causal, parallel;
     double scale;
-    const bf16 *g, *q, *k, *v, *out;
+    const S *g, *q, *k, *v, *out;
     int64_t g_b, g_h, g_s, q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s, out_b, out_h, out_s;
     const char* mask; int64_t mask_kind, mask_b, mask_h, mask_s, mask_t;
     const float* sums; int64_t sums_b, sums_h, sums_s;
-    bf16 *dq, *dk, *dv; int64_t dq_b, dq_h, dq_s, dk_b, dk_h, dk_s, dv_b, dv_h, dv_s;
+    S *dq, *dk, *dv; int64_t dq_b, dq_h, dq_s, dk_b, dk_h, dk_s, dv_b, dv_h, dv_s;
 };
 
-#ifdef __AVX512BF16__
 namespace {
 
 constexpr int64_t QUERIES = 64;                        // of a block, beside KEYS
 
 struct Room {
-    alignas(64) float s[QUERIES * KEYS], dp[QUERIES * KEYS], mask[2][KEYS];
-    bf16 ds[QUERIES * KEYS];                           // rows
-    Word p2[QUERIES / 2 * KEYS], ds2[QUERIES / 2 * KEYS];  // two rows in a word
+    alignas(64) float s[QUERIES * KEYS], dp[QUERIES * KEYS], mask[EACH][KEYS];
+    alignas(64) Word p[QUERIES / EACH * KEYS], ds[QUERIES / EACH * KEYS];  // numbers of EACH rows in a word
+    Word ds_rows[FLOATS ? VW : QUERIES * KEYS / EACH];  // of EACH columns; floats are both
 };
 struct Head {                                          // laid out
     Word *k_columns, *v_columns, *k, *q, *g;
     float *dq, *dk, *dv, *sums, *delta;
 };
 ALWAYS int64_t room_of(const Call& c) {                // of a Head
-    const int64_t q = up_to(c.queries, 2), k = up_to(c.keys, KEYS);
-    return (k * 3 + q * 2) * c.depth / 2 + (q + k * 2) * c.depth + q * 2;
+    const int64_t q = up_to(c.queries, EACH), k = up_to(c.keys, KEYS);
+    return (k * 3 + q * 2) * c.depth / EACH + (q + k * 2) * c.depth + q * 2;
 }
 
+#ifdef __AVX512BF16__
 typedef uint16_t Shorts __attribute__((vector_size(64)));
 
 // two vectors of floats, rounded: the first in the lower half
@@ -47,14 +47,33 @@ ALWAYS U coupled(Shorts v) {
                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return (U)__builtin_shuffle(v, at);
 }
+#endif
 
-// Two rows of a block: from scores and g v' to p and ds. n: columns that each of them sees, all: that are read.
+// Keeps p and ds of VW columns of row r and, of bfloat16, the next.
+ALWAYS void keep(Room& m, int64_t r, int64_t j, const F* p, const F* ds) {
+    const int64_t at = r / EACH * KEYS + j;
+#ifdef __AVX512BF16__
+    if constexpr (!FLOATS) {
+        put(m.p + at, coupled(rounded(p[0], p[1])));
+        const Shorts two = rounded(ds[0], ds[1]);
+        put(m.ds + at, coupled(two));
+        S* rows = (S*)m.ds_rows + r * KEYS + j;
+        memcpy(rows, &two, sizeof two / 2);
+        memcpy(rows + KEYS, (const char*)&two + sizeof two / 2, sizeof two / 2);
+        return;
+    }
+#endif
+    put(m.p + at, (U)p[0]);
+    put(m.ds + at, (U)ds[0]);
+}
+
+// EACH rows of a block: from scores and g v' to p and ds. n: columns that each of them sees.
 template <bool MASKS>
-ALWAYS void pair(const Call& c, Room& m, const float* sums, const float* delta, int64_t r, const int64_t* n) {
+ALWAYS void turned_back(const Call& c, Room& m, const float* sums, const float* delta, int64_t r, const int64_t* n) {
     const float scale = (float)c.scale;
     for (int64_t j = 0; j < KEYS; j += VW) {
-        F p[2], ds[2];
-        UNROLLED for (int k = 0; k < 2; k++) {
+        F p[EACH], ds[EACH];
+        UNROLLED for (int k = 0; k < EACH; k++) {
             p[k] = ds[k] = F{};
             if (n[k] <= j) continue;
             F x = ld(m.s + (r + k) * KEYS + j) * scale;
@@ -64,11 +83,7 @@ ALWAYS void pair(const Call& c, Room& m, const float* sums, const float* delta, 
             p[k] = sel(in, e, F{});
             ds[k] = sel(in, d, F{});
         }
-        put(m.p2 + r / 2 * KEYS + j, coupled(rounded(p[0], p[1])));
-        const Shorts two = rounded(ds[0], ds[1]);
-        put(m.ds2 + r / 2 * KEYS + j, coupled(two));
-        memcpy(m.ds + r * KEYS + j, &two, sizeof two / 2);
-        memcpy(m.ds + (r + 1) * KEYS + j, (const char*)&two + sizeof two / 2, sizeof two / 2);
+        keep(m, r, j, p, ds);
     }
 }
 
@@ -87,60 +102,59 @@ ALWAYS void ahead(const Call& c, int64_t b, int64_t h, int64_t i, int64_t count)
 }
 
 void block(const Call& c, Room& m, const Head& a, int64_t b, int64_t h, int64_t i, int64_t j) {
-    const int64_t count = least(QUERIES, c.queries - i), here = least(KEYS, c.keys - j), deep = c.depth / 2;
-    const int64_t vectors = c.depth / VW;
-    const bf16 *q = c.q + b * c.q_b + h * c.q_h + i * c.q_s, *g = c.g + b * c.g_b + h * c.g_h + i * c.g_s;
+    const int64_t count = least(QUERIES, c.queries - i), here = least(KEYS, c.keys - j), deep = c.depth / EACH;
+    const int64_t vectors = c.depth / VW, wide = sizeof(S), down = KEYS * sizeof(Word);
+    const S *q = c.q + b * c.q_b + h * c.q_h + i * c.q_s, *g = c.g + b * c.g_b + h * c.g_h + i * c.g_s;
     const Mask mask = {c.mask, c.mask_kind, c.mask_b, c.mask_h, c.mask_s, c.mask_t};
     auto seen = [&](int64_t r) {
         return r >= count ? 0 : c.causal ? most(0, least(here, i + r + 1 - j)) : here;
     };
     auto scored = [&](int64_t, int64_t after) { return Part{0, deep, (seen(after - 1) + VW - 1) / VW}; };
-    product({(const char*)q, c.q_s * 2, 4}, count, {a.k_columns + j * deep, KEYS}, KEYS / VW, {m.s, KEYS}, false, scored);
-    product({(const char*)g, c.g_s * 2, 4}, count, {a.v_columns + j * deep, KEYS}, KEYS / VW, {m.dp, KEYS}, false, scored);
-    for (int64_t r = 0; r < count; r += 2) {
+    product({(const char*)q, c.q_s * wide, 4}, count, {a.k_columns + j * deep, KEYS}, KEYS / VW, {m.s, KEYS}, false, scored);
+    product({(const char*)g, c.g_s * wide, 4}, count, {a.v_columns + j * deep, KEYS}, KEYS / VW, {m.dp, KEYS}, false, scored);
+    for (int64_t r = 0; r < count; r += EACH) {
         const int64_t n[2] = {seen(r), seen(r + 1)};
-        if (j == 0) ahead(c, b, h, i + r, least(2, count - r));
+        if (j == 0) ahead(c, b, h, i + r, least(EACH, count - r));
         if (mask.kind) {
-            for (int k = 0; k < 2; k++)
+            for (int k = 0; k < EACH; k++)
                 if (n[k]) masked(mask, b, h, i + r + k, j, n[k], m.mask[k]);
-            pair<true>(c, m, a.sums + i + r, a.delta + i + r, r, n);
+            turned_back<true>(c, m, a.sums + i + r, a.delta + i + r, r, n);
         } else {
-            pair<false>(c, m, a.sums + i + r, a.delta + i + r, r, n);
+            turned_back<false>(c, m, a.sums + i + r, a.delta + i + r, r, n);
         }
     }
-    auto keys = [&](int64_t, int64_t after) { return Part{0, (seen(after - 1) + 1) / 2, vectors}; };
+    auto keys = [&](int64_t, int64_t after) { return Part{0, (seen(after - 1) + EACH - 1) / EACH, vectors}; };
     auto queries = [&](int64_t before, int64_t) {      // rows from the first that sees the key on
-        return Part{c.causal ? most(0, j + before - i) / 2 : 0, (count + 1) / 2, vectors};
+        return Part{c.causal ? most(0, j + before - i) / EACH : 0, (count + EACH - 1) / EACH, vectors};
     };
-    product({(const char*)m.ds, KEYS * 2, 4}, count, {a.k + j / 2 * c.depth, c.depth}, vectors,
+    product({(const char*)(FLOATS ? m.ds : m.ds_rows), KEYS * wide, 4}, count, {a.k + j / EACH * c.depth, c.depth}, vectors,
             {a.dq + i * c.depth, c.depth}, true, keys);
-    const int64_t down = KEYS * sizeof(Word);
-    product({(const char*)m.p2, 4, down}, here, {a.g + i / 2 * c.depth, c.depth}, vectors,
+    product({(const char*)m.p, 4, down}, here, {a.g + i / EACH * c.depth, c.depth}, vectors,
             {a.dv + j * c.depth, c.depth}, true, queries);
-    product({(const char*)m.ds2, 4, down}, here, {a.q + i / 2 * c.depth, c.depth}, vectors,
+    product({(const char*)m.ds, 4, down}, here, {a.q + i / EACH * c.depth, c.depth}, vectors,
             {a.dk + j * c.depth, c.depth}, true, queries);
 }
 
-ALWAYS void written(const float* from, int64_t count, int64_t depth, float scale, bf16* to, int64_t step) {
+ALWAYS void written(const float* from, int64_t count, int64_t depth, float scale, S* to, int64_t step) {
     for (int64_t n = 0; n < count; n++)
         for (int64_t d = 0; d < depth; d += VW) st(to + n * step + d, ld(from + n * depth + d) * scale);
 }
 
 void head(const Call& c, Room& m, float* room, int64_t b, int64_t h) {
-    const int64_t queries = up_to(c.queries, 2), keys = up_to(c.keys, KEYS), depth = c.depth;
+    const int64_t queries = up_to(c.queries, EACH), keys = up_to(c.keys, KEYS), depth = c.depth;
     Head a;
     a.k_columns = (Word*)room;
-    a.v_columns = a.k_columns + keys * depth / 2;
-    a.k = a.v_columns + keys * depth / 2;
-    a.q = a.k + keys * depth / 2;
-    a.g = a.q + queries * depth / 2;
-    a.dq = (float*)(a.g + queries * depth / 2);
+    a.v_columns = a.k_columns + keys * depth / EACH;
+    a.k = a.v_columns + keys * depth / EACH;
+    a.q = a.k + keys * depth / EACH;
+    a.g = a.q + queries * depth / EACH;
+    a.dq = (float*)(a.g + queries * depth / EACH);
     a.dk = a.dq + queries * depth;
     a.dv = a.dk + keys * depth;
     a.sums = a.dv + keys * depth;
     a.delta = a.sums + queries;
-    const bf16 *q = c.q + b * c.q_b + h * c.q_h, *g = c.g + b * c.g_b + h * c.g_h, *o = c.out + b * c.out_b + h * c.out_h;
-    const bf16 *k = c.k + b * c.k_b + h * c.k_h, *v = c.v + b * c.v_b + h * c.v_h;
+    const S *q = c.q + b * c.q_b + h * c.q_h, *g = c.g + b * c.g_b + h * c.g_h, *o = c.out + b * c.out_b + h * c.out_h;
+    const S *k = c.k + b * c.k_b + h * c.k_h, *v = c.v + b * c.v_b + h * c.v_h;
     columns(k, c.k_s, c.keys, depth, a.k_columns);
     columns(v, c.v_s, c.keys, depth, a.v_columns);
     couples(k, c.k_s, c.keys, depth, a.k);
@@ -163,11 +177,10 @@ void head(const Call& c, Room& m, float* room, int64_t b, int64_t h) {
 }
 
 }  // namespace
-#endif
 
 // 1: not on this processor, or there is no memory, and results are not whole
 extern "C" int gnomon_kernel(const Call* given) {
-#ifdef __AVX512BF16__
+    if (!KNOWN) return 1;
     const Call& c = *given;
     int failed = 0;
 #pragma omp parallel if (c.parallel) reduction(| : failed)
@@ -180,7 +193,4 @@ extern "C" int gnomon_kernel(const Call* given) {
         free(memory);
     }
     return failed;
-#else
-    return given == nullptr || true;
-#endif
 }

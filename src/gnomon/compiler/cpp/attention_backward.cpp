@@ -185,7 +185,7 @@ extern "C" int gnomon_kernel(const Call* given) {
     int failed = 0;
 #pragma omp parallel if (c.parallel) reduction(| : failed)
     {
-        char* memory = (char*)aligned_alloc(64, sizeof(Room) + (size_t)up_to(room_of(c), VW) * sizeof(float));
+        char* memory = (char*)aligned_alloc(64, sizeof(Room) + (size_t)up_to(room_of(c), 16) * sizeof(float));
         failed |= !memory;
 #pragma omp for schedule(static)
         for (int64_t n = 0; n < c.batch * c.heads; n++)

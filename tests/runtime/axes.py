@@ -168,9 +168,11 @@ BROKEN = "gathered, in the wrong order"
 
 
 def compare_all(world_size: int) -> dict[str, Compared]:
-    """Of every case of so many processes, in one of them."""
-    actual = {name: parity.compare(job) for name, job in CASES.items() if job.plan.world_size == world_size}
-    if world_size == 2:
-        with patch.object(context, "in_order", lambda x, axis: x):
-            actual[BROKEN] = parity.compare(CASES["gathered"])
+    """Of every case of so many processes, in one of them. Two steps: parameters at the end show the second update,
+    whose states are of both."""
+    with patch.object(parity, "STEPS", 2):
+        actual = {name: parity.compare(job) for name, job in CASES.items() if job.plan.world_size == world_size}
+        if world_size == 2:
+            with patch.object(context, "in_order", lambda x, axis: x):
+                actual[BROKEN] = parity.compare(CASES["gathered"])
     return actual

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -177,9 +178,15 @@ class Shapes:
         activations."""
         self.sizes, self.dtype = dict(sizes), dtype
         self.axes = {axis: getattr(mesh, axis) for axis in ("cp", "tp", "ep", "etp")}
+        self._given = graph, layout, mesh
+
+    @cached_property
+    def homes(self) -> dict[str, Mapping[str, Sharding]]:
+        """Of each block's tensors, by name."""
+        graph, layout, mesh = self._given
         known = {dim.name: 2 * mesh.cp * mesh.tp for block in graph.blocks for dim in block.dims if dim.size is None}
         sharded = shard_graph(graph, layout, mesh, known | {"batch": 1}, Dtypes(param="fp32", compute="fp32"))
-        self.homes: dict[str, Mapping[str, Sharding]] = {name: block.homes for name, block in sharded.items()}
+        return {name: block.homes for name, block in sharded.items()}
 
     def of(self, crossing: Crossing) -> Shape:
         """PlanError for a length that is no dim of the inputs, which only the sender knows."""

@@ -9,14 +9,13 @@ allocators round.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from gnomon.methods.mimose import Held
 
@@ -41,12 +40,12 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        for x in tree_leaves((args, kwargs)):
-            if isinstance(x, Tensor) and x.device.type == self.device.type:
+        for x in _tensors((args, kwargs)):
+            if x.device.type == self.device.type:
                 self._see(x, made=False)
         result = func(*args, **(kwargs or {}))
-        for x in tree_leaves(result):
-            if isinstance(x, Tensor) and x.device.type == self.device.type:
+        for x in _tensors(result):
+            if x.device.type == self.device.type:
                 self._see(x, made=True)
         self.most = max(self.most, self.now)
         return result
@@ -69,6 +68,17 @@ class LiveBytes(TorchDispatchMode):
     def _gone(self, key: int, nbytes: int) -> None:
         self._known.discard(key)
         self.now -= nbytes
+
+
+def _tensors(x: object) -> Iterator[Tensor]:
+    """Of what an op takes or returns: tensors, sequences of them, and plain values."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (tuple, list)):
+        for part in x:
+            yield from _tensors(part)
+    elif isinstance(x, Mapping):
+        yield from _tensors(tuple(x.values()))
 
 
 class LayerBytes:

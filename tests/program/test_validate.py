@@ -25,6 +25,7 @@ from gnomon.program import (
     order,
     parse_program,
     problems,
+    structure_of,
     validate,
 )
 from gnomon.program.problems import PROBLEMS
@@ -265,6 +266,7 @@ def compare(program: Program) -> set[str]:
             problems(program)
         return {"names what is not there"}
     result = problems(program)
+    assert (structure_of(program) is None) == bool(result)
     if any(what == "deadlock" for what, _, _ in wanted.findings):
         assert [problem.what for problem in result] == ["deadlock"]
         check_cycle(program, wanted)

@@ -26,7 +26,8 @@ from gnomon.search.mixed.space import MixedPoint, Shape, divisions, layers_of_st
 from gnomon.search.space.points import parse_limit
 from gnomon.software import stack
 
-SEEDS = range(52)
+SEEDS = [seed for seed in range(52) if seed not in (8, 11, 16, 18, 33)]
+"""Those left out are large, and take no line of the search after another that the rest do not."""
 MIXED = "1x2xh100-sxm+1x2xa100-sxm-80gb"
 WORKLOAD = Workload(global_batch_size=16, seq_len=512)
 

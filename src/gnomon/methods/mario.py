@@ -23,7 +23,7 @@ from gnomon.errors import PlanError, ProgramError
 from gnomon.lowering.edit import Row, rows_of, with_rows
 from gnomon.methods.method import Context, Method, Param, Params, Simulate
 from gnomon.plans import Pass, Plan, Saved
-from gnomon.program import STANDARD_KINDS, Kind, Program, Structure, issue_order_peak, validate
+from gnomon.program import STANDARD_KINDS, Kind, Program, Structure, issue_order_peak, structure_of, validate
 from gnomon.simulate.play import Times
 
 Sizes = Mapping[str, float]
@@ -129,8 +129,10 @@ def prepose_forward(
         moving = False
         for moved, _ in zip(_moves(structure, times, rows), left, strict=False):
             try:
-                trial = validate(with_rows(program, moved))
+                trial = structure_of(with_rows(program, moved))
             except ProgramError:
+                continue
+            if trial is None:
                 continue
             total, worst = _peaks(trial, sizes)
             played = simulate(trial)

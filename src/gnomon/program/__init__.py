@@ -37,7 +37,7 @@ from gnomon.program.program import (
     unit_shapes,
 )
 from gnomon.program.text import parse_program, print_program
-from gnomon.program.validate import Structure, problems, validate
+from gnomon.program.validate import Structure, problems, structure_of, validate
 
 __all__ = [
     "EFFECT_OPS",
@@ -83,6 +83,7 @@ __all__ = [
     "print_program",
     "problems",
     "row_effects",
+    "structure_of",
     "unit_shapes",
     "validate",
     "with_buffers",

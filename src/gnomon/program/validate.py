@@ -36,6 +36,15 @@ def validate(program: Program) -> Structure:
     raise ProgramError(f"this Program cannot run:\n{shown}{more}", examined)
 
 
+def structure_of(program: Program) -> Structure | None:
+    """The Program's Structure, or None if it cannot run: sooner than `validate`, which says why."""
+    deps = dependencies(program)
+    if deps.problems or collective_orders(program):
+        return None
+    play = order(program, deps, why=False)
+    return Structure(program=program, deps=deps, order=play) if isinstance(play, Order) else None
+
+
 def problems(program: Program) -> tuple[Problem, ...]:
     """Everything that keeps the Program from running, first cause first; empty when it can run."""
     examined = _examine(program)
@@ -50,6 +59,7 @@ def _examine(program: Program) -> Structure | tuple[Problem, ...]:
     play = order(program, deps)
     if isinstance(play, Deadlock):
         return (_explain(program, play),)
+    assert play is not None
     return Structure(program=program, deps=deps, order=play)
 
 

@@ -5,7 +5,7 @@
 BERT-base in float32, batch 1, on one thread, goes through `torch.compile(dynamic=True, backend="gnomon")` and is fed
 with `--count` random lengths of 2 to 512 tokens. Each result is compared with eager's, and what was compiled is
 counted. Of `--static` of the lengths, evenly spread, the model is also
-compiled for that length alone (`dynamic=False`), and both take turns; CPU time, medians. Exits with 1 where a result
+compiled for that length alone (`dynamic=False`), and both take turns, in another order each time; CPU time, medians. Exits with 1 where a result
 is unlike eager or a second graph was compiled.
 """
 
@@ -32,7 +32,7 @@ RESULT = Path(__file__).parents[1] / "results" / "compiler_lengths.md"
 LONGEST = 512
 NEAR = 2e-4
 """Of the largest number of a result: sums are in another order than eager's."""
-WARM, ROUNDS = 3, 7
+WARM, ROUNDS, SPEND_S = 3, 7, 3.0
 GOAL = 1.05
 
 
@@ -42,10 +42,12 @@ def by_turns(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
     for call in calls.values():
         for _ in range(WARM):
             call()
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
+    order, shuffled, started = list(calls), random.Random(0), time.monotonic()
+    while len(times["eager"]) < ROUNDS or time.monotonic() - started < SPEND_S:
+        shuffled.shuffle(order)
+        for name in order:
             began = time.process_time()
-            call()
+            calls[name]()
             times[name].append((time.process_time() - began) * 1e3)
     return {name: median(each) for name, each in times.items()}
 

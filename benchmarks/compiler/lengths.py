@@ -4,9 +4,9 @@
 
 BERT-base in float32, batch 1, on one thread, goes through `torch.compile(dynamic=True, backend="gnomon")` and is fed
 with `--count` random lengths of 2 to 512 tokens. Each result is compared with eager's, and what was compiled is
-counted. Of `--static` of the lengths, evenly spread, the model is also
-compiled for that length alone (`dynamic=False`), and both take turns, in another order each time; CPU time, medians. Exits with 1 where a result
-is unlike eager or a second graph was compiled.
+counted. Of `--static` of the lengths, evenly spread, the model is also compiled for that length alone
+(`dynamic=False`), and both take turns, in another order each time; CPU time, medians. Exits with 1 where a result is
+unlike eager or a second graph was compiled.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gnomon.compiler.build import libraries
+from gnomon.compiler.build import kernel_of
 from gnomon.compiler.machine import this_machine
 from gnomon.compiler.node import Node
 from gnomon.compiler.tried import Tried, text_of
@@ -74,12 +74,7 @@ def text(name: str, dtype: torch.dtype) -> str:
 @cache
 def kernel(name: str, dtype: torch.dtype) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    [function] = libraries([text(name, dtype)])
-    if function is None:
-        return None
-    address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
-    typed: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address)
-    return typed  # type: ignore[no-any-return]
+    return kernel_of(text(name, dtype), ctypes.c_void_p)
 
 
 def dtypes() -> tuple[torch.dtype, ...]:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -137,6 +138,21 @@ def libraries(sources: Sequence[str]) -> list[Function | None]:
             for key, function in zip(missing, made, strict=True):
                 _loaded.setdefault(key, function)
     return [_loaded[key] for key in keys]
+
+
+def kernel_of(source: str, *arguments: Any) -> Callable[..., int] | None:
+    """The function of a source as Python calls it, compiled where it is not known; None where it does not compile.
+
+    arguments: ctypes of what it takes.
+    """
+    [function] = libraries([source])
+    return None if function is None else typed(function, *arguments)
+
+
+def typed(function: Function, *arguments: Any) -> Callable[..., int]:
+    """A library's function with its arguments' ctypes said, so that plain integers are pointers."""
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+    return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(address)
 
 
 def library_of(source: str) -> Path | None:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnomon.compiler.build import libraries
+from gnomon.compiler.build import kernel_of
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.node import Node
 from gnomon.compiler.sizes import equal, size_of
@@ -323,13 +323,9 @@ FORMULA = Path(__file__).with_name("cpp") / "columns.cpp"
 @cache
 def _kernel(dtype: torch.dtype) -> Any:
     """The compiled kernel, None where it does not compile."""
-    [function] = libraries([text_of(FORMULA, dtype)])
-    if function is None:
-        return None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     kinds = (pointer, number, pointer, pointer, pointer, pointer, number, number, number)
-    plain: Any = function
-    return ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(ctypes.cast(plain, pointer).value or 0)
+    return kernel_of(text_of(FORMULA, dtype), *kinds)
 
 
 class Columns:

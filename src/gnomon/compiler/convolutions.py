@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx
 
 from gnomon.compiler import gate, linear
-from gnomon.compiler.build import libraries
+from gnomon.compiler.build import kernel_of
 from gnomon.compiler.node import Node
 from gnomon.compiler.products import dtypes
 from gnomon.compiler.tried import Tried
@@ -40,13 +40,8 @@ DIGEST = Path(__file__).with_name("cpp") / "digest.cpp"
 
 @cache
 def _digest() -> Callable[..., int] | None:
-    [function] = libraries([DIGEST.read_text(encoding="utf-8")])
-    if function is None:
-        return None
     number, pointer = ctypes.c_int64, ctypes.c_void_p
-    address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
-    typed: Any = ctypes.CFUNCTYPE(ctypes.c_int, pointer, number, pointer, number)(address)
-    return typed  # type: ignore[no-any-return]
+    return kernel_of(DIGEST.read_text(encoding="utf-8"), pointer, number, pointer, number)
 
 
 def digest_of(tensors: Sequence[Tensor]) -> int:

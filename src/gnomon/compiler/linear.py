@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.compiler.build import libraries
+from gnomon.compiler.build import kernel_of
 
 FORMULA = Path(__file__).with_name("cpp") / "linear.cpp"
 PARALLEL = 1 << 20
@@ -46,12 +46,7 @@ def source() -> str:
 @cache
 def kernel() -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    [function] = libraries([source()])
-    if function is None:
-        return None
-    address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
-    typed: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Call))(address)
-    return typed  # type: ignore[no-any-return]
+    return kernel_of(source(), ctypes.POINTER(_Call))
 
 
 def linear(*args: Tensor, after: str = "none") -> Tensor | None:

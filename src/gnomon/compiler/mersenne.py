@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gnomon.compiler.build import libraries
+from gnomon.compiler.build import kernel_of
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.node import Node
 from gnomon.compiler.tried import Tried
@@ -64,12 +64,7 @@ def source() -> str:
 @cache
 def kernel() -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    [function] = libraries([source()])
-    if function is None:
-        return None
-    address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
-    typed: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Call))(address)
-    return typed  # type: ignore[no-any-return]
+    return kernel_of(source(), ctypes.POINTER(_Call))
 
 
 def drawn(out: Tensor, kind: int, below: int, generator: torch.Generator) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from gnomon.compiler.body import Body, UnfitError
+from gnomon.compiler.build import typed
 from gnomon.compiler.check import check_body, check_nest
 from gnomon.compiler.groups import Group, device_of, fake, groups, leaves, rebuilt, root, worth
 from gnomon.compiler.machine import this_machine
@@ -330,7 +331,9 @@ class Writer:
                 pointer += f" + {self.size(inp.offset * inp.dtype.itemsize)}"
             pointers.append(pointer)
         pointers += [f"{self.name(node)}.data_ptr()" for node in planned.outputs]
-        function = self.constant(_typed(planned.function, 1 + len(pointers)))
+        kinds = [ctypes.c_void_p] * (1 + len(pointers))
+        called = None if planned.function is None else typed(planned.function, *kinds)
+        function = self.constant(called)
         call = f"{function}({', '.join([array, *pointers])})"
         if not _may_fail(planned):
             return [*out, call]
@@ -404,14 +407,6 @@ exec("import math, torch", _SIZE_FUNCTIONS)
 def _may_fail(planned: Planned) -> bool:
     body = planned.kernel.nest.body
     return any(ins.op in ("take", "check") for ins in body.code)
-
-
-def _typed(function: Any, count: int) -> Any:
-    """The library's function with its arguments' types said, so that plain integers are pointers."""
-    if function is None:
-        return None
-    typed = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *([ctypes.c_void_p] * (count - 1)))
-    return typed(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
 def _fast(target: Any) -> Any:

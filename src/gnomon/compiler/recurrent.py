@@ -24,10 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from gnomon.compiler.build import has_compiler, libraries
+from gnomon.compiler.build import has_compiler, kernel_of
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.machine import this_machine
 from gnomon.compiler.node import Node
+from gnomon.compiler.tried import MEMORY, text_of
 
 GATES = {"lstm": 4, "gru": 3}
 PARALLEL = 1 << 16
@@ -41,7 +42,6 @@ MOST_PACKED = 16
 
 library = torch.library.Library("gnomon", "FRAGMENT")
 OPTIONS = "Tensor[] weights, bool biases, int layers, bool bidirectional, bool batch_first"
-DTYPES = {torch.float32: "float", torch.bfloat16: "bf16"}
 """What the kernels read and write, by its name in C++."""
 library.define(f"lstm(Tensor x, Tensor h, Tensor c, {OPTIONS}) -> (Tensor, Tensor, Tensor)")
 library.define(f"gru(Tensor x, Tensor h, {OPTIONS}) -> (Tensor, Tensor)")
@@ -134,7 +134,7 @@ def operation_of(name: str, learns: bool) -> Any:
 
 def plain(value: Any) -> bool:
     dense = isinstance(value, Tensor) and value.device.type == "cpu" and value.layout == torch.strided
-    return dense and value.dtype in DTYPES
+    return dense and value.dtype in MEMORY
 
 
 # ---- in a graph of ATen's
@@ -201,20 +201,13 @@ CHECK_AND_RUN, PACK, PACK_AND_RUN = range(3)
 @cache
 def source(dtype: torch.dtype, file: str = "recurrent.cpp") -> str:
     """Of a kernel for this type."""
-    text = (Path(__file__).with_name("cpp") / file).read_text(encoding="utf-8")
-    return f"#define MEMORY {DTYPES[dtype]}\n{text}"
+    return text_of(Path(__file__).with_name("cpp") / file, dtype)
 
 
 @cache
 def kernel(dtype: torch.dtype) -> Callable[[Any, int], int] | None:
     """The compiled kernel, None where it does not compile."""
-    [function] = libraries([source(dtype)])
-    if function is None:
-        return None
-    plain: Any = function
-    address = ctypes.cast(plain, ctypes.c_void_p).value or 0
-    typed: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Call), ctypes.c_int64)(address)
-    return typed  # type: ignore[no-any-return]
+    return kernel_of(source(dtype), ctypes.POINTER(_Call), ctypes.c_int64)
 
 
 class Recurrent:
@@ -340,7 +333,7 @@ def fits(args: Sequence[Tensor], layers: Layers) -> bool:
     """Whether the kernel can read these: at least one step and row, weights as modules have them."""
     weights = args[1 + layers.states :]
     return (
-        args[0].dtype in DTYPES
+        args[0].dtype in MEMORY
         and all(a.dtype == args[0].dtype for a in args)
         and args[0].numel() > 0
         and all(w.is_contiguous() for w in weights)

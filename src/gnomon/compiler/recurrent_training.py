@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.compiler.build import libraries
+from gnomon.compiler.build import kernel_of
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.machine import this_machine
 from gnomon.compiler.recurrent import (
@@ -62,13 +62,7 @@ class _Backward(ctypes.Structure):
 @cache
 def backward_kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    [function] = libraries([source(dtype, FORMULA)])
-    if function is None:
-        return None
-    plain: Any = function
-    address = ctypes.cast(plain, ctypes.c_void_p).value or 0
-    typed: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Backward))(address)
-    return typed  # type: ignore[no-any-return]
+    return kernel_of(source(dtype, FORMULA), ctypes.POINTER(_Backward))
 
 
 # ---- what a forward leaves to its backward

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gnomon.compiler.build import libraries
+from gnomon.compiler.build import kernel_of
 from gnomon.compiler.recurrent import library
 from gnomon.compiler.tried import Tried
 
@@ -129,12 +129,7 @@ class _Call(ctypes.Structure):
 @cache
 def kernel(form: Form, backward: bool) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    [function] = libraries([source_of(form, backward)])
-    if function is None:
-        return None
-    address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
-    typed: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Call))(address)
-    return typed  # type: ignore[no-any-return]
+    return kernel_of(source_of(form, backward), ctypes.POINTER(_Call))
 
 
 def _lifted(x: Tensor, rank: int) -> Tensor:

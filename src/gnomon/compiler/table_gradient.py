@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gnomon.compiler.build import libraries
+from gnomon.compiler.build import kernel_of
 from gnomon.compiler.node import Node
 from gnomon.compiler.tried import MEMORY, Tried, text_of
 
@@ -39,12 +39,7 @@ class _Call(ctypes.Structure):
 @cache
 def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    [function] = libraries([text_of(FORMULA, dtype)])
-    if function is None:
-        return None
-    address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
-    typed: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Call))(address)
-    return typed  # type: ignore[no-any-return]
+    return kernel_of(text_of(FORMULA, dtype), ctypes.POINTER(_Call))
 
 
 class TableGradient(Tried):

@@ -3,7 +3,6 @@
 // half, which one instruction of AVX-512 BF16 multiplies and adds. Sums are floats.
 #pragma once
 #include "memory.h"
-#define UNROLLED _Pragma("GCC unroll 16")
 namespace {
 
 constexpr bool FLOATS = sizeof(S) == sizeof(float);
@@ -81,18 +80,6 @@ ALWAYS void product(Left a, int64_t rows, Right b, int64_t vectors, Sums to, boo
         }
 }
 
-// VW x VW words, rows become columns
-ALWAYS void turn(U v[VW]) {
-    UNROLLED for (int w = 1; w < VW; w *= 2)
-        UNROLLED for (int r = 0; r < VW; r++) {
-            if (r & w) continue;
-            const B even = (lanes() & w) == 0;
-            const U a = v[r], b = v[r + w];
-            v[r] = __builtin_shuffle(a, b, even ? lanes() : lanes() - w + VW);
-            v[r + w] = __builtin_shuffle(a, b, even ? lanes() + w : lanes() + VW);
-        }
-}
-
 // A row of `depth` numbers will be read soon: rows lie too far apart for the processor to see it coming.
 ALWAYS void soon(const S* row, int64_t depth) {
     for (int64_t d = 0; d < depth; d += 64 / sizeof(S)) __builtin_prefetch(row + d, 0, 2);
@@ -107,7 +94,7 @@ ALWAYS void turned(const S* from, int64_t step, int64_t there, Word* to) {
         v[r] = U{};
         if (r < there) memcpy(&v[r], from + r * step, BYTES);
     }
-    turn(v);
+    transpose(v);
     UNROLLED for (int r = 0; r < BYTES / 4; r++) put(to + r * KEYS, v[r]);
 }
 

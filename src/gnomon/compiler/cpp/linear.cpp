@@ -6,7 +6,6 @@
 
 namespace {
 
-#define UNROLLED _Pragma("GCC unroll 16")
 constexpr int ROWS = VW == 16 ? 14 : VW == 8 ? 6 : 4;  // of a tile, beside two vectors of outputs
 constexpr int64_t WIDE = 2 * VW, TURNED = 1 << 19;     // TURNED: bytes of weights that are turned at once, for L2
 constexpr int64_t LINE = 16;                           // floats of a line of memory
@@ -109,14 +108,7 @@ void turn(const Call& c, int64_t n, float* to) {
         for (; c.w_k == 1 && k + VW <= c.k; k += VW) {
             F v[VW];
             UNROLLED for (int r = 0; r < VW; r++) v[r] = n + r < c.n ? ld(c.w + (n + r) * c.w_n + k) : F{};
-            UNROLLED for (int w = 1; w < VW; w *= 2)
-                UNROLLED for (int r = 0; r < VW; r++) {
-                    if (r & w) continue;
-                    const B even = (lanes() & w) == 0;
-                    const F a = v[r], b = v[r + w];
-                    v[r] = __builtin_shuffle(a, b, even ? lanes() : lanes() - w + VW);
-                    v[r + w] = __builtin_shuffle(a, b, even ? lanes() + w : lanes() + VW);
-                }
+            transpose(v);
             UNROLLED for (int r = 0; r < VW; r++) st(to + (k + r) * WIDE, v[r]);
         }
         for (; k < c.k; k++)

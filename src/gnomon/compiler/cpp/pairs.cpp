@@ -7,7 +7,6 @@
 
 namespace {
 
-#define UNROLLED _Pragma("GCC unroll 16")
 constexpr int ROWS = VW == 16 ? 8 : 4;                 // of a tile, beside two vectors of columns
 
 struct Call {                                          // as _Call in pairs.py has them
@@ -86,14 +85,7 @@ ALWAYS F loaded(const S* p) { return PAIRED ? ld((const float*)p) : ld(p); }
 ALWAYS void turned(const Call& c, const S* from, int64_t column, float* to, int64_t wide) {
     F v[VW];
     UNROLLED for (int r = 0; r < VW; r++) v[r] = column + r < c.columns ? loaded(from + (column + r) * c.y_c) : F{};
-    UNROLLED for (int w = 1; w < VW; w *= 2)
-        UNROLLED for (int r = 0; r < VW; r++) {
-            if (r & w) continue;
-            const B even = (lanes() & w) == 0;
-            const F a = v[r], b = v[r + w];
-            v[r] = __builtin_shuffle(a, b, even ? lanes() : lanes() - w + VW);
-            v[r + w] = __builtin_shuffle(a, b, even ? lanes() + w : lanes() + VW);
-        }
+    transpose(v);
     UNROLLED for (int r = 0; r < VW; r++) st(to + r * wide + column, v[r]);
 }
 

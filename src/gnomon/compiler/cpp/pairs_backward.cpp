@@ -6,7 +6,6 @@
 
 namespace {
 
-#define UNROLLED _Pragma("GCC unroll 16")
 constexpr int ROWS = VW == 16 ? 8 : 4;                 // of a tile, beside two vectors of the depth
 
 struct Call {                                          // as _Call in pairs_backward.py has them

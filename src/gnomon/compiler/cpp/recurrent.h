@@ -1,10 +1,7 @@
 // What both directions of time of a recurrent layer share (recurrent.cpp, recurrent_backward.cpp): memory type S, rows of a
 // tile, and how threads wait for each other between steps.
 #pragma once
-#ifndef MEMORY
-#define MEMORY float
-#endif
-typedef MEMORY S;                                      // of weights, inputs and outputs; sums and states are floats
+#include "memory.h"                                    // S: of weights, inputs and outputs; sums and states are floats
 
 extern "C" int sched_yield(void) noexcept;
 extern "C" int omp_get_thread_num(void) noexcept;
@@ -17,7 +14,6 @@ constexpr int MOST_THREADS = 64, SPINS = 4000;
 
 struct alignas(64) Progress { int64_t step; };
 
-#define UNROLLED _Pragma("GCC unroll 16")
 template <class T> ALWAYS F load(const T* p, int n) { return n == VW ? ld(p) : ld(p, n); }
 template <class T> ALWAYS void store(T* p, F v, int n) { if (n == VW) st(p, v); else st(p, v, n); }
 ALWAYS int within(int64_t left) { return left < VW ? (int)left : VW; }

@@ -7,7 +7,6 @@
 
 namespace {
 
-#define UNROLLED _Pragma("GCC unroll 16")
 constexpr int ALL = RATES + DRIVES + DOT;
 
 struct Factor { const float* p; int64_t t, b, d; };    // numbers from one step, row of the batch, column to the next; n is 1

@@ -43,6 +43,18 @@ ALWAYS D splatD(double x) { D z = {}; return z + x; }
 ALWAYS L splatL(int64_t x) { L z = {}; return z + x; }
 ALWAYS B splatB(bool x) { B z = {}; return z - (int32_t)x; }
 ALWAYS B lanes() { B r; for (int i = 0; i < VW; i++) r[i] = i; return r; }
+#define UNROLLED _Pragma("GCC unroll 16")
+// VW vectors of four-byte numbers, rows become columns
+template <class V> ALWAYS void transpose(V v[VW]) {
+    UNROLLED for (int w = 1; w < VW; w *= 2)
+        UNROLLED for (int r = 0; r < VW; r++) {
+            if (r & w) continue;
+            const B even = (lanes() & w) == 0;
+            const V a = v[r], b = v[r + w];
+            v[r] = __builtin_shuffle(a, b, even ? lanes() : lanes() - w + VW);
+            v[r + w] = __builtin_shuffle(a, b, even ? lanes() + w : lanes() + VW);
+        }
+}
 ALWAYS L lanesL() { L r; for (int i = 0; i < VW; i++) r[i] = i; return r; }
 // the lane at which a position is t; positions of a row fit 32 bits
 ALWAYS B at_lane(L t, int64_t j) { return lanes() == (int32_t)(t[0] - j); }

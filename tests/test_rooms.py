@@ -20,8 +20,9 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 ROOMS = tuple(
-    "errors units late schema graph models hardware program orders plans software sharding timeline prices simulate "
-    "lowering methods control prediction search formats request report fleet frontend compiler runtime cli".split()
+    "errors units late trust schema graph models hardware program orders plans software sharding timeline prices "
+    "simulate lowering methods control prediction search formats request report fleet frontend compiler runtime "
+    "cli".split()
 )
 TORCH_ROOMS = frozenset({"frontend", "compiler", "runtime"})
 OPTIONAL = {"yaml": "formats", "tokenizers": "runtime", "jinja2": "runtime", "pyarrow": "runtime", "scipy": "search"}

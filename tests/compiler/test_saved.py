@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import gnomon  # noqa: E402
+from gnomon import trust  # noqa: E402
 from gnomon.compiler import build, columns, saved  # noqa: E402
 from gnomon.errors import CaptureError, InputError  # noqa: E402
 
@@ -180,3 +182,17 @@ def test_what_cannot_be_saved_is_refused_and_nothing_is_left(
     with pytest.raises(InputError, match="needs a C"):
         gnomon.save(nn.Identity(), (x,), tmp_path / "a")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("what", [".", "gnomon.json", "kernels", "kernels/0.so", "program.pt2"])
+def test_what_others_may_write_to_is_not_run(folder: Path, tmp_path: Path, what: str) -> None:
+    mine = shutil.copytree(folder, tmp_path / "model")
+    (mine / what).chmod(0o777)
+    with pytest.raises(InputError, match="a saved model is code, and .* can be written by others .*chmod -R go-w"):
+        gnomon.load(mine)
+
+
+def test_what_another_user_saved_is_not_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "_trusted", lambda: (os.getuid() + 7,))
+    with pytest.raises(InputError, match="a saved model is code, and .* belongs to user"):
+        gnomon.load(folder)

@@ -1,12 +1,14 @@
 """Text of kernels compiled and loaded: g++ in parallel, kept on disk by content, verified before it is loaded.
 
 `libraries` takes sources and gives functions, None where a source does not compile or there is no compiler. A
-file's name holds the key of what made it (source, headers, flags, compiler) and the digest of its bytes, so that
-processes may write at the same time and a damaged file is built anew. Leaves out what is worth compiling.
+file's name holds the key of what made it (source, headers, flags, compiler) and its bytes signed with a key of the
+user's (`trust`), so that processes may write at the same time, a damaged file is built anew, and one that somebody
+else put there is not loaded. A folder that others may write to is not used. Leaves out what is worth compiling.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import logging
@@ -26,6 +28,7 @@ from typing import Any
 import torch
 
 from gnomon.compiler.machine import InstructionSet, cxx, this_machine
+from gnomon.trust import Seal, new_seal, others_may_write, private_folder, seal_in, user_folder
 
 log = logging.getLogger("gnomon.compiler")
 HEADERS = Path(__file__).with_name("cpp")
@@ -52,12 +55,45 @@ _lock = threading.Lock()
 
 
 def cache_folder() -> Path:
-    """GNOMON_CACHE, else the user's cache folder."""
+    """GNOMON_CACHE, else the user's cache folder; where others may write to that, one of this process alone."""
+    return _kept(_asked_folder(), user_folder())[0]
+
+
+def _asked_folder() -> Path:
     asked = os.environ.get("GNOMON_CACHE")
     if asked:
         return Path(asked)
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "gnomon" / "compiler"
+
+
+@cache
+def _kept(folder: Path, of_key: Path) -> tuple[Path, Seal]:
+    """Where libraries are kept and what signs them. of_key: the folder of the user's key."""
+    try:
+        wrong, seal = private_folder(folder), seal_in(of_key)
+    except OSError as error:
+        wrong, seal = f"{error.filename or folder} cannot be used ({error.strerror})", new_seal()
+    if wrong is None and isinstance(seal, Seal):
+        return folder, seal
+    log.warning(
+        "compiled kernels are not kept from one process to the next: %s (or set GNOMON_CACHE and GNOMON_HOME to "
+        "folders of your own)", wrong or seal
+    )  # fmt: skip
+    alone = tempfile.mkdtemp(prefix="gnomon-kernels-")  # of mode 700
+    atexit.register(_remove, alone, os.getpid())
+    return Path(alone), new_seal()
+
+
+def _remove(folder: str, maker: int) -> None:
+    """At the end of the process that made a folder; those that were forked from it may end earlier."""
+    if os.getpid() == maker:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def seal() -> Seal:
+    """What signs the libraries of `cache_folder`."""
+    return _kept(_asked_folder(), user_folder())[1]
 
 
 @cache
@@ -186,16 +222,15 @@ def function_of(path: Path) -> Function:
 
 
 def _on_disk(key: str) -> Path | None:
-    """A file of this key whose bytes are what its name says; others of the key are removed."""
+    """A file of this key that this user signed and nobody else may write to; others of the key are removed."""
     for path in cache_folder().glob(f"{key}-*.so"):
-        if digest(path) == path.stem.rpartition("-")[2]:
+        wrong = f"{path} is a link" if path.is_symlink() else others_may_write(path)
+        if wrong is not None:
+            log.warning("a compiled kernel is not loaded, and is built anew: %s", wrong)
+        elif seal().fits(path.read_bytes(), path.stem.rpartition("-")[2]):
             return path
         path.unlink(missing_ok=True)
     return None
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
 
 
 @cache
@@ -212,7 +247,7 @@ def _sweep(folder: Path) -> None:
 def compiled(key: str, source: str) -> Path | None:
     """Compile into the cache; None (and a line in the log) where the compiler refuses."""
     folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been removed since
     _sweep(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as work:
         text, target = Path(work) / "kernel.cpp", Path(work) / "kernel.so"
@@ -222,6 +257,7 @@ def compiled(key: str, source: str) -> Path | None:
             log.warning("a kernel does not compile, its operations stay PyTorch's: %s", done.stderr[:2000])
             log.debug("%s", source)
             return None
-        final = folder / f"{key}-{digest(target)}.so"
+        target.chmod(0o600)
+        final = folder / f"{key}-{seal().of(target.read_bytes())}.so"
         os.replace(target, final)
     return final

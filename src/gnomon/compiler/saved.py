@@ -2,8 +2,9 @@
 
 A folder: `program.pt2` (torch.export's own file, weights in it), `kernels/` (each kernel's C++ and its library) and
 `gnomon.json` with the SHA-256 of each. Inference on the CPU. A library is native code and `program.pt2` may hold
-pickles: load what you trust. On another instruction set kernels are built from what the program says, or, without a
-compiler, stay PyTorch's own operations. Leaves out training and GPUs.
+pickles: load what you trust; what others than you and root may write to is refused. On another instruction set
+kernels are built from what the program says, or, without a compiler, stay PyTorch's own operations. Leaves out
+training and GPUs.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gnomon.compiler import build, mersenne
 from gnomon.compiler.backend import Compiled
 from gnomon.compiler.machine import this_machine
 from gnomon.errors import CaptureError, InputError
+from gnomon.trust import others_may_write
 
 log = logging.getLogger("gnomon.compiler")
 RECORD, PROGRAM, KERNELS = "gnomon.json", "program.pt2", "kernels"
@@ -144,7 +146,8 @@ def save(
             "files": {file.relative_to(work).as_posix(): _digest(file) for file in files},
         }
         (work / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
-        work.chmod(0o755)
+        for path in (work, *work.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # whatever the umask: `load` refuses what others may write
         work.rename(target)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
@@ -156,9 +159,11 @@ def load(path: str | Path) -> Loaded:
     """A saved model, ready to be called. Raises InputError where the folder is not whole."""
     folder = Path(path)
     record = _record(folder)
-    for name, digest in record["files"].items():
+    for name in record["files"]:
         if not MEMBER.fullmatch(name):
             raise InputError(f"{folder / RECORD} names {name!r}, which is no file of a saved model")
+    _check_writers(folder, [RECORD, *record["files"]])
+    for name, digest in record["files"].items():
         try:
             whole = _digest(folder / name) == digest
         except OSError as error:
@@ -210,6 +215,13 @@ def _record(folder: Path) -> dict[str, Any]:
     if PROGRAM not in record["files"]:
         raise InputError(f"{folder / RECORD} names no {PROGRAM}: save the model again")
     return record
+
+
+def _check_writers(folder: Path, names: list[str]) -> None:
+    """InputError where others may have written what is run as code."""
+    for path in (folder, folder / KERNELS, *(folder / name for name in names)):
+        if path.exists() and (wrong := others_may_write(path)) is not None:
+            raise InputError(f"a saved model is code, and {wrong}")
 
 
 def _exported(

@@ -1,25 +1,25 @@
 """Kernels of `triton_text` loaded and called: blocks from sizes, partial results, which of the functions fits.
 
 `launchers` takes kernels and gives functions `(sizes, *tensors) -> 0 or 1`; 1 asks for ATen, where a row is longer than
-a block and cannot be walked. Sources are kept in the cache folder by content, as Triton wants files. Leaves out text.
+a block and cannot be walked. Leaves out text.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import linecache
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from gnomon.compiler.build import cache_folder
 from gnomon.compiler.sizes import product, symbols, text
 from gnomon.compiler.triton_text import TritonKernel
 
@@ -60,22 +60,15 @@ def _loaded(kernel: TritonKernel) -> Callable[..., int] | None:
 
 
 @cache
-def _module(source: str) -> Any:
+def _module(source: str) -> ModuleType:
+    """Triton reads a function's text back by the name of its file: `linecache` has it, and no file is needed, which
+    somebody else might write."""
     name = f"gnomon_triton_{hashlib.sha256(source.encode()).hexdigest()[:32]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.py"
-    if not path.exists() or path.read_text(encoding="utf-8") != source:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, suffix=".part", delete=False) as file:
-            file.write(source)
-        os.replace(file.name, path)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module, file = ModuleType(name), f"<{name}>"
+    module.__file__ = file
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    exec(compile(source, file, "exec"), module.__dict__)
     return module
 
 

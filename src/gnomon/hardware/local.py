@@ -7,7 +7,6 @@ Leaves out measuring.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from gnomon.errors import CatalogueError
 from gnomon.hardware import catalogue
 from gnomon.hardware.measured import Measured, Table
 from gnomon.hardware.types import Cluster, Device, Link, NodeGroup, PeakFlops
+from gnomon.trust import user_folder
 
 MAX_PROCESSES = 256
 """Most processes of one machine."""
@@ -26,8 +26,7 @@ WIDTHS = {"fp32": 4, "bf16": 2, "fp64": 8}
 
 def local_file() -> Path:
     """Where the calibration of this machine is kept: `local.toml` in $GNOMON_HOME, or in ~/.config/gnomon."""
-    home = os.environ.get("GNOMON_HOME")
-    return (Path(home) if home else Path.home() / ".config" / "gnomon") / "local.toml"
+    return user_folder() / "local.toml"
 
 
 def processes_of(spec: str) -> int | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from gnomon.errors import FormatError, GnomonError
 from gnomon.graph import Graph
 from gnomon.graph.plain import from_plain, to_plain
+from gnomon.trust import make_private
 
 Kept = tuple[Graph, tuple[str, ...]]
 """(graph, notes)."""
@@ -73,7 +74,7 @@ def store(name: str, kept: Kept, files: list[str]) -> None:
         "graph": plain,
     }
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         part = path.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(held, separators=(",", ":")), encoding="utf-8")
         part.replace(path)

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
-from gnomon.graph import OP_KINDS  # noqa: E402
+from gnomon import ops  # noqa: E402
 from gnomon.runtime.ops import ENGINE, FUNCTIONS  # noqa: E402
 from gnomon.runtime.optim import MATRIX_RULES  # noqa: E402
 from gnomon.software.own import WHOLE_MATRIX_OPTIMIZERS  # noqa: E402
@@ -20,7 +20,7 @@ CAPTURED = {"opaque"}
 
 
 def test_every_kind_has_a_torch_function() -> None:
-    assert set(OP_KINDS) == {*FUNCTIONS, *ENGINE} | LOWERED | CAPTURED
+    assert {kind.name for kind in ops.every()} == {*FUNCTIONS, *ENGINE} | LOWERED | CAPTURED
 
 
 def test_update_rules_that_look_at_whole_matrices_are_those_of_the_list() -> None:

@@ -19,7 +19,7 @@ from gnomon.frontend.draft import Part
 from gnomon.frontend.records import Step, Trace
 from gnomon.frontend.write import write_block
 from gnomon.graph import Block, Call, Graph, Tensor
-from gnomon.graph.captured import Node, mutates
+from gnomon.tensors.captured import Node, mutates
 
 
 def live_steps(trace: Trace) -> list[Step]:

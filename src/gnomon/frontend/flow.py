@@ -9,7 +9,7 @@ from __future__ import annotations
 from gnomon.frontend.convert import refs
 from gnomon.frontend.records import Node as Traced
 from gnomon.frontend.records import Trace
-from gnomon.graph.captured import Node, mutates
+from gnomon.tensors.captured import Node, mutates
 
 
 def flow(trace: Trace) -> None:

@@ -17,8 +17,8 @@ import torch
 from gnomon.frontend.axes import Axes
 from gnomon.frontend.records import Ref, Step, Trace
 from gnomon.frontend.rules import Row
-from gnomon.graph.captured import Node, mutates
-from gnomon.graph.types import AttrValue
+from gnomon.ops.op import AttrValue
+from gnomon.tensors.captured import Node, mutates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

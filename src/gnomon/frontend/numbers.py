@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from gnomon.errors import CaptureError
 from gnomon.frontend.records import Node, Ref, Value
-from gnomon.graph.captured import Node as Written
-from gnomon.graph.captured import mutates
+from gnomon.tensors.captured import Node as Written
+from gnomon.tensors.captured import mutates
 
 FINITE = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
 """Questions of the torch API whether numbers are finite, and what each element's answer is."""

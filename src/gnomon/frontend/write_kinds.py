@@ -13,7 +13,7 @@ from gnomon.frontend.kinds import Kind
 from gnomon.frontend.records import Ref, Step
 from gnomon.frontend.write_captured import short
 from gnomon.graph import Captured, Dim, Node, Op, Tensor, Torch, Use, attrs
-from gnomon.graph.types import AttrValue
+from gnomon.ops.op import AttrValue
 
 
 class KindWriter:

@@ -14,17 +14,16 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from gnomon.errors import GraphError, nearest
-from gnomon.graph.dims import Dtypes
 from gnomon.graph.kernels import Kernels, lower
-from gnomon.graph.ops import GradOp, saves
-from gnomon.graph.types import VIEWS, Block, Op, Tensor
+from gnomon.graph.ops import GradOp
+from gnomon.graph.types import Block
+from gnomon.ops.op import Op
+from gnomon.tensors.dims import Dtypes
+from gnomon.tensors.tensor import Tensor
 
 Action: TypeAlias = Literal["keep", "recompute", "offload"]
 Policy: TypeAlias = Mapping[str, Action]
 """Tensor name or pattern (`self_attn.core:*`, `*`) -> action. An exact name beats a pattern; of patterns, the first."""
-
-_SPLIT = ("linear", "grouped_linear", "conv2d", "embedding")
-"""Kinds whose weight gradient is a step of its own, so that a schedule can delay it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +71,12 @@ def storages(block: Block, dtypes: Dtypes) -> Mapping[str, str]:
     """
     roots = {t.name: t.name for t in block.tensors}
     for op in block.ops:
-        if op.kind not in VIEWS and op.kind != "cast":
+        memory = op.rules.memory
+        if memory == "own":
             continue
         source = op.inputs[0]
         for out in op.outputs:
-            if op.kind != "cast" or len({dtypes.resolve(block.tensor(n).dtype) for n in (source, out)}) == 1:
+            if memory != "cast" or len({dtypes.resolve(block.tensor(n).dtype) for n in (source, out)}) == 1:
                 roots[out] = roots[source]
     return roots
 
@@ -88,9 +88,8 @@ def gradients(block: Block, frozen: tuple[str, ...] = (), no_grad_inputs: tuple[
     """
     for name in (*frozen, *no_grad_inputs):
         block.tensor(name)
-    # a router's bias only shifts which experts are chosen; it is moved by a rule of its own (DeepSeek-V3, 2.1.2)
-    shifts = {op.inputs[1] for op in block.ops if op.kind == "router" and len(op.inputs) > 1}
-    wanted = {t.name for t in block.parameters if t.name not in frozen and t.name not in shifts}
+    ungraded = {op.inputs[at] for op in block.ops for at in op.rules.ungraded if at < len(op.inputs)}
+    wanted = {t.name for t in block.parameters if t.name not in frozen and t.name not in ungraded}
     wanted |= {n for n in block.inputs if block.tensor(n).is_float and n not in no_grad_inputs}
     for op in block.ops:
         reads = any(name in wanted for name in op.inputs) and not op.attr("no_grad", False)
@@ -143,8 +142,8 @@ def _steps(op: Op, block: Block, wanted: frozenset[str]) -> list[GradOp]:
         return []
     activations = tuple(n for n in dict.fromkeys(op.inputs) if n in wanted and block.tensor(n).kind != "parameter")
     parameters = tuple(n for n in dict.fromkeys(op.inputs) if n in wanted and block.tensor(n).kind == "parameter")
-    reads = saves(op, block, wanted)
-    if op.kind not in _SPLIT:
+    reads = op.rules.saved(op, block, wanted)
+    if op.rules.weight_grad == "together":
         both = (*activations, *parameters)
         return [GradOp(phase="input_grad", path=op.path, reads=reads, grads_in=grads_in, grads_out=both)]
     steps = []
@@ -169,7 +168,7 @@ def _needed(block: Block, wanted: frozenset[str], dtypes: Dtypes) -> tuple[Saved
     for op in block.ops:
         if not any(n in wanted for n in op.inputs) or op.attr("no_grad", False):
             continue
-        for name in saves(op, block, wanted):
+        for name in op.rules.saved(op, block, wanted):
             root = roots[name]
             if block.tensor(root).kind == "activation" and op.path not in users.setdefault(root, []):
                 users[root].append(op.path)

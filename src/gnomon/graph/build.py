@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gnomon.errors import GraphError
-from gnomon.graph.dims import Dim
-from gnomon.graph.types import AttrValue, Block, Lifetime, Op, Tensor, attrs
+from gnomon.graph.types import Block
+from gnomon.ops.op import AttrValue, Op, attrs
+from gnomon.tensors.dims import Dim
+from gnomon.tensors.tensor import Lifetime, Tensor
 
 
 class BlockBuilder:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from gnomon.graph.captured import Node, uses
-from gnomon.graph.dims import Dim
-from gnomon.graph.types import Block, Op, Tensor
+from gnomon.graph.types import Block
+from gnomon.ops.op import Op
+from gnomon.tensors.captured import Node, uses
+from gnomon.tensors.dims import Dim
+from gnomon.tensors.tensor import Tensor
 
 VIEWED = ("view", "reshape", "_unsafe_view", "flatten")
 PASSED = ("detach", "alias", "clone", "contiguous")

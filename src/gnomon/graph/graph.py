@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gnomon.errors import GraphError, nearest
-from gnomon.graph.dims import numel
-from gnomon.graph.types import Block, Call, Layer, Tensor, layers_of
+from gnomon.graph.types import Block, Call, Layer, layers_of
+from gnomon.tensors.dims import numel
+from gnomon.tensors.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,10 @@ from functools import lru_cache
 from typing import Literal
 
 from gnomon.errors import GraphError
-from gnomon.graph.dims import Dim
-from gnomon.graph.types import AttrValue, Block, Op, Tensor, attrs
+from gnomon.graph.types import Block
+from gnomon.ops.op import AttrValue, Op, attrs
+from gnomon.tensors.dims import Dim
+from gnomon.tensors.tensor import Tensor
 
 Fusion = Literal["fused", "unfused"]
 

@@ -1,4 +1,4 @@
-"""One rule for each op kind: work of the forward, of the input gradient and of the weight gradient, and what is saved.
+"""One rule for each op kind: work of the forward, of the input gradient and of the weight gradient.
 
 Rules apply to lowered blocks (`kernels.lower`). A matrix product of m×k by k×n is 2·m·k·n FLOPs. `matmul_flops` are
 those of the mathematics, as model FLOPs and MFU count them; `extra_matmul_flops` are what the chosen kernel does beyond
@@ -16,12 +16,14 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from gnomon.errors import GraphError
-from gnomon.graph.captured import BACKWARD, Cost, Size, amount
-from gnomon.graph.captured import reads as node_reads
-from gnomon.graph.dims import Dim, Dtypes, Number, Sizes, numel, size_of
 from gnomon.graph.kernels import kv_dim
-from gnomon.graph.state_space import scan_flops
-from gnomon.graph.types import VIEWS, Block, Op, Tensor
+from gnomon.graph.types import Block
+from gnomon.ops.op import Op
+from gnomon.ops.state_space import scan_flops
+from gnomon.tensors.captured import BACKWARD, Cost, Size, amount
+from gnomon.tensors.captured import reads as node_reads
+from gnomon.tensors.dims import Dim, Dtypes, Number, Sizes, numel, size_of
+from gnomon.tensors.tensor import Tensor
 
 CausalFlops: TypeAlias = Literal["full", "half"]
 """How causal attention counts: full, as if nothing were masked (Megatron's formula), or half (as flash kernels do)."""
@@ -92,58 +94,6 @@ def attention_pairs_x2(q: Number, kv: Number, *, causal: bool, window: int, conv
     return np.asarray(high_a**2 - low_a**2 + 2 * limit * (np.maximum(kv, limit) - np.maximum(kv - q, limit)))
 
 
-def saves(op: Op, block: Block, needs_grad: Collection[str]) -> tuple[str, ...]:
-    """Names of the tensors that the backward of a lowered op reads, parameters included.
-
-    needs_grad: tensors that want a gradient. Source: the derivative of each kind; as PyTorch's own formulas keep them.
-    """
-    inputs, outputs = op.inputs, op.outputs
-    match op.kind:
-        case "linear" | "grouped_linear" | "matmul" | "conv2d" | "mul":
-            left = inputs[:1] if inputs[1] in needs_grad else ()
-            return (*left, *(inputs[1:2] if inputs[0] in needs_grad else ()))
-        case "attention":
-            return (*inputs, *outputs)
-        case "state_space":  # convolution, states and matmuls of chunks are recomputed
-            return (*inputs, *outputs[1:])
-        case "norm":
-            return (*inputs[:2], *outputs[1:])
-        case "row_stats":
-            return (inputs[0], outputs[0])
-        case "softmax" | "softcap":
-            return outputs[:1]
-        case "activation":
-            keeps_output = op.attr("fn", "") in ("relu", "tanh", "sigmoid")
-            return (*(outputs[:1] if keeps_output else inputs[:1]), *outputs[1:])
-        case "glu":
-            return inputs
-        case "dropout":
-            return outputs[1:]
-        case "embedding":
-            return inputs[:1] if inputs[1] in needs_grad else ()
-        case "cross_entropy":
-            return (*inputs[:2], *outputs[1:])
-        case "mse":
-            return inputs
-        case "router":
-            return (inputs[0], *outputs)
-        case "dispatch":
-            return inputs[1:]
-        case "combine":  # `weighted`: its rows have their weights, which only their order undoes
-            return inputs[1:] if op.attr("weighted", False) else inputs
-        case "modulate":
-            return tuple(n for n, other in ((inputs[0], inputs[2]), (inputs[2], inputs[0])) if other in needs_grad)
-        case "pool":
-            return outputs[1:]
-        case "scale":
-            return inputs if len(inputs) > 1 else ()
-        case "opaque":
-            assert op.captured is not None, "checked by Op"
-            return op.captured.keeps
-        case _:  # add, views, rotary, concat, repeat, upsample, patchify, cast, timestep: constants suffice
-            return ()
-
-
 VECTOR_FLOPS: Mapping[str, tuple[int, int]] = {
     "attention": (0, 0),
     "state_space": (0, 0),
@@ -170,9 +120,6 @@ VECTOR_FLOPS: Mapping[str, tuple[int, int]] = {
 
 _MIXERS = ("attention", "state_space")
 """Kinds that mix positions by matrix products of their own."""
-
-_NO_BACKWARD_WORK = (*VIEWS, "add")
-"""The gradient is the incoming one, as a view; sums over several readers are ops of their own (`accumulate`)."""
 
 
 def _attention_dims(op: Op, block: Block) -> tuple[Dim, Dim]:
@@ -301,7 +248,7 @@ def backward_bytes(cost: Cost, sizes: Sizes) -> Number:
 
 def forward_work(op: Op, block: Block, setting: Setting) -> Work:
     """Work of running a lowered op once. Views are free."""
-    if op.kind in VIEWS:
+    if op.rules.is_view:
         return Work()
     if op.captured is not None:
         return _captured_work(op, block, setting, None)
@@ -347,7 +294,7 @@ def grad_work(grad: GradOp, block: Block, setting: Setting) -> Work:
         read = writes * len(grad.reads)
         return Work(vector_flops=added, read_bytes=read, write_bytes=writes)
     op = block.op(grad.path)
-    if op.kind in _NO_BACKWARD_WORK:
+    if op.rules.is_view or op.kind == "add":  # the gradient is the incoming one; sums of several are `accumulate`
         narrow = [
             n for n in grad.grads_out if op.kind == "add" and block.tensor(n).dims != block.tensor(op.outputs[0]).dims
         ]

@@ -14,10 +14,12 @@ from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gnomon.errors import FormatError, GraphError
-from gnomon.graph import captured
-from gnomon.graph.dims import Dim
 from gnomon.graph.graph import Graph
-from gnomon.graph.types import Block, Call, Captured, Op, Tensor
+from gnomon.graph.types import Block, Call
+from gnomon.ops.op import Captured, Op
+from gnomon.tensors import captured
+from gnomon.tensors.dims import Dim
+from gnomon.tensors.tensor import Tensor
 
 CLASSES: Mapping[str, type] = {
     cls.__name__: cls

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from gnomon.errors import GraphError
 from gnomon.graph.graph import Graph
-from gnomon.graph.types import VIEWS, Layer, Op
+from gnomon.graph.types import Layer
+from gnomon.ops.op import Op
 
 
 def labels_of(graph: Graph) -> str:
@@ -57,4 +58,4 @@ def _source(graph: Graph, layer: Layer, name: str) -> str | None:
 
 
 def _is_view(op: Op) -> bool:
-    return op.kind in VIEWS and op.kind != "split"
+    return op.rules.memory == "view"

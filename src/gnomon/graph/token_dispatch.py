@@ -14,11 +14,13 @@ from dataclasses import replace
 from functools import lru_cache
 
 from gnomon.errors import GraphError
-from gnomon.graph.captured import Node, Size, Use
-from gnomon.graph.dims import Dim
 from gnomon.graph.expert_rows import VIEWED, Fact, RowFacts, alike, base, names, same_extent, work
 from gnomon.graph.graph import Graph
-from gnomon.graph.types import Block, Op, Tensor, attrs
+from gnomon.graph.types import Block
+from gnomon.ops.op import Op, attrs
+from gnomon.tensors.captured import Node, Size, Use
+from gnomon.tensors.dims import Dim
+from gnomon.tensors.tensor import Tensor
 
 PRODUCTS = ("_grouped_mm", "grouped_mm_fallback")
 """Of rows sorted by expert with their experts' weights."""

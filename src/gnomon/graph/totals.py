@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gnomon.graph.backward import BackwardBlock, Policy, backward, gradients, saved
-from gnomon.graph.dims import Number, numel
 from gnomon.graph.graph import Graph
 from gnomon.graph.kernels import Kernels
 from gnomon.graph.ops import Setting, Work, forward_work, grad_work, nbytes
 from gnomon.graph.types import Call
+from gnomon.tensors.dims import Number, numel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from gnomon.errors import GraphError, nearest
 from gnomon.graph import Block, Dim, Graph, Op, Tensor
-from gnomon.graph.types import AttrValue, attrs
 from gnomon.models.parts import positive
+from gnomon.ops.op import AttrValue, attrs
 
 NF4 = "fp4_e2m1"
 """dtype that stands for NF4 in a graph: four bits."""

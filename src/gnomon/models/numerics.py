@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from gnomon.graph import Block, Graph, Op
-from gnomon.graph.types import AttrValue, attrs
+from gnomon.ops.op import AttrValue, attrs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

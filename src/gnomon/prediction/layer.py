@@ -14,7 +14,6 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from gnomon.graph import forward_work, saved
-from gnomon.graph.types import VIEWS
 from gnomon.plans.saving import LayerSaving
 from gnomon.prediction.layer_exposed import LayerExposed
 from gnomon.prediction.layer_kernels import RING, LayerKernels
@@ -138,7 +137,7 @@ class LayerPricing:
 
     def _all(self) -> tuple[str, ...]:
         """Paths of all ops that run."""
-        return tuple(op.path for op in self.scope.block.ops if op.kind not in VIEWS)
+        return tuple(op.path for op in self.scope.block.ops if not op.rules.is_view)
 
     def _collectives_again(self, again: Sequence[str]) -> list[Collective]:
         origins = {path.partition(":")[0] for path in again}

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import cached_property
 
 from gnomon.graph import Op, grad_work, nbytes
-from gnomon.graph.types import VIEWS
 from gnomon.prediction.layer_narrow import LayerNarrow
 from gnomon.prediction.layer_scope import LayerScope
 from gnomon.prediction.numbers import as_float
@@ -51,7 +50,7 @@ class LayerKernels:
         """Price of each op that runs."""
         scope = self.scope
         return {
-            **{op.path: self._op(op.path) for op in scope.block.ops if op.kind not in VIEWS},
+            **{op.path: self._op(op.path) for op in scope.block.ops if not op.rules.is_view},
             **self._rings(scope.ops, backward=False),
             **(
                 profiled_forward(scope.block, scope.setting, scope.device, scope.curves) if scope.facts.composed else {}

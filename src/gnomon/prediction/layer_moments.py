@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnomon.graph import BackwardBlock, Block, Op, Tensor
-from gnomon.graph.captured import mutates, reads
-from gnomon.graph.ops import saves
-from gnomon.graph.types import VIEWS
 from gnomon.prediction.numbers import larger
+from gnomon.tensors.captured import mutates, reads
 
 PASSED_ON = frozenset(
     "view _unsafe_view reshape t transpose permute unsqueeze squeeze alias clone add sum lift_fresh".split()
@@ -55,7 +53,7 @@ def pieces_of(block: Block) -> list[Piece]:
     found = []
     for place, op in enumerate(block.ops):
         if op.captured is None:
-            view = op.kind in VIEWS
+            view = op.rules.is_view
             found.append(Piece(op.kind, op.inputs, op.outputs, view, view or op.kind == "add", place, op))
             continue
         for node in op.captured.nodes:
@@ -140,7 +138,7 @@ class Moments:
         first: dict[str, int] = {}
         for i, piece in enumerate(self.pieces):
             if piece.op.captured is None:
-                near: tuple[str, ...] = saves(piece.op, self.block, wanted)
+                near: tuple[str, ...] = piece.op.rules.saved(piece.op, self.block, wanted)
             else:
                 keeps = {self.root(name) for name in piece.op.captured.keeps}
                 near = tuple(n for n in (*piece.inputs, *piece.outputs) if self.root(n) in keeps)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gnomon.graph import Cost, Op, Setting, Work, captured_products, costed_flops
-from gnomon.graph.captured import BACKWARD
-from gnomon.graph.captured import seconds as seconds_of
 from gnomon.hardware.types import Device
 from gnomon.prices.curves import Curves, Time, as_time
 from gnomon.prices.gemm import gemm_seconds, peak_of
 from gnomon.prices.stream import stream_seconds
+from gnomon.tensors.captured import BACKWARD
+from gnomon.tensors.captured import seconds as seconds_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gnomon.errors import UnpricedError
-from gnomon.graph.dims import DTYPE_BITS
 from gnomon.hardware.types import Device
 from gnomon.prices.curves import Array, Curves, GemmCurve, Size, Time, as_time
 from gnomon.prices.stream import cached_efficiency
+from gnomon.tensors.dims import DTYPE_BITS
 
 TILES = (
     (256, 128), (128, 256), (256, 64), (64, 256), (128, 128), (128, 64), (64, 128), (64, 64),

@@ -17,9 +17,8 @@ import numpy as np
 from gnomon.errors import UnpricedError
 from gnomon.graph import Block, Dim, GradOp, Op, Setting, Work, forward_work, grad_work, kv_dim, nbytes, numel, size_of
 from gnomon.graph.ops import attention_pairs_x2
-from gnomon.graph.state_space import Scan
-from gnomon.graph.types import VIEWS
 from gnomon.hardware.types import Device
+from gnomon.ops.state_space import Scan
 from gnomon.prices.attention import Pieces, attention_seconds, tiled_window
 from gnomon.prices.captured import captured_price
 from gnomon.prices.curves import Curves, Size, StreamKind, Time, as_time
@@ -200,7 +199,7 @@ def op_seconds(
     rule, or a number format that the device cannot.
     """
     work = forward_work(op, block, setting)
-    if op.kind in VIEWS or _is_no_cast(op, block, setting):
+    if op.rules.is_view or _is_no_cast(op, block, setting):
         return FREE
     if (known := _measured(op, block, setting, device, backward=False)) is not None:
         return known
@@ -249,7 +248,7 @@ def grad_seconds(
             device_s=stream_seconds(2 * adds * size, adds * size, device, curves, kernels=adds), kernels=adds
         )
     op = block.op(grad.path)
-    if op.kind in VIEWS or _is_no_cast(op, block, setting):
+    if op.rules.is_view or _is_no_cast(op, block, setting):
         return FREE
     if (known := _measured(op, block, setting, device, backward=True)) is not None:
         return known

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from gnomon.errors import UnpricedError
-from gnomon.graph.dims import DTYPE_BITS
 from gnomon.hardware.measured import Measured, Table
 from gnomon.prices.curves import Array, Size, Time, as_time
+from gnomon.tensors.dims import DTYPE_BITS
 
 GROWTH: Mapping[str, float] = {"seq": 2.0, "ranks": 1.0}
 """Axis -> power of the size that seconds grow with beyond the largest point; 1 where it is not named."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gnomon.graph import DTYPE_BITS, Dtypes
-from gnomon.graph.state_space import Scan
 from gnomon.hardware.types import Device
+from gnomon.ops.state_space import Scan
 from gnomon.prices.curves import Curves, Size, Time
 from gnomon.prices.gemm import gemm_seconds
 from gnomon.prices.stream import stream_seconds

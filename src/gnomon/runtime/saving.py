@@ -19,13 +19,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
-from gnomon.graph.captured import writes_over
 from gnomon.plans import Plan
 from gnomon.plans.parts import Action
 from gnomon.plans.saving import named_by_tensor, savings
 from gnomon.prediction.software_kernels import kernels_of
 from gnomon.runtime.blocks import BlockRun, Frame
 from gnomon.software import own, stack
+from gnomon.tensors.captured import writes_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

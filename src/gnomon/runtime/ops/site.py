@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from gnomon.graph import Block, Op, is_inner_first, matrix_rows
-from gnomon.graph.types import AttrValue
+from gnomon.ops.op import AttrValue
 from gnomon.runtime.parameters import Weight
 from gnomon.sharding.context import chunks_of
 from gnomon.sharding.homes import TOKEN_DIMS, base

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from gnomon import orders
 from gnomon.graph import Graph
-from gnomon.graph.dims import numel
 from gnomon.hardware import Cluster, Device
 from gnomon.plans import Layout, Mesh, Plan, Saved, Schedule, Workload, shared_parameters, transfers
 from gnomon.plans.mesh import DENSE_AXES
@@ -31,6 +30,7 @@ from gnomon.search.bounds.layer_tables import Kinds, KindTable, Priced, Split, k
 from gnomon.search.space.points import Space
 from gnomon.sharding.homes import routed_tensors
 from gnomon.software import Stack
+from gnomon.tensors.dims import numel
 
 Doubles = NDArray[np.float64]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gnomon.graph.dims import Dim, Number, Sizes, numel
+from gnomon.tensors.dims import Dim, Number, Sizes, numel
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ Source: Dao & Gu 2024, section 6; state-spaces/mamba mamba_ssm/ops/triton/ssd_co
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from gnomon.graph.dims import Number, Sizes, numel, size_of
-from gnomon.graph.types import Block, Op
+from gnomon.ops.op import Op, OpKind, Tensors
+from gnomon.tensors.dims import Number, Sizes, numel, size_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class Scan:
     """N."""
 
     @classmethod
-    def of(cls, op: Op, block: Block, sizes: Sizes) -> Scan:
+    def of(cls, op: Op, block: Tensors, sizes: Sizes) -> Scan:
         """From the op's tensors: y is (…, groups, width of a group), the convolution of B and C has (2, G, N, kernel),
         dt's bias has the heads."""
         y, taps, bias = (block.tensor(name) for name in (op.outputs[0], op.inputs[2], op.inputs[-3]))
@@ -49,9 +50,30 @@ class Scan:
         )
 
 
-def scan_flops(op: Op, block: Block, sizes: Sizes, *, whole: bool) -> Number:
+def scan_flops(op: Op, block: Tensors, sizes: Sizes, *, whole: bool) -> Number:
     """Matrix FLOPs of the forward: states of chunks and what they give (2THPN each), C Bᵀ of a chunk (2TQGN) and its
     product with x (2TQHP). whole: the last two as if a token saw all of its chunk; else half of them."""
     s = Scan.of(op, block, sizes)
     within = 2 * s.tokens * s.chunk * (s.groups * s.state + s.width)
     return 4 * s.tokens * s.width * s.state + (within if whole else within // 2)
+
+
+def _saves(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
+    """All that it read, and what the scan wrote before the gate; convolution, states and chunks are computed again."""
+    return (*op.inputs, *op.outputs[1:])
+
+
+STATE_SPACE = OpKind(
+    name="state_space",
+    signature="z x B C dt, conv weights and biases, dt bias, decay, skip -> y: Mamba-2; chunk",
+    contracts=False,
+    dims="open",
+    memory="own",
+    saves=_saves,
+    weight_grad="together",
+    ungraded=(),
+    decay=(1, 2),  # the convolutions' weights; mamba_ssm exempts dt bias, decay and skip
+    runs="function",
+)
+
+KINDS = (STATE_SPACE,)

@@ -1,0 +1,78 @@
+"""Convolutions and what changes the size of images: `conv2d`, `upsample`, `pool`, `patchify`.
+
+Images are (batch, channels, height, width); stride follows from the sizes. Leaves out the short convolution of a
+Mamba-2 mixer, which is part of `state_space`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gnomon.ops.op import Op, OpKind, Problem, Tensors
+from gnomon.ops.rules import cannot_write, saves_operands
+
+
+def _conv_dims(op: Op, block: Tensors) -> Problem:
+    image, weight = block.tensor(op.inputs[0]), block.tensor(op.inputs[1])
+    fits = op.contracts[0] in [d.name for d in image.dims] and set(op.contracts) <= {d.name for d in weight.dims}
+    return None if fits else cannot_write(op, block)
+
+
+def _saves_indices(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
+    """Where the maxima were, of a pool that says so."""
+    return op.outputs[1:]
+
+
+CONV2D = OpKind(
+    name="conv2d",
+    signature="image, weight (out, in, height, width), bias -> image",
+    contracts=True,
+    dims=_conv_dims,
+    memory="own",
+    saves=saves_operands,
+    weight_grad="apart",
+    ungraded=(),
+    decay=(1,),
+    runs="function",
+)
+
+UPSAMPLE = OpKind(
+    name="upsample",
+    signature="image -> larger image, each pixel repeated",
+    contracts=False,
+    dims="open",
+    memory="own",
+    saves="nothing",
+    weight_grad="together",
+    ungraded=(),
+    decay="none",
+    runs="function",
+)
+
+POOL = OpKind(
+    name="pool",
+    signature="x -> x over fewer positions; fn: max | mean | first",
+    contracts=False,
+    dims="open",
+    memory="own",
+    saves=_saves_indices,
+    weight_grad="together",
+    ungraded=(),
+    decay="none",
+    runs="function",
+)
+
+PATCHIFY = OpKind(
+    name="patchify",
+    signature="image -> patches, or patches -> image",
+    contracts=False,
+    dims="open",
+    memory="own",
+    saves="nothing",
+    weight_grad="together",
+    ungraded=(),
+    decay="none",
+    runs="function",
+)
+
+KINDS = (CONV2D, UPSAMPLE, POOL, PATCHIFY)

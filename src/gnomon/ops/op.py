@@ -1,0 +1,186 @@
+"""`Op`, one operation of a block, and `OpKind`, all that is known of a kind of them; the folder is the registry.
+
+A file of this folder is a family and holds its `OpKind` values under `KINDS`; `find` gives one by name, `every` all. No
+field has a default: it is a rule, or the word that says that there is nothing. Rules are pure functions of an op and of
+the tensors around it. Leaves out seconds (`prices`, which reads the curve that a kind names) and torch (functions are
+found by name where torch is).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, Protocol, TypeAlias
+
+from gnomon.errors import GraphError, nearest
+from gnomon.late import load_late
+from gnomon.tensors.captured import Node
+from gnomon.tensors.tensor import Tensor
+
+AttrValue: TypeAlias = "bool | int | float | str | tuple[int, ...]"
+
+
+def attrs(**values: AttrValue) -> tuple[tuple[str, AttrValue], ...]:
+    """Attributes of an op as a hashable, sorted tuple of pairs."""
+    return tuple(sorted(values.items()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """What an op computes, as PyTorch ran it: for `opaque` ops, and for views of a captured model (`reshape`)."""
+
+    nodes: tuple[Node, ...]
+    """ATen ops in order."""
+    tensors: tuple[Tensor, ...] = ()
+    """What the nodes write beside the op's outputs, named `path:0` and on."""
+    keeps: tuple[str, ...] = ()
+    """Of inputs, outputs and `tensors`, what autograd keeps for backward."""
+    whole: tuple[str, ...] = ()
+    """Names of dims along which it cannot be divided; `*` for all but the batch."""
+    summed: tuple[str, ...] = ()
+    """Names of dims that it sums over, so that ranks with parts of them have partial sums; of custom ops."""
+    where: str = ""
+    """`file.py:12` of the code that called it."""
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether authors say what every op in it costs."""
+        return all(node.cost is not None or node.view for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operation of a block, by kind; `rules` is what its kind says of dims, FLOPs, bytes, backward, sharding …"""
+
+    kind: str
+    """The name of an `OpKind` of this folder."""
+    path: str
+    """Unique within the block; like the module path of the public implementation (`self_attn.q_proj`)."""
+    inputs: tuple[str, ...]
+    """Tensor names; the order is the kind's (activation first, then weight, then bias)."""
+    outputs: tuple[str, ...]
+    """Tensor names; each tensor is written by one op."""
+    contracts: tuple[str, ...] = ()
+    """Names of the dims summed over, for kinds that multiply and add; each is in both of the first two inputs."""
+    attrs: tuple[tuple[str, AttrValue], ...] = ()
+    """Sorted pairs, made by `attrs(...)`; what each kind reads is said in its `signature`."""
+    captured: Captured | None = None
+    """The ATen ops, of an op that was captured and has no rule of its own."""
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether it has no rule of its own, and nobody says what it costs."""
+        return self.rules.runs == "captured" and self.captured is not None and not self.captured.is_priced
+
+    def __post_init__(self) -> None:
+        rules = find(self.kind, f"op {self.path!r} has")
+        if not self.outputs:
+            raise GraphError(f"op {self.path!r} has no outputs")
+        if rules.contracts != bool(self.contracts):
+            rule = "name the contracted dims" if rules.contracts else "leave contracts empty"
+            raise GraphError(f"op {self.path!r} ({self.kind}) has contracts={self.contracts}: {rule}")
+        if rules.runs == "captured" and self.captured is None:
+            raise GraphError(f"op {self.path!r} is {self.kind}: give its ATen ops, as `captured`")
+        if self.attrs != tuple(sorted(self.attrs)):
+            raise GraphError(f"op {self.path!r} has unsorted attrs: make them with attrs(...)")
+
+    @property
+    def rules(self) -> OpKind:
+        """What its kind says."""
+        return find(self.kind)
+
+    def attr(self, name: str, default: AttrValue) -> AttrValue:
+        """The attribute `name`, or `default` when the op does not carry it."""
+        return next((value for key, value in self.attrs if key == name), default)
+
+
+class Tensors(Protocol):
+    """What a rule sees of the block around its op."""
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of that name."""
+
+
+Problem: TypeAlias = str | None
+"""What is wrong with the tensors of an op, in words; None for nothing."""
+
+Decay: TypeAlias = "tuple[int, ...] | Literal['none', 'matrices']"
+"""Places among an op's inputs. `none`: no parameter that it reads; `matrices`: those of two dims and more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpKind:
+    """All that is known of one kind of op."""
+
+    name: str
+    """As `Op.kind` says it."""
+    signature: str
+    """Inputs, outputs and attributes, for people."""
+    contracts: bool
+    """Whether it multiplies and adds over `Op.contracts`; the second input is then the weight (or right operand)."""
+    dims: Callable[[Op, Tensors], Problem] | Literal["open"]
+    """What is wrong with an op's tensors. `open`: what it writes is what its builder says, of any dims."""
+    memory: Literal["own", "view", "part", "cast"]
+    """Of what it writes. own: its own. view: that of its first input, so that no bytes move, and what keeps an output
+    keeps the whole input. part: a part of that. cast: that of its first input where both dtypes resolve to the same."""
+    saves: Callable[[Op, Tensors, Collection[str]], tuple[str, ...]] | Literal["nothing"]
+    """Names of the tensors that its backward reads, parameters included, given the tensors that want a gradient; as
+    PyTorch's own formulas keep them."""
+    weight_grad: Literal["apart", "together"]
+    """apart: the gradient of its parameters is a step of its own, which a schedule can delay."""
+    ungraded: tuple[int, ...]
+    """Places of inputs that get no gradient although they are parameters."""
+    decay: Decay
+    """Inputs whose parameters take weight decay, as recipes of the field have it: matrices and tables do, biases and
+    weights of norms do not."""
+    runs: Literal["function", "engine", "lowered", "captured"]
+    """How the runtime runs it. function: a torch function by its name. engine: a method of the engine, which wants more
+    than the operands. lowered: it does not, such ops are steps of others as kernels run them. captured: as ATen ops."""
+
+    def problem(self, op: Op, block: Tensors) -> Problem:
+        """What is wrong with the tensors of an op of this kind."""
+        return None if self.dims == "open" else self.dims(op, block)
+
+    def saved(self, op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
+        """Names of the tensors that the backward of a lowered op reads."""
+        return () if self.saves == "nothing" else self.saves(op, block, needs_grad)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether no bytes move."""
+        return self.memory in ("view", "part")
+
+
+_NO_FAMILY = frozenset({"__init__", "op", "rules"})
+"""Files of the folder that hold no kinds."""
+
+
+@cache
+def _kinds() -> MappingProxyType[str, OpKind]:
+    """Name -> kind, of all files of the folder."""
+    stems = sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
+    found: dict[str, OpKind] = {}
+    for stem in stems:
+        if stem in _NO_FAMILY:
+            continue
+        family: tuple[OpKind, ...] = load_late(f"gnomon.ops.{stem}:KINDS")
+        for kind in family:
+            assert kind.name not in found, f"two files of ops/ hold a kind {kind.name!r}"
+            found[kind.name] = kind
+    return MappingProxyType(found)
+
+
+def find(name: str, asked: str = "there is an") -> OpKind:
+    """The kind of a name. GraphError with the nearest names for one that there is not, opened by `asked`."""
+    kind = _kinds().get(name)
+    if kind is None:
+        raise GraphError(f"{asked} unknown kind {name!r}{nearest(name, _kinds())}")
+    return kind
+
+
+def every() -> tuple[OpKind, ...]:
+    """All kinds, by family."""
+    return tuple(_kinds().values())

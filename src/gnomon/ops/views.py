@@ -1,0 +1,36 @@
+"""Kinds that lay elements out anew: views (`reshape`, `split`, `rename`) and copies (`concat`, `repeat`).
+
+A view's output looks into the memory of its input. Leaves out views of captured models that hold ATen ops, whose kind
+is `reshape` too, with `captured`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gnomon.ops.op import OpKind
+
+RESHAPE = OpKind(
+    name="reshape",
+    signature="x -> a view of x in other dims",
+    contracts=False,
+    dims="open",
+    memory="view",
+    saves="nothing",
+    weight_grad="together",
+    ungraded=(),
+    decay="none",
+    runs="function",
+)
+
+SPLIT = replace(RESHAPE, name="split", signature="x -> views of its parts along the last dim", memory="part")
+
+RENAME = replace(RESHAPE, name="rename", signature="x -> x with other names for its dims")
+
+CONCAT = replace(RESHAPE, name="concat", signature="a, b, … -> one after another along a dim", memory="own")
+
+REPEAT = replace(
+    RESHAPE, name="repeat", signature="x -> copies along a dim (kv_heads -> heads)", memory="own", runs="lowered"
+)
+
+KINDS = (RESHAPE, SPLIT, RENAME, CONCAT, REPEAT)

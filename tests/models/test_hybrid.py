@@ -11,8 +11,9 @@ import gnomon
 from gnomon.errors import GraphError, PlanError
 from gnomon.graph import BF16, Setting, forward_work
 from gnomon.graph.backward import backward
-from gnomon.graph.kernels import FUSED, lower
+from gnomon.graph.kernels import lower
 from gnomon.models import hybrid
+from gnomon.ops.kernels import FUSED
 from gnomon.ops.state_space import Scan
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Schedule, Workload
 from gnomon.sharding import shard_block

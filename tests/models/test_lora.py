@@ -11,10 +11,10 @@ import gnomon
 from gnomon.errors import GraphError
 from gnomon.graph import BF16, Graph
 from gnomon.graph.backward import backward
-from gnomon.graph.kernels import FUSED
 from gnomon.hardware import parse_cluster
 from gnomon.models.lora import Adapters, parse_adapters, with_adapters
 from gnomon.models.presets import model
+from gnomon.ops.kernels import FUSED
 from gnomon.plans import Fp8, Layout, Mesh, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.predict import stages_of

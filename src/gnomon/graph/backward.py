@@ -14,10 +14,11 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from gnomon.errors import GraphError, nearest
-from gnomon.graph.kernels import Kernels, lower
-from gnomon.graph.ops import GradOp
+from gnomon.graph.kernels import lower
 from gnomon.graph.types import Block
+from gnomon.ops.kernels import Kernels
 from gnomon.ops.op import Op
+from gnomon.ops.work import GradOp
 from gnomon.tensors.dims import Dtypes
 from gnomon.tensors.tensor import Tensor
 

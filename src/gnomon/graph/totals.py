@@ -13,9 +13,10 @@ from functools import lru_cache
 
 from gnomon.graph.backward import BackwardBlock, Policy, backward, gradients, saved
 from gnomon.graph.graph import Graph
-from gnomon.graph.kernels import Kernels
-from gnomon.graph.ops import Setting, Work, forward_work, grad_work, nbytes
 from gnomon.graph.types import Call
+from gnomon.graph.work import forward_work, grad_work
+from gnomon.ops.kernels import Kernels
+from gnomon.ops.work import Setting, Work, nbytes
 from gnomon.tensors.dims import Number, numel
 
 

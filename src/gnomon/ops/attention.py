@@ -7,9 +7,77 @@ Leaves out attention over a cache.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
-from gnomon.ops.op import Op, OpKind, Problem, Tensors
-from gnomon.ops.rules import first_dims, saves_output
+import numpy as np
+
+from gnomon.errors import GraphError
+from gnomon.ops.kernels import Kernels
+from gnomon.ops.op import AttrValue, Op, OpKind, Problem, Steps, Tensors, attrs
+from gnomon.ops.rules import first_dims, moved, moved_back, per_element, per_element_back, saves_output
+from gnomon.ops.work import CausalFlops, GradOp, Setting, Work
+from gnomon.tensors.dims import Dim, Number, numel, size_of
+from gnomon.tensors.tensor import Tensor
+
+
+def attention_pairs_x2(q: Number, kv: Number, *, causal: bool, window: int, convention: CausalFlops) -> Number:
+    """Twice the number of (query, key) pairs that count; twice, so that half of an odd square stays an integer.
+
+    q: queries, the last q of kv positions. Full: q·kv. Half: a query at position t sees min(t, window) keys,
+    integrated over t from kv−q to kv, so a causal square counts q²/2 (not q(q+1)/2). window 0: none.
+    Raises GraphError if q > kv under a causal mask.
+    """
+    if not causal and not window or convention == "full":
+        return 2 * q * kv
+    if not causal:
+        return 2 * q * np.minimum(2 * window, kv) if isinstance(kv, np.ndarray) else 2 * q * min(2 * window, kv)
+    if np.any(np.asarray(q) > np.asarray(kv)):
+        raise GraphError(f"causal attention of {q} queries over {kv} keys: keys include the queries' own positions")
+    if not window:
+        return kv * kv - (kv - q) * (kv - q)
+    limit: int = window
+    if isinstance(kv, int) and isinstance(q, int):
+        low, high = min(kv - q, limit), min(kv, limit)
+        return high * high - low * low + 2 * limit * (max(kv, limit) - max(kv - q, limit))
+    low_a, high_a = np.minimum(kv - q, limit), np.minimum(kv, limit)
+    return np.asarray(high_a**2 - low_a**2 + 2 * limit * (np.maximum(kv, limit) - np.maximum(kv - q, limit)))
+
+
+def kv_dim(dim: Dim) -> Dim:
+    """The key axis that runs over the same positions as `dim`: `seq` -> `kv_seq`, of the same size unless said."""
+    if dim.factors:
+        return Dim(name=f"kv_{dim.name}", factors=tuple(kv_dim(f) for f in dim.factors))
+    if dim.size is not None:
+        return Dim(name=f"kv_{dim.name}", size=dim.size)
+    return Dim(name=f"kv_{dim.name}", same_as=dim.name)
+
+
+def pairs_of(op: Op, q: Number, kv: Number, convention: CausalFlops) -> Number:
+    """`attention_pairs_x2` under the op's own mask."""
+    window = op.attr("window", 0)
+    assert isinstance(window, int)
+    return attention_pairs_x2(q, kv, causal=bool(op.attr("causal", False)), window=window, convention=convention)
+
+
+def _flops(op: Op, block: Tensors, setting: Setting) -> Number:
+    """Of the forward of flash attention."""
+    q, k, v = (block.tensor(name) for name in op.inputs[:3])
+    sizes = setting.sizes
+    pairs_x2 = pairs_of(op, size_of(q.dims[-3], sizes), size_of(kv_dim(k.dims[-3]), sizes), setting.causal_flops)
+    rows = numel((*q.dims[:-3], q.dims[-2]), sizes)
+    return rows * (size_of(q.dims[-1], sizes) + size_of(v.dims[-1], sizes)) * pairs_x2
+
+
+def _work(op: Op, block: Tensors, setting: Setting) -> Work:
+    return moved(op, block, setting, flops=(_flops(op, block, setting), 0))
+
+
+def _work_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:
+    """dV, dP, dQ, dK: twice the forward; P is recomputed from q and k."""
+    q, v = block.tensor(op.inputs[0]), block.tensor(op.inputs[2])
+    d_k, d_v = size_of(q.dims[-1], setting.sizes), size_of(v.dims[-1], setting.sizes)
+    flops = _flops(op, block, setting)
+    return moved_back(op, block, setting, grad, flops=(2 * flops, flops * d_k // (d_k + d_v)))
 
 
 def _dims(op: Op, block: Tensors) -> Problem:
@@ -30,6 +98,75 @@ def _saves(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ..
     return (*op.inputs, *op.outputs)
 
 
+def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
+    in_steps = kernels.attention_in_steps and op.attr("in_steps", False)
+    kernel = "steps" if in_steps else kernels.attention
+    if kernel == "flash":
+        q = low.block.tensor(op.inputs[0])
+        low.emit(op, Tensor(name=f"{op.path}:lse", dims=(*q.dims[:-3], q.dims[-2], q.dims[-3]), dtype="fp32"))
+        return
+    pairs, like = _operands(op, low)
+    q = low.block.tensor(op.inputs[0])
+    contracts = tuple(a.name for a in q.dims[-1].atoms)
+    queries, keys, values = q.name, f"{op.path}:k_view", f"{op.path}:v_view"
+    if kernel == "steps":
+        views = {t.name: t for t in low.tensors if t.name in (keys, values)}
+        queries = low.step(op, "q_scaled", "scale", (queries,), replace(q, kind="activation"))
+        keys = low.step(op, "k_scaled", "scale", (keys,), views[keys])
+        if not op.attr("values_in_rows", False):  # a batched product copies what does not lie so
+            values = low.step(op, "v_rows", "repeat", (values,), views[values])
+    x = low.step(op, "scores", "matmul", (queries, keys), like, contracts=contracts, attrs=pairs)
+    if op.attr("softcap", 0.0):
+        x = low.step(op, "capped", "softcap", (x,), like)
+    if len(op.inputs) > 3:
+        x = low.step(op, "biased", "add", (x, _bias(op, low, like)), like)
+    if kernel == "unfused_fp32_softmax":
+        wide = replace(like, dtype="fp32")
+        x = low.step(op, "scores_fp32", "cast", (x,), wide)
+        x = low.step(op, "probs_fp32", "softmax", (x,), wide)
+        x = low.step(op, "probs", "cast", (x,), like)
+    else:
+        # fused with scale and mask: what a causal mask empties is written, not read
+        x = low.step(op, "probs", "softmax", (x,), like, attrs=attrs(causal=bool(op.attr("causal", False))))
+    p = op.attr("dropout", 0.0)
+    if p:
+        mask = Tensor(name=f"{op.path}:mask", dims=like.dims, dtype="bool")
+        dropped = Tensor(name=f"{op.path}:dropped", dims=like.dims)
+        low.tensors += [mask, dropped]
+        names = (dropped.name, mask.name)
+        low.ops.append(Op(kind="dropout", path=dropped.name, inputs=(x,), outputs=names, attrs=attrs(p=p)))
+        x = dropped.name
+    kv_names = tuple(a.name for a in like.dims[-1].atoms)
+    low.ops.append(replace(op, kind="matmul", inputs=(x, values), contracts=kv_names, attrs=pairs))
+
+
+def _bias(op: Op, low: Steps, scores: Tensor) -> str:
+    """What is added to the scores, over their dims: a captured bias has its own names for them, the last one theirs
+    last as torch broadcasts, and dims of one element."""
+    given = low.block.tensor(op.inputs[3])
+    if all(atom in scores.atoms for atom in given.atoms) or len(given.dims) > len(scores.dims):
+        return given.name
+    pairs = zip(given.dims, scores.dims[len(scores.dims) - len(given.dims) :], strict=True)
+    view = replace(given, dims=tuple(theirs for mine, theirs in pairs if mine.size != 1), kind="activation")
+    return low.step(op, "bias_view", "rename", (given.name,), view)
+
+
+def _operands(op: Op, low: Steps) -> tuple[tuple[tuple[str, AttrValue], ...], Tensor]:
+    """Views (and copies, if heads share keys) of k and v over the key axis; what masks, and the scores' shape."""
+    q, k, v = (low.block.tensor(n) for n in op.inputs[:3])
+    heads, kv = q.dims[-2], kv_dim(k.dims[-3])
+    for what, source in (("k", k), ("v", v)):
+        name = source.name
+        if k.dims[-2] != heads:  # batched matmul needs as many key heads as query heads: eager code copies them
+            copy = Tensor(name=name, dims=(*source.dims[:-2], heads, source.dims[-1]))
+            name = low.step(op, f"{what}_repeated", "repeat", (name,), copy)
+        view = Tensor(name=name, dims=(*source.dims[:-3], kv, heads, source.dims[-1]))
+        low.step(op, f"{what}_view", "rename", (name,), view)
+    causal, window = op.attr("causal", False), op.attr("window", 0)
+    pairs = attrs(causal=causal, window=window, q_dim=q.dims[-3].name, kv_dim=kv.name)
+    return pairs, Tensor(name="scores", dims=(*q.dims[:-3], heads, q.dims[-3], kv))
+
+
 ATTENTION = OpKind(
     name="attention",
     signature="q, k, v[, bias or sinks] -> softmax(q kᵀ · scale) v; causal, window, scale, softcap, dropout, sinks",
@@ -37,9 +174,14 @@ ATTENTION = OpKind(
     dims=_dims,
     memory="own",
     saves=_saves,
+    forward=_work,
+    backward=_work_back,
+    steps=_steps,
+    fused_by="attention",
     weight_grad="together",
     ungraded=(),
     decay="matrices",
+    experts="none",
     runs="function",
 )
 
@@ -50,9 +192,14 @@ SOFTMAX = OpKind(
     dims=first_dims,
     memory="own",
     saves=saves_output,
+    forward=per_element(5),
+    backward=per_element_back(4),
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="together",
     ungraded=(),
     decay="none",
+    experts="none",
     runs="lowered",
 )
 
@@ -63,9 +210,14 @@ ROTARY = OpKind(
     dims="open",
     memory="own",
     saves="nothing",  # sines and cosines are tables
+    forward=per_element(3),
+    backward=per_element_back(3),
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="together",
     ungraded=(),
     decay="none",
+    experts="none",
     runs="function",
 )
 
@@ -76,9 +228,14 @@ ALIBI = OpKind(
     dims="open",
     memory="own",
     saves="nothing",
+    forward=per_element(0),
+    backward=per_element_back(0),
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="together",
     ungraded=(),
     decay="none",
+    experts="none",
     runs="function",
 )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gnomon.ops.op import Op, OpKind, Problem, Tensors
-from gnomon.ops.rules import cannot_write, saves_operands
+from gnomon.ops.rules import cannot_write, multiplied, multiplied_back, per_element, per_element_back, saves_operands
 
 
 def _conv_dims(op: Op, block: Tensors) -> Problem:
@@ -30,9 +30,14 @@ CONV2D = OpKind(
     dims=_conv_dims,
     memory="own",
     saves=saves_operands,
+    forward=multiplied,
+    backward=multiplied_back,
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="apart",
     ungraded=(),
     decay=(1,),
+    experts="none",
     runs="function",
 )
 
@@ -43,9 +48,14 @@ UPSAMPLE = OpKind(
     dims="open",
     memory="own",
     saves="nothing",
+    forward=per_element(0),
+    backward=per_element_back(1),
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="together",
     ungraded=(),
     decay="none",
+    experts="none",
     runs="function",
 )
 
@@ -56,9 +66,14 @@ POOL = OpKind(
     dims="open",
     memory="own",
     saves=_saves_indices,
+    forward=per_element(1),
+    backward=per_element_back(1),
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="together",
     ungraded=(),
     decay="none",
+    experts="none",
     runs="function",
 )
 
@@ -69,9 +84,14 @@ PATCHIFY = OpKind(
     dims="open",
     memory="own",
     saves="nothing",
+    forward=per_element(0),
+    backward=per_element_back(0),
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="together",
     ungraded=(),
     decay="none",
+    experts="none",
     runs="function",
 )
 

@@ -8,8 +8,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from gnomon.ops.op import Op, OpKind, Tensors
-from gnomon.ops.rules import first_dims, saves_inputs, saves_operands, saves_output
+from gnomon.ops.kernels import Kernels
+from gnomon.ops.op import Op, OpKind, Steps, Tensors, attrs
+from gnomon.ops.rules import (
+    bytes_of,
+    first_dims,
+    per_element,
+    per_element_back,
+    saves_inputs,
+    saves_operands,
+    saves_output,
+)
+from gnomon.ops.work import GradOp, Setting, Work
+from gnomon.tensors.tensor import Tensor
 
 OF_OUTPUT = ("relu", "tanh", "sigmoid")
 """Activations whose derivative follows from what they wrote."""
@@ -34,6 +45,59 @@ def _saves_modulated(op: Op, block: Tensors, needs_grad: Collection[str]) -> tup
     return tuple(name for name, other in ((x, by), (by, x)) if other in needs_grad)
 
 
+def _sum_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:
+    """The gradient is the incoming one; that of a broadcast operand is summed up."""
+    whole = block.tensor(op.outputs[0]).dims
+    narrow = [name for name in grad.grads_out if block.tensor(name).dims != whole]
+    if not narrow:
+        return Work()
+    return Work(read_bytes=bytes_of(grad.grads_in, block, setting), write_bytes=bytes_of(narrow, block, setting))
+
+
+def _glu_steps(op: Op, low: Steps, kernels: Kernels) -> None:
+    if kernels.glu == "fused":
+        low.ops.append(op)
+        return
+    gate, up = op.inputs
+    fn = attrs(fn=op.attr("fn", "silu"))
+    act = low.step(op, "activated", "activation", (gate,), low.block.tensor(gate), attrs=fn)
+    low.ops.append(replace(op, kind="mul", inputs=(act, up), attrs=()))
+
+
+def _activation_steps(op: Op, low: Steps, kernels: Kernels) -> None:
+    fn = op.attr("fn", "") if kernels.glu == "unfused" else ""
+    if fn == "gelu_new":
+        _gelu_new(op, low)
+    elif fn == "relu2":
+        _relu_squared(op, low)
+    elif op.path in low.weighted:
+        out = low.block.tensor(op.outputs[0])
+        low.emit(op, Tensor(name=f"{op.path}:plain", dims=out.dims, dtype=out.dtype))
+    else:
+        low.ops.append(op)
+
+
+def _gelu_new(op: Op, low: Steps) -> None:
+    """0.5 x (1 + tanh(a (x + b x³))), as transformers' NewGELUActivation runs it."""
+    x = low.block.tensor(op.inputs[0])
+    tanh = low.step(op, "tanh", "activation", (x.name,), x, attrs=attrs(fn="tanh"))
+    more = low.step(op, "one_more", "activation", (tanh,), x, attrs=attrs(fn="add_one"))
+    half = low.step(op, "half", "activation", (x.name,), x, attrs=attrs(fn="half"))
+    low.ops.append(replace(op, kind="mul", inputs=(half, more), attrs=()))
+
+
+def _relu_squared(op: Op, low: Steps) -> None:
+    """relu(x)², as torch.pow(relu(x), 2) runs it."""
+    x = low.block.tensor(op.inputs[0])
+    relu = low.step(op, "relu", "activation", (x.name,), x, attrs=attrs(fn="relu"))
+    low.ops.append(replace(op, inputs=(relu,), attrs=attrs(fn="square")))
+
+
+def _mask_steps(op: Op, low: Steps, kernels: Kernels) -> None:
+    x = low.block.tensor(op.inputs[0])
+    low.emit(op, Tensor(name=f"{op.path}:mask", dims=x.dims, dtype="bool"))
+
+
 ACTIVATION = OpKind(
     name="activation",
     signature="x -> fn(x); fn: gelu | gelu_tanh | gelu_new | quick_gelu | relu | relu2 | silu | tanh | sigmoid",
@@ -41,9 +105,14 @@ ACTIVATION = OpKind(
     dims=first_dims,
     memory="own",
     saves=_saves_activation,
+    forward=per_element(8),
+    backward=per_element_back(10),
+    steps=_activation_steps,
+    fused_by="glu",
     weight_grad="together",
     ungraded=(),
     decay="none",
+    experts="none",
     runs="function",
 )
 
@@ -52,11 +121,35 @@ GLU = replace(
     name="glu",
     signature="gate, up -> fn(gate) · up; fn: silu (SwiGLU) | gelu | gelu_tanh (GeGLU) | relu; limit, alpha",
     saves=saves_inputs,
+    forward=per_element(9),
+    backward=per_element_back(14),
+    steps=_glu_steps,
+    fused_by="glu",
 )
 
-ADD = replace(ACTIVATION, name="add", signature="a, b -> a + factor · b; factor", saves="nothing", decay="matrices")
+ADD = replace(
+    ACTIVATION,
+    name="add",
+    signature="a, b -> a + factor · b; factor",
+    saves="nothing",
+    decay="matrices",
+    forward=per_element(1),
+    backward=_sum_back,
+    steps="one kernel",
+    fused_by="every stack",
+)
 
-MUL = replace(ACTIVATION, name="mul", signature="a, b -> a · b", saves=saves_operands, decay="matrices")
+MUL = replace(
+    ACTIVATION,
+    name="mul",
+    signature="a, b -> a · b",
+    saves=saves_operands,
+    decay="matrices",
+    forward=per_element(1),
+    backward=per_element_back(2),
+    steps="one kernel",
+    fused_by="every stack",
+)
 
 SCALE = replace(
     ACTIVATION,
@@ -65,6 +158,10 @@ SCALE = replace(
     dims="open",
     saves=_saves_vector,
     decay="matrices",
+    forward=per_element(1),
+    backward=per_element_back(1),
+    steps="one kernel",
+    fused_by="every stack",
 )
 
 MODULATE = replace(
@@ -74,17 +171,44 @@ MODULATE = replace(
     dims="open",
     saves=_saves_modulated,
     decay="matrices",
+    forward=per_element(2),
+    backward=per_element_back(4),
+    steps="one kernel",
+    fused_by="every stack",
 )
 
-SOFTCAP = replace(ACTIVATION, name="softcap", signature="x -> cap · tanh(x / cap); cap", saves=saves_output)
+SOFTCAP = replace(
+    ACTIVATION,
+    name="softcap",
+    signature="x -> cap · tanh(x / cap); cap",
+    saves=saves_output,
+    forward=per_element(5),
+    backward=per_element_back(3),
+    steps="one kernel",
+    fused_by="every stack",
+)
 
 DROPOUT = replace(
     ACTIVATION,
     name="dropout",
     signature="x -> x with elements left out at random, the others scaled up; p, drawn",
     saves=_saves_mask,
+    forward=per_element(2),
+    backward=per_element_back(1),
+    steps=_mask_steps,
+    fused_by="every stack",
 )
 
-CAST = replace(ACTIVATION, name="cast", signature="x -> x in another dtype", memory="cast", saves="nothing")
+CAST = replace(
+    ACTIVATION,
+    name="cast",
+    signature="x -> x in another dtype",
+    memory="cast",
+    saves="nothing",
+    forward=per_element(0),
+    backward=per_element_back(0),
+    steps="one kernel",
+    fused_by="every stack",
+)
 
 KINDS = (ACTIVATION, GLU, ADD, MUL, SCALE, MODULATE, SOFTCAP, DROPOUT, CAST)

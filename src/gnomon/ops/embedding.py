@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gnomon.ops.op import Op, OpKind, Problem, Tensors
-from gnomon.ops.rules import cannot_write
+from gnomon.ops.rules import bytes_of, cannot_write, per_element, per_element_back
+from gnomon.ops.work import Setting, Work
+from gnomon.tensors.dims import numel
 
 
 def _dims(op: Op, block: Tensors) -> Problem:
@@ -22,6 +24,15 @@ def _saves(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ..
     return op.inputs[:1] if op.inputs[1] in needs_grad else ()
 
 
+def _lookup_work(op: Op, block: Tensors, setting: Setting) -> Work:
+    """Only the chosen rows are read."""
+    out, table = block.tensor(op.outputs[0]), block.tensor(op.inputs[1])
+    rows = numel(out.dims, setting.sizes) * setting.dtypes.bits(table.dtype) // 8
+    return Work(
+        read_bytes=bytes_of(op.inputs[:1], block, setting) + rows, write_bytes=bytes_of(op.outputs, block, setting)
+    )
+
+
 EMBEDDING = OpKind(
     name="embedding",
     signature="ids, table -> rows of the table",
@@ -29,9 +40,14 @@ EMBEDDING = OpKind(
     dims=_dims,
     memory="own",
     saves=_saves,
+    forward=_lookup_work,
+    backward=per_element_back(0),
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="apart",
     ungraded=(),
     decay=(1,),
+    experts="none",
     runs="function",
 )
 
@@ -42,9 +58,14 @@ TIMESTEP = OpKind(
     dims="open",
     memory="own",
     saves="nothing",
+    forward=per_element(0),
+    backward=per_element_back(0),
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="together",
     ungraded=(),
     decay="none",
+    experts="none",
     runs="function",
 )
 

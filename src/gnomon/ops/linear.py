@@ -6,8 +6,22 @@ of experts (`moe`) and convolutions (`conv`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from gnomon.ops.attention import pairs_of
 from gnomon.ops.op import Op, OpKind, Problem, Tensors
-from gnomon.ops.rules import contracted_dims, saves_operands
+from gnomon.ops.rules import (
+    Flops,
+    contracted_dims,
+    moved,
+    moved_back,
+    multiplied,
+    multiplied_back,
+    product_flops,
+    saves_operands,
+)
+from gnomon.ops.work import GradOp, Setting, Work
+from gnomon.tensors.dims import Dim, size_of
 
 
 def _dims(op: Op, block: Tensors) -> Problem:
@@ -19,6 +33,41 @@ def _dims(op: Op, block: Tensors) -> Problem:
     return None
 
 
+def _matmul_flops(op: Op, block: Tensors, setting: Setting) -> Flops:
+    """Scores of attention in steps: what a mask lets through counts, the kernel computes all of it."""
+    sizes, full = setting.sizes, product_flops(op, block, setting)
+    q_name, kv_name = op.attr("q_dim", ""), op.attr("kv_dim", "")
+    if not q_name:
+        return full, 0
+    dims = {d.name: d for t in (*op.inputs, *op.outputs) for d in block.tensor(t).dims}
+    q_len, kv_len = size_of(dims[str(q_name)], sizes), size_of(dims[str(kv_name)], sizes)
+    counted = full // (2 * q_len * kv_len) * pairs_of(op, q_len, kv_len, setting.causal_flops)
+    return counted, full - counted
+
+
+def _matmul_work(op: Op, block: Tensors, setting: Setting) -> Work:
+    return moved(op, block, setting, flops=_matmul_flops(op, block, setting))
+
+
+def _matmul_work_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:
+    """A product for each operand that wants a gradient."""
+    flops, extra = _matmul_flops(op, block, setting) if grad.reads else (0, 0)
+    times = len(grad.grads_out)
+    return moved_back(op, block, setting, grad, flops=(flops * times, extra * times))
+
+
+def is_inner_first(op: Op, weight: Sequence[Dim]) -> bool:
+    """Whether a linear's weight has its contracted dims before its outputs, as `x @ weight` wants them."""
+    return bool(weight) and weight[0].atoms[0].name in op.contracts
+
+
+def matrix_rows(op: Op, weight: Sequence[Dim]) -> int:
+    """How many leading dims of a contraction's weight are rows of its matrix: outputs, or the contracted dims of one
+    that has them first."""
+    first = is_inner_first(op, weight)
+    return sum(1 for dim in weight if (dim.atoms[0].name in op.contracts) is first)
+
+
 LINEAR = OpKind(
     name="linear",
     signature="x, weight[, bias] -> x · weightᵀ + bias",
@@ -26,9 +75,14 @@ LINEAR = OpKind(
     dims=_dims,
     memory="own",
     saves=saves_operands,
+    forward=multiplied,
+    backward=multiplied_back,
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="apart",
     ungraded=(),
     decay=(1,),
+    experts="none",
     runs="engine",
 )
 
@@ -39,9 +93,14 @@ MATMUL = OpKind(
     dims=contracted_dims,
     memory="own",
     saves=saves_operands,
+    forward=_matmul_work,
+    backward=_matmul_work_back,
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="together",
     ungraded=(),
     decay="matrices",
+    experts="none",
     runs="lowered",
 )
 

@@ -6,9 +6,12 @@ A loss over a divided vocabulary adds up its statistics over the ranks. Leaves o
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
-from gnomon.ops.op import Op, OpKind, Problem, Tensors
-from gnomon.ops.rules import cannot_write, saves_inputs
+from gnomon.ops.kernels import Kernels
+from gnomon.ops.op import Op, OpKind, Problem, Steps, Tensors, attrs
+from gnomon.ops.rules import cannot_write, per_element, per_element_back, saves_inputs
+from gnomon.tensors.tensor import Tensor
 
 
 def _dims(op: Op, block: Tensors) -> Problem:
@@ -21,6 +24,19 @@ def _saves(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ..
     return (*op.inputs[:2], *op.outputs[1:])
 
 
+def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
+    how = kernels.cross_entropy
+    logits = low.block.tensor(op.inputs[0])
+    if how == "fused":
+        low.emit(op, Tensor(name=f"{op.path}:lse", dims=logits.dims[:-1], dtype="fp32"))
+        return
+    wide = replace(logits, name="wide", dtype="fp32")
+    copy = low.step(op, "fp32", "cast", (logits.name,), wide)
+    over = {"in_place": True} if how == "in_place" else {}
+    logp = low.step(op, "log_probs", "softmax", (copy,), wide, attrs=attrs(fn="log", **over))
+    low.ops.append(replace(op, inputs=(logp, *op.inputs[1:]), attrs=attrs(nll=True)))
+
+
 CROSS_ENTROPY = OpKind(
     name="cross_entropy",
     signature="logits, labels -> loss; reduction, loss_weight, nll (of the logits' log-softmax)",
@@ -28,9 +44,14 @@ CROSS_ENTROPY = OpKind(
     dims=_dims,
     memory="own",
     saves=_saves,
+    forward=per_element(5),
+    backward=per_element_back(3),
+    steps=_steps,
+    fused_by="cross_entropy",
     weight_grad="together",
     ungraded=(),
     decay="none",
+    experts="none",
     runs="function",
 )
 
@@ -41,9 +62,14 @@ MSE = OpKind(
     dims="open",
     memory="own",
     saves=saves_inputs,
+    forward=per_element(3),
+    backward=per_element_back(2),
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="together",
     ungraded=(),
     decay="none",
+    experts="none",
     runs="function",
 )
 

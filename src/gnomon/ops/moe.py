@@ -7,9 +7,19 @@ of a token are added up. Leaves out losses that balance the load.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
-from gnomon.ops.op import Op, OpKind, Problem, Tensors
-from gnomon.ops.rules import cannot_write, contracted_dims, saves_operands
+from gnomon.ops.kernels import Kernels
+from gnomon.ops.op import Op, OpKind, Problem, Steps, Tensors, attrs
+from gnomon.ops.rules import (
+    cannot_write,
+    contracted_dims,
+    multiplied,
+    multiplied_back,
+    per_element,
+    per_element_back,
+    saves_operands,
+)
 
 
 def _grouped_dims(op: Op, block: Tensors) -> Problem:
@@ -35,6 +45,11 @@ def _saves_combine(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple
     return op.inputs[1:] if op.attr("weighted", False) else op.inputs
 
 
+def _combine_steps(op: Op, low: Steps, kernels: Kernels) -> None:
+    weighted = bool(low.weighted) and kernels.expert_weights == "activation"
+    low.ops.append(replace(op, attrs=attrs(**dict(op.attrs), weighted=True)) if weighted else op)
+
+
 ROUTER = OpKind(
     name="router",
     signature="logits[, bias] -> weights, indices; fn: softmax | sigmoid; groups, normalised",
@@ -42,9 +57,14 @@ ROUTER = OpKind(
     dims="open",
     memory="own",
     saves=_saves_router,
+    forward=per_element(6),
+    backward=per_element_back(5),
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="together",
     ungraded=(1,),  # a bias only shifts which experts are chosen, and moves by its own rule (DeepSeek-V3, 2.1.2)
     decay="none",
+    experts="route",
     runs="function",
 )
 
@@ -55,9 +75,14 @@ DISPATCH = OpKind(
     dims=_dispatch_dims,
     memory="own",
     saves=_saves_indices,
+    forward=per_element(0),
+    backward=per_element_back(0),
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="together",
     ungraded=(),
     decay="none",
+    experts="dispatch",
     runs="engine",
 )
 
@@ -68,9 +93,14 @@ GROUPED_LINEAR = OpKind(
     dims=_grouped_dims,
     memory="own",
     saves=saves_operands,
+    forward=multiplied,
+    backward=multiplied_back,
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="apart",
     ungraded=(),
     decay=(1,),
+    experts="product",
     runs="engine",
 )
 
@@ -81,9 +111,14 @@ COMBINE = OpKind(
     dims="open",
     memory="own",
     saves=_saves_combine,
+    forward=per_element(2),
+    backward=per_element_back(4),
+    steps=_combine_steps,
+    fused_by="expert_weights",
     weight_grad="together",
     ungraded=(),
     decay="none",
+    experts="combine",
     runs="engine",
 )
 

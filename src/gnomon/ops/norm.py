@@ -6,9 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
-from gnomon.ops.op import Op, OpKind, Tensors
-from gnomon.ops.rules import first_dims
+from gnomon.errors import GraphError
+from gnomon.ops.kernels import Kernels
+from gnomon.ops.op import Op, OpKind, Steps, Tensors
+from gnomon.ops.rules import first_dims, per_element, per_element_back
+from gnomon.tensors.dims import Dim
+from gnomon.tensors.tensor import Tensor
 
 
 def _saves_norm(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
@@ -20,6 +25,35 @@ def _saves_stats(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[s
     return (op.inputs[0], op.outputs[0])
 
 
+def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
+    fused = kernels.norm == "fused" or op.attr("fn", "") != "rms"
+    x = low.block.tensor(op.inputs[0])
+    over = str(op.attr("over", ""))
+    if over not in [d.name for d in x.dims]:
+        raise GraphError(f"{low.name}/{op.path}: norm over {over!r}, which is not a dim of {x}")
+    kept = tuple(d for d in x.dims if d.name != over)
+    if op.attr("fn", "") == "group":  # statistics of a sample and group, over all positions
+        groups = op.attr("groups", 0)
+        assert isinstance(groups, int), "written by BlockBuilder.norm"
+        kept = (x.dims[0], Dim(name="norm_groups", size=groups))
+    row = Tensor(name=f"{op.path}:rstd", dims=kept, dtype="fp32")
+    if fused:
+        mean = () if op.attr("fn", "") == "rms" else (replace(row, name=f"{op.path}:mean"),)
+        low.emit(op, *mean, row)
+        return
+    wide = replace(x, name="wide", dtype="fp32", kind="activation")
+    copy = low.step(op, "fp32", "cast", (x.name,), wide)
+    # mean of squares and rsqrt: reads the fp32 copy, writes one number a row
+    low.tensors.append(row)
+    low.ops.append(Op(kind="row_stats", path=row.name, inputs=(copy,), outputs=(row.name,)))
+    scaled = low.step(op, "scaled", "mul", (copy, row.name), wide)
+    if len(op.inputs) == 1:
+        low.ops.append(replace(op, kind="cast", inputs=(scaled,), attrs=()))
+        return
+    normed = low.step(op, "normed", "cast", (scaled,), replace(x, kind="activation"))
+    low.ops.append(replace(op, kind="mul", inputs=(normed, *op.inputs[1:]), attrs=()))
+
+
 NORM = OpKind(
     name="norm",
     signature="x[, weight][, bias] -> x; fn: rms | layer | group; over, groups, eps",
@@ -27,9 +61,14 @@ NORM = OpKind(
     dims=first_dims,
     memory="own",
     saves=_saves_norm,
+    forward=per_element(6),
+    backward=per_element_back(9),
+    steps=_steps,
+    fused_by="norm",
     weight_grad="together",
     ungraded=(),
     decay="none",
+    experts="none",
     runs="function",
 )
 
@@ -40,9 +79,14 @@ ROW_STATS = OpKind(
     dims="open",
     memory="own",
     saves=_saves_stats,
+    forward=per_element(2),
+    backward=per_element_back(2),
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="together",
     ungraded=(),
     decay="none",
+    experts="none",
     runs="lowered",
 )
 

@@ -9,7 +9,7 @@ found by name where torch is).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,8 @@ from typing import Literal, Protocol, TypeAlias
 
 from gnomon.errors import GraphError, nearest
 from gnomon.late import load_late
+from gnomon.ops.kernels import Kernels
+from gnomon.ops.work import GradOp, Setting, Work
 from gnomon.tensors.captured import Node
 from gnomon.tensors.tensor import Tensor
 
@@ -111,6 +113,29 @@ Decay: TypeAlias = "tuple[int, ...] | Literal['none', 'matrices']"
 """Places among an op's inputs. `none`: no parameter that it reads; `matrices`: those of two dims and more."""
 
 
+class Steps:
+    """A block that grows as its ops are written in the ops that kernels run. A kind's `steps` rule adds to it: the op
+    itself with what its kernel writes aside (masks, statistics), named `path:what`, or several ops."""
+
+    def __init__(self, name: str, block: Tensors, tensors: Collection[Tensor], weighted: Collection[str]) -> None:
+        """name: of the block. weighted: paths of the activations whose rows get their experts' weights."""
+        self.name, self.block, self.weighted = name, block, weighted
+        self.tensors = list(tensors)
+        self.ops: list[Op] = []
+
+    def emit(self, op: Op, *side: Tensor) -> None:
+        """The op itself, with side outputs."""
+        self.tensors += side
+        self.ops.append(replace(op, outputs=(*op.outputs, *(t.name for t in side))))
+
+    def step(self, parent: Op, what: str, kind: str, inputs: tuple[str, ...], like: Tensor, **rest: object) -> str:
+        """One op of an expansion; writes a new tensor `path:what` with the dims and dtype of `like`."""
+        out = Tensor(name=f"{parent.path}:{what}", dims=like.dims, dtype=like.dtype)
+        self.tensors.append(out)
+        self.ops.append(Op(kind=kind, path=out.name, inputs=inputs, outputs=(out.name,), **rest))  # type: ignore[arg-type]
+        return out.name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpKind:
     """All that is known of one kind of op."""
@@ -129,6 +154,15 @@ class OpKind:
     saves: Callable[[Op, Tensors, Collection[str]], tuple[str, ...]] | Literal["nothing"]
     """Names of the tensors that its backward reads, parameters included, given the tensors that want a gradient; as
     PyTorch's own formulas keep them."""
+    forward: Callable[[Op, Tensors, Setting], Work]
+    """FLOPs and bytes of running a lowered op once."""
+    backward: Callable[[Op, Tensors, Setting, GradOp], Work]
+    """The same of a step of its backward."""
+    steps: Callable[[Op, Steps, Kernels], None] | Literal["one kernel"]
+    """The ops that kernels run in its place, for a program's choices."""
+    fused_by: Literal["every stack", "attention", "norm", "glu", "cross_entropy", "expert_weights", "scan_recomputed"]
+    """The choice of `Kernels`, made by a stack's record, which says whether it runs as one kernel and what that writes
+    aside."""
     weight_grad: Literal["apart", "together"]
     """apart: the gradient of its parameters is a step of its own, which a schedule can delay."""
     ungraded: tuple[int, ...]
@@ -136,6 +170,9 @@ class OpKind:
     decay: Decay
     """Inputs whose parameters take weight decay, as recipes of the field have it: matrices and tables do, biases and
     weights of norms do not."""
+    experts: Literal["route", "dispatch", "product", "combine", "none"]
+    """Its part in a mixture of experts: it chooses experts, makes a row of each token for each of its experts,
+    multiplies rows by the weights of their experts, or adds rows up."""
     runs: Literal["function", "engine", "lowered", "captured"]
     """How the runtime runs it. function: a torch function by its name. engine: a method of the engine, which wants more
     than the operands. lowered: it does not, such ops are steps of others as kernels run them. captured: as ATen ops."""
@@ -148,13 +185,20 @@ class OpKind:
         """Names of the tensors that the backward of a lowered op reads."""
         return () if self.saves == "nothing" else self.saves(op, block, needs_grad)
 
+    def lower(self, op: Op, low: Steps, kernels: Kernels) -> None:
+        """Add an op of this kind as kernels run it."""
+        if self.steps == "one kernel":
+            low.ops.append(op)
+        else:
+            self.steps(op, low, kernels)
+
     @property
     def is_view(self) -> bool:
         """Whether no bytes move."""
         return self.memory in ("view", "part")
 
 
-_NO_FAMILY = frozenset({"__init__", "op", "rules"})
+_NO_FAMILY = frozenset({"__init__", "op", "rules", "work", "kernels"})
 """Files of the folder that hold no kinds."""
 
 

@@ -1,13 +1,15 @@
-"""Rules that several families share: dims of elementwise ops, operands that a backward reads.
+"""Rules that several families share: dims of elementwise ops, operands that a backward reads, bytes moved.
 
 Each has the signature of the field of `OpKind` that it is for. Leaves out rules of one family, which are in its file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from gnomon.ops.op import Op, Problem, Tensors
+from gnomon.ops.work import GradOp, Setting, Work, nbytes
+from gnomon.tensors.dims import Number, numel
 
 
 def first_dims(op: Op, block: Tensors) -> Problem:
@@ -55,3 +57,82 @@ def saves_inputs(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[s
 def saves_output(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
     """What it wrote."""
     return op.outputs[:1]
+
+
+Flops = tuple[Number, Number]
+"""(of the mathematics, further ones of the kernel)."""
+
+
+def bytes_of(names: Collection[str], block: Tensors, setting: Setting) -> Number:
+    """Bytes of tensors, each once."""
+    total: Number = 0
+    for name in dict.fromkeys(names):
+        total = total + nbytes(block.tensor(name), setting.sizes, setting.dtypes)
+    return total
+
+
+def product_flops(op: Op, block: Tensors, setting: Setting) -> Number:
+    """Of one product of a contraction."""
+    out = block.tensor(op.outputs[0])
+    inner = {a.name: a for t in op.inputs[:2] for a in block.tensor(t).atoms}
+    return 2 * numel(out.dims, setting.sizes) * numel((inner[name] for name in op.contracts), setting.sizes)
+
+
+def vectors(op: Op, block: Tensors, setting: Setting, per_element: int) -> Number:
+    """Vector FLOPs, so many for each element of the first input."""
+    return numel(block.tensor(op.inputs[0]).dims, setting.sizes) * per_element if per_element else 0
+
+
+def moved(op: Op, block: Tensors, setting: Setting, *, flops: Flops = (0, 0), per_element: int = 0) -> Work:
+    """Reads its inputs and writes its outputs, each once."""
+    return Work(
+        matmul_flops=flops[0],
+        extra_matmul_flops=flops[1],
+        vector_flops=vectors(op, block, setting, per_element),
+        read_bytes=bytes_of(op.inputs, block, setting),
+        write_bytes=bytes_of(op.outputs, block, setting),
+    )
+
+
+def moved_back(
+    op: Op, block: Tensors, setting: Setting, grad: GradOp, *, flops: Flops = (0, 0), per_element: int = 0
+) -> Work:
+    """Reads incoming gradients and what was kept, and writes gradients."""
+    return Work(
+        matmul_flops=flops[0],
+        extra_matmul_flops=flops[1],
+        vector_flops=vectors(op, block, setting, per_element) if grad.phase == "input_grad" else 0,
+        read_bytes=bytes_of(grad.grads_in, block, setting) + bytes_of(grad.reads, block, setting),
+        write_bytes=bytes_of(grad.grads_out, block, setting),
+    )
+
+
+def per_element(flops: int) -> Callable[[Op, Tensors, Setting], Work]:
+    """The forward of a kind that does so many vector FLOPs for each element of its first input."""
+    return lambda op, block, setting: moved(op, block, setting, per_element=flops)
+
+
+def per_element_back(flops: int) -> Callable[[Op, Tensors, Setting, GradOp], Work]:
+    """The backward of such a kind."""
+    return lambda op, block, setting, grad: moved_back(op, block, setting, grad, per_element=flops)
+
+
+def multiplied(op: Op, block: Tensors, setting: Setting) -> Work:
+    """The forward of a contraction."""
+    return moved(op, block, setting, flops=(product_flops(op, block, setting), 0))
+
+
+def multiplied_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:
+    """One step of its backward: a product, where an operand is read (a bias wants the incoming gradient alone)."""
+    flops = product_flops(op, block, setting) if grad.reads else 0
+    return moved_back(op, block, setting, grad, flops=(flops, 0))
+
+
+def no_work(op: Op, block: Tensors, setting: Setting) -> Work:
+    """A view: nothing moves."""
+    return Work()
+
+
+def passed_on(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:
+    """The gradient is the incoming one, or a view of it; sums over several readers are steps of their own."""
+    return Work()

@@ -12,8 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gnomon.ops.op import Op, OpKind, Tensors
+from gnomon.ops.kernels import Kernels
+from gnomon.ops.op import Op, OpKind, Steps, Tensors
+from gnomon.ops.rules import moved, moved_back
+from gnomon.ops.work import GradOp, Setting, Work
 from gnomon.tensors.dims import Number, Sizes, numel, size_of
+from gnomon.tensors.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,26 @@ def _saves(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ..
     return (*op.inputs, *op.outputs[1:])
 
 
+def _work(op: Op, block: Tensors, setting: Setting) -> Work:
+    return moved(
+        op, block, setting, flops=(scan_flops(op, block, setting.sizes, whole=setting.causal_flops == "full"), 0)
+    )
+
+
+def _work_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:
+    flops = 2 * scan_flops(op, block, setting.sizes, whole=setting.causal_flops == "full")
+    return moved_back(op, block, setting, grad, flops=(flops, 0))
+
+
+def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
+    """Its backward wants what the scan wrote before it was gated, unless it is run again."""
+    if kernels.scan_recomputed:
+        low.ops.append(op)
+        return
+    y = low.block.tensor(op.outputs[0])
+    low.emit(op, Tensor(name=f"{op.path}:ungated", dims=y.dims, dtype=y.dtype))
+
+
 STATE_SPACE = OpKind(
     name="state_space",
     signature="z x B C dt, conv weights and biases, dt bias, decay, skip -> y: Mamba-2; chunk",
@@ -70,9 +94,14 @@ STATE_SPACE = OpKind(
     dims="open",
     memory="own",
     saves=_saves,
+    forward=_work,
+    backward=_work_back,
+    steps=_steps,
+    fused_by="scan_recomputed",
     weight_grad="together",
     ungraded=(),
     decay=(1, 2),  # the convolutions' weights; mamba_ssm exempts dt bias, decay and skip
+    experts="none",
     runs="function",
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gnomon.ops.op import OpKind
+from gnomon.ops.rules import no_work, passed_on, per_element, per_element_back
 
 RESHAPE = OpKind(
     name="reshape",
@@ -17,9 +18,14 @@ RESHAPE = OpKind(
     dims="open",
     memory="view",
     saves="nothing",
+    forward=no_work,
+    backward=passed_on,
+    steps="one kernel",
+    fused_by="every stack",
     weight_grad="together",
     ungraded=(),
     decay="none",
+    experts="none",
     runs="function",
 )
 
@@ -27,10 +33,27 @@ SPLIT = replace(RESHAPE, name="split", signature="x -> views of its parts along 
 
 RENAME = replace(RESHAPE, name="rename", signature="x -> x with other names for its dims")
 
-CONCAT = replace(RESHAPE, name="concat", signature="a, b, … -> one after another along a dim", memory="own")
+CONCAT = replace(
+    RESHAPE,
+    name="concat",
+    signature="a, b, … -> one after another along a dim",
+    memory="own",
+    forward=per_element(0),
+    backward=per_element_back(0),
+    steps="one kernel",
+    fused_by="every stack",
+)
 
 REPEAT = replace(
-    RESHAPE, name="repeat", signature="x -> copies along a dim (kv_heads -> heads)", memory="own", runs="lowered"
+    RESHAPE,
+    name="repeat",
+    signature="x -> copies along a dim (kv_heads -> heads)",
+    memory="own",
+    runs="lowered",
+    forward=per_element(0),
+    backward=per_element_back(0),
+    steps="one kernel",
+    fused_by="every stack",
 )
 
 KINDS = (RESHAPE, SPLIT, RENAME, CONCAT, REPEAT)

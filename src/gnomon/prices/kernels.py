@@ -16,8 +16,8 @@ import numpy as np
 
 from gnomon.errors import UnpricedError
 from gnomon.graph import Block, Dim, GradOp, Op, Setting, Work, forward_work, grad_work, kv_dim, nbytes, numel, size_of
-from gnomon.graph.ops import attention_pairs_x2
 from gnomon.hardware.types import Device
+from gnomon.ops.attention import attention_pairs_x2
 from gnomon.ops.state_space import Scan
 from gnomon.prices.attention import Pieces, attention_seconds, tiled_window
 from gnomon.prices.captured import captured_price

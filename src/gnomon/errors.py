@@ -85,7 +85,7 @@ class NoMemoryError(RunError):
     """Memory ran out in one rank."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'a', 'b'?)` for an error message, or `` when nothing is close."""
-    close = get_close_matches(name, list(known), n=3, cutoff=0.5)
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """` (did you mean 'a', 'b'?)` for an error message, or `` when nothing is close: cutoff, 0 to 1, is how close."""
+    close = get_close_matches(name, list(known), n=3, cutoff=cutoff)
     return f" (did you mean {', '.join(repr(c) for c in close)}?)" if close else ""

@@ -281,6 +281,12 @@ BRIDGE = str(Path(__file__).parents[1] / "formats" / "fixtures" / "megatron-brid
     ("words", "message"),
     [
         (["predict", "lama-3.1-8b", "--on", "8xh100-sxm"], "unknown model 'lama-3.1-8b' (did you mean 'llama-3.1-8b'"),
+        (["predict", "missing.toml"], "cannot read 'missing.toml': there is no such file"),
+        (["predict", "missing.yaml", "--on", "8xh100"], "cannot read 'missing.yaml': there is no such file"),
+        (["plan", "a/b/c", "--on", "8xh100", "--global-batch", "8"], "'a/b/c': there is no such file or folder"),
+        (["fit", "none/x.json", "--on", "8xh100"], "there is no such file (nor a folder 'none')"),
+        (["predict", "Qwen/Qwen9-7B", "--on", "8xh100"], "download its config.json: hf download Qwen/Qwen9-7B"),
+        (["run", "Qwen/Qwen9-7B"], "Qwen/Qwen9-7B"),
         (["predict", "gpt2", "--on", "8xh10"], "did you mean 'h100-sxm-80gb'"),
         (["predict", "gpt2", "--on", "8xh100-sxm", "--tp", "3"], "the nearest product that does is 2"),
         (["predict", "gpt2", "--on", "8xh100-sxm", "--schedule", "gpip"], "did you mean 'gpipe'"),

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from in_place import in_place
 
 from gnomon.cli import main
 from gnomon.cli.budget import Budget
@@ -170,7 +171,8 @@ def test_cheapest_fewest_and_at_most(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_largest_model_by_choices_beyond_the_search(capsys: pytest.CaptureFixture[str]) -> None:
-    few = [*FEW, "--tp", "1", "--pp", "1", "--zero", "0", "--recompute", "full", "--no-clip", "--memory", "1700MiB"]
+    few = in_place(FEW, "--tp", "1", "--pp", "1", "--zero", "0", "--recompute", "full")
+    few += ["--no-clip", "--memory", "1700MiB"]
     assert main([*few, "--largest", "layers", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     last, others = document["cases"][-1], [case for case in document["cases"][:-1] if "step_s" in case]
@@ -316,7 +318,7 @@ def test_choices_are_tried_unless_left_out(tmp_path: Path, capsys: pytest.Captur
     ],
 )
 def test_choices_that_cannot_be(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, *more]) == 2
+    assert main(in_place(SMALL, *more)) == 2
     assert message in capsys.readouterr().err
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from in_place import in_place
 
 from gnomon.cli import main
 from gnomon.plans import load_plan_file
@@ -42,7 +43,7 @@ def test_the_fastest_plan_of_each_way_is_printed_and_the_best_written(
     ],
 )
 def test_what_it_does_not_go_with(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*ASKED, *more]) == 2
+    assert main(in_place(ASKED, *more)) == 2
     assert message in capsys.readouterr().err
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from hardware.test_measured import MEASURED
+from in_place import in_place
 
 from gnomon import schema
 from gnomon.cli import main, plan_try
@@ -153,7 +154,7 @@ def home(tells: Path) -> Path:
 
 def predicted(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[float, str]:
     """(seconds of the best plan's step, what it rests on) of another plan request."""
-    assert main([*WORDS, *FP32, "--stack", "gnomon", "--top", "1", "--json", *words]) == 0
+    assert main(in_place([*WORDS, *FP32, "--stack", "gnomon", "--top", "1", "--json"], *words)) == 0
     document = json.loads(capsys.readouterr().out)
     return document["best"][0]["prediction"]["step_s"], " ".join(document["assumptions"])
 
@@ -321,7 +322,7 @@ def test_mistakes(tells: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
         (("--try", "2", "--stack", "nanotron"), "not with nanotron"),
     ):
         story(0.5, 0.5)
-        assert main([*WORDS, *FP32, *words]) == 2
+        assert main(in_place([*WORDS, *FP32], *words)) == 2
         out, err = capsys.readouterr()
         assert out == "" and message in err and err.count("\n") == 1
     monkeypatch.setattr(plan_try, "find_spec", lambda name: None)

@@ -40,7 +40,7 @@ def test_nothing_is_guessed() -> None:
     assert rent(parse_cluster("1x8xh100-sxm+1x8xv100-sxm-32gb")) is None
 
 
-@pytest.mark.parametrize("text", ["", "h100=2", "-1", "x", "h100-sxm=", "0", "inf", "nan"])
+@pytest.mark.parametrize("text", ["", "h101=2", "h100=2,h100-sxm=3", "2,3", "-1", "x", "h100-sxm=", "0", "inf", "nan"])
 def test_prices_that_are_none(text: str) -> None:
     with pytest.raises(InputError, match="--price"):
         parse_prices((text,))

@@ -8,6 +8,7 @@ from gnomon import hardware, schema
 from gnomon.errors import CatalogueError, InputError
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.hardware.kinds import apart
+from gnomon.hardware.usual import usual
 
 
 @pytest.mark.parametrize(
@@ -50,11 +51,58 @@ def test_what_the_spec_left_open_is_said() -> None:
 
 
 @pytest.mark.parametrize(
+    ("spec", "plain"),
+    [
+        ("8xh100", "1x8xh100-sxm-80gb"),
+        ("8xA100-80G", "1x8xa100-sxm-80gb"),
+        ("8xA100-SXM4-40GB", "1x8xa100-sxm-40gb"),
+        ("8xa100-40", "1x8xa100-sxm-40gb"),
+        ("2x8 H100 PCIe", "2x8xh100-pcie-80gb"),
+        ("8 x NVIDIA H100 80GB", "1x8xh100-sxm-80gb"),
+        ("h100:8", "1x8xh100-sxm-80gb"),
+        ("2xh100x8", "2x8xh100-sxm-80gb"),
+        ("gpu:a100:4", "1x4xa100-sxm-80gb"),
+        ("8xh100sxm5", "1x8xh100-sxm-80gb"),
+        ("v100-16g", "1x1xv100-sxm-16gb"),
+        ("8x4090", "1x8xrtx-4090-24gb"),
+        ("4xRTX4090", "1x4xrtx-4090-24gb"),
+        ("2080ti", "1x1xrtx-2080-ti-11gb"),
+        ("8xv5e", "1x8xtpu-v5e"),
+        ("8xmi300x", "1x8xmi300x-192gb"),
+        ("64xh100", "8x8xh100-sxm-80gb"),
+        ("2x8h100+8xA100", "2x8xh100-sxm-80gb+1x8xa100-sxm-80gb"),
+        ("p5.48xlarge", "1xaws-p5"),
+    ],
+)
+def test_what_people_type_is_the_usual_device(spec: str, plain: str) -> None:
+    typed, full = parse_cluster(spec), parse_cluster(plain)
+    assert typed.groups == full.groups
+    assert set(full.assumptions) <= set(typed.assumptions)
+
+
+def test_the_usual_device_and_nodes_are_said() -> None:
+    assert parse_cluster("16xh100").assumptions[:2] == (
+        "'h100' taken as h100-sxm-80gb, the usual one (others: h100-sxm-96gb, h100-pcie-80gb, h100-nvl-94gb)",
+        "16 x h100-sxm-80gb: taken as 2 nodes of 8",
+    )
+    assert parse_cluster("8xa100-sxm4-40gb").assumptions[0] == "'a100-sxm4-40gb' taken as a100-sxm-40gb"
+    assert not any("taken as" in line for line in parse_cluster("8xh100-sxm").assumptions)
+
+
+def test_every_device_is_found_by_its_product_form_and_memory() -> None:
+    """No two devices share all three, so that the whole name in other letters is always that device."""
+    for name in hardware.device_names():
+        found = usual(name.upper().replace("-", " "))
+        assert found is not None and found.device.name == name and not found.others
+
+
+@pytest.mark.parametrize(
     ("spec", "says"),
     [
         ("4x8xh100-smx", "did you mean 'h100-sxm'"),
-        ("4x8xh100", "'h100-sxm-80gb'"),
-        ("16xh100-sxm", "write 2x8xh100-sxm-80gb"),
+        ("4x8xh100-40gb", "'h100-sxm-80gb'"),
+        ("12xh100-sxm", "write 2x8xh100-sxm-80gb"),
+        ("4x8", "cannot read"),
         ("16x16xh100-sxm", "holds 1 to 8"),
         ("0x8xh100-sxm", "count of 0"),
         ("4x0xh100-sxm", "count of 0"),

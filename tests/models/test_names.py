@@ -37,3 +37,10 @@ def test_tuned_weights_have_the_same_sizes(asked: str, name: str) -> None:
 def test_other_models_are_not_taken_for_these(other: str) -> None:
     with pytest.raises(CatalogueError, match="unknown model"):
         known_name(other)
+
+
+def test_another_number_is_another_model_and_no_slip() -> None:
+    with pytest.raises(CatalogueError, match=r"unknown model 'Qwen/Qwen9-7B'; "):
+        known_name("Qwen/Qwen9-7B")
+    with pytest.raises(CatalogueError, match="did you mean 'Qwen/Qwen3-8B'"):
+        known_name("Qwen/Qwen3-8")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from gnomon.cli.missing import not_there
 from gnomon.cli.options_fit import FIT_TEXT, fit_options
 from gnomon.cli.options_fleet import FLEET_TEXT, fleet_options, launch_options
 from gnomon.cli.options_plan import (
@@ -224,7 +225,11 @@ with --strict something is not expressed."""
 
 def parser() -> argparse.ArgumentParser:
     """The parser of `gnomon`; its result holds `command` and that command's values."""
-    top = _parser("gnomon", "Predict how a deep-learning job will run, plan it, run it, and compare.", _EPILOG)
+    top = _Parser(
+        prog="gnomon",
+        description="Predict how a deep-learning job will run, plan it, run it, and compare.",
+        epilog=_EPILOG,
+    )
     top.add_argument("--version", action="version", version=f"gnomon {load_late('gnomon:__version__')}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _predict(_command(commands, "predict", "time and memory of a training step", _PREDICT))
@@ -258,19 +263,40 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line for a mistake, in place of all options."""
+    """One line for a mistake, in place of all options. No name is short for another, and an option that would silently
+    replace what it was given before is an error. Parsers of commands are of this class too."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **settings}, allow_abbrev=False)
+        self._given: dict[argparse.Action, list[str]] = {}
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         """As argparse's; what a command does not know is that command's mistake, not that of `gnomon`."""
+        self._given = {}
         parsed, more = super().parse_known_args(args, namespace)
         if more:
+            if (missing := not_there(more)) is not None:
+                self.exit(2, broken(f"{self.prog}: {missing}", sys.stderr) + "\n")
             near = nearest(more[0].partition("=")[0], self._option_string_actions) if more[0].startswith("-") else ""
             self.error(f"unrecognized arguments: {' '.join(more)}{near}")
         return parsed, more
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """As argparse's, which calls it once each time that an option stands there."""
+        if action.option_strings and not isinstance(action, argparse._AppendAction):
+            before = self._given.setdefault(action, arg_strings)
+            if before is not arg_strings:
+                values = f" ({' '.join(before)}, then {' '.join(arg_strings)})" if before else ""
+                raise argparse.ArgumentError(
+                    action, f"it is given twice{values[:200]}; keep one{_TOGETHER.get(action.dest, '')}"
+                )
+        return super()._get_values(action, arg_strings)
+
     def _check_value(self, action: argparse.Action, value: object) -> None:
         """As argparse's, with the nearest of the choices."""
         if action.choices is not None and value not in action.choices:
+            if isinstance(action, argparse._SubParsersAction) and (missing := not_there([str(value)])) is not None:
+                self.exit(2, broken(f"{self.prog}: {missing}", sys.stderr) + "\n")
             choices = [str(choice) for choice in action.choices]
             raise argparse.ArgumentError(
                 action, f"{str(value)!r} is none of {', '.join(choices)}{nearest(str(value), choices)}"
@@ -280,16 +306,12 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, broken(f"{self.prog}: {message}; see {self.prog} --help", sys.stderr) + "\n")
 
 
-def _parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    return _Parser(
-        prog=name, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+_TOGETHER = {"on": ", or join machines by +, as in 2x8xh100-sxm+1x8xa100-sxm"}
+"""Option -> what to write in place of it twice, where there is something."""
 
 
 def _command(commands: argparse._SubParsersAction, name: str, text: str, epilog: str) -> argparse.ArgumentParser:  # type: ignore[type-arg]
-    made: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, epilog=epilog)
     return made
 
 

@@ -100,9 +100,7 @@ def fleet_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _action(actions: argparse._SubParsersAction, name: str, text: str, epilog: str) -> argparse.ArgumentParser:  # type: ignore[type-arg]
-    made: argparse.ArgumentParser = actions.add_parser(
-        name, help=text, description=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text, epilog=epilog)
     return made
 
 

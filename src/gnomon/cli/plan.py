@@ -14,7 +14,7 @@ from gnomon.cli.budget import ONE, Budget, Covered
 from gnomon.cli.options_plan import SHOWN
 from gnomon.cli.plan_asked import Asked
 from gnomon.cli.plan_file import plan_file
-from gnomon.cli.plan_goals import answer, is_asked
+from gnomon.cli.plan_goals import answer, is_asked, varied_machines
 from gnomon.cli.plan_lengths import plan_varied
 from gnomon.cli.plan_losses import compared
 from gnomon.cli.plan_losses import mapping as losses_mapping
@@ -23,8 +23,9 @@ from gnomon.cli.plan_mixed import plan_unlike
 from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
 from gnomon.cli.terminal import print_json, print_lines, written
 from gnomon.errors import InputError
-from gnomon.hardware import parse_prices, rent
+from gnomon.hardware import Cluster, parse_prices, rent
 from gnomon.hardware.kinds import is_mixed
+from gnomon.hardware.rent import ANY
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
 from gnomon.plans import PlanFile, Saved, save_plan_file
 from gnomon.prediction.predict import PLAIN_STACK
@@ -99,13 +100,26 @@ def _other(options: argparse.Namespace, asked: Asked) -> int:
         fixed=asked.fixed,
         limits=tuple(parse_limit(text) for text in asked.chosen.forbid),
         goal=asked.goal,
-        prices=parse_prices(tuple(options.price)),
+        prices=_prices(options, asked.machines),
         improve=None if exact else lambda result: asked.chosen.best(_with_stages(options, result)[0]),
         beyond=() if sizes else asked.chosen.beyond,
         spare=asked.chosen.spare() if sizes else Spare(),
         tries=options.tries or TRIES,
     )
     return answer(options, question, asked.machines, asked.workload, asked.assumed)
+
+
+def _prices(options: argparse.Namespace, machines: Cluster) -> dict[str, float]:
+    """Those of `--price`. InputError for the price of a device that no machines have which are asked about."""
+    prices = parse_prices(tuple(options.price))
+    clusters = (machines, *varied_machines(options))
+    names = {group.node.device.name for cluster in clusters for group in cluster.groups}
+    if unknown := [name for name in prices if name != ANY and name not in names]:
+        raise InputError(
+            f"--price gives that of {unknown[0]}, and the machines are {', '.join(sorted(names))}; price those, or "
+            f"leave it out"
+        )
+    return prices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +212,7 @@ def _with_tensors(options: argparse.Namespace, result: Result, more: More) -> tu
 
 def _one(options: argparse.Namespace, asked: Asked) -> int:
     """The fastest plan: searched, tried if asked, written and printed."""
-    cost = rent(asked.machines, parse_prices(tuple(options.price)))
+    cost = rent(asked.machines, _prices(options, asked.machines))
     with Budget(options.budget, ONE) as budget:
         made = _searched(options, asked, budget)
         lost = None if options.mtbf is None else compared(asked, made.result, made.best, options.mtbf, budget)

@@ -79,6 +79,8 @@ class Chosen:
             name = name.replace("-", "_")
             if not equals or not value:
                 raise InputError(f"--fix {text[:40]!r} has no value; write NAME=VALUE, as in prefetch=2")
+            if name in point or name in fixed:
+                raise InputError(f"--fix gives {name} twice; keep one")
             if name in Point._fields:
                 point[name] = _field(name, value)
             elif name in NAMES:

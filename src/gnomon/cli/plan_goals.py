@@ -97,6 +97,12 @@ def name_of(text: str) -> str:
     return text.partition("=")[0].strip().replace("-", "_")
 
 
+def varied_machines(options: argparse.Namespace) -> tuple[Cluster, ...]:
+    """Clusters that `--vary on` names."""
+    varied = [_varied(text) for text in options.vary if name_of(text) == "on"]
+    return tuple(value for each in varied for value in each.values if isinstance(value, Cluster))
+
+
 def answer(
     options: argparse.Namespace, asked: Question, cluster: Cluster, workload: Workload, assumed: Sequence[str]
 ) -> int:

@@ -40,7 +40,7 @@ from gnomon.plans import (
 )
 from gnomon.plans.check import learned_positions, open_dims, sample_tokens
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.request.model import with_inputs
+from gnomon.request.model import check_there, is_code, with_inputs
 from gnomon.search.planning import default_precision
 from gnomon.search.questions.sweep import sequences
 from gnomon.software import Stack, able
@@ -124,7 +124,9 @@ def read_request(options: argparse.Namespace) -> Request:
 def _plan_as_model(options: argparse.Namespace) -> None:
     """`gnomon predict plan.toml` is `gnomon predict --plan plan.toml`, as other commands take a plan file."""
     path = options.model
-    if options.plan is None and options.source is None and path and path.endswith(".toml") and Path(path).is_file():
+    if path and not is_code(path):
+        check_there(parse_adapters(path)[0])
+    if options.plan is None and options.source is None and path and path.endswith(".toml"):
         if is_plan_file(path):
             options.plan, options.model = path, None
 

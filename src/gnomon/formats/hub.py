@@ -84,6 +84,34 @@ def network_called(name: str, folder: Path | None = None) -> tuple[Network | str
 
     folder: where a relative path begins. InputError for a name that nothing here knows, with what to give.
     """
+    found = find_network(name, folder)
+    if found is None:
+        give = f"{download(name)}, and give --model {folder_of(name)}" if is_hub_id(name) else GIVE_MODEL
+        raise InputError(f"the file trains {name[:80]!r}, whose sizes are not known here; {give}")
+    return found
+
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+"""OWNER/NAME."""
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name is of the form that the Hugging Face hub has for models."""
+    return HUB_ID.fullmatch(name) is not None
+
+
+def folder_of(hub_id: str) -> str:
+    """Where `download` puts a model's config."""
+    return hub_id.partition("/")[2]
+
+
+def download(hub_id: str) -> str:
+    """What to do to have the config.json of a model of the hub."""
+    return f"download its config.json: hf download {hub_id} config.json --local-dir {folder_of(hub_id)}"
+
+
+def find_network(name: str, folder: Path | None = None) -> tuple[Network | str, str] | None:
+    """As `network_called`; None for a name that nothing here knows."""
     for place in (Path(name), *([folder / name] if folder is not None else [])):
         config = place / "config.json" if place.is_dir() else place
         if config.name == "config.json" and config.is_file():
@@ -114,7 +142,7 @@ def plain_name(name: str) -> str:
     return plain
 
 
-def _of_llamas_form(name: str, plain: str) -> tuple[Network, str]:
+def _of_llamas_form(name: str, plain: str) -> tuple[Network, str] | None:
     if plain in OTHER_VOCABULARY:
         known, vocab, window = OTHER_VOCABULARY[plain]
         config = CONFIGS[known]()
@@ -135,4 +163,4 @@ def _of_llamas_form(name: str, plain: str) -> tuple[Network, str]:
             tied=small,
         )
         return config, ""
-    raise InputError(f"the file trains {name[:80]!r}, whose sizes are not known here; {GIVE_MODEL}")
+    return None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gnomon.errors import InputError
 from gnomon.hardware.catalogue import device, device_names, prices, suggest
 from gnomon.hardware.types import Cluster, Price
+from gnomon.hardware.usual import usual
 from gnomon.units import DollarsPerHour, parse_dollars_per_hour
 
 ANY = ""
@@ -74,11 +75,21 @@ def parse_prices(texts: tuple[str, ...]) -> dict[str, float]:
     for text in texts:
         for part in text.split(","):
             name, equals, value = part.strip().rpartition("=")
-            if equals and name not in device_names(aliases=True):
-                hint = suggest(name, device_names(aliases=True))
-                raise InputError(f"--price names no known device: {name[:40]!r}{hint}; write DEVICE=DOLLARS")
-            by_device[device(name).name if equals else ANY] = _dollars(value, text)
+            key = _priced(name.lower()) if equals else ANY
+            if key in by_device:
+                raise InputError(f"--price gives that of {key or 'all devices'} twice; keep one")
+            by_device[key] = _dollars(value, text)
     return by_device
+
+
+def _priced(name: str) -> str:
+    """The device's full name."""
+    if name in device_names(aliases=True):
+        return device(name).name
+    if (meant := usual(name)) is None:
+        hint = suggest(name, device_names(aliases=True))
+        raise InputError(f"--price names no known device: {name[:40]!r}{hint}; write DEVICE=DOLLARS")
+    return meant.device.name
 
 
 def _dollars(value: str, text: str) -> float:

@@ -18,18 +18,24 @@ from gnomon.errors import CatalogueError, InputError
 from gnomon.hardware import catalogue
 from gnomon.hardware.local import local_file, processes_of, with_processes
 from gnomon.hardware.types import Cluster, Device, Node, NodeGroup
+from gnomon.hardware.usual import plain, usual
 from gnomon.schema.toml import parse_toml
 from gnomon.units import MAX_DEVICES
 
-_PART = re.compile(r"(?:(?P<a>[0-9]{1,18})x)?(?:(?P<b>[0-9]{1,18})x)?(?P<name>[a-z][a-z0-9._-]*)")
+_PART = re.compile(r"(?:(?P<a>[0-9]{1,18})x)?(?:(?P<b>[0-9]{1,18})x)?(?P<name>[a-z0-9][a-z0-9._-]*)")
+
+_NO_NAME = re.compile(r"[0-9][0-9.e]*x|[0-9]{1,2}$")
+"""More counts, or one alone, where a name should stand."""
 
 
 def parse_cluster(spec: str) -> Cluster:
     """The cluster that a spec names.
 
     spec: parts joined by `+`, each `NODESxDEVICESxDEVICE`, `DEVICESxDEVICE` (one node), `NODESxNODE` or a bare name;
-        or the path of a file (it ends with `.toml` or holds a `/`). `local` is this machine as `gnomon calibrate`
-        measured it, `local:2` two processes of it; without a calibration one process or as many as asked, guessed.
+        or the path of a file (it ends with `.toml` or holds a `/`). A device may be named as people type it, as in
+        `8xA100-80G` or `h100:8` (`hardware.usual`), which an assumption says. `local` is this machine as `gnomon
+        calibrate` measured it, `local:2` two processes of it; without a calibration one process or as many as asked,
+        guessed.
     Raises CatalogueError for a name, a count or a form that cannot be; InputError for a file that cannot be read.
     """
     text = spec.strip()
@@ -40,7 +46,7 @@ def parse_cluster(spec: str) -> Cluster:
     groups: list[NodeGroup] = []
     assumptions: list[str] = []
     for part in text.lower().split("+"):
-        added, assumed = _part(part.strip(), spec)
+        added, assumed = _part(plain(part.strip()), spec)
         groups += added
         assumptions += [line for line in assumed if line not in assumptions]
     total = sum(group.count * group.node.count for group in groups)
@@ -120,7 +126,7 @@ def _filled(value: Any, look_up: Any) -> Any:
 
 def _part(part: str, spec: str) -> tuple[list[NodeGroup], list[str]]:
     match = _PART.fullmatch(part)
-    if match is None:
+    if match is None or _NO_NAME.match(match["name"]):
         raise CatalogueError(
             f"cannot read {part[:64]!r} in cluster {spec[:64]!r}; write NODESxDEVICESxDEVICE such as 4x8xh100-sxm, "
             "DEVICESxDEVICE, NODESxNODE such as 2xaws-p5, or the path of a .toml file"
@@ -135,6 +141,9 @@ def _part(part: str, spec: str) -> tuple[list[NodeGroup], list[str]]:
         count, devices = (*numbers, None, None)[:2] if numbers else (1, None)
         node = catalogue.node(name, devices)
         return [NodeGroup(node=node, count=count or 1)], list(_unchecked(node.device) + _unchecked(node))
+    if (meant := usual(name)) is not None:
+        groups, assumed = _of_device(meant.device, numbers)
+        return groups, [meant.said(name), *assumed]
     known = catalogue.device_names(aliases=True) + catalogue.node_names(aliases=True)
     raise CatalogueError(
         f"unknown device or node {name[:64]!r} in cluster {spec[:64]!r}{catalogue.suggest(name, known)}; "
@@ -147,6 +156,9 @@ def _of_device(device: Device, numbers: list[int]) -> tuple[list[NodeGroup], lis
     nodes, per_node = (numbers[0], numbers[1]) if len(numbers) == 2 else (1, numbers[0] if numbers else 1)
     groups = []
     assumptions = []
+    if len(numbers) == 1 and per_node > row.count and per_node % row.count == 0:
+        nodes, per_node = per_node // row.count, row.count
+        assumptions.append(f"{numbers[0]} x {device.name}: taken as {nodes} nodes of {per_node}")
     if row.tray == per_node and nodes > 1:
         groups = _racks(row, device, nodes)
         sizes = ", ".join(f"{group.count} x {group.node.count}" for group in groups)

@@ -6,6 +6,7 @@ its config.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from gnomon.errors import CatalogueError, InputError, nearest
@@ -164,12 +165,21 @@ def known_name(name: str) -> str:
     CatalogueError with the nearest names otherwise."""
     preset = _KNOWN.get(name.lower()) or _KNOWN.get(_plain(name))
     if preset is None:
-        ids = {hub_id.lower(): hub_id for hub_ids in HUB_IDS.values() for hub_id in hub_ids}
-        near = nearest(name.lower(), ids if "/" in name else PRESETS)
-        for low, hub_id in ids.items():
-            near = near.replace(f"'{low}'", f"'{hub_id}'")
-        raise CatalogueError(f"unknown model {name[:64]!r}{near}; `gnomon catalogue models` lists all")
+        raise CatalogueError(f"unknown model {name[:64]!r}{_near(name)}; `gnomon catalogue models` lists all")
     return preset
+
+
+def _near(name: str) -> str:
+    """Names that it may be a misspelling of. Another number is another model, not a slip: of the hub's ids only those
+    whose numbers are the same, but for the size at the end."""
+    if "/" not in name:
+        return nearest(name.lower(), PRESETS, cutoff=0.65)
+    numbers = re.findall(r"\d+", name)[:-1]
+    ids = {hub_id.lower(): hub_id for hub_ids in HUB_IDS.values() for hub_id in hub_ids}
+    near = nearest(name.lower(), [low for low in ids if re.findall(r"\d+", low)[:-1] == numbers], cutoff=0.8)
+    for low, hub_id in ids.items():
+        near = near.replace(f"'{low}'", f"'{hub_id}'")
+    return near
 
 
 def graph_of(given: Graph | str) -> Graph:

@@ -12,9 +12,12 @@ from pathlib import Path
 
 from gnomon.errors import CatalogueError, InputError
 from gnomon.formats import programs
+from gnomon.formats.given import Network
+from gnomon.formats.hub import download, find_network, folder_of, is_hub_id
 from gnomon.formats.huggingface.read import read_hf_config
-from gnomon.formats.job import read_source
+from gnomon.formats.job import network_graph, read_source
 from gnomon.graph import Graph
+from gnomon.models.decoder import DecoderConfig
 from gnomon.models.lora import parse_adapters, with_adapters
 from gnomon.models.presets import CONFIGS, Config, known_name
 from gnomon.models.presets import model as preset
@@ -65,9 +68,7 @@ def read_model(
     if is_code(name):
         raise InputError(f"{name!r} is code, which the command line imports; in Python give gnomon.capture(module, …)")
     name, adapters = parse_adapters(name)
-    path = Path(name)
-    if path.is_dir():
-        path = path / "config.json"
+    path = _config_path(name)
     if adapters is not None:
         whole, notes = read_model(name, settings=settings, strict=strict)
         graph = with_adapters(whole, adapters)
@@ -76,12 +77,8 @@ def read_model(
     if not (path.suffix == ".json" or path.is_file()):
         if settings:
             raise InputError(f"--set changes keys of a file, and {name!r} is a name; give its config.json")
-        try:
-            return preset(name), ()
-        except CatalogueError as error:
-            if "/" not in name:
-                raise
-            raise InputError(f"cannot read {name!r}: there is no such file or folder, and {error}") from None
+        network, taken = named_network(name)
+        return network_graph(network), (taken,) if taken else ()
     if path.is_file() and is_job_file(name):
         job_format = programs.recognised(path)
         what = "no model: give a name (`gnomon catalogue models`) or a Hugging Face config.json"
@@ -100,11 +97,76 @@ def read_config(name: str) -> tuple[Config | None, Graph]:
     """(config, graph) of a preset, a config.json or a folder with one; no config for what is no decoder, or frozen."""
     if is_code(name) or parse_adapters(name)[1] is not None:
         return None, read_model(name)[0]
-    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    path = _config_path(name)
     if path.suffix == ".json" or path.is_file():
         text, source = read_source(path)
         label = path.resolve().parent.name if path.name == "config.json" else path.stem
         model = read_hf_config(text, label or source)
         return model.config, model.graph
-    known = known_name(name)
-    return (CONFIGS[known]() if known in CONFIGS else None, preset(known))
+    network, _ = named_network(name)
+    return None if isinstance(network, Graph | DecoderConfig) else network, network_graph(network)
+
+
+def _config_path(name: str) -> Path:
+    """A file, or the config.json of a folder. InputError for a folder without one."""
+    path = Path(name)
+    if not path.is_dir():
+        return path
+    if not (path / "config.json").is_file():
+        raise InputError(
+            f"the folder {name[:80]!r} holds no config.json; give the folder of a model, or its config.json"
+        )
+    return path / "config.json"
+
+
+FILES = (
+    ".toml", ".json", ".yaml", ".yml", ".sh", ".bash", ".py", ".ini", ".cfg", ".txt", ".csv", ".sbatch", ".slurm",
+    ".conf", ".log",
+)  # fmt: skip
+"""Ends of names that no model has."""
+
+
+def check_there(name: str) -> None:
+    """InputError for a name that can only be that of a file or a folder, where there is none."""
+    path = Path(name)
+    if name.lower().endswith(FILES) or (name.startswith((".", "/", "~", "\\")) or name.endswith(("/", "\\"))):
+        try:
+            there = path.exists()
+        except OSError as error:
+            raise InputError(f"cannot read {name[:80]!r}: {error.strerror}") from None
+        if not there:
+            folder = path.parent
+            where = "" if folder.is_dir() else f" (nor a folder {str(folder)!r})"
+            raise InputError(f"cannot read {name!r}: there is no such file{where}; check the path")
+
+
+def known_model(name: str) -> str:
+    """The preset of a name, as `known_name`. CatalogueError for one that is none, with what to download where it is an
+    id of the hub; InputError for a file that is not there."""
+    check_there(name)
+    try:
+        return known_name(name)
+    except CatalogueError as error:
+        if is_hub_id(name):
+            raise CatalogueError(
+                f"{error}, and there is no such file or folder; if the hub has it, {download(name)}, then give "
+                f"{folder_of(name)} as the model"
+            ) from None
+        if "/" in name:
+            raise InputError(f"cannot read {name[:80]!r}: there is no such file or folder; check the path") from None
+        raise CatalogueError(f"{error}; of any other give its config.json, or the folder of it") from None
+
+
+def named_network(name: str) -> tuple[Network, str]:
+    """(network, sentence on what was taken for it) of a name: the catalogue's, or the hub's of known sizes. Errors as
+    of `known_model`."""
+    try:
+        network: Network | str = known_model(name)
+        taken = ""
+    except CatalogueError:
+        if (found := find_network(name)) is None:
+            raise
+        network, taken = found
+    if isinstance(network, str):
+        network = CONFIGS[network]() if network in CONFIGS else preset(network)
+    return network, taken.replace(" (--model)", "")

@@ -14,8 +14,8 @@ from gnomon.formats.job import read_source
 from gnomon.graph import Graph
 from gnomon.models.lora import parse_adapters, with_adapters
 from gnomon.models.numerics import PRESETS, with_numerics
-from gnomon.models.presets import known_name, model
-from gnomon.request.model import is_code
+from gnomon.models.presets import model
+from gnomon.request.model import is_code, known_model
 from gnomon.software import Stack, own
 
 
@@ -32,7 +32,7 @@ def read_runnable_model(name: str) -> tuple[Graph, tuple[str, ...]]:
         called = path.resolve().parent.name if path.name == "config.json" else path.stem
         read = read_runnable(text, called or source)
         return read.graph, read.notes
-    known = known_name(name)
+    known = known_model(name)
     numerics = next((values for start, values in PRESETS.items() if known.startswith(start)), None)
     if numerics is None:
         raise PlanError(

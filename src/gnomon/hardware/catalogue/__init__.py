@@ -84,6 +84,8 @@ class CatalogueFile:
 
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names -> names in this file."""
+    usual: Mapping[str, str] = field(default_factory=dict)
+    """Product that is built in several forms -> the device that is meant where nobody says which."""
     devices: tuple[Device, ...] = ()
     """Rows."""
     links: tuple[Link, ...] = ()
@@ -187,6 +189,11 @@ def link_names() -> tuple[str, ...]:
 def node_names(*, aliases: bool = False) -> tuple[str, ...]:
     """Names of all nodes."""
     return (*(row.name for row in _file("nodes").nodes), *(_file("nodes").aliases if aliases else ()))
+
+
+def usual_devices() -> Mapping[str, str]:
+    """Product that is built in several forms (`h100`) -> the device that most machines have."""
+    return {product: name for stem in _DEVICE_FILES for product, name in _file(stem).usual.items()}
 
 
 _OWN = {"device", "count", "intra", "host", "nic", "nics", "host_memory_bytes", "host_memory_bytes_per_s", "host_cores"}

@@ -1,0 +1,40 @@
+"""What people ask of Gnomon that it does not do, said in a line where it is asked: inference.
+
+`not_there(words)` is for what no parser knows, `check(options)` for names of programs that serve. Leaves out spelling
+mistakes, which are the parser's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+
+from gnomon.errors import InputError
+
+INFERENCE = (
+    "inference is not predicted: this version is about training steps (pretraining and fine-tuning); prefill, "
+    "decoding, KV caches and serving have no prices yet"
+)
+
+_ASKED = re.compile(r"(serv(e|er|ing)|infer(ence)?|decod(e|ing)|prefill|kv-?cache|ttft|tpot)s?", re.IGNORECASE)
+"""Words of options and commands that ask for it."""
+
+_SERVERS = re.compile(
+    r"vllm|sglang|tgi|tensorrt(-llm)?|trt-?llm|lmdeploy|llama\.?cpp|ollama|triton-?server", re.IGNORECASE
+)
+"""Programs that only serve."""
+
+
+def not_there(words: Sequence[str]) -> str | None:
+    """The sentence for arguments that no parser knows; None where they ask for nothing that is missing."""
+    names = [part for word in words for part in word.lstrip("-").split("=")]
+    return INFERENCE if any(_ASKED.fullmatch(name) or _SERVERS.fullmatch(name) for name in names) else None
+
+
+def check(options: argparse.Namespace) -> None:
+    """InputError where a program that serves is to run the job, or its file is to be read."""
+    source = getattr(options, "source", None)
+    for option, name in (("--stack", getattr(options, "stack", None)), ("--from", source[0] if source else None)):
+        if name is not None and _SERVERS.fullmatch(name):
+            raise InputError(f"{option} {name}: {INFERENCE}")

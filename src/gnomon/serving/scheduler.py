@@ -1,0 +1,332 @@
+"""What an engine decides: the batch of the next iteration, from its state, what came in and what has finished.
+
+`Scheduler.step(arrivals, finished)` returns a `Batch`: pieces of prompts (first token, tokens) and how many requests
+decode over how many KV tokens. Its rules are the fields of an `Engine`; no engine is named here. A decode-only batch
+stays the same until somebody finishes or comes, or blocks run out: `steady()` says for how many iterations, `advance`
+takes them at once. Blocks are counts: which block is whose is the caller's (a request's share is `Running.blocks`).
+Leaves out seconds (`iteration`), tokens, and priorities between requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gnomon.errors import InputError
+from gnomon.software.engine import Engine
+
+
+@dataclass(slots=True)
+class Running:
+    """A request as the scheduler sees it."""
+
+    key: int
+    """Its caller's name for it."""
+    prompt: int
+    """Tokens to compute before it decodes: its prompt, and after a preemption also what it had answered."""
+    most: int
+    """Output tokens that it may still ask for."""
+    cached: int
+    """Tokens at the beginning that need no computing, at most prompt - 1."""
+    done: int = 0
+    """Tokens computed, cached ones included."""
+    blocks: int = 0
+    """KV blocks that it holds."""
+    order: int = 0
+    """Place in the order of admission; the last is preempted first."""
+    start: int = 0
+    """Length minus decode steps of the scheduler when it began to decode: length now is `start + steps`."""
+    began: int = 0
+    """Decode steps of the scheduler when it began to decode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of one prompt that an iteration computes."""
+
+    key: int
+    """Whose."""
+    prefix: int
+    """Tokens before them, computed or cached."""
+    new: int
+    """Tokens."""
+    last: bool
+    """Whether the prompt ends with them, so that the iteration makes the first token of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one iteration computes."""
+
+    pieces: Sequence[Piece]
+    """Parts of prompts."""
+    decodes: int
+    """Requests that get one more token each."""
+    kv_tokens: int
+    """Keys that all of them attend to, the new ones included."""
+    preempted: Sequence[int]
+    """Requests that lost their blocks before it, and wait again."""
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of prompts in it."""
+        return sum(piece.new for piece in self.pieces)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self.pieces and not self.decodes
+
+
+IDLE = Batch(pieces=(), decodes=0, kv_tokens=0, preempted=())
+"""Nothing to do until somebody comes."""
+
+
+class Scheduler:
+    """The state of an engine and its rules. `blocks`: KV blocks that the device has."""
+
+    def __init__(self, engine: Engine, blocks: int) -> None:
+        if blocks < 1:
+            raise InputError(f"an engine with {blocks} KV blocks can serve nothing")
+        self.engine = engine
+        self.total = self.free = blocks
+        self.size = engine.block_tokens
+        self.low = int(engine.watermark * blocks)
+        self.waiting: deque[Running] = deque()
+        self.filling: deque[Running] = deque()
+        """Admitted, prompt not whole yet."""
+        self.decoding: dict[int, Running] = {}
+        """In order of the end of their prompts."""
+        self.steps = 0
+        """Decode steps so far."""
+        self.kv = 0
+        """Keys that the decoding requests attend to in the next step."""
+        self.phases = [0] * self.size
+        """Decoding requests by (start mod block size): how soon they need their next block."""
+        self.admitted = 0
+        self.promised = 0
+        """Blocks that running requests may still take, where each is promised all it may ask for."""
+        self.asked = 0
+        """Output tokens that running requests may still ask for."""
+
+    @property
+    def running(self) -> int:
+        """Requests that have been admitted and have not finished."""
+        return len(self.decoding) + len(self.filling)
+
+    @property
+    def used(self) -> int:
+        """KV blocks that running requests hold."""
+        return self.total - self.free
+
+    def longest(self) -> int:
+        """Tokens of the longest request that its memory holds."""
+        return (self.total - self.low) * self.size
+
+    def length(self, key: int) -> int:
+        """Keys that a decoding request attends to in the next step."""
+        return self.decoding[key].start + self.steps
+
+    def decode_order(self) -> Iterable[int]:
+        """Requests that decode, in the order of a batch's rows."""
+        return self.decoding
+
+    def step(self, arrivals: Iterable[tuple[int, int, int, int]], finished: Iterable[int]) -> Batch:
+        """The next iteration, whose results the caller takes for granted: tokens in it count as computed after.
+
+        arrivals: (key, prompt tokens, most output tokens, cached tokens) of those that came since the last step.
+        finished: keys of decoding requests that have all their tokens. InputError for a request that can never fit.
+        """
+        for key in finished:
+            self._release(key)
+        for key, prompt, most, cached in arrivals:
+            needs = -(-(prompt + most - 1) // self.size)
+            if needs > self.total - self.low:
+                raise InputError(
+                    f"a request of {prompt} input and {most} output tokens needs {needs} KV blocks of {self.size}, and "
+                    f"there are {self.total - self.low}: at most {self.longest()} tokens"
+                )
+            self.waiting.append(Running(key=key, prompt=prompt, most=most, cached=min(cached, prompt - 1)))
+        engine = self.engine
+        if not engine.mixed:
+            pieces = self._pieces(engine.max_batched_tokens)
+            if pieces:
+                return Batch(pieces, 0, 0, ())
+            preempted = self._grow()
+            if not self.decoding:
+                pieces = self._pieces(engine.max_batched_tokens) if preempted else []
+                return Batch(pieces, 0, 0, preempted) if pieces else IDLE
+            return self._decode((), preempted)
+        preempted = self._grow()
+        waits = self.filling or self.waiting
+        pieces = self._pieces(engine.max_batched_tokens - len(self.decoding), new=not preempted) if waits else []
+        return self._decode(pieces, preempted)
+
+    def _decode(self, pieces: Sequence[Piece], preempted: Sequence[int]) -> Batch:
+        """The batch with all decodes in it; those whose prompts end in it decode from the next step on."""
+        count = len(self.decoding) - sum(piece.last for piece in pieces)
+        if not count:
+            return Batch(pieces, 0, 0, preempted) if pieces or preempted else IDLE
+        begun = sum(self.decoding[piece.key].start + self.steps for piece in pieces if piece.last)
+        batch = Batch(pieces, count, self.kv - begun, preempted)
+        self.steps += 1
+        for piece in pieces:  # they have not moved: their length is as before the step
+            if piece.last:
+                self._shift(self.decoding[piece.key])
+        self.kv += count
+        self.asked -= count
+        return batch
+
+    def _shift(self, run: Running) -> None:
+        self.phases[run.start % self.size] -= 1
+        run.start -= 1
+        run.began += 1
+        self.phases[run.start % self.size] += 1
+
+    def _blocks_after(self, steps: int) -> int:
+        """Blocks that the decoding requests need beside those they hold, for their next `steps` decodes."""
+        size, now = self.size, self.steps
+        rounds, rest = divmod(steps, size)
+        need = rounds * len(self.decoding)
+        # the j-th decode of a request has start + now + j keys; it begins a block where that is 1 mod size
+        for j in range(rest):
+            need += self.phases[(1 - now - j) % size]
+        return need
+
+    def _grow(self) -> list[int]:
+        """Blocks for the next decode of everybody, by preempting the last admitted where there are too few."""
+        preempted: list[int] = []
+        need = self._need_now()
+        while need > self.free:
+            run = max(self.decoding.values(), key=lambda r: r.order)
+            if self.filling and self.filling[-1].order > run.order:
+                run = self.filling.pop()
+                self.free += run.blocks
+                self.asked -= run.most
+                self._again(run, run.prompt, run.most)
+            else:
+                length, made = self.length(run.key), self.steps - run.began
+                self._release(run.key)
+                self._again(run, length, run.most - 1 - made)
+            preempted.append(run.key)
+            need = self._need_now()
+        if need:
+            self._take(need)
+        return preempted
+
+    def _need_now(self) -> int:
+        """Blocks for the next decode: of those whose new key begins a block."""
+        return self.phases[(1 - self.steps) % self.size] if self.decoding else 0
+
+    def _take(self, blocks: int) -> None:
+        self.free -= blocks
+        self.promised -= blocks if self.engine.preemption == "none" else 0
+
+    def _again(self, run: Running, prompt: int, most: int) -> None:
+        """A preempted request, first in the queue; what it had answered is part of its prompt now."""
+        self.waiting.appendleft(Running(key=run.key, prompt=prompt, most=most, cached=0))
+
+    def _held(self, run: Running) -> int:
+        """Blocks of a decoding request: those of the keys that are written."""
+        return -(-(self.steps + run.start - 1) // self.size)
+
+    def _release(self, key: int) -> None:
+        run = self.decoding.pop(key)
+        held = self._held(run)
+        self.free += held
+        self.asked -= run.most - (self.steps - run.began)
+        self.kv -= run.start + self.steps
+        self.phases[run.start % self.size] -= 1
+        if self.engine.preemption == "none":
+            self.promised -= self._whole(run) - held
+
+    def _whole(self, run: Running) -> int:
+        """Blocks of all its tokens but the last, which nobody reads."""
+        return -(-(run.prompt + run.most - 1) // self.size)
+
+    def _pieces(self, budget: int, *, new: bool = True) -> list[Piece]:
+        """Parts of prompts for so many tokens: those begun go on, then who waits is admitted, in order."""
+        pieces: list[Piece] = []
+        engine = self.engine
+        while self.filling and budget > 0:
+            budget -= self._fill(self.filling.popleft(), budget, pieces)
+        while new and self.waiting and budget > 0 and self.running < engine.max_seqs:
+            run = self.waiting[0]
+            reserve = self._admission(run, budget, bool(pieces))
+            if reserve is None:
+                break
+            self.waiting.popleft()
+            run.blocks, run.done, run.order = -(-run.prompt // self.size), run.cached, self.admitted
+            self.admitted += 1
+            self.free -= run.blocks
+            self.promised += reserve
+            self.asked += run.most
+            whole = run.prompt - run.cached
+            budget -= self._fill(run, budget if engine.chunked_prefill else max(budget, whole), pieces)
+        return pieces
+
+    def _fill(self, run: Running, budget: int, pieces: list[Piece]) -> int:
+        tokens = min(run.prompt - run.done, budget)
+        last = run.done + tokens == run.prompt
+        pieces.append(Piece(run.key, run.done, tokens, last))
+        run.done += tokens
+        if last:
+            run.start, run.began = run.prompt + 1 - self.steps, self.steps
+            self.decoding[run.key] = run
+            self.kv += run.prompt + 1
+            self.phases[run.start % self.size] += 1
+        else:
+            self.filling.append(run)
+        return tokens
+
+    def may_admit(self) -> bool:
+        """Whether a request that came now would not wait only behind others: the queue is empty and a place is free."""
+        return not self.waiting and self.running < self.engine.max_seqs
+
+    def steady(self, wanted: int) -> int:
+        """Decode-only iterations, at most `wanted`, that follow alike if nobody comes or finishes; 0 if the next one is
+        not one of them: somebody's prompt is to be computed or blocks are short."""
+        if self.filling or not self.decoding or wanted <= 0 or (self.waiting and self._admissible()):
+            return 0
+        if self._blocks_after(wanted) <= self.free:
+            return wanted
+        low, high = 0, wanted  # blocks grow with steps
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._blocks_after(middle) <= self.free else (low, middle)
+        return low
+
+    def _admission(self, run: Running, budget: int, begun: bool) -> int | None:
+        """Blocks promised beside those of its prompt, if the request may be admitted now; else None.
+
+        begun: whether other prompts are in the batch already. A prompt longer than a whole budget goes alone where
+        prompts are not cut.
+        """
+        engine = self.engine
+        missing = run.prompt - run.cached
+        if not engine.chunked_prefill and missing > budget and (begun or missing <= engine.max_batched_tokens):
+            return None
+        blocks = -(-run.prompt // self.size)
+        if engine.preemption == "none":
+            promise = self._whole(run) - blocks
+            return promise if blocks + promise + self.low <= self.free - self.promised else None
+        expected = -(-int((self.asked + run.most) * engine.reserved_output) // self.size)
+        return 0 if blocks + expected + self.low <= self.free or not self.running else None
+
+    def _admissible(self) -> bool:
+        """Whether the first that waits would be admitted now."""
+        engine = self.engine
+        budget = engine.max_batched_tokens - (len(self.decoding) if engine.mixed else 0)
+        if self.running >= engine.max_seqs or budget <= 0:
+            return False
+        return self._admission(self.waiting[0], budget, begun=False) is not None
+
+    def advance(self, steps: int) -> tuple[int, int]:
+        """(decodes, KV tokens of the first) of `steps` decode-only iterations, at most `steady()`, taken at once."""
+        batch = len(self.decoding), self.kv
+        self._take(self._blocks_after(steps))
+        self.steps += steps
+        self.kv += steps * batch[0]
+        self.asked -= steps * batch[0]
+        return batch

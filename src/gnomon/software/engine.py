@@ -1,0 +1,152 @@
+"""What an inference engine does, as data: the order of its queue, its budgets, its memory, its host's time.
+
+`engine(name)` returns the frozen `Engine` on record for a program at the version that its file names, or of a user's
+own `.toml` file; `engines()` lists the names. Each record says where its facts are from. What a user sets on the
+command line replaces a field (`dataclasses.replace`). Leaves out how an engine's options are spelled (room `formats`)
+and everything that differs by model or device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from gnomon import schema
+from gnomon.errors import CatalogueError, InputError, nearest
+from gnomon.units import Bytes, Seconds
+
+Preemption = Literal["recompute", "none"]
+"""recompute: its blocks are freed and its tokens computed again when it is admitted again. none: what is admitted has
+blocks for all it may ask for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFact:
+    """Where some of an engine's fields are known from."""
+
+    fields: tuple[str, ...]
+    """Names of the fields."""
+    source: str
+    """Code, document or measurement."""
+    date: str
+    """When it was read or fitted, YYYY-MM-DD."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """An inference program. A field has no default: what is not said is an error of its file."""
+
+    SCHEMA: ClassVar[str] = "gnomon.engine/1"
+
+    name: str
+    """The field's name, lower case."""
+    version: str
+    """Release that the facts are of."""
+    devices: tuple[Literal["gpu", "cpu", "tpu"], ...]
+    """Kinds of devices that it runs on."""
+    mixed: bool
+    """Whether pieces of prompts and decodes share an iteration; otherwise prompts go first, alone."""
+    chunked_prefill: bool
+    """Whether a prompt may be computed in pieces; otherwise only whole ones that fit the token budget are admitted."""
+    max_batched_tokens: int
+    """Token budget of an iteration: new tokens of prompts, and one for each decode."""
+    max_seqs: int
+    """Requests that run at the same time."""
+    preemption: Preemption
+    """What happens when the blocks run out."""
+    reserved_output: float
+    """Share of the output tokens asked for, for which blocks must be free before a request is admitted."""
+    watermark: float
+    """Share of all blocks that admission leaves free."""
+    block_tokens: int
+    """Tokens of a KV block."""
+    prefix_cache: bool
+    """Whether blocks of an earlier prompt's same beginning are used again."""
+    graph_sizes: tuple[int, ...]
+    """Numbers of decodes for which graphs are captured, rising; a batch is padded to the next. Empty: launched."""
+    memory_fraction: float
+    """Share of memory taken, as `memory_of` says."""
+    memory_of: Literal["total", "free"]
+    """total: of the device's memory, weights and all included. free: of what is free once weights are loaded."""
+    hybrid_cache: Literal["grouped", "window", "full"]
+    """KV memory of layers that differ. grouped: pools of equal pages, layers grouped by kind and filled up. window:
+    each layer what it needs. full: as if every layer saw everything."""
+    reserved_bytes: Bytes
+    """Context, libraries' workspaces and graphs' own memory on each device."""
+    logits_copies: float
+    """Copies of the fp32 logits of `max_seqs` rows that live when its memory peaks."""
+    host_step_s: Seconds
+    """Host's time of an iteration: scheduling, inputs, sampling, outputs."""
+    host_sequence_s: Seconds
+    """More of it for each running request."""
+    host_overlap: bool
+    """Whether the host prepares the next iteration while the device computes."""
+    launch_s: Seconds
+    """Host's time of one kernel outside a graph."""
+    request_s: Seconds
+    """From a request's arrival to the scheduler: server, tokenizer, processes between."""
+    one_shot_reduce: bool
+    """Whether small sums over tensor-parallel ranks run as one kernel over NVLink in place of the library's."""
+    facts: tuple[EngineFact, ...]
+    """Where it is known from; every field but the name is in one of them."""
+
+    def __post_init__(self) -> None:
+        what = f"engine {self.name!r}"
+        for name in ("max_batched_tokens", "max_seqs", "block_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{what}: {name} must be at least 1, got {getattr(self, name)}")
+        for name in ("reserved_output", "watermark", "memory_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{what}: {name} must be from 0 to 1, got {getattr(self, name):g}")
+        if self.memory_fraction == 0:
+            raise InputError(f"{what}: memory_fraction 0 leaves no memory; give a share such as 0.9")
+        if list(self.graph_sizes) != sorted(set(self.graph_sizes)):
+            raise InputError(f"{what}: graph_sizes must rise")
+        if self.preemption == "none" and self.reserved_output < 1:
+            raise InputError(f"{what}: without preemption reserved_output must be 1, or admitted requests could starve")
+
+    def padded(self, decodes: int) -> int:
+        """Rows that a batch of so many decodes is computed with."""
+        for size in self.graph_sizes:
+            if size >= decodes:
+                return size
+        return decodes
+
+
+ALIASES = {
+    "trtllm": "tensorrt-llm",
+    "trt": "tensorrt-llm",
+    "llamacpp": "llama.cpp",
+    "llama-cpp": "llama.cpp",
+    "ov": "openvino",
+}
+"""Other names -> names of records."""
+
+
+@cache
+def engines() -> tuple[str, ...]:
+    """Names of the engines on record, sorted."""
+    entries = files("gnomon.software").joinpath("engines").iterdir()
+    return tuple(sorted(path.name.removesuffix(".toml") for path in entries if path.name.endswith(".toml")))
+
+
+def engine(name: str) -> Engine:
+    """The record of an engine, or a file of one, as in `mine.toml`. CatalogueError with the nearest names if there is
+    none."""
+    if name.endswith(".toml") and (Path(name).is_file() or Path(name).name != name):
+        return schema.load_file(Engine, name)
+    known = ALIASES.get(name.lower(), name.lower())
+    if known not in engines():
+        raise CatalogueError(
+            f"no engine {name!r} is on record{nearest(name, [*engines(), *ALIASES])}; known: {', '.join(engines())}"
+        )
+    return _read(known)
+
+
+@cache
+def _read(name: str) -> Engine:
+    path = files("gnomon.software").joinpath("engines", f"{name}.toml")
+    return schema.load(Engine, path.read_text(encoding="utf-8"), source=f"{name}.toml")

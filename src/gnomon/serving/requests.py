@@ -42,8 +42,8 @@ class Request:
     def __post_init__(self) -> None:
         if self.input_len < 1 or self.output_len < 1:
             raise InputError(
-                f"a request of {self.input_len} input and {self.output_len} output tokens cannot be served: both are at "
-                "least 1"
+                f"a request of {self.input_len} input and {self.output_len} output tokens cannot be served: both are "
+                "at least 1"
             )
         if max(self.input_len, self.output_len) > LONGEST:
             raise InputError(f"a request of {max(self.input_len, self.output_len)} tokens is longer than {LONGEST}")

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.hardware import Device, catalogue
+from gnomon.ops.curve import Walk
 from gnomon.prices import curves_for, stream_seconds
-from gnomon.prices.curves import StreamKind
 
 H100 = catalogue.device("h100-sxm-80gb")
 DEVICES = st.sampled_from(catalogue.device_names()).map(catalogue.device)
-KINDS: tuple[StreamKind, ...] = ("plain", "reduce", "reduce_grad", "gather", "scatter")
+KINDS: tuple[Walk, ...] = ("plain", "reduce", "reduce_grad", "gather", "scatter")
 
 
 @given(st.integers(0, 10**11), st.integers(0, 10**11), st.integers(1, 20), st.sampled_from(KINDS), DEVICES)
 def test_never_under_the_roofline_nor_the_floor(
-    read: int, write: int, kernels: int, kind: StreamKind, device: Device
+    read: int, write: int, kernels: int, kind: Walk, device: Device
 ) -> None:
     curves = curves_for(device)
     price = stream_seconds(read, write, device, curves, kernels=kernels, kind=kind)
@@ -27,7 +27,7 @@ def test_never_under_the_roofline_nor_the_floor(
 
 
 @given(st.integers(0, 10**10), st.integers(1, 10**9), st.sampled_from(KINDS))
-def test_more_bytes_take_longer(read: int, more: int, kind: StreamKind) -> None:
+def test_more_bytes_take_longer(read: int, more: int, kind: Walk) -> None:
     curves = curves_for(H100)
     assert stream_seconds(read + more, 0, H100, curves, kind=kind) > stream_seconds(read, 0, H100, curves, kind=kind)
 

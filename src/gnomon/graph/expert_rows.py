@@ -80,7 +80,7 @@ class RowFacts:
         """Integers by row -> the indices (tokens, topk) that they are."""
         found = {}
         for op in self.block.ops:
-            if op.kind != "reshape" or op.captured is None or len(op.inputs) != 1 or len(op.outputs) != 1:
+            if op.rules.memory != "view" or op.captured is None or len(op.inputs) != 1 or len(op.outputs) != 1:
                 continue
             before, after = self.block.tensor(op.inputs[0]), self.block.tensor(op.outputs[0])
             if self._flattens(before, after) and not before.is_float:

@@ -20,14 +20,14 @@ def losses(graph: Graph) -> tuple[str, ...]:
     calls = {call.name: graph.block(call.block) for call in graph.calls}
     weighted = {name for name, block in calls.items() if _is_weighted(block)}
     if weighted:
-        made = {name for name, block in calls.items() if any(op.kind == "cross_entropy" for op in block.ops)}
+        made = {name for name, block in calls.items() if block.does("compares labels")}
         return tuple(name for name in graph.outputs if name.partition(".")[0] in made)
     last = graph.layers()[-1].call.name
     return tuple(name for name in graph.outputs if name.partition(".")[0] == last)[:1]
 
 
 def _is_weighted(block: Block) -> bool:
-    return any(op.kind == "cross_entropy" and op.attr("loss_weight", 0.0) for op in block.ops)
+    return any(op.does == "compares labels" and op.attr("loss_weight", 0.0) for op in block.ops)
 
 
 def without_loss(graph: Graph) -> Graph:
@@ -53,7 +53,7 @@ def without_loss(graph: Graph) -> Graph:
 
 def _cut(block: Block) -> Block | None:
     """The block without its cross-entropy; None where it has none."""
-    loss = next((op for op in block.ops if op.kind == "cross_entropy"), None)
+    loss = next((op for op in block.ops if op.does == "compares labels"), None)
     if loss is None:
         return None
     ops = tuple(op for op in block.ops if op is not loss)

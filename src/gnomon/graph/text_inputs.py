@@ -17,7 +17,7 @@ def labels_of(graph: Graph) -> str:
     call, loss = graph.source(graph.outputs[0])
     block = None if call is None else graph.block(call.block)
     made = None if block is None else next((op for op in block.ops if loss.name in op.outputs), None)
-    if call is None or made is None or made.kind != "cross_entropy":
+    if call is None or made is None or made.does != "compares labels":
         raise GraphError(
             f"{graph.name} returns no loss that is a mean cross-entropy: let its forward return "
             f"torch.nn.functional.cross_entropy(logits, labels), alone or among others"
@@ -35,7 +35,7 @@ def ids_of(graph: Graph) -> str:
     """Name of the input with the token ids: the first that an embedding looks up. GraphError for none."""
     for layer in graph.layers():
         for op in graph.block(layer.call.block).ops:
-            name = _source(graph, layer, op.inputs[0]) if op.kind == "embedding" else None
+            name = _source(graph, layer, op.inputs[0]) if op.does == "looks up" else None
             if name is not None:
                 return name
     raise GraphError(f"{graph.name} looks up none of its inputs in an embedding, so there is none for token ids")

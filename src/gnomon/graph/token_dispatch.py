@@ -107,7 +107,7 @@ class _Rewriting:
         for place, op in enumerate(self.block.ops):
             self.now = place
             self._take(op)
-        if not any(op.kind == "combine" for op in self.ops):
+        if not any(op.does == "combines" for op in self.ops):
             raise _Unlike(
                 self._said(self._first(), "takes weights of experts, and no sum over the experts of a token follows")
             )
@@ -137,7 +137,7 @@ class _Rewriting:
     def _restored(self, wanted: set[str]) -> set[str]:
         """Paths of ops that were left out, and whose results others read too. _Unlike where they are of rows."""
         left, paths = list(wanted), set[str]()
-        used = {name for op in self.ops if op.kind == "grouped_linear" for name in op.inputs[1:]}
+        used = {name for op in self.ops if op.does == "multiplies rows" for name in op.inputs[1:]}
         while left:
             op = self.dropped.get(left.pop())
             if op is None or op.path in paths:
@@ -236,7 +236,7 @@ class _Rewriting:
 
     def _products(self, op: Op, nodes: list[Node]) -> bool:
         """Of rows and their experts' weights."""
-        if op.kind == "add" and op.captured is None:
+        if op.does == "adds" and op.captured is None:
             return self._biased(op)
         if len(nodes) != 1:
             return False
@@ -293,7 +293,7 @@ class _Rewriting:
         """Rows plus their experts' biases: part of the product."""
         rows, bias = self.rows.fact(op.inputs[0], "rows"), self.rows.fact(op.inputs[1], "gathered")
         last = self.ops[-1] if self.ops else None
-        if rows is None or bias is None or not alike(rows, bias) or last is None or last.kind != "grouped_linear":
+        if rows is None or bias is None or not alike(rows, bias) or last is None or last.does != "multiplies rows":
             return False
         held = self.tensors[bias.of]
         if last.outputs != (rows.of,) or len(held.dims) != 2 or len(last.inputs) != 2:

@@ -79,7 +79,7 @@ def _ungraded(graph: Graph) -> frozenset[str]:
     found = {given.name for given in graph.inputs}
     for call in graph.calls:
         block = graph.block(call.block)
-        if not is_captured and any(op.kind == "embedding" for op in block.ops):
+        if not is_captured and block.does("looks up"):
             continue
         given = tuple(own for own, source in call.inputs if source in found)
         graded = gradients(block, (), given)

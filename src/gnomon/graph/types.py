@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from gnomon.errors import GraphError, nearest
-from gnomon.ops.op import Op
+from gnomon.ops.op import Does, Op
 from gnomon.tensors.dims import Dim, check_name
 from gnomon.tensors.tensor import Tensor
 
@@ -70,6 +70,10 @@ class Block:
             if op.path == path:
                 return op
         raise GraphError(f"block {self.name!r} has no op {path!r}{nearest(path, [o.path for o in self.ops])}")
+
+    def does(self, what: Does) -> bool:
+        """Whether an op of it has this part in a model."""
+        return any(op.does == what for op in self.ops)
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:

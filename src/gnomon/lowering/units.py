@@ -81,7 +81,7 @@ def work_of(graph: Graph) -> Callable[[int], int]:
         int(numel(block.tensor(op.inputs[0]).dims[-2:], {}))
         for block in blocks
         for op in block.ops
-        if op.kind == "attention"
+        if op.does == "attends"
     )
     weights = graph.num_active_parameters() + graph.num_frozen()
     return lambda tokens: 2 * weights * tokens + 2 * wide * tokens * tokens

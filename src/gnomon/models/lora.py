@@ -91,8 +91,8 @@ def _last(op: Op) -> str:
 
 def _linears(block: Block) -> tuple[Op, ...]:
     """Linears of a layer but those that routers read."""
-    routed = {op.inputs[0] for op in block.ops if op.kind == "router"}
-    return tuple(op for op in block.ops if op.kind == "linear" and op.outputs[0] not in routed)
+    routed = {op.inputs[0] for op in block.ops if op.does == "routes"}
+    return tuple(op for op in block.ops if op.does == "multiplies" and op.outputs[0] not in routed)
 
 
 def _frozen(block: Block, linears: tuple[Op, ...], adapters: Adapters) -> Block:

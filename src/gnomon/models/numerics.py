@@ -106,7 +106,7 @@ def with_numerics(graph: Graph, numerics: Numerics) -> Graph:
 
 
 def _block(block: Block, n: Numerics) -> Block:
-    windowed = any(op.kind == "attention" and op.attr("window", 0) for op in block.ops)
+    windowed = any(op.does == "attends" and op.attr("window", 0) for op in block.ops)
     rotary = n.windowed_rotary if windowed and n.windowed_rotary is not None else n.rotary
     written: Mapping[str, Mapping[str, AttrValue]] = {
         "norm": _changed(n, ("norm_eps", "norm_offset"), strip="norm_"),
@@ -129,7 +129,7 @@ def _block(block: Block, n: Numerics) -> Block:
 def _is_special(op: Op) -> bool:
     """Whether an op is one that a factor of the model is about, or reads rows of positions."""
     ends = {"add": op.path.endswith("_residual"), "linear": op.path == "lm_head"}
-    return ends.get(op.kind, op.kind == "embedding" and "position" in op.path)
+    return ends.get(op.kind, op.does == "looks up" and "position" in op.path)
 
 
 def _op(op: Op, more: Mapping[str, AttrValue]) -> Op:

@@ -106,10 +106,10 @@ def _op(op: Op) -> Op:
     values = dict(op.attrs)
     if values.get("window"):
         values["window"] = WINDOW
-    if op.kind == "state_space":
+    if op.does == "scans":
         values["chunk"] = CHUNK
     groups = values.get("groups", 1)
-    if op.kind == "router" and isinstance(groups, int) and groups > 1:
+    if op.does == "routes" and isinstance(groups, int) and groups > 1:
         values |= {"groups": 2, "groups_per_token": 1}
     return replace(op, attrs=attrs(**values))
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from gnomon.errors import GraphError
+from gnomon.ops.curve import Curve, Stream, once
 from gnomon.ops.kernels import Kernels
 from gnomon.ops.op import AttrValue, Op, OpKind, Problem, Steps, Tensors, attrs
 from gnomon.ops.rules import first_dims, moved, moved_back, per_element, per_element_back, saves_output
@@ -167,6 +168,19 @@ def _operands(op: Op, low: Steps) -> tuple[tuple[tuple[str, AttrValue], ...], Te
     return pairs, Tensor(name="scores", dims=(*q.dims[:-3], heads, q.dims[-3], kv))
 
 
+CAUSAL_READS = 0.5
+"""Share of scores (backward: of probabilities and their gradients) that a softmax fused with a causal mask reads.
+Source: NVIDIA/Megatron-LM scaled_upper_triang_masked_softmax.h walks a row up to the diagonal and writes all of it."""
+
+
+def _reads_causal(op: Op) -> Curve:
+    return Stream(1, CAUSAL_READS if op.attr("causal", False) else 1.0, 1.0, "reduce")
+
+
+def _reads_causal_back(op: Op, grad: GradOp) -> Curve:
+    return _reads_causal(op)
+
+
 ATTENTION = OpKind(
     name="attention",
     signature="q, k, v[, bias or sinks] -> softmax(q kᵀ · scale) v; causal, window, scale, softcap, dropout, sinks",
@@ -181,7 +195,13 @@ ATTENTION = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="matrices",
-    experts="none",
+    price="attention",
+    grad_price="attention",
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="attends",
     runs="function",
 )
 
@@ -199,7 +219,13 @@ SOFTMAX = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="none",
-    experts="none",
+    price=_reads_causal,
+    grad_price=_reads_causal_back,
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="weighs",
     runs="lowered",
 )
 
@@ -217,7 +243,13 @@ ROTARY = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="none",
-    experts="none",
+    price=once(),
+    grad_price=once(),
+    calibrated="rows read",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="rotates",
     runs="function",
 )
 
@@ -235,7 +267,13 @@ ALIBI = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="none",
-    experts="none",
+    price=once(kernels=2),  # distances, times slopes
+    grad_price=once(kernels=2),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="measures distance",
     runs="function",
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from gnomon.ops.curve import Product, once
 from gnomon.ops.op import Op, OpKind, Problem, Tensors
 from gnomon.ops.rules import cannot_write, multiplied, multiplied_back, per_element, per_element_back, saves_operands
 
@@ -37,7 +38,13 @@ CONV2D = OpKind(
     weight_grad="apart",
     ungraded=(),
     decay=(1,),
-    experts="none",
+    price=Product("pixels", narrow=False),
+    grad_price=Product("pixels", narrow=False),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="convolves",
     runs="function",
 )
 
@@ -55,7 +62,13 @@ UPSAMPLE = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="none",
-    experts="none",
+    price=once(),
+    grad_price=once(),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="computes",
     runs="function",
 )
 
@@ -73,7 +86,13 @@ POOL = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="none",
-    experts="none",
+    price=once("reduce"),
+    grad_price=once("reduce"),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="computes",
     runs="function",
 )
 
@@ -91,7 +110,13 @@ PATCHIFY = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="none",
-    experts="none",
+    price=once("reduce"),
+    grad_price=once("reduce"),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="computes",
     runs="function",
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from gnomon.ops.curve import Curve, once, passes
 from gnomon.ops.kernels import Kernels
 from gnomon.ops.op import Op, OpKind, Steps, Tensors, attrs
 from gnomon.ops.rules import (
@@ -98,6 +99,16 @@ def _mask_steps(op: Op, low: Steps, kernels: Kernels) -> None:
     low.emit(op, Tensor(name=f"{op.path}:mask", dims=x.dims, dtype="bool"))
 
 
+def _square_back(op: Op, grad: GradOp) -> Curve:
+    """Of x²: PyTorch's pow_backward copies x, doubles it and multiplies (FunctionsManual.cpp)."""
+    return passes(3, 2.33) if op.attr("fn", "") == "square" else once()
+
+
+def _factors_back(op: Op, grad: GradOp) -> Curve:
+    """A kernel for each factor that is trained."""
+    return once() if len(grad.grads_out) == 1 else passes(2, 1.33)
+
+
 ACTIVATION = OpKind(
     name="activation",
     signature="x -> fn(x); fn: gelu | gelu_tanh | gelu_new | quick_gelu | relu | relu2 | silu | tanh | sigmoid",
@@ -112,7 +123,13 @@ ACTIVATION = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="none",
-    experts="none",
+    price=once(),
+    grad_price=_square_back,
+    calibrated="elements",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="computes",
     runs="function",
 )
 
@@ -125,6 +142,13 @@ GLU = replace(
     backward=per_element_back(14),
     steps=_glu_steps,
     fused_by="glu",
+    price=once(),
+    grad_price=once(),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="gates",
 )
 
 ADD = replace(
@@ -137,6 +161,13 @@ ADD = replace(
     backward=_sum_back,
     steps="one kernel",
     fused_by="every stack",
+    price=once(),
+    grad_price=once("reduce"),  # a broadcast operand: summed
+    calibrated="elements, forward",
+    begins="random",
+    weight_sum="apart",
+    gradient="passed on",
+    does="adds",
 )
 
 MUL = replace(
@@ -149,6 +180,13 @@ MUL = replace(
     backward=per_element_back(2),
     steps="one kernel",
     fused_by="every stack",
+    price=once(),
+    grad_price=_factors_back,
+    calibrated="elements",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="computes",
 )
 
 SCALE = replace(
@@ -162,6 +200,13 @@ SCALE = replace(
     backward=per_element_back(1),
     steps="one kernel",
     fused_by="every stack",
+    price=once(),
+    grad_price=once(),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="computes",
 )
 
 MODULATE = replace(
@@ -175,6 +220,13 @@ MODULATE = replace(
     backward=per_element_back(4),
     steps="one kernel",
     fused_by="every stack",
+    price=passes(3, 1.67),  # 1 + scale, product, sum
+    grad_price=passes(4, 1.67, "reduce"),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="computes",
 )
 
 SOFTCAP = replace(
@@ -186,6 +238,13 @@ SOFTCAP = replace(
     backward=per_element_back(3),
     steps="one kernel",
     fused_by="every stack",
+    price=passes(3, 3.0),  # divide, tanh, multiply
+    grad_price=passes(3, 3.0),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="computes",
 )
 
 DROPOUT = replace(
@@ -197,6 +256,13 @@ DROPOUT = replace(
     backward=per_element_back(1),
     steps=_mask_steps,
     fused_by="every stack",
+    price=once(),
+    grad_price=once(),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="drops",
 )
 
 CAST = replace(
@@ -209,6 +275,13 @@ CAST = replace(
     backward=per_element_back(0),
     steps="one kernel",
     fused_by="every stack",
+    price=once(),
+    grad_price=once(),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="computes",
 )
 
 KINDS = (ACTIVATION, GLU, ADD, MUL, SCALE, MODULATE, SOFTCAP, DROPOUT, CAST)

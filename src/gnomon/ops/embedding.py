@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from gnomon.ops.curve import once
 from gnomon.ops.op import Op, OpKind, Problem, Tensors
 from gnomon.ops.rules import bytes_of, cannot_write, per_element, per_element_back
 from gnomon.ops.work import Setting, Work
@@ -47,7 +48,13 @@ EMBEDDING = OpKind(
     weight_grad="apart",
     ungraded=(),
     decay=(1,),
-    experts="none",
+    price=once("gather"),
+    grad_price="table",
+    calibrated="rows written",
+    begins="random",
+    weight_sum="in place",
+    gradient="computed",
+    does="looks up",
     runs="function",
 )
 
@@ -65,7 +72,13 @@ TIMESTEP = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="none",
-    experts="none",
+    price=once(kernels=5),
+    grad_price=once(kernels=5),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="computes",
     runs="function",
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gnomon.ops.attention import pairs_of
+from gnomon.ops.curve import Product
 from gnomon.ops.op import Op, OpKind, Problem, Tensors
 from gnomon.ops.rules import (
     Flops,
@@ -82,7 +83,13 @@ LINEAR = OpKind(
     weight_grad="apart",
     ungraded=(),
     decay=(1,),
-    experts="none",
+    price=Product("tokens", narrow=True),
+    grad_price=Product("tokens", narrow=True),
+    calibrated="no",
+    begins="random",
+    weight_sum="in place",
+    gradient="computed",
+    does="multiplies",
     runs="engine",
 )
 
@@ -100,7 +107,13 @@ MATMUL = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="matrices",
-    experts="none",
+    price=Product("batch", narrow=False),
+    grad_price=Product("batch", narrow=False),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="multiplies activations",
     runs="lowered",
 )
 

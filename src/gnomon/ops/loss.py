@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from gnomon.ops.curve import Curve, once
 from gnomon.ops.kernels import Kernels
 from gnomon.ops.op import Op, OpKind, Problem, Steps, Tensors, attrs
 from gnomon.ops.rules import cannot_write, per_element, per_element_back, saves_inputs
@@ -37,6 +38,11 @@ def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
     low.ops.append(replace(op, inputs=(logp, *op.inputs[1:]), attrs=attrs(nll=True)))
 
 
+def _price(op: Op) -> Curve:
+    """Of a log-softmax only what the labels choose is read."""
+    return "labels" if op.attr("nll", False) else once("reduce")
+
+
 CROSS_ENTROPY = OpKind(
     name="cross_entropy",
     signature="logits, labels -> loss; reduction, loss_weight, nll (of the logits' log-softmax)",
@@ -51,7 +57,13 @@ CROSS_ENTROPY = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="none",
-    experts="none",
+    price=_price,
+    grad_price=once("reduce"),
+    calibrated="rows read",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="compares labels",
     runs="function",
 )
 
@@ -69,7 +81,13 @@ MSE = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="none",
-    experts="none",
+    price=once("reduce"),
+    grad_price=once("reduce"),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="compares",
     runs="function",
 )
 

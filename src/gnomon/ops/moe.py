@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from gnomon.ops.curve import Product, once, passes
 from gnomon.ops.kernels import Kernels
 from gnomon.ops.op import Op, OpKind, Problem, Steps, Tensors, attrs
 from gnomon.ops.rules import (
@@ -64,7 +65,13 @@ ROUTER = OpKind(
     weight_grad="together",
     ungraded=(1,),  # a bias only shifts which experts are chosen, and moves by its own rule (DeepSeek-V3, 2.1.2)
     decay="none",
-    experts="route",
+    price=passes(4, 3.0, "reduce"),  # scores, top-k, gather, normalise
+    grad_price=passes(4, 3.0, "reduce"),
+    calibrated="no",
+    begins="zeros",
+    weight_sum="apart",
+    gradient="computed",
+    does="routes",
     runs="function",
 )
 
@@ -82,7 +89,13 @@ DISPATCH = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="none",
-    experts="dispatch",
+    price=once("reduce", kernels=4),  # sort by expert, counts, offsets, gather
+    grad_price=once("reduce", kernels=2),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="dispatches",
     runs="engine",
 )
 
@@ -100,7 +113,13 @@ GROUPED_LINEAR = OpKind(
     weight_grad="apart",
     ungraded=(),
     decay=(1,),
-    experts="product",
+    price=Product("experts", narrow=True),
+    grad_price=Product("experts", narrow=True),
+    calibrated="no",
+    begins="random",
+    weight_sum="in place",
+    gradient="computed",
+    does="multiplies rows",
     runs="engine",
 )
 
@@ -118,7 +137,13 @@ COMBINE = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="none",
-    experts="combine",
+    price=once("reduce", kernels=2),
+    grad_price=once("reduce", kernels=3),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="combines",
     runs="engine",
 )
 

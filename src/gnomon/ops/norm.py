@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from gnomon.errors import GraphError
+from gnomon.ops.curve import once, passes
 from gnomon.ops.kernels import Kernels
 from gnomon.ops.op import Op, OpKind, Steps, Tensors
 from gnomon.ops.rules import first_dims, per_element, per_element_back
@@ -68,7 +69,13 @@ NORM = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="none",
-    experts="none",
+    price=once("reduce"),
+    grad_price=once("reduce_grad", kernels=2),  # input gradient; column sums for weight and bias
+    calibrated="rows read",
+    begins="ones",
+    weight_sum="apart",
+    gradient="computed",
+    does="normalises",
     runs="function",
 )
 
@@ -86,7 +93,13 @@ ROW_STATS = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="none",
-    experts="none",
+    price=passes(4, 3.0, "reduce"),  # square, mean, add epsilon, rsqrt
+    grad_price=passes(4, 3.0),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="computes",
     runs="lowered",
 )
 

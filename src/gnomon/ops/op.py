@@ -17,6 +17,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from gnomon.errors import GraphError, nearest
 from gnomon.late import load_late
+from gnomon.ops.curve import Curve
 from gnomon.ops.kernels import Kernels
 from gnomon.ops.work import GradOp, Setting, Work
 from gnomon.tensors.captured import Node
@@ -94,6 +95,11 @@ class Op:
         """What its kind says."""
         return find(self.kind)
 
+    @property
+    def does(self) -> Does:
+        """Its part in a model."""
+        return find(self.kind).does
+
     def attr(self, name: str, default: AttrValue) -> AttrValue:
         """The attribute `name`, or `default` when the op does not carry it."""
         return next((value for key, value in self.attrs if key == name), default)
@@ -136,6 +142,30 @@ class Steps:
         return out.name
 
 
+Does: TypeAlias = Literal[
+    "multiplies",  # tokens by a weight
+    "multiplies rows",  # of experts, by the weights of these
+    "multiplies activations",
+    "convolves",
+    "attends",
+    "weighs",  # a softmax
+    "scans",  # carries a state along a sequence
+    "rotates",  # by positions
+    "measures distance",  # of positions
+    "normalises",
+    "looks up",  # rows of a table by ids
+    "compares labels",  # a loss of classes
+    "compares",  # a loss of numbers
+    "routes",  # chooses experts
+    "dispatches",  # makes a row of each token for each of its experts
+    "combines",  # adds these rows up
+    "gates",
+    "adds",
+    "drops",  # elements, at random
+    "computes",  # anything else
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpKind:
     """All that is known of one kind of op."""
@@ -170,9 +200,21 @@ class OpKind:
     decay: Decay
     """Inputs whose parameters take weight decay, as recipes of the field have it: matrices and tables do, biases and
     weights of norms do not."""
-    experts: Literal["route", "dispatch", "product", "combine", "none"]
-    """Its part in a mixture of experts: it chooses experts, makes a row of each token for each of its experts,
-    multiplies rows by the weights of their experts, or adds rows up."""
+    price: Callable[[Op], Curve] | Curve
+    """What its forward is priced by."""
+    grad_price: Callable[[Op, GradOp], Curve] | Curve
+    """What a step of its backward is priced by."""
+    calibrated: Literal["rows read", "rows written", "elements", "elements, forward", "no"]
+    """What `gnomon calibrate` measures of it by itself: over rows and width of what it reads or writes, or over all
+    elements, of which `forward` has no table for the backward. no: it is priced by the bytes it moves."""
+    begins: Literal["random", "ones", "zeros"]
+    """What its second input, where that is a parameter, holds before training."""
+    weight_sum: Literal["in place", "apart"]
+    """Whether the runtime adds gradients of its parameters up where they stay, or makes each first."""
+    gradient: Literal["computed", "passed on"]
+    """passed on: the gradients of its operands are that of its result, or views of it."""
+    does: Does
+    """Its part in a model, which others ask for in place of its name."""
     runs: Literal["function", "engine", "lowered", "captured"]
     """How the runtime runs it. function: a torch function by its name. engine: a method of the engine, which wants more
     than the operands. lowered: it does not, such ops are steps of others as kernels run them. captured: as ATen ops."""
@@ -192,13 +234,21 @@ class OpKind:
         else:
             self.steps(op, low, kernels)
 
+    def curve(self, op: Op) -> Curve:
+        """What the forward of an op is priced by."""
+        return self.price(op) if callable(self.price) else self.price
+
+    def grad_curve(self, op: Op, grad: GradOp) -> Curve:
+        """What a step of its backward is priced by."""
+        return self.grad_price(op, grad) if callable(self.grad_price) else self.grad_price
+
     @property
     def is_view(self) -> bool:
         """Whether no bytes move."""
         return self.memory in ("view", "part")
 
 
-_NO_FAMILY = frozenset({"__init__", "op", "rules", "work", "kernels"})
+_NO_FAMILY = frozenset({"__init__", "op", "rules", "work", "kernels", "curve"})
 """Files of the folder that hold no kinds."""
 
 

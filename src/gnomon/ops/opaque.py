@@ -117,7 +117,13 @@ OPAQUE = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="matrices",
-    experts="none",
+    price="aten",
+    grad_price="aten",
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="computes",
     runs="captured",
 )
 

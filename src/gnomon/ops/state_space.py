@@ -101,7 +101,13 @@ STATE_SPACE = OpKind(
     weight_grad="together",
     ungraded=(),
     decay=(1, 2),  # the convolutions' weights; mamba_ssm exempts dt bias, decay and skip
-    experts="none",
+    price="scan",
+    grad_price="scan",
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="scans",
     runs="function",
 )
 

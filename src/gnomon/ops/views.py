@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gnomon.ops.curve import once
 from gnomon.ops.op import OpKind
 from gnomon.ops.rules import no_work, passed_on, per_element, per_element_back
 
@@ -25,7 +26,13 @@ RESHAPE = OpKind(
     weight_grad="together",
     ungraded=(),
     decay="none",
-    experts="none",
+    price="free",
+    grad_price="free",
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="passed on",
+    does="computes",
     runs="function",
 )
 
@@ -42,6 +49,13 @@ CONCAT = replace(
     backward=per_element_back(0),
     steps="one kernel",
     fused_by="every stack",
+    price=once(),
+    grad_price=once(),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="computes",
 )
 
 REPEAT = replace(
@@ -54,6 +68,13 @@ REPEAT = replace(
     backward=per_element_back(0),
     steps="one kernel",
     fused_by="every stack",
+    price=once(),
+    grad_price=once("reduce"),
+    calibrated="no",
+    begins="random",
+    weight_sum="apart",
+    gradient="computed",
+    does="computes",
 )
 
 KINDS = (RESHAPE, SPLIT, RENAME, CONCAT, REPEAT)

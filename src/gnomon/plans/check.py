@@ -307,7 +307,7 @@ def _dims(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Probl
             for dim in graph.block(name).dims:
                 if (rule := _DIM_RULES.get(_base(dim))) and not _kept_whole(plan, mesh, name, dim):
                     yield from rule(plan, mesh, dim)
-        if any(_has(graph, layer, kind) for layer in layers for kind in ("attention", "state_space")):
+        if any(_mixes(graph, layer) for layer in layers):
             yield from _sequence(plan, mesh, workload)
 
 
@@ -317,9 +317,10 @@ def _kept_whole(plan: Plan, mesh: Mesh, block: str, dim: Dim) -> bool:
     return any(not rule.axes for rule in rules) and (mesh.cp == 1 or plan.layout.context != "ulysses")
 
 
-def _has(graph: Graph, layer: Layer, kind: str) -> bool:
+def _mixes(graph: Graph, layer: Layer) -> bool:
+    """Whether tokens of a layer see others."""
     ops: tuple[GraphOp, ...] = graph.block(layer.call.block).ops
-    return any(op.kind == kind for op in ops)
+    return any(op.does in ("attends", "scans") for op in ops)
 
 
 def _base(dim: Dim) -> str:
@@ -426,7 +427,7 @@ def _sequence(plan: Plan, mesh: Mesh, workload: Workload | None) -> Iterator[Pro
 
 def learned_positions(graph: Graph) -> int | None:
     """Tokens of the longest sequence that the model's learned positions reach; None for a model without such."""
-    ops = ((block, op) for block in graph.blocks for op in block.ops if op.kind == "embedding")
+    ops = ((block, op) for block in graph.blocks for op in block.ops if op.does == "looks up")
     tables = (block.tensor(op.inputs[1]).dims[0] for block, op in ops)
     sizes = [dim.size for dim in tables if dim.name.split(".")[-1] == "positions" and dim.size is not None]
     return min(sizes, default=None)
@@ -552,7 +553,7 @@ def _size(block: Block, name: str) -> int:
 
 def _axes_without_effect(plan: Plan, graph: Graph) -> Iterator[Problem]:
     meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
-    routes = any(op.kind == "dispatch" for block in graph.blocks for op in block.ops)
+    routes = any(block.does("dispatches") for block in graph.blocks)
     if not routes and (ep := max(mesh.ep * mesh.etp for mesh in meshes)) > 1:
         yield _error("no_experts", f"ep x etp = {ep}, but {whole_experts(graph)}; use ep = 1 and etp = 1")
     if routes and max(mesh.tp for mesh in meshes) > 1 and not plan.layout.sequence_parallel:

@@ -104,7 +104,7 @@ def is_table(tensor: Tensor) -> bool:
 def _without_lookup(block: Block) -> tuple[Block, Block | None]:
     """(its lookup in the table, what remains)."""
     chosen = [op for op in block.ops if any(is_table(block.tensor(name)) for name in (*op.inputs, *op.outputs))]
-    if len(chosen) != 1 or chosen[0].kind != "embedding" or chosen[0].inputs[0] not in block.inputs:
+    if len(chosen) != 1 or chosen[0].does != "looks up" or chosen[0].inputs[0] not in block.inputs:
         raise PlanError(f"vocabulary: {block.name} does more with its table than one lookup; use 'ends'")
     (op,) = chosen
     (made,) = op.outputs
@@ -125,8 +125,12 @@ def _without_head(block: Block) -> tuple[Block | None, Block, str]:
     hidden = list(dict.fromkeys(n for n in read if block.tensor(n).kind == "activation" and block.tensor(n).is_float))
     product, *others = after
     weights = [block.tensor(name) for name in read if block.tensor(name).kind != "activation"]
-    plain = product.kind == "linear" and all(is_table(weight) for weight in weights) and len(hidden) == 1
-    if not plain or any(op.captured is not None or op.kind == "linear" for op in others) or set(block.outputs) - made:
+    plain = product.does == "multiplies" and all(is_table(weight) for weight in weights) and len(hidden) == 1
+    if (
+        not plain
+        or any(op.captured is not None or op.does == "multiplies" for op in others)
+        or set(block.outputs) - made
+    ):
         raise PlanError(f"vocabulary: {block.name} is no product with a table that a loss follows; use 'ends'")
     head = _block(block, after, block.outputs)
     return (_block(block, before, tuple(hidden)) if before else None), head, hidden[0]

@@ -139,5 +139,5 @@ def _preset(preset: Preset, original: Block, block: Block) -> dict[str, Action]:
         return {name: "recompute" for name in _inner(block)}
     if preset == "none":
         return {}
-    cores = [f"{op.path}:*" for op in original.ops if op.kind == "attention"]
+    cores = [f"{op.path}:*" for op in original.ops if op.does == "attends"]
     return {name: "recompute" for name in _inner(block) if any(fnmatchcase(name, core) for core in cores)}

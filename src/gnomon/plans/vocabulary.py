@@ -60,7 +60,7 @@ def vocabulary_errors(plan: Plan, graph: Graph) -> Iterator[tuple[str, str]]:
 
 def _of_graph(plan: Plan, graph: Graph, asked: str) -> Iterator[tuple[str, str]]:
     layers, divided = graph.layers(), divided_layers(plan, graph)
-    heads = [layer for layer in divided if any(op.kind == "cross_entropy" for op in graph.block(layer.call.block).ops)]
+    heads = [layer for layer in divided if graph.block(layer.call.block).does("compares labels")]
     ends = [layer.label for layer in (layers[0], layers[-1])]
     if len(heads) != 1 or heads[0].label != ends[1] or any(layer.label not in ends for layer in divided):
         shown = ", ".join(layer.label for layer in divided) or "none"

@@ -125,7 +125,7 @@ class LayerExposed:
     def _copies(self, link: AxisLink) -> dict[str, float]:
         """Copies of a token that go to nodes and to ranks, over its experts."""
         scope = self.scope
-        router = next(op for op in scope.block.ops if op.kind == "router")
+        router = next(op for op in scope.block.ops if op.does == "routes")
         experts, topk = (scope.block.tensor(name).dims[-1].size for name in (router.inputs[0], router.outputs[0]))
         assert experts is not None and topk is not None
         groups, chosen = router.attr("groups", 1), router.attr("groups_per_token", 1)
@@ -139,8 +139,8 @@ class LayerExposed:
         """A dispatch or combine by DeepEP or HybridEP. HybridEP gathers all ranks' routing before it, and sends
         weights of all experts in the NVLink domain with each copy of a token and with its gradient."""
         scope = self.scope
-        copies, router = self._copies(link), next(op for op in scope.block.ops if op.kind == "router")
-        if not scope.facts.routing_gathered or scope.kind(collective.path) != "dispatch":
+        copies, router = self._copies(link), next(op for op in scope.block.ops if op.does == "routes")
+        if not scope.facts.routing_gathered or scope.does(collective.path) != "dispatches":
             return dispatch_seconds(size, link, **copies)
         sizes = scope.sharded.sizes(router.path)
         scores, topk = (
@@ -160,4 +160,4 @@ class LayerExposed:
         )
 
     def _attends(self, path: str) -> bool:
-        return self.scope.context.block.op(path).kind == "attention"
+        return self.scope.context.block.op(path).does == "attends"

@@ -38,11 +38,11 @@ class LayerKernels:
         readers: dict[str, list[str]] = {}
         for op in scope.block.ops:
             for name in op.inputs:
-                readers.setdefault(name, []).append(op.kind)
+                readers.setdefault(name, []).append(op.does)
         return frozenset(
             op.path
             for op in scope.block.ops
-            if op.kind == "dropout" and readers.get(op.outputs[0]) == ["add"] and not op.path.endswith(".dropped")
+            if op.does == "drops" and readers.get(op.outputs[0]) == ["adds"] and not op.path.endswith(".dropped")
         )
 
     @cached_property
@@ -64,7 +64,7 @@ class LayerKernels:
             return fused_dropout_seconds(op, scope.block, scope.setting(path), scope.device, scope.curves)
         if path in self.narrow.epilogues:
             return FREE
-        share = scope.causal_share if op.kind == "attention" else None
+        share = scope.causal_share if op.does == "attends" else None
         price = op_seconds(
             op,
             scope.block,
@@ -87,7 +87,7 @@ class LayerKernels:
         cp, prices = scope.context.mesh.cp, {}
         if cp == 1 or scope.context.layout.context != "ring":
             return {}
-        for op in (scope.ops[path] for path in paths if scope.kind(path) == "attention"):
+        for op in (scope.ops[path] for path in paths if scope.does(path) == "attends"):
             sizes = scope.sharded.sizes(op.path)
             queries, *keys = (nbytes(scope.block.tensor(name), sizes, scope.dtypes) for name in op.inputs[:3])
             price = ring_seconds(queries, sum(keys), cp, scope.device, scope.curves, backward=backward)
@@ -115,20 +115,21 @@ class LayerKernels:
             turned = nbytes(scope.block.tensor(op.outputs[0]), scope.sharded.sizes(op.path), scope.dtypes)
             return extra_passes(op, turned, experts, scope.device, scope.curves, backward=backward)
         low = self.narrow.low(op.path)
-        if op.kind == "grouped_linear":
+        if op.does == "multiplies rows":
             mates = [o.path for o in scope.block.ops if o.kind == op.kind and o.inputs[0] == op.inputs[0]]
             looped = mates[0] == op.path and not (low and scope.facts.experts == "fused")  # gate and up are one product
             return FREE if not looped else OpPrice(device_s=0.0, kernels=loop_launches(experts, low))
-        if op.kind not in ("dispatch", "combine", "glu"):
+        does = op.does
+        if does not in ("dispatches", "combines", "gates"):
             return FREE
-        rows = scope.block.tensor(op.outputs[0] if op.kind == "dispatch" else op.inputs[0])
+        rows = scope.block.tensor(op.outputs[0] if does == "dispatches" else op.inputs[0])
         moved = nbytes(rows, scope.sharded.sizes(op.path), scope.dtypes) * context.load
         passes = FREE
         if (op.attr("biased", False) or op.attr("clamped", False)) and not (low and scope.facts.experts == "fused"):
             passes = extra_passes(op, moved, experts, scope.device, scope.curves, backward=backward)
-        if op.kind == "glu" or context.mesh.ep == 1 or scope.facts.fused_dispatch:
+        if does == "gates" or context.mesh.ep == 1 or scope.facts.fused_dispatch:
             return passes
-        return passes + row_passes(op.kind, moved, experts, low, scope.device, scope.curves, backward=backward)
+        return passes + row_passes(does, moved, experts, low, scope.device, scope.curves, backward=backward)
 
     def _grad_prices(self, *, weight: bool) -> list[tuple[str, OpPrice, float]]:
         """(op, price, matrix FLOPs) of every step of the backward in one of its halves."""
@@ -139,7 +140,7 @@ class LayerKernels:
                 continue
             # an accumulation is named by its tensor: it has the sizes of an op that reads it
             setting = scope.setting(scope.readers[grad.path] if grad.phase == "accumulate" else grad.path)
-            share = scope.causal_share if scope.kind(grad.path) == "attention" else None
+            share = scope.causal_share if scope.does(grad.path) == "attends" else None
             if grad.path in self.narrow.epilogues or (scope.facts.composed and self._unprofiled(grad.path)):
                 continue
             if grad.phase == "accumulate":  # what one kernel writes for all is no sum
@@ -161,7 +162,7 @@ class LayerKernels:
             if grad.path in scope.ops and grad.phase != "accumulate":
                 op = scope.ops[grad.path]
                 price = _launched(price, op) + self._around_experts(op, backward=True)
-                if scope.facts.deterministic and op.kind == "attention":
+                if scope.facts.deterministic and op.does == "attends":
                     price = in_order(price)
                 price = price + self._filled(op, grad.grads_out)
             steps.append((grad.path, price, as_float(grad_work(grad, scope.block, setting).matmul_flops)))
@@ -171,7 +172,7 @@ class LayerKernels:
     def _filled(self, op: Op, names: Sequence[str]) -> OpPrice:
         """What is filled before Transformer Engine's kernels write these tensors of an op, or their gradients."""
         scope = self.scope
-        if not (scope.facts.deterministic and scope.facts.transformer_engine) or op.kind not in FILLED:
+        if not (scope.facts.deterministic and scope.facts.transformer_engine) or op.does not in FILLED:
             return FREE
         if op.path in self.narrow.wide or not names:  # the head is PyTorch's
             return FREE
@@ -183,7 +184,7 @@ class LayerKernels:
         """Whether a profile of one layer (`profiled`) leaves a gradient out: of the loss, of the head's norm."""
         scope = self.scope
         op = scope.ops.get(path)
-        return op is not None and (op.kind == "cross_entropy" or unprofiled(op, scope.block))
+        return op is not None and (op.does == "compares labels" or unprofiled(op, scope.block))
 
 
 def _launched(price: OpPrice, op: Op) -> OpPrice:

@@ -28,8 +28,6 @@ ON_THE_WAY = {"pow": 2, "rsqrt": 2, "logsumexp": 2, "cos": 2, "sin": 1, "abs": 1
 autograd/derivatives.yaml, FunctionsManual.cpp): grad * (2 * x.pow(1)) has two."""
 SPREAD = frozenset("mul div add sub where maximum minimum pow".split())
 """ATen ops that broadcast: a gradient is of the result's size before it is added up to the operand's."""
-IN_PLACE = ("linear", "grouped_linear", "embedding")
-"""Kinds whose weight gradients the runtime adds up where they stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ def pieces_of(block: Block) -> list[Piece]:
     for place, op in enumerate(block.ops):
         if op.captured is None:
             view = op.rules.is_view
-            found.append(Piece(op.kind, op.inputs, op.outputs, view, view or op.kind == "add", place, op))
+            found.append(Piece(op.kind, op.inputs, op.outputs, view, op.rules.gradient == "passed on", place, op))
             continue
         for node in op.captured.nodes:
             name, outputs = node.target.split(".")[1], tuple(filter(None, node.outputs))
@@ -212,7 +210,7 @@ class _Backward:
         sizes, first = self.of.sizes, self.grads[came[0]]
         if any(self._is_parameter(n) for n in targets):
             self.begun = True
-        cast = piece.name == "cast" and self.of.root(came[0]) == self.of.root(piece.inputs[0])
+        cast = piece.op.rules.memory == "cast" and self.of.root(came[0]) == self.of.root(piece.inputs[0])
         if len(came) == 1 and (piece.passes or cast):
             made = []
             for name in targets:
@@ -224,7 +222,7 @@ class _Backward:
         result = sum(sizes[name] for name in came)
         made = []
         for name in targets:
-            if self._is_parameter(name) and piece.op.kind in IN_PLACE:
+            if self._is_parameter(name) and piece.op.rules.weight_sum == "in place":
                 continue
             made.append((name, self._new(sizes[name])))
             if piece.name in SPREAD and not self._same(sizes[name], result):

@@ -9,16 +9,14 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from gnomon.graph import Op
+from gnomon.ops.curve import Product
 from gnomon.prediction.layer_memory import has_vocab
 from gnomon.prediction.layer_scope import LayerScope
 from gnomon.prices.kernels import FREE, Cast, Low, OpPrice, cast_weight_seconds
 from gnomon.sharding import Collective
 
-UNFUSED_BEFORE_CASTS = frozenset({"attention", "linear", "matmul", "grouped_linear"})
-"""Kinds whose kernels are a library's: no compiler puts a cast into them."""
-
-ORDERING = frozenset({"dispatch", "combine"})
-"""Nor into these where rows are put in order apart: SparseCores gather them (recipes of TPU 7x,
+ORDERING = frozenset({"dispatches", "combines"})
+"""What no compiler puts a cast into where rows are put in order apart: SparseCores gather them (recipes of TPU 7x,
 `xla_tpu_enable_offloading_gather_to_sparsecore`)."""
 
 
@@ -38,7 +36,7 @@ class LayerNarrow:
         """Paths of products that no eight-bit recipe narrows: what a router reads, logits over the vocabulary, and
         adapters."""
         scope = self.scope
-        routed = {op.inputs[0] for op in scope.block.ops if op.kind == "router"}
+        routed = {op.inputs[0] for op in scope.block.ops if op.does == "routes"}
         made = {name: op.path for op in scope.block.ops for name in op.outputs}
         heads = {path for name, path in made.items() if has_vocab(scope.block.tensor(name))}
         heads |= {op.path for op in scope.block.ops if op.path.endswith((".lora_A", ".lora_B"))}
@@ -53,14 +51,14 @@ class LayerNarrow:
         """Tensor that narrow products read -> path of the first, which casts it for all."""
         first: dict[str, str] = {}
         for op in self.scope.block.ops:
-            if op.kind in ("linear", "grouped_linear") and self.low(op.path):
+            if _multiplies_weights(op) and self.low(op.path):
                 first.setdefault(op.inputs[0], op.path)
         return first
 
     def _epilogues(self) -> frozenset[str]:
         """Paths of activations between narrow products of experts, which run inside these."""
         scope = self.scope
-        narrow = {op.path for op in scope.block.ops if op.kind == "grouped_linear" and self.low(op.path)}
+        narrow = {op.path for op in scope.block.ops if op.does == "multiplies rows" and self.low(op.path)}
         made = {name for op in scope.block.ops if op.path in narrow for name in op.outputs}
         read = {op.inputs[0] for op in scope.block.ops if op.path in narrow}
         inner = {op.path for op in scope.block.ops if made.issuperset(op.inputs) and read.issuperset(op.outputs)}
@@ -96,10 +94,11 @@ class LayerNarrow:
         engine = not backward and scope.facts.transformer_engine
         if scope.facts.fused_casts:  # gradients come from what reads the tensor
             near = next((o for o in scope.block.ops if name in o.inputs), None) if backward else made
-            alone = UNFUSED_BEFORE_CASTS | (ORDERING if scope.facts.sorted_rows else frozenset())
-            fused = near is not None and near.kind not in alone
+            fused = near is not None and not _is_library(near)
+            if near is not None and scope.facts.sorted_rows and near.does in ORDERING:
+                fused = False
         else:
-            fused = engine and made is not None and made.kind == "norm" and name not in self.adapted
+            fused = engine and made is not None and made.rules.fused_by == "norm" and name not in self.adapted
         once = engine and bool(op.contracts) and scope.block.tensor(op.inputs[1]).kind != "parameter"
         fp8 = scope.context.precision.fp8
         searched = backward and fp8 is not None and fp8.fixed
@@ -115,7 +114,7 @@ class LayerNarrow:
         """What an op multiplies in; attention in the compute dtype unless the plan narrows it too."""
         scope = self.scope
         fp8 = scope.context.precision.fp8
-        wide = fp8 is None or (scope.kind(path) == "attention" and not fp8.attention)
+        wide = fp8 is None or (scope.does(path) == "attends" and not fp8.attention)
         return "" if wide else self.low(path)
 
     def weight_cast(self) -> OpPrice:
@@ -125,3 +124,14 @@ class LayerNarrow:
             if self.low(op.path):
                 total += cast_weight_seconds(op, scope.block, scope.setting(op.path), scope.device, scope.curves)
         return total
+
+
+def _multiplies_weights(op: Op) -> bool:
+    """Whether it is a product with a weight that recipes narrow."""
+    curve = op.rules.curve(op)
+    return isinstance(curve, Product) and curve.narrow
+
+
+def _is_library(op: Op) -> bool:
+    """Whether its kernel is a library's: no compiler puts a cast into it."""
+    return op.rules.contracts or op.does == "attends"

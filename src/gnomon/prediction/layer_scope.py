@@ -35,7 +35,7 @@ class LayerScope:
         self.ops = {op.path: op for op in self.block.ops}
         self.readers = {name: op.path for op in reversed(self.block.ops) for name in (*op.inputs, *op.outputs)}
         self.makers = {name: op for op in self.block.ops for name in op.outputs}
-        self.attending = [op.path for op in context.block.ops if op.kind == "attention"]
+        self.attending = [op.path for op in context.block.ops if op.does == "attends"]
         self.opaque = [op.path for op in context.block.ops if op.is_opaque]
 
     def _causal_share(self, sizes: Mapping[str, Any]) -> float | None:
@@ -49,14 +49,15 @@ class LayerScope:
         # FLOPs are reported with full attention; prices of causal attention count pairs by themselves
         return Setting(sizes=self.sharded.sizes(path), dtypes=self.dtypes, causal_flops="full")
 
-    def kind(self, path: str) -> str:
+    def does(self, path: str) -> str:
+        """What an op does; empty for a path that is none's."""
         op = self.ops.get(path)
-        return op.kind if op is not None else ""
+        return op.does if op is not None else ""
 
     @cached_property
     def local_experts(self) -> int:
         """Experts of this rank; 0 without any."""
-        grouped = next((op for op in self.block.ops if op.kind == "grouped_linear"), None)
+        grouped = next((op for op in self.block.ops if op.does == "multiplies rows"), None)
         if grouped is None:
             return 0
         return int(size_of(self.block.tensor(grouped.inputs[1]).dims[0], self.sharded.sizes(grouped.path)))

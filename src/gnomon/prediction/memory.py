@@ -438,7 +438,7 @@ def _keys_bytes(layer: LayerPrice) -> int:
     """Keys and values of a layer's attention on one rank."""
     sharded = layer.sharded
     return sum(
-        int(sharded.local_bytes[name]) for op in sharded.block.ops if op.kind == "attention" for name in op.inputs[1:3]
+        int(sharded.local_bytes[name]) for op in sharded.block.ops if op.does == "attends" for name in op.inputs[1:3]
     )
 
 

@@ -30,7 +30,7 @@ LOSS_KERNELS = 3
 
 def unprofiled(op: Op, block: Block) -> bool:
     """Whether no mark of the profile is around an op: the norm before a head."""
-    return op.kind == "norm" and _is_head(block)
+    return op.does == "normalises" and _is_head(block)
 
 
 def profiled_forward(
@@ -41,11 +41,11 @@ def profiled_forward(
         return {
             op.path: FREE if unprofiled(op, block) else _loss(op, block, setting(op.path), device, curves)
             for op in block.ops
-            if op.kind in ("norm", "cross_entropy")
+            if op.does in ("normalises", "compares labels")
         }
     first = block.ops[0].path
     sizes, dtypes = setting(first).sizes, setting(first).dtypes
-    if not any(op.kind in ("attention", "softmax") for op in block.ops) or np.max(sizes["batch"]) == 1:
+    if not any(op.does in ("attends", "weighs") for op in block.ops) or np.max(sizes["batch"]) == 1:
         return {}  # one sequence lies alike either way
     hidden = nbytes(block.tensor(block.inputs[0]), sizes, dtypes)
     seconds = stream_seconds(2 * hidden, 2 * hidden, device, curves, kernels=2)
@@ -59,4 +59,4 @@ def _loss(op: Op, block: Block, setting: Setting, device: Device, curves: Curves
 
 
 def _is_head(block: Block) -> bool:
-    return any(op.kind == "cross_entropy" for op in block.ops)
+    return block.does("compares labels")

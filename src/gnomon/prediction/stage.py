@@ -459,7 +459,7 @@ def _stage_price(
         """One price for all layers that are alike, on the stage's mesh or another."""
         name, no_grad, saved, low = alike
         block = graph.block(name)
-        parts = pieces if any(op.kind == "attention" for op in block.ops) else ()
+        parts = pieces if block.does("attends") else ()
         key = known, tuple(links.items()), name, no_grad, saved, low, parts
         if key not in made.prices:
             inside, among = _inside(block, mesh, links)

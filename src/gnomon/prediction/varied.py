@@ -37,10 +37,10 @@ def check_varied(graph: Graph, plan: Plan, workload: Workload, kernels: Kernels)
     what = f"this workload has {len(lengths)} lengths from {lengths[0]} to {lengths[-1]} tokens"
     if workload.sizes or sample_tokens(graph) is not None:
         raise UnpricedError(f"{what}, but {graph.name} has other inputs than one sequence; give seq_len")
-    kinds = {op.kind for block in graph.blocks for op in block.ops}
-    if "state_space" in kinds:
+    done = {op.does for block in graph.blocks for op in block.ops}
+    if "scans" in done:
         raise UnpricedError(f"{what}, but layers of {graph.name} carry a state along a sequence; give seq_len")
-    if "attention" in kinds and kernels.attention != "flash":
+    if "attends" in done and kernels.attention != "flash":
         raise UnpricedError(f"{what}, and unfused attention over packed sequences has no price; give seq_len")
     if plan.optimizer.zero == 3 and plan.mesh.data_ranks > 1:
         raise UnpricedError(

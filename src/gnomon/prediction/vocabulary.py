@@ -78,7 +78,7 @@ class VocabularyShare:
 
     @cached_property
     def _loss(self) -> Op:
-        return next(op for op in self.head.sharded.block.ops if op.kind == "cross_entropy")
+        return next(op for op in self.head.sharded.block.ops if op.does == "compares labels")
 
     def _elements(self, tensor: str) -> int:
         return int(self.head.sharded.local_elements[tensor])

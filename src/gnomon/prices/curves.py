@@ -21,6 +21,7 @@ from gnomon import schema
 from gnomon.errors import InputError, UnpricedError, nearest
 from gnomon.hardware.measured import Measured
 from gnomon.hardware.types import Device
+from gnomon.ops.curve import Walk
 from gnomon.units import Seconds
 
 Array: TypeAlias = NDArray[np.float64]
@@ -39,10 +40,6 @@ Triton's FlashAttention of 2023."""
 
 CublasRelease: TypeAlias = Literal["12.1"]
 """Releases of cuBLAS of which there is data beside that of the GEMM rows."""
-
-StreamKind: TypeAlias = Literal["plain", "reduce", "reduce_grad", "gather", "scatter"]
-"""plain: elementwise and copies. reduce: norm, softmax, loss forward. reduce_grad: their backward, and sums over rows.
-gather: rows by index. scatter: rows added up by index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +161,7 @@ class AttentionCurve:
 class StreamCurve:
     """Constants of `stream.stream_seconds` for one kind of access."""
 
-    kind: StreamKind
+    kind: Walk
     """How memory is walked."""
     t0_s: Seconds
     """Of an empty kernel."""
@@ -294,7 +291,7 @@ class Curves:
             f"{self.device} has no {kernel} {direction}; it has {', '.join(known)}, or unfused attention"
         )
 
-    def stream_for(self, kind: StreamKind) -> StreamCurve:
+    def stream_for(self, kind: Walk) -> StreamCurve:
         """The row for a kind of access. UnpricedError if there is none."""
         for row in self.stream:
             if row.kind == kind:
@@ -319,7 +316,7 @@ _KERNELS: Mapping[AttentionKernel, str] = {
 }
 
 _FILES = ("volta", "turing", "ampere", "hopper", "blackwell", "ada", "cdna1", "cdna2", "cdna3", "tpu-7x")
-_KINDS: tuple[StreamKind, ...] = ("plain", "reduce", "reduce_grad", "gather", "scatter")
+_KINDS: tuple[Walk, ...] = ("plain", "reduce", "reduce_grad", "gather", "scatter")
 
 
 @cache
@@ -442,7 +439,7 @@ def _own(rows: tuple[R, ...], device: Device, fits: Callable[[R], bool]) -> R | 
     return max(fitting, key=lambda row: row.device != "", default=None)
 
 
-def _is_kind(kind: StreamKind) -> Callable[[StreamCurve], bool]:
+def _is_kind(kind: Walk) -> Callable[[StreamCurve], bool]:
     return lambda row: row.kind == kind
 
 

@@ -22,8 +22,8 @@ ATTENTION_BACKWARD = 1.15
 32,768 tokens: 1.11, 1.13, 1.15, 1.15, 1.15 (NVIDIA/cudnn-frontend 50c8aeb benchmark/sdpa_benchmark_training/results/
 llama3.1/gb200, read 2026-11-23). Of other devices nothing was published: taken as the same."""
 
-FILLED = frozenset({"linear", "norm", "attention"})
-"""Kinds of Transformer Engine's own kernels."""
+FILLED = frozenset({"multiplies", "normalises", "attends"})
+"""What ops do that run by Transformer Engine's own kernels."""
 
 
 def in_order(price: OpPrice) -> OpPrice:

@@ -25,9 +25,9 @@ algorithm) of some 53, which is what all stacks' runs show for an op."""
 EACH_EXPERT = {"": 1, "fp8": 4, "mxfp8": 4, "fp4": 4}
 """Kernels of a product for each expert: the product; narrow, the cast of an operand and the layouts of two scales."""
 
-BOOKKEEPING = {("dispatch", False): 12, ("combine", False): 2, ("dispatch", True): 4, ("combine", True): 3}
-"""(op, backward) -> small kernels of the all-to-all dispatcher: counts of rows by rank and expert, gathered over ranks
-and copied to the host; probabilities that travel by themselves."""
+BOOKKEEPING = {("dispatches", False): 12, ("combines", False): 2, ("dispatches", True): 4, ("combines", True): 3}
+"""(what the op does, backward) -> small kernels of the all-to-all dispatcher: counts of rows by rank and expert,
+gathered over ranks and copied to the host; probabilities that travel by themselves."""
 
 CLAMPED = {False: (4, 4, 3), True: (10, 10, 7)}
 """backward -> (reads, writes, kernels) of clamping both sides of a gate before the activation, in units of one side's
@@ -52,9 +52,9 @@ BIASED_LAUNCHES = {False: 2, True: 6}
 def extra_passes(op: Op, size: Size, experts: int, device: Device, curves: Curves, *, backward: bool) -> OpPrice:
     """Kernels of experts with biases and a clamped gate, and of a rotary embedding with a factor, beside an activation,
     a combine or a rotary that says so. size: bytes of one side of the gate, of the rows, or of what is turned."""
-    if op.kind == "rotary":
+    if op.does == "rotates":
         reads, writes, kernels = FACTORED[backward]
-    elif op.kind == "glu":
+    elif op.does == "gates":
         reads, writes, kernels = CLAMPED[backward]
     else:
         (reads, writes), kernels = BIASED[backward], BIASED_LAUNCHES[backward] * experts
@@ -68,12 +68,12 @@ def loop_launches(experts: int, low: Low) -> int:
 
 
 def row_passes(
-    kind: str, rows_bytes: Size, experts: int, low: Low, device: Device, curves: Curves, *, backward: bool
+    does: str, rows_bytes: Size, experts: int, low: Low, device: Device, curves: Curves, *, backward: bool
 ) -> OpPrice:
-    """Passes over the rows around an all-to-all, one way. kind: `dispatch` or `combine`. rows_bytes: rows of one rank's
-    experts in the compute dtype. experts: of a rank."""
+    """Passes over the rows around an all-to-all, one way. does: `dispatches` or `combines`. rows_bytes: rows of one
+    rank's experts in the compute dtype. experts: of a rank."""
     passes = (experts > 1) + bool(low)
-    price = OpPrice(device_s=0.0, kernels=BOOKKEEPING[kind, backward] + passes)
+    price = OpPrice(device_s=0.0, kernels=BOOKKEEPING[does, backward] + passes)
     if not passes:
         return price
     moved = stream_seconds(rows_bytes * passes, rows_bytes * passes, device, curves, kernels=passes)
@@ -86,10 +86,10 @@ def order_pass(
     """Rows read in one order and written in another, where that is a pass of its own (`Stack.moe_rows`): copies of
     tokens before the experts and their gradients after; what the last product puts out, which is kept in the order of
     tokens, and its gradient. load: rows over those of balanced routing."""
-    combined = {other.inputs[0] for other in block.ops if other.kind == "combine"}
-    last = op.kind == "grouped_linear" and op.outputs[0] in combined and not backward
-    if not (last or op.kind == "dispatch" or (op.kind == "combine" and backward)):
+    combined = {other.inputs[0] for other in block.ops if other.does == "combines"}
+    last = op.does == "multiplies rows" and op.outputs[0] in combined and not backward
+    if not (last or op.does == "dispatches" or (op.does == "combines" and backward)):
         return OpPrice(device_s=0.0, kernels=0)
-    rows = block.tensor(op.inputs[0] if op.kind == "combine" else op.outputs[0])
+    rows = block.tensor(op.inputs[0] if op.does == "combines" else op.outputs[0])
     moved = nbytes(rows, setting.sizes, setting.dtypes) * load
     return OpPrice(device_s=stream_seconds(moved, moved, device, curves, kind="reduce"), kernels=1)

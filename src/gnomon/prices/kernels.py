@@ -1,9 +1,9 @@
 """The price of each op of a lowered block, forward and backward: seconds on the device and kernels launched.
 
-`op_seconds` and `grad_seconds` have one rule per op kind: products go to `gemm`, fused attention to `attention`, the
-rest to `stream` with the bytes of `graph.ops`. Sizes in the `Setting` may be arrays (many contexts at once). A kind
-without a rule raises UnpricedError. Leaves out: host time (`host`), collectives, and fusion across ops that a compiler
-does: what is lowered as separate ops is priced as separate kernels.
+`op_seconds` and `grad_seconds` read the curve that an op's kind names: products go to `gemm`, fused attention to
+`attention`, the rest to `stream` with the bytes of its work. Sizes in the `Setting` may be arrays (many contexts at
+once). Leaves out: host time (`host`), collectives, and fusion across ops that a compiler does: what is lowered as
+separate ops is priced as separate kernels.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from gnomon.errors import UnpricedError
 from gnomon.graph import Block, Dim, GradOp, Op, Setting, Work, forward_work, grad_work, kv_dim, nbytes, numel, size_of
 from gnomon.hardware.types import Device
 from gnomon.ops.attention import attention_pairs_x2
+from gnomon.ops.curve import Product, Stream
 from gnomon.ops.state_space import Scan
 from gnomon.prices.attention import Pieces, attention_seconds, tiled_window
 from gnomon.prices.captured import captured_price
-from gnomon.prices.curves import Curves, Size, StreamKind, Time, as_time
+from gnomon.prices.curves import Curves, Size, Time, as_time
 from gnomon.prices.gemm import gemm_seconds, peak_of
-from gnomon.prices.measured import RULES, attention_points, matmul_seconds, rule_seconds, table_seconds
+from gnomon.prices.measured import attention_points, matmul_seconds, rule_seconds, table_seconds
 from gnomon.prices.state_space import BACKWARD_KERNELS, FORWARD_KERNELS, scan_seconds
 from gnomon.prices.stream import stream_seconds
 from gnomon.prices.tpu import Shape, apart, devices_of, filled
@@ -57,65 +58,8 @@ FREE = OpPrice(device_s=0.0, kernels=0)
 """The price of a view, and the zero of sums."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """How an op without matrix products runs: eager PyTorch's kernels, unless its docstring says that it is fused."""
-
-    kernels: int
-    """Kernels launched."""
-    passes: float = 1.0
-    """Bytes moved over the bytes of `graph.ops`, which count each tensor once."""
-    kind: StreamKind = "plain"
-    """How memory is walked."""
-
-
-FORWARD: Mapping[str, Steps] = {
-    "softmax": Steps(kernels=1, kind="reduce"),
-    "norm": Steps(kernels=1, kind="reduce"),
-    "row_stats": Steps(kernels=4, passes=3, kind="reduce"),  # square, mean, add epsilon, rsqrt
-    "activation": Steps(kernels=1),
-    "glu": Steps(kernels=1),
-    "add": Steps(kernels=1),
-    "mul": Steps(kernels=1),
-    "rotary": Steps(kernels=1),
-    "embedding": Steps(kernels=1, kind="gather"),
-    "cross_entropy": Steps(kernels=1, kind="reduce"),
-    "mse": Steps(kernels=1, kind="reduce"),
-    "dropout": Steps(kernels=1),
-    "router": Steps(kernels=4, passes=3, kind="reduce"),  # scores, top-k, gather, normalise
-    "dispatch": Steps(kernels=4, kind="reduce"),  # sort by expert, counts, offsets, gather
-    "combine": Steps(kernels=2, kind="reduce"),
-    "patchify": Steps(kernels=1, kind="reduce"),
-    "pool": Steps(kernels=1, kind="reduce"),
-    "upsample": Steps(kernels=1),
-    "concat": Steps(kernels=1),
-    "repeat": Steps(kernels=1),
-    "scale": Steps(kernels=1),
-    "modulate": Steps(kernels=3, passes=1.67),  # 1 + scale, product, sum
-    "softcap": Steps(kernels=3, passes=3),  # divide, tanh, multiply
-    "cast": Steps(kernels=1),
-    "timestep": Steps(kernels=5),
-    "alibi": Steps(kernels=2),  # distances, times slopes
-}
-"""Forward of the kinds that `stream` prices."""
-
-BACKWARD: Mapping[str, Steps] = {
-    **FORWARD,
-    "norm": Steps(kernels=2, kind="reduce_grad"),  # input gradient; column sums for weight and bias
-    "row_stats": Steps(kernels=4, passes=3),
-    "mul": Steps(kernels=2, passes=1.33),
-    "embedding": Steps(kernels=5, kind="scatter"),  # sort of the ids, offsets, sums; zeros before
-    "add": Steps(kernels=1, kind="reduce"),  # a broadcast operand: summed
-    "accumulate": Steps(kernels=1),
-    "dispatch": Steps(kernels=2, kind="reduce"),
-    "combine": Steps(kernels=3, kind="reduce"),
-    "repeat": Steps(kernels=1, kind="reduce"),
-    "modulate": Steps(kernels=4, passes=1.67, kind="reduce"),
-}
-"""Backward of the same kinds, and of sums of gradients."""
-
-SQUARE_GRAD = Steps(kernels=3, passes=2.33)
-"""Backward of x²: PyTorch's pow_backward copies x, doubles it and multiplies (FunctionsManual.cpp)."""
+TABLE_KERNELS = 5
+"""Of the gradient of a table, after its zeros: sort of the ids, offsets, sums."""
 
 
 GROUPED_SHARE = 0.82
@@ -149,10 +93,6 @@ ALIGNED = 8
 tensor cores, at the price of fp32 products: cuBLAS asks for rows and pointers of 16 bytes (cuBLAS documentation, Tensor
 Core Usage, before release 11). Ten runs on A100 with such heads (CUDA 11) took 18 to 25% longer than others like them,
 which makes these products 7 to 14 times as long; fp32's prices are 7 to 12 times."""
-
-CAUSAL_SOFTMAX_READS = 0.5
-"""Share of scores (backward: of probabilities and their gradients) that a softmax fused with a causal mask reads.
-Source: NVIDIA/Megatron-LM scaled_upper_triang_masked_softmax.h walks a row up to the diagonal and writes all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,30 +135,38 @@ def op_seconds(
     step, is `cast_weight_seconds`). load: rows that this rank's experts get over those of balanced routing; for
     experts padded to the busiest, busiest over mean. causal_share: of the key-length square under a causal mask,
     the share that this rank works on (`sharding.context.causal_shares`); None: the queries are the last ones of the
-    keys. pieces: parts of sequences that the tokens are of, each seen by itself. UnpricedError for a kind without a
-    rule, or a number format that the device cannot.
+    keys. pieces: parts of sequences that the tokens are of, each seen by itself. UnpricedError for a number
+    format that the device cannot.
     """
     work = forward_work(op, block, setting)
-    if op.rules.is_view or _is_no_cast(op, block, setting):
+    if _is_no_cast(op, block, setting):
         return FREE
     if (known := _measured(op, block, setting, device, backward=False)) is not None:
         return known
-    if op.captured is not None:
-        return _captured(op, work, setting, device, curves, backward=False)
-    if op.contracts:
-        price = _products(op, block, setting, device, curves, "forward", work, _low(op, fp8), load, experts)
-        price = price + _widened(op, block, setting, device, curves)
-        return price + _cast(op.inputs[0], block, setting, device, curves, cast) if _low(op, fp8) else price
-    if op.kind == "attention":
-        return _attention(op, block, setting, device, curves, causal_share, pieces, backward=False, narrow=bool(fp8))
-    if op.kind == "state_space":
-        seconds = scan_seconds(Scan.of(op, block, setting.sizes), setting.dtypes, device, curves, backward=False)
-        return OpPrice(device_s=seconds, kernels=FORWARD_KERNELS)
-    if op.kind == "cross_entropy" and op.attr("nll", False):
-        labels = numel(block.tensor(op.inputs[1]).dims, setting.sizes)
-        # one sector of 32 bytes and a label for each token
-        return OpPrice(device_s=stream_seconds(labels * 40, labels * 4, device, curves, kind="gather"), kernels=1)
-    return _streamed(op, FORWARD, work, device, curves, _load(op, block, load))
+    match op.rules.curve(op):
+        case "free":
+            return FREE
+        case "aten":
+            return _captured(op, work, setting, device, curves, backward=False)
+        case Product():
+            low = _low(op, fp8)
+            price = _products(op, block, setting, device, curves, "forward", work, low, load, experts)
+            price = price + _widened(op, block, setting, device, curves)
+            return price + _cast(op.inputs[0], block, setting, device, curves, cast) if low else price
+        case "attention":
+            narrow = bool(fp8)
+            return _attention(op, block, setting, device, curves, causal_share, pieces, backward=False, narrow=narrow)
+        case "scan":
+            seconds = scan_seconds(Scan.of(op, block, setting.sizes), setting.dtypes, device, curves, backward=False)
+            return OpPrice(device_s=seconds, kernels=FORWARD_KERNELS)
+        case "labels":
+            labels = numel(block.tensor(op.inputs[1]).dims, setting.sizes)
+            # one sector of 32 bytes and a label for each token
+            return OpPrice(device_s=stream_seconds(labels * 40, labels * 4, device, curves, kind="gather"), kernels=1)
+        case "table":
+            return _table_grad(work, device, curves)
+        case Stream() as stream:
+            return _streamed(stream, work, device, curves, _load(op, block, load))
 
 
 def grad_seconds(
@@ -248,39 +196,43 @@ def grad_seconds(
             device_s=stream_seconds(2 * adds * size, adds * size, device, curves, kernels=adds), kernels=adds
         )
     op = block.op(grad.path)
-    if op.rules.is_view or _is_no_cast(op, block, setting):
+    if _is_no_cast(op, block, setting):
         return FREE
     if (known := _measured(op, block, setting, device, backward=True)) is not None:
         return known
-    if op.captured is not None:
-        return _captured(op, work, setting, device, curves, backward=True)
-    if op.contracts:
-        price = _product_grad(op, grad, block, setting, device, curves, work, _low(op, fp8), load, experts)
-        if grad.phase == "input_grad":
+    curve = op.rules.grad_curve(op, grad)
+    match curve:
+        case "free":
+            return FREE
+        case "aten":
+            return _captured(op, work, setting, device, curves, backward=True)
+        case Product():
+            low = _low(op, fp8)
+            price = _product_grad(op, grad, block, setting, device, curves, work, low, load, experts)
+            if grad.phase == "weight_grad":
+                return price
             price = price + _widened(op, block, setting, device, curves)
-        casts = _low(op, fp8) and grad.phase == "input_grad"
-        return price + _cast(op.outputs[0], block, setting, device, curves, cast) if casts else price
-    if op.kind == "attention":
-        return _attention(op, block, setting, device, curves, causal_share, pieces, backward=True, narrow=bool(fp8))
-    if op.kind == "state_space":
-        seconds = scan_seconds(Scan.of(op, block, setting.sizes), setting.dtypes, device, curves, backward=True)
-        return OpPrice(device_s=seconds, kernels=BACKWARD_KERNELS)
+            return price + _cast(op.outputs[0], block, setting, device, curves, cast) if low else price
+        case "attention":
+            narrow = bool(fp8)
+            return _attention(op, block, setting, device, curves, causal_share, pieces, backward=True, narrow=narrow)
+        case "scan":
+            seconds = scan_seconds(Scan.of(op, block, setting.sizes), setting.dtypes, device, curves, backward=True)
+            return OpPrice(device_s=seconds, kernels=BACKWARD_KERNELS)
     if isinstance(work.read_bytes, int) and work.read_bytes + work.write_bytes == 0:
         return FREE
-    if op.kind == "mul" and len(grad.grads_out) == 1:  # the other factor is not trained
-        return _streamed(op, {"mul": FORWARD["mul"]}, work, device, curves, _load(op, block, load))
-    if op.kind == "embedding" and grad.phase == "weight_grad":
+    if not isinstance(curve, Stream):
         return _table_grad(work, device, curves)
-    return _streamed(op, BACKWARD, work, device, curves, _load(op, block, load))
+    return _streamed(curve, work, device, curves, _load(op, block, load))
 
 
 def _table_grad(work: Work, device: Device, curves: Curves) -> OpPrice:
     """The gradient of a table of embeddings: it begins as zeros, and rows are added to it by index. What adding it to
     gradients before costs is `optimizer.accumulate_seconds`. Source: PyTorch embedding_dense_backward."""
-    steps, table, rows = BACKWARD["embedding"], work.write_bytes, work.read_bytes
+    table, rows = work.write_bytes, work.read_bytes
     zeros = stream_seconds(0, table, device, curves)
-    sums = stream_seconds(rows, np.minimum(rows, table), device, curves, kernels=steps.kernels, kind=steps.kind)
-    return OpPrice(device_s=zeros + sums, kernels=steps.kernels + 1)
+    sums = stream_seconds(rows, np.minimum(rows, table), device, curves, kernels=TABLE_KERNELS, kind="scatter")
+    return OpPrice(device_s=zeros + sums, kernels=TABLE_KERNELS + 1)
 
 
 def _widened(op: Op, block: Block, setting: Setting, device: Device, curves: Curves) -> OpPrice:
@@ -288,7 +240,7 @@ def _widened(op: Op, block: Block, setting: Setting, device: Device, curves: Cur
     bitsandbytes MatMul4Bit dequantizes in the forward and again in the backward."""
     weight = block.tensor(op.inputs[1])
     stored, wide = setting.dtypes.bits(weight.dtype), setting.dtypes.bits("compute")
-    if op.kind != "linear" or stored > 4:
+    if _rows(op) != "tokens" or stored > 4:
         return FREE
     elements = numel(weight.dims, setting.sizes)
     written = elements * wide / 8
@@ -318,18 +270,27 @@ def _measured(op: Op, block: Block, setting: Setting, device: Device, *, backwar
     """The price of an op that has a table of its own on this device, as the runtime runs it; None for others."""
     if device.measured is None:
         return None
-    if op.kind in ("cast", "softmax") and block_loss(op, block):
-        return FREE  # the loss was measured with all its steps
-    if op.kind not in RULES or (backward and op.kind == "add"):
+    if block_loss(op, block):
+        return FREE  # it was measured with all its steps
+    calibrated = op.rules.calibrated
+    if calibrated == "no" or (backward and calibrated == "elements, forward"):
         return None
-    of = block.tensor(op.inputs[0] if op.kind in ("norm", "rotary", "cross_entropy") else op.outputs[0])
+    of = block.tensor(op.inputs[0] if calibrated == "rows read" else op.outputs[0])
     width = size_of(of.dims[-1], setting.sizes)
     rows = numel(of.dims[:-1], setting.sizes)
     dtype = setting.dtypes.resolve("compute")
-    seconds = rule_seconds(device.measured, op.kind, dtype, rows=rows, width=width, backward=backward)
+    seconds = rule_seconds(
+        device.measured,
+        op.kind,
+        dtype,
+        rows=rows,
+        width=width,
+        backward=backward,
+        by_rows=calibrated.startswith("rows"),
+    )
     if seconds is None:
         return None
-    if op.kind == "embedding" and backward:  # the table's gradient begins as zeros
+    if op.does == "looks up" and backward:  # the table's gradient begins as zeros
         table = numel(block.tensor(op.inputs[1]).dims, setting.sizes)
         seconds = seconds + table_seconds(device.measured, "fill", dtype, elements=table)
     return OpPrice(device_s=seconds, kernels=1)
@@ -338,18 +299,19 @@ def _measured(op: Op, block: Block, setting: Setting, device: Device, *, backwar
 def block_loss(op: Op, block: Block) -> bool:
     """Whether an op is a step of a cross-entropy that was lowered to several."""
     origin, _, step = op.path.partition(":")
-    return bool(step) and any(o.path == origin and o.kind == "cross_entropy" for o in block.ops)
+    return bool(step) and any(o.path == origin and o.does == "compares labels" for o in block.ops)
 
 
 def _low(op: Op, fp8: bool | Low) -> Low:
     """The narrow dtype that an op's products run in; empty for none."""
-    if not fp8 or op.kind not in ("linear", "grouped_linear"):
+    curve = op.rules.curve(op)
+    if not fp8 or not isinstance(curve, Product) or not curve.narrow:
         return ""
     return "fp8" if fp8 is True else fp8
 
 
 def _is_no_cast(op: Op, block: Block, setting: Setting) -> bool:
-    names = (op.inputs[0], op.outputs[0]) if op.kind == "cast" else ()
+    names = (op.inputs[0], op.outputs[0]) if op.rules.memory == "cast" else ()
     return len({setting.dtypes.resolve(block.tensor(name).dtype) for name in names}) == 1
 
 
@@ -361,21 +323,17 @@ def _load(op: Op, block: Block, load: float) -> float:
     return load if any(name in routed for name in (*op.inputs, *op.outputs)) else 1.0
 
 
-def _streamed(op: Op, table: Mapping[str, Steps], work: Work, device: Device, curves: Curves, load: float) -> OpPrice:
-    steps = SQUARE_GRAD if table is BACKWARD and op.attr("fn", "") == "square" else table.get(op.kind)
-    if steps is None:
-        raise UnpricedError(f"op {op.path!r} of kind {op.kind!r} has no price; add a rule to gnomon.prices.kernels")
-    seen = CAUSAL_SOFTMAX_READS if op.kind == "softmax" and op.attr("causal", False) else 1.0
+def _streamed(stream: Stream, work: Work, device: Device, curves: Curves, load: float) -> OpPrice:
     seconds = stream_seconds(
-        work.read_bytes * (steps.passes * load * seen),
-        work.write_bytes * (steps.passes * load),
+        work.read_bytes * (stream.reads * load),
+        work.write_bytes * (stream.writes * load),
         device,
         curves,
-        kernels=steps.kernels,
-        kind=steps.kind,
+        kernels=stream.kernels,
+        kind=stream.walk,
         vector_flops=work.vector_flops,
     )
-    return OpPrice(device_s=seconds, kernels=steps.kernels)
+    return OpPrice(device_s=seconds, kernels=stream.kernels)
 
 
 def _cast(name: str, block: Block, setting: Setting, device: Device, curves: Curves, how: Cast) -> OpPrice:
@@ -403,10 +361,16 @@ def _cast(name: str, block: Block, setting: Setting, device: Device, curves: Cur
     return OpPrice(device_s=stream_seconds(read, written, device, curves, kernels=2), kernels=2)
 
 
+def _rows(op: Op) -> str:
+    """What the rows of a product are (`Product.rows`); empty for what is none."""
+    curve = op.rules.curve(op)
+    return curve.rows if isinstance(curve, Product) else ""
+
+
 def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> Shape:
     """The products of a contraction: rows of the left operand, columns of the right, what both share is the batch."""
     left, right, out = (block.tensor(name).atoms for name in (op.inputs[0], op.inputs[1], op.outputs[0]))
-    if op.kind == "conv2d":  # an implicit product: a row for each output pixel
+    if _rows(op) == "pixels":  # an implicit product: a row for each output pixel
         weight = block.tensor(op.inputs[1]).dims
         depth = [dim for dim in weight if dim.name in op.contracts]
         channels = [dim for dim in weight if dim.name not in op.contracts]
@@ -415,7 +379,7 @@ def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> Shape
         )
     names = {dim.name for dim in right}
     k = _count([dim for dim in left if dim.name in op.contracts], sizes)
-    if op.kind == "grouped_linear":
+    if _rows(op) == "experts":
         experts = size_of(next(dim for dim in right if dim.name == op.attr("groups", "experts")), sizes)
         rows = _count([dim for dim in left if dim.name not in op.contracts], sizes) * load
         busy = np.minimum(experts, rows)
@@ -457,7 +421,7 @@ def _products(
     """One of the three products of a contraction: `forward`, `left` or `right` (the gradient of that operand)."""
     shape = _shape(op, block, setting.sizes, load)
     weights: Size = 0
-    if device.kind == "tpu" and op.kind in ("linear", "grouped_linear"):
+    if device.kind == "tpu" and _rows(op) in ("tokens", "experts"):
         shape = apart(shape, device)
         weights = nbytes(block.tensor(op.inputs[1]), setting.sizes, setting.dtypes) * (devices_of(device) - 1)
     m, n, k = {
@@ -474,9 +438,9 @@ def _products(
     dtype = "fp8" if low == "mxfp8" else low or setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype)
     moved = None if low else work.read_bytes + work.write_bytes + weights
     if device.kind == "tpu":
-        held = op.kind == "grouped_linear" and role != "right"
+        held = _rows(op) == "experts" and role != "right"
         m, n, k = filled(m, n, k, device, columns_held=held)
-    grouped = op.kind == "grouped_linear"
+    grouped = _rows(op) == "experts"
     if grouped and experts != "grouped" and not (low and experts == "fused"):  # one expert after another
         expert_bytes = None if moved is None else moved / np.maximum(shape.batch, 1)
         alone = gemm_seconds(m, n, k, dtype=dtype, device=device, curves=curves, moved_bytes=expert_bytes)
@@ -488,9 +452,9 @@ def _products(
         seconds = as_time(seconds / np.where(np.asarray(shape.batch) > 1, share, 1.0))
     if low == "mxfp8" and not (grouped and experts == "fused"):
         seconds = seconds * MXFP8_TIME
-    if op.kind == "linear" and dtype in ("bf16", "fp16"):
+    if _rows(op) == "tokens" and dtype in ("bf16", "fp16"):
         seconds = seconds / _aligned(shape.n, shape.k)
-    if op.kind == "matmul" and dtype in ("bf16", "fp16") and device.kind == "gpu":
+    if _rows(op) == "batch" and dtype in ("bf16", "fp16") and device.kind == "gpu":
         uneven = (np.asarray(shape.n) % ALIGNED != 0) | (np.asarray(shape.k) % ALIGNED != 0)
         if uneven.any():
             slow = gemm_seconds(m, n, k, shape.batch, dtype="fp32", device=device, curves=curves, moved_bytes=moved)

@@ -25,12 +25,6 @@ from gnomon.tensors.dims import DTYPE_BITS
 GROWTH: Mapping[str, float] = {"seq": 2.0, "ranks": 1.0}
 """Axis -> power of the size that seconds grow with beyond the largest point; 1 where it is not named."""
 
-RULES: Mapping[str, bool] = {
-    "norm": True, "rotary": True, "embedding": True, "cross_entropy": True,
-    "activation": False, "mul": False, "add": False,
-}  # fmt: skip
-"""Kinds of op with tables of their own: over `rows` and `width` of the tensor that they work on, or its `elements`."""
-
 STREAM_WIDTHS = 3
 """Tensors that the table of `add` moves: two read, one written. Stands for any other op by its bytes."""
 
@@ -130,12 +124,14 @@ def stream_points(measured: Measured, nbytes: Size, *, kernels: int = 1) -> Time
     return as_time(kernels * np.asarray(table_seconds(measured, "add", "fp32", "forward", elements=elements)))
 
 
-def rule_seconds(measured: Measured, kind: str, dtype: str, *, rows: Size, width: Size, backward: bool) -> Time | None:
-    """Seconds of an op that has a table; None if it has none."""
+def rule_seconds(
+    measured: Measured, kind: str, dtype: str, *, rows: Size, width: Size, backward: bool, by_rows: bool
+) -> Time | None:
+    """Seconds of an op that may have a table, over rows and width or over elements; None if it has none."""
     direction = "backward" if backward else "forward"
-    if kind not in RULES or not has(measured, kind, dtype, direction):
+    if not has(measured, kind, dtype, direction):
         return None
-    if RULES[kind]:
+    if by_rows:
         return table_seconds(measured, kind, dtype, direction, rows=rows, width=width)
     return table_seconds(measured, kind, dtype, direction, elements=np.asarray(rows, np.float64) * width)
 

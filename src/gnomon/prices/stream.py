@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from gnomon.hardware.types import Device
-from gnomon.prices.curves import Curves, Size, StreamKind, Time, as_time
+from gnomon.ops.curve import Walk
+from gnomon.prices.curves import Curves, Size, Time, as_time
 from gnomon.prices.measured import stream_points
 
 
@@ -27,7 +28,7 @@ def stream_seconds(
     curves: Curves,
     *,
     kernels: int = 1,
-    kind: StreamKind = "plain",
+    kind: Walk = "plain",
     vector_flops: Size = 0,
 ) -> Time:
     """Seconds of `kernels` kernels that read and write these bytes in all; 0 for none.

@@ -478,9 +478,9 @@ def constants(graph: Graph) -> dict[str, float]:
         for op in graph.block(layer.call.block).ops:
             for place, operand in enumerate(op.inputs[1:]):
                 name = layer.call.parameter_name(operand, layer.index)
-                if operand.endswith((".bias", ".lora_B.weight", ".sinks")) or op.kind == "router":
+                if operand.endswith((".bias", ".lora_B.weight", ".sinks")) or op.rules.begins == "zeros":
                     numbers[name] = 0.0
-                elif op.kind == "norm" and not place:
+                elif op.rules.begins == "ones" and not place:
                     numbers[name] = 1.0 - _number(op, "offset", 0.0)
     return numbers
 

@@ -99,7 +99,7 @@ class BlockRun:
         """Of captured ops, at the sizes that were seen: what runs."""
         self.lines = dict[tuple[Hashable, ...], Straight]()
         """The whole of it, where nothing looks at each op."""
-        self.plain = self.axes.get("tp", ALONE).ranks == 1 and all(op.kind != "dispatch" for op in self.block.ops)
+        self.plain = self.axes.get("tp", ALONE).ranks == 1 and all(op.does != "dispatches" for op in self.block.ops)
         self.written = written(self.block)
         self.cuts = cut_linears(self.ops, splits)
 
@@ -148,14 +148,14 @@ class BlockRun:
             home = self.homes[name]
             leave.append(self._steps(made, home, name))
             enter.append(self._steps(home, Sharding(shards=made.shards), name))
-        over = str(op.attr("over", "")) if op.kind == "norm" and op.attr("fn", "") != "group" else ""
+        over = str(op.attr("over", "")) if op.does == "normalises" and op.attr("fn", "") != "group" else ""
         if over and any(axis in self.axes and self.axes[axis].ranks > 1 for axis in strategy.inputs[0].axes_of(over)):
             raise PlanError(f"{op.path}: the runtime does not norm over {over}, which ranks divide; use tp = 1")
-        if op.kind == "attention":
+        if op.does == "attends":
             _check_attention(sharded)
         first = strategy.inputs[0].dim_of("etp") if strategy.inputs else None  # what makes positions reads nothing
         sums = first is not None and strategy.outputs[0].dim_of("etp") is None
-        if op.kind == "grouped_linear" and len(op.inputs) > 2 and sums:
+        if op.does == "multiplies rows" and len(op.inputs) > 2 and sums:
             raise PlanError(f"{op.path}: the runtime does not divide the width of experts with biases; use etp = 1")
         site = Site(
             op=op,
@@ -232,7 +232,7 @@ def cut_linears(ops: Sequence[BlockOp], splits: Sequence[Split]) -> dict[str, Cu
     """By path, those of a block whose collective over tp is cut as the plan says. Inputs are cut where linears alone
     read them."""
     chosen = [op for op in ops if any(fnmatchcase(op.site.op.path, split.op) for split in splits)]
-    linears = [op for op in chosen if op.site.op.kind == "linear" and op.site.op.captured is None]
+    linears = [op for op in chosen if op.site.op.does == "multiplies" and op.site.op.captured is None]
     readers: dict[Need, list[BlockOp]] = {}
     for op in ops:
         for given in op.inputs:
@@ -315,10 +315,10 @@ class Frame:
                 return self.do(op, again=False, seen=seen)
         site = op.site
         kind = site.op.kind
-        if kind == "linear":
+        if site.op.does == "multiplies":
             made = self._linear(op)
             out: Tensor | tuple[Tensor, ...] = made.clone() if site.op.outputs[0] in self.owner.written else made
-        elif kind in ("dispatch", "grouped_linear", "combine"):
+        elif site.op.rules.runs == "engine":
             out = self._experts(op)
         else:
             operands = [self.operand(op, given) for given in op.inputs]
@@ -475,7 +475,7 @@ class Frame:
         first, *others = (self.operand(op, given) for given in op.inputs)
         assert isinstance(first, Tensor)
         ep, etp = site.axis("ep"), site.axis("etp")
-        if site.op.kind == "dispatch":
+        if site.op.does == "dispatches":
             (indices,) = others
             assert isinstance(indices, Tensor)
             dims = {dim.name: dim.size for tensor in self.owner.block.tensors for dim in tensor.atoms}
@@ -484,7 +484,7 @@ class Frame:
             self.routings[names[1]] = self.routings[site.op.outputs[0]] = routing
             return dispatch(first, routing, ep=ep, etp=etp)
         routing = self.routings[names[0]]
-        if site.op.kind == "grouped_linear":
+        if site.op.does == "multiplies rows":
             weight, bias = (*others, None)[:2]
             assert isinstance(weight, Weight) and not isinstance(bias, Tensor)
             self.routings[site.op.outputs[0]] = routing

@@ -63,7 +63,7 @@ def randomness(graph: Graph) -> tuple[str, ...]:
     notes = []
     names = random_ops(graph)
     ops = [op for block in graph.blocks for op in block.ops]
-    if any(op.attr("dropout", 0.0) or (op.kind == "dropout" and not op.attr("drawn", False)) for op in ops):
+    if any(op.attr("dropout", 0.0) or (op.does == "drops" and not op.attr("drawn", False)) for op in ops):
         notes.append("the model has dropout (of a captured one: in attention), and the runtime trains without it")
     if names:
         notes.append(f"the module draws random numbers ({', '.join(names)}): other plans draw others")

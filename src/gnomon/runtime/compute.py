@@ -204,7 +204,7 @@ def _angles(graph: Graph, positions: int, dtype: torch.dtype, device: torch.devi
     tables: list[Tensor] = []
     for block in graph.blocks:
         for op in block.ops:
-            if op.kind == "rotary":
+            if op.does == "rotates":
                 fraction = op.attr("fraction", 1.0)
                 assert isinstance(fraction, float)
                 width = int((block.tensor(op.inputs[0]).dims[-1].size or 0) * fraction)

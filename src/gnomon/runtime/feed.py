@@ -128,9 +128,9 @@ def one_length_reason(graph: Graph, plan: Plan) -> str | None:
     if mesh.cp > 1 or plan.layout.sequence_parallel:
         return "ranks divide sequences of one length; use cp = 1 without sequence_parallel, or another packing"
     ops = [op for block in graph.blocks for op in block.ops]
-    if any(op.kind == "router" for op in ops):
+    if any(op.does == "routes" for op in ops):
         return f"{graph.name} would route padding to experts too; use another packing"
-    if any(op.kind == "attention" and not op.attr("causal", False) for op in ops):
+    if any(op.does == "attends" and not op.attr("causal", False) for op in ops):
         return f"{graph.name} has attention that would see the padding; use another packing"
     return None
 

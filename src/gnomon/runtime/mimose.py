@@ -27,7 +27,7 @@ class Mimose:
     ) -> None:
         """base: bytes on the device now that are no microbatch's. PlanError for a model whose layers keep what their
         lengths ask for."""
-        if any(op.attr("window", 0) for block in graph.blocks for op in block.ops if op.kind == "attention"):
+        if any(op.attr("window", 0) for block in graph.blocks for op in block.ops if op.does == "attends"):
             raise PlanError(f"{graph.name}: attention windows keep a mask for each length, which mimose does not count")
         self.settings, self.stage, self.base, self.live = settings, stage, base, LiveBytes(device)
         repeated = [index for index, layer in enumerate(stage.layers) if layer.call.first is not None]

@@ -237,9 +237,9 @@ def _values_of(graph: Graph, name: str) -> int:
         inside = {own for own, outer in call.inputs if outer == name}
         block = graph.block(call.block)
         for op in block.ops:
-            if op.kind == "embedding" and op.inputs[0] in inside:
+            if op.does == "looks up" and op.inputs[0] in inside:
                 values.append(block.tensor(op.inputs[1]).dims[0].size)
-            elif op.kind == "cross_entropy" and op.inputs[1] in inside:
+            elif op.does == "compares labels" and op.inputs[1] in inside:
                 values.append(block.tensor(op.inputs[0]).dims[-1].size)
     if not values or None in values:
         raise PlanError(f"{graph.name} reads the integers {name}, and no table or loss says how many there are")

@@ -161,7 +161,7 @@ def _as_torch(got: Tensor, want: Tensor, capture: Captured, place: int) -> Tenso
         return got
     block = capture.graph.block(source[0].block)
     op = next((o for o in block.ops if source[1].name in o.outputs), None)
-    if op is None or op.kind != "cross_entropy" or op.attr("reduction", "") != "mean":
+    if op is None or op.does != "compares labels" or op.attr("reduction", "") != "mean":
         return got
     labels = next(p for p in capture.placed if p.block == block.name).part.values[op.inputs[1]]
     return got / (capture.trace.tensors[labels] >= 0).sum()

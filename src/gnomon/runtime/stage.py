@@ -89,7 +89,7 @@ class Stage(nn.Module):
         """Buffers of a captured model, by full name."""
         self.state_names = _state_names(graph, layers)
         """Those that its layers read."""
-        self.scans = any(op.kind == "state_space" for layer in layers for op in graph.block(layer.call.block).ops)
+        self.scans = any(graph.block(layer.call.block).does("scans") for layer in layers)
         self.captured = any(op.captured is not None for block in graph.blocks for op in block.ops)
         self.draws = any(runs[layer.call.block].drawing for layer in layers)
         """Whether its layers draw random numbers, which are drawn again where layers are computed again."""
@@ -205,7 +205,7 @@ class Stage(nn.Module):
             if layer.label in self.rules and torch.is_grad_enabled():
                 keeper = Keeper(run, self.rules[layer.label], self.known, (layer.label, packing is None))
             if self.presets.get(layer.label) == "selective" and layer.label not in self.rules:
-                again = frozenset(op.path for op in run.block.ops if op.kind == "attention")
+                again = frozenset(op.path for op in run.block.ops if op.does == "attends")
             made = run.run(
                 inputs,
                 self.weights(layer, run),

@@ -90,7 +90,7 @@ class Passes(Heads):
         layer = self.head.layers[0]
         self.run = _alone(self.divided)[layer.call.block]
         self.product, self.loss_op = self.run.ops[0].site, self.run.ops[-1].site
-        if self.loss_op.op.kind != "cross_entropy":
+        if self.loss_op.op.does != "compares labels":
             raise PlanError(f"vocabulary: {layer.label} does not end in its loss; use 'ends'")
         self.bound = dict(layer.call.inputs)
 

@@ -231,7 +231,7 @@ class _Walk:
     def gather_again(self, need: _Need, op: Op) -> None:
         """A gathered input is not kept: the weight gradient gathers it once more, for all readers of the need."""
         name, sharding, _ = need
-        multiplies = [path for path in self.readers[need] if self.block.op(path).kind in ("linear", "conv2d")]
+        multiplies = [path for path in self.readers[need] if _multiplies(self.block.op(path))]
         if self.layout.keep_gathered or not multiplies or multiplies[-1] != op.path:
             return
         moves = redistribute(
@@ -293,7 +293,7 @@ class _Walk:
                 sizes[name] = self.scene.bytes(self.block.tensor(name), sharding)
         for sharded in self.ops:
             for inner in sharded.strategy.inside:
-                if inner.kind == "all_gather" and inner.phase == "forward" and sharded.op.kind == "attention":
+                if inner.kind == "all_gather" and inner.phase == "forward" and sharded.op.does == "attends":
                     sizes[inner.tensor] = inner.bytes
         return sizes
 
@@ -326,3 +326,8 @@ def _smaller(a: Number, b: Number) -> Number:
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
     return a if (a <= b).all() else b  # type: ignore[union-attr]
+
+
+def _multiplies(op: Op) -> bool:
+    """Whether its weight gradient is a product of its own with the input, of whole tokens."""
+    return op.does in ("multiplies", "convolves")

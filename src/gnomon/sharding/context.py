@@ -94,7 +94,7 @@ def whole_sequence_reason(graph: Graph, sharded: Mapping[str, ShardedBlock]) -> 
     for name, block in sharded.items():
         routed = routed_tensors(block.block)
         for op in block.block.ops:
-            if op.kind == "attention" and len(op.inputs) > 3:
+            if op.does == "attends" and len(op.inputs) > 3:
                 return f"{graph.name}: {name}/{op.path} adds a bias or sinks to scores"
         for tensor in block.block.parameters:
             if tensor.name not in routed and "cp" not in block.partial_grads.get(tensor.name, ()):

@@ -85,8 +85,8 @@ def _usual_axes(name: str, layout: Layout, *, is_parameter: bool, routed: bool) 
 @lru_cache(maxsize=256)
 def routed_tensors(block: Block) -> frozenset[str]:
     """Tensors inside routed experts: their weights, and the rows from dispatch to combine."""
-    names = {name for op in block.ops if op.kind == "grouped_linear" for name in op.inputs[1:]}
+    names = {name for op in block.ops if op.does == "multiplies rows" for name in op.inputs[1:]}
     for op in block.ops:
-        if op.kind == "dispatch" or (op.kind != "combine" and any(name in names for name in op.inputs)):
+        if op.does == "dispatches" or (op.does != "combines" and any(name in names for name in op.inputs)):
             names.update(op.outputs)
     return frozenset(names)

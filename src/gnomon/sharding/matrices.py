@@ -74,21 +74,21 @@ def split_of(block: Block, name: str) -> tuple[int, int] | None:
     """(leading dims that are matrices side by side, dims before its columns) of a parameter; None where it is no
     operand of a product or a lookup."""
     for op in block.ops:
-        if op.inputs[1:2] != (name,) or not (op.contracts or op.kind == "embedding"):
+        if op.inputs[1:2] != (name,) or not (op.contracts or op.does == "looks up"):
             continue
         dims = block.tensor(name).dims
-        if op.kind == "embedding":
+        if op.does == "looks up":
             rows = len(dims[0].atoms)
         else:
             rows = sum(len(dim.atoms) for dim in dims[: matrix_rows(op, dims)])
-        many = len(dims[0].atoms) if op.kind == "grouped_linear" else 0
+        many = len(dims[0].atoms) if op.does == "multiplies rows" else 0
         return (many, rows) if len(dims) > 1 else None
     return None
 
 
 def is_looked_up(block: Block, name: str) -> bool:
     """Whether a parameter is a table."""
-    return any(op.kind == "embedding" and name in op.inputs for op in block.ops)
+    return any(op.does == "looks up" and name in op.inputs for op in block.ops)
 
 
 def matrices_of(sharded: ShardedBlock, mesh: Mesh) -> Iterator[Matrix]:

@@ -207,7 +207,7 @@ def tensor_parallel_reason(graph: Graph, tp: int) -> str | None:
 
 def has_scan(graph: Graph) -> bool:
     """Whether it has state-space scans, which run over whole rows and all heads of a rank's sequences."""
-    return any(op.kind == "state_space" for block in graph.blocks for op in block.ops)
+    return any(block.does("scans") for block in graph.blocks)
 
 
 def has_tied_weights(graph: Graph) -> bool:

@@ -34,6 +34,6 @@ def read_runnable(text: str, name: str) -> Runnable:
     if isinstance(read.numerics, str):
         raise PlanError(f"{name} cannot be run: {read.numerics}")
     kind = str(read_json(text, f"config {name!r}", infinite=True)["model_type"])
-    dropped = any(op.kind == "dropout" or op.attr("dropout", 0.0) for block in read.graph.blocks for op in block.ops)
+    dropped = any(op.does == "drops" or op.attr("dropout", 0.0) for block in read.graph.blocks for op in block.ops)
     notes = (*read.notes, "its dropout is left out: the runtime trains without") if dropped else read.notes
     return Runnable(graph=with_numerics(read.graph, read.numerics), notes=notes, model_type=kind)

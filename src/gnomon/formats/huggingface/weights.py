@@ -40,13 +40,13 @@ def parameters_of(graph: Graph) -> dict[str, Parameter]:
     parameters: dict[str, Parameter] = {}
     for layer in graph.layers():
         block = graph.block(layer.call.block)
-        matrices = {op.inputs[1]: op for op in block.ops if op.contracts and op.kind != "matmul"}
-        apart = {name for op in block.ops if op.kind == "grouped_linear" for name in op.inputs[2:]}
+        matrices = {op.inputs[1]: op for op in block.ops if op.contracts and op.does != "multiplies activations"}
+        apart = {name for op in block.ops if op.does == "multiplies rows" for name in op.inputs[2:]}
         for tensor in (*block.parameters, *block.frozen):
             name = layer.call.parameter_name(tensor.name, layer.index)
             atoms = tuple(dim.size or 0 for dim in tensor.atoms)
             op = matrices.get(tensor.name)
-            if op is None or op.kind == "conv2d":
+            if op is None or op.does == "convolves":
                 joined = prod(atoms) if tensor.name.endswith(".bias") and tensor.name not in apart else None
                 shape = (
                     (joined,) if joined is not None else tuple(prod(a.size or 0 for a in d.atoms) for d in tensor.dims)
@@ -54,7 +54,7 @@ def parameters_of(graph: Graph) -> dict[str, Parameter]:
                 rows = 0
             else:
                 rows = sum(len(dim.atoms) for dim in tensor.dims[: matrix_rows(op, tensor.dims)])
-                first = 1 if op.kind == "grouped_linear" else 0
+                first = 1 if op.does == "multiplies rows" else 0
                 shape = (*atoms[:first], prod(atoms[first:rows]), prod(atoms[rows:]))
             parameters.setdefault(name, Parameter(name=name, atoms=atoms, shape=shape, rows=rows))
     return parameters

@@ -418,12 +418,12 @@ def kept_ops(graph: Graph, exchanged: bool) -> tuple[str, ...]:
     are grouped and recomputed), and what experts' ranks have exchanged."""
     kept = ["self_attn.core*"]
     for block in graph.blocks:
-        if not any(op.kind == "attention" for op in block.ops):
+        if not block.does("attends"):
             continue
-        kept += [op.path for op in block.ops if op.kind == "linear"][::2]
-        grouped = [op.path for op in block.ops if op.kind == "grouped_linear"]
+        kept += [op.path for op in block.ops if op.does == "multiplies"][::2]
+        grouped = [op.path for op in block.ops if op.does == "multiplies rows"]
         if exchanged and grouped:  # back from the experts' ranks there is as much as their last product
-            kept += [*(op.path for op in block.ops if op.kind == "dispatch"), grouped[-1]]
+            kept += [*(op.path for op in block.ops if op.does == "dispatches"), grouped[-1]]
     return tuple(dict.fromkeys(kept))
 
 

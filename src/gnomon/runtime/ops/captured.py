@@ -30,7 +30,7 @@ def aten(target: str) -> Any:
 
 def drawn(op: Op) -> tuple[str, ...]:
     """What of an op of a captured model draws random numbers: ATen ops, or `dropout`."""
-    if op.kind == "dropout" and op.attr("drawn", False):
+    if op.does == "drops" and op.attr("drawn", False):
         return ("dropout",)
     nodes = () if op.captured is None else op.captured.nodes
     return tuple(n.target for n in nodes if torch.Tag.nondeterministic_seeded in aten(n.target).tags)
@@ -42,10 +42,10 @@ def written(block: Block) -> frozenset[str]:
     from_linear = dict[str, frozenset[str]]()
     found = frozenset[str]()
     for op in block.ops:
-        if op.kind == "linear":
+        if op.does == "multiplies":
             from_linear[op.outputs[0]] = frozenset((op.outputs[0],))
         elif op.captured is None:
-            if op.kind in ("reshape", "rename") and op.inputs:
+            if op.rules.memory == "view" and op.inputs:
                 from_linear[op.outputs[0]] = from_linear.get(op.inputs[0], frozenset())
         for node in op.captured.nodes if op.captured is not None else ():
             target = node.args[0].name if node.args and isinstance(node.args[0], Use) else ""

@@ -19,9 +19,9 @@ from gnomon.graph import Block
 
 def places(block: Block, name: str, positions: Tensor) -> Tensor:
     """positions: of the tokens, (positions) or, in rows that hold several documents, (rows, positions)."""
-    reader = next((op for op in block.ops if op.kind == "embedding" and op.inputs[0] == name), None)
+    reader = next((op for op in block.ops if op.does == "looks up" and op.inputs[0] == name), None)
     dims = block.tensor(name).dims
-    if any(op.kind == "alibi" and op.inputs[0] == name for op in block.ops):
+    if any(op.does == "measures distance" and op.inputs[0] == name for op in block.ops):
         return positions
     if reader is None or len(dims) > 2 or (len(dims) == 2 and positions.ndim > 1):
         raise PlanError(f"block {block.name!r}: the runtime has no values for the state {name!r}")

@@ -156,7 +156,7 @@ def _tensor_parallel(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Sin
 
 def _context(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
     """Half, then a quarter of the data-parallel ranks for context parallelism."""
-    if plan.stages or not any(op.kind == "attention" for block in graph.blocks for op in block.ops):
+    if plan.stages or not any(block.does("attends") for block in graph.blocks):
         return
     mesh = plan.mesh
     for ways in (2, 4):

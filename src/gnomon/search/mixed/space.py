@@ -482,7 +482,7 @@ def make_mixed_space(
     total = count_layers(graph)
     nodes = sorted({d for kind in kinds for d in divisors(kind.node.count)})
     longest = max(workload.sequence_lengths(), default=1)
-    attends = any(op.kind == "attention" for block in graph.blocks for op in block.ops)
+    attends = any(block.does("attends") for block in graph.blocks)
     choices: dict[str, tuple[object, ...]] = {
         "tp": tuple(nodes),
         "cp": tuple(n for n in nodes if n == 1 or (attends and longest >= n * CHUNK_TOKENS)),

@@ -313,7 +313,7 @@ class _Asked:
 
     def neighbours(self, plan: Plan, method: Method | None) -> Iterator[Plan]:
         """Plans one change away that are allowed: another value of a field, or of the method's parameters."""
-        experts = any(op.kind == "router" for block in self.graph.blocks for op in block.ops)
+        experts = any(block.does("routes") for block in self.graph.blocks)
         near = [changed for _, changed in changes(plan, experts=experts)]
         if method is not None:
             near += method.variants(replace(plan, schedule=replace(plan.schedule, passes=())))

@@ -125,7 +125,7 @@ def explain(
         moves = tuple(stage_changes(plan, graph, pricing.cluster, prediction.workload))
         less = tuple(evened(plan, graph, prediction.workload))
     else:
-        routed = any(op.kind == "router" for block in graph.blocks for op in block.ops)
+        routed = any(block.does("routes") for block in graph.blocks)
         moves, less = (*changes(plan, experts=routed), *undone(plan, graph)), tuple(without(plan))
     total, done = len(moves) + len(less) + len(runners_up) + len(too_large), count(1)
 

@@ -345,7 +345,7 @@ def make_space(
     ways: tuple[Recompute, ...] = ("none", "selective", "full")
     if "activation_offload" in beyond and base.saved == Saved() and _copies(cluster):
         ways += ("offload",)
-    attends = any(op.kind == "attention" for block in graph.blocks for op in block.ops)
+    attends = any(block.does("attends") for block in graph.blocks)
     choices: dict[str, tuple[object, ...]] = {
         "tp": ranks,
         "cp": tuple(c for c in ranks if c == 1 or (attends and longest >= c * CHUNK_TOKENS)),

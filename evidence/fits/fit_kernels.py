@@ -36,6 +36,7 @@ from evidence.fits.fitting import (
 )
 from gnomon import schema
 from gnomon.hardware import catalogue
+from gnomon.ops.curve import Walk
 from gnomon.prices.curves import (
     Array,
     AttentionCurve,
@@ -44,7 +45,6 @@ from gnomon.prices.curves import (
     Library,
     Provenance,
     StreamCurve,
-    StreamKind,
     curves_for,
 )
 from gnomon.prices.gemm import Products, gemm_model, gemm_seconds
@@ -207,7 +207,7 @@ class StreamTable:
     """Generation that the row is kept for."""
     machine: str
     """Device, as in the catalogue."""
-    kind: StreamKind
+    kind: Walk
     """Kind of the row."""
     table: str
     """File."""

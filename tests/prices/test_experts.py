@@ -27,7 +27,7 @@ def test_launches_in_a_loop_count_for_a_part() -> None:
 def test_rows_are_sorted_where_there_are_several_experts_and_padded_for_eight_bits(
     experts: int, low: str, passes: int
 ) -> None:
-    result = row_passes("dispatch", 1e9, experts, low, H100, curves_for(H100), backward=False)  # type: ignore[arg-type]
+    result = row_passes("dispatches", 1e9, experts, low, H100, curves_for(H100), backward=False)  # type: ignore[arg-type]
     least = 2e9 * passes / H100.memory_bytes_per_s
     assert least <= result.device_s <= 1.6 * least
     assert result.kernels == 12 + passes

@@ -24,7 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gnomon.fleet.forecast import Costs, Curve
+from gnomon.fleet.costs import Costs
+from gnomon.fleet.forecast import Curve
 from gnomon.fleet.goodput import Profiled, Profiles
 from gnomon.fleet.job import Job, Trace, between
 from gnomon.fleet.machines import Machines, machines

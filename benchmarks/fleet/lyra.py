@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-from gnomon.fleet.forecast import Costs
+from gnomon.fleet.costs import Costs
 from gnomon.fleet.job import between
 from gnomon.fleet.machines import machines
 from gnomon.fleet.policies import policy

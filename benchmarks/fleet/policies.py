@@ -18,7 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from platform import python_version
 
-from gnomon.fleet.forecast import Costs, Curve
+from gnomon.fleet.costs import Costs
+from gnomon.fleet.forecast import Curve
 from gnomon.fleet.goodput import Profiled, Profiles
 from gnomon.fleet.job import Trace, between
 from gnomon.fleet.machines import Machines, machines

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from artifact import simulated
 
-from gnomon.fleet.forecast import Costs
+from gnomon.fleet.costs import Costs
 from gnomon.fleet.goodput import Profiled, Profiles
 from gnomon.fleet.kinds import ByKind
 from gnomon.fleet.learned import Learned

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from artifact import simulated
 
-from gnomon.fleet.forecast import Costs
+from gnomon.fleet.costs import Costs
 from gnomon.fleet.goodput import Profiled
 from gnomon.fleet.job import Job
 from gnomon.fleet.kinds import ByKind, read_kind

@@ -275,6 +275,16 @@ def test_a_plan_is_foretold_and_resized(tmp_path: Path) -> None:
     assert task.saved_s() == pytest.approx(task.job.work_s / 4)
 
 
+def test_a_plan_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """And runs on no number of devices on which it would not."""
+    large = PLAN.replace("llama-tiny", "llama-3.1-8b").replace("2xcpu-process", "2xv100-sxm-32gb")
+    (tmp_path / "p.toml").write_text(large)
+    table = tmp_path / "jobs.csv"
+    table.write_text(f"job_id,plan,steps\na,{tmp_path}/p.toml,40\n")
+    with pytest.raises(InputError, match=r"line 2: plan .*p.toml' does not fit on 2 devices: \d+.* GiB on the fullest"):
+        read_tasks(table)
+
+
 def test_clusters_of_other_sizes() -> None:
     assert cluster_of("local", 2) == cluster_of("local:4", 2) == "local:2"
     assert cluster_of("1x8xa100-sxm-80gb", 4) == "4xa100-sxm-80gb"

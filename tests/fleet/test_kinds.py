@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gnomon.errors import InputError
-from gnomon.fleet.forecast import Costs
+from gnomon.fleet.costs import Costs
 from gnomon.fleet.goodput import Profiled
 from gnomon.fleet.job import Job, Trace
 from gnomon.fleet.kinds import ByKind, read_kind

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.fleet.assignment import assign
-from gnomon.fleet.forecast import Costs, Curve
+from gnomon.fleet.costs import Costs
+from gnomon.fleet.forecast import Curve
 from gnomon.fleet.job import Job, Trace
 from gnomon.fleet.knapsack import Item, choose
 from gnomon.fleet.machines import Machines, Pool

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from gnomon.errors import InputError, RunError
-from gnomon.fleet.forecast import Costs, Curve
+from gnomon.fleet.costs import Costs
+from gnomon.fleet.forecast import Curve
 from gnomon.fleet.job import Job, Trace
 from gnomon.fleet.machines import Machines, Pool, machines
 from gnomon.fleet.policies import POLICIES, policy

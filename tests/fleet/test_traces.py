@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gnomon.errors import InputError
+from gnomon.fleet.forecast import Curve
 from gnomon.fleet.job import Trace
 from gnomon.fleet.machines import check_fits, machines, without_larger
 from gnomon.fleet.traces import Reading, parse_trace, read_trace
@@ -153,9 +154,9 @@ def test_what_is_no_trace(tmp_path: Path) -> None:
 def test_jobs_larger_than_the_cluster_and_unknown_devices() -> None:
     small = machines("1x4xv100-sxm-32gb")
     with pytest.raises(InputError, match="line 3: job 'b' needs 8 devices, but 1 x 4 v100-sxm-32gb has 4"):
-        check_fits(read(PLAIN), small)
-    kept, larger = without_larger(read(PLAIN), small)
+        check_fits(read(PLAIN), small, Curve(small).memory_bytes)
+    kept, larger = without_larger(read(PLAIN), small, Curve(small).memory_bytes)
     assert [job.id for job in kept.jobs] == ["a"] and [job.id for job in larger] == ["b"]
     odd = "job_id,submit_s,duration_s,num_gpus,device\na,0,1,1,v100-smx-32gb\n"
     with pytest.raises(InputError, match="line 2: job 'a' is of device 'v100-smx-32gb'.*v100-sxm-32gb"):
-        check_fits(read(odd), small)
+        check_fits(read(odd), small, Curve(small).memory_bytes)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnomon.errors import InputError
-from gnomon.fleet.forecast import Costs, Curve
+from gnomon.fleet.costs import Costs
+from gnomon.fleet.forecast import Curve
 from gnomon.fleet.goodput import Profiled, Profiles
 from gnomon.fleet.job import Trace, between
 from gnomon.fleet.machines import Machines, machines, without_larger
@@ -60,12 +61,6 @@ def asked(options: argparse.Namespace, *, record: bool = False, on: str | None =
     notes = [*trace.notes, *points_notes]
     if trace.left_out:
         notes.append(_left_out(trace))
-    if options.skip_larger:
-        trace, larger = without_larger(trace, cluster)
-        if larger:
-            names = ", ".join(f"{job.id} (line {job.line}, {job.fewest} devices)" for job in larger[:LISTED])
-            more = f" and {len(larger) - LISTED:,} more" if len(larger) > LISTED else ""
-            notes.append(f"{len(larger):,} jobs larger than the cluster were left out: {names}{more}")
     before = len(trace.notes)
     trace = with_elastic(trace, options.elastic, options.seed)
     notes += trace.notes[before:]
@@ -90,6 +85,12 @@ def asked(options: argparse.Namespace, *, record: bool = False, on: str | None =
         lacking = sorted({pool.device for pool in cluster.pools} - {device for _, device in known})
         if lacking:
             notes.append(f"no point is of {', '.join(lacking)}: there jobs scale as is stated of jobs without a model")
+    if options.skip_larger:
+        trace, larger = without_larger(trace, cluster, (told or curve).memory_bytes)
+        if larger:
+            names = ", ".join(f"{job.id} (line {job.line}, {job.fewest} devices)" for job in larger[:LISTED])
+            more = f" and {len(larger) - LISTED:,} more" if len(larger) > LISTED else ""
+            notes.append(f"{len(larger):,} jobs larger than the cluster or its memory were left out: {names}{more}")
     stated = () if isinstance(known, Profiles) else (curve.stated(),)
     every = (*notes, *stated, *more_notes)
     return Asked(trace=trace, machines=cluster, rules=rules, told=told, notes=every, learned=options.learned)

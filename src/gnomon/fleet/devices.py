@@ -88,14 +88,21 @@ class Devices:
             if node in self.mig:
                 self.mig[node].remove(active.job.id)
 
-    def refusal(self, job: Job, allocation: Allocation) -> str | None:
-        """Why a job cannot have these devices; None where it can."""
+    def refusal(self, job: Job, allocation: Allocation, memory_bytes: float) -> str | None:
+        """Why a job that takes so much of a device's memory cannot have these devices; None where it can."""
         nodes = [node for node, _ in allocation]
         if len(set(nodes)) != len(nodes):
             return f"gives {job.id!r} a node twice"
         for node, count in allocation:
             if count < 1 or count > self.free[node]:
                 return f"gives {job.id!r} {count} devices of node {node}, which has {self.free[node]} free"
+            pool = self.machines.pools[self.machines.pool_of[node]]
+            if memory_bytes > pool.memory_bytes:
+                return (
+                    f"gives {job.id!r}, which takes {memory_bytes / 2**30:,.1f} GiB, devices of {pool.device} with "
+                    f"{pool.memory_bytes / 2**30:,.1f}; it takes all devices for alike: choose a policy that knows "
+                    "kinds (fifo, srtf, las, lyra), or leave those devices out of --on"
+                )
             if node in self.mig and self.mig[node].start(profile_of(job)) is None:
                 return f"puts {job.id!r} on device {node}: its slices leave no legal place"
         return None

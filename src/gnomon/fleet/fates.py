@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gnomon.fleet.journal import Event
@@ -38,6 +38,8 @@ class Fate:
     """When it first did; -1 before."""
     served: float = 0.0
     """Device-seconds that it had before."""
+    turns: list[tuple[float, float, int]] = field(default_factory=list)
+    """(when, `served` then, devices) of every time that it got devices."""
     done_s: float = 0.0
     """Work that it had done before."""
     peak: int = 0
@@ -64,6 +66,7 @@ class Fate:
                 self.held = tuple(event["devices"])
                 self.attempt += 1
                 self.peak = max(self.peak, len(self.held))
+                self.turns.append((self.begun_s, self.served, len(self.held)))
                 self.first_s = self.begun_s if self.first_s < 0 else self.first_s
             case "stopping":
                 self.state = "stopping"

@@ -6,15 +6,19 @@ Nodes are numbered through all pools. Leaves out who runs where: that is the rep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from gnomon.errors import InputError
 from gnomon.fleet.job import Job, Trace
+from gnomon.fleet.mig import memory_share, profile_of
 from gnomon.hardware import Device, catalogue
 from gnomon.hardware.specs import parse_cluster
 
+Memory = Callable[[Job, int], float]
+"""(job, devices) -> bytes that it takes of each of them; 0 where it is not known."""
 SLICES = 7
 """Compute slices of a device in MIG mode."""
 
@@ -42,6 +46,11 @@ class Pool:
     def devices(self) -> int:
         """All its devices."""
         return self.nodes * self.per_node
+
+    @property
+    def memory_bytes(self) -> float:
+        """Memory of a device, all its slices together; infinite of one that is not in the catalogue."""
+        return _memory_bytes(self.device)
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,12 @@ class Machines:
         )
 
 
+@lru_cache
+def _memory_bytes(device: str) -> float:
+    known = catalogue.find_device(device)
+    return math.inf if known is None else float(known.memory_bytes)
+
+
 def machines(spec: str, *, inference: str = "", mig: bool = False, measured_on: str = "") -> Machines:
     """Pools that a spec names.
 
@@ -138,10 +153,13 @@ def relative_speed(device: Device, reference: Device) -> float:
     raise InputError(f"no number format is known in which both {device.name} and {reference.name} have a peak")
 
 
-def check_fits(trace: Trace, cluster: Machines) -> None:
-    """InputError for jobs that could never start on these machines, the first of them by their line."""
-    whole = max((sum(p.devices for p in cluster.pools if not p.serves), *(p.devices for p in cluster.pools)))
+def check_fits(trace: Trace, cluster: Machines, memory: Memory) -> None:
+    """InputError for jobs that could never start on these machines, the first of them by their line.
+
+    memory: what is foretold of it.
+    """
     kinds = {pool.device for pool in cluster.pools}
+    whole = max(sum(p.devices for p in cluster.pools if not p.serves), *(p.devices for p in cluster.pools))
     large = [job for job in trace.jobs if job.fewest > whole]
     if large:
         raise InputError(
@@ -159,14 +177,32 @@ def check_fits(trace: Trace, cluster: Machines) -> None:
             f"{trace.name}: {_lines(unknown)}: job {job.id!r} is of device {job.device!r}, which is neither on the "
             f"cluster nor in the catalogue{catalogue.suggest(job.device, tuple(sorted(known)))}"
         )
+    full = [job for job in trace.jobs if not _has_memory(cluster, job, memory)]
+    if full:
+        job = full[0]
+        raise InputError(
+            f"{trace.name}: {_lines(full)}: job {job.id!r} takes {memory(job, job.devices) / 2**30:,.1f} GiB of each "
+            f"of its {job.devices} devices, more than any of {cluster.text} has; give it more devices, or larger ones "
+            "with --on, or leave such jobs out with --skip-larger"
+        )
 
 
-def without_larger(trace: Trace, cluster: Machines) -> tuple[Trace, tuple[Job, ...]]:
-    """The trace without jobs that need more devices than there are, and those jobs."""
+def without_larger(trace: Trace, cluster: Machines, memory: Memory) -> tuple[Trace, tuple[Job, ...]]:
+    """The trace without jobs that need more devices than there are, or more memory than these have; and those jobs."""
     whole = sum(pool.devices for pool in cluster.pools if not pool.serves)
-    large = tuple(job for job in trace.jobs if job.fewest > whole)
-    kept = tuple(job for job in trace.jobs if job.fewest <= whole)
+    large = tuple(job for job in trace.jobs if job.fewest > whole or not _has_memory(cluster, job, memory))
+    ids = {job.id for job in large}
+    kept = tuple(job for job in trace.jobs if job.id not in ids)
     return (replace(trace, jobs=kept) if large else trace), large
+
+
+def _has_memory(cluster: Machines, job: Job, memory: Memory) -> bool:
+    """Whether any device, or the slice of one that a job gets, has the memory that it takes on as many as it may run
+    on."""
+    least = min(memory(job, count) for count in {job.fewest, job.devices, job.most})
+    return any(
+        least <= pool.memory_bytes * (memory_share(profile_of(job)) if pool.mig else 1.0) for pool in cluster.pools
+    )
 
 
 def _lines(jobs: Sequence[Job]) -> str:

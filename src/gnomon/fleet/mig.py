@@ -46,6 +46,11 @@ def profile(text: str) -> str:
     return "1g+" if text.strip().lower() in _DOUBLE else f"{match[1]}g"
 
 
+def memory_share(name: str) -> float:
+    """Share of a device's memory that a slice of a profile has."""
+    return PLACES[name][0] / 8
+
+
 @dataclass(slots=True)
 class Geometry:
     """Slices of one device: who holds which, from where."""

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from gnomon.fleet.job import Job
 from gnomon.fleet.machines import Machines
-from gnomon.fleet.state import Allocation, State
+from gnomon.fleet.state import Allocation, Forecasts, State
 
 
 def place(free: Sequence[int], nodes: Sequence[int], count: int, most_nodes: int = 0) -> Allocation | None:
@@ -58,17 +58,25 @@ def snug(free: Sequence[int], nodes: Sequence[int], count: int) -> Allocation | 
     return tuple(out)
 
 
-def fit(state: State, free: Sequence[int], job: Job, count: int) -> Allocation | None:
-    """Devices for a job in one of the training pools: of its own kind of device first, then the fastest."""
-    cluster = state.machines
-    for index in _pools(cluster, job.device):
-        pool = cluster.pools[index]
-        if pool.devices >= count:
-            most = 0 if state.spread else -(-count // pool.per_node)
-            allocation = place(free, cluster.nodes_of(index), count, most)
-            if allocation is not None:
-                return allocation
+def fit(state: State, forecasts: Forecasts, free: Sequence[int], job: Job, count: int) -> Allocation | None:
+    """Devices for a job in one of the training pools that `usable` names, the first that has room."""
+    for index in usable(state, forecasts, job, count):
+        allocation = within(state, free, index, count)
+        if allocation is not None:
+            return allocation
     return None
+
+
+def within(state: State, free: Sequence[int], pool: int, count: int) -> Allocation | None:
+    """Devices of one pool for a job of `count`, on no more nodes than it needs where the rules say so."""
+    most = 0 if state.spread else -(-count // state.machines.pools[pool].per_node)
+    return place(free, state.machines.nodes_of(pool), count, most)
+
+
+def usable(state: State, forecasts: Forecasts, job: Job, count: int) -> Sequence[int]:
+    """Training pools whose devices a job can use on `count` of them: enough of them, with memory for it. Of its own
+    kind of device first, then the fastest."""
+    return _usable(state.machines, job.device, count, forecasts.memory_bytes(job, count))
 
 
 def emptiest(free: Sequence[int], nodes: Sequence[int], count: int) -> Allocation | None:
@@ -85,10 +93,11 @@ def emptiest(free: Sequence[int], nodes: Sequence[int], count: int) -> Allocatio
     return tuple(out)
 
 
-@lru_cache(maxsize=1024)
-def _pools(cluster: Machines, device: str) -> tuple[int, ...]:
-    training = [index for index, pool in enumerate(cluster.pools) if not pool.serves]
-    return tuple(sorted(training, key=lambda i: (cluster.pools[i].device != device, -cluster.pools[i].speed, i)))
+@lru_cache(maxsize=65536)
+def _usable(cluster: Machines, device: str, count: int, memory_bytes: float) -> tuple[int, ...]:
+    pools = cluster.pools
+    some = [i for i, p in enumerate(pools) if not p.serves and p.devices >= count and p.memory_bytes >= memory_bytes]
+    return tuple(sorted(some, key=lambda i: (pools[i].device != device, -pools[i].speed, i)))
 
 
 def take(free: list[int], allocation: Allocation) -> None:

@@ -74,6 +74,11 @@ class Planner:
                 self._memo[devices] = Impossible(devices=devices, reason=str(error))
         return self._memo[devices]
 
+    def possible(self, devices: int) -> Forecast | None:
+        """The forecast on so many devices; None where the plan cannot use them or does not fit their memory."""
+        forecast = self.forecast(devices)
+        return forecast if isinstance(forecast, Forecast) and forecast.fits else None
+
     def _forecast(self, devices: int) -> Forecast:
         cluster = resized_cluster(self.cluster, devices)
         plan = resized(self.plan, devices)

@@ -43,6 +43,8 @@ from gnomon.fleet.state import (
 from gnomon.fleet.work import ARRIVE, DEMAND, FAIL, FINISH, REPAIR, TICK, Work
 
 _EPS = 1e-9
+STALLED = 1000
+"""Decisions between two looks at whether any job has got further."""
 EXPLAIN_EVERY_S = 300.0
 """Why jobs wait is looked at no more often: with thousands in the queue it would take most of the time."""
 
@@ -67,14 +69,14 @@ def replay(
     `Learned` what it says, which begins anew.
     InputError for jobs that these machines cannot run. RunError for jobs that a policy never starts.
     """
-    check_fits(trace, machines)
+    told = forecasts or Curve(machines)
+    check_fits(trace, machines, told.memory_bytes)
     cut = [pool.mig for pool in machines.pools if not pool.serves]
     if policy.slices and not all(cut):
         raise InputError(f"policy {policy.name} places jobs on MIG slices only; cut the devices with --mig")
     if any(cut) and not policy.slices:
         raise InputError(f"policy {policy.name} knows no MIG slices; elastic-batch does, or leave --mig out")
     rules = rules or Rules()
-    told = forecasts or Curve(machines)
     learned = told.started() if isinstance(told, Learned) else None
     if learned:
         told, truth = learned, learned.truth
@@ -104,6 +106,10 @@ class _Replay:
     actives: list[Active] = field(default_factory=list)
     finish: list[float] = field(default_factory=list)
     ticking: bool = False
+    coming: int = 0
+    """Events from outside that have not happened yet: arrivals, failures, repairs, loads."""
+    looked: tuple[int, int, float] = (0, 0, -1.0)
+    """(decisions, preemptions and resizes, work that jobs got to) when progress was last looked at."""
     dirty: bool = False
     """Something happened since the policy was last asked."""
 
@@ -125,6 +131,7 @@ class _Replay:
             if self._due():
                 self._decide()
                 self.devices.serve()
+                self._check_progress()
             self._tick()
             if self.rules.record:
                 self.points.append((time, len(self.work.queue), self.devices.busy, self.devices.serving_now))
@@ -135,21 +142,25 @@ class _Replay:
         for index, job in enumerate(self.trace.jobs):
             active = Active(job=job, index=index)
             self.actives.append(active)
+            self.coming += 1
             self.work.push(job.submit_s, ARRIVE, index)
         for number, failure in enumerate(self.rules.failures):
             if not 0 <= failure.node < len(self.devices.free):
                 raise InputError(f"a failure is of node {failure.node}, but there are {len(self.devices.free)} nodes")
             self.work.push(failure.at_s, FAIL, number)
+            self.coming += 2  # it is repaired too
         for number, (at, load) in enumerate(self.rules.demand):
             if not 0 <= load <= 1:
                 raise InputError(f"inference load is {load!r} at {at:g} s; it must be from 0 to 1")
             self.work.push(at, DEMAND, number)
+            self.coming += 1
 
     def _happen(self, kind: int, index: int, version: int) -> bool:
         """Carry out an event; whether anything changed."""
         if kind == TICK:
             self.ticking = False
             return False
+        self.coming -= kind != FINISH
         if kind == ARRIVE:
             active = self.actives[index]
             active.queued_s = active.reason_s = active.since_s = self.work.now
@@ -229,6 +240,7 @@ class _Replay:
             serving=len(self.devices.serving),
             load=self.devices.load,
             spread=self.rules.spread,
+            costs=self.rules.costs,
         )
 
     def _decide(self) -> None:
@@ -272,7 +284,8 @@ class _Replay:
             if other is None or other.allocation != decision.allocation or other.beside:
                 raise RunError(f"policy {self.policy.name} puts {decision.job!r} beside {decision.beside!r}: it cannot")
         else:
-            if why := self.devices.refusal(active.job, decision.allocation):
+            needed = self.told.memory_bytes(active.job, devices_of(decision.allocation))
+            if why := self.devices.refusal(active.job, decision.allocation, needed):
                 raise RunError(f"policy {self.policy.name} {why}")
         pause = self.rules.costs.pause_s(active.job, first=active.first_s < 0, resize=resize)
         pause += self.work.truth.resize_s(active.job, devices_of(decision.allocation)) if active.first_s >= 0 else 0.0
@@ -286,6 +299,35 @@ class _Replay:
             other.beside, active.beside = decision.job, decision.beside
             self.work.set_rate(other)
         self.work.occupy(active, decision.allocation, pause)
+
+    def _check_progress(self) -> None:
+        """RunError where decisions go on for ever: nothing more comes from outside, and no job gets further.
+
+        What comes from outside (arrivals, failures, load) is finite, and so is the work of all jobs: a replay that does
+        not end is one in which neither goes on. Looked at every STALLED decisions.
+        """
+        if self.decisions < self.looked[0] + STALLED:
+            return
+        before = self.looked
+        moved = self.work.preemptions + self.work.resizes
+        furthest = float(self.finished) + sum(
+            max(active.furthest_s, active.done_at(self.work.now)) for active in self._active()
+        )
+        self.looked = (self.decisions, moved, furthest)
+        if self.coming or furthest > before[2] + _EPS:
+            return
+        if not self.work.running:
+            raise self._stuck()
+        if moved >= before[1] + STALLED:
+            names = ", ".join(active.job.id for active in self._active()[:5])
+            raise RunError(
+                f"policy {self.policy.name} stops jobs ({names}) again and again before they get further than they "
+                "were: they start for longer than they run, or lose what they did; shorten --restart, --resize or "
+                "--checkpoint-every, or leave --no-notice out"
+            )
+
+    def _active(self) -> list[Active]:
+        return [*self.work.queue.values(), *self.work.running.values()]
 
     def _explain(self, state: State) -> None:
         """Why those wait that still do: all every EXPLAIN_EVERY_S, those that came since the last decision at once."""
@@ -304,15 +346,15 @@ class _Replay:
             free=self.devices.free,
             spread=self.rules.spread,
         )
-        known: dict[tuple[int, str], bool] = {}
+        known: dict[tuple[int, str, float], bool] = {}
         for active in waiting:
             job = active.job
             if job.fewest > free:
                 reason = FULL
             else:
-                key = (job.fewest, job.device)
+                key = (job.fewest, job.device, self.told.memory_bytes(job, job.fewest))
                 if key not in known:
-                    known[key] = fit(after, self.devices.free, job, job.fewest) is not None
+                    known[key] = fit(after, self.told, self.devices.free, job, job.fewest) is not None
                 reason = BEHIND if known[key] else FRAGMENTED
             if active.first_s >= 0 and reason == BEHIND:
                 reason = PAUSED

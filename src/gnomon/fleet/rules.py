@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gnomon.fleet.forecast import Costs
+from gnomon.fleet.costs import Costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.fleet.costs import Costs
 from gnomon.fleet.job import Job
 from gnomon.fleet.machines import Machines
 
@@ -90,6 +91,10 @@ class Active:
     """Work that its last checkpoint has."""
     served: float = 0.0
     """Device-seconds that it has held."""
+    turns: list[tuple[float, float, int]] = field(default_factory=list)
+    """(when, `served` then, devices) of every time that it got devices."""
+    furthest_s: float = 0.0
+    """Most work that it ever had done, lost or not."""
     peak: int = 0
     """Most devices that it ever held."""
     first_s: float = -1.0
@@ -133,6 +138,11 @@ class Active:
         """Device-seconds held up to now."""
         return self.served + self.devices * (now - self.since_s)
 
+    def reached_s(self, service: float) -> float:
+        """When it had had so many device-seconds, of a job that has had them."""
+        when, before, devices = next(turn for turn in reversed(self.turns) if turn[1] < service)
+        return when + (service - before) / devices
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -168,6 +178,8 @@ class State:
     """Load of inference, from 0 to 1 of its nodes."""
     spread: bool = True
     """Whether a job may take devices of more nodes than it needs."""
+    costs: Costs = Costs()
+    """Of starting and stopping jobs."""
 
     def jobs(self) -> Mapping[str, Active]:
         """All active jobs by id."""

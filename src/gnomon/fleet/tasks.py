@@ -62,7 +62,7 @@ class Task:
         if self.planner is None:
             return devices if self.job.fewest <= devices <= self.job.most else 0
         for count in range(min(devices, self.job.most), self.job.fewest - 1, -1):
-            if isinstance(self.planner.forecast(count), Forecast):
+            if self.planner.possible(count):
                 return count
         return 0
 
@@ -72,8 +72,8 @@ class Task:
             return tuple(word.replace(PLACE, str(devices)) for word in self.command)
         path = self.plan_path
         if devices != self.file.plan.world_size:
-            forecast = self.planner.forecast(devices)
-            assert isinstance(forecast, Forecast), "on() was asked first"
+            forecast = self.planner.possible(devices)
+            assert forecast is not None, "on() was asked first"
             path = folder / f"{self.job.id}.{devices}.toml"
             resized = PlanFile(
                 model=self.file.model,
@@ -183,6 +183,13 @@ def _planned(
     if not isinstance(forecast, Forecast):
         rows.problem(line, f"plan {str(path)!r} on {devices} devices: {forecast.reason}")
         return None
+    if not forecast.fits:
+        rows.problem(
+            line,
+            f"plan {str(path)!r} does not fit on {devices} devices: {forecast.peak_bytes / 2**30:,.1f} GiB on the "
+            f"fullest; gnomon fit {path} says what makes it fit",
+        )
+        return None
     given = row.get("duration_s")
     work_s = rows.number(line, row, "duration_s") if given else steps * float(forecast.step_s)
     job = Job(
@@ -219,12 +226,12 @@ class TaskForecasts:
     curve: Curve
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
-        """See `Forecasts`; rate 0 on numbers of devices that a plan cannot use."""
+        """See `Forecasts`; rate 0 on numbers of devices that a plan cannot use or does not fit."""
         planner = self.tasks[job.id].planner
         if planner is None:
             return self.curve.phase(job, done_s, allocation)
-        asked, given = planner.forecast(job.devices), planner.forecast(devices_of(allocation))
-        if not (isinstance(asked, Forecast) and isinstance(given, Forecast)):
+        asked, given = planner.possible(job.devices), planner.possible(devices_of(allocation))
+        if asked is None or given is None:
             return 0.0, NEVER
         return asked.step_s / given.step_s, NEVER
 

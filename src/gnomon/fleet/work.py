@@ -68,6 +68,7 @@ class Work:
         idle = min(max(active.ready_s - active.since_s, 0.0), held)
         before = active.done_s
         active.done_s = min(before + active.rate * (held - idle), active.job.work_s)
+        active.furthest_s = max(active.furthest_s, active.done_s)
         self.uses["overhead"] += devices * idle
         self.uses["useful"] += devices * (held - idle)
         active.served += devices * held
@@ -111,6 +112,7 @@ class Work:
         active.ready_s = self.now + pause_s
         active.since_s = active.held_s = self.now
         active.peak = max(active.peak, devices_of(allocation))
+        active.turns.append((self.now, active.served, devices_of(allocation)))
         if active.first_s < 0:
             active.first_s = self.now
         if not active.beside:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gnomon.fleet.job import Job
 from gnomon.fleet.placement import fit, take
 from gnomon.fleet.state import Allocation, Decide, Decision, Forecasts, Policy, State, devices_of
 
@@ -25,9 +26,9 @@ def easyscale(level: str = "near kinds") -> Decide:
         free = list(state.free)
         held: dict[str, Allocation] = {active.job.id: active.allocation for active in state.running}
         for active in state.queue:
-            allocation = fit(state, free, active.job, active.job.fewest)
-            if allocation is None and _take_back(state, free, held, active.job.fewest):
-                allocation = fit(state, free, active.job, active.job.fewest)
+            allocation = fit(state, forecasts, free, active.job, active.job.fewest)
+            if allocation is None:
+                allocation = _take_back(state, forecasts, free, held, active.job)
             if allocation is not None:
                 take(free, allocation)
                 held[active.job.id] = allocation
@@ -38,22 +39,26 @@ def easyscale(level: str = "near kinds") -> Decide:
     return decide
 
 
-def _take_back(state: State, free: list[int], held: dict[str, Allocation], count: int) -> bool:
-    """Extra devices of elastic jobs, the youngest first, until `count` are free; whether they are."""
+def _take_back(
+    state: State, forecasts: Forecasts, free: list[int], held: dict[str, Allocation], job: Job
+) -> Allocation | None:
+    """Devices for a job once extra ones of elastic jobs are taken back, the youngest first, as many as it needs; none
+    are taken where all of them would not do."""
+    tried, kept = list(free), dict(held)
     for active in reversed(state.running):
-        if sum(free) >= count:
-            break
-        extra = devices_of(held[active.job.id]) - active.job.fewest
-        parts = list(held[active.job.id])
-        while extra > 0 and sum(free) < count:
+        parts = list(kept[active.job.id])
+        for _ in range(devices_of(kept[active.job.id]) - active.job.fewest):
             node, used = parts.pop()
-            give = min(used, extra, count - sum(free))
-            free[node] += give
-            extra -= give
-            if used > give:
-                parts.append((node, used - give))
-        held[active.job.id] = tuple(parts)
-    return sum(free) >= count
+            tried[node] += 1
+            if used > 1:
+                parts.append((node, used - 1))
+            kept[active.job.id] = tuple(parts)
+            allocation = fit(state, forecasts, tried, job, job.fewest)
+            if allocation is not None:
+                free[:] = tried
+                held.update(kept)
+                return allocation
+    return None
 
 
 def _give_out(state: State, forecasts: Forecasts, free: list[int], held: dict[str, Allocation], factor: float) -> None:
@@ -68,7 +73,9 @@ def _give_out(state: State, forecasts: Forecasts, free: list[int], held: dict[st
             now = held[active.job.id]
             if devices_of(now) >= active.job.most:
                 continue
-            for node in _near(now, nodes, speed, factor):
+            needed = forecasts.memory_bytes(active.job, devices_of(now) + 1)
+            large = [n for n in nodes if pools[state.machines.pool_of[n]].memory_bytes >= needed]
+            for node in _near(now, large, speed, factor):
                 more = _with(now, node)
                 rate, base = (forecasts.phase(active.job, active.done_at(state.now), a)[0] for a in (more, now))
                 gain = rate / base - 1.0

@@ -26,7 +26,7 @@ MOST = 128
 
 def federated(state: State, forecasts: Forecasts) -> Sequence[Decision]:
     """Start alone what fits; match the rest with those that run alone, by number of devices."""
-    started, waiting, hosts = start_alone(state, state.queue)
+    started, waiting, hosts = start_alone(state, forecasts, state.queue)
     by_count: dict[int, tuple[list[Active], list[Host]]] = defaultdict(lambda: ([], []))
     for active in waiting:
         by_count[active.job.devices][0].append(active)

@@ -184,11 +184,17 @@ class _Round:
         pools = (self.training, self.borrowed) if not job.elastic else (self.borrowed, self.training)
         per_node = max(self.state.machines.capacity)
         most = 0 if self.state.spread else -(-count // per_node)
+        needed = self.forecasts.memory_bytes(job, count)
         for nodes in pools:
-            allocation = place(self.free, nodes, count, most)
+            allocation = place(self.free, [n for n in nodes if self._memory(n) >= needed], count, most)
             if allocation is not None:
                 return allocation
         return None
+
+    def _memory(self, node: int) -> float:
+        """Of each of its devices."""
+        machines = self.state.machines
+        return machines.pools[machines.pool_of[node]].memory_bytes
 
     # Scale.
 
@@ -242,7 +248,12 @@ class _Round:
         speed = self.state.machines.speed
         held = dict(self.held[job])
         want = min(speed[node] for node in held)
-        allowed = [n for n in (*self.borrowed, *self.training) if self.free[n] and speed[n] >= want]
+        needed = self.forecasts.memory_bytes(self.active[job].job, sum(held.values()) + more)
+        allowed = [
+            n
+            for n in (*self.borrowed, *self.training)
+            if self.free[n] and speed[n] >= want and self._memory(n) >= needed
+        ]
         for node in sorted(allowed, key=lambda n: (n not in held, -self.free[n], n)):
             use = min(self.free[node], more)
             held[node] = held.get(node, 0) + use

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from gnomon.fleet.job import Job
 from gnomon.fleet.placement import fit, take
 from gnomon.fleet.state import Active, Allocation, Decide, Decision, Forecasts, Policy, State, devices_of
-from gnomon.hardware import catalogue
 
 BUDGET = 26 / 32
 """Share of a device's memory that jobs may fill together (CoGNN keeps 26 of 32 GB)."""
@@ -31,7 +30,7 @@ def sharing(may: May, order: Callable[[Sequence[Active], Forecasts], Sequence[Ac
     """A policy that starts jobs alone where it can, and beside others where `may` allows."""
 
     def decide(state: State, forecasts: Forecasts) -> Sequence[Decision]:
-        out, waiting, hosts = start_alone(state, order(state.queue, forecasts))
+        out, waiting, hosts = start_alone(state, forecasts, order(state.queue, forecasts))
         taken: set[str] = set()
         for active in waiting:
             best, gain = None, 0.0
@@ -51,14 +50,16 @@ def sharing(may: May, order: Callable[[Sequence[Active], Forecasts], Sequence[Ac
     return decide
 
 
-def start_alone(state: State, ordered: Sequence[Active]) -> tuple[list[Decision], list[Active], list[Host]]:
+def start_alone(
+    state: State, forecasts: Forecasts, ordered: Sequence[Active]
+) -> tuple[list[Decision], list[Active], list[Host]]:
     """(those that fit on free devices, those that do not, all that run alone and may be joined)."""
     free = list(state.free)
     out = []
     waiting = []
     hosts = [(active, active.allocation) for active in state.running if not active.beside]
     for active in ordered:
-        allocation = fit(state, free, active.job, active.job.devices)
+        allocation = fit(state, forecasts, free, active.job, active.job.devices)
         if allocation is None:
             waiting.append(active)
         else:
@@ -75,7 +76,7 @@ def memory_fits(state: State, host: Active, held: Allocation, job: Job, forecast
     if not all(needed):
         return False
     pool = state.machines.pools[state.machines.pool_of[held[0][0]]]
-    return sum(needed) <= BUDGET * catalogue.device(pool.device).memory_bytes
+    return sum(needed) <= BUDGET * pool.memory_bytes
 
 
 def together(host: Active, joining: Active, forecasts: Forecasts) -> float:

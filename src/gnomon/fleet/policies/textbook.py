@@ -6,11 +6,14 @@ SJF takes the shortest that fits. Sources: textbook; EASY is Lifka, JSSPP 1995.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from gnomon.fleet.job import Job
-from gnomon.fleet.placement import fit, take
-from gnomon.fleet.state import Active, Decide, Decision, Forecasts, Policy, State
+from gnomon.fleet.placement import fit, give, take, usable, within
+from gnomon.fleet.state import Active, Allocation, Decide, Decision, Forecasts, Policy, State, devices_of
 
 
 def in_order(key: Callable[[Job], float], *, backfill: bool) -> Decide:
@@ -26,7 +29,7 @@ def in_order(key: Callable[[Job], float], *, backfill: bool) -> Decide:
         if key is not _submitted:  # the queue is in order of submission already
             waiting = sorted(waiting, key=lambda active: (key(active.job), active.index))
         for active in waiting:
-            allocation = fit(state, free, active.job, active.job.devices)
+            allocation = fit(state, forecasts, free, active.job, active.job.devices)
             if allocation is None:
                 if backfill:
                     continue
@@ -50,53 +53,74 @@ def _length(job: Job) -> float:
 
 
 def easy(state: State, forecasts: Forecasts) -> Sequence[Decision]:
-    """EASY backfill: the head of the queue has a reservation, and others start if they do not delay it."""
+    """EASY backfill: the first job that does not fit has a reservation, and others start if they do not delay it."""
     if not any(state.free):
         return ()
     free = list(state.free)
-    out = []
-    waiting = state.queue
-    for place, head in enumerate(waiting):
-        allocation = fit(state, free, head.job, head.job.devices)
+    out: list[Decision] = []
+    ends = [(_end_s(state, forecasts, active), active.allocation) for active in state.running]
+    for place, head in enumerate(state.queue):
+        allocation = fit(state, forecasts, free, head.job, head.job.devices)
         if allocation is None:
-            spare, shadow = _reservation(state, free, head)
-            out += _behind(state, free, waiting[place + 1 :], spare, shadow)
-            break
+            return [*out, *_behind(state, forecasts, free, state.queue[place:], ends)]
         take(free, allocation)
+        # What starts now is as sure to end as what runs: the reservation counts on both.
+        ends.append((_end_if_started_s(state, forecasts, head, allocation), allocation))
         out.append(Decision(head.job.id, allocation))
     return out
 
 
-def _reservation(state: State, free: Sequence[int], head: Active) -> tuple[int, float]:
-    """(devices left over, when) at the moment when enough devices are free for the head."""
-    have = sum(free)
-    ends = sorted(
-        (max(a.ready_s, state.now) + a.left_s(state.now) / a.rate, a.devices) for a in state.running if a.rate
-    )
-    for end, devices in ends:
-        have += devices
-        if have >= head.job.devices:
-            return have - head.job.devices, end
-    return 0, float("inf")
+def _end_s(state: State, forecasts: Forecasts, active: Active) -> float:
+    left = forecasts.remaining_s(active.job, active.done_at(state.now), active.allocation)
+    return max(active.ready_s, state.now) + left
 
 
-def _behind(state: State, free: list[int], waiting: Sequence[Active], spare: int, shadow: float) -> list[Decision]:
+def _end_if_started_s(state: State, forecasts: Forecasts, active: Active, allocation: Allocation) -> float:
+    pause = state.costs.pause_s(active.job, first=active.first_s < 0, resize=False)
+    pause += forecasts.resize_s(active.job, devices_of(allocation)) if active.first_s >= 0 else 0.0
+    return state.now + pause + forecasts.remaining_s(active.job, active.done_s, allocation)
+
+
+def _reservation(
+    state: State, forecasts: Forecasts, free: Sequence[int], head: Active, ends: Sequence[tuple[float, Allocation]]
+) -> tuple[float, int, list[int]]:
+    """(when, pool, free devices then) of the first moment at which the head of the queue will have its devices."""
+    first = (math.inf, -1, list(free))
+    for pool in usable(state, forecasts, head.job, head.job.devices):
+        then = list(free)
+        for end, together in groupby(sorted(ends), key=itemgetter(0)):
+            if end >= first[0]:
+                break
+            for _, allocation in together:
+                give(then, allocation)
+            if within(state, then, pool, head.job.devices) is not None:
+                first = (end, pool, then)
+                break
+    return first
+
+
+def _behind(
+    state: State, forecasts: Forecasts, free: list[int], queue: Sequence[Active],
+    ends: Sequence[tuple[float, Allocation]],
+) -> list[Decision]:  # fmt: skip
+    """What may start past the head of a queue."""
+    head, *others = queue
+    shadow, reserved, then = _reservation(state, forecasts, free, head, ends)
     out = []
-    total = sum(free)
-    for active in waiting:
-        job = active.job
-        if job.devices > total:
-            continue
-        short = state.now + job.work_s <= shadow
-        if not short and job.devices > spare:
-            continue
-        allocation = fit(state, free, job, job.devices)
-        if allocation is None:
-            continue
-        take(free, allocation)
-        total -= job.devices
-        spare -= 0 if short else job.devices
-        out.append(Decision(job.id, allocation))
+    for active in others:
+        count = active.job.devices
+        for pool in usable(state, forecasts, active.job, count):
+            allocation = within(state, free, pool, count)
+            if allocation is None:
+                continue
+            if pool == reserved and _end_if_started_s(state, forecasts, active, allocation) > shadow:
+                take(then, allocation)
+                if within(state, then, reserved, head.job.devices) is None:
+                    give(then, allocation)
+                    continue
+            take(free, allocation)
+            out.append(Decision(active.job.id, allocation))
+            break
     return out
 
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 
 from gnomon.errors import InputError
 
+LONGEST_S = 50 * 365 * 86400.0
+"""Longest time in a trace."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -39,6 +42,12 @@ class Job:
     """MIG profile, as in `3g.20gb`; empty for whole devices."""
     memory_bytes: int = 0
     """Memory that it takes on each device; 0 where the trace does not say."""
+    share: float = 1.0
+    """Share of its one device that it takes; 1 of jobs on whole devices."""
+    deadline_s: float = math.inf
+    """When it must have finished, from the start of the trace; infinite where nothing depends on it."""
+    weight: float = 1.0
+    """How much it counts beside others, of policies that are fair."""
     user: str = ""
     """Who submitted it, or its virtual cluster."""
     line: int = 0
@@ -110,6 +119,12 @@ def check_job(job: Job, where: str) -> None:
         value = getattr(job, name)
         if not math.isfinite(value) or value < 0:
             raise InputError(f"{where}: job {job.id!r}: {name} is {value!r}; it must be 0 or more")
+        if value > LONGEST_S:
+            raise InputError(f"{where}: job {job.id!r}: {name} is {value:g} s; the limit is 50 years")
+    if not 0 < job.weight < math.inf:
+        raise InputError(f"{where}: job {job.id!r}: weight is {job.weight!r}; it must be over 0")
+    if math.isnan(job.deadline_s) or job.deadline_s < job.submit_s:
+        raise InputError(f"{where}: job {job.id!r}: its deadline {job.deadline_s:g} s is before its submission")
     if job.devices < 1:
         raise InputError(f"{where}: job {job.id!r} asks for {job.devices} devices; at least 1 is needed")
     if not 1 <= job.fewest <= job.devices <= job.most:
@@ -121,7 +136,11 @@ def check_job(job: Job, where: str) -> None:
 
 def between(trace: Trace, start_s: float, end_s: float) -> Trace:
     """Jobs submitted in [start_s, end_s), with `start_s` as the new zero."""
-    jobs = tuple(replace(job, submit_s=job.submit_s - start_s) for job in trace.jobs if start_s <= job.submit_s < end_s)
+    jobs = tuple(
+        replace(job, submit_s=job.submit_s - start_s, deadline_s=job.deadline_s - start_s)
+        for job in trace.jobs
+        if start_s <= job.submit_s < end_s
+    )
     return replace(
         trace,
         jobs=jobs,

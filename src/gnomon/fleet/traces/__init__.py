@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gnomon.errors import InputError
 from gnomon.fleet.job import Trace
-from gnomon.fleet.traces import clusters, tables
+from gnomon.fleet.traces import clusters, published, tables
 from gnomon.fleet.traces.rows import MAX_BYTES, Rows
 from gnomon.fleet.traces.tables import Duration
 
@@ -26,6 +26,11 @@ FORMATS: Mapping[str, str] = {
     "pods": "kubectl get pods -A -o json",
     "events": "time,pod,event,gpus: events of Kubernetes",
     "openb": "name,num_gpu,gpu_milli,creation_time,…: pods of Alibaba's GPU-sharing trace",
+    "philly-log": "cluster_job_log: JSON of Philly as published",
+    "cluster-log": "job_id,gpu_num,submit_time,start_time,end_time,…: Helios and Acme",
+    "philly-times": "timestamp,duration,num_gpus,…: the philly.csv of Pollux, Sia and ElasticFlow",
+    "pai": "pai_task_table.csv of Alibaba's PAI (2020), with or without a heading",
+    "dlrm": "instance_sn,role,gpu_request,…: disaggregated_DLRM_trace.csv of Alibaba (2025)",
 }
 """Name of a format -> what a file of it looks like."""
 
@@ -43,6 +48,8 @@ class Reading:
     """Name of the format; empty to see it from the file."""
     workload: int | None = None
     """Which workload of a file that holds several."""
+    parts: bool = False
+    """Keep jobs that take a part of a device."""
     skip_bad: bool = False
     """Leave rows with a mistake out and list them, in place of an error."""
     duration: Duration = nothing_known
@@ -66,7 +73,7 @@ def parse_trace(text: str, name: str, how: Reading | None = None) -> Trace:
     """As `read_trace`, of a text."""
     how = how or Reading()
     kind = how.format or recognise(text, name)
-    rows = Rows(name, keep_going=how.skip_bad)
+    rows = Rows(name, keep_going=how.skip_bad, parts=how.parts)
     match kind:
         case "philly":
             listed = tables.plain(rows, text)
@@ -84,6 +91,16 @@ def parse_trace(text: str, name: str, how: Reading | None = None) -> Trace:
             listed = clusters.events(rows, text)
         case "openb":
             listed = clusters.openb(rows, text)
+        case "philly-log":
+            listed = published.philly_log(rows, text)
+        case "cluster-log":
+            listed = published.cluster_log(rows, text)
+        case "philly-times":
+            listed = published.timestamps(rows, text)
+        case "pai":
+            listed = published.pai(rows, text)
+        case "dlrm":
+            listed = published.dlrm(rows, text)
         case _:
             raise InputError(f"unknown format {kind!r} of a trace; known are {', '.join(FORMATS)}")
     jobs = rows.jobs(listed)
@@ -93,8 +110,12 @@ def parse_trace(text: str, name: str, how: Reading | None = None) -> Trace:
 def recognise(text: str, name: str) -> str:
     """Which format a text has. InputError where its first line is of none."""
     first = text.lstrip("\ufeff").lstrip().split("\n", 1)[0].strip()
+    if not first:
+        raise InputError(f"{name}: it is empty; a trace has a heading and a row a job, or is JSON")
     if first[:1] in ("{", "["):
-        return "pods"
+        return "philly-log" if '"attempts"' in text[:100_000] and '"jobid"' in text[:100_000] else "pods"
+    if published.is_pai(first):
+        return "pai"
     if "JobID" in first and "|" in first:
         return "sacct"
     if first.count("\t") + 1 in tables.GAVEL_CELLS:
@@ -105,9 +126,15 @@ def recognise(text: str, name: str) -> str:
         ("tiresias", tables.TIRESIAS),
         ("pollux", tables.POLLUX),
         ("events", ("time", "pod", "event", "gpus")),
+        ("cluster-log", published.CLUSTER_LOG),
+        ("philly-times", published.TIMESTAMPS),
+        ("dlrm", published.DLRM),
+        ("pai", published.PAI[:6]),
         ("openb", ("name", "num_gpu", "gpu_milli", "creation_time")),
     ):
         if head.issuperset(columns):
             return kind
-    known = "\n".join(f"  {kind:<9}{about}" for kind, about in FORMATS.items())
-    raise InputError(f"{name}: its first line {first[:80]!r} is of no trace that is known; formats are\n{known}")
+    raise InputError(
+        f"{name}: its first line {first[:80]!r} is of no trace that is known; formats are {', '.join(FORMATS)}: name "
+        "one with --format, or write job_id,submit_s,duration_s,num_gpus"
+    )

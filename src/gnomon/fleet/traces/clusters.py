@@ -47,8 +47,8 @@ def sacct(rows: Rows, text: str) -> Sequence[Job]:
         elif row["End"].strip().lower() in _UNKNOWN:
             rows.leave_out(line, f"job {number} still runs")
         else:
-            submit, start, end = (_time(rows, line, name, row[name]) for name in ("Submit", "Start", "End"))
-            _in_order(rows, line, submit, start, end)
+            submit, start, end = (seconds_of(rows, line, name, row[name]) for name in ("Submit", "Start", "End"))
+            in_order(rows, line, submit, start, end)
             jobs.append(
                 Job(
                     id=number,
@@ -60,7 +60,7 @@ def sacct(rows: Rows, text: str) -> Sequence[Job]:
                     line=line,
                 )
             )
-    return _from_zero(jobs)
+    return from_zero(jobs)
 
 
 def _gpus(resources: Sequence[str]) -> tuple[int, str]:
@@ -74,7 +74,7 @@ def _gpus(resources: Sequence[str]) -> tuple[int, str]:
     return 0, ""
 
 
-def _time(rows: Rows, line: int, what: str, text: str) -> float:
+def seconds_of(rows: Rows, line: int, what: str, text: str) -> float:
     """Seconds since 1970 of `2024-05-01T12:00:00[Z]`, or of a number of them."""
     text = text.strip()
     try:
@@ -91,14 +91,25 @@ def _time(rows: Rows, line: int, what: str, text: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()  # noqa: UP017
 
 
-def _in_order(rows: Rows, line: int, submit: float, start: float, end: float) -> None:
+def json_of(rows: Rows, text: str) -> Any:
+    """What a file of JSON holds. InputError with the line."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{rows.name}: line {error.lineno}: not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{rows.name}: not JSON that can be read: {str(error)[:80]}") from error
+
+
+def in_order(rows: Rows, line: int, submit: float, start: float, end: float) -> None:
+    """Note a start before the submission, or an end before the start."""
     if start < submit:
         rows.problem(line, f"it starts {submit - start:g} s before it is submitted")
     if end < start:
         rows.problem(line, f"it ends {start - end:g} s before it starts")
 
 
-def _from_zero(jobs: Sequence[Job]) -> Sequence[Job]:
+def from_zero(jobs: Sequence[Job]) -> Sequence[Job]:
     """The same jobs with the first submission at 0."""
     first = min((job.submit_s for job in jobs if not math.isnan(job.submit_s)), default=0.0)
     return [replace(job, submit_s=job.submit_s - first) for job in jobs]
@@ -106,10 +117,7 @@ def _from_zero(jobs: Sequence[Job]) -> Sequence[Job]:
 
 def pods(rows: Rows, text: str) -> Sequence[Job]:
     """Pods as `kubectl get pods -A -o json` writes them. Their lines are their places in the list, from 1."""
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{rows.name}: line {error.lineno}: not JSON: {error.msg}") from error
+    document = json_of(rows, text)
     items = document.get("items") if isinstance(document, dict) else document
     if not isinstance(items, list):
         raise InputError(f"{rows.name}: no list `items` of pods, as `kubectl get pods -A -o json` writes it")
@@ -118,7 +126,7 @@ def pods(rows: Rows, text: str) -> Sequence[Job]:
         job = _pod(rows, place, pod)
         if job is not None:
             jobs.append(job)
-    return _from_zero(jobs)
+    return from_zero(jobs)
 
 
 def _pod(rows: Rows, place: int, pod: Any) -> Job | None:
@@ -149,10 +157,10 @@ def _pod(rows: Rows, place: int, pod: Any) -> Job | None:
     if not begun or not ends:
         rows.leave_out(place, f"pod {name} {'still runs' if begun else 'never started'}")
         return None
-    submit = _time(rows, place, "creationTimestamp", str(meta.get("creationTimestamp") or ""))
-    start = _time(rows, place, "startTime", str(begun))
-    end = max(_time(rows, place, "finishedAt", str(stamp)) for stamp in ends)
-    _in_order(rows, place, submit, start, end)
+    submit = seconds_of(rows, place, "creationTimestamp", str(meta.get("creationTimestamp") or ""))
+    start = seconds_of(rows, place, "startTime", str(begun))
+    end = max(seconds_of(rows, place, "finishedAt", str(stamp)) for stamp in ends)
+    in_order(rows, place, submit, start, end)
     compute = int(profile[0]) if profile[:1].isdigit() else 1
     return Job(
         id=name,
@@ -179,7 +187,7 @@ def events(rows: Rows, text: str) -> Sequence[Job]:
     for line, row in rows.table(text):
         need(rows.name, list(row), ("time", "pod", "event", "gpus"))
         pod, event = row["pod"].strip(), row["event"].strip().lower()
-        moment = _time(rows, line, "time", row["time"])
+        moment = seconds_of(rows, line, "time", row["time"])
         if event in ("created", "submitted"):
             if pod in created:
                 rows.problem(line, f"pod {pod!r} is created again, first in line {created[pod][0]}")
@@ -198,7 +206,7 @@ def events(rows: Rows, text: str) -> Sequence[Job]:
                 continue
             at, submit, gpus = created.pop(pod)
             start = started.pop(pod)
-            _in_order(rows, line, submit, start, moment)
+            in_order(rows, line, submit, start, moment)
             if gpus == 0:
                 rows.leave_out(at, f"pod {pod} uses no GPU")
             else:
@@ -207,32 +215,38 @@ def events(rows: Rows, text: str) -> Sequence[Job]:
             rows.problem(line, f"event {event[:32]!r} is none of created, scheduled, started, finished, failed")
     for pod, (line, _, _) in created.items():
         rows.leave_out(line, f"pod {pod} {'still runs' if pod in started else 'never started'}")
-    return _from_zero(jobs)
+    return from_zero(jobs)
 
 
 def openb(rows: Rows, text: str) -> Sequence[Job]:
     """Pods of the Alibaba GPU-sharing trace (2023): `name, num_gpu, gpu_milli, creation_time, scheduled_time,
-    deletion_time`. Pods that share a GPU or use none are left out."""
+    deletion_time`. Pods that use no GPU are left out, and those that share one where `rows` does not keep
+    them."""
     jobs = []
     for line, row in rows.table(text):
         need(rows.name, list(row), ("name", "num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_time"))
         count = rows.count(line, row, "num_gpu")
         name = row["name"].strip()
-        if count == 0 or (count == 1 and row["gpu_milli"].strip() not in ("", "1000")):
-            rows.leave_out(line, f"pod {name} uses {'no GPU' if count == 0 else 'a part of a GPU'}")
+        milli = rows.count(line, row, "gpu_milli") if count == 1 and row["gpu_milli"].strip() else 1000
+        if not 0 < milli <= 1000:
+            rows.problem(line, f"gpu_milli is {row['gpu_milli'].strip()[:32]!r}, not from 1 to 1000")
+            continue
+        if count == 0 or (milli < 1000 and not rows.parts):
+            rows.leave_out(line, f"pod {name} uses {'no GPU' if count == 0 else 'a part of a GPU (--gpu-sharing)'}")
         elif not row["scheduled_time"].strip():
             rows.leave_out(line, f"pod {name} never started")
         else:
             submit, start, end = (rows.number(line, row, f"{n}_time") for n in ("creation", "scheduled", "deletion"))
-            _in_order(rows, line, submit, start, end)
+            in_order(rows, line, submit, start, end)
             jobs.append(
                 Job(
                     id=name,
                     submit_s=submit,
                     work_s=max(end - start, 0.0),
                     devices=count,
+                    share=milli / 1000,
                     user=row.get("qos", ""),
                     line=line,
                 )
             )
-    return _from_zero(jobs)
+    return from_zero(jobs)

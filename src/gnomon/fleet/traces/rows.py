@@ -32,6 +32,8 @@ class Rows:
     """What to do about mistakes."""
     keep_going: bool = False
     """Rows with a mistake are left out and listed, in place of an error."""
+    parts: bool = False
+    """Jobs that take a part of a device are kept; otherwise they are listed as left out."""
     problems: list[Refused] = field(default_factory=list)
     """Rows that cannot be read."""
     left_out: list[Refused] = field(default_factory=list)

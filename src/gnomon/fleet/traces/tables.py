@@ -1,7 +1,8 @@
 """Traces that are one row a job: the plain table of this project, Philly's, Tiresias's, Pollux's and Sia's, Gavel's.
 
 Each function takes rows and the text of a file and returns its jobs. The plain table has `job_id, submit_s, duration_s,
-num_gpus` and any of `min_gpus, max_gpus, device, model, batch_size, slice, memory_gib, vc | user`; Philly's is one.
+num_gpus` and any of `min_gpus, max_gpus, device, model, batch_size, slice, memory_gib, deadline_s, weight,
+vc | user`; Philly's is one.
 Pollux and Gavel say how much work a job is, not how long it takes: durations come from measured points.
 """
 
@@ -20,8 +21,10 @@ Duration = Callable[[str, int, int, float], float]
 PLAIN = ("job_id", "submit_s", "duration_s", "num_gpus")
 TIRESIAS = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration")
 POLLUX = ("name", "application", "num_replicas", "batch_size")
-GAVEL_CELLS = (9, 10)
-"""Cells of a line of a Gavel trace; newer ones say the working directory too."""
+GAVEL_CELLS = (6, 7, 9, 10)
+"""Cells of a line of a Gavel trace. 7: job type, command, name of the option of steps, whether it needs the data's
+folder, steps, arrival, scale factor (traces/msr); 6 are older, without the folder. 9 end in steps, scale factor,
+weight, SLO (times the duration; none below 0), arrival; 10 say the working directory too."""
 
 
 def plain(rows: Rows, text: str) -> Sequence[Job]:
@@ -35,6 +38,8 @@ def plain(rows: Rows, text: str) -> Sequence[Job]:
         batch = rows.count(line, row, "batch_size") if row.get("batch_size", "").strip() else 0
         memory = rows.number(line, row, "memory_gib") if row.get("memory_gib", "").strip() else 0.0
         submit, work = rows.number(line, row, "submit_s"), rows.number(line, row, "duration_s")
+        due = rows.number(line, row, "deadline_s") if row.get("deadline_s", "").strip() else math.inf
+        weight = rows.number(line, row, "weight") if row.get("weight", "").strip() else 1.0
         if devices == 0:
             rows.leave_out(line, "asks for no device")
             continue
@@ -50,6 +55,8 @@ def plain(rows: Rows, text: str) -> Sequence[Job]:
                 model=row.get("model", "").strip(),
                 batch_size=batch,
                 slice=row.get("slice", "").strip(),
+                deadline_s=due,
+                weight=weight,
                 memory_bytes=0 if math.isnan(memory) else round(memory * 2**30),
                 user=(row.get("vc") or row.get("user") or "").strip(),
                 line=line,
@@ -131,12 +138,15 @@ def gavel(rows: Rows, text: str, duration: Duration) -> Sequence[Job]:
             continue
         cells = full.split("\t")
         if len(cells) not in GAVEL_CELLS:
-            rows.problem(line, f"{len(cells)} cells, but a line of a Gavel trace has 9 or 10")
+            rows.problem(line, f"{len(cells)} cells, but a line of a Gavel trace has 6, 7, 9 or 10")
             continue
         model = cells[0].strip()
-        steps = rows.value(line, "total_steps", cells[-5])
-        scale = rows.value(line, "scale_factor", cells[-4])
-        submit = rows.value(line, "arrival_time", cells[-1])
+        told = (cells[-3], cells[-1], cells[-2]) if len(cells) < 9 else (cells[-5], cells[-4], cells[-1])
+        names = ("total_steps", "scale_factor", "arrival_time")
+        steps, scale, submit = (rows.value(line, what, cell) for what, cell in zip(names, told, strict=True))
+        slo = cells[-2].strip() if len(cells) >= 9 else ""
+        due = rows.value(line, "SLO", slo) if slo and not slo.startswith("-") else math.inf
+        weight = rows.value(line, "priority_weight", cells[-3]) if len(cells) >= 9 else 1.0
         if scale == 0:
             rows.leave_out(line, "asks for no device")
             continue
@@ -153,6 +163,8 @@ def gavel(rows: Rows, text: str, duration: Duration) -> Sequence[Job]:
                 work_s=seconds,
                 devices=-1 if math.isnan(scale) else int(scale),
                 model=model,
+                deadline_s=submit + due * seconds,
+                weight=weight,
                 line=line,
             )
         )

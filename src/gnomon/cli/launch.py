@@ -18,6 +18,8 @@ from urllib.request import Request, urlopen
 
 from gnomon.errors import InputError
 from gnomon.fleet.submit import (
+    DEFAULT_HOURS,
+    DEFAULT_IMAGE,
     Submission,
     check_kubernetes,
     check_ray,
@@ -35,12 +37,22 @@ PROGRAMS = {
     "kueue": ("kubectl", "create", "-f", "-"),
 }
 """What a job is sent with: it is given on standard input."""
+TAKES = {
+    "name": ("slurm", "kubernetes", "kueue", "ray"),
+    "hours": ("slurm", "kubernetes", "kueue"),
+    "queue": ("slurm", "kueue"),
+    "image": ("kubernetes", "kueue"),
+}
+"""Option -> what has a use for it."""
 RAY_HERE = "http://127.0.0.1:8265"
 """The job API of a Ray that runs on this machine."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what would be started or submitted, or do it."""
+    """Print what would be started or submitted, or do it; InputError for an option that is of no use there."""
+    for name, takes in TAKES.items():
+        if getattr(options, name) is not None and options.via not in takes:
+            raise InputError(f"--{name} means nothing to {options.via}: it is for {', '.join(takes)}; leave it out")
     file = load_plan_file(options.plan)
     cluster = parse_cluster(file.on)
     groups = {(group.node.count, group.node.device.name) for group in cluster.groups}
@@ -54,19 +66,19 @@ def run(options: argparse.Namespace) -> int:
         per_node=cluster.groups[0].node.count,
         gpus=cluster.groups[0].node.device.kind != "cpu",
         steps=options.steps,
-        hours=options.hours,
+        hours=DEFAULT_HOURS if options.hours is None else options.hours,
         queue=options.queue or "",
-        image=options.image,
+        image=options.image or DEFAULT_IMAGE,
     )
     if options.via == "torchrun":
         return _torchrun(job, dry_run=options.dry_run)
     if options.via == "slurm":
         text = slurm(job)
-        check_slurm(text, cluster.num_devices)
+        check_slurm(text, cluster.num_devices, gpus=job.gpus)
     elif options.via in ("kubernetes", "kueue"):
         queued = options.via == "kueue"
         manifest = kubernetes(job, queued=queued)
-        check_kubernetes(manifest, cluster.num_devices, queued=queued)
+        check_kubernetes(manifest, cluster.num_devices, queued=queued, gpus=job.gpus)
         text = json.dumps(manifest, indent=2)
     else:
         request = ray(job)

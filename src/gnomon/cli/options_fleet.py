@@ -172,11 +172,9 @@ def launch_options(parser: argparse.ArgumentParser, via: Sequence[str]) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the job, checked, in place of sending it")
     parser.add_argument("--name", type=some, metavar="NAME", help="of the job; default the file's")
     parser.add_argument("--steps", type=count, default=200, metavar="N", help="of training; 200")
-    parser.add_argument("--hours", type=number_from(0.01, 8000), default=24.0, metavar="H", help="limit of time; 24")
+    parser.add_argument("--hours", type=number_from(0.01, 8000), metavar="H", help="limit of time; 24")
     parser.add_argument("--queue", type=some, metavar="NAME", help="partition of Slurm, queue of Kueue")
-    parser.add_argument(
-        "--image", type=some, default="gnomon:latest", metavar="IMAGE", help="container, for Kubernetes"
-    )
+    parser.add_argument("--image", type=some, metavar="IMAGE", help="container, for Kubernetes; gnomon:latest")
 
 
 def _run(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,10 @@
 """A plan as a job of the scheduler that a cluster has: a Slurm script, a Kubernetes or Kueue job, a Ray job.
 
 `slurm`, `kubernetes` and `ray` return what is to be submitted; `check_slurm` and `check_kubernetes` read it back and
-raise for what the scheduler would refuse, or for a number of devices that is not the plan's. Sources: sbatch(1) of
-Slurm 24.05;
-Kubernetes API batch/v1 and Kueue's label `kueue.x-k8s.io/queue-name`; Ray's job submission API. Leaves out sending it.
+raise for what the scheduler would refuse, or for a number of devices that is not the plan's. What a user wrote gets
+into them in two ways: names, a queue and an image are of a few characters, or refused; the plan's path is one quoted
+word. Sources: sbatch(1) of Slurm 24.05; Kubernetes API batch/v1, its references `$(NAME)` in commands, and Kueue's
+label `kueue.x-k8s.io/queue-name`; Ray's job submission API. Leaves out sending it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from shlex import quote
 from typing import Any
+from unicodedata import category
 
 from gnomon.errors import InputError
 
@@ -25,6 +27,17 @@ LONGEST_NAME = 63
 """Characters of a host name and of a label (RFC 1123)."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_PARTITION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]*(,[A-Za-z0-9][A-Za-z0-9._+@-]*)*", re.ASCII)
+"""One partition of Slurm, or several of which it takes the first that is free."""
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+"""Characters of a reference to an image (OCI distribution: registry, repository, tag, digest)."""
+LONGEST_TEXT = 1024
+"""Characters of a partition's or an image's name."""
+LINE_BREAKS = ("Cc", "Cs", "Zl", "Zp")
+"""Unicode categories that no word of a script has: control characters, lone surrogates, separators of lines."""
+
+
+DEFAULT_HOURS, DEFAULT_IMAGE = 24.0, "gnomon:latest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +52,29 @@ class Submission:
     per_node: int
     """Devices of a node."""
     gpus: bool = True
-    """Whether they are GPUs; otherwise each is a core."""
+    """Whether they are GPUs; otherwise each is a core (`on = "local:4"`, a machine of CPUs)."""
     steps: int = 200
-    hours: float = 24.0
+    hours: float = DEFAULT_HOURS
     """Limit of time."""
     queue: str = ""
     """Partition of Slurm, or queue of Kueue."""
-    image: str = "gnomon:latest"
-    """Container, for Kueue and Ray on Kubernetes."""
+    image: str = DEFAULT_IMAGE
+    """Container, for Kubernetes and Kueue."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise InputError(f"job name {self.name!r} must be of small letters, digits and '-', at most 63")
         if min(self.nodes, self.per_node, self.steps) < 1 or not 0 < self.hours < 24 * 365:
             raise InputError("a job needs at least one node, device and step, and a limit of time under a year")
+        if any(category(one) in LINE_BREAKS for one in self.plan):
+            raise InputError(
+                f"the plan's path {self.plan!r} has characters that no line of a script can hold: rename it"
+            )
+        if not _IMAGE.fullmatch(self.image) or len(self.image) > LONGEST_TEXT:
+            raise InputError(
+                f"image {self.image[:80]!r} is no name of a container: letters, digits and . _ / : @ -, as in "
+                "registry.example/team/gnomon:1.2"
+            )
 
     @property
     def devices(self) -> int:
@@ -62,26 +84,39 @@ class Submission:
     @property
     def command(self) -> str:
         """What each node runs; `gnomon run` takes its rank from torchrun."""
+        return f"{self.launcher} {' '.join(quote(word) for word in self.words)}"
+
+    @property
+    def launcher(self) -> str:
+        """Torchrun and its options, to be followed by `words`."""
         return (
             f"torchrun --nnodes={self.nodes} --nproc-per-node={self.per_node} --rdzv-backend=c10d "
-            f"--rdzv-endpoint=$HEAD:29500 -m {' '.join(quote(word) for word in self.words)}"
+            "--rdzv-endpoint=$HEAD:29500 -m"
         )
 
     @property
     def words(self) -> tuple[str, ...]:
         """The module that every rank runs, and its arguments."""
-        kept = ("--checkpoints", f"{self.plan}.checkpoints", "--resume")
-        return ("gnomon", "run", self.plan, "--steps", str(self.steps), *kept)
+        plan = f"./{self.plan}" if self.plan.startswith("-") else self.plan  # no option
+        kept = ("--checkpoints", f"{plan}.checkpoints", "--resume")
+        return ("gnomon", "run", plan, "--steps", str(self.steps), *kept)
 
 
 def slurm(job: Submission) -> str:
-    """A script for sbatch. It is told 120 s before its limit, so that a checkpoint is written, and requeued."""
+    """A script for sbatch. It is told 120 s before its limit, so that a checkpoint is written, and requeued.
+
+    InputError for a queue that is no name of a partition: sbatch reads a line a word.
+    """
+    if job.queue and (not _PARTITION.fullmatch(job.queue) or len(job.queue) > LONGEST_TEXT):
+        raise InputError(
+            f"queue {job.queue[:80]!r} is no partition of Slurm: letters, digits and . _ + @ -, several with commas"
+        )
     hours, minutes = divmod(round(job.hours * 60), 60)
     lines = [
         f"--job-name={job.name}",
         f"--nodes={job.nodes}",
         "--ntasks-per-node=1",
-        f"--gpus-per-node={job.per_node}",
+        f"--gpus-per-node={job.per_node}" if job.gpus else f"--cpus-per-task={job.per_node}",
         f"--time={hours}:{minutes:02}:00",
         f"--output={job.name}-%j.out",
         "--requeue",
@@ -98,8 +133,9 @@ srun {job.command}
 """
 
 
-def check_slurm(script: str, devices: int) -> None:
-    """InputError for an option that sbatch does not know, a value it cannot read, or other than so many devices."""
+def check_slurm(script: str, devices: int, *, gpus: bool = True) -> None:
+    """InputError for an option that sbatch does not know, a value it cannot read, or other than so many devices: GPUs,
+    or cores of the one task of each node."""
     if not script.startswith("#!"):
         raise InputError("sbatch wants a script whose first line begins with #!")
     options: dict[str, str] = {}
@@ -110,12 +146,15 @@ def check_slurm(script: str, devices: int) -> None:
         if match is None or match[1] not in SBATCH:
             raise InputError(f"line {number}: sbatch has no option {line.removeprefix('#SBATCH ')!r}")
         options[match[1]] = match[2] or ""
-    for name in ("nodes", "gpus-per-node", "ntasks-per-node"):
+    each, other = ("gpus-per-node", "cpus-per-task")[:: 1 if gpus else -1]
+    if other in options:
+        raise InputError(f"--{other} is asked for, and the plan's devices are {'GPUs' if gpus else 'cores'}")
+    for name in ("nodes", each, "ntasks-per-node"):
         if not options.get(name, "").isdecimal():
             raise InputError(f"--{name} must be a whole number, not {options.get(name, 'missing')!r}")
     if not re.fullmatch(r"([0-9]+-)?[0-9]+:[0-5][0-9]:[0-5][0-9]", options.get("time", "")):
         raise InputError(f"--time must be [days-]hours:minutes:seconds, not {options.get('time', 'missing')!r}")
-    total = int(options["nodes"]) * int(options["gpus-per-node"])
+    total = int(options["nodes"]) * int(options[each])
     if total != devices:
         raise InputError(f"the script asks for {total} devices, the plan has {devices}")
 
@@ -124,12 +163,14 @@ def kubernetes(job: Submission, *, queued: bool) -> dict[str, Any]:
     """A List for `kubectl create`: an indexed Job of a pod a node, and for several nodes the headless Service by which
     they find the first. queued: suspended, for Kueue to start all at once."""
     check_kubernetes_names(job, queued=queued)
-    resources = {"nvidia.com/gpu": str(job.per_node)}
+    resources = {_resource(job.gpus): str(job.per_node)}
+    # Kubernetes puts the value of a variable in the place of `$(NAME)` before bash reads its quotes; `$$` is one `$`.
+    words = " ".join(quote(word).replace("$", "$$") for word in job.words)
     head = "localhost" if job.nodes == 1 else f"{job.name}-0.{job.name}"
     container = {
         "name": "train",
         "image": job.image,
-        "command": ["/bin/bash", "-c", f"HEAD={head}; exec {job.command}"],
+        "command": ["/bin/bash", "-c", f"HEAD={head}; exec {job.launcher} {words}"],
         "resources": {"requests": resources, "limits": resources},
     }
     pod = {
@@ -183,8 +224,12 @@ def check_kubernetes_names(job: Submission, *, queued: bool) -> None:
         )
 
 
-_GPUS = {"nvidia.com/gpu": str}
-_CONTAINER = {"name": str, "image": str, "command": [str], "resources": {"requests": _GPUS, "limits": _GPUS}}
+def _resource(gpus: bool) -> str:
+    """What Kubernetes calls a device."""
+    return "nvidia.com/gpu" if gpus else "cpu"
+
+
+_CONTAINER = {"name": str, "image": str, "command": [str], "resources": {"requests": dict, "limits": dict}}
 _POD = {"restartPolicy": str, "subdomain": str, "terminationGracePeriodSeconds": int, "containers": [_CONTAINER]}
 _JOB = {
     "apiVersion": str,
@@ -224,8 +269,8 @@ def _check_fields(value: Any, wanted: Any, path: str = "") -> None:
             _check_fields(item, wanted[0], f"{inside}{index}")
 
 
-def check_kubernetes(manifest: Mapping[str, Any], devices: int, *, queued: bool) -> None:
-    """InputError for a field that is missing, unknown or of the wrong type, or other than so many devices."""
+def check_kubernetes(manifest: Mapping[str, Any], devices: int, *, queued: bool, gpus: bool = True) -> None:
+    """InputError for a field that is missing, unknown or of the wrong type, or other than so many GPUs or cores."""
     jobs = [item for item in manifest.get("items", ()) if item.get("kind") == "Job"]
     if len(jobs) != 1:
         raise InputError(f"the list must hold one Job, it holds {len(jobs)}")
@@ -240,10 +285,12 @@ def check_kubernetes(manifest: Mapping[str, Any], devices: int, *, queued: bool)
         raise InputError("restartPolicy of a Job must be Never or OnFailure")
     total = 0
     for container in spec["template"]["spec"]["containers"]:
-        resources = container["resources"]
-        if resources["limits"].get("nvidia.com/gpu") != resources["requests"].get("nvidia.com/gpu"):
-            raise InputError("requests and limits of nvidia.com/gpu must be equal")
-        total += spec["completions"] * int(resources["limits"]["nvidia.com/gpu"])
+        limits, requests = container["resources"]["limits"], container["resources"]["requests"]
+        if limits != requests or list(limits) != [_resource(gpus)] or not str(limits[_resource(gpus)]).isdecimal():
+            raise InputError(
+                f"requests and limits must be equal, a whole number of {_resource(gpus)}: {requests} and {limits}"
+            )
+        total += spec["completions"] * int(limits[_resource(gpus)])
     if total != devices or spec["parallelism"] != spec["completions"]:
         raise InputError(f"the job asks for {total} devices, the plan has {devices}")
 

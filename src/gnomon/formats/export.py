@@ -247,10 +247,15 @@ def notes_of(asked: Asked, draft: Draft, unwritten: tuple[Unwritten, ...]) -> tu
     return tuple(lines)
 
 
+def one_line(text: str) -> str:
+    """Text that no format ends a line in: YAML has more breaks than `\\n`, and TOML no control characters."""
+    return "".join(one if one.isprintable() else " " for one in text)
+
+
 def _commented(asked: Asked, draft: Draft, unwritten: tuple[Unwritten, ...]) -> str:
     if not draft.comment:
         return draft.text
     shell = draft.text.startswith("#!")
     first, rest = draft.text.split("\n", 1) if shell else ("", draft.text)
-    notes = "".join(f"{draft.comment} {line}".replace("\n", " ") + "\n" for line in notes_of(asked, draft, unwritten))
+    notes = "".join(f"{draft.comment} {one_line(note)}\n" for note in notes_of(asked, draft, unwritten))
     return f"{first}\n{notes}{rest}" if shell else f"{notes}{rest}"

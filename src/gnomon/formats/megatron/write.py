@@ -7,6 +7,8 @@ number of steps, which are placeholders.
 
 from __future__ import annotations
 
+from shlex import quote
+
 from gnomon import orders
 from gnomon.formats.export import Asked, Draft, half_of, need_model
 from gnomon.formats.megatron.model_write import model_options
@@ -91,17 +93,12 @@ def _script(asked: Asked, options: Options) -> str:
             continue
         flag = "--" + name.replace("_", "-")
         values = () if value is True else value if isinstance(value, tuple) else (value,)
-        lines.append("    " + " ".join([flag, *(_quoted(one) for one in values)]))
+        lines.append("    " + " ".join([flag, *(quote(str(one)) for one in values)]))
     # Fewer connections keep collectives ahead of products; FSDP needs several.
     fsdp = any(name == "use_megatron_fsdp" and value for name, value in options)
     connections = "" if fsdp else "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
     head = 'HEAD="${HEAD:-localhost:29500}"\n' if asked.num_nodes > 1 else ""
     return f"#!/bin/bash\n{connections}{head}" + " \\\n".join(lines) + "\n"
-
-
-def _quoted(value: object) -> str:
-    text = str(value)
-    return f"'{text}'" if set(text) & set("|*()[] ") else text
 
 
 def _mesh(asked: Asked) -> Options:

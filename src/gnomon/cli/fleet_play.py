@@ -17,6 +17,7 @@ from gnomon.fleet.kinds import ByKind
 from gnomon.fleet.learned import Learned
 from gnomon.fleet.points import Measured
 from gnomon.fleet.policies import policy
+from gnomon.fleet.predicted import Predicted
 from gnomon.fleet.replay import replay
 from gnomon.fleet.result import Result
 from gnomon.fleet.state import Forecasts, Policy
@@ -50,7 +51,7 @@ def adaptive(what: Asked, chosen: Policy) -> Forecasts | None:
         known = Profiled(what.told.profiles, adaptive=True)
         kinds = {pool.device: known for pool in what.machines.pools}
         return Learned(ByKind(what.machines, kinds)) if what.learned else known
-    if chosen.name == "easyscale" and not isinstance(what.told, Profiled | Measured):
+    if chosen.name == "easyscale" and not isinstance(what.told, Profiled | Measured | Predicted):
         return replace(what.told or Curve(what.machines), proportional=True)
     return what.told
 

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gnomon.errors import InputError
 from gnomon.fleet.costs import Costs
 from gnomon.fleet.forecast import Curve
 from gnomon.fleet.goodput import Profiled, Profiles
-from gnomon.fleet.job import Trace, between
+from gnomon.fleet.job import Job, Trace, between
 from gnomon.fleet.machines import Machines, machines, without_larger
 from gnomon.fleet.points import Measured, Points, of_pools, read_pairs, read_points
+from gnomon.fleet.predicted import Predicted, Predictions
 from gnomon.fleet.rules import Failure, Rules
 from gnomon.fleet.scenario import DAY_S, random_failures, read_demand, repeated, with_elastic
 from gnomon.fleet.traces import Reading, nothing_known, read_trace
@@ -32,7 +34,7 @@ class Asked:
     trace: Trace
     machines: Machines
     rules: Rules
-    told: Curve | Measured | Profiled | None
+    told: Curve | Measured | Profiled | Predicted | None
     """Forecasts; None for the curve that is assumed anyway, which leaves the fast way open."""
     notes: tuple[str, ...]
     """What a reader must know: what was left out, what was assumed."""
@@ -50,8 +52,13 @@ def asked(options: argparse.Namespace, *, record: bool = False, on: str | None =
         first = machines(on or options.on)
         known = of_pools(known, first)
         duration = Measured(known, Curve(first), _reference(known, first)).duration_s
+    predictions = Predictions(machines(on or options.on))
     reading = Reading(
-        format=options.format or "", workload=options.workload, skip_bad=options.skip_bad, duration=duration
+        format=options.format or "",
+        workload=options.workload,
+        skip_bad=options.skip_bad,
+        duration=duration,
+        step_s=lambda job: _step_s(predictions, job),
     )
     trace = read_trace(options.file, reading)
     if options.start_day or options.days is not None:
@@ -70,7 +77,7 @@ def asked(options: argparse.Namespace, *, record: bool = False, on: str | None =
         raise InputError("--pairs are speeds of two models together; give their speeds alone with --points TABLE")
     if options.learned and not isinstance(known, Profiles):
         raise InputError("--learned is of jobs whose steps were timed; give a folder of Pollux's tables with --points")
-    told: Curve | Measured | Profiled | None = curve if curve != Curve(cluster) else None
+    told: Curve | Measured | Profiled | Predicted | None = curve if curve != Curve(cluster) else None
     if isinstance(known, Profiles):
         told = Profiled(known)
         notes.append("speeds by placement and batch are those of --points")
@@ -85,6 +92,10 @@ def asked(options: argparse.Namespace, *, record: bool = False, on: str | None =
         lacking = sorted({pool.device for pool in cluster.pools} - {device for _, device in known})
         if lacking:
             notes.append(f"no point is of {', '.join(lacking)}: there jobs scale as is stated of jobs without a model")
+    if known is None and any(predictions.knows(job) for job in trace.jobs):
+        told = Predicted(cluster, predictions, curve)
+        trace, more = _possible(trace, told, leave_out=options.skip_larger)
+        notes += more
     if options.skip_larger:
         trace, larger = without_larger(trace, cluster, (told or curve).memory_bytes)
         if larger:
@@ -94,6 +105,29 @@ def asked(options: argparse.Namespace, *, record: bool = False, on: str | None =
     stated = () if isinstance(known, Profiles) else (curve.stated(),)
     every = (*notes, *stated, *more_notes)
     return Asked(trace=trace, machines=cluster, rules=rules, told=told, notes=every, learned=options.learned)
+
+
+def _step_s(predictions: Predictions, job: Job) -> float:
+    if not predictions.knows(job):
+        raise InputError(
+            f"duration_s is missing, and job {job.id!r} gives neither a plan file (`plan`) nor a model that is known "
+            "with its batch (`model, batch_size`), from which `steps` could be predicted"
+        )
+    return predictions.step_s(job)
+
+
+def _possible(trace: Trace, told: Predicted, *, leave_out: bool) -> tuple[Trace, Sequence[str]]:
+    """The trace without jobs of which no plan runs here, and notes. InputError for them unless they are left out."""
+    why = told.impossible(trace.jobs)
+    if why and not leave_out:
+        job = next(job for job in trace.jobs if job.id in why)
+        raise InputError(f"{trace.name}: line {job.line}: {why[job.id]}; or leave such jobs out with --skip-larger")
+    notes = [f"left out: {reason}" for reason in list(why.values())[:LISTED]]
+    kept = replace(trace, jobs=tuple(job for job in trace.jobs if job.id not in why)) if why else trace
+    count = sum(told.knows(job) for job in kept.jobs)
+    found = " (without one: the fastest plan on the devices that it asks for)"
+    notes.append(f"rates and memory of {count:,} jobs are predicted, from their plan or model and batch{found}")
+    return kept, notes
 
 
 def _points(options: argparse.Namespace) -> tuple[Points | Profiles | None, tuple[str, ...]]:

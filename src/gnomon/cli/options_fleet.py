@@ -26,10 +26,13 @@ examples:
 
 _REPLAY = """\
 FILE is a trace: a table with job_id, submit_s, duration_s and num_gpus (and any
-of min_gpus, max_gpus, device, model, batch_size, slice, memory_gib, user); the
-output of sacct -P; pods of kubectl get pods -A -o json; a table of pod events;
-or a trace of Philly, Tiresias, Gavel, Pollux, Sia or Alibaba's openb. Rows that
-cannot be replayed are named with their line.
+of min_gpus, max_gpus, device, model, batch_size, seq_len, plan, steps, slice,
+memory_gib, deadline_s, weight, user); the output of sacct -P; pods of kubectl
+get pods -A -o json; a table of pod events; or a trace as published of Philly,
+Helios, Acme, PAI, openb, DLRM, Tiresias, Gavel, Pollux or Sia. Rows that cannot
+be replayed are named with their line. A job with a plan file, or a model that is
+known and its batch_size, has its rate and memory predicted; with steps it needs
+no duration_s.
 
 exit status: 0 done; 2 the request or the trace is wrong."""
 

@@ -38,6 +38,10 @@ class Job:
     """What it trains: the key under which measured points are kept; empty where the trace does not say."""
     batch_size: int = 0
     """Global batch size; 0 where the trace does not say."""
+    plan: str = ""
+    """Plan file that it runs; empty where the trace does not say."""
+    seq_len: int = 0
+    """Tokens of a sequence; 0 where the trace does not say."""
     slice: str = ""
     """MIG profile, as in `3g.20gb`; empty for whole devices."""
     memory_bytes: int = 0

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnomon.errors import InputError
-from gnomon.fleet.job import Trace
+from gnomon.fleet.job import Job, Trace
 from gnomon.fleet.traces import clusters, published, tables
 from gnomon.fleet.traces.rows import MAX_BYTES, Rows
-from gnomon.fleet.traces.tables import Duration
+from gnomon.fleet.traces.tables import Duration, StepSeconds
 
 FORMATS: Mapping[str, str] = {
     "philly": "job_id,submit_s,duration_s,num_gpus and more: Microsoft's Philly, or a table of your own",
@@ -40,6 +40,11 @@ def nothing_known(model: str, devices: int, batch_size: int, steps: float) -> fl
     return math.nan
 
 
+def no_prediction(job: Job) -> float:
+    """Where nothing is predicted: an error."""
+    raise InputError("duration_s is missing, and nothing here predicts how long `steps` take")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """How to read a trace."""
@@ -52,6 +57,8 @@ class Reading:
     """Keep jobs that take a part of a device."""
     skip_bad: bool = False
     """Leave rows with a mistake out and list them, in place of an error."""
+    step_s: StepSeconds = no_prediction
+    """Seconds of a step of a job whose row says `steps` in place of a duration."""
     duration: Duration = nothing_known
     """How long a job takes whose trace says only what it trains."""
 
@@ -76,7 +83,7 @@ def parse_trace(text: str, name: str, how: Reading | None = None) -> Trace:
     rows = Rows(name, keep_going=how.skip_bad, parts=how.parts)
     match kind:
         case "philly":
-            listed = tables.plain(rows, text)
+            listed = tables.plain(rows, text, how.step_s)
         case "tiresias":
             listed = tables.tiresias(rows, text)
         case "pollux":

@@ -2,7 +2,7 @@
 
 Each function takes rows and the text of a file and returns its jobs. The plain table has `job_id, submit_s, duration_s,
 num_gpus` and any of `min_gpus, max_gpus, device, model, batch_size, slice, memory_gib, deadline_s, weight,
-vc | user`; Philly's is one.
+plan, steps, seq_len, vc | user`; Philly's is one.
 Pollux and Gavel say how much work a job is, not how long it takes: durations come from measured points.
 """
 
@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from gnomon.errors import InputError
+from gnomon.errors import GnomonError, InputError
 from gnomon.fleet.job import Job
 from gnomon.fleet.traces.rows import Rows, need
 
 Duration = Callable[[str, int, int, float], float]
 """(model, devices, batch size, steps or 0) -> seconds; NaN where no points are known."""
+
+StepSeconds = Callable[[Job], float]
+"""Job -> seconds of one of its steps, predicted. InputError where it does not say what it trains, or no plan fits."""
 
 PLAIN = ("job_id", "submit_s", "duration_s", "num_gpus")
 TIRESIAS = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration")
@@ -27,42 +31,54 @@ folder, steps, arrival, scale factor (traces/msr); 6 are older, without the fold
 weight, SLO (times the duration; none below 0), arrival; 10 say the working directory too."""
 
 
-def plain(rows: Rows, text: str) -> Sequence[Job]:
-    """The plain table. Jobs of no device are left out."""
+def plain(rows: Rows, text: str, step_s: StepSeconds) -> Sequence[Job]:
+    """The plain table. Jobs of no device are left out. step_s: of a job whose row says `steps` and no duration."""
     jobs = []
     for line, row in rows.table(text):
         need(rows.name, list(row), PLAIN)
         devices = rows.count(line, row, "num_gpus")
-        least = rows.count(line, row, "min_gpus") if row.get("min_gpus", "").strip() else 0
-        most = rows.count(line, row, "max_gpus") if row.get("max_gpus", "").strip() else 0
-        batch = rows.count(line, row, "batch_size") if row.get("batch_size", "").strip() else 0
+        least, most, batch = (_count(rows, line, row, name) for name in ("min_gpus", "max_gpus", "batch_size"))
         memory = rows.number(line, row, "memory_gib") if row.get("memory_gib", "").strip() else 0.0
-        submit, work = rows.number(line, row, "submit_s"), rows.number(line, row, "duration_s")
+        submit = rows.number(line, row, "submit_s")
+        plan, seq_len = row.get("plan", "").strip(), _count(rows, line, row, "seq_len")
+        steps = 0 if row["duration_s"].strip() else _count(rows, line, row, "steps")
+        work = 0.0 if steps else rows.number(line, row, "duration_s")
         due = rows.number(line, row, "deadline_s") if row.get("deadline_s", "").strip() else math.inf
         weight = rows.number(line, row, "weight") if row.get("weight", "").strip() else 1.0
         if devices == 0:
             rows.leave_out(line, "asks for no device")
             continue
-        jobs.append(
-            Job(
-                id=row["job_id"].strip(),
-                submit_s=submit,
-                work_s=work,
-                devices=devices,
-                min_devices=least,
-                max_devices=most,
-                device=row.get("device", "").strip().lower(),
-                model=row.get("model", "").strip(),
-                batch_size=batch,
-                slice=row.get("slice", "").strip(),
-                deadline_s=due,
-                weight=weight,
-                memory_bytes=0 if math.isnan(memory) else round(memory * 2**30),
-                user=(row.get("vc") or row.get("user") or "").strip(),
-                line=line,
-            )
+        job = Job(
+            id=row["job_id"].strip(),
+            submit_s=submit,
+            work_s=work,
+            devices=devices,
+            min_devices=least,
+            max_devices=most,
+            device=row.get("device", "").strip().lower(),
+            model=row.get("model", "").strip(),
+            batch_size=batch,
+            plan=plan,
+            seq_len=seq_len,
+            slice=row.get("slice", "").strip(),
+            deadline_s=due,
+            weight=weight,
+            memory_bytes=0 if math.isnan(memory) else round(memory * 2**30),
+            user=(row.get("vc") or row.get("user") or "").strip(),
+            line=line,
         )
+        if steps > 0 and min(devices, batch) >= 0:
+            try:
+                job = replace(job, work_s=steps * step_s(job))
+            except GnomonError as error:
+                rows.problem(line, str(error))
+        jobs.append(job)
     return jobs
+
+
+def _count(rows: Rows, line: int, row: dict[str, str], column: str) -> int:
+    """A whole number; 0 where the column or the cell is not there."""
+    return rows.count(line, row, column) if row.get(column, "").strip() else 0
 
 
 def tiresias(rows: Rows, text: str) -> Sequence[Job]:
@@ -163,7 +179,7 @@ def gavel(rows: Rows, text: str, duration: Duration) -> Sequence[Job]:
                 work_s=seconds,
                 devices=-1 if math.isnan(scale) else int(scale),
                 model=model,
-                deadline_s=submit + due * seconds,
+                deadline_s=math.inf if due == math.inf else submit + due * seconds,
                 weight=weight,
                 line=line,
             )

@@ -39,6 +39,8 @@ class BertConfig:
     """Of the attention probabilities."""
     activation: str = "gelu"
     """Of the feed-forward."""
+    head_activation: str = ""
+    """Of the mlm head; "" for that of the feed-forward."""
     head: Literal["pooler", "mlm"] = "pooler"
     """pooler: the first token through a linear and tanh, no loss. mlm: masked-language-model loss, no pooler."""
 
@@ -99,7 +101,7 @@ def mlm_block(c: BertConfig) -> Block:
     x = b.input("x", BATCH, SEQ, hidden)
     labels = b.input("labels", BATCH, SEQ, dtype="int64")
     out = b.linear("transform.dense", x, out=(same,), contract=(hidden,), bias=True)
-    out = b.op("activation", "transform.act", (out,), fn=c.activation)
+    out = b.op("activation", "transform.act", (out,), fn=c.head_activation or c.activation)
     out = b.norm("transform.LayerNorm", out, same, fn="layer", bias=True)
     back = b.op("rename", "transform.out", (out,), (BATCH, SEQ, hidden))
     logits = b.linear("decoder", back, out=(vocab,), contract=(hidden,), bias=True)

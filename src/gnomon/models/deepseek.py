@@ -72,6 +72,8 @@ class DeepseekConfig:
     """Groups that a token chooses."""
     router: Literal["softmax", "sigmoid"] = "sigmoid"
     """How scores are made from logits: sigmoid with a bias on the scores that choose in V3, softmax without in V2."""
+    query_scale: float = 0.0
+    """Factor of the scores; 0 is the root of 1 over a head's width. YaRN's mscale_all_dim changes it."""
     mtp_modules: int = 0
     """Multi-token prediction modules, each of which predicts one token further: V3 was trained with 1. Their embedding
     and head are the model's own."""
@@ -128,7 +130,7 @@ def latent_attention(b: BlockBuilder, x: str, hidden: Dim, c: DeepseekConfig) ->
     k_pe = b.op("rotary", "self_attn.k_rotary", (k_pe,))
     q = b.op("concat", "self_attn.q", (q_nope, q_pe), (*tokens, heads, qk))
     k = b.op("concat", "self_attn.k", (k_nope, k_pe), (*tokens, heads, qk))
-    core = b.attention("self_attn.core", q, k, v, causal=True)
+    core = b.attention("self_attn.core", q, k, v, causal=True, scale=c.query_scale)
     return b.linear("self_attn.o_proj", core, out=(hidden,), contract=(heads, value), bias=False)
 
 

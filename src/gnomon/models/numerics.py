@@ -7,6 +7,7 @@ caps, scales of the scores), which the builders of the models say themselves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
@@ -67,14 +68,22 @@ class Numerics:
     """Of the logits (Granite, Cohere)."""
     first_position: int = 0
     """Row of the position embedding that the first token reads (OPT, RoBERTa: 2)."""
+    padding: int | None = None
+    """Token id whose row of the table is looked up and not trained."""
+    padding_moves: bool = False
+    """Positions count tokens other than the padding (RoBERTa), which the runtime does not: it refuses rows with it."""
     normalised: bool = True
     """A token's router weights are divided by their sum (`norm_topk_prob`)."""
     routed_scale: float = 1.0
     """Factor of the router's weights after that (`routed_scaling_factor`)."""
     group_top: int = 2
     """How many of a group's scores are added up to choose groups of experts: 2 in DeepSeek-V3, 1 in V2."""
+    least_sum: float = 0.0
+    """Least sum that a router's weights are divided by (`moe_norm_min` of ERNIE 4.5)."""
     step_min: float = 0.0
-    """Least time step of a state-space scan (`time_step_min` of Nemotron-H)."""
+    """Least time step of a state-space scan (`time_step_min` of Nemotron-H, `time_step_limit` of others)."""
+    step_max: float = math.inf
+    """Largest."""
 
 
 def _llama3(factor: float) -> Numerics:
@@ -111,9 +120,10 @@ def _block(block: Block, n: Numerics) -> Block:
     written: Mapping[str, Mapping[str, AttrValue]] = {
         "norm": _changed(n, ("norm_eps", "norm_offset"), strip="norm_"),
         "rotary": _changed(rotary, tuple(field.name for field in fields(Rotary))),
-        "router": _changed(n, ("normalised", "routed_scale", "group_top")),
-        "state_space": _changed(n, ("step_min",)),
+        "router": _changed(n, ("normalised", "routed_scale", "group_top", "least_sum")),
+        "state_space": _changed(n, ("step_min", "step_max")),
     }
+    padding = {} if n.padding is None else {"padding": n.padding, **({"padding_moves": True} if n.padding_moves else {})}
     own: Mapping[str, Mapping[str, AttrValue]] = {
         "add": {"factor": n.residual_factor} if n.residual_factor != 1.0 else {},
         "linear": {"factor": n.logits_factor} if n.logits_factor != 1.0 else {},
@@ -122,7 +132,10 @@ def _block(block: Block, n: Numerics) -> Block:
     places = {op.path for op in block.ops if _is_special(op)}
     return replace(
         block,
-        ops=tuple(_op(op, (own if op.path in places else written).get(op.kind, {})) for op in block.ops),
+        ops=tuple(
+            _op(op, padding if _reads_tokens(op) else (own if op.path in places else written).get(op.kind, {}))
+            for op in block.ops
+        ),
     )
 
 
@@ -130,6 +143,11 @@ def _is_special(op: Op) -> bool:
     """Whether an op is one that a factor of the model is about, or reads rows of positions."""
     ends = {"add": op.path.endswith("_residual"), "linear": op.path == "lm_head"}
     return ends.get(op.kind, op.does == "looks up" and "position" in op.path)
+
+
+def _reads_tokens(op: Op) -> bool:
+    """Whether an op looks token ids up."""
+    return op.kind == "embedding" and op.inputs[0] in ("input_ids", "next_ids")
 
 
 def _op(op: Op, more: Mapping[str, AttrValue]) -> Op:

@@ -14,13 +14,15 @@ from typing import Literal
 
 from gnomon.formats.huggingface.parts import (
     ACTIVATIONS,
-    CLIPPED,
     HEAD_NORMS,
     Notes,
     Reader,
     Wanted,
     biases_of,
+    cap,
     check_layer_types,
+    clipped,
+    factor,
     free_multipliers,
     optional_window,
     sizes_of,
@@ -81,8 +83,8 @@ def _granite(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
             name=name,
             **sizes_of(k),
             **biases_of(k),
-            embed_scale=k.number("embedding_multiplier", 1.0) if wanted.complete else 0.0,
-            query_scale=k.number("attention_multiplier", 1.0) if wanted.complete else 0.0,
+            embed_scale=factor(k, wanted, "embedding_multiplier"),
+            query_scale=factor(k, wanted, "attention_multiplier"),
             activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
         )
     )
@@ -139,12 +141,12 @@ def _gemma(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("use_bidirectional_attention", False)
     k.choice("hidden_activation", GELU_TANH, "gelu_pytorch_tanh")
-    k.ignore("hidden_act", "max_position_embeddings")  # hidden_act says gelu in old files and is not what runs
+    k.ignore("max_position_embeddings")
     return decoder(
         DecoderConfig(
             name=name,
             **sizes,
-            activation="gelu_tanh",
+            activation=k.choice("hidden_act", {**ACTIVATIONS, "gelu": "gelu_tanh"}, "gelu_pytorch_tanh"),
             embed_scale=sizes["hidden_size"] ** 0.5,
         )
     )
@@ -154,8 +156,8 @@ def _gemma3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     sizes = sizes_of(k, tied=True, head_dim=256)
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
-    k.must_be("attn_logit_softcapping", 0.0, 0)
-    k.must_be("final_logit_softcapping", 0.0, 0)
+    k.must_be("attn_logit_softcapping")
+    k.must_be("final_logit_softcapping")
     k.must_be("use_bidirectional_attention", False)
     k.choice("hidden_activation", GELU_TANH, "gelu_pytorch_tanh")
     every, window = k.integer("sliding_window_pattern", 6), k.integer("sliding_window", 4096)
@@ -171,13 +173,22 @@ def _gemma3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
             activation="gelu_tanh",
             embed_scale=sizes["hidden_size"] ** 0.5,
             windows=(*(window,) * (every - 1), 0),
-            query_scale=k.number("query_pre_attn_scalar", 256) ** -0.5,
+            query_scale=_query_scale(k),
         )
     )
 
 
-def _cohere(k: Keys, name: str, wanted: Wanted, notes: Notes, *, windows: tuple[int, ...] = (0,)) -> Graph:
-    """Command R: one norm before attention and feed-forward, which run side by side."""
+def _query_scale(k: Keys) -> float:
+    scalar = k.number("query_pre_attn_scalar", 256)
+    if not scalar:
+        k.fail("query_pre_attn_scalar", "scores are divided by its root; it is over 0")
+    return float(scalar**-0.5)
+
+
+def _cohere(k: Keys, name: str, wanted: Wanted, notes: Notes, *, windows: tuple[int, ...] = (0,), second: bool = False
+) -> Graph:
+    """Command R: one norm before attention and feed-forward, which run side by side. second: only layers with a window
+    have rotary positions."""
     k.must_be("attention_dropout", 0.0, 0)
     bias = k.flag("attention_bias", False)
     k.ignore("max_position_embeddings", "use_parallel_block", "use_embedding_sharing", "use_gated_activation")
@@ -196,7 +207,7 @@ def _cohere(k: Keys, name: str, wanted: Wanted, notes: Notes, *, windows: tuple[
             out_bias=bias,
             qk_norm=normed,
             windows=windows,
-            rotated=tuple(bool(w) for w in windows) if wanted.complete and any(windows) else (True,),
+            rotated=tuple(bool(w) for w in windows) if wanted.complete and second else (True,),
             activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
         )
     )
@@ -207,7 +218,7 @@ def _cohere2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     check_layer_types(k, [("sliding" if (i + 1) % every else "full") + "_attention" for i in range(layers)])
     k.must_be("use_qk_norm", False)
     k.ignore("order_of_interleaved_layers", "layer_switch", "cache_implementation")
-    return _cohere(k, name, wanted, notes, windows=(*(window,) * (every - 1), 0))
+    return _cohere(k, name, wanted, notes, windows=(*(window,) * (every - 1), 0), second=True)
 
 
 def _pattern(k: Keys, absent: int) -> int:
@@ -349,8 +360,7 @@ def _ministral3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
 def _olmo(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
-    if k.number("clip_qkv", 0.0):
-        notes.append(CLIPPED)
+    clipped(k, wanted, notes)
     k.ignore("max_position_embeddings")
     if not wanted.complete:
         notes.append("its norms, which have no weights, are counted with weights (0.004 % of a 7B's)")

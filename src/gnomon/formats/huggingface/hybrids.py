@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gnomon.formats.huggingface.parts import ACTIVATIONS, Notes, Reader, Wanted, free_multipliers, heads_of
+from gnomon.formats.huggingface.parts import ACTIVATIONS, Notes, Reader, Wanted, balance_loss, factor, free_multipliers, heads_of, only
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
 from gnomon.models.hybrid import PARTS, HybridConfig, HybridMixture, Mamba2, hybrid
@@ -102,13 +102,16 @@ def _nemotron_h(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
         k.must_be(key, False)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings", "partial_rotary_factor", "expand", "use_mamba_kernels", "num_logits_to_keep")
-    k.ignore("residual_in_fp32", "sliding_window", "mamba_hidden_act", "mamba_ssm_cache_dtype", "hidden_dropout")
+    k.ignore("residual_in_fp32", "sliding_window", "mamba_ssm_cache_dtype")
+    only(k, wanted, "mamba_hidden_act", "silu", "swish")
+    only(k, wanted, "hidden_dropout", 0.0, 0)
+    only(k, wanted, "n_group", 1)
+    only(k, wanted, "tie_word_embeddings", False)  # its class ties nothing
     k.ignore(
         "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group", "moe_shared_expert_overlap", *STEP_KEYS
     )
+    balance_loss(k, wanted, notes)
     k.ignore(
-        "output_router_logits",
-        "router_aux_loss_coef",
         "mtp_hybrid_override_pattern",
         "mtp_layers_block_type",
         "mlp_hidden_act_scale",
@@ -169,8 +172,10 @@ def _bamba(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.must_be("mlp_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore(
-        "max_position_embeddings", "mamba_expand", "num_logits_to_keep", "partial_rotary_factor", "z_loss_coefficient"
+        "max_position_embeddings", "mamba_expand", "num_logits_to_keep", "partial_rotary_factor"
     )
+    only(k, wanted, "z_loss_coefficient", 0.0, 0)
+    only(k, wanted, "hidden_act", "silu", "swish")  # the convolution's too
     k.ignore(*STEP_KEYS)
     count = k.integer("num_hidden_layers")
     attends = k.raw("attn_layer_indices") or []
@@ -192,22 +197,23 @@ def _granite_hybrid(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     """Every layer has a feed-forward for all tokens, which is the shared expert where there are routed ones."""
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
-    k.ignore(
-        "max_position_embeddings", "mamba_expand", "output_router_logits", "router_aux_loss_coef", "num_hidden_layers"
-    )
+    k.ignore("max_position_embeddings", "mamba_expand", "num_hidden_layers")
+    balance_loss(k, wanted, notes)
     k.ignore("normalization_function", "init_method", "shared_intermediate_size_scale", *STEP_KEYS)
     scales = 0.0, 0.0
     if wanted.complete:
-        scales = k.number("embedding_multiplier", 1.0), k.number("attention_multiplier", 1.0)
+        scales = factor(k, wanted, "embedding_multiplier"), factor(k, wanted, "attention_multiplier")
     else:
         free_multipliers(k, notes)
     k.ignore("residual_multiplier", "logits_scaling")
     experts = k.integer("num_local_experts", 0, least=0)
     shared, expert = k.integer("shared_intermediate_size"), k.integer("intermediate_size")
-    chosen = k.integer("num_experts_per_tok", 1, least=0)
+    chosen = k.integer("num_experts_per_tok", 2, least=0)
     layers = tuple(letter + ("E" if experts else "-") for letter in _block_types(k, "layer_types"))
     routed = {"num_experts": experts, "experts_per_token": chosen, "expert_ffn_size": expert}
     has_mamba = any("M" in layer for layer in layers)
+    if has_mamba:
+        only(k, wanted, "hidden_act", "silu", "swish")  # the convolution's too
     if not has_mamba:
         k.ignore(*_BAMBA.values())
     return _with_attention(

@@ -10,17 +10,20 @@ from dataclasses import replace
 from typing import Any
 
 from gnomon.formats.huggingface.parts import (
-    CLIPPED,
     HEAD_NORMS,
     QUANTISED,
     SILU,
     Notes,
     Reader,
     Wanted,
+    balance_loss,
     check_layer_types,
+    clipped,
     deepseek_of,
+    factor,
     free_multipliers,
     inner,
+    only,
     optional_window,
     sizes_of,
 )
@@ -29,16 +32,16 @@ from gnomon.graph import Graph
 from gnomon.models import deepseek, mixtral
 from gnomon.models.decoder import DecoderConfig, Mixture, decoder
 
-ROUTER_KEYS = ("norm_topk_prob", "output_router_logits", "router_aux_loss_coef", "routed_scaling_factor")
+ROUTER_KEYS = ("norm_topk_prob", "routed_scaling_factor")
 
 
 def _olmoe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("attention_bias", False)
     k.choice("hidden_act", SILU, "silu")
-    if k.number("clip_qkv", 0.0):
-        notes.append(CLIPPED)
+    clipped(k, wanted, notes)
     k.ignore("max_position_embeddings", *ROUTER_KEYS)
+    balance_loss(k, wanted, notes)
     if not wanted.complete:
         notes.append(HEAD_NORMS)
     return decoder(
@@ -68,6 +71,7 @@ def _gpt_oss(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
         "experts_per_token",
         *ROUTER_KEYS,
     )
+    balance_loss(k, wanted, notes)
     if k.raw("quantization_config") is not None:
         notes.append(QUANTISED)
     limit, alpha = k.number("swiglu_limit", 7.0), k.number("swiglu_alpha", 1.702)
@@ -112,8 +116,9 @@ def _deepseek_v2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
         "max_position_embeddings", "pretraining_tp", "aux_loss_alpha", "seq_aux", "ep_size", "head_dim", "qk_head_dim"
     )
     k.ignore("n_group", "topk_group", *ROUTER_KEYS)
+    balance_loss(k, wanted, notes)
     config = replace(
-        deepseek_of(k, name, num_dense_layers=k.integer("first_k_dense_replace", 0, least=0)),
+        deepseek_of(k, wanted, name, num_dense_layers=k.integer("first_k_dense_replace", 0, least=0)),
         num_groups=k.integer("n_group") if grouped else 1,
         groups_per_token=k.integer("topk_group") if grouped else 1,
         router="softmax",
@@ -130,6 +135,7 @@ def _qwen2_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.must_be("qkv_bias", True)
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "sliding_window", "max_window_layers", "layer_types", *ROUTER_KEYS)
+    balance_loss(k, wanted, notes)
     notes.append("the shared expert's gate (one number a token) is left out")
     return decoder(
         DecoderConfig(
@@ -150,6 +156,7 @@ def _glm4_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "partial_rotary_factor", *ROUTER_KEYS)
+    balance_loss(k, wanted, notes)
     if predicted := k.raw("num_nextn_predict_layers"):
         notes.append(f"num_nextn_predict_layers={predicted}: the multi-token prediction module is left out")
     expert = k.integer("moe_intermediate_size")
@@ -183,8 +190,12 @@ def _dots1(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.must_be("moe_layer_freq", 1)
     check_layer_types(k, ["full_attention"] * layers)
     k.choice("hidden_act", SILU, "silu")
+    windowed = k.raw("sliding_window") is not None and k.integer("max_window_layers", 62, least=0) < layers
+    if wanted.complete and windowed:
+        k.fail("sliding_window", "layers from max_window_layers on have a window, which is not described; it is null")
     k.ignore("max_position_embeddings", "sliding_window", "max_window_layers", "pretraining_tp", "ep_size")
     k.ignore("aux_loss_alpha", "seq_aux", *ROUTER_KEYS)
+    balance_loss(k, wanted, notes)
     bias, expert = k.flag("attention_bias", False), k.integer("moe_intermediate_size")
     return decoder(
         DecoderConfig(
@@ -223,6 +234,7 @@ def _minimax_m2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.ignore("num_mtp_modules", "mtp_transformer_layers", "use_routing_bias", "rotary_dim", "partial_rotary_factor")
     k.ignore("max_position_embeddings", "layernorm_full_attention_beta", "layernorm_linear_attention_beta")
     k.ignore("layernorm_mlp_beta", *ROUTER_KEYS)
+    balance_loss(k, wanted, notes)
     if k.raw("quantization_config") is not None:
         notes.append(QUANTISED)
     if not wanted.complete:
@@ -253,6 +265,7 @@ def _granitemoe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", *ROUTER_KEYS)
+    balance_loss(k, wanted, notes)
     if not wanted.complete:
         free_multipliers(k, notes)
     k.ignore("residual_multiplier", "logits_scaling")
@@ -262,8 +275,8 @@ def _granitemoe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
             **sizes_of(k),
             qkv_bias=bias,
             out_bias=bias,
-            embed_scale=k.number("embedding_multiplier", 1.0) if wanted.complete else 0.0,
-            query_scale=k.number("attention_multiplier", 1.0) if wanted.complete else 0.0,
+            embed_scale=factor(k, wanted, "embedding_multiplier"),
+            query_scale=factor(k, wanted, "attention_multiplier"),
             mixture=_same_width(k),
         )
     )
@@ -276,6 +289,7 @@ def _phimoe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "original_max_position_embeddings", "router_jitter_noise")
     k.ignore("input_jitter_noise", *ROUTER_KEYS)
+    balance_loss(k, wanted, notes)
     notes.append("its router, which chooses by SparseMixer, is counted as a softmax")
     return decoder(
         DecoderConfig(
@@ -299,6 +313,7 @@ def _ernie_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.must_be("moe_layer_end_index", -1, layers - 1)
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "moe_norm_min", *ROUTER_KEYS)
+    balance_loss(k, wanted, notes)
     expert = k.integer("moe_intermediate_size")
     return decoder(
         DecoderConfig(
@@ -321,9 +336,9 @@ def _dbrx(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     hidden, heads = k.integer("d_model"), k.integer("n_heads")
     for keys, key in ((a, "attn_pdrop"), (k, "emb_pdrop"), (k, "resid_pdrop")):
         keys.must_be(key, 0.0, 0)
-    if a.number("clip_qkv", 0.0):
-        notes.append(CLIPPED)
+    clipped(a, wanted, notes)
     k.ignore("max_seq_len", "num_key_value_heads", *ROUTER_KEYS)
+    balance_loss(k, wanted, notes)
     f.must_be("hidden_size", hidden)
     f.must_be("ffn_act_fn", {"name": "silu"})
     f.ignore("moe_jitter_eps", "moe_loss_weight", "moe_normalize_expert_weights", "uniform_expert_assignment")

@@ -1,230 +1,470 @@
 """What a Hugging Face config says that changes results only: epsilons, rotary angles, how its router normalises.
 
 `numerics_of(values)` returns them for a model type whose Graph computes what transformers computes, checked tensor by
-tensor (tests/runtime/test_transformers.py), or the reason why its Graph is for predictions only. Where a file leaves a
-key out, the class's default counts, as elsewhere in `formats`. Leaves out sizes (the readers of `hf`).
+tensor (tests/runtime/test_transformers.py) and key by key (tests/runtime/test_config_keys.py), or the reason why it is
+not run. RUNNABLE says which key a class reads for each of them: a key of another class is read by nobody there, and
+`unread(values)` lists those that a file has. Where a file leaves a key out, the class's default counts. A block of
+rotary angles that the class would not compute as it reads is refused, by the name of its key.
+Leaves out sizes (the readers of `hf`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 from gnomon.models.numerics import Numerics, Rotary
 
 SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
 """Types of rotary scaling that the runtime computes."""
 
-EPS_KEYS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
-"""Names of the epsilon."""
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+    "longrope": ("long_factor", "short_factor"),
+}
+"""Type of rotary scaling -> keys of its block without which transformers refuses the file."""
+
+BLOCK_KEYS = frozenset(
+    """
+    rope_type type rope_theta partial_rotary_factor factor original_max_position_embeddings low_freq_factor
+    high_freq_factor beta_fast beta_slow truncate mscale mscale_all_dim attention_factor short_factor long_factor
+    """.split()
+)
+"""Keys of a block of rotary angles: those of types other than its own say nothing there, as in transformers."""
+
+LAYERED = ("full_attention", "sliding_attention")
+"""Names of the blocks of a class whose rotary angles go by the type of a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usual:
-    """Of one model type, where its file does not say."""
+    """Of one model type: which keys its class reads, and what counts where its file does not say."""
 
     eps: float = 1e-6
     """Of its norms."""
+    eps_key: str = "rms_norm_eps"
+    """Its key; "" for a constant."""
     offset: float = 0.0
     """Added to the weights of its norms."""
+    rotary: Literal["", "whole", "part", "layered", "fixed"] = "whole"
+    """How its angles are made: none; of whole heads; of the part that a key says; in layers that see all tokens and in
+    those with a window by blocks of their own; always the same, of `rotary_dim` elements."""
     base: float = 10_000.0
     """Of its rotary angles."""
-    windowed_base: float | None = None
-    """Of layers with a window."""
+    base_key: str = "rope_theta"
+    """Of files that have it beside the block."""
+    windowed_base: float = 10_000.0
+    """Of layers with a window, where angles are `layered`."""
+    windowed_base_key: str = ""
+    """Its key beside the blocks."""
     fraction: float = 1.0
     """Part of a head that is turned."""
+    fraction_key: str = "partial_rotary_factor"
+    """Of files that have it beside the block; "" for a class that does not read it there."""
     interleaved: bool = False
     """Neighbours make pairs."""
+    interleaved_key: str = ""
+    """Key that can turn that off."""
     first_position: int = 0
     """As `Numerics.first_position`; -1: one more than the file's pad_token_id."""
+    padding: int | None = None
+    """`pad_token_id`, whose row of the table is not trained."""
+    padded: bool = True
+    """Whether its table knows a padding token (`padding_idx` of torch)."""
+    residual_key: str = ""
+    """Key of what a sublayer's output is multiplied by."""
     logits: str = ""
     """Key of what logits are multiplied by, or with a `/` before it divided by."""
     logits_usual: float = 1.0
     """Where the file does not say."""
     normalised: bool = True
     """Whether weights of experts are normalised."""
+    normalised_key: str = ""
+    """Its key."""
+    routed_key: str = ""
+    """Key of the factor of experts' weights."""
+    routed: float = 1.0
+    """That factor."""
+    least_sum_key: str = ""
+    """Key of the least sum that weights of experts are divided by."""
     group_top: int = 2
     """As `Numerics.group_top`."""
-    step_min: bool = False
-    """Time steps of a scan are at least the file's `time_step_min`."""
+    step_min_key: str = ""
+    """Key of the least time step of a scan."""
+    step_limit_key: str = ""
+    """Key of the pair that time steps of a scan stay between."""
 
+    def keys(self) -> Iterator[str]:
+        """Those that this class reads."""
+        yield from (
+            self.eps_key,
+            self.interleaved_key,
+            self.residual_key,
+            self.logits.removeprefix("/"),
+            self.normalised_key,
+            self.routed_key,
+            self.least_sum_key,
+            self.step_min_key,
+            self.step_limit_key,
+        )
+        if self.rotary == "fixed":
+            yield "rotary_dim"
+        elif self.rotary:
+            yield from ("rope_parameters", "rope_scaling", self.base_key, self.fraction_key, self.windowed_base_key)
+
+
+GRANITE = {"residual_key": "residual_multiplier", "logits": "/logits_scaling"}
+SHARED = {"normalised_key": "norm_topk_prob", "routed_key": "routed_scaling_factor"}
+LAYER_NORM = {"eps": 1e-5, "eps_key": "layer_norm_eps"}
+GPT = {"eps": 1e-5, "eps_key": "layer_norm_epsilon", "rotary": "", "padded": False}
+BERT = {"eps": 1e-12, "eps_key": "layer_norm_eps", "rotary": ""}
 
 RUNNABLE: Mapping[str, Usual] = {
     "llama": Usual(),
     "mistral": Usual(),
     "qwen2": Usual(),
     "qwen3": Usual(),
-    "gemma": Usual(offset=1.0),
-    "gemma2": Usual(offset=1.0),
-    "gemma3_text": Usual(offset=1.0, base=1_000_000.0, windowed_base=10_000.0),
-    "phi3": Usual(eps=1e-5),
-    "gpt2": Usual(eps=1e-5),
-    "gpt_neox": Usual(eps=1e-5, fraction=0.25),
+    "gemma": Usual(offset=1.0, padding=0),
+    "gemma2": Usual(offset=1.0, padding=0),
+    "gemma3_text": Usual(
+        offset=1.0, padding=0, rotary="layered", base=1_000_000.0, windowed_base_key="rope_local_base_freq"
+    ),
+    "phi3": Usual(eps=1e-5, padding=32_000, rotary="part"),
+    "gpt2": Usual(**GPT),
+    "gpt_neox": Usual(
+        **LAYER_NORM,
+        padded=False,
+        rotary="part",
+        fraction=0.25,
+        base_key="rotary_emb_base",
+        fraction_key="rotary_pct",
+    ),
     "mixtral": Usual(eps=1e-5, base=1_000_000.0),
-    "qwen3_moe": Usual(normalised=False),
-    "deepseek_v3": Usual(interleaved=True),
-    "deepseek_v2": Usual(interleaved=True, normalised=False, group_top=1),
+    "qwen3_moe": Usual(normalised=False, normalised_key="norm_topk_prob"),
+    "deepseek_v3": Usual(interleaved=True, interleaved_key="rope_interleave", routed=2.5, **SHARED),
+    "deepseek_v2": Usual(interleaved=True, normalised=False, group_top=1, routed_key="routed_scaling_factor"),
     "gpt_oss": Usual(eps=1e-5, base=150_000.0),
-    "bert": Usual(eps=1e-12),
-    "roberta": Usual(eps=1e-12, first_position=-1),
-    "xlm-roberta": Usual(eps=1e-12, first_position=-1),
-    "vit": Usual(eps=1e-12),
-    "t5": Usual(),
-    "mt5": Usual(),
-    "smollm3": Usual(base=2_000_000.0),
-    "granite": Usual(logits="/logits_scaling"),
-    "olmo": Usual(eps=1e-5),
-    "olmo2": Usual(eps=1e-5),
-    "olmo3": Usual(eps=1e-5, base=500_000.0),
-    "stablelm": Usual(eps=1e-5, fraction=0.25),
-    "cohere": Usual(eps=1e-5, base=500_000.0, interleaved=True, logits="logit_scale", logits_usual=0.0625),
-    "cohere2": Usual(eps=1e-5, interleaved=True, logits="logit_scale", logits_usual=0.0625),
-    "glm": Usual(eps=1.5625e-7, fraction=0.5, interleaved=True),
-    "glm4": Usual(eps=1.5625e-7, fraction=0.5, interleaved=True),
-    "seed_oss": Usual(),
-    "ernie4_5": Usual(eps=1e-5, base=500_000.0, interleaved=True),
+    "bert": Usual(**BERT, padding=0),
+    "roberta": Usual(**BERT, padding=1, first_position=-1),
+    "xlm-roberta": Usual(**BERT, padding=1, first_position=-1),
+    "vit": Usual(**BERT, padded=False),
+    "t5": Usual(eps_key="layer_norm_epsilon", rotary="", padded=False),
+    "mt5": Usual(eps_key="layer_norm_epsilon", rotary="", padded=False),
+    "smollm3": Usual(base=2_000_000.0, padding=128_004),
+    "granite": Usual(**GRANITE),
+    "olmo": Usual(eps=1e-5, eps_key="", padding=1),
+    "olmo2": Usual(eps=1e-5, padding=1),
+    "olmo3": Usual(eps=1e-5, padding=1, rotary="layered", base=500_000.0, windowed_base=500_000.0),
+    "stablelm": Usual(**LAYER_NORM, rotary="part", fraction=0.25),
+    "cohere": Usual(
+        **LAYER_NORM, padding=0, base=500_000.0, interleaved=True, logits="logit_scale", logits_usual=0.0625
+    ),
+    "cohere2": Usual(**LAYER_NORM, padding=0, interleaved=True, logits="logit_scale", logits_usual=0.0625),
+    "glm": Usual(eps=1.5625e-7, padding=151_329, rotary="part", fraction=0.5, interleaved=True),
+    "glm4": Usual(eps=1.5625e-7, padding=151_329, rotary="part", fraction=0.5, interleaved=True),
+    "seed_oss": Usual(padding=1),
+    "ernie4_5": Usual(eps=1e-5, padding=0, base=500_000.0, interleaved=True),
     "exaone4": Usual(eps=1e-5),
     "arcee": Usual(eps=1e-5),
-    "nemotron": Usual(eps=1e-5, offset=1.0, fraction=0.5),
+    "nemotron": Usual(eps=1e-5, eps_key="norm_eps", offset=1.0, rotary="part", fraction=0.5),
     "ministral": Usual(),
-    "phi": Usual(eps=1e-5, fraction=0.5),
-    "starcoder2": Usual(eps=1e-5),
-    "falcon": Usual(eps=1e-5),
-    "bloom": Usual(eps=1e-5),
-    "mpt": Usual(eps=1e-5),
-    "opt": Usual(eps=1e-5, first_position=2),
-    "gptj": Usual(eps=1e-5, interleaved=True),
-    "gpt_bigcode": Usual(eps=1e-5),
-    "gpt_neo": Usual(eps=1e-5),
-    "minimax_m2": Usual(base=5_000_000.0),
-    "granitemoe": Usual(logits="/logits_scaling"),
-    "ernie4_5_moe": Usual(eps=1e-5, base=500_000.0, interleaved=True),
-    "olmoe": Usual(eps=1e-5, normalised=False),
-    "glm4_moe": Usual(eps=1e-5, fraction=0.5),
-    "dots1": Usual(),
-    "mamba2": Usual(eps=1e-5),
-    "bamba": Usual(eps=1e-5, fraction=0.5),
-    "granitemoehybrid": Usual(logits="/logits_scaling"),
-    "nemotron_h": Usual(eps=1e-5, step_min=True),
+    "phi": Usual(**LAYER_NORM, rotary="part", fraction=0.5),
+    "starcoder2": Usual(eps=1e-5, eps_key="norm_epsilon"),
+    "falcon": Usual(eps=1e-5, eps_key="layer_norm_epsilon", padded=False),
+    "bloom": Usual(**GPT),
+    "mpt": Usual(**GPT),
+    "opt": Usual(eps=1e-5, eps_key="", rotary="", first_position=2, padding=1),
+    "gptj": Usual(**GPT | {"rotary": "fixed"}, interleaved=True),
+    "gpt_bigcode": Usual(**GPT),
+    "gpt_neo": Usual(**GPT),
+    "minimax_m2": Usual(base=5_000_000.0, rotary="part"),
+    "granitemoe": Usual(**GRANITE),
+    "ernie4_5_moe": Usual(eps=1e-5, padding=0, base=500_000.0, interleaved=True, least_sum_key="moe_norm_min"),
+    "olmoe": Usual(eps=1e-5, padding=1, normalised=False, normalised_key="norm_topk_prob"),
+    "glm4_moe": Usual(eps=1e-5, rotary="part", fraction=0.5, **SHARED),
+    "dots1": Usual(normalised=False, **SHARED),
+    "mamba2": Usual(**GPT, step_limit_key="time_step_limit"),
+    "bamba": Usual(
+        eps=1e-5, padding=0, rotary="part", fraction=0.5, fraction_key="", step_limit_key="time_step_limit"
+    ),
+    "granitemoehybrid": Usual(**GRANITE, step_limit_key="time_step_limit"),
+    "nemotron_h": Usual(**GPT, step_min_key="time_step_min", **SHARED),
 }
-"""model_type -> what its class says where the file does not. Source: configuration classes of transformers 5.23."""
+"""model_type -> what its class reads. Source: configuration and modelling classes of transformers 5.23."""
+
+ALL_KEYS = frozenset(key for usual in RUNNABLE.values() for key in usual.keys()) - {""}
+"""Keys that some class reads here."""
+
+
+class _Refused(Exception):
+    """Why a file is not run."""
+
+
+def _refuse(key: str, reason: str) -> NoReturn:
+    raise _Refused(f"{key}: {reason}")
+
+
+def unread(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys of a file that other classes read for their numerics and that its own class does not."""
+    usual = RUNNABLE.get(str(values.get("model_type")))
+    own = set() if usual is None else set(usual.keys())
+    return tuple(key for key in values if key in ALL_KEYS - own)
 
 
 def numerics_of(values: Mapping[str, Any]) -> Numerics | str:
     """Of a parsed config.json; a sentence where its Graph cannot be run."""
     try:
         return _read(values)
+    except _Refused as refused:
+        return str(refused)
     except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         return f"a number that its results depend on cannot be read: {error}; correct it in the file"
 
 
-def _read(values: Mapping[str, Any]) -> Numerics | str:
+def _read(values: Mapping[str, Any]) -> Numerics:
     """The same; what Python raises where a value is no number, or none that a float holds."""
     kind = values.get("model_type")
     usual = RUNNABLE.get(str(kind))
     if usual is None:
-        return f"model_type {kind!r} is predicted, and not run yet; docs/weights.md lists the {len(RUNNABLE)} that are"
-    eps = next((float(values[key]) for key in EPS_KEYS if values.get(key) is not None), usual.eps)
-    given = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    layered = {key: inner for key, inner in given.items() if isinstance(inner, Mapping)}
-    full = layered.get("full_attention", {} if layered else given)
-    rotary = _rotary(full, values, usual, base=usual.base)
-    if isinstance(rotary, str):
-        return rotary
-    windowed: Rotary | None = None
-    if usual.windowed_base is not None:
-        local = layered.get("sliding_attention", {"rope_theta": values.get("rope_local_base_freq")})
-        read = _rotary(local, {}, usual, base=usual.windowed_base)
-        if isinstance(read, str):
-            return read
-        windowed = read
-    logits = values.get(usual.logits.removeprefix("/"))
-    logits = usual.logits_usual if logits is None else float(logits)
+        raise _Refused(
+            f"model_type {kind!r} is predicted, and not run yet; docs/weights.md lists the {len(RUNNABLE)} that are"
+        )
+
+    def number(key: str, absent: float) -> float:
+        value = values.get(key) if key else None
+        return absent if value is None else float(value)
+
+    rotary, windowed = _rotaries(values, usual, str(kind))
+    logits = number(usual.logits.removeprefix("/"), usual.logits_usual)
+    if not logits:
+        _refuse(usual.logits.removeprefix("/"), "logits times or over 0 are not trained; give another factor")
+    padding = _padding(values, usual)
+    low, high = _step_limit(values, usual)
+    normalised = values.get(usual.normalised_key)
     return Numerics(
-        residual_factor=float(values.get("residual_multiplier") or 1.0),
+        residual_factor=number(usual.residual_key, 1.0),
         logits_factor=1 / logits if usual.logits.startswith("/") else logits,
-        first_position=usual.first_position if usual.first_position >= 0 else _padding(values) + 1,
-        norm_eps=eps,
+        first_position=usual.first_position if usual.first_position >= 0 else (padding or 0) + 1,
+        padding=padding,
+        padding_moves=usual.first_position < 0,
+        norm_eps=number(usual.eps_key, usual.eps),
         norm_offset=usual.offset,
         rotary=rotary,
         windowed_rotary=windowed,
-        normalised=bool(values.get("norm_topk_prob", usual.normalised)),
-        routed_scale=float(values.get("routed_scaling_factor") or 1.0),
+        normalised=usual.normalised if normalised is None else bool(normalised),
+        routed_scale=number(usual.routed_key, usual.routed),
+        least_sum=number(usual.least_sum_key, 1e-12) if usual.least_sum_key else 0.0,
         group_top=usual.group_top,
-        step_min=float(values.get("time_step_min", 0.001)) if usual.step_min else 0.0,
+        step_min=number(usual.step_min_key, 0.001) if usual.step_min_key else low,
+        step_max=high,
     )
 
 
-def _rotary(given: Mapping[str, Any], values: Mapping[str, Any], usual: Usual, *, base: float) -> Rotary | str:
-    """given: rope_parameters (since 5.0), or rope_scaling beside keys of their own (before)."""
-    kind = str(given.get("rope_type", given.get("type", "default")) or "default")
-    if kind not in ("default", *SCALINGS):
-        return f"rotary embeddings of type {kind!r} are predicted, and not run yet; these run: {', '.join(SCALINGS)}"
+def _step_limit(values: Mapping[str, Any], usual: Usual) -> tuple[float, float]:
+    given = values.get(usual.step_limit_key) if usual.step_limit_key else None
+    if given is None:
+        return 0.0, math.inf
+    low, high = (float(number) for number in given)
+    if not 0 <= low < high:
+        _refuse(usual.step_limit_key, f"{given!r} is no pair of a least and a largest time step")
+    return low, high
 
-    def first(*names: str, absent: float) -> float:
-        candidates = (source.get(name) for name in names for source in (given, values))
-        return float(next((value for value in candidates if value is not None), absent))
+
+def _padding(values: Mapping[str, Any], usual: Usual) -> int | None:
+    """The row of the table that is not trained, as `padding_idx` of torch counts it."""
+    given = values.get("pad_token_id", usual.padding)
+    if not usual.padded or given is None:
+        if usual.first_position < 0:
+            _refuse("pad_token_id", "its positions begin after the padding token's; give its id")
+        return None
+    rows = values.get("vocab_size")
+    if isinstance(given, bool) or not isinstance(given, int) or not isinstance(rows, int):
+        _refuse("pad_token_id", f"{given!r} is no token id")
+    if not -rows <= given < rows or (usual.first_position < 0 and given < 0):
+        _refuse("pad_token_id", f"{given} is no row of a table of {rows}; give an id below vocab_size, or null for none")
+    return given % rows
+
+
+def _rotaries(values: Mapping[str, Any], usual: Usual, kind: str) -> tuple[Rotary, Rotary | None]:
+    """Of layers that see all tokens, and of layers with a window where they differ."""
+    if not usual.rotary:
+        return Rotary(), None
+    if usual.rotary == "fixed":
+        return _fixed(values), None
+    plain, older = values.get("rope_parameters"), values.get("rope_scaling")
+    for key, block in (("rope_parameters", plain), ("rope_scaling", older)):
+        if block is not None and not isinstance(block, Mapping):
+            _refuse(key, f"{block!r} is no block of rotary angles")
+    if usual.rotary == "layered":
+        return _layered(plain, older, values, usual)
+    key, block = ("rope_scaling", older) if older else ("rope_parameters", plain)
+    if block is None and kind == "gpt_oss":
+        _refuse("rope_parameters", "leaving it out is YaRN with a factor of 32 here; write it into the file")
+    block = dict(block or {})
+    for name, inner in block.items():
+        if isinstance(inner, Mapping):
+            _refuse(f"{key}.{name}", f"{kind} has one block of rotary angles for all layers; give it without layer types")
+    if block.get("rope_theta") is None and values.get(usual.base_key) is not None:
+        block["rope_theta"] = values[usual.base_key]
+    if block.get("partial_rotary_factor") is None:
+        block["partial_rotary_factor"] = _fraction(values, usual, kind)
+    if values.get("original_max_position_embeddings") is not None:  # wins over the block's, as in transformers
+        block["original_max_position_embeddings"] = values["original_max_position_embeddings"]
+    elif kind == "phi3":
+        block["original_max_position_embeddings"] = 4096
+    named = block.get("rope_type", block.get("type", "default"))
+    if kind == "phi3" and named in ("su", "yarn"):  # older names, which its class takes for this one
+        block["rope_type"] = "longrope"
+    elif kind == "phi3" and named not in ("default", "longrope"):
+        _refuse(key, f"phi3 takes longrope, not {named!r}")
+    return _rotary(block, values, usual, at=key, base=usual.base), None
+
+
+def _fraction(values: Mapping[str, Any], usual: Usual, kind: str) -> float:
+    """Beside the block."""
+    given = values.get(usual.fraction_key) if usual.fraction_key else None
+    if given is None and kind == "minimax_m2" and values.get("rotary_dim") is not None:  # released files say it so
+        given = float(values["rotary_dim"]) / float(values.get("head_dim") or 128)
+    return usual.fraction if given is None else float(given)
+
+
+def _fixed(values: Mapping[str, Any]) -> Rotary:
+    """GPT-J's, whose files say how many elements of a head are turned."""
+    turned, width, heads = values.get("rotary_dim", 64), values.get("n_embd"), values.get("n_head")
+    if not (isinstance(turned, int) and isinstance(width, int) and isinstance(heads, int) and heads):
+        _refuse("rotary_dim", f"{turned!r} is no number of elements of a head")
+    if not 0 < turned <= width // heads:
+        _refuse("rotary_dim", f"{turned} elements are turned of a head of {width // heads}")
+    return Rotary(fraction=turned * heads / width, interleaved=True)
+
+
+def _layered(plain: Any, older: Any, values: Mapping[str, Any], usual: Usual) -> tuple[Rotary, Rotary | None]:
+    """Of two blocks. Older files have one, for layers that see all tokens, beside keys of their own."""
+    blocks = dict(plain) if plain is not None else {name: {"rope_type": "default"} for name in LAYERED}
+    if strange := [name for name in blocks if name not in LAYERED]:
+        _refuse(f"rope_parameters.{strange[0]}", f"its rotary angles go by the type of a layer: {', '.join(LAYERED)}")
+    for name, block in blocks.items():
+        if block is not None and not isinstance(block, Mapping):
+            _refuse(f"rope_parameters.{name}", f"{block!r} is no block of rotary angles")
+    if older and plain is not None:
+        _refuse("rope_scaling", "the file has rope_parameters too; keep one of them")
+    full, windowed = (dict(blocks.get(name) or {}) for name in LAYERED)
+    if older:
+        if "rope_type" not in older and older.get("type", "default") != "default":
+            _refuse("rope_scaling.type", "transformers reads rope_type there, and would leave the scaling out; rename it")
+        full |= older
+    for block, key in ((full, usual.base_key), (windowed, usual.windowed_base_key)):
+        if block.get("rope_theta") is None and key and values.get(key) is not None:
+            block["rope_theta"] = values[key]
+    at = "rope_scaling" if older else "rope_parameters"
+    for block in (full, windowed):
+        if block.get("truncate") is not None and not block["truncate"]:
+            _refuse(f"{at}.truncate", "transformers does not read it in a block of a type of layers; leave it out")
+    first = _rotary(full, values, usual, at=at, base=usual.base)
+    second = _rotary(windowed, values, usual, at=at, base=usual.windowed_base)
+    return first, None if second == first else second
+
+
+def _rotary(block: Mapping[str, Any], values: Mapping[str, Any], usual: Usual, *, at: str, base: float) -> Rotary:
+    """block: rope_parameters (since 5.0), or rope_scaling with the keys that older files have beside it. at: its key,
+    for errors."""
+    kind = str(block.get("rope_type", block.get("type", "default")) or "default")
+    if kind not in ("default", *SCALINGS):
+        _refuse(
+            at, f"rotary embeddings of type {kind!r} are predicted, and not run yet; these run: {', '.join(SCALINGS)}"
+        )
+    for name in block:
+        if name not in BLOCK_KEYS:
+            _refuse(f"{at}.{name}", "unknown key of rotary angles; it may change them, so it is not ignored")
+    for name in NEEDED.get(kind, ()):
+        if block.get(name) is None:
+            _refuse(f"{at}.{name}", f"missing, and angles of type {kind!r} need it")
+
+    def number(name: str, absent: float) -> float:
+        value = block.get(name)
+        return absent if value is None else float(value)
 
     scaling = "" if kind == "default" else kind
-    trained = ("max_position_embeddings",) if kind == "dynamic" else ()  # as transformers has it
-    original = int(first(*trained, "original_max_position_embeddings", "max_position_embeddings", absent=0))
-    original = original if scaling else 0
-    factor = first("factor", absent=1.0) if scaling else 1.0
+    fraction = number("partial_rotary_factor", 1.0)
+    if usual.rotary in ("whole", "layered"):
+        if scaling and fraction != 1.0:
+            _refuse(f"{at}.partial_rotary_factor", "this class turns whole heads; leave it out, or give 1.0")
+        fraction = 1.0
+    elif not 0 < fraction <= 1:
+        _refuse(usual.fraction_key or at, f"the part of a head that is turned is {fraction}; it is over 0 and at most 1")
+    original, longest = 0, values.get("max_position_embeddings")
+    longest = None if longest is None else int(longest)
+    if scaling:
+        given = longest if kind == "dynamic" else block.get("original_max_position_embeddings") or longest
+        original = int(given or 0)
+        if kind != "linear" and original < 1:
+            _refuse(f"{at}.original_max_position_embeddings", f"missing, and angles of type {kind!r} need it")
+    factor = number("factor", 1.0) if scaling else 1.0
+    theta = number("rope_theta", base)
+    if not theta > 0 or (scaling and not factor > 0):
+        _refuse(at, f"rope_theta {theta} and factor {factor} must be over 0")
+    yarn, three, long = kind == "yarn", kind == "llama3", kind == "longrope"
+    attention = _of_longrope(block, values, original) if long else _attention_factor(block, factor) if yarn else 1.0
     return Rotary(
-        base=first("rope_theta", "rotary_emb_base", absent=base),
-        fraction=_fraction(values) or first("partial_rotary_factor", "rotary_pct", absent=usual.fraction),
-        interleaved=usual.interleaved and bool(values.get("rope_interleave", True)),
+        base=theta,
+        fraction=fraction,
+        interleaved=usual.interleaved and _interleaves(values, usual),
         scaling=scaling,
         scaling_factor=factor,
         original_length=original,
-        low_freq_factor=first("low_freq_factor", absent=1.0) if kind == "llama3" else 1.0,
-        high_freq_factor=first("high_freq_factor", absent=4.0) if kind == "llama3" else 4.0,
-        beta_fast=first("beta_fast", absent=32.0) if kind == "yarn" else 32.0,
-        beta_slow=first("beta_slow", absent=1.0) if kind == "yarn" else 1.0,
-        truncate=bool(given.get("truncate", True)),
-        short_factors=_factors(given, "short_factor") if kind == "longrope" else "",
-        long_factors=_factors(given, "long_factor") if kind == "longrope" else "",
-        attention_factor=_of_longrope(given, values, original)
-        if kind == "longrope"
-        else _attention_factor(given, factor)
-        if kind == "yarn"
-        else 1.0,
+        low_freq_factor=number("low_freq_factor", 1.0) if three else 1.0,
+        high_freq_factor=number("high_freq_factor", 4.0) if three else 4.0,
+        beta_fast=number("beta_fast", 32.0) or 32.0 if yarn else 32.0,
+        beta_slow=number("beta_slow", 1.0) or 1.0 if yarn else 1.0,
+        truncate=bool(block.get("truncate", True)) if yarn else True,
+        short_factors=_factors(block, "short_factor") if long else "",
+        long_factors=_factors(block, "long_factor") if long else "",
+        attention_factor=attention,
     )
 
 
-def _padding(values: Mapping[str, Any]) -> int:
-    """Of RoBERTa's, whose class says 1."""
-    given = values.get("pad_token_id")
-    return 1 if given is None else int(given)
+def _interleaves(values: Mapping[str, Any], usual: Usual) -> bool:
+    given = values.get(usual.interleaved_key) if usual.interleaved_key else None
+    return True if given is None else bool(given)
 
 
-def _fraction(values: Mapping[str, Any]) -> float:
-    """Of files that say how many elements of a head are turned (GPT-J); 0 for others."""
-    turned, width, heads = (values.get(key) for key in ("rotary_dim", "n_embd", "n_head"))
-    return turned * heads / width if turned and width and heads else 0.0
+def _factors(block: Mapping[str, Any], key: str) -> str:
+    return " ".join(str(float(factor)) for factor in block.get(key) or ())
 
 
-def _factors(given: Mapping[str, Any], key: str) -> str:
-    return " ".join(str(float(factor)) for factor in given.get(key) or ())
-
-
-def _of_longrope(given: Mapping[str, Any], values: Mapping[str, Any], original: int) -> float:
+def _of_longrope(block: Mapping[str, Any], values: Mapping[str, Any], original: int) -> float:
     """As given, or the root of 1 + ln(factor) / ln(original) (Ding et al. 2024)."""
-    if (stated := given.get("attention_factor")) is not None:
+    if (stated := block.get("attention_factor")) is not None:
         return float(stated)
-    factor = given.get("factor") or (values.get("max_position_embeddings") or original) / original
+    factor = block.get("factor") or (values.get("max_position_embeddings") or original) / original
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
-def _attention_factor(given: Mapping[str, Any], factor: float) -> float:
+def _attention_factor(block: Mapping[str, Any], factor: float) -> float:
     """Of YaRN: as given, or 0.1 ln(factor) + 1, or the quotient of two of these (Peng et al. 2023, section 3.4)."""
-
-    def scale(by: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
-
-    if (stated := given.get("attention_factor")) is not None:
+    if (stated := block.get("attention_factor")) is not None:
         return float(stated)
-    above, below = given.get("mscale"), given.get("mscale_all_dim")
-    return scale(float(above)) / scale(float(below)) if above and below else scale(1.0)
+    above, below = block.get("mscale"), block.get("mscale_all_dim")
+    if above and below:
+        return yarn_scale(factor, float(above)) / yarn_scale(factor, float(below))
+    return yarn_scale(factor, 1.0)
+
+
+def yarn_scale(factor: float, by: float) -> float:
+    """0.1 · by · ln(factor) + 1 (Peng et al. 2023, equation 22)."""
+    return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
+
+
+def latent_score_factor(values: Mapping[str, Any]) -> float:
+    """What scores of multi-head latent attention are multiplied by besides the root of a head's width: the square of
+    YaRN's factor with mscale_all_dim (DeepSeek-V2 and V3, whose blocks say it)."""
+    block = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    if not isinstance(block, Mapping) or block.get("rope_type", block.get("type", "default")) == "default":
+        return 1.0
+    factor, by = block.get("factor"), block.get("mscale_all_dim")
+    return yarn_scale(float(factor), float(by)) ** 2 if factor and by else 1.0

@@ -10,12 +10,13 @@ from typing import Literal, TypedDict
 
 from gnomon.formats.huggingface.parts import (
     ACTIVATIONS,
-    CLIPPED,
     Notes,
     Reader,
     Sizes,
     Wanted,
+    clipped,
     inner,
+    only,
     optional_window,
     sizes_of,
 )
@@ -119,6 +120,7 @@ def _falcon(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     bias, parallel = k.flag("bias", False), newer or k.flag("parallel_attn", True)
     norms = k.integer("num_ln_in_parallel_attn", 2 if newer else 1)
     alibi = k.flag("alibi", False)
+    only(k, wanted, "alibi", False)
     if alibi:
         notes.append(ALIBI)
     k.ignore("max_position_embeddings", "parallel_attn", "num_ln_in_parallel_attn")
@@ -163,7 +165,10 @@ def _opt(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
 
 def _bloom(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     def either(*keys: str) -> int:
-        return k.integer(next((key for key in keys if k.has(key)), keys[0]))
+        given = {key: k.integer(key) for key in keys if k.has(key)}
+        if len(set(given.values())) > 1:
+            k.fail(keys[1], f"{given} are names of one size; keep one of them")
+        return next(iter(given.values())) if given else k.integer(keys[0])
 
     hidden, heads = either("hidden_size", "n_embed"), either("n_head", "num_attention_heads")
     k.must_be("apply_residual_connection_post_layernorm", False)
@@ -294,9 +299,12 @@ def _mpt(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     a.must_be("alibi", True)
     for key in ("qk_ln", "prefix_lm", "attn_uses_sequence_id"):
         a.must_be(key, False)
-    if a.number("clip_qkv", 0.0):
-        notes.append(CLIPPED)
-    a.ignore("alibi_bias_max", "attn_impl", "softmax_scale")
+    clipped(a, wanted, notes)
+    only(a, wanted, "alibi_bias_max", 8)
+    a.ignore("attn_impl")
+    scale = a.number("softmax_scale", 0.0)
+    if a.raw("softmax_scale") == 0:
+        a.fail("softmax_scale", "scores times 0 attend to nothing; null is the root of 1 over a head's width")
     k.must_be("no_bias", True)
     k.must_be("norm_type", "low_precision_layernorm")
     k.must_be("embedding_fraction", 1.0, 1)
@@ -314,6 +322,7 @@ def _mpt(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
             gated=False,
             activation="gelu",
             rotary=False,
+            query_scale=scale if wanted.complete else 0.0,
             alibi=wanted.complete,
             dropout=k.number("resid_pdrop", 0.0),
             attention_dropout=a.number("attn_pdrop", 0.0),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
+from gnomon.formats.huggingface.numerics import latent_score_factor
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
 from gnomon.models.deepseek import DeepseekConfig
@@ -31,7 +32,6 @@ SILU = {"silu": "silu", "swish": "silu"}
 """Those of experts."""
 
 
-CLIPPED = "clip_qkv, which cuts q, k and v off, is counted as free"
 HEAD_NORMS = "its norms over all heads of q and k are counted as norms of each head"
 QUANTISED = "quantization_config says how the checkpoint is stored; the plan's precision decides what runs"
 
@@ -109,18 +109,62 @@ def biases_of(k: Keys) -> Biases:
     return Biases(qkv_bias=attention, out_bias=attention, ffn_bias=k.flag("mlp_bias", False))
 
 
-def deepseek_of(k: Keys, name: str, *, num_dense_layers: int) -> DeepseekConfig:
+def only(k: Keys, wanted: Wanted, key: str, *allowed: object) -> None:
+    """A key that a prediction counts as free, and that a model that runs must have at one of these values, or not at
+    all."""
+    if wanted.complete:
+        k.must_be(key, *allowed)
+    else:
+        k.ignore(key)
+
+
+def clipped(k: Keys, wanted: Wanted, notes: Notes) -> None:
+    """clip_qkv, which cuts q, k and v off, be it at 0: null is none."""
+    only(k, wanted, "clip_qkv")
+    if k.raw("clip_qkv") is not None:
+        notes.append("clip_qkv, which cuts q, k and v off, is counted as free")
+
+
+def factor(k: Keys, wanted: Wanted, key: str) -> float:
+    """Of the embedding or of scores: 1 where the file does not say, and never 0, which nothing could be trained with. A
+    prediction counts it as free."""
+    value = k.number(key, 1.0)
+    if not value:
+        k.fail(key, f"{key}=0 multiplies everything away; give another factor")
+    return value if wanted.complete else 0.0
+
+
+def balance_loss(k: Keys, wanted: Wanted, notes: Notes) -> None:
+    """The loss of transformers that keeps experts evenly loaded, which it adds where output_router_logits is on."""
+    only(k, wanted, "output_router_logits", False)
+    given = k.raw("router_aux_loss_coef")
+    if wanted.complete and given:
+        notes.append(f"router_aux_loss_coef={given} is left out: no loss that balances experts is trained")
+
+
+def cap(k: Keys, key: str, absent: float) -> float:
+    """A soft cap: null is none, leaving it out is the class's default `absent`, and 0 is a mistake: scores and logits
+    are divided by it."""
+    if k.raw(key) == 0:
+        k.fail(key, f"{key} is 0, which scores are divided by; null is no cap")
+    return k.number(key, absent if not k.given(key) else 0.0)
+
+
+def deepseek_of(k: Keys, wanted: Wanted, name: str, *, num_dense_layers: int) -> DeepseekConfig:
     """What the files of DeepSeek-V2 and V3 say by the same keys; groups of experts and the router are the caller's."""
+    factor = latent_score_factor({key: k.raw(key) for key in ("rope_scaling", "rope_parameters")})
+    nope, rope = k.integer("qk_nope_head_dim"), k.integer("qk_rope_head_dim")
     return DeepseekConfig(
         name=name,
+        query_scale=factor * (nope + rope) ** -0.5 if wanted.complete and factor != 1.0 else 0.0,
         num_layers=k.integer("num_hidden_layers"),
         num_dense_layers=num_dense_layers,
         hidden_size=k.integer("hidden_size"),
         num_heads=k.integer("num_attention_heads"),
         q_rank=k.integer("q_lora_rank") if k.has("q_lora_rank") else 0,
         kv_rank=k.integer("kv_lora_rank"),
-        nope_dim=k.integer("qk_nope_head_dim"),
-        rope_dim=k.integer("qk_rope_head_dim"),
+        nope_dim=nope,
+        rope_dim=rope,
         v_head_dim=k.integer("v_head_dim"),
         ffn_size=k.integer("intermediate_size"),
         num_experts=k.integer("n_routed_experts"),
@@ -154,7 +198,9 @@ def free_multipliers(k: Keys, notes: Notes) -> None:
 
 
 def optional_window(k: Keys, absent: int) -> int:
-    """sliding_window: null is none, leaving it out is the class's default `absent`."""
+    """sliding_window: null is none, leaving it out is the class's default `absent`; 0 would see nothing."""
+    if k.raw("sliding_window") == 0:
+        k.fail("sliding_window", "a window of 0 tokens sees nothing; null is no window")
     return k.integer("sliding_window", absent if not k.given("sliding_window") else 0, least=0)
 
 

@@ -142,6 +142,55 @@ def of_each_head(index: int) -> Rule:
     return make
 
 
+def of_each_group(names: str, theirs: str) -> Callable[[Mapping[str, Parameter]], dict[str, tuple[str, Rule]]]:
+    """q, k and v in one tensor by groups of queries that share a key: the group's queries, its key, its value (Falcon,
+    GPT-BigCode). One key for all, and one for each query, are groups too. names: of ours, q k v."""
+
+    def rules(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]]:
+        made: dict[str, tuple[str, Rule]] = {}
+        q, k, v = names.split()
+        for name in parameters:
+            head, found, tail = name.rpartition(f".{k}.")
+            if found:
+                group = parameters[f"{head}.{q}.{tail}"].atoms[0] // parameters[name].atoms[0]
+                for part, begin, count in ((q, 0, group), (k, group, 1), (v, group + 1, 1)):
+                    made[f"{head}.{part}.{tail}"] = f"{head}.{theirs}.{tail}", _in_group(begin, count, group + 2)
+        return made
+
+    return rules
+
+
+def _in_group(begin: int, count: int, heads: int) -> Rule:
+    """Heads from `begin` on of every group of so many heads."""
+
+    def make(name: str, p: Parameter) -> list[Piece]:
+        groups, (width, *inner) = p.atoms[0] // count, p.atoms[1:]
+        view = (groups * heads, width, *inner)
+        return [
+            Piece(
+                tensor=name,
+                shape=(groups * heads * width, *p.shape[1:]),
+                view=view,
+                pick=((g * heads + begin, g * heads + begin + count), *((0, n) for n in view[1:])),
+                first=g * count,
+            )
+            for g in range(groups)
+        ]
+
+    return make
+
+
+def two_norms(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]]:
+    """Norms of Falcon's newer layers, which have one before attention and one before the feed-forward."""
+    made: dict[str, tuple[str, Rule]] = {}
+    for name in parameters:
+        head, found, tail = name.rpartition(".mlp_layernorm.")
+        if found:
+            made[name] = f"{head}.ln_mlp.{tail}", whole
+            made[f"{head}.input_layernorm.{tail}"] = f"{head}.ln_attn.{tail}", whole
+    return made
+
+
 def flat(name: str, p: Parameter) -> list[Piece]:
     """One dim in the file."""
     return [Piece(tensor=name, shape=(prod(p.atoms),), view=p.atoms)]

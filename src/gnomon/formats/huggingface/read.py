@@ -30,9 +30,12 @@ from gnomon.formats.huggingface.parts import (
     Reader,
     Wanted,
     biases_of,
+    balance_loss,
+    cap,
     check_layer_types,
     deepseek_of,
     heads_of,
+    only,
     optional_window,
     sizes_of,
 )
@@ -109,11 +112,6 @@ def _mistral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaCon
     )
 
 
-def _optional_cap(k: Keys, key: str, absent: float) -> float:
-    """A soft cap: null is none, leaving it out is the class's default `absent`."""
-    return k.number(key, absent if not k.given(key) else 0.0)
-
-
 def _qwen_window(k: Keys, layers: int) -> tuple[int, int]:
     """(window, number of first layers without it) of Qwen2 and Qwen3; unused unless use_sliding_window."""
     used = k.flag("use_sliding_window", False)
@@ -181,8 +179,8 @@ def _gemma2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
             query_scalar=k.number("query_pre_attn_scalar", 256),
             vocab_size=k.integer("vocab_size"),
             window=k.integer("sliding_window", 4096),
-            attention_softcap=_optional_cap(k, "attn_logit_softcapping", 50.0),
-            final_softcap=_optional_cap(k, "final_logit_softcapping", 30.0),
+            attention_softcap=cap(k, "attn_logit_softcapping", 50.0),
+            final_softcap=cap(k, "final_logit_softcapping", 30.0),
             tied=k.flag("tie_word_embeddings", True),
         )
     )
@@ -241,7 +239,8 @@ def _mixtral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> mixtral.Mixtra
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("router_jitter_noise", 0.0, 0)
     k.choice("hidden_act", SILU, "silu")
-    k.ignore("max_position_embeddings", "output_router_logits", "router_aux_loss_coef")
+    k.ignore("max_position_embeddings")
+    balance_loss(k, wanted, notes)
     return mixtral.MixtralConfig(
         name=name,
         num_layers=k.integer("num_hidden_layers"),
@@ -268,7 +267,8 @@ def _qwen3_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> mixtral.Mixt
     k.must_be("mlp_only_layers", [])
     k.choice("hidden_act", SILU, "silu")
     k.ignore("sliding_window", "max_window_layers", "max_position_embeddings", "intermediate_size")  # no dense layers
-    k.ignore("norm_topk_prob", "output_router_logits", "router_aux_loss_coef")
+    k.ignore("norm_topk_prob")
+    balance_loss(k, wanted, notes)
     return mixtral.MixtralConfig(
         name=name,
         num_layers=k.integer("num_hidden_layers"),
@@ -301,7 +301,7 @@ def _deepseek_v3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> deepseek.D
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "norm_topk_prob", "routed_scaling_factor")
     k.ignore("aux_loss_alpha", "seq_aux", "ep_size", "qk_head_dim", "head_dim", "num_experts_per_token")
-    k.ignore("output_router_logits", "router_aux_loss_coef")
+    balance_loss(k, wanted, notes)
     quantised = k.raw("quantization_config")
     if quantised is not None:
         notes.append(QUANTISED)
@@ -313,15 +313,20 @@ def _deepseek_v3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> deepseek.D
             f"transformers; add mtp_num_layers = {predicted} for it"
         )
     return replace(
-        deepseek_of(k, name, num_dense_layers=k.integer("first_k_dense_replace", least=0)),
-        num_groups=k.integer("n_group") if k.has("n_group") else 1,
-        groups_per_token=k.integer("topk_group") if k.has("topk_group") else 1,
+        deepseek_of(k, wanted, name, num_dense_layers=k.integer("first_k_dense_replace", least=0)),
+        num_groups=k.integer("n_group", 8),
+        groups_per_token=k.integer("topk_group", 4),
         mtp_modules=modules,
         mtp_loss_factor=k.number("mtp_loss_scaling_factor", 0.1),
     )
 
 
-def _bert(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _roberta(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    """Its head has a GELU, whatever the layers have."""
+    return _bert(k, name, wanted, notes, head_activation="gelu")
+
+
+def _bert(k: Keys, name: str, wanted: Wanted, notes: Notes, *, head_activation: str = "") -> Graph:
     k.must_be("position_embedding_type", "absolute")
     k.must_be("is_decoder", False)
     k.must_be("add_cross_attention", False)
@@ -345,6 +350,7 @@ def _bert(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
             attention_dropout=k.number("attention_probs_dropout_prob", 0.1),
             activation=k.choice("hidden_act", ACTIVATIONS, "gelu"),
             head=wanted.bert_head,
+            head_activation=head_activation,
         )
     )
 
@@ -361,7 +367,8 @@ def _t5(k: Keys, name: str, wanted: Wanted, notes: Notes, *, multilingual: bool 
     k.must_be("is_encoder_decoder", True)
     k.ignore("n_positions", "classifier_dropout")
     tied = k.flag("tie_word_embeddings", True)
-    scaled = k.flag("scale_decoder_outputs", tied and not multilingual)
+    k.ignore("scale_decoder_outputs")
+    scaled = not multilingual and k.flag("scale_decoder_outputs", tied)
     return t5.t5(
         t5.T5Config(
             name=name,
@@ -384,6 +391,7 @@ def _t5(k: Keys, name: str, wanted: Wanted, notes: Notes, *, multilingual: bool 
 
 def _vit(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     labels = k.raw("id2label")
+    only(k, wanted, "problem_type", "single_label_classification")
     k.ignore("label2id", "encoder_stride", "pooler_output_size", "pooler_act")
     if labels is not None and not isinstance(labels, Mapping):
         k.fail("id2label", f"expected an object, got {labels!r}")
@@ -421,8 +429,8 @@ READERS: Mapping[str, Reader] = {
     "deepseek_v3": _deepseek_v3,
     "kimi_k2": _deepseek_v3,
     "bert": _bert,
-    "roberta": _bert,
-    "xlm-roberta": _bert,
+    "roberta": _roberta,
+    "xlm-roberta": _roberta,
     "t5": _t5,
     "mt5": _mt5,
     "vit": _vit,

@@ -26,10 +26,12 @@ from gnomon.formats.huggingface.pieces import (
     flat,
     half,
     led,
+    of_each_group,
     of_each_head,
     part,
     projections,
     transposed,
+    two_norms,
     whole,
 )
 from gnomon.graph import Graph, matrix_rows
@@ -89,7 +91,9 @@ class Family:
     rules: tuple[tuple[str, Rule], ...] = ()
     """Patterns of our names and how their pieces lie; the first that is found counts."""
     joined: Mapping[str, str] | None = None
-    """Linears that are one in the file."""
+    """Linears that are one in the file, one after the other."""
+    together: tuple[Callable[[Mapping[str, Parameter]], dict[str, tuple[str, Rule]]], ...] = ()
+    """Rules that look at all parameters: name -> (the file's, before `names`; how it lies there)."""
     ignored: tuple[str, ...] = ()
     """Patterns of tensors that some files have and no model reads: masks, tables of angles."""
     copies: tuple[tuple[str, str], ...] = ()
@@ -195,7 +199,7 @@ FAMILIES: Mapping[str, Family] = {
             (r"\.up_proj\.", ".dense_h_to_4h."),
             (r"\.down_proj\.", ".dense_4h_to_h."),
         ),
-        joined={"q_proj k_proj v_proj": "query_key_value"},
+        together=(of_each_group("q_proj k_proj v_proj", "query_key_value"), two_norms),
         copies=HEAD,
     ),
     "bloom": Family(
@@ -313,7 +317,7 @@ FAMILIES: Mapping[str, Family] = {
             (r"\.down_proj\.", ".c_proj."),
             (r"^transformer\.norm\.", "transformer.ln_f."),
         ),
-        joined={"q_proj k_proj v_proj": "c_attn"},
+        together=(of_each_group("q_proj k_proj v_proj", "c_attn"),),
         ignored=TABLES,
         copies=(("lm_head.weight", "model.embed_tokens.weight"),),
     ),
@@ -406,6 +410,8 @@ def layout(graph: Graph, model_type: str) -> Layout:
     """Of a Graph that was read from a config.json of this type."""
     family, known = FAMILIES.get(model_type, USUAL), parameters_of(graph)
     joined = (_joined(family.joined)(known) if family.joined else {}) | channels(known) | projections(known)
+    for rules in family.together:
+        joined |= rules(known)
     made: dict[str, tuple[Piece, ...]] = {}
     for name, parameter in known.items():
         theirs, rule = joined.get(name, (name, None))

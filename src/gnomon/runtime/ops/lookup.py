@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gnomon.errors import InputError
 from gnomon.runtime.collectives import all_reduce
 from gnomon.runtime.ops.site import ALONE, ANCHOR, Axis, Site
 from gnomon.runtime.parameters import Weight
@@ -28,19 +29,17 @@ class _Embedding(torch.autograd.Function):
     ) -> Tensor:
         table = weight.matrix
         local, here = _own(ids, table.shape[0], part) if part is not None else (ids, None)
-        ctx.save_for_backward(local, *(() if here is None else (here,)))
-        ctx.weight, ctx.shape, ctx.padding = weight, tuple(table.shape), padding
+        trained = here if padding is None else ids != padding if here is None else here & (ids != padding)
+        ctx.save_for_backward(local, *(() if trained is None else (trained,)))
+        ctx.weight, ctx.shape = weight, tuple(table.shape)
         out = functional.embedding(local, table)
         return out if here is None else out * here.unsqueeze(-1).to(table.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        local, *here = ctx.saved_tensors
+        local, *trained = ctx.saved_tensors  # which rows are: those of this rank, and not the padding token's
         weight: Weight = ctx.weight
-        rows = grad * here[0].unsqueeze(-1).to(grad.dtype) if here else grad
-
-        if ctx.padding is not None:  # the row of a padding token is not trained
-            rows = rows * (local != ctx.padding).unsqueeze(-1).to(rows.dtype)
+        rows = grad * trained[0].unsqueeze(-1).to(grad.dtype) if trained else grad
 
         def weight_grad() -> None:
             weight.add_rows(local.flatten(), rows.reshape(-1, ctx.shape[1]))
@@ -50,7 +49,13 @@ class _Embedding(torch.autograd.Function):
 
 
 def embedding(site: Site, ids: Tensor, weight: Weight) -> Tensor:
-    """(…) ids -> (…, width); a term of it where ranks divide the table."""
+    """(…) ids -> (…, width); a term of it where ranks divide the table. The row of `padding` is not trained."""
+    if site.attr("padding_moves", False) and bool((ids == site.attr("padding", -1)).any()):
+        raise InputError(
+            f"input_ids hold the padding token {site.attr('padding', -1)}, after which this model counts positions "
+            f"otherwise than the runtime does; give rows without it (packing, or shorter rows)",
+            site.op.path,
+        )
     part = site.axis("tp") if site.strategy == "vocab_parallel" else None
     out: Tensor = _Embedding.apply(ANCHOR, ids, weight, part, site.attr("padding", None))  # type: ignore[no-untyped-call]
     return out

@@ -4,7 +4,7 @@ Between dispatch and combine rows are sorted by expert: a tensor of (rows, width
 are. Where ranks divide experts (ep), rows go to the ranks of their experts and come back, each rank as many as its
 tokens chose; where ranks divide an expert (etp), all slices of it get them, and the parts of the result are added up.
 What exceeds an expert's capacity is dropped, the last tokens first. Attributes of a router: `fn` (softmax, sigmoid),
-`groups` and `groups_per_token`, `normalised`, `routed_scale`, `group_top`.
+`groups` and `groups_per_token`, `normalised`, `least_sum`, `routed_scale`, `group_top`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def router(site: Site, logits: Tensor, bias: Operand | None = None) -> tuple[Ten
         indices = chosen.topk(topk, dim=-1).indices
     weights = scores.gather(-1, indices)
     if site.attr("normalised", True):
-        weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if site.attr("fn", "") == "sigmoid" else 0.0))
+        total = weights.sum(-1, keepdim=True).clamp(min=site.attr("least_sum", 0.0))
+        weights = weights / (total + (1e-20 if site.attr("fn", "") == "sigmoid" else 0.0))
     return (weights * site.attr("routed_scale", 1.0)).to(logits.dtype), indices
 
 

@@ -3,12 +3,13 @@
 The op reads what one linear wrote, group of heads after group: z, x, B, C and dt of each side by side. Ranks of tp have
 groups of their own. Only what it reads is kept for backward, which runs the op once more, as mamba_ssm's own
 path does. Computed in float32 or wider; torch's autograd has the derivative. Attributes: `chunk`, tokens of a chunk;
-`step_min`, the least dt. Leaves out packed rows.
+`step_min` and `step_max`, between which dt stays. Leaves out packed rows.
 Source: Dao & Gu 2024, section 6.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 
@@ -24,14 +25,15 @@ def state_space(site: Site, joined: Tensor, *parameters: Operand) -> Tensor:
     """(…, tokens, groups, width of a group) of (…, tokens, all that the projection writes)."""
     named = [name.rpartition(".")[2] for name in site.op.inputs[1:]]
     held = dict(zip(named, (read(parameter) for parameter in parameters), strict=True))
-    run = partial(_scan, held, site.attr("chunk", 128), site.attr("step_min", 0.0))
+    steps = site.attr("step_min", 0.0), site.attr("step_max", math.inf)
+    run = partial(_scan, held, site.attr("chunk", 128), steps)
     if not torch.is_grad_enabled():
         return run(joined)
     out: Tensor = checkpoint(run, joined, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-untyped-call]
     return out
 
 
-def _scan(held: Mapping[str, Tensor], chunk: int, step_min: float, joined: Tensor) -> Tensor:
+def _scan(held: Mapping[str, Tensor], chunk: int, steps: tuple[float, float], joined: Tensor) -> Tensor:
     dtype = torch.promote_types(joined.dtype, torch.float32)
     p = {name: tensor.to(dtype) for name, tensor in held.items()}
     groups, width = p["weight_x"].shape[:2]
@@ -40,7 +42,7 @@ def _scan(held: Mapping[str, Tensor], chunk: int, step_min: float, joined: Tenso
     z, x, b, c, dt = (t.flatten(-2) for t in joined.to(dtype).unflatten(-1, (groups, -1)).split(widths, dim=-1))
     xbc = functional.silu(_convolved(torch.cat([x, b, c], dim=-1), p))
     x, b, c = xbc.split([groups * width, groups * state, groups * state], dim=-1)
-    dt = functional.softplus(dt + p["dt_bias"]).clamp(min=step_min)
+    dt = functional.softplus(dt + p["dt_bias"]).clamp(*steps)
     x = x.unflatten(-1, (heads, -1))
     b, c = (t.unflatten(-1, (groups, state)) for t in (b, c))
     y = scan(x * dt[..., None], -p["A_log"].exp() * dt, b, c, chunk) + x * p["D"][:, None]

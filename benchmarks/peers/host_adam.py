@@ -62,7 +62,9 @@ def sides(value: Tensor, grad: Tensor) -> Iterator[Side]:
             value=lambda p=parameter: p.detach(),  # type: ignore[misc]
         )
     fp32, shape = torch.float32, (1000, value.numel() // 1000)
-    slot = Slot(name="w", shape=shape, whole=shape, offset=(0, 0), start=0, holders=1, sums="", split=(0, 1))
+    slot = Slot(
+        name="w", shape=shape, whole=shape, offset=(0, 0), start=0, holders=1, sums="", decays=True, split=(0, 1)
+    )
     held = Parameters([slot], Dtypes(param=fp32, grad=fp32, master=None, states=fp32), zero=0, shard=0, num_shards=1)
     held.fill(lambda _: value)
     update = Update.of(held)

@@ -128,7 +128,9 @@ def test_an_op_that_does_not_run_divided_is_named() -> None:
 
 
 def test_a_parameter_without_elements_has_no_part() -> None:
-    slot = Slot(name="empty", shape=(1, 1, 4), whole=(1, 1, 4), offset=(0, 0, 0), start=0, holders=1, sums="")
+    slot = Slot(
+        name="empty", shape=(1, 1, 4), whole=(1, 1, 4), offset=(0, 0, 0), start=0, holders=1, sums="", decays=False
+    )
     assert values_of({"empty": torch.empty(1, 0, 4)})(slot) is None
 
 

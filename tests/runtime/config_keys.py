@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from runtime.hf_models import CONFIGS, LLAMA3, YARN, Wide, quiet
 from torch import Tensor
 
 from gnomon.errors import GnomonError
@@ -30,7 +31,6 @@ from gnomon.formats.huggingface.runnable import Runnable, read_runnable
 from gnomon.formats.huggingface.weights import layout
 from gnomon.runtime.one_process import OneProcess
 from gnomon.runtime.weights import Folder, WeightReader, settled
-from runtime.hf_models import CONFIGS, LLAMA3, YARN, Wide, quiet
 
 ABSENT = "<absent>"
 """In place of a value: the file does not have the key."""
@@ -292,12 +292,20 @@ def base(kind: str) -> dict[str, Any]:
     values = {key: value for key, value in values.items() if key in known or key in ("rotary_dim", "num_labels")}
     values |= {key: 0.0 for key, value in _defaults(kind).items() if _is_dropout(key, value)}
     more = {"deepseek_v3": {"routed_scaling_factor": 2.5}, "nemotron_h": {"num_experts_per_tok": 2}}
-    more |= {"mpt": {"attn_config": {"attn_pdrop": 0.0}}, "dots1": {"norm_topk_prob": False}, **{kind: {"decoder_start_token_id": 0} for kind in SEQ2SEQ}}
+    more |= {
+        "mpt": {"attn_config": {"attn_pdrop": 0.0}},
+        "dots1": {"norm_topk_prob": False},
+        **{kind: {"decoder_start_token_id": 0} for kind in SEQ2SEQ},
+    }
     return values | more.get(kind, {})
 
 
 def _is_dropout(key: str, value: Any) -> bool:
-    return ("drop" in key or key.endswith("_pdrop")) and isinstance(value, float) and not key.startswith(("classifier", "summary"))
+    return (
+        ("drop" in key or key.endswith("_pdrop"))
+        and isinstance(value, float)
+        and not key.startswith(("classifier", "summary"))
+    )
 
 
 def _class(kind: str) -> Any:

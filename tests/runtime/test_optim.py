@@ -23,6 +23,7 @@ def held() -> Parameters:
     for index, shape in enumerate(SHAPES):
         slot = Slot(
             name=f"p{index}", shape=shape, whole=shape, offset=(0,) * len(shape), start=start, holders=1, sums="",
+            decays=len(shape) > 1,
             split=(0, 1) if len(shape) > 1 else None,
         )  # fmt: skip
         slots.append(slot)

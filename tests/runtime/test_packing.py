@@ -17,6 +17,7 @@ from gnomon.errors import PlanError  # noqa: E402
 from gnomon.graph import Graph  # noqa: E402
 from gnomon.models.gpt import GptConfig, gpt  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
+from gnomon.models.numerics import Numerics, Rotary, with_numerics  # noqa: E402
 from gnomon.plans import Plan, Saved, Schedule, Workload  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
 from gnomon.runtime.packing import packing_of  # noqa: E402
@@ -116,3 +117,46 @@ def test_a_batch_that_does_not_fit_the_model_is_refused() -> None:
     with pytest.raises(PlanError, match=r"input_ids has shape \(2, 11\)"):
         executor.step(packed | {"input_ids": packed["input_ids"][:, 1:]})
     executor.leave()
+
+
+def test_what_a_batch_has_and_the_model_does_not_read_is_refused() -> None:
+    """It was dropped; what says what the model does anyway may stay."""
+    graph = MODELS["rotary"]()
+    executor = Executor(
+        graph,
+        Plan(schedule=Schedule(num_microbatches=1), precision=parity.FP64),
+        Workload(global_batch_size=2, seq_len=SEQ),
+    )
+    packed, _ = packed_and_apart()
+    batch = {name: packed[name] for name in ("input_ids", "labels")}
+    seen, places = torch.ones(2, SEQ, dtype=torch.int64), torch.arange(SEQ).expand(2, SEQ)
+    usual = executor.step(batch | {"attention_mask": seen, "position_ids": places}).loss
+    assert torch.isfinite(usual)
+    hidden = seen.clone()
+    hidden[0, -2:] = 0
+    for more in ({"attention_mask": hidden}, {"position_ids": places % 5}):
+        with pytest.raises(PlanError, match=f"the batch has {next(iter(more))}, which .* does not read: give"):
+            executor.step(batch | more)
+    executor.leave()
+
+
+@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
+def test_packed_documents_whose_angles_depend_on_the_row_are_refused(scaling: str) -> None:
+    """The angles of a document were those of the whole row."""
+    rotary = Rotary(
+        scaling=scaling, scaling_factor=2.0, original_length=8, short_factors="1.0 1.0", long_factors="2.0 4.0"
+    )
+    packed, _ = packed_and_apart()
+    for original, wrong in ((8, True), (SEQ, False)):
+        graph = with_numerics(MODELS["rotary"](), Numerics(rotary=replace(rotary, original_length=original)))
+        executor = Executor(
+            graph,
+            Plan(schedule=Schedule(num_microbatches=1), precision=parity.FP64),
+            Workload(global_batch_size=2, seq_len=SEQ),
+        )
+        if wrong:
+            with pytest.raises(PlanError, match=f"rows hold several documents, and rotary angles of type {scaling}"):
+                executor.step(packed)
+        else:
+            assert torch.isfinite(executor.step(packed).loss)
+        executor.leave()

@@ -435,6 +435,11 @@ def _run(parser: argparse.ArgumentParser) -> None:
         "--export", type=some, metavar="FOLDER", help="write the weights at the end, as safetensors with config.json"
     )
     add_text_options(parser)
+    parser.add_argument(
+        "--explain-optimizer",
+        action="store_true",
+        help="say which parameters take weight decay and why, and do not train",
+    )
     parser.add_argument("--steps", type=count, default=200, metavar="N", help="in all, with those before a resume; 200")
     parser.add_argument("--lr", type=rate, default=1e-3, metavar="RATE", help="largest learning rate; 0.001")
     parser.add_argument(

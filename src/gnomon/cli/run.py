@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -35,6 +37,7 @@ from gnomon.prediction import Prediction, memory_copies, predict
 from gnomon.report.prediction import describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
 from gnomon.request.model import is_code
+from gnomon.sharding.matrices import decaying
 from gnomon.software import Stack, stack
 from gnomon.timeline import print_timeline
 from gnomon.units import show_bytes
@@ -82,6 +85,10 @@ def run(options: argparse.Namespace) -> int:
     _check_there(options)
     graph, notes = read_model_to_run(file.model)
     need_torch("running a plan")
+    if options.explain_optimizer:
+        decay = weight_decay_of(graph)
+        print_json(decay) if options.json else print_lines(explain_optimizer(file, decay))
+        return 0
     machines = parse_cluster(file.on)
     device = device_of(file, machines, options.device)
     assumed: list[str] = []
@@ -109,8 +116,34 @@ def run(options: argparse.Namespace) -> int:
     job = _job(options, file, graph, prediction, folder, device=device)
     outcome = _carried_out(job, shared=shared)
     if is_rank_0():
-        _after(options, Told(file=file, prediction=prediction, outcome=outcome, shared=shared))
+        _after(options, Told(file=file, graph=graph, prediction=prediction, outcome=outcome, shared=shared))
     return 128 + outcome.stopped if outcome.stopped else 0
+
+
+def weight_decay_of(graph: Graph) -> dict[str, Any]:
+    """What takes weight decay, for JSON: the rule, the number, and names of parameters."""
+    every = decaying(graph)
+    return {
+        "weight_decay": load_late("gnomon.runtime.optim:AdamWSettings")().weight_decay,
+        "decays": [name for name, decays in every.items() if decays],
+        "does_not_decay": [name for name, decays in every.items() if not decays],
+    }
+
+
+def explain_optimizer(file: PlanFile, decay: dict[str, Any]) -> tuple[str, ...]:
+    """The parameters by groups, those of all layers under one name, with how many there are of each."""
+
+    def rows(names: Sequence[str]) -> list[str]:
+        kinds = Counter(re.sub(r"\.\d+\.", ".*.", name) for name in names)
+        return [f"  {name}{f' ({count})' if count > 1 else ''}" for name, count in kinds.items()]
+
+    return (
+        f"{file.model}, {file.plan.optimizer.kind}",
+        f"weight decay {decay['weight_decay']:g}, matrices of linears, experts and convolutions, and tables:",
+        *rows(decay["decays"]),
+        "no weight decay, norms, biases, and vectors of routers, sinks and state-space scans:",
+        *rows(decay["does_not_decay"]),
+    )
 
 
 def _as_predicted(plan: Plan) -> Plan:
@@ -449,6 +482,8 @@ class Told:
 
     file: PlanFile
     """What was asked."""
+    graph: Graph
+    """What was trained."""
     prediction: Prediction
     """What was predicted."""
     outcome: Any
@@ -488,6 +523,7 @@ class Told:
             if o.records
             else None,
             "notes": list(o.notes),
+            "optimizer": weight_decay_of(self.graph),
             "steps": [
                 {
                     "step": r.step,

@@ -56,6 +56,8 @@ class Numerics:
 
     norm_eps: float = 1e-5
     """Added to the mean square or the variance."""
+    latent_eps: float = 1e-6
+    """The same of norms of latents of q, k and v, where the public code has a constant (DeepSeek-V2 and V3)."""
     norm_offset: float = 0.0
     """Added to a norm's weight: 1 in Gemma, whose weights begin at 0."""
     rotary: Rotary = Rotary()
@@ -117,26 +119,33 @@ def with_numerics(graph: Graph, numerics: Numerics) -> Graph:
 def _block(block: Block, n: Numerics) -> Block:
     windowed = any(op.does == "attends" and op.attr("window", 0) for op in block.ops)
     rotary = n.windowed_rotary if windowed and n.windowed_rotary is not None else n.rotary
+    # a builder that says which part is turned is of a model whose files say it by several keys
+    said = {"fraction": rotary.fraction} if any(op.attr("fraction", 0.0) for op in block.ops) else {}
     written: Mapping[str, Mapping[str, AttrValue]] = {
         "norm": _changed(n, ("norm_eps", "norm_offset"), strip="norm_"),
-        "rotary": _changed(rotary, tuple(field.name for field in fields(Rotary))),
+        "rotary": {**said, **_changed(rotary, tuple(field.name for field in fields(Rotary)))},
         "router": _changed(n, ("normalised", "routed_scale", "group_top", "least_sum")),
         "state_space": _changed(n, ("step_min", "step_max")),
     }
-    padding = {} if n.padding is None else {"padding": n.padding, **({"padding_moves": True} if n.padding_moves else {})}
+    padding: dict[str, AttrValue] = {} if n.padding is None else {"padding": n.padding}
+    if n.padding_moves:
+        padding["padding_moves"] = True
     own: Mapping[str, Mapping[str, AttrValue]] = {
         "add": {"factor": n.residual_factor} if n.residual_factor != 1.0 else {},
         "linear": {"factor": n.logits_factor} if n.logits_factor != 1.0 else {},
         "embedding": {"first": n.first_position} if n.first_position else {},
     }
+    latent: Mapping[str, AttrValue] = {**written["norm"], "eps": n.latent_eps}
     places = {op.path for op in block.ops if _is_special(op)}
-    return replace(
-        block,
-        ops=tuple(
-            _op(op, padding if _reads_tokens(op) else (own if op.path in places else written).get(op.kind, {}))
-            for op in block.ops
-        ),
-    )
+
+    def more(op: Op) -> Mapping[str, AttrValue]:
+        if _norms_latent(op):
+            return latent
+        if _reads_tokens(op):
+            return padding
+        return (own if op.path in places else written).get(op.kind, {})
+
+    return replace(block, ops=tuple(_op(op, more(op)) for op in block.ops))
 
 
 def _is_special(op: Op) -> bool:
@@ -145,9 +154,13 @@ def _is_special(op: Op) -> bool:
     return ends.get(op.kind, op.does == "looks up" and "position" in op.path)
 
 
+def _norms_latent(op: Op) -> bool:
+    return op.does == "normalises" and op.path.endswith(("q_a_layernorm", "kv_a_layernorm"))
+
+
 def _reads_tokens(op: Op) -> bool:
     """Whether an op looks token ids up."""
-    return op.kind == "embedding" and op.inputs[0] in ("input_ids", "next_ids")
+    return op.does == "looks up" and op.inputs[0] in ("input_ids", "next_ids")
 
 
 def _op(op: Op, more: Mapping[str, AttrValue]) -> Op:

@@ -42,7 +42,7 @@ from gnomon.sharding import ShardedBlock, shard_graph
 from gnomon.sharding.context import uneven_positions_reason, whole_sequence_reason
 from gnomon.sharding.homes import routed_tensors
 from gnomon.sharding.layout import Sharding
-from gnomon.sharding.matrices import is_looked_up, split_of
+from gnomon.sharding.matrices import is_looked_up, split_of, takes_decay
 from gnomon.software import own
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -422,6 +422,7 @@ def slots_of(
             slot = Slot(
                 name=name,
                 shape=shape,
+                decays=takes_decay(block.block, tensor.name),
                 copies=inner if whole else copies,
                 split=split_of(block.block, tensor.name),
                 places=() if whole else _places(tensor, home, axes, "etp" if apart else "tp"),

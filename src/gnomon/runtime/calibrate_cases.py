@@ -147,6 +147,7 @@ def _parameters(dtype: torch.dtype, *shapes: tuple[int, ...]) -> Parameters:
                 offset=(0,) * len(shape),
                 start=start,
                 holders=1,
+                decays=len(shape) > 1,
                 sums="",
             )
         )

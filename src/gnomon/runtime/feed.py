@@ -54,7 +54,8 @@ class Feed:
         self.local_positions = workload.seq_len // ways
         """Of a sequence between layers on this rank."""
         self.labels = _labels_of(graph)
-        self.one_length_reason = one_length_reason(graph, plan)
+        self.one_length_reason = one_length_reason(graph, plan, workload.seq_len)
+        self.one_document_reason = by_length_reason(graph, workload.seq_len)
         inputs = {
             tensor.name for tensor in graph.inputs if [is_sequence(dim.name) for dim in tensor.dims[1:2]] == [True]
         }
@@ -94,7 +95,12 @@ class Feed:
                 )
         if LENGTHS in batch and (reason := self.one_length_reason):
             raise PlanError(f"rows are padded to the longest of their microbatch, and {reason}")
+        if DOCUMENTS in batch and (reason := self.one_document_reason):
+            raise PlanError(f"rows hold several documents, and {reason}")
         kept = {*asked, DOCUMENTS, LENGTHS}
+        for name, given in batch.items():
+            if name not in kept and not _says_nothing(name, given):
+                raise PlanError(_dropped(self.graph.name, name))
         self.batch = {name: given.to(self.device) for name, given in batch.items() if name in kept}
         labels = batch.get(self.labels)
         self.counted = self.tokens if labels is None else max(1, int((labels >= 0).sum()))
@@ -120,7 +126,40 @@ class Feed:
         return x
 
 
-def one_length_reason(graph: Graph, plan: Plan) -> str | None:
+def _says_nothing(name: str, given: Tensor) -> bool:
+    """Whether a part of a batch that the graph does not read is what it computes with anyway: every token seen, at its
+    own place, of the first type."""
+    if name == "attention_mask":
+        return bool((given == 1).all())
+    if name == "position_ids":
+        return bool((given == torch.arange(given.shape[-1], device=given.device)).all())
+    return name == "token_type_ids" and not bool(given.any())
+
+
+def _dropped(graph: str, name: str) -> str:
+    """Why a batch with this part is refused."""
+    instead = {
+        "attention_mask": "give `lengths` (tokens of each row) for padding at the end of causal rows, or `documents`",
+        "position_ids": "give `documents` (a number for each token) where positions begin again in a row",
+    }
+    return f"the batch has {name}, which {graph} does not read: {instead.get(name, 'leave it out of the batch')}"
+
+
+def by_length_reason(graph: Graph, seq_len: int) -> str | None:
+    """Why documents of several lengths in a batch of such rows do not compute what they would alone: None where they
+    do."""
+    for block in graph.blocks:
+        for op in block.ops:
+            scaling, original = op.attr("scaling", ""), op.attr("original_length", 0)
+            if op.does == "rotates" and scaling in ("dynamic", "longrope") and seq_len > int(original):  # type: ignore[arg-type]
+                return (
+                    f"rotary angles of type {scaling} depend on the length of a sequence over {original} positions; "
+                    f"give rows of one document each, or seq_len of at most {original}"
+                )
+    return None
+
+
+def one_length_reason(graph: Graph, plan: Plan, seq_len: int) -> str | None:
     """Why the microbatches of a plan cannot differ in length, and what to change; None where they can."""
     mesh = plan.mesh
     if plan.num_stages > 1:
@@ -130,6 +169,8 @@ def one_length_reason(graph: Graph, plan: Plan) -> str | None:
     ops = [op for block in graph.blocks for op in block.ops]
     if any(op.does == "routes" for op in ops):
         return f"{graph.name} would route padding to experts too; use another packing"
+    if reason := by_length_reason(graph, seq_len):
+        return reason
     if any(op.does == "attends" and not op.attr("causal", False) for op in ops):
         return f"{graph.name} has attention that would see the padding; use another packing"
     return None

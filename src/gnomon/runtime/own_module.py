@@ -129,4 +129,6 @@ def _tied(module: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, str]
 
 
 def _whole(name: str, shape: tuple[int, ...]) -> Slot:
-    return Slot(name=name, shape=shape, whole=shape, offset=(0,) * len(shape), start=0, holders=1, sums="")
+    return Slot(
+        name=name, shape=shape, whole=shape, offset=(0,) * len(shape), start=0, holders=1, decays=False, sums=""
+    )

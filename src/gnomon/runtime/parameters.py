@@ -40,6 +40,8 @@ class Slot:
     holders: int
     """Tensor-parallel ranks (of etp, of experts) that hold the same elements: a global sum counts each element once. 0
     where another stage counts it (a tied table)."""
+    decays: bool
+    """Whether weight decay is about it: what reads it says so, not its shape (`sharding.matrices.takes_decay`)."""
     sums: str
     """Communicator over which its gradient is added up before the update besides data parallelism: `tp`,
     `kv_copies`, or none."""
@@ -64,11 +66,6 @@ class Slot:
         """The same of what all tensor-parallel ranks hold together, and of as many matrices. Not for vectors."""
         assert self.split is not None
         return _matrix((*self.shape[: self.split[0]], *self.whole[self.split[0] :]), self.split)
-
-    @property
-    def decays(self) -> bool:
-        """Whether weight decay is about it: not about norms and biases."""
-        return len(self.shape) > 1 and not self.name.endswith(".bias")
 
     @property
     def stop(self) -> int:

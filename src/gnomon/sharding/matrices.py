@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from gnomon.graph import DTYPE_BITS, Block, matrix_rows
+from gnomon.graph import DTYPE_BITS, Block, Graph, matrix_rows
 from gnomon.plans import Mesh, Optimizer, Precision
 from gnomon.sharding.block import ShardedBlock
 from gnomon.sharding.homes import routed_tensors
@@ -89,6 +89,29 @@ def split_of(block: Block, name: str) -> tuple[int, int] | None:
 def is_looked_up(block: Block, name: str) -> bool:
     """Whether a parameter is a table."""
     return any(op.does == "looks up" and name in op.inputs for op in block.ops)
+
+
+def takes_decay(block: Block, name: str) -> bool:
+    """Whether weight decay is about a parameter: whether an op that reads it says so of the place where it reads it
+    (`OpKind.decay`), whatever its shape and name are and however ranks divide it."""
+    wide = len(block.tensor(name).dims) > 1
+    return any(
+        wide if op.rules.decay == "matrices" else op.rules.decay != "none" and place in op.rules.decay
+        for op in block.ops
+        for place, read in enumerate(op.inputs)
+        if read == name
+    )
+
+
+def decaying(graph: Graph) -> dict[str, bool]:
+    """Each trained parameter of a model, by its full name, and whether weight decay is about it."""
+    made: dict[str, bool] = {}
+    for layer in graph.layers():
+        block = graph.block(layer.call.block)
+        for tensor in block.parameters:
+            name = layer.call.parameter_name(tensor.name, layer.index)
+            made[name] = made.get(name, False) or takes_decay(block, tensor.name)
+    return made
 
 
 def matrices_of(sharded: ShardedBlock, mesh: Mesh) -> Iterator[Matrix]:

@@ -19,7 +19,6 @@ from gnomon.formats.huggingface.parts import (
     Reader,
     Wanted,
     biases_of,
-    cap,
     check_layer_types,
     clipped,
     factor,
@@ -185,7 +184,8 @@ def _query_scale(k: Keys) -> float:
     return float(scalar**-0.5)
 
 
-def _cohere(k: Keys, name: str, wanted: Wanted, notes: Notes, *, windows: tuple[int, ...] = (0,), second: bool = False
+def _cohere(
+    k: Keys, name: str, wanted: Wanted, notes: Notes, *, windows: tuple[int, ...] = (0,), second: bool = False
 ) -> Graph:
     """Command R: one norm before attention and feed-forward, which run side by side. second: only layers with a window
     have rotary positions."""

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gnomon.formats.huggingface.parts import ACTIVATIONS, Notes, Reader, Wanted, balance_loss, factor, free_multipliers, heads_of, only
+from gnomon.formats.huggingface.parts import (
+    ACTIVATIONS,
+    Notes,
+    Reader,
+    Wanted,
+    balance_loss,
+    factor,
+    free_multipliers,
+    heads_of,
+    only,
+)
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
 from gnomon.models.hybrid import PARTS, HybridConfig, HybridMixture, Mamba2, hybrid
@@ -171,9 +181,7 @@ def _bamba(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.must_be("attention_bias", False)
     k.must_be("mlp_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
-    k.ignore(
-        "max_position_embeddings", "mamba_expand", "num_logits_to_keep", "partial_rotary_factor"
-    )
+    k.ignore("max_position_embeddings", "mamba_expand", "num_logits_to_keep", "partial_rotary_factor")
     only(k, wanted, "z_loss_coefficient", 0.0, 0)
     only(k, wanted, "hidden_act", "silu", "swish")  # the convolution's too
     k.ignore(*STEP_KEYS)

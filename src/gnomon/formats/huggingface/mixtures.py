@@ -23,7 +23,6 @@ from gnomon.formats.huggingface.parts import (
     factor,
     free_multipliers,
     inner,
-    only,
     optional_window,
     sizes_of,
 )

@@ -118,11 +118,11 @@ class Usual:
             yield from ("rope_parameters", "rope_scaling", self.base_key, self.fraction_key, self.windowed_base_key)
 
 
-GRANITE = {"residual_key": "residual_multiplier", "logits": "/logits_scaling"}
-SHARED = {"normalised_key": "norm_topk_prob", "routed_key": "routed_scaling_factor"}
-LAYER_NORM = {"eps": 1e-5, "eps_key": "layer_norm_eps"}
-GPT = {"eps": 1e-5, "eps_key": "layer_norm_epsilon", "rotary": "", "padded": False}
-BERT = {"eps": 1e-12, "eps_key": "layer_norm_eps", "rotary": ""}
+GRANITE: dict[str, Any] = {"residual_key": "residual_multiplier", "logits": "/logits_scaling"}
+SHARED: dict[str, Any] = {"normalised_key": "norm_topk_prob", "routed_key": "routed_scaling_factor"}
+LAYER_NORM: dict[str, Any] = {"eps": 1e-5, "eps_key": "layer_norm_eps"}
+GPT: dict[str, Any] = {"eps": 1e-5, "eps_key": "layer_norm_epsilon", "rotary": "", "padded": False}
+BERT: dict[str, Any] = {"eps": 1e-12, "eps_key": "layer_norm_eps", "rotary": ""}
 
 RUNNABLE: Mapping[str, Usual] = {
     "llama": Usual(),
@@ -189,9 +189,7 @@ RUNNABLE: Mapping[str, Usual] = {
     "glm4_moe": Usual(eps=1e-5, rotary="part", fraction=0.5, **SHARED),
     "dots1": Usual(normalised=False, **SHARED),
     "mamba2": Usual(**GPT, step_limit_key="time_step_limit"),
-    "bamba": Usual(
-        eps=1e-5, padding=0, rotary="part", fraction=0.5, fraction_key="", step_limit_key="time_step_limit"
-    ),
+    "bamba": Usual(eps=1e-5, padding=0, rotary="part", fraction=0.5, fraction_key="", step_limit_key="time_step_limit"),
     "granitemoehybrid": Usual(**GRANITE, step_limit_key="time_step_limit"),
     "nemotron_h": Usual(**GPT, step_min_key="time_step_min", **SHARED),
 }
@@ -222,7 +220,7 @@ def numerics_of(values: Mapping[str, Any]) -> Numerics | str:
         return _read(values)
     except _Refused as refused:
         return str(refused)
-    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, ArithmeticError, AttributeError) as error:
         return f"a number that its results depend on cannot be read: {error}; correct it in the file"
 
 
@@ -269,7 +267,8 @@ def _step_limit(values: Mapping[str, Any], usual: Usual) -> tuple[float, float]:
     given = values.get(usual.step_limit_key) if usual.step_limit_key else None
     if given is None:
         return 0.0, math.inf
-    low, high = (float(number) for number in given)
+    # transformers writes infinity as {"__float__": "Infinity"}
+    low, high = (float(one["__float__"] if isinstance(one, Mapping) else one) for one in given)
     if not 0 <= low < high:
         _refuse(usual.step_limit_key, f"{given!r} is no pair of a least and a largest time step")
     return low, high
@@ -286,7 +285,9 @@ def _padding(values: Mapping[str, Any], usual: Usual) -> int | None:
     if isinstance(given, bool) or not isinstance(given, int) or not isinstance(rows, int):
         _refuse("pad_token_id", f"{given!r} is no token id")
     if not -rows <= given < rows or (usual.first_position < 0 and given < 0):
-        _refuse("pad_token_id", f"{given} is no row of a table of {rows}; give an id below vocab_size, or null for none")
+        _refuse(
+            "pad_token_id", f"{given} is no row of a table of {rows}; give an id below vocab_size, or null for none"
+        )
     return given % rows
 
 
@@ -308,7 +309,9 @@ def _rotaries(values: Mapping[str, Any], usual: Usual, kind: str) -> tuple[Rotar
     block = dict(block or {})
     for name, inner in block.items():
         if isinstance(inner, Mapping):
-            _refuse(f"{key}.{name}", f"{kind} has one block of rotary angles for all layers; give it without layer types")
+            _refuse(
+                f"{key}.{name}", f"{kind} has one block of rotary angles for all layers; give it without layer types"
+            )
     if block.get("rope_theta") is None and values.get(usual.base_key) is not None:
         block["rope_theta"] = values[usual.base_key]
     if block.get("partial_rotary_factor") is None:
@@ -356,7 +359,9 @@ def _layered(plain: Any, older: Any, values: Mapping[str, Any], usual: Usual) ->
     full, windowed = (dict(blocks.get(name) or {}) for name in LAYERED)
     if older:
         if "rope_type" not in older and older.get("type", "default") != "default":
-            _refuse("rope_scaling.type", "transformers reads rope_type there, and would leave the scaling out; rename it")
+            _refuse(
+                "rope_scaling.type", "transformers reads rope_type there, and would leave the scaling out; rename it"
+            )
         full |= older
     for block, key in ((full, usual.base_key), (windowed, usual.windowed_base_key)):
         if block.get("rope_theta") is None and key and values.get(key) is not None:
@@ -396,9 +401,11 @@ def _rotary(block: Mapping[str, Any], values: Mapping[str, Any], usual: Usual, *
             _refuse(f"{at}.partial_rotary_factor", "this class turns whole heads; leave it out, or give 1.0")
         fraction = 1.0
     elif not 0 < fraction <= 1:
-        _refuse(usual.fraction_key or at, f"the part of a head that is turned is {fraction}; it is over 0 and at most 1")
+        _refuse(
+            usual.fraction_key or at, f"the part of a head that is turned is {fraction}; it is over 0 and at most 1"
+        )
     original, longest = 0, values.get("max_position_embeddings")
-    longest = None if longest is None else int(longest)
+    longest = None if longest is None else int(float(longest))
     if scaling:
         given = longest if kind == "dynamic" else block.get("original_max_position_embeddings") or longest
         original = int(given or 0)

@@ -18,8 +18,9 @@ from gnomon.formats.keys import read_json
 from gnomon.graph import Graph
 from gnomon.models.numerics import with_numerics
 
-
-OTHER_HEADS = re.compile(r"(For(?!CausalLM|MaskedLM|ConditionalGeneration|ImageClassification|PreTraining)|DoubleHeads)")
+OTHER_HEADS = re.compile(
+    r"(For(?!CausalLM|MaskedLM|ConditionalGeneration|ImageClassification|PreTraining)|DoubleHeads)"
+)
 """Names of classes of transformers with a head of their own: classifiers of sequences and tokens, answers, rewards."""
 
 DROPOUT = re.compile(r"^(?!summary_|classifier_).*(dropout|pdrop|dropout_rate|dropout_prob)$")

@@ -5,7 +5,7 @@ Covers the dense view, the experts' refolding, other orders, and what a mesh ref
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import permutations, product
 
 import pytest
 from hypothesis import given
@@ -56,6 +56,15 @@ def test_another_order() -> None:
     mesh = Mesh(pp=2, tp=2, order=("dp_replicate", "dp_shard", "cp", "tp", "pp"))
     assert mesh.dense.groups("pp").tolist() == [[0, 1], [2, 3]]
     assert mesh.dense.groups("tp").tolist() == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize("order", [*permutations(DENSE_AXES)], ids=" ".join)
+def test_a_place_in_a_group_is_that_of_its_process_whatever_the_order(order: tuple[str, ...]) -> None:
+    # Processes of a group are numbered by rank, so members of a row must ascend, and a shard's index must be its place.
+    view = Mesh(dp_replicate=2, dp_shard=2, cp=2, tp=2, order=order).dense
+    for axis in (*DENSE_AXES, "dp", "fsdp", "loss"):
+        for row in view.groups(axis).tolist():
+            assert row == sorted(row) and [view.coordinate(rank, axis) for rank in row] == [*range(len(row))]
 
 
 @given(meshes())

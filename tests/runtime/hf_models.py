@@ -285,11 +285,12 @@ class Wide(TorchFunctionMode):
         return func(*(torch.float64 if value is torch.float32 else value for value in args), **kwargs)
 
 
-def build(kind: str) -> Any:
-    """The tiny model in float64, with random weights everywhere: norms and biases too, which begin as constants."""
+def build(kind: str, given: Mapping[str, Any] | None = None) -> Any:
+    """The tiny model in float64, with random weights everywhere: norms and biases too, which begin as constants.
+    given: its config; None for that of CONFIGS."""
     import transformers
 
-    config = transformers.CONFIG_MAPPING[kind.partition(" ")[0]](**CONFIGS[kind])
+    config = transformers.CONFIG_MAPPING[kind.partition(" ")[0]](**(CONFIGS[kind] if given is None else given))
     if "untied" in kind:  # the class ties weights whatever it is given
         config.tie_word_embeddings = False
     config._experts_implementation = "eager"

@@ -113,6 +113,12 @@ def test_unlike_meshes_where_only_equal_ones_run() -> None:
         meshes_of(Plan(stages=(both[0], again, both[1])))
 
 
+def test_ranks_of_a_stage_in_another_order_than_its_processes_have() -> None:
+    stage = Stage(calls=("*",), mesh=Mesh(tp=2), devices="1,0")
+    with pytest.raises(PlanError, match="stage 0 lists its ranks as 1,0.*ascending order.*placement"):
+        meshes_of(Plan(stages=(stage,)))
+
+
 def test_an_action_that_begins_inside_a_run_of_recomputed_layers() -> None:
     plan = Plan(
         optimizer=Optimizer(zero=3, offload_parameters=True),

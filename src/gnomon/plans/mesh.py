@@ -61,10 +61,11 @@ class View:
     def groups(self, *axes: str) -> NDArray[np.int64]:
         """Ranks of every group that communicates over `axes` together: shape (groups, size).
 
-        Rows are in the order of their first rank. Within a row the first named axis is outermost, as a shard index
-        would be.
+        Rows are in the order of their first rank. Within a row ranks ascend, whatever the order in which axes are
+        named: torch's process groups, NCCL's communicators and MPI number their members so, and a shard index that
+        follows another order than its group's would exchange shards.
         """
-        indices = [i for axis in axes for i in self._indices(axis)]
+        indices = sorted(i for axis in axes for i in self._indices(axis))
         if len(set(indices)) != len(indices):
             raise PlanError(f"groups over {axes} name an axis twice; name each axis once")
         others = [i for i in range(len(self.axes)) if i not in indices]
@@ -78,7 +79,7 @@ class View:
         return tuple(int(i) for i in np.unravel_index(rank, self.sizes))
 
     def coordinate(self, rank: int, axis: str) -> int:
-        """Position of `rank` within its group of `axis` (a union counts its first axis as outermost)."""
+        """Position of `rank` within its group of `axis`, which is that of its row in `groups(axis)`."""
         coordinates = self.coordinates(rank)
         position = 0
         for index in self._indices(axis):
@@ -90,7 +91,7 @@ class View:
         if not names or any(name not in self.axes for name in names):
             known = [*self.axes, *(u for u, parts in UNIONS.items() if set(parts) <= set(self.axes))]
             raise PlanError(f"view {self.name!r} has no axis {axis!r}; it has {', '.join(known)}{nearest(axis, known)}")
-        return tuple(self.axes.index(name) for name in names)
+        return tuple(sorted(self.axes.index(name) for name in names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

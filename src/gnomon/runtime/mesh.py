@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup
 from gnomon.errors import PlanError
 from gnomon.plans import Mesh, Plan
 from gnomon.plans.mesh import EXPERT_AXES as FOLDED
+from gnomon.plans.select import format_ranks
 from gnomon.runtime.arrivals import Channel
 from gnomon.runtime.routes import Route, routes
 
@@ -56,6 +57,18 @@ class Coordinates:
     data: int
     """Among the ranks that take different sequences."""
 
+    @property
+    def places(self) -> Mapping[str, int]:
+        """Its place among the members of each communicator whose members hold, or are given, different parts. Of the
+        others only sums are asked."""
+        experts = {"ep": "ep", "etp": "etp", "experts.dp_shard": "edp"}
+        return {
+            "dp_shard": self.shard,
+            "vocabulary": self.pipeline_rank,
+            **{axis: self.along[axis] for axis in ("cp", "tp")},
+            **{comm: self.along[axis] for comm, axis in experts.items() if axis in self.along},
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
@@ -93,16 +106,16 @@ class Groups:
         groups: dict[str, ProcessGroup | None] = {}
         for comm, axes in AXES.items():
             rows = [[ranks[i] for i in row] for ranks, mesh in stages for row in mesh.dense.groups(*axes).tolist()]
-            groups[comm] = _mine(rows, here.rank)
+            groups[comm] = _mine(comm, rows, here)
         for comm, axes in EXPERT_AXES.items() if experts else ():
             rows = [[ranks[i] for i in row] for ranks, mesh in stages for row in mesh.experts.groups(*axes).tolist()]
-            groups[comm] = _mine(rows, here.rank)
+            groups[comm] = _mine(comm, rows, here)
         runs = []
         for ranks, mesh in stages:
             copies = max(1, mesh.tp // kv_heads) if kv_heads else 1
             rows = [[ranks[i] for i in row] for row in mesh.dense.groups("tp").tolist()]
             runs += [row[i : i + copies] for row in rows for i in range(0, len(row), copies)]
-        groups["kv_copies"] = _mine(runs, here.rank)
+        groups["kv_copies"] = _mine("kv_copies", runs, here)
         holders = list(dict.fromkeys(plan.stage_ranks[stage] for stage in tied))
         alike = (
             meshes[0].dense.groups("dp_shard", "cp").tolist()
@@ -110,16 +123,16 @@ class Groups:
             else [[i] for i in range(len(stages[0][0]))]
         )
         rows = [[ranks[i] for ranks in holders for i in row] for row in alike] if len(holders) > 1 else []
-        groups["embedding"] = _mine(rows, here.rank)
+        groups["embedding"] = _mine("embedding", rows, here)
         rows = [list(row) for row in zip(*stage_sets(plan), strict=True)] if vocabulary else []
-        groups["vocabulary"] = _mine(rows, here.rank)
-        groups["norm"] = _mine([list(range(plan.world_size))], here.rank)
+        groups["vocabulary"] = _mine("vocabulary", rows, here)
+        groups["norm"] = _mine("norm", [list(range(plan.world_size))], here)
         held = {rank: stage for stage, rank in reversed(list(enumerate(plan.pipeline_ranks)))}
         size = size or math.lcm(*(mesh.data_ranks for mesh in meshes))
         for source, target, buffer in channels:
             for route in routes(plan, held[source], held[target], size):
                 name = channel_name((source, target, buffer), route)
-                made = _mine([[route.source, route.target]], here.rank)
+                made = _mine(name, [[route.source, route.target]], here)
                 if here.rank in (route.source, route.target):
                     groups[name] = made
         return Groups(mesh=meshes[here.pipeline_rank], here=here, by_comm=groups)
@@ -144,7 +157,12 @@ def meshes_of(plan: Plan, *, tied: Sequence[int] = ()) -> list[Mesh]:
     meshes, for axes that the runtime does not run, and for what it runs on equal meshes only."""
     by_rank: dict[int, Mesh] = {}
     for stage, pipeline_rank in enumerate(plan.pipeline_ranks):
-        mesh = plan.stage_mesh(stage)
+        mesh, ranks = plan.stage_mesh(stage), plan.stage_ranks[stage]
+        if list(ranks) != sorted(ranks):
+            raise PlanError(
+                f"stage {stage} lists its ranks as {format_ranks(ranks)}, but processes of a group are numbered in "
+                f"ascending order; list them so, and choose the device of each rank by placement"
+            )
         if by_rank.setdefault(pipeline_rank, mesh) != mesh:
             raise PlanError(
                 f"stage {stage} has axes {mesh.describe()} on ranks that hold another stage as "
@@ -192,11 +210,24 @@ def coordinates(plan: Plan, rank: int, *, experts: bool = False) -> Coordinates:
     )
 
 
-def _mine(rows: Iterable[Sequence[int]], rank: int) -> ProcessGroup | None:
-    """Makes a group of each row (all ranks do so, in this order) and returns the one with `rank`."""
+def _mine(comm: str, rows: Iterable[Sequence[int]], here: Coordinates) -> ProcessGroup | None:
+    """Makes a group of each row (all ranks do so, in this order) and returns the one with this rank.
+
+    torch numbers the members of a group by their ranks of the job, whatever the order in which they are named: where
+    that is not their order on the mesh, members would take each other's parts. PlanError then, on every rank.
+    """
     mine: ProcessGroup | None = None
     for row in rows:
-        if len(row) > 1:
-            made = dist.new_group(list(row))
-            mine = made if rank in row else mine
+        if len(row) < 2:
+            continue
+        if comm in here.places and list(row) != sorted(row):
+            raise PlanError(
+                f"the members of a group of {comm} are ranks {format_ranks(row)} in the order of the plan's mesh, but "
+                f"processes of a group are numbered in ascending order; order stages' devices so that ranks ascend, and "
+                f"choose the device of each by placement"
+            )
+        made = dist.new_group(sorted(row))
+        if here.rank in row:
+            place, mine = here.places.get(comm), made
+            assert place is None or dist.get_rank(made) == place, f"{comm}: {dist.get_rank(made)}, not {place}"
     return mine

@@ -274,6 +274,36 @@ def test_hugging_face_config(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert out.startswith("my-model on 1xa100-sxm-80gb\n")
 
 
+@pytest.mark.parametrize(
+    ("config", "seq_len", "said"),
+    [
+        ({}, 2048, 0),
+        ({}, 4096, 2048),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 8192, 0),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 16384, 8192),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}}, 4096, 2048),
+    ],
+)
+def test_sequences_beyond_the_models_positions_are_said(
+    config: dict[str, object], seq_len: int, said: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**HF_CONFIG, **config}))
+    for command in (("predict", str(path)), ("plan", str(path), "--global-batch", "2")):
+        status, out, err = ask(capsys, *command, "--on", "1x2xa100-sxm-80gb", "--seq-len", str(seq_len), "--json")
+        assert (status, err) == (0, "")
+        lines = [line for line in json.loads(out)["assumptions"] if "are longer than the" in line]
+        wanted = f"sequences of {seq_len:,} tokens are longer than the {said:,} positions that "
+        assert [line.startswith(wanted) for line in lines] == [True] * bool(said)
+
+
+def test_positions_of_models_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--on", "1x8xh100-sxm", "--zero", "3", "--recompute", "full", "--seq-len", "32k", "--json")
+    for name, said in (("meta-llama/Llama-2-7b-hf", True), ("llama-2-7b+lora8", True), ("llama-3.1-8b", False)):
+        out = json.loads(ask(capsys, "predict", name, *asked)[1])
+        assert any("are longer than the 4,096 positions" in line for line in out["assumptions"]) == said
+
+
 BRIDGE = str(Path(__file__).parents[1] / "formats" / "fixtures" / "megatron-bridge" / "llama3_70b.txt")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from time import process_time
 from unittest.mock import patch
 
 import pytest
@@ -79,6 +80,26 @@ def test_quantities(value: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("option", ["--global-batch", "--micro-batch-size"])
 def test_batches_beyond_any_machine(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "over the limit of 10,000,000" in refused(capsys, *PREDICT, f"{option}=999999999")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--global-batch 1048576 --seq-len 8192", "if 1,048,576 are tokens, write --tokens-per-batch 1048576"),
+        ("--global-batch 1048576", "4,294,967,296 tokens a step (1,048,576 sequences of 4,096), over the limit of"),
+        ("--tokens-per-batch 1T", "over the limit of 268,435,456 tokens; give those of one optimizer step, not of the"),
+        ("--global-batch 1048576 --seq-len 256 --zero 3", "layer by layer (ZeRO 3, or an update on the host) are"),
+    ],
+)
+def test_steps_whose_prediction_would_take_minutes(more: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused before the work: tokens where sequences are asked for, and more rows than are played."""
+    began = process_time()
+    asked = ("predict", "llama-3.1-8b", "--on", "4x8xh100-sxm")
+    assert message in refused(capsys, *asked, *more.split())
+    if "--zero" not in more:
+        for command in ("plan", "fit"):
+            assert message in refused(capsys, command, *asked[1:], *more.split())
+    assert process_time() - began < 5
 
 
 def test_more_processes_than_cores_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ from gnomon.plans import Goal, Optimizer, Plan, RouterLoad, Workload
 from gnomon.plans.check import sample_tokens
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.request.exported import Target, based, lacks, target
-from gnomon.request.model import read_config, with_inputs
+from gnomon.request.model import read_config, too_long, with_inputs
 from gnomon.request.runnable import refuse_unrunnable
 from gnomon.search.checkpointing.improve import check_stack
 from gnomon.search.refinement.choices import fixed_base
@@ -193,5 +193,7 @@ def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> 
         raise InputError(
             "no batch to plan for; give --global-batch N, the sequences of an optimizer step, or --tokens-per-batch N"
         )
+    if not looked_for and (said := too_long(options.model, seq_len)):
+        assumed.append(said)
     workload = Workload(global_batch_size=batch, seq_len=seq_len, router=given_router(options, RouterLoad(), graph))
     return with_sizes(workload, graph, options, assumed)

@@ -26,7 +26,7 @@ from gnomon.plans import Workload
 from gnomon.report.page.sweep import sweep_page
 from gnomon.report.sweep import fitted_words, sweep_mapping, sweep_text
 from gnomon.report.tables import dollars, wrapped
-from gnomon.request.model import read_config
+from gnomon.request.model import read_config, too_long
 from gnomon.schema import save_text
 from gnomon.search.questions.goals import (
     FASTEST_NODES,
@@ -114,6 +114,9 @@ def answer(
         cases, summary, met = _cases(options, asked, cluster, workload)
         spent = "" if budget() else budget.text
     told.end()
+    longest_used = max((n for case in cases if case.best for n in case.workload.sequence_lengths()), default=0)
+    if not options.largest and (said := too_long(options.model, longest_used)) and said not in assumed:
+        assumed = (*assumed, said)
     if options.longest or options.largest:
         summary += _found_so(cases, spent)
     elif left := sum(case.left for case in cases):

@@ -39,8 +39,9 @@ from gnomon.plans import (
     load_plan,
 )
 from gnomon.plans.check import learned_positions, open_dims, sample_tokens
+from gnomon.plans.workload import MAX_SEQUENCES
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.request.model import check_there, is_code, with_inputs
+from gnomon.request.model import check_there, is_code, too_long, with_inputs
 from gnomon.search.planning import default_precision
 from gnomon.search.questions.sweep import sequences
 from gnomon.software import Stack, able
@@ -104,6 +105,9 @@ def read_request(options: argparse.Namespace) -> Request:
     given = job.workload if job else file.workload if file else None
     plan = _with_batch(changed, graph, options, given, assumed)
     workload = with_sizes(_workload(graph, plan, options, given, assumed), graph, options, assumed)
+    trained = named or (file.model if file else graph.name)
+    if said := too_long(trained, max(workload.sequence_lengths(), default=0)):
+        assumed.append(said)
     if job is not None:
         notes += notes_of(job)
     name = options.stack if options.stack is not None or file is None else file.stack or None
@@ -268,10 +272,29 @@ def default_seq_len(graph: Graph) -> tuple[int, str]:
     return seq_len, f"sequence length not given: {seq_len} tokens (--seq-len)"
 
 
+MOST_TOKENS = 2**28
+"""Of a step: four times the largest batches that models were trained with. Beyond, tokens were meant where
+sequences are asked for, or all of the training in place of a step."""
+
+
 def given_batch(options: argparse.Namespace, seq_len: int) -> int | None:
-    """Sequences of a step from `--global-batch` or `--tokens-per-batch`; None without either."""
+    """Sequences of a step from `--global-batch` or `--tokens-per-batch`; None without either. InputError for more
+    tokens than any step has, whose prediction would take minutes."""
     tokens = tokens_per_batch(options)
-    return options.global_batch if tokens is None else sequences(tokens, seq_len)
+    if tokens is not None:
+        if tokens > MOST_TOKENS:
+            raise InputError(
+                f"--tokens-per-batch {options.tokens_per_batch} is over the limit of {MOST_TOKENS:,} tokens; give "
+                f"those of one optimizer step, not of the training (--tokens, with --deadline)"
+            )
+        return sequences(tokens, seq_len)
+    batch: int | None = options.global_batch
+    if batch is not None and batch <= MAX_SEQUENCES and batch * seq_len > MOST_TOKENS:
+        raise InputError(
+            f"--global-batch {batch} is {batch * seq_len:,} tokens a step ({batch:,} sequences of {seq_len:,}), over "
+            f"the limit of {MOST_TOKENS:,}; if {batch:,} are tokens, write --tokens-per-batch {batch}"
+        )
+    return batch
 
 
 def tokens_per_batch(options: argparse.Namespace) -> int | None:

@@ -132,6 +132,10 @@ class Outline:
     """Pairs of stages of which one reads the other from afar."""
 
 
+MAX_LAYER_ROWS = 2**21
+"""Forwards, backwards and gathers of layers in a step that are played: they take a minute."""
+
+
 def outline(
     graph: Graph,
     plan: Plan,
@@ -166,6 +170,12 @@ def outline(
         raise PlanError("overlap.fused with ZeRO 3 or an update on the host, which go layer by layer; leave it out")
     by_layer, groups = by_layer or zero == 3 or stream, layer_groups(plan, layers)
     if by_layer:
+        rows = 4 * count * sum(len(part) for part in groups)
+        if rows > MAX_LAYER_ROWS:
+            raise PlanError(
+                f"{count:,} microbatches layer by layer (ZeRO 3, or an update on the host) are {rows:,} rows, over the "
+                f"limit of {MAX_LAYER_ROWS:,}; use larger microbatches (micro_batch_size), or a smaller batch"
+            )
         parts = [(mesh, group) for mesh, of_stage in zip(meshes, groups, strict=True) for group in of_stage]
     starts, skips = _chains(graph, plan)
     ranks_of = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))

@@ -141,6 +141,35 @@ HUB_IDS: Mapping[str, tuple[str, ...]] = {
 }
 """Name -> what the Hugging Face hub calls models of its sizes, the usual one first; case does not matter."""
 
+POSITIONS: Mapping[str, int] = {
+    "llama-2-": 4096,
+    "llama-3.": 131072,
+    "mistral-7b": 32768,
+    "mistral-nemo": 131072,
+    "mixtral-8x7b": 32768,
+    "mixtral-8x22b": 65536,
+    **{f"qwen2.5-{size}b": 131072 for size in ("1.5", "7", "14", "32", "72")},
+    **{f"qwen2.5-{size}b": 32768 for size in ("0.5", "3")},
+    "qwen3-": 40960,
+    "deepseek-": 163840,
+    "gpt-oss-": 131072,
+    "gpt-neox-20b": 2048,
+    "pythia-": 2048,
+    "gemma-2-": 8192,
+    "gemma-3-1b": 32768,
+    "gemma-3-": 131072,
+    "nemotron-h-8b": 8192,
+}
+"""Beginning of a preset's name -> tokens of the longest sequence that it is made for, where positions are computed, as
+max_position_embeddings of its config.json (of most quoted by Lightning-AI/litgpt, litgpt/config.py, 2685705). Learned
+positions are in the Graph. What is not listed is not known here."""
+
+
+def positions(name: str) -> int | None:
+    """`POSITIONS` of a preset; None for one that is not listed."""
+    return next((most for start, most in POSITIONS.items() if name.startswith(start)), None)
+
+
 TUNED = ("-instruct", "-chat", "-base", "-it", "-pt", "-hf")
 """Ends of hub ids that say how the weights were trained; the sizes are the same."""
 

@@ -6,6 +6,7 @@ their model with them (`formats`).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from gnomon.formats.job import network_graph, read_source
 from gnomon.graph import Graph
 from gnomon.models.decoder import DecoderConfig
 from gnomon.models.lora import parse_adapters, with_adapters
-from gnomon.models.presets import CONFIGS, Config, known_name
+from gnomon.models.presets import CONFIGS, Config, known_name, positions
 from gnomon.models.presets import model as preset
 
 
@@ -170,3 +171,48 @@ def named_network(name: str) -> tuple[Network, str]:
     if isinstance(network, str):
         network = CONFIGS[network]() if network in CONFIGS else preset(network)
     return network, taken.replace(" (--model)", "")
+
+
+def positions_of(name: str) -> int | None:
+    """Tokens of the longest sequence that a model by its name, or of a config.json, is made for; None where that is not
+    known, as of code. Learned positions are checked with the plan (`plans.check`)."""
+    plain = parse_adapters(name)[0]
+    if is_code(plain):
+        return None
+    path = Path(plain) / "config.json" if Path(plain).is_dir() else Path(plain)
+    if path.suffix == ".json" and path.is_file():
+        try:
+            config = json.loads(read_source(path)[0])
+        except (ValueError, RecursionError):
+            return None
+        return _positions(config) if isinstance(config, dict) else None
+    try:
+        return positions(known_name(plain))
+    except CatalogueError:
+        return None
+
+
+def _positions(config: Mapping[str, object]) -> int | None:
+    """`max_position_embeddings` of a config, times the factor of its rotary scaling where that begins from fewer."""
+    inner = config.get("text_config")
+    values = {**config, **(inner if isinstance(inner, dict) else {})}
+    most = values.get("max_position_embeddings")
+    if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+        return None
+    scaling = values.get("rope_scaling") or values.get("rope_parameters")
+    if isinstance(scaling, dict):
+        factor, first = scaling.get("factor"), scaling.get("original_max_position_embeddings", most)
+        if isinstance(factor, int | float) and isinstance(first, int) and factor > 1:
+            most = max(most, int(first * factor))
+    return most
+
+
+def too_long(name: str, longest: int) -> str | None:
+    """What to say of sequences that are longer than a model is made for; None where they are not."""
+    most = positions_of(name)
+    if most is None or longest <= most:
+        return None
+    return (
+        f"sequences of {longest:,} tokens are longer than the {most:,} positions that {name[:64]} is made for: time "
+        "and memory are those of positions that were extended"
+    )

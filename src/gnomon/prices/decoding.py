@@ -1,0 +1,188 @@
+"""Kernels of inference that training does not run: attention of single queries over cached keys, few rows to many
+experts, and sums over ranks in one kernel.
+
+Constants are by generation of device, in `decoding.toml`, fitted to measured kernels as its rows say; a generation
+without a row takes that of `generic`, and `assumptions` names it. Sizes may be arrays. Leaves out paging's own cost
+(in the constants), and kernels that share a prefix of keys between requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import ClassVar
+
+import numpy as np
+
+from gnomon import schema
+from gnomon.errors import UnpricedError
+from gnomon.hardware.types import Device
+from gnomon.prices.curves import Array, Provenance, Size
+from gnomon.prices.links import AxisLink
+from gnomon.units import Seconds
+
+GENERIC = "generic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeAttention:
+    """seconds = t0 + per_head · sequences · kv heads + hypot(bytes of keys / bandwidth, FLOPs / peak)."""
+
+    arch: str
+    """Generation."""
+    kv_bits: int
+    """Of an element of the cache."""
+    t0_s: Seconds
+    """Of its kernels with few keys, reduction over parts included."""
+    per_head_s: Seconds
+    """Of a sequence's key head."""
+    memory_efficiency: float
+    """Part of the memory's peak at which keys are read."""
+    compute_efficiency: float
+    """Part of the 16-bit dense peak that few queries a key reach."""
+    provenance: Provenance
+    """Of this row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewRows:
+    """Fused experts: seconds = t0 + per_expert · experts touched + hypot(bytes / bandwidth, FLOPs / peak)."""
+
+    arch: str
+    """Generation."""
+    weight_bits: int
+    """Of a weight of the experts."""
+    t0_s: Seconds
+    """Of its kernels: sort of rows, both products, activation, sum."""
+    per_expert_s: Seconds
+    """Of an expert that gets rows."""
+    memory_efficiency: float
+    """Part of the memory's peak at which weights are read."""
+    compute_efficiency: float
+    """Part of the dense peak reached by tiles that are partly empty."""
+    provenance: Provenance
+    """Of this row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneShot:
+    """A sum over ranks in one kernel: seconds = start + per_rank · ranks + 2 (ranks - 1) / ranks · bytes / rate."""
+
+    arch: str
+    """Generation."""
+    start_s: Seconds
+    """Of a sum of nothing."""
+    per_rank_s: Seconds
+    """More of it for each rank."""
+    link_share: float
+    """Rate over the link's peak."""
+    provenance: Provenance
+    """Of this row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingFile:
+    """`decoding.toml`."""
+
+    SCHEMA: ClassVar[str] = "gnomon.decoding/1"
+
+    attention: tuple[DecodeAttention, ...]
+    """Rows."""
+    experts: tuple[FewRows, ...]
+    """Rows."""
+    one_shot: tuple[OneShot, ...]
+    """Rows."""
+
+
+@cache
+def _file() -> DecodingFile:
+    text = files("gnomon.prices").joinpath("decoding.toml").read_text(encoding="utf-8")
+    return schema.load(DecodingFile, text, source="decoding.toml")
+
+
+def _arch(device: Device) -> str:
+    return device.arch.removesuffix("-ultra")
+
+
+def attention_row(device: Device, kv_bits: int) -> DecodeAttention:
+    """The row of a device: of the width nearest to `kv_bits`, of its generation or the generic one."""
+    rows = [row for row in _file().attention if row.arch == _arch(device)]
+    rows = rows or [row for row in _file().attention if row.arch == GENERIC]
+    return min(rows, key=lambda row: abs(row.kv_bits - kv_bits))
+
+
+def experts_row(device: Device, weight_bits: float) -> FewRows:
+    """The row of a device: of the width nearest to `weight_bits`, of its generation or the generic one."""
+    rows = [row for row in _file().experts if row.arch == _arch(device)]
+    rows = rows or [row for row in _file().experts if row.arch == GENERIC]
+    return min(rows, key=lambda row: abs(row.weight_bits - weight_bits))
+
+
+def assumptions(device: Device) -> tuple[str, ...]:
+    """What was taken from another generation."""
+    if any(row.arch == _arch(device) for row in _file().attention):
+        return ()
+    return (f"{device.name}: kernels of decoding are priced with shares of other generations (no data of {device.arch})",)
+
+
+def kv_seconds_per_token(row: DecodeAttention, *, bytes_per_token: float, flops_per_token: float, device: Device) -> float:
+    """Seconds of each key that a decode attends to, in one layer on one device: bytes and FLOPs of it."""
+    memory = bytes_per_token / (device.memory_bytes_per_s * row.memory_efficiency)
+    compute = flops_per_token / (half_peak(device) * row.compute_efficiency)
+    return float(np.hypot(memory, compute))
+
+
+def half_peak(device: Device) -> float:
+    """Dense FLOP/s in 16 bits, or in 32 where it has none."""
+    for dtype in ("bf16", "fp16", "fp32"):
+        try:
+            return device.flops_per_s(dtype)
+        except UnpricedError:
+            continue
+    raise UnpricedError(f"{device.name} has no peak in 16 or 32 bits")
+
+
+def touched_experts(tokens: Size, experts: int, topk: int) -> Array:
+    """Experts that at least one of `tokens` chooses, all choices alike: E (1 - (1 - k/E)^tokens)."""
+    return np.asarray(experts * (1 - (1 - min(topk / experts, 1.0)) ** np.asarray(tokens, dtype=np.float64)))
+
+
+def experts_seconds(
+    tokens: Size,
+    *,
+    experts: int,
+    topk: int,
+    local_share: float,
+    weight_elements: float,
+    weight_bits: float,
+    row_elements: float,
+    peak: float,
+    device: Device,
+) -> Array:
+    """Seconds of a layer's experts on one rank.
+
+    tokens: of all ranks that share the experts. local_share: part of the experts (and so of the rows) on this rank.
+    weight_elements: of one expert on this rank, all its matrices. row_elements: read and written beside weights for a
+    (token, expert) pair. peak: dense FLOP/s in the dtype that they multiply in.
+    """
+    row = experts_row(device, weight_bits)
+    rows = np.asarray(tokens, dtype=np.float64) * topk * local_share
+    touched = touched_experts(tokens, experts, topk) * local_share
+    moved = touched * weight_elements * weight_bits / 8 + rows * row_elements * 2
+    memory = moved / (device.memory_bytes_per_s * row.memory_efficiency)
+    compute = 2 * rows * weight_elements / (peak * row.compute_efficiency)
+    # many rows to an expert fill tiles: the share grows to that of grouped products of training
+    full = np.minimum(1.0, rows / np.maximum(touched, 1e-9) / 512)
+    compute = compute / (1 + full * (0.55 / row.compute_efficiency - 1) * (row.compute_efficiency < 0.55))
+    return np.asarray(row.t0_s + row.per_expert_s * touched + np.hypot(memory, compute))
+
+
+def one_shot_seconds(nbytes: Size, link: AxisLink) -> Array | None:
+    """Seconds of a sum over the ranks of a link in one kernel; None between nodes, or without peer links."""
+    if link.nodes > 1 or link.inside_kind not in ("nvlink", "xgmi"):
+        return None
+    rows = [row for row in _file().one_shot if row.arch == link.arch.removesuffix("-ultra")]
+    row = (rows or [row for row in _file().one_shot if row.arch == GENERIC])[0]
+    moved = 2 * (link.ranks - 1) / link.ranks * np.asarray(nbytes, dtype=np.float64)
+    return np.asarray(row.start_s + row.per_rank_s * link.ranks + moved / (link.inside_bytes_per_s * row.link_share))

@@ -1,0 +1,298 @@
+"""Memory as an engine reserves it: weights, the peak of its profiling run, its own, and KV blocks with the rest.
+
+`capacity(...)` returns the bytes of each and the KV tokens; `kv_tokens(...)` is exact arithmetic from given bytes.
+`Refusal` is what an engine would say when it cannot start, with the largest limits that do start and what helps.
+Leaves out fragmentation, and memory that other programs on the device take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+
+from gnomon.errors import InputError
+from gnomon.graph import Graph
+from gnomon.hardware.types import Cluster, Device
+from gnomon.prices.allocator import communicator_bytes
+from gnomon.serving.layout import FORMATS, Serving, kv_bits, weight_format
+from gnomon.serving.weights import Shape, shape_of
+from gnomon.software.engine import Engine
+from gnomon.units import Bytes, show_bytes
+
+SCAN_STATE_BITS = 16
+"""Of an element of a scan's state (vllm: mamba_cache_dtype auto takes the model's)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """Layers of a pipeline stage that cache alike."""
+
+    count: int
+    bytes_per_token: float
+    """Of one layer on one rank; 0 for scans."""
+    window: int
+    """Tokens kept; 0: all."""
+    state_bytes: int
+    """Of one layer for each request, whatever its length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What the memory of one device holds."""
+
+    memory_bytes: Bytes
+    """Of the device."""
+    usable_bytes: float
+    """What the engine takes at most."""
+    weights_bytes: float
+    """Of the rank with most."""
+    activation_bytes: float
+    """Peak of the profiling run: the largest batch and the logits of all rows."""
+    own_bytes: float
+    """Context, libraries, communicators, graphs."""
+    kv_bytes: float
+    """Left for keys and states; negative if there is nothing."""
+    block_bytes: float
+    """Of one KV block of all layers on the device."""
+    blocks: int
+    """KV blocks that requests of `max_model_len` can use."""
+    kv_tokens: int
+    """Tokens that the engine reports."""
+    concurrency: float
+    """Requests of `max_model_len` at the same time."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the engine starts: one request of the longest length has its blocks."""
+        return self.concurrency >= 1
+
+
+def caching(shape: Shape, serving: Serving) -> tuple[Layers, ...]:
+    """Kinds of layers of the fullest pipeline stage by what they cache."""
+    bits = kv_bits(serving.kv)
+    found = [
+        Layers(
+            count=ceil(layers / serving.pp),
+            bytes_per_token=attention.kv_elements * bits / 8,
+            window=attention.window,
+            state_bytes=0,
+        )
+        for attention, layers in shape.attentions
+    ]
+    scans = [block for block in shape.blocks if block.scan_elements]
+    for block in scans:
+        found.append(
+            Layers(
+                count=ceil(block.count / serving.pp),
+                bytes_per_token=0.0,
+                window=0,
+                state_bytes=block.scan_elements * SCAN_STATE_BITS // 8,
+            )
+        )
+    return tuple(found)
+
+
+def _grouped(layers: tuple[Layers, ...], kv_bytes: float, engine: Engine, longest: int) -> tuple[float, int, float]:
+    """(bytes of a block, blocks, blocks of the longest request) of pools of equal pages.
+
+    Layers are dealt into groups of one kind and equal size, the last of a kind filled up; a page of every group is as
+    large as the largest kind's (a state's pages are made as large by blocks of more tokens). Source: vllm
+    v1/core/kv_cache_utils.py _get_kv_cache_groups_uniform_page_size, unify_kv_cache_spec_page_size.
+    """
+    counts = [kind.count for kind in layers]
+    least, most = min(counts), max(counts)
+    size = most if most < least * 1.25 else least
+    tokens = engine.block_tokens
+    page = max(kind.bytes_per_token for kind in layers) * tokens
+    state = max(kind.state_bytes for kind in layers)
+    if state > page:  # attention's blocks hold as many tokens as a state takes, in whole blocks
+        tokens = ceil(state / max(kind.bytes_per_token for kind in layers) / tokens) * tokens
+        page = max(kind.bytes_per_token for kind in layers) * tokens
+    block = page * size
+    need = 0
+    for kind in layers:
+        groups = ceil(kind.count / size)
+        if kind.state_bytes:
+            need += groups
+        elif kind.window:
+            seen = min(kind.window - 1 + engine.max_batched_tokens, longest)
+            need += groups * (ceil(seen / tokens) + 1)
+        else:
+            need += groups * ceil(longest / tokens)
+    return block, int(max(kv_bytes, 0) // block), need
+
+
+def kv_tokens(
+    layers: tuple[Layers, ...], kv_bytes: float, engine: Engine, longest: int
+) -> tuple[float, int, int, float]:
+    """(bytes of a block, blocks, tokens reported, requests of `longest` tokens) from bytes for keys, exact to a block.
+
+    Where all layers cache alike, a block is `block_tokens` tokens of every layer. Where they differ the engine's record
+    says how it shares them out; `blocks` are then those of `block_tokens` tokens that requests of `longest` can use.
+    """
+    uniform = len(layers) == 1 and not layers[0].state_bytes and not layers[0].window
+    tokens = engine.block_tokens
+    if uniform or engine.hybrid_cache == "full":
+        block = sum(kind.bytes_per_token * kind.count for kind in layers) * tokens
+        states = sum(kind.state_bytes * kind.count for kind in layers)
+        free = max(kv_bytes, 0.0)
+        if states and not block:
+            return float(states), int(free // states), int(free // states) * longest, free // states
+        if states:
+            per_request = states + block * ceil(longest / tokens)
+            blocks = int(free // per_request) * ceil(longest / tokens)
+        else:
+            blocks = int(free // block)
+        return block, blocks, blocks * tokens, blocks / ceil(longest / tokens)
+    if engine.hybrid_cache == "grouped" and any(kind.bytes_per_token for kind in layers):
+        block, pages, need = _grouped(layers, kv_bytes, engine, longest)
+        concurrency = pages / need
+        return block, int(concurrency * ceil(longest / tokens)), int(concurrency * longest), concurrency
+    each = 0.0
+    for kind in layers:
+        kept = min(longest, kind.window + engine.block_tokens) if kind.window else longest
+        each += kind.count * (kind.state_bytes + kind.bytes_per_token * ceil(kept / tokens) * tokens)
+    concurrency = max(kv_bytes, 0.0) / each
+    return each / ceil(longest / tokens), int(concurrency * ceil(longest / tokens)), int(concurrency * longest), concurrency
+
+
+def activation_bytes(shape: Shape, serving: Serving, engine: Engine) -> float:
+    """Peak of the profiling run on one device: the largest layer's tensors of a full batch, or the sampler's logits.
+
+    A batch of `max_batched_tokens` has its residual, the input of the layer, its widest product and what follows it;
+    experts have a row for each choice. Logits of `max_seqs` rows are fp32 copies of the whole vocabulary.
+    """
+    tokens = min(engine.max_batched_tokens, max(serving.max_model_len, engine.max_seqs))
+    widest = 1.5 * shape.ffn
+    for block in shape.blocks:
+        if block.experts is not None:
+            chosen = block.experts.topk * block.experts.local_share * serving.dp
+            widest = max(widest, chosen * block.experts.row_elements)
+    layer = tokens * (3 * shape.hidden + widest) * 2
+    rows = min(engine.max_seqs, engine.max_batched_tokens)
+    logits = rows * shape.vocab * serving.tp * 4 * engine.logits_copies
+    return max(layer, logits)
+
+
+def capacity(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> Capacity:
+    """What one device holds under an engine's rules."""
+    shape, device = shape_of(graph, serving), cluster.devices[0]
+    weights = _stage_weights(shape, serving)
+    activations = activation_bytes(shape, serving, engine)
+    ranks = serving.tp * serving.dp
+    own = engine.reserved_bytes + (communicator_bytes(device, ranks) if ranks > 1 and device.kind == "gpu" else 0)
+    memory = _memory(device)
+    if engine.memory_of == "total":
+        usable = memory * engine.memory_fraction
+        left = usable - weights - activations - own
+    else:
+        free = memory - weights - activations - own
+        left = free * engine.memory_fraction
+        usable = memory - free * (1 - engine.memory_fraction)
+    layers = caching(shape, serving)
+    block, blocks, tokens, concurrency = kv_tokens(layers, left, engine, serving.max_model_len)
+    return Capacity(
+        memory_bytes=memory,
+        usable_bytes=usable,
+        weights_bytes=weights,
+        activation_bytes=activations,
+        own_bytes=own,
+        kv_bytes=left,
+        block_bytes=block,
+        blocks=blocks,
+        kv_tokens=tokens,
+        concurrency=concurrency,
+    )
+
+
+def _memory(device: Device) -> int:
+    return int(device.memory_bytes)
+
+
+def _stage_weights(shape: Shape, serving: Serving) -> float:
+    """Bytes of the fullest pipeline stage: its layers, and the table or the head."""
+    layers = sum(b.weight_bytes * b.count for b in shape.blocks if not b.is_head and not b.has_table)
+    ends = [b.weight_bytes * b.count for b in shape.blocks if b.is_head or b.has_table]
+    return layers + sum(ends) if serving.pp == 1 else layers / serving.pp + max(ends)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Help:
+    """A change with which the engine starts, or holds more."""
+
+    change: str
+    """What to set."""
+    kv_tokens: int
+    """Tokens that it holds then."""
+    concurrency: float
+    """Requests of the longest length at the same time."""
+
+
+def most_model_len(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> int:
+    """The largest `max_model_len` of which one request fits; 0 if none does."""
+
+    def fits(longest: int) -> bool:
+        return capacity(graph, cluster, replace(serving, max_model_len=longest), engine).fits
+
+    low, high = 0, 1
+    while high < 2**24 and fits(high):
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def changes(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> tuple[Help, ...]:
+    """What would help, each alone, the most tokens first: only what makes the engine start, or hold more."""
+    now = capacity(graph, cluster, serving, engine)
+    found: list[Help] = []
+    for text, other, record in _ways(cluster, serving, engine):
+        try:
+            then = capacity(graph, cluster, other, record)
+        except InputError:
+            continue
+        if then.fits and then.concurrency > now.concurrency * 1.02:
+            found.append(Help(change=text, kv_tokens=then.kv_tokens, concurrency=then.concurrency))
+    return tuple(sorted(found, key=lambda way: -way.concurrency))
+
+
+def _ways(cluster: Cluster, serving: Serving, engine: Engine) -> Iterator[tuple[str, Serving, Engine]]:
+    if engine.memory_fraction < 0.95:
+        yield "memory fraction 0.95", serving, replace(engine, memory_fraction=0.95)
+    if engine.max_seqs > 64:
+        yield "at most 64 sequences", serving, replace(engine, max_seqs=64)
+    if engine.max_batched_tokens > 2048:
+        yield "token budget 2048", serving, replace(engine, max_batched_tokens=2048)
+    if kv_bits(serving.kv) > 8:
+        yield "fp8 keys", replace(serving, kv="fp8"), engine
+    bits = weight_format(serving.weights).bits
+    for name in ("fp8", "int4-wo"):
+        if FORMATS[name].bits < bits * 0.8:
+            yield f"{name} weights", replace(serving, weights=name), engine
+    room = cluster.num_devices // serving.devices
+    for factor in (2, 4, 8):
+        if factor <= room:
+            yield f"tp {serving.tp * factor}", replace(serving, tp=serving.tp * factor), engine
+
+
+def refusal(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> str | None:
+    """The one line that an engine's refusal to start comes down to; None if it starts."""
+    now = capacity(graph, cluster, serving, engine)
+    if now.fits:
+        return None
+    device = cluster.devices[0].name
+    if now.kv_bytes <= 0:
+        return (
+            f"{engine.name} would not start: {show_bytes(now.weights_bytes)} of weights, "
+            f"{show_bytes(now.activation_bytes)} of activations and {show_bytes(now.own_bytes)} of its own leave no "
+            f"memory for keys in {show_bytes(now.usable_bytes)} of a {device}"
+        )
+    most = most_model_len(graph, cluster, serving, engine)
+    return (
+        f"{engine.name} would not start: a request of max_model_len {serving.max_model_len} needs more than the "
+        f"{show_bytes(now.kv_bytes)} left for keys on a {device}; the largest max_model_len that starts is {most}"
+    )
+
+

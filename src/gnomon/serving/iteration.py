@@ -1,0 +1,440 @@
+"""Seconds of one iteration of an engine: the same op prices as training, for a batch of prompt pieces and decodes.
+
+`IterationPrice` is made once for a model, layout, device and engine: it tabulates what depends on the number of tokens
+only (products, experts, passes, sums over ranks), and keeps what decodes pay for each key as a number, so that many
+iterations are summed at once. `program_s` is the same iteration op by op, without tables: what they are held against.
+Times are whole ticks (2⁻⁵⁰ s), so that sums do not depend on how they are taken. Leaves out waits between ranks whose
+batches differ, and clocks that fall under load beyond what the curves say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gnomon.errors import InputError, UnpricedError
+from gnomon.graph import BF16, Graph
+from gnomon.hardware.types import Cluster, Device
+from gnomon.ops.state_space import Scan
+from gnomon.prices import curves_for, gemm_seconds, stream_seconds
+from gnomon.prices.attention import attention_seconds
+from gnomon.prices.collectives import collective_seconds, p2p_seconds
+from gnomon.prices.curves import Array, Curves
+from gnomon.prices.decoding import (
+    assumptions,
+    attention_row,
+    experts_seconds,
+    half_peak,
+    kv_seconds_per_token,
+    one_shot_seconds,
+)
+from gnomon.prices.dispatch import dispatch_seconds, holders
+from gnomon.prices.links import AxisLink, axis_link
+from gnomon.prices.state_space import scan_seconds
+from gnomon.serving.layout import Serving, kv_bits
+from gnomon.serving.scheduler import Batch, Piece
+from gnomon.serving.weights import Attention, BlockShape, Experts, Product, Shape, shape_of
+from gnomon.software.engine import Engine
+
+TICKS_PER_S = 2**50
+"""The grid of the replay's time."""
+
+GPU_GAP_S = 0.7e-6
+"""Between two kernels of a captured graph on one stream, beside what their own prices begin with."""
+
+
+def ticks(seconds: float) -> int:
+    """The nearest point of the grid."""
+    return round(seconds * TICKS_PER_S)
+
+
+def _grid(most: int) -> Array:
+    """Numbers of tokens that are tabulated: all to 64, then steps of an eighth at most 128, up to `most`."""
+    points = list(range(1, min(most, 64) + 1))
+    while points[-1] < most:
+        points.append(min(most, points[-1] + min(128, max(1, points[-1] // 16))))
+    return np.array(points, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPrice:
+    """What decodes pay in the attention layers of one kind, on one device."""
+
+    base_s: float
+    """Of all these layers, whoever decodes."""
+    per_decode_s: float
+    """More for each request that decodes."""
+    per_key_s: float
+    """More for each key."""
+    window: int
+    """Keys that a request attends to at most; 0: all."""
+
+
+class IterationPrice:
+    """Prices of the iterations of one engine on one layout. `share`: tokens of ranks of other dp groups are as many."""
+
+    def __init__(self, graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> None:
+        _check(graph, cluster, serving, engine)
+        self.engine, self.serving = engine, serving
+        self.device: Device = cluster.devices[0]
+        self.curves: Curves = curves_for(self.device)
+        self.shape: Shape = shape_of(graph, serving)
+        self.assumed: tuple[str, ...] = (*self.curves.assumptions, *assumptions(self.device))
+        tp, group = serving.tp, serving.tp * serving.dp
+        self.tp_link = axis_link(cluster, np.arange(tp)[None]) if tp > 1 else None
+        self.ep_link = axis_link(cluster, np.arange(group)[None]) if serving.dp > 1 else None
+        self.pp_link = self._stages(cluster) if serving.pp > 1 else None
+        self.kv_bits = kv_bits(serving.kv)
+        self._products: dict[tuple[Product, int], float] = {}
+        most = engine.max_batched_tokens + engine.max_seqs
+        self.grid = _grid(most)
+        body, head = self._bodies(self.grid), self._head(self.grid)
+        kernels = self._kernels()
+        self.launch_floor_s = kernels * engine.launch_s
+        self._body = self._dense(body, most)
+        self._heads = self._dense(head, most)
+        self.keys: tuple[KeyPrice, ...] = tuple(self._keys(a, count) for a, count in self.shape.attentions)
+        self._base = ticks(sum(key.base_s for key in self.keys))
+        self._each = ticks(sum(key.per_decode_s for key in self.keys) + self._state_s())
+        self._full = ticks(sum(key.per_key_s for key in self.keys if not key.window))
+        self._windows = tuple((key.window, ticks(key.per_key_s)) for key in self.keys if key.window)
+        self._host, self._host_each = ticks(engine.host_step_s), ticks(engine.host_sequence_s)
+        self._floor = ticks(self.launch_floor_s)
+        self._graph_most = max(engine.graph_sizes, default=0)
+        self._decode_memo: dict[int, int] = {}
+        self._piece_memo: dict[tuple[int, int], int] = {}
+
+    def _stages(self, cluster: Cluster) -> AxisLink:
+        step = self.serving.tp * self.serving.dp
+        return axis_link(cluster, np.array([[stage * step, (stage + 1) * step] for stage in range(self.serving.pp - 1)]))
+
+    def _dense(self, values: Array, most: int) -> list[int]:
+        """Ticks for every number of tokens from 0, lines between the points of the grid."""
+        at = np.arange(1, most + 1, dtype=np.float64)
+        return [0, *(int(v) for v in np.rint(np.interp(at, self.grid, values) * TICKS_PER_S))]
+
+    # -- what depends on tokens only
+
+    def _bodies(self, tokens: Array) -> Array:
+        """Seconds of all layers but attention's own, for so many new tokens on a rank."""
+        total = np.zeros_like(tokens)
+        for block in self.shape.blocks:
+            if not block.is_head:
+                total = total + self._block(block, tokens) * block.count
+        if self.pp_link is not None:
+            sent = p2p_seconds(tokens * self.shape.hidden * 2, self.pp_link)
+            total = total + sent * (self.serving.pp - 1)
+        return total
+
+    def _head(self, rows: Array) -> Array:
+        """Seconds of the head for so many rows, its logits gathered."""
+        total = np.zeros_like(rows)
+        for block in self.shape.blocks:
+            if block.is_head:
+                total = total + self._block(block, rows)
+        if self.tp_link is not None:
+            total = total + collective_seconds("all_gather", rows * self.shape.vocab * self.serving.tp * 2, self.tp_link)
+        return total
+
+    def _block(self, block: BlockShape, tokens: Array) -> Array:
+        total = sum((self.product_s(p, tokens) for p in block.products), np.zeros_like(tokens))
+        if block.pass_kernels:
+            moved = tokens * block.pass_bytes
+            total = total + stream_seconds(
+                moved / 2, moved / 2, self.device, self.curves, kernels=block.pass_kernels, kind="reduce"
+            )
+        if block.has_table:
+            moved = tokens * block.hidden * 2
+            total = total + stream_seconds(moved, moved, self.device, self.curves, kind="gather")
+        if block.experts is not None:
+            total = total + self._experts_s(block.experts, tokens)
+        if block.sums and self.tp_link is not None:
+            total = total + block.sums * self._sum_s(tokens * block.hidden * 2)
+        if block.dispatches and block.experts is not None:
+            total = total + self._dispatch_s(block.experts, tokens)
+        return np.asarray(total)
+
+    def product_s(self, product: Product, tokens: Array) -> Array:
+        """Seconds of a product with weights as they are stored; wide where the device has no units for the format."""
+        dtype, device = product.product, self.device
+        width = 8 if dtype in ("fp8", "int8") else 4 if dtype == "fp4" else 32 if dtype == "fp32" else 16
+        dtype, width = _multiplied(device, dtype, width)
+        moved = product.batch * (
+            product.n * product.k * product.bits / 8 + tokens * product.k * max(width, 8) / 8 + tokens * product.n * 2
+        )
+        seconds = gemm_seconds(
+            tokens, product.n, product.k, product.batch, dtype=dtype, device=device, curves=self.curves, moved_bytes=moved
+        )
+        if product.product in ("fp8", "int8", "fp4") and dtype != "bf16":  # rows are cast in a pass of their own
+            seconds = seconds + stream_seconds(
+                tokens * product.k * 2, tokens * product.k * width / 8, device, self.curves
+            )
+        return np.asarray(seconds)
+
+    def _experts_s(self, experts: Experts, tokens: Array) -> Array:
+        dtype = {"fp8": "fp8", "fp4": "fp4", "int8": "int8"}.get(experts.product, "bf16")
+        dtype, _ = _multiplied(self.device, dtype, 8)
+        peak = half_peak(self.device) if dtype == "bf16" else self.device.flops_per_s(dtype)
+        return experts_seconds(
+            tokens * self.serving.dp,
+            experts=experts.experts,
+            topk=experts.topk,
+            local_share=experts.local_share,
+            weight_elements=experts.elements,
+            weight_bits=experts.bits,
+            row_elements=experts.row_elements,
+            peak=peak,
+            device=self.device,
+        )
+
+    def _sum_s(self, nbytes: Array) -> Array:
+        link = self.tp_link
+        assert link is not None
+        library = np.asarray(collective_seconds("all_reduce", nbytes, link))
+        single = one_shot_seconds(nbytes, link) if self.engine.one_shot_reduce else None
+        return library if single is None else np.minimum(library, single)
+
+    def _dispatch_s(self, experts: Experts, tokens: Array) -> Array:
+        """Rows to the ranks of their experts and back, narrow on the way out where the products are."""
+        link = self.ep_link
+        assert link is not None
+        places = holders(link.ranks, experts.experts, experts.topk) / experts.topk
+        nodes = holders(link.nodes, experts.experts, experts.topk) / experts.topk
+        rows = tokens * experts.topk * experts.hidden
+        out = 1 if experts.product in ("fp8", "fp4", "int8") else 2
+        return np.asarray(
+            dispatch_seconds(rows * out, link, nodes=nodes, ranks=places)
+            + dispatch_seconds(rows * 2, link, nodes=nodes, ranks=places)
+        )
+
+    def _kernels(self) -> int:
+        """Kernels of an iteration, which the host launches one by one outside a graph."""
+        return sum(
+            b.count
+            * (len(b.products) + b.pass_kernels + 2 * (b.attention is not None) + 6 * (b.experts is not None) + b.sums)
+            for b in self.shape.blocks
+        )
+
+    # -- decodes
+
+    def _keys(self, attention: Attention, layers: int) -> KeyPrice:
+        row = attention_row(self.device, self.kv_bits)
+        per_key = kv_seconds_per_token(
+            row,
+            bytes_per_token=attention.kv_elements * self.kv_bits / 8,
+            flops_per_token=attention.flops_per_key,
+            device=self.device,
+        )
+        heads = 1 if attention.latent else attention.kv_heads
+        return KeyPrice(
+            base_s=layers * row.t0_s,
+            per_decode_s=layers * row.per_head_s * heads,
+            per_key_s=layers * per_key,
+            window=attention.window,
+        )
+
+    def _state_s(self) -> float:
+        """Of the states of scans for each request that decodes, read and written once."""
+        moved = self.shape.state_elements * 4  # 16 bits, twice
+        return float(moved / (self.device.memory_bytes_per_s * 0.75))
+
+    def _fixed(self, decodes: int) -> int:
+        """Ticks of an iteration of decodes alone, without keys and host."""
+        known = self._decode_memo.get(decodes)
+        if known is None:
+            rows = min(self.engine.padded(decodes), len(self._body) - 1)
+            known = self._body[rows] + self._heads[rows] + self._base + self._each * decodes
+            self._decode_memo[decodes] = known
+        return known
+
+    def _floor_of(self, decodes: int) -> int:
+        """Ticks that the host needs at least: its work of a step, and launches outside graphs."""
+        host = self._host + self._host_each * decodes
+        launches = 0 if decodes <= self._graph_most else self._floor
+        return max(host, launches) if self.engine.host_overlap else launches
+
+    def _behind(self, decodes: int) -> int:
+        """Ticks of the host that the device waits for."""
+        return 0 if self.engine.host_overlap else self._host + self._host_each * decodes
+
+    def decode_ticks(self, decodes: int, keys: int, count: int = 1) -> int:
+        """Ticks of `count` iterations of so many decodes each; `keys` of the first, each next has `decodes` more."""
+        if count == 1:
+            device = self._fixed(decodes) + self._full * keys
+            for window, price in self._windows:
+                device += price * min(keys, decodes * window)
+            floor = self._floor_of(decodes)
+            return (device if device > floor else floor) + self._behind(decodes)
+        total, done = 0, 0
+        for stop in self._bends(decodes, keys, count):
+            first = self.decode_ticks(decodes, keys + done * decodes)
+            last = self.decode_ticks(decodes, keys + (stop - 1) * decodes)
+            total += (first + last) * (stop - done) // 2  # a line between whole ticks: the sum is exact
+            done = stop
+        return total
+
+    def _bends(self, decodes: int, keys: int, count: int) -> list[int]:
+        """Iterations after which the price stops being a line: windows fill, the device takes over from the host."""
+        stops = set()
+        for window, _ in self._windows:
+            full = -(-(decodes * window - keys) // decodes)  # the first whose keys fill it
+            stops |= {full, full + 1}
+        floor = self._floor_of(decodes)
+        low, high = 0, count
+        if self.decode_ticks(decodes, keys) > floor + self._behind(decodes):
+            high = 0
+        while low < high:  # the device's time rises with keys
+            middle = (low + high) // 2
+            if self.decode_ticks(decodes, keys + middle * decodes) > floor + self._behind(decodes):
+                high = middle
+            else:
+                low = middle + 1
+        stops |= {low, low + 1, count}
+        return sorted(stop for stop in stops if 0 < stop <= count)
+
+    # -- prompts
+
+    def piece_ticks(self, new: int, prefix: int) -> int:
+        """Ticks of the attention and scans of one piece of a prompt in all layers; on a grid, rounded up in both."""
+        new_at, prefix_at = _coarse(new), _coarse(prefix)
+        known = self._piece_memo.get((new_at, prefix_at))
+        if known is None:
+            known = self._piece_memo[new_at, prefix_at] = ticks(self.piece_s(new_at, prefix_at))
+        # between points the work goes with the pairs of queries and keys
+        pairs, at = new * (prefix + new / 2), new_at * (prefix_at + new_at / 2)
+        return round(known * max(pairs / at, 0.5)) if pairs != at else known
+
+    def piece_s(self, new: int, prefix: int) -> float:
+        """Seconds of the attention of `new` tokens after `prefix`, and of their scans, in all layers."""
+        total = 0.0
+        for attention, layers in self.shape.attentions:
+            kv = prefix + new
+            pairs = new * (prefix + new / 2)
+            if attention.window and attention.window < kv:
+                low = max(0, attention.window - prefix)
+                ramp = min(low, new)
+                pairs = ramp * (prefix + ramp / 2) + (new - ramp) * attention.window
+            one = attention_seconds(
+                1,
+                new,
+                kv,
+                attention.heads,
+                attention.kv_heads,
+                attention.width,
+                head_dim_v=attention.width_v,
+                causal=True,
+                pairs=max(pairs, 1.0),
+                dtype="bf16" if self.device.dense_peak.bf16 else "fp16" if self.device.dense_peak.fp16 else "fp32",
+                device=self.device,
+                curves=self.curves,
+            )
+            total += float(one) * layers
+            if attention.latent and prefix:  # keys of the prefix are made again from the latent ones
+                again = Product(
+                    n=attention.heads * (attention.width - attention.latent + attention.latent_v + attention.width_v),
+                    k=attention.latent_v,
+                    bits=16,
+                    product="bf16",
+                )
+                total += float(self.product_s(again, np.array([float(prefix)]))[0]) * layers
+        for block in self.shape.blocks:
+            if block.scan is not None:
+                op, where = block.scan
+                scan = Scan.of(op, where, {**{a.name: a.size or 1 for a in where.dims}, "batch": 1, "seq": new})
+                scan = replace(
+                    scan,
+                    width=-(-scan.width // self.serving.tp),
+                    heads=-(-scan.heads // self.serving.tp),
+                    groups=max(1, scan.groups // self.serving.tp),
+                )
+                total += float(scan_seconds(scan, BF16, self.device, self.curves, backward=False)) * block.count
+        return total
+
+    def batch_ticks(self, batch: Batch) -> int:
+        """Ticks of one iteration."""
+        if not batch.pieces:
+            return self.decode_ticks(batch.decodes, batch.kv_tokens)
+        tokens, ends, device = batch.decodes, batch.decodes, 0
+        for piece in batch.pieces:
+            tokens += piece.new
+            ends += piece.last
+            device += self.piece_ticks(piece.new, piece.prefix)
+        device += self._body[tokens] + self._heads[ends]
+        if batch.decodes:
+            device += self._base + self._each * batch.decodes + self._full * batch.kv_tokens
+            for window, price in self._windows:
+                device += price * min(batch.kv_tokens, batch.decodes * window)
+        requests = batch.decodes + len(batch.pieces)
+        host = self._host + self._host_each * requests
+        launches = 0 if tokens <= self._graph_most else self._floor
+        if self.engine.host_overlap:
+            return max(device, host, launches)
+        return max(device, launches) + host
+
+    def program_s(self, batch: Batch) -> float:
+        """Seconds of an iteration op by op, without tables or a grid: what `batch_ticks` is held against."""
+        tokens = batch.decodes + batch.new_tokens
+        ends = batch.decodes + sum(piece.last for piece in batch.pieces)
+        rows = self.engine.padded(tokens) if not batch.pieces else tokens
+        heads = self.engine.padded(ends) if not batch.pieces else ends
+        device = float(self._bodies(np.array([float(rows)]))[0])
+        device += float(self._head(np.array([float(heads)]))[0]) if heads else 0.0
+        device += sum(self.piece_s(piece.new, piece.prefix) for piece in batch.pieces)
+        if batch.decodes:
+            for key in self.keys:
+                keys = batch.kv_tokens if not key.window else min(batch.kv_tokens, batch.decodes * key.window)
+                device += key.base_s + key.per_decode_s * batch.decodes + key.per_key_s * keys
+            device += self._state_s() * batch.decodes
+        requests = batch.decodes + len(batch.pieces)
+        host = self.engine.host_step_s + self.engine.host_sequence_s * requests
+        launches = 0.0 if tokens <= self._graph_most else self.launch_floor_s
+        return max(device, host, launches) if self.engine.host_overlap else max(device, launches) + host
+
+
+def _coarse(value: int) -> int:
+    """The next point of a grid with 32 points to a doubling."""
+    if value < 64:
+        return value
+    step = 1 << (value.bit_length() - 6)
+    return -(-value // step) * step
+
+
+def _multiplied(device: Device, dtype: str, width: int) -> tuple[str, int]:
+    """(dtype, bits of its operand) that products really run in: the narrowest that the device has, from `dtype` up."""
+    order: Sequence[tuple[str, int]] = {
+        "fp4": (("fp4", 4), ("fp8", 8), ("bf16", 16), ("fp16", 16), ("fp32", 32)),
+        "fp8": (("fp8", 8), ("bf16", 16), ("fp16", 16), ("fp32", 32)),
+        "int8": (("int8", 8), ("bf16", 16), ("fp16", 16), ("fp32", 32)),
+        "fp32": (("fp32", 32),),
+    }.get(dtype, (("bf16", 16), ("fp16", 16), ("fp32", 32)))
+    has: Callable[[str], bool] = lambda name: getattr(device.dense_peak, name) is not None  # noqa: E731
+    return next((pair for pair in order if has(pair[0])), (dtype, width))
+
+
+def _check(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> None:
+    kinds = {device.kind for device in cluster.devices}
+    if not kinds <= set(engine.devices):
+        raise InputError(
+            f"{engine.name} does not run on a {cluster.devices[0].kind} ({cluster.devices[0].name}); it runs on: "
+            f"{', '.join(engine.devices)}"
+        )
+    if serving.devices > cluster.num_devices:
+        raise InputError(
+            f"tp {serving.tp} x pp {serving.pp} x dp {serving.dp} x replicas {serving.replicas} needs "
+            f"{serving.devices} devices, and {cluster.name} has {cluster.num_devices}; lower an axis or name a larger "
+            f"cluster"
+        )
+    if len({device.name for device in cluster.devices}) > 1:
+        raise UnpricedError(f"{cluster.name} mixes devices; a replica is served on devices of one kind: name one")
+    if graph.name == "":
+        raise InputError("the model has no name")
+
+
+def pieces_of(input_len: int, budget: int) -> tuple[Piece, ...]:
+    """One prompt cut at the budget, as an engine alone with it computes it."""
+    return tuple(
+        Piece(0, start, min(budget, input_len - start), start + budget >= input_len)
+        for start in range(0, input_len, budget)
+    )

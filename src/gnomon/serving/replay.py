@@ -1,0 +1,258 @@
+"""A load played through an engine's scheduler on a virtual clock: when each request waited, began, and ended.
+
+`replay(load, price, blocks)` drives `scheduler.Scheduler` with the ticks of `iteration.IterationPrice`. Between events
+(somebody comes who could be admitted, somebody finishes, blocks run out) a decode-only batch does not change, so many
+iterations are taken at once; `one_by_one` takes them singly and gives the same times to the bit. Leaves out requests
+that are cancelled, and the network to the client.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.serving.iteration import TICKS_PER_S, IterationPrice, ticks
+from gnomon.serving.requests import Load
+from gnomon.serving.scheduler import Scheduler
+
+MOST_SAMPLES = 4096
+"""Points of the curves over time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What a replay saw. Arrays have one entry a request, in seconds from the first arrival."""
+
+    arrival_s: NDArray[np.float64]
+    """When it reached the server."""
+    begun_s: NDArray[np.float64]
+    """Start of the first iteration that computed some of its prompt."""
+    first_s: NDArray[np.float64]
+    """Its first token."""
+    second_s: NDArray[np.float64]
+    """Its second token; NaN for answers of one."""
+    end_s: NDArray[np.float64]
+    """Its last token."""
+    input_len: NDArray[np.int64]
+    """Tokens of its prompt."""
+    output_len: NDArray[np.int64]
+    """Tokens of its answer."""
+    itl_s: NDArray[np.float64]
+    """Times between tokens of a request, each value once for each iteration or run of alike ones …"""
+    itl_count: NDArray[np.int64]
+    """… with how many pairs of tokens had it."""
+    iterations: int
+    """Iterations in all."""
+    preemptions: int
+    """Requests that lost their blocks."""
+    busy_s: float
+    """Time in which something was computed."""
+    mean_running: float
+    """Requests that decode, averaged over iterations in which some do, weighted by time."""
+    samples: tuple[tuple[float, int, int, float], ...]
+    """(time, waiting, running, share of KV blocks used) over time."""
+
+    @property
+    def span_s(self) -> float:
+        """From the first arrival to the last token."""
+        return float(self.end_s.max())
+
+
+class _Times:
+    """Columns of ticks, one entry a request."""
+
+    def __init__(self, count: int) -> None:
+        self.arrival = [0] * count
+        self.begun = [-1] * count
+        self.first = [0] * count
+        self.second = [-1] * count
+        self.end = [0] * count
+
+
+def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool = False) -> Played:
+    """Play a load. blocks: KV blocks of the engine. InputError for a request that its memory or context never holds."""
+    requests, engine = load.requests, price.engine
+    count = len(requests)
+    scheduler = Scheduler(engine, blocks)
+    times = _Times(count)
+    wait = ticks(engine.request_s)
+    # open: every request at its own time; closed: as many as there are clients, then one for each that ends
+    closed = load.concurrency is not None
+    begin = min(load.concurrency, count) if load.concurrency is not None else count
+    coming = [
+        (0 if closed else ticks(r.arrival_s)) + wait for r in (requests[:begin] if closed else requests)
+    ]
+    due: list[tuple[int, int]] = [(at, key) for key, at in enumerate(coming)]
+    for at, key in due:
+        times.arrival[key] = at - wait
+    heapq.heapify(due)
+    following = begin
+    left = [r.output_len for r in requests]
+    ends: list[tuple[int, int]] = []
+    """(decode step at which it has its last token, key); entries of preempted requests are skipped."""
+    ends_at: dict[int, int] = {}
+    gap_ticks, gap_counts = array("d"), array("q")
+    fresh: list[int] = []
+    """First tokens since the last decode: these requests' next gap begins there."""
+    now = last_decode = busy = weighted = weight = 0
+    iterations = preemptions = done = 0
+    finished: list[int] = []
+    samples: list[tuple[float, int, int, float]] = []
+    every, since = 1, 0
+    while done < count:
+        arrivals: list[tuple[int, int, int, int]] = []
+        while due and due[0][0] <= now:
+            _, key = heapq.heappop(due)
+            r = requests[key]
+            arrivals.append((key, r.input_len, r.output_len, r.prefix_len if engine.prefix_cache else 0))
+        jump = 0
+        if not arrivals and not finished and not one_by_one and ends:
+            limit = ends[0][0] - scheduler.steps
+            jump = scheduler.steady(limit) if limit > 1 else 0
+            if jump > 1 and due and scheduler.may_admit():
+                jump = _until(due[0][0] - now, jump, scheduler, price)
+        if jump > 1:
+            decodes, keys = scheduler.advance(jump)
+            spent = price.decode_ticks(decodes, keys, jump)
+            first = price.decode_ticks(decodes, keys) if fresh or last_decode != now else 0
+            _gaps(gap_ticks, gap_counts, fresh, now, last_decode, first, decodes, times)
+            rest = spent - first if first else spent
+            if first:
+                gap_ticks.append(rest / max(jump - 1, 1))
+                gap_counts.append((jump - 1) * decodes)
+            else:
+                gap_ticks.append(spent / jump)
+                gap_counts.append(jump * decodes)
+            fresh.clear()
+            now += spent
+            last_decode = now
+            busy += spent
+            weighted += decodes * spent
+            weight += spent
+            iterations += jump
+        else:
+            batch = scheduler.step(arrivals, finished)
+            finished = []
+            for key in batch.preempted:
+                preemptions += 1
+                ends_at.pop(key, None)
+            if batch.is_empty:
+                if not batch.preempted:
+                    if not due:
+                        break
+                    now = max(now, due[0][0])
+                continue
+            spent = price.batch_ticks(batch)
+            for piece in batch.pieces:
+                if times.begun[piece.key] < 0:
+                    times.begun[piece.key] = now
+            if batch.decodes:
+                _gaps(gap_ticks, gap_counts, fresh, now, last_decode, spent, batch.decodes, times)
+                fresh.clear()
+                weighted += batch.decodes * spent
+                weight += spent
+            now += spent
+            busy += spent
+            iterations += 1
+            if batch.decodes:
+                last_decode = now
+            for piece in batch.pieces:
+                if not piece.last:
+                    continue
+                key = piece.key
+                if not times.first[key]:
+                    times.first[key] = now
+                fresh.append(key)
+                run = scheduler.decoding[key]
+                left_now = run.most - 1
+                ends_at[key] = scheduler.steps + left_now
+                heapq.heappush(ends, (scheduler.steps + left_now, key))
+        while ends and ends[0][0] <= scheduler.steps:
+            at, key = heapq.heappop(ends)
+            if ends_at.get(key) != at:
+                continue
+            del ends_at[key]
+            if left[key] == 1 and key in fresh:
+                fresh.remove(key)
+            times.end[key] = now
+            finished.append(key)
+            done += 1
+            if closed and following < count:
+                times.arrival[following] = now
+                heapq.heappush(due, (now + wait, following))
+                following += 1
+        since += 1
+        if since >= every:
+            since = 0
+            samples.append((now / TICKS_PER_S, len(scheduler.waiting), scheduler.running, scheduler.used / blocks))
+            if len(samples) > MOST_SAMPLES:
+                samples = samples[::2]
+                every *= 2
+
+    def column(values: Sequence[int]) -> NDArray[np.float64]:
+        return np.array(values, dtype=np.float64) / TICKS_PER_S
+
+    second = column(times.second)
+    second[np.array(times.second) < 0] = np.nan
+    return Played(
+        arrival_s=column(times.arrival),
+        begun_s=column(times.begun),
+        first_s=column(times.first),
+        second_s=second,
+        end_s=column(times.end),
+        input_len=np.array([r.input_len for r in requests], dtype=np.int64),
+        output_len=np.array([r.output_len for r in requests], dtype=np.int64),
+        itl_s=np.frombuffer(gap_ticks, dtype=np.float64) / TICKS_PER_S if gap_ticks else np.zeros(0),
+        itl_count=np.frombuffer(gap_counts, dtype=np.int64).copy() if gap_counts else np.zeros(0, dtype=np.int64),
+        iterations=iterations,
+        preemptions=preemptions,
+        busy_s=busy / TICKS_PER_S,
+        mean_running=weighted / weight if weight else 0.0,
+        samples=tuple(samples),
+    )
+
+
+def _gaps(
+    gap_ticks: array[float],
+    gap_counts: array[int],
+    fresh: list[int],
+    now: int,
+    last_decode: int,
+    spent: int,
+    decodes: int,
+    times: _Times,
+) -> None:
+    """Times between tokens that end with the iteration of `spent` ticks from `now`: of those that decoded before it
+    from the last decode on, of those whose prompts ended since then from their first token."""
+    if not spent:
+        return
+    old = decodes - len(fresh)
+    if old > 0:
+        gap_ticks.append(float(now + spent - last_decode))
+        gap_counts.append(old)
+    for key in fresh:
+        since = times.first[key] if times.second[key] < 0 else now
+        gap_ticks.append(float(now + spent - since))
+        gap_counts.append(1)
+        if times.second[key] < 0:
+            times.second[key] = now + spent
+
+
+def _until(room: int, most: int, scheduler: Scheduler, price: IterationPrice) -> int:
+    """Iterations, from 1 to `most`, of which the last is the first to end `room` ticks from now or later."""
+    decodes, keys = len(scheduler.decoding), scheduler.kv
+    if price.decode_ticks(decodes, keys, most) < room:
+        return most
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        if price.decode_ticks(decodes, keys, middle) >= room:
+            high = middle
+        else:
+            low = middle
+    return high

@@ -1,0 +1,397 @@
+"""A Graph as a server sees it: what each kind of layer computes on one rank for some tokens, and what it caches.
+
+`shape_of(graph, serving)` walks the blocks once and returns a `Shape`: for each block its products (rows joined where
+an engine joins them: q, k and v; gate and up), its attention, experts, scan, passes over activations and sums over
+ranks, with local sizes. InputError where an axis does not divide what it should. Leaves out seconds (`iteration`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from gnomon.errors import InputError
+from gnomon.graph import BF16, Block, Dim, Graph, Op, Setting, forward_work
+from gnomon.ops.state_space import Scan
+from gnomon.serving.layout import Format, Serving, weight_format
+
+SPLIT = ("heads", "kv_heads", "ffn", "shared_ffn", "vocab", "ssm_groups", "ssm_heads")
+"""Dims (without their scope) that tensor parallelism divides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """Rows times a matrix of n columns and k rows, `batch` of them; sizes on one rank."""
+
+    n: int
+    k: int
+    bits: float
+    """Of a weight as it is stored."""
+    product: str
+    """Dtype that it multiplies in."""
+    batch: int = 1
+    """Matrices (heads of absorbed projections)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Attention of a layer on one rank."""
+
+    heads: int
+    kv_heads: int
+    width: int
+    """Head size of q and k."""
+    width_v: int
+    """Head size of v."""
+    window: int
+    """Keys that a query sees; 0: all."""
+    latent: int = 0
+    """Elements of a token's latent keys (MLA), which decodes read in place of keys and values; 0: none."""
+    latent_v: int = 0
+    """Of them, those that are values."""
+    causal: bool = True
+
+    @property
+    def kv_elements(self) -> int:
+        """Cached elements of a token."""
+        return self.latent or self.kv_heads * (self.width + self.width_v)
+
+    @property
+    def flops_per_key(self) -> int:
+        """FLOPs of a decode for each key that it sees."""
+        if self.latent:
+            return 2 * self.heads * (self.latent + self.latent_v)
+        return 2 * self.heads * (self.width + self.width_v)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Experts of a layer on one rank."""
+
+    experts: int
+    """In all."""
+    topk: int
+    """Chosen by a token."""
+    local_share: float
+    """Part of them on a rank."""
+    elements: int
+    """Weights of one expert on a rank."""
+    hidden: int
+    row_elements: int
+    """Activations read and written for a (token, expert) pair."""
+    bits: float
+    product: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """One kind of block."""
+
+    name: str
+    count: int
+    """How many of it are in the model."""
+    products: tuple[Product, ...]
+    attention: Attention | None
+    experts: Experts | None
+    scan_elements: int
+    """Elements of the state of a scan for each sequence; 0: none."""
+    scan: tuple[Op, Block] | None
+    pass_bytes: int
+    """Bytes of passes over activations for each token: norms, activations, rotary, router."""
+    pass_kernels: int
+    """Kernels of them."""
+    sums: int
+    """Sums over tensor-parallel ranks."""
+    dispatches: int
+    """Rows of experts sent to other ranks and back."""
+    hidden: int
+    weight_bytes: float
+    """On one rank."""
+    is_head: bool
+    """Computed for rows of last tokens only."""
+    has_table: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A model on one rank."""
+
+    blocks: tuple[BlockShape, ...]
+    hidden: int
+    vocab: int
+    ffn: int
+    """Widest product's columns on one rank."""
+    context: int | None
+    """Positions that it has a table for; None: no limit known."""
+
+    @property
+    def weight_bytes(self) -> float:
+        """On one rank, all stages."""
+        return sum(block.weight_bytes * block.count for block in self.blocks)
+
+    @property
+    def attentions(self) -> tuple[tuple[Attention, int], ...]:
+        """Kinds of attention with the number of their layers."""
+        found: dict[Attention, int] = {}
+        for block in self.blocks:
+            if block.attention is not None:
+                found[block.attention] = found.get(block.attention, 0) + block.count
+        return tuple(found.items())
+
+    @property
+    def state_elements(self) -> int:
+        """Elements of scans' states for each sequence, all layers."""
+        return sum(block.scan_elements * block.count for block in self.blocks)
+
+
+def _base(dim: Dim) -> str:
+    return dim.name.rpartition(".")[2]
+
+
+class _Walk:
+    """One block's ops, gathered."""
+
+    def __init__(self, block: Block, serving: Serving, count: int) -> None:
+        self.block, self.serving, self.count = block, serving, count
+        self.format = weight_format(serving.weights)
+        self.sizes: dict[str, int] = {}
+        for tensor in block.tensors:
+            for dim in tensor.atoms:
+                if dim.size is not None:
+                    self.sizes[dim.name] = self._local(dim)
+
+    def _local(self, dim: Dim) -> int:
+        assert dim.size is not None
+        serving, base, size = self.serving, _base(dim), dim.size
+        if base == "expert_ffn":
+            parts = serving.tp * serving.dp // serving.ep
+            return self._divided(size, parts, dim.name)
+        if base == "kv_heads" and size < serving.tp:
+            if serving.tp % size:
+                raise InputError(f"tp {serving.tp} neither divides nor is a multiple of {size} kv_heads")
+            return 1
+        if base in SPLIT:
+            if base == "vocab":  # engines fill it up
+                return -(-size // serving.tp)
+            if base == "ssm_groups" and size < serving.tp:
+                return 1
+            return self._divided(size, serving.tp, dim.name)
+        return size
+
+    def _divided(self, size: int, parts: int, name: str) -> int:
+        if size % parts:
+            legal = [n for n in range(1, size + 1) if size % n == 0 and n <= 2 * parts]
+            near = min(legal, key=lambda n: (abs(n - parts), n))
+            raise InputError(f"tp {parts} does not divide the {size} {name}; the nearest that does is {near}")
+        return size // parts
+
+    def size(self, dims: tuple[Dim, ...]) -> int:
+        """Local elements of dims that are not tokens."""
+        atoms = [atom for dim in dims for atom in dim.atoms]
+        return prod(self.sizes[atom.name] for atom in atoms if atom.name in self.sizes)
+
+    def split(self, dims: tuple[Dim, ...]) -> bool:
+        return self.serving.tp > 1 and any(_base(a) in SPLIT for d in dims for a in d.atoms)
+
+    def stored(self, kind: str) -> Format:
+        form = self.format
+        return form if form.covers == "all" or form.covers == kind or kind == "experts" else weight_format("bf16")
+
+    def shape(self) -> BlockShape:
+        block = self.block
+        linears = [op for op in block.ops if op.kind == "linear"]
+        grouped = [op for op in block.ops if op.kind == "grouped_linear"]
+        cores = [op for op in block.ops if op.kind == "attention"]
+        scans = [op for op in block.ops if op.kind == "state_space"]
+        names = {_base(atom): atom for tensor in block.tensors for atom in tensor.atoms}
+        latent = "kv_rank" in names and bool(cores)
+        is_head = any(op.kind in ("cross_entropy", "mse") for op in block.ops)
+        table = next((op for op in block.ops if op.kind == "embedding"), None)
+        joined: dict[tuple[str, float], list[Product]] = {}
+        sums = 0
+        for op in linears:
+            weight = block.tensor(op.inputs[1])
+            inner = tuple(d for d in weight.dims if d.name in op.contracts or any(a.name in op.contracts for a in d.atoms))
+            outer = tuple(d for d in weight.dims if d not in inner)
+            form = self.stored("head" if is_head else "linear")
+            router = "experts" in {_base(atom) for atom in weight.atoms}
+            if router:
+                form = weight_format("bf16")  # routers are not quantised
+            out, into = self.size(outer), self.size(inner)
+            made = Product(n=out, k=into, bits=form.bits, product=form.product)
+            if latent and any(_base(a) == "kv_rank" for d in inner for a in d.atoms):
+                # absorbed into queries and outputs: a small product a head on either side
+                heads = self.sizes[names["heads"].name]
+                form = weight_format("bf16")
+                nope = self.sizes[names["qk_nope_dim"].name] if "qk_nope_dim" in names else out // heads // 2
+                value = out // heads - nope
+                joined[op.path, 0.0] = [
+                    Product(n=into, k=nope, batch=heads, bits=form.bits, product=form.product),
+                    Product(n=value, k=into, batch=heads, bits=form.bits, product=form.product),
+                ]
+                continue
+            partial = self.split(inner)
+            if partial and not any(o.kind == "combine" for o in block.ops):
+                sums += 1
+            elif partial and "shared" not in op.path:
+                sums += 1
+            joined.setdefault((op.path if partial or router else op.inputs[0], form.bits), []).append(made)
+        products: list[Product] = []
+        for same in joined.values():
+            if len(same) > 1 and len({(p.k, p.bits, p.batch, p.product) for p in same}) == 1:
+                first = same[0]
+                products.append(
+                    Product(n=sum(p.n for p in same), k=first.k, bits=first.bits, product=first.product)
+                )
+            else:
+                products += same
+        experts = self._experts(grouped) if grouped else None
+        dispatches = 0
+        if experts is not None:
+            if self.serving.dp > 1:
+                dispatches = 1
+            elif self.serving.tp > 1:
+                sums += 1
+        pass_bytes, pass_kernels = self._passes()
+        attention = self._attention(cores[0], latent) if cores else None
+        weights = sum(p.n * p.k * p.batch * p.bits / 8 for p in products)
+        if experts is not None:
+            weights += experts.elements * experts.bits / 8 * experts.experts * experts.local_share
+        if table is not None:
+            weights += self.size(block.tensor(table.inputs[1]).dims) * self.stored("table").bits / 8
+        named = {block.tensor(name).name for op in (*linears, *grouped) for name in op.inputs[1:2]}
+        named |= {table.inputs[1]} if table is not None else set()
+        small = [t for t in block.parameters if t.name not in named]
+        weights += sum(self.size(t.dims) * 2 for t in small)
+        scan = Scan.of(scans[0], block, {**self.sizes, "batch": 1, "seq": 1}) if scans else None
+        hidden = self.sizes.get(names["hidden"].name, 0) if "hidden" in names else 0
+        return BlockShape(
+            name=block.name,
+            count=self.count,
+            products=tuple(products),
+            attention=attention,
+            experts=experts,
+            scan_elements=int(scan.width * scan.state) if scan is not None else 0,
+            scan=(scans[0], block) if scans else None,
+            pass_bytes=pass_bytes,
+            pass_kernels=pass_kernels,
+            sums=sums,
+            dispatches=dispatches,
+            hidden=hidden,
+            weight_bytes=weights,
+            is_head=is_head,
+            has_table=table is not None,
+        )
+
+    def _experts(self, grouped: list[Op]) -> Experts:
+        block, serving = self.block, self.serving
+        weights = [block.tensor(op.inputs[1]) for op in grouped]
+        experts = weights[0].dims[0].size
+        assert experts is not None
+        topk = next(
+            a.size for op in grouped for a in block.tensor(op.outputs[0]).atoms if _base(a) == "topk" and a.size
+        )
+        if experts % serving.ep:
+            raise InputError(f"ep {serving.ep} does not divide the {experts} experts")
+        form = self.stored("experts")
+        width = self.size(weights[0].dims[1:2])
+        hidden = self.size(weights[-1].dims[1:2])
+        return Experts(
+            experts=experts,
+            topk=topk,
+            local_share=1 / serving.ep,
+            elements=sum(self.size(w.dims[1:]) for w in weights),
+            hidden=hidden,
+            row_elements=2 * hidden + 3 * width,
+            bits=form.bits,
+            product=form.product,
+        )
+
+    def _attention(self, op: Op, latent: bool) -> Attention:
+        q, k, v = (self.block.tensor(name) for name in op.inputs[:3])
+        window = op.attr("window", 0)
+        names = {_base(a): self.sizes.get(a.name, 0) for t in self.block.tensors for a in t.atoms}
+        heads = next(self.sizes[a.name] for a in q.atoms if _base(a) == "heads")
+        kv = next((self.sizes[a.name] for a in k.atoms if _base(a) in ("kv_heads", "heads")), 1)
+        width = self.sizes[q.atoms[-1].name]
+        width_v = self.sizes[v.atoms[-1].name]
+        return Attention(
+            heads=heads,
+            kv_heads=kv,
+            width=width,
+            width_v=width_v,
+            window=int(window) if isinstance(window, int) else 0,
+            latent=names["kv_rank"] + names.get("rope_dim", 0) if latent else 0,
+            latent_v=names["kv_rank"] if latent else 0,
+            causal=bool(op.attr("causal", False)),
+        )
+
+    def _passes(self) -> tuple[int, int]:
+        """(bytes for a token, kernels) of what an engine runs between products; sums with a residual are part of the
+        norm that follows, rotary of q and k and the write of keys are one kernel each."""
+        setting = Setting(sizes={**self.sizes, "batch": 1, "seq": 1}, dtypes=BF16, causal_flops="half")
+        total, kernels, rotary = 0.0, 0, False
+        for op in self.block.ops:
+            if op.kind in ("linear", "grouped_linear", "attention", "state_space", "cross_entropy", "embedding", "mse"):
+                continue
+            if op.kind in ("reshape", "split", "rename", "concat", "scale", "repeat") or op.captured is not None:
+                continue
+            if "experts." in op.path and "shared" not in op.path:
+                continue  # in the price of the experts
+            work = forward_work(op, self.block, setting)
+            own = sum(self.size(self.block.tensor(n).dims) * 2 for n in op.inputs if self.block.tensor(n).kind == "parameter")
+            total += max(0, int(work.read_bytes) + int(work.write_bytes) - own)
+            if op.kind in ("add", "dispatch", "combine") or (op.kind == "rotary" and rotary):
+                continue
+            rotary = rotary or op.kind == "rotary"
+            kernels += 1
+        cached = any(op.kind == "attention" for op in self.block.ops)
+        return int(total), kernels + cached
+
+
+def _is_tied(graph: Graph, name: str) -> bool:
+    """Whether a block's table of tokens is also the matrix of a later block."""
+    full: dict[str, set[str]] = {}
+    for call in graph.calls:
+        for tensor in graph.block(call.block).parameters:
+            full.setdefault(call.parameter_name(tensor.name), set()).add(call.block)
+    return any(name in blocks and len(blocks) > 1 for blocks in full.values())
+
+
+def shape_of(graph: Graph, serving: Serving) -> Shape:
+    """The shape of a model on one rank. InputError for a model that makes no tokens one after another."""
+    counts: dict[str, int] = {}
+    for call in graph.calls:
+        counts[call.block] = counts.get(call.block, 0) + call.repeat
+    blocks = tuple(_Walk(graph.block(name), serving, count).shape() for name, count in counts.items())
+    blocks = tuple(
+        replace(b, weight_bytes=0.0) if b.has_table and _is_tied(graph, b.name) else b for b in blocks
+    )  # the head's matrix is the table
+    cores = [b.attention for b in blocks if b.attention is not None]
+    if not any(b.is_head and b.products for b in blocks) or any(not core.causal for core in cores):
+        raise InputError(f"{graph.name} makes no tokens one after another; --serve wants a decoder such as llama-3.1-8b")
+    if serving.ep > 1 and not any(b.experts for b in blocks):
+        raise InputError(f"ep {serving.ep} deals out experts, and {graph.name} has none; leave it out")
+    if serving.dp > 1 and not any(b.experts for b in blocks):
+        raise InputError(
+            f"dp {serving.dp} lets attention groups share experts, and {graph.name} has none; use replicas"
+        )
+    layers = sum(b.count for b in blocks if not b.is_head and not b.has_table)
+    if serving.pp > layers:
+        raise InputError(f"pp {serving.pp} is more than the {layers} layers of {graph.name}")
+    hidden = max(b.hidden for b in blocks)
+    head = next(b for b in blocks if b.is_head)
+    positions = [
+        a.size
+        for block in graph.blocks
+        for t in block.parameters
+        for a in t.atoms
+        if _base(a) in ("positions", "max_positions") and a.size
+    ]
+    return Shape(
+        blocks=blocks,
+        hidden=hidden,
+        vocab=max(p.n for p in head.products),
+        ffn=max((p.n for b in blocks if not b.is_head for p in b.products), default=hidden),
+        context=min(positions, default=None),
+    )

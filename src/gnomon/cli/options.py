@@ -21,6 +21,7 @@ from gnomon.cli.options_plan import (
     explain_options,
     plan_options,
 )
+from gnomon.cli.options_serve import serve_options
 from gnomon.cli.terminal import broken
 from gnomon.cli.values import at_most, count, lengths, new_file, not_negative, rate, some
 from gnomon.errors import nearest
@@ -262,6 +263,11 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def defaults(command: str) -> argparse.Namespace:
+    """What a command's options are when none is given."""
+    return parser().parse_args([command])
+
+
 class _Parser(argparse.ArgumentParser):
     """One line for a mistake, in place of all options. No name is short for another, and an option that would silently
     replace what it was given before is an error. Parsers of commands are of this class too."""
@@ -337,6 +343,7 @@ def _predict(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="tokens of each sequence of the batch: 32k,4kx8,512x55 (x: how many such), or a file of one a line",
     )
+    serve_options(parser)
 
 
 def _report(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 
+from gnomon.cli.options import defaults
+from gnomon.cli.options_serve import refuse_others
 from gnomon.cli.request import read_request
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.late import load_late
@@ -18,6 +20,10 @@ from gnomon.units import show_seconds
 
 def run(options: argparse.Namespace) -> int:
     """Predict and print."""
+    refuse_others(options, defaults("predict"))
+    if options.serve:
+        status: int = load_late("gnomon.cli.serve:run")(options)
+        return status
     asked = read_request(options)
     prediction = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
     changes: tuple[Advice, ...] | None = None if prediction.has_room else advice(prediction)

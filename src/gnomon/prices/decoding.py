@@ -123,10 +123,14 @@ def assumptions(device: Device) -> tuple[str, ...]:
     """What was taken from another generation."""
     if any(row.arch == _arch(device) for row in _file().attention):
         return ()
-    return (f"{device.name}: kernels of decoding are priced with shares of other generations (no data of {device.arch})",)
+    return (
+        f"{device.name}: kernels of decoding are priced with shares of other generations (no data of {device.arch})",
+    )
 
 
-def kv_seconds_per_token(row: DecodeAttention, *, bytes_per_token: float, flops_per_token: float, device: Device) -> float:
+def kv_seconds_per_token(
+    row: DecodeAttention, *, bytes_per_token: float, flops_per_token: float, device: Device
+) -> float:
     """Seconds of each key that a decode attends to, in one layer on one device: bytes and FLOPs of it."""
     memory = bytes_per_token / (device.memory_bytes_per_s * row.memory_efficiency)
     compute = flops_per_token / (half_peak(device) * row.compute_efficiency)

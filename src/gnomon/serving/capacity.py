@@ -154,7 +154,12 @@ def kv_tokens(
         kept = min(longest, kind.window + engine.block_tokens) if kind.window else longest
         each += kind.count * (kind.state_bytes + kind.bytes_per_token * ceil(kept / tokens) * tokens)
     concurrency = max(kv_bytes, 0.0) / each
-    return each / ceil(longest / tokens), int(concurrency * ceil(longest / tokens)), int(concurrency * longest), concurrency
+    return (
+        each / ceil(longest / tokens),
+        int(concurrency * ceil(longest / tokens)),
+        int(concurrency * longest),
+        concurrency,
+    )
 
 
 def activation_bytes(shape: Shape, serving: Serving, engine: Engine) -> float:
@@ -294,5 +299,3 @@ def refusal(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) ->
         f"{engine.name} would not start: a request of max_model_len {serving.max_model_len} needs more than the "
         f"{show_bytes(now.kv_bytes)} left for keys on a {device}; the largest max_model_len that starts is {most}"
     )
-
-

@@ -21,7 +21,7 @@ from gnomon.ops.state_space import Scan
 from gnomon.prices import curves_for, gemm_seconds, stream_seconds
 from gnomon.prices.attention import attention_seconds
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
-from gnomon.prices.curves import Array, Curves
+from gnomon.prices.curves import Array, AttentionKernel, Curves
 from gnomon.prices.decoding import (
     assumptions,
     attention_row,
@@ -41,8 +41,8 @@ from gnomon.software.engine import Engine
 TICKS_PER_S = 2**50
 """The grid of the replay's time."""
 
-GPU_GAP_S = 0.7e-6
-"""Between two kernels of a captured graph on one stream, beside what their own prices begin with."""
+QUERY_BLOCK = 128
+"""Queries of a block of attention kernels."""
 
 
 def ticks(seconds: float) -> int:
@@ -51,11 +51,11 @@ def ticks(seconds: float) -> int:
 
 
 def _grid(most: int) -> Array:
-    """Numbers of tokens that are tabulated: all to 64, then steps of an eighth at most 128, up to `most`."""
-    points = list(range(1, min(most, 64) + 1))
-    while points[-1] < most:
-        points.append(min(most, points[-1] + min(128, max(1, points[-1] // 16))))
-    return np.array(points, dtype=np.float64)
+    """Numbers of tokens that are tabulated: all to 64, then both sides of each edge of a tile of 32 rows, to 512, and
+    of 64, up to `most`: between edges prices are lines."""
+    edges = [*range(64, 512, 32), *range(512, most + 64, 64)]
+    points = {*range(1, 65), *edges, *(edge + 1 for edge in edges)}
+    return np.array(sorted(point for point in points if point < most) + [most], dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,9 @@ class IterationPrice:
         _check(graph, cluster, serving, engine)
         self.engine, self.serving = engine, serving
         self.device: Device = cluster.devices[0]
-        self.curves: Curves = curves_for(self.device)
+        # engines take the newest kernel of a generation
+        kernel: AttentionKernel = "flash3" if self.device.arch in ("hopper", "blackwell") else "flash2"
+        self.curves: Curves = curves_for(self.device, attention=kernel)
         self.shape: Shape = shape_of(graph, serving)
         self.assumed: tuple[str, ...] = (*self.curves.assumptions, *assumptions(self.device))
         tp, group = serving.tp, serving.tp * serving.dp
@@ -105,10 +107,16 @@ class IterationPrice:
         self._graph_most = max(engine.graph_sizes, default=0)
         self._decode_memo: dict[int, int] = {}
         self._piece_memo: dict[tuple[int, int], int] = {}
+        self._piece_base = ticks(self.attention_s(1, 0)) if self.keys else 0
+        has_scans = any(block.scan is not None for block in self.shape.blocks)
+        scans = np.array([self.scan_s(int(tokens)) for tokens in self.grid]) if has_scans else None
+        self._scans = [] if scans is None else self._dense(scans, most)
 
     def _stages(self, cluster: Cluster) -> AxisLink:
         step = self.serving.tp * self.serving.dp
-        return axis_link(cluster, np.array([[stage * step, (stage + 1) * step] for stage in range(self.serving.pp - 1)]))
+        return axis_link(
+            cluster, np.array([[stage * step, (stage + 1) * step] for stage in range(self.serving.pp - 1)])
+        )
 
     def _dense(self, values: Array, most: int) -> list[int]:
         """Ticks for every number of tokens from 0, lines between the points of the grid."""
@@ -135,7 +143,9 @@ class IterationPrice:
             if block.is_head:
                 total = total + self._block(block, rows)
         if self.tp_link is not None:
-            total = total + collective_seconds("all_gather", rows * self.shape.vocab * self.serving.tp * 2, self.tp_link)
+            total = total + collective_seconds(
+                "all_gather", rows * self.shape.vocab * self.serving.tp * 2, self.tp_link
+            )
         return total
 
     def _block(self, block: BlockShape, tokens: Array) -> Array:
@@ -165,7 +175,14 @@ class IterationPrice:
             product.n * product.k * product.bits / 8 + tokens * product.k * max(width, 8) / 8 + tokens * product.n * 2
         )
         seconds = gemm_seconds(
-            tokens, product.n, product.k, product.batch, dtype=dtype, device=device, curves=self.curves, moved_bytes=moved
+            tokens,
+            product.n,
+            product.k,
+            product.batch,
+            dtype=dtype,
+            device=device,
+            curves=self.curves,
+            moved_bytes=moved,
         )
         if product.product in ("fp8", "int8", "fp4") and dtype != "bf16":  # rows are cast in a pass of their own
             seconds = seconds + stream_seconds(
@@ -297,17 +314,37 @@ class IterationPrice:
     # -- prompts
 
     def piece_ticks(self, new: int, prefix: int) -> int:
-        """Ticks of the attention and scans of one piece of a prompt in all layers; on a grid, rounded up in both."""
-        new_at, prefix_at = _coarse(new), _coarse(prefix)
-        known = self._piece_memo.get((new_at, prefix_at))
+        """Ticks of the attention and scans of one piece of a prompt in all layers.
+
+        Kernels take whole blocks of queries, and their time in a block goes with the keys that it sees: known at whole
+        blocks and on a grid of prefixes, lines between. A last block that is not full sees fewer keys, as if the prefix
+        were as much shorter."""
+        # under a block its time goes with the queries that there are: known in eighths
+        whole = QUERY_BLOCK if new > QUERY_BLOCK else QUERY_BLOCK // 8 if new > QUERY_BLOCK // 8 else 1
+        blocks = -(-new // whole) * whole
+        prefix -= (blocks - new) // 2
+        if prefix < 0:
+            known, base = self._known(blocks, 0), self._piece_base
+            device = base + (max(known - base, 0) * (blocks + 2 * prefix)) // blocks
+        else:
+            low, high = _grid_around(prefix)
+            device = self._known(blocks, low)
+            if high > low:
+                device += (self._known(blocks, high) - device) * (prefix - low) // (high - low)
+        return device + (self._scans[new] if self._scans else 0)
+
+    def _known(self, new: int, prefix: int) -> int:
+        known = self._piece_memo.get((new, prefix))
         if known is None:
-            known = self._piece_memo[new_at, prefix_at] = ticks(self.piece_s(new_at, prefix_at))
-        # between points the work goes with the pairs of queries and keys
-        pairs, at = new * (prefix + new / 2), new_at * (prefix_at + new_at / 2)
-        return round(known * max(pairs / at, 0.5)) if pairs != at else known
+            known = self._piece_memo[new, prefix] = ticks(self.attention_s(new, prefix))
+        return known
 
     def piece_s(self, new: int, prefix: int) -> float:
         """Seconds of the attention of `new` tokens after `prefix`, and of their scans, in all layers."""
+        return self.attention_s(new, prefix) + self.scan_s(new)
+
+    def attention_s(self, new: int, prefix: int) -> float:
+        """Of their attention."""
         total = 0.0
         for attention, layers in self.shape.attentions:
             kv = prefix + new
@@ -339,6 +376,11 @@ class IterationPrice:
                     product="bf16",
                 )
                 total += float(self.product_s(again, np.array([float(prefix)]))[0]) * layers
+        return total
+
+    def scan_s(self, new: int) -> float:
+        """Of their scans."""
+        total = 0.0
         for block in self.shape.blocks:
             if block.scan is not None:
                 op, where = block.scan
@@ -393,12 +435,13 @@ class IterationPrice:
         return max(device, host, launches) if self.engine.host_overlap else max(device, launches) + host
 
 
-def _coarse(value: int) -> int:
-    """The next point of a grid with 32 points to a doubling."""
-    if value < 64:
-        return value
-    step = 1 << (value.bit_length() - 6)
-    return -(-value // step) * step
+def _grid_around(value: int) -> tuple[int, int]:
+    """The points of a grid with 16 points to a doubling, on either side."""
+    if value < 32:
+        return value, value
+    step = 1 << (value.bit_length() - 5)
+    low = value // step * step
+    return (low, low) if low == value else (low, low + step)
 
 
 def _multiplied(device: Device, dtype: str, width: int) -> tuple[str, int]:

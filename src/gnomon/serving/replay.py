@@ -84,9 +84,7 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
     # open: every request at its own time; closed: as many as there are clients, then one for each that ends
     closed = load.concurrency is not None
     begin = min(load.concurrency, count) if load.concurrency is not None else count
-    coming = [
-        (0 if closed else ticks(r.arrival_s)) + wait for r in (requests[:begin] if closed else requests)
-    ]
+    coming = [(0 if closed else ticks(r.arrival_s)) + wait for r in (requests[:begin] if closed else requests)]
     due: list[tuple[int, int]] = [(at, key) for key, at in enumerate(coming)]
     for at, key in due:
         times.arrival[key] = at - wait

@@ -311,8 +311,15 @@ class Scheduler:
         if engine.preemption == "none":
             promise = self._whole(run) - blocks
             return promise if blocks + promise + self.low <= self.free - self.promised else None
-        expected = -(-int((self.asked + run.most) * engine.reserved_output) // self.size)
-        return 0 if blocks + expected + self.low <= self.free or not self.running else None
+        if not self.running:
+            return 0
+        # in tokens, not blocks: a decode takes more of them than of what it may still ask for, so that who is not
+        # admitted now is not admitted later in a run of decodes either
+        room = (self.total - self.low - sum(run.blocks for run in self.filling)) * self.size
+        written = self.kv - len(self.decoding)
+        expected = (self.asked + run.most) * engine.reserved_output
+        fits = blocks + self.low <= self.free and blocks * self.size + expected <= room - written
+        return 0 if fits else None
 
     def _admissible(self) -> bool:
         """Whether the first that waits would be admitted now."""

@@ -211,7 +211,9 @@ class _Walk:
         sums = 0
         for op in linears:
             weight = block.tensor(op.inputs[1])
-            inner = tuple(d for d in weight.dims if d.name in op.contracts or any(a.name in op.contracts for a in d.atoms))
+            inner = tuple(
+                d for d in weight.dims if d.name in op.contracts or any(a.name in op.contracts for a in d.atoms)
+            )
             outer = tuple(d for d in weight.dims if d not in inner)
             form = self.stored("head" if is_head else "linear")
             router = "experts" in {_base(atom) for atom in weight.atoms}
@@ -240,9 +242,7 @@ class _Walk:
         for same in joined.values():
             if len(same) > 1 and len({(p.k, p.bits, p.batch, p.product) for p in same}) == 1:
                 first = same[0]
-                products.append(
-                    Product(n=sum(p.n for p in same), k=first.k, bits=first.bits, product=first.product)
-                )
+                products.append(Product(n=sum(p.n for p in same), k=first.k, bits=first.bits, product=first.product))
             else:
                 products += same
         experts = self._experts(grouped) if grouped else None
@@ -339,7 +339,9 @@ class _Walk:
             if "experts." in op.path and "shared" not in op.path:
                 continue  # in the price of the experts
             work = forward_work(op, self.block, setting)
-            own = sum(self.size(self.block.tensor(n).dims) * 2 for n in op.inputs if self.block.tensor(n).kind == "parameter")
+            own = sum(
+                self.size(self.block.tensor(n).dims) * 2 for n in op.inputs if self.block.tensor(n).kind == "parameter"
+            )
             total += max(0, int(work.read_bytes) + int(work.write_bytes) - own)
             if op.kind in ("add", "dispatch", "combine") or (op.kind == "rotary" and rotary):
                 continue
@@ -369,7 +371,9 @@ def shape_of(graph: Graph, serving: Serving) -> Shape:
     )  # the head's matrix is the table
     cores = [b.attention for b in blocks if b.attention is not None]
     if not any(b.is_head and b.products for b in blocks) or any(not core.causal for core in cores):
-        raise InputError(f"{graph.name} makes no tokens one after another; --serve wants a decoder such as llama-3.1-8b")
+        raise InputError(
+            f"{graph.name} makes no tokens one after another; --serve wants a decoder such as llama-3.1-8b"
+        )
     if serving.ep > 1 and not any(b.experts for b in blocks):
         raise InputError(f"ep {serving.ep} deals out experts, and {graph.name} has none; leave it out")
     if serving.dp > 1 and not any(b.experts for b in blocks):

@@ -1,0 +1,71 @@
+"""A forecast of serving, as text: latencies with their bands, throughput, running batch, memory by what reserves it.
+
+`forecast_text(forecast)` returns lines. Leaves out pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gnomon.report.tables import wrapped
+from gnomon.serving.capacity import Help
+from gnomon.serving.forecast import BAND, Forecast, Spread
+from gnomon.units import show_bytes, show_seconds
+
+
+def forecast_text(
+    found: Forecast, title: str, *, assumed: Sequence[str] = (), helps: Sequence[Help] = (), rent: float | None = None
+) -> Iterator[str]:
+    """Lines. rent: dollars an hour of all devices."""
+    yield title
+    yield ""
+    yield f"{'':14}{'p50':>10}{'p90':>10}{'p99':>10}{'mean':>10}   4 of 5 measured p50 lie in"
+    rows: tuple[tuple[str, Spread, str], ...] = (
+        ("TTFT", found.ttft, "ttft"),
+        ("  queue", found.queue, ""),
+        ("  prefill", found.prefill, ""),
+        ("first decode", found.first_decode, ""),
+        ("TPOT", found.tpot, "tpot"),
+        ("ITL", found.itl, ""),
+        ("end to end", found.e2e, "e2e"),
+    )
+    for name, spread, band in rows:
+        cells = "".join(f"{show_seconds(value):>10}" for value in (spread.p50, spread.p90, spread.p99, spread.mean))
+        said = ""
+        if band:
+            low, high = BAND[band]
+            said = f"   {show_seconds(spread.p50 * low)} to {show_seconds(spread.p50 * high)}"
+        yield f"{name:14}{cells}{said}"
+    yield ""
+    each = found.output_tokens_per_s / found.devices
+    yield f"throughput    {found.output_tokens_per_s:,.0f} output tokens/s, {each:,.0f} a device"
+    yield f"              {found.input_tokens_per_s:,.0f} input tokens/s"
+    yield f"              {found.requests_per_s:.3g} requests/s"
+    if rent is not None and found.output_tokens_per_s:
+        million = rent / 3600 / found.output_tokens_per_s * 1e6
+        yield f"cost          ${million:.2f} a million output tokens at ${rent:.2f} an hour"
+    running, preempted = found.played.mean_running * found.groups, found.played.preemptions * found.groups
+    yield f"running       {running:.1f} requests decode on average, {preempted} preemptions"
+    if found.goodput is not None:
+        yield f"goodput       {found.goodput:.1%} of requests meet the targets"
+    if not found.stable:
+        yield "queue         grows: requests come faster than they are served, so waiting depends on how long it lasts"
+    held = found.capacity
+    yield ""
+    taken = show_bytes(held.usable_bytes)
+    yield f"memory of one device ({show_bytes(held.memory_bytes)}, of which the engine takes {taken})"
+    yield f"  weights     {show_bytes(held.weights_bytes)}"
+    yield f"  activations {show_bytes(held.activation_bytes)} (peak of the profiling run; --max-num-batched-tokens,"
+    yield "              --max-num-seqs)"
+    yield f"  its own     {show_bytes(held.own_bytes)} (context, libraries, graphs)"
+    size, longest = found.engine.block_tokens, found.serving.max_model_len
+    yield f"  KV cache    {show_bytes(held.kv_bytes)}: {held.kv_tokens:,} tokens in {held.blocks:,} blocks of {size}"
+    yield f"              {held.concurrency:.2f} requests of max_model_len {longest} at the same time"
+    for index, way in enumerate(helps[:4]):
+        yield f"  {'more with' if index == 0 else '':12}{way.change}: {way.kv_tokens:,} tokens"
+    notes = [*assumed, *found.assumed]
+    if notes:
+        yield ""
+        yield "assumed"
+        for note in notes:
+            yield from wrapped(note, bullet="- ")

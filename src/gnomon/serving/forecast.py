@@ -1,0 +1,223 @@
+"""What serving a load comes to: percentiles of latencies, throughput, memory, and what was assumed.
+
+`serve(graph, cluster, serving, engine, load)` checks, prices, replays one group of devices with its part of the load,
+and returns a `Forecast`. Definitions: TTFT is arrival to first token, of which queue is arrival to the first iteration
+with some of its prompt, prefill from there to the first token; TPOT is (last - first token) / (tokens - 1) of a
+request; ITL is each time between two tokens of a request; e2e is arrival to last token. A percentile p is the least
+value that p % of requests (of pairs of tokens, for ITL) do not exceed. Leaves out text (room `report`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.errors import InputError
+from gnomon.graph import Graph
+from gnomon.hardware.types import Cluster
+from gnomon.serving.capacity import Capacity, capacity, refusal
+from gnomon.serving.iteration import IterationPrice
+from gnomon.serving.layout import Serving
+from gnomon.serving.replay import Played, replay
+from gnomon.serving.requests import Load
+from gnomon.software.engine import Engine
+from gnomon.units import Seconds
+
+PERCENTILES = (50, 90, 99)
+
+BAND: Mapping[str, tuple[float, float]] = {"ttft": (0.45, 2.4), "tpot": (0.62, 1.45), "e2e": (0.62, 1.45)}
+"""Of four measurements in five, between which multiples of the prediction they lie: 10th and 90th percentile of
+measured over predicted on public runs whose source was left out (docs/accuracy.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Percentiles of one quantity, in seconds."""
+
+    p50: Seconds
+    """Half are not above it."""
+    p90: Seconds
+    """Nine of ten are not above it."""
+    p99: Seconds
+    """99 of 100 are not above it."""
+    mean: Seconds
+    """Their mean."""
+
+    @classmethod
+    def of(cls, values: NDArray[np.float64], counts: NDArray[np.int64] | None = None) -> Spread:
+        """Of values, each as often as `counts` says."""
+        if values.size == 0:
+            return cls(p50=0.0, p90=0.0, p99=0.0, mean=0.0)
+        weights = np.ones(len(values), dtype=np.int64) if counts is None else counts
+        order = np.argsort(values, kind="stable")
+        total = np.cumsum(weights[order])
+        at = [values[order][np.searchsorted(total, total[-1] * p / 100)] for p in PERCENTILES]
+        return cls(
+            p50=float(at[0]),
+            p90=float(at[1]),
+            p99=float(at[2]),
+            mean=float((values * weights).sum() / total[-1]),
+        )
+
+    def to_mapping(self) -> dict[str, float]:
+        """For programs."""
+        return {"p50_s": self.p50, "p90_s": self.p90, "p99_s": self.p99, "mean_s": self.mean}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Limits that a request meets or misses."""
+
+    ttft_s: Seconds | None
+    """Longest time to the first token; None: no limit."""
+    tpot_s: Seconds | None
+    """Longest time for each further token; None: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """A prediction of serving."""
+
+    serving: Serving
+    engine: Engine
+    capacity: Capacity
+    played: Played
+    """Of one group of devices."""
+    groups: int
+    """Groups with requests of their own: replicas, attention groups, and one for each pipeline stage's batch."""
+    devices: int
+    ttft: Spread
+    queue: Spread
+    prefill: Spread
+    first_decode: Spread
+    """From the first token to the second."""
+    tpot: Spread
+    itl: Spread
+    e2e: Spread
+    output_tokens_per_s: float
+    """Of all devices, from the first arrival to the last token."""
+    input_tokens_per_s: float
+    requests_per_s: float
+    goodput: float | None
+    """Share of requests that meet the target; None without one."""
+    stable: bool
+    """Whether the queue keeps up: the last quarter of requests waits no longer than the second quarter does, by a half
+    and 100 ms."""
+    assumed: tuple[str, ...]
+
+    def to_mapping(self) -> dict[str, object]:
+        """For programs: seconds, bytes, tokens."""
+        spreads = ("ttft", "queue", "prefill", "first_decode", "tpot", "itl", "e2e")
+        held = self.capacity
+        return {
+            "schema": "gnomon.serving-forecast/1",
+            "engine": self.engine.name,
+            "engine_version": self.engine.version,
+            "devices": self.devices,
+            "layout": {name: getattr(self.serving, name) for name in ("tp", "pp", "dp", "ep", "replicas")},
+            "weights": self.serving.weights,
+            "kv": self.serving.kv,
+            "max_model_len": self.serving.max_model_len,
+            **{name: getattr(self, name).to_mapping() for name in spreads},
+            "bands": {name: {"low": low, "high": high} for name, (low, high) in BAND.items()},
+            "output_tokens_per_s": self.output_tokens_per_s,
+            "input_tokens_per_s": self.input_tokens_per_s,
+            "output_tokens_per_s_per_device": self.output_tokens_per_s / self.devices,
+            "requests_per_s": self.requests_per_s,
+            "goodput": self.goodput,
+            "stable": self.stable,
+            "mean_running": self.played.mean_running * self.groups,
+            "preemptions": self.played.preemptions * self.groups,
+            "memory": {
+                name: getattr(held, name)
+                for name in (
+                    "memory_bytes usable_bytes weights_bytes activation_bytes own_bytes kv_bytes block_bytes blocks "
+                    "kv_tokens concurrency"
+                ).split()
+            },
+            "over_time": [list(sample) for sample in self.played.samples],
+            "assumptions": list(self.assumed),
+        }
+
+
+def check_load(graph: Graph, serving: Serving, load: Load, context: int | None) -> None:
+    """InputError for a request longer than `max_model_len`, or than the model's positions."""
+    if load.longest > serving.max_model_len:
+        raise InputError(
+            f"a request of {load.longest} tokens (prompt and answer) is longer than max_model_len "
+            f"{serving.max_model_len}; raise it or cut the request"
+        )
+    if context is not None and load.longest > context:
+        raise InputError(f"a request of {load.longest} tokens is longer than the {context} positions of {graph.name}")
+
+
+def serve(
+    graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, load: Load, target: Target | None = None
+) -> Forecast:
+    """Predict. InputError where it cannot be served, with what would."""
+    price = IterationPrice(graph, cluster, serving, engine)
+    check_load(graph, serving, load, price.shape.context)
+    problem = refusal(graph, cluster, serving, engine)
+    if problem is not None:
+        raise InputError(problem)
+    held = capacity(graph, cluster, serving, engine)
+    groups = serving.replicas * serving.dp * serving.pp
+    # batches of a pipeline follow each other through its stages: each has its part of requests and of the memory
+    played = replay(load.share(groups), price, max(1, held.blocks // serving.pp))
+    return summary(serving, engine, held, played, groups, target, price.assumed)
+
+
+def summary(
+    serving: Serving,
+    engine: Engine,
+    held: Capacity,
+    played: Played,
+    groups: int,
+    target: Target | None,
+    assumed: tuple[str, ...],
+) -> Forecast:
+    """The figures of a replay."""
+    ttft, e2e = played.first_s - played.arrival_s, played.end_s - played.arrival_s
+    more = played.output_len > 1
+    tpot = (played.end_s - played.first_s)[more] / (played.output_len[more] - 1)
+    queue = played.begun_s - played.arrival_s
+    met = None
+    if target is not None:
+        good = np.ones(len(ttft), dtype=bool)
+        if target.ttft_s is not None:
+            good &= ttft <= target.ttft_s
+        if target.tpot_s is not None:
+            each = np.zeros(len(ttft))
+            each[more] = tpot
+            good &= each <= target.tpot_s
+        met = float(good.mean())
+    span = played.span_s
+    quarter = len(queue) // 4
+    late, early = queue[-quarter:], queue[quarter : 2 * quarter]
+    stable = quarter < 8 or float(np.median(late)) <= 1.5 * float(np.median(early)) + 0.1
+    seconds = played.second_s[~np.isnan(played.second_s)]
+    firsts = played.first_s[~np.isnan(played.second_s)]
+    return Forecast(
+        serving=serving,
+        engine=engine,
+        capacity=held,
+        played=played,
+        groups=groups,
+        devices=serving.devices,
+        ttft=Spread.of(ttft),
+        queue=Spread.of(queue),
+        prefill=Spread.of(played.first_s - played.begun_s),
+        first_decode=Spread.of(seconds - firsts),
+        tpot=Spread.of(tpot),
+        itl=Spread.of(played.itl_s, played.itl_count),
+        e2e=Spread.of(e2e),
+        output_tokens_per_s=float(played.output_len.sum() / span) * groups,
+        input_tokens_per_s=float(played.input_len.sum() / span) * groups,
+        requests_per_s=len(ttft) / span * groups,
+        goodput=met,
+        stable=stable,
+        assumed=assumed,
+    )

@@ -1,0 +1,74 @@
+"""KV tokens from given bytes are what engines print; refusals name what starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from gnomon.hardware import parse_cluster
+from gnomon.models.presets import model
+from gnomon.serving.capacity import caching, capacity, changes, kv_tokens, most_model_len, refusal
+from gnomon.serving.layout import Serving
+from gnomon.serving.weights import shape_of
+from gnomon.software.engine import engine
+
+GIB = 2**30
+
+
+def tokens(of: str, serving: Serving, name: str, kv_bytes: float) -> int:
+    return kv_tokens(caching(shape_of(model(of), serving), serving), kv_bytes, engine(name), serving.max_model_len)[2]
+
+
+@pytest.mark.parametrize(
+    ("of", "serving", "name", "gib", "said", "slack"),
+    [
+        # what a log gives in GiB with two digits leaves that many tokens open
+        ("deepseek-v3", {"tp": 8}, "sglang", 33.32, 509157, 80),
+        # of the rank that logs; the rank with least memory decides, 1.1 % less here
+        ("qwen3-235b-a22b", {"tp": 4}, "vllm", 8.02, 178880, 120),
+        ("qwen3-235b-a22b", {"tp": 4}, "sglang", 16.46, 367404, 8000),
+        ("qwen2.5-14b", {"tp": 2}, "vllm", 8.69, 94912, 120),
+    ],
+)
+def test_tokens_from_given_bytes(
+    of: str, serving: dict[str, int], name: str, gib: float, said: int, slack: int
+) -> None:
+    found = tokens(of, Serving(max_model_len=2048, **serving), name, gib * GIB)
+    assert abs(found - said) <= slack
+
+
+def test_layers_of_two_kinds_share_pools_of_equal_pages() -> None:
+    """gpt-oss: 18 layers see 128 keys, 18 see all; what vLLM prints changes with max_model_len at equal bytes."""
+    found = {n: tokens("gpt-oss-120b", Serving(max_model_len=n), "vllm", 57.24 * GIB) for n in (2068, 9472)}
+    assert found[2068] == pytest.approx(825_607, rel=2e-4)
+    assert found[9472] == pytest.approx(886_768, rel=2e-4)
+
+
+def test_a_block_is_all_or_nothing() -> None:
+    serving = Serving(max_model_len=2048)
+    layers = caching(shape_of(model("llama-3.1-8b"), serving), serving)
+    block = 16 * 2 * 8 * 128 * 2 * 32
+    for count in (0, 1, 2588):
+        assert kv_tokens(layers, count * block, engine("vllm"), 2048)[1:3] == (count, count * 16)
+        assert kv_tokens(layers, count * block + block - 1, engine("vllm"), 2048)[1] == count
+
+
+def test_a_refusal_names_the_largest_that_starts() -> None:
+    graph, on, rules = model("llama-3.1-8b"), parse_cluster("rtx4090"), engine("vllm")
+    serving = Serving(max_model_len=65_536)
+    said = refusal(graph, on, serving, rules)
+    most = most_model_len(graph, on, serving, rules)
+    assert said is not None and f"starts is {most}" in said
+    assert refusal(graph, on, Serving(max_model_len=most), rules) is None
+    assert refusal(graph, on, Serving(max_model_len=most + 1), rules) is not None
+    helps = changes(graph, on, serving, rules)
+    assert helps and all(way.concurrency >= 1 for way in helps)
+
+
+def test_parts_add_up_and_flags_move_them() -> None:
+    graph, on = model("llama-3.1-70b"), parse_cluster("4xh100-sxm")
+    held = capacity(graph, on, Serving(max_model_len=4096, tp=4), engine("vllm"))
+    spent = held.weights_bytes + held.activation_bytes + held.own_bytes + held.kv_bytes
+    assert spent == pytest.approx(held.usable_bytes)
+    assert held.weights_bytes == pytest.approx(70.55e9 * 2 / 4, rel=0.01)
+    narrow = capacity(graph, on, Serving(max_model_len=4096, tp=4, kv="fp8"), engine("vllm"))
+    assert narrow.kv_tokens == pytest.approx(2 * held.kv_tokens, abs=32)

@@ -1,0 +1,180 @@
+"""The replay is the same in jumps and in single iterations, its times are what a hand counts, its rules hold."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from gnomon.errors import FormatError, InputError
+from gnomon.hardware import parse_cluster
+from gnomon.models.presets import model
+from gnomon.serving.forecast import Spread, Target, serve
+from gnomon.serving.iteration import TICKS_PER_S, IterationPrice
+from gnomon.serving.layout import Serving
+from gnomon.serving.replay import Played, replay
+from gnomon.serving.requests import Load, Request, at_rate, closed, from_csv, poisson
+from gnomon.serving.scheduler import Batch, Piece
+from gnomon.software.engine import engine, engines
+
+TIMES = ("arrival_s", "begun_s", "first_s", "second_s", "end_s")
+
+
+@cache
+def price(name: str, of: str = "qwen2.5-0.5b", on: str = "h100-sxm", **limits: int) -> IterationPrice:
+    rules = replace(engine(name), devices=("gpu", "cpu"), **limits)
+    return IterationPrice(model(of), parse_cluster(on), Serving(max_model_len=4096), rules)
+
+
+def random_load(rng: random.Random) -> Load:
+    count = rng.randint(1, 40)
+    made = [
+        Request(
+            arrival_s=rng.random() * rng.choice((0.01, 0.3, 3.0)),
+            input_len=rng.randint(1, 300),
+            output_len=rng.choice((1, 2, rng.randint(1, 200))),
+        )
+        for _ in range(count)
+    ]
+    made.sort(key=lambda r: r.arrival_s)
+    clients = rng.choice((None, None, rng.randint(1, 12)))
+    return Load(requests=tuple(made), concurrency=clients)
+
+
+def same(one: Played, two: Played) -> bool:
+    return all(np.array_equal(getattr(one, name), getattr(two, name), equal_nan=True) for name in TIMES)
+
+
+@pytest.mark.parametrize("name", engines())
+def test_jumps_give_the_times_of_single_iterations_to_the_bit(name: str) -> None:
+    for seed in range(25):
+        rng = random.Random(seed)
+        limits = {"max_batched_tokens": rng.choice((32, 256)), "max_seqs": rng.choice((2, 16)), "block_tokens": 16}
+        rules = price(name, **limits)
+        load = random_load(rng)
+        blocks = rng.choice((40, 400))
+        one, many = replay(load, rules, blocks, one_by_one=True), replay(load, rules, blocks)
+        assert same(one, many), seed
+        assert (one.iterations, one.preemptions, one.busy_s) == (many.iterations, many.preemptions, many.busy_s)
+        assert one.mean_running == pytest.approx(many.mean_running)
+        gaps = [float((p.itl_s * p.itl_count).sum()) for p in (one, many)]
+        assert gaps[0] == pytest.approx(gaps[1], rel=1e-9)
+
+
+def test_windows_and_the_host_bend_the_price_and_sums_stay_exact() -> None:
+    for of in ("gemma-2-2b", "qwen2.5-0.5b"):
+        rules = price("vllm", of)
+        rng = random.Random(0)
+        for _ in range(60):
+            decodes, count = rng.randint(1, 64), rng.randint(1, 900)
+            keys = decodes * rng.randint(1, 5000)
+            steps = sum(rules.decode_ticks(decodes, keys + i * decodes) for i in range(count))
+            assert rules.decode_ticks(decodes, keys, count) == steps
+
+
+def test_a_request_alone_is_its_prompt_and_its_decodes() -> None:
+    rules = price("vllm")
+    load = Load(requests=(Request(arrival_s=0.0, input_len=100, output_len=4),))
+    played = replay(load, rules, 1000)
+    prompt = rules.batch_ticks(Batch((Piece(0, 0, 100, True),), 0, 0, ()))
+    decodes = sum(rules.decode_ticks(1, keys) for keys in (101, 102, 103))
+    wait = round(rules.engine.request_s * TICKS_PER_S)
+    assert played.first_s[0] == (wait + prompt) / TICKS_PER_S
+    assert played.end_s[0] == (wait + prompt + decodes) / TICKS_PER_S
+    assert played.iterations == 4
+
+
+@pytest.mark.parametrize("of", ["llama-3.1-8b", "qwen3-30b-a3b", "gemma-2-2b", "nemotron-3-nano", "deepseek-v2-lite"])
+def test_tables_are_within_one_per_cent_of_the_program(of: str) -> None:
+    rules = price("vllm", of)
+    rng = random.Random(1)
+    for _ in range(40):
+        pieces = tuple(
+            Piece(i, rng.choice((0, rng.randint(1, 8000))), rng.randint(1, 2500), rng.random() < 0.5)
+            for i in range(rng.randint(0, 3))
+        )
+        decodes = rng.randint(0 if pieces else 1, 250)
+        batch = Batch(pieces, decodes, decodes * rng.randint(1, 4000), ())
+        assert rules.batch_ticks(batch) / TICKS_PER_S == pytest.approx(rules.program_s(batch), rel=0.01)
+
+
+def test_more_work_never_takes_less() -> None:
+    rules = price("vllm", "llama-3.1-8b")
+    decodes = [rules.decode_ticks(n, n * 1000) for n in range(1, 600)]
+    assert decodes == sorted(decodes)
+    pieces = [rules.batch_ticks(Batch((Piece(0, 0, n, True),), 0, 0, ())) for n in range(1, 8000, 7)]
+    assert all(b >= a * 0.995 for a, b in zip(pieces, pieces[1:], strict=False))
+
+
+def test_more_devices_and_narrower_weights_are_faster() -> None:
+    graph = model("llama-3.1-70b")
+    load = closed(500, 50, 16, 48)
+    tpot = {}
+    for tp, weights in ((2, "bf16"), (4, "bf16"), (4, "fp8"), (4, "int4-wo")):
+        serving = Serving(max_model_len=1000, tp=tp, weights=weights)
+        tpot[tp, weights] = serve(graph, parse_cluster("8xh200-sxm"), serving, engine("vllm"), load).tpot.p50
+    assert tpot[2, "bf16"] > tpot[4, "bf16"] > tpot[4, "fp8"] > tpot[4, "int4-wo"]
+
+
+def test_percentiles_are_the_least_value_that_so_many_do_not_exceed() -> None:
+    spread = Spread.of(np.arange(1.0, 101.0))
+    assert (spread.p50, spread.p90, spread.p99, spread.mean) == (50, 90, 99, 50.5)
+    assert Spread.of(np.array([1.0, 5.0]), np.array([9, 1])).p90 == 1.0
+
+
+def test_goodput_counts_those_within_both_limits() -> None:
+    graph, cluster = model("llama-3.1-8b"), parse_cluster("h100-sxm")
+    load = poisson(2000, 100, 20, 200)
+    serving = Serving(max_model_len=4096)
+    shares = [
+        serve(graph, cluster, serving, engine("vllm"), load, Target(ttft_s=s, tpot_s=None)).goodput
+        for s in (1e-3, 0.2, 1e3)
+    ]
+    assert shares[0] == 0 and shares[2] == 1 and shares == sorted(shares)
+
+
+def test_a_trace_is_read_and_a_bad_row_is_named() -> None:
+    load = from_csv("arrival_s,input_len,output_len\n5,10,3\n4,20,1\n")
+    assert [(r.arrival_s, r.input_len) for r in load.requests] == [(0.0, 20), (1.0, 10)]
+    azure = from_csv("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 23:59:59.5,8,9\n2023-11-17 00:00:01.0,7,5\n")
+    assert [r.arrival_s for r in azure.requests] == [0.0, 1.5]
+    assert at_rate(load, 4.0).requests[1].arrival_s == 0.25
+    for rows, said in (
+        ("1,x,3", "line 2: input_len is 'x'"),
+        ("1,0,3", "line 2: a request of 0 input"),
+        ("1,2", "line 2 has 2 columns"),
+        ("nan,2,3", "line 2: arrival_s"),
+        ("-1,2,3", "line 2: arrival_s"),
+        ("1,2.5,3", "line 2: input_len is '2.5'"),
+    ):
+        with pytest.raises(FormatError, match=said):
+            from_csv(f"arrival_s,input_len,output_len\n{rows}\n")
+    with pytest.raises(FormatError, match="no column"):
+        from_csv("arrival_s,tokens\n1,2\n")
+
+
+@pytest.mark.parametrize(
+    ("of", "on", "change", "said"),
+    [
+        ("llama-3.1-8b", "4xh100-sxm", {"tp": 3}, "tp 3 does not divide the 32 heads; the nearest that does is 2"),
+        ("llama-3.1-8b", "h100-sxm", {"tp": 2}, "needs 2 devices"),
+        ("llama-3.1-8b", "2xh100-sxm", {"tp": 2, "ep": 2}, "has none"),
+        ("bert-base", "h100-sxm", {}, "makes no tokens one after another"),
+        ("llama-3.1-8b", "h100-sxm", {"max_model_len": 100}, "longer than max_model_len 100"),
+        ("llama-3.1-70b", "h100-sxm", {}, "would not start"),
+        ("gpt2", "h100-sxm", {}, "longer than the 1024 positions"),
+    ],
+)
+def test_what_cannot_be_served_is_said(of: str, on: str, change: dict[str, int], said: str) -> None:
+    serving = Serving(**{"max_model_len": 2000, **change})
+    with pytest.raises(InputError, match=said):
+        serve(model(of), parse_cluster(on), serving, engine("vllm"), closed(1000, 500, 4, 8))
+
+
+def test_an_engine_says_which_devices_it_runs_on() -> None:
+    with pytest.raises(InputError, match="tensorrt-llm does not run on a cpu"):
+        cpu = parse_cluster("local:1")
+        serve(model("qwen2.5-0.5b"), cpu, Serving(max_model_len=99), engine("trtllm"), closed(9, 9, 1, 1))

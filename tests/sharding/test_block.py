@@ -22,7 +22,7 @@ from gnomon.models.mixtral import mixtral, mixtral_8x7b
 from gnomon.models.t5 import t5, t5_base
 from gnomon.models.unet import unet, unet_tiny
 from gnomon.plans import Layout, LayoutRule, Mesh
-from gnomon.sharding import Collective, Scene, Setting, ShardedBlock, shard_graph, strategies
+from gnomon.sharding import Collective, Scene, ShardedBlock, setting_of, shard_graph, strategies
 
 MIB = 2**20
 RESIDUAL = 4096 * 4096 * 2
@@ -176,12 +176,12 @@ def test_attention_has_three_strategies_over_cp() -> None:
     block = LLAMA.block("layers")
     scene = Scene(axis_sizes={"cp": 4}, sizes={"batch": 1, "seq": 4096}, dtypes=BF16)
     for chosen in ("ring", "all_gather", "ulysses"):
-        setting = Setting.of(block, Layout(context=chosen), scene)  # type: ignore[arg-type]
+        setting = setting_of(block, Layout(context=chosen), scene)  # type: ignore[arg-type]
         ways = strategies(block.op("self_attn.core"), setting)
         assert ways[0].name == chosen
         assert {way.name for way in ways} == {"ring", "all_gather", "ulysses"}
     many = Scene(axis_sizes={"cp": 64}, sizes=scene.sizes, dtypes=BF16)
-    ways = strategies(block.op("self_attn.core"), Setting.of(block, PLAIN, many))
+    ways = strategies(block.op("self_attn.core"), setting_of(block, PLAIN, many))
     assert "ulysses" not in {way.name for way in ways}  # 64 ranks, 32 heads
 
 

@@ -20,8 +20,8 @@ from gnomon.frontend.rules import ALONG, MOVES, POINTWISE, base_name, products
 from gnomon.frontend.sizes import fit
 from gnomon.frontend.trace import LITERAL_ELEMENTS
 from gnomon.graph import Captured, Literal, Node, Op, Size, Tensor, Torch, Use, attrs
-from gnomon.sharding.homes import TENSOR_DIMS, base
 from gnomon.tensors.captured import mutates
+from gnomon.tensors.names import TENSOR_DIMS, base
 
 _SIZED = ("view", "_unsafe_view", "reshape", "expand")
 DEFAULTED = ("ones", "zeros", "empty", "full", "rand", "randn", "linspace", "logspace", "eye")

@@ -11,13 +11,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from gnomon.errors import GraphError
+from gnomon.errors import GraphError, PlanError
 from gnomon.ops.curve import Curve, Stream, once
+from gnomon.ops.divided import BOTH, own_collective, with_inside
 from gnomon.ops.kernels import Kernels
 from gnomon.ops.op import AttrValue, Op, OpKind, Problem, Steps, Tensors, attrs
 from gnomon.ops.rules import first_dims, moved, moved_back, per_element, per_element_back, saves_output
+from gnomon.ops.strategy import Division, Strategy
 from gnomon.ops.work import CausalFlops, GradOp, Setting, Work
 from gnomon.tensors.dims import Dim, Number, numel, size_of
+from gnomon.tensors.layout import CollectiveKind, Phase, ceil_div
+from gnomon.tensors.names import HEAD_DIMS
 from gnomon.tensors.tensor import Tensor
 
 
@@ -181,6 +185,84 @@ def _reads_causal_back(op: Op, grad: GradOp) -> Curve:
     return _reads_causal(op)
 
 
+def _whole_keys(op: Op, setting: Division) -> dict[str, Number]:
+    """Keys cover the whole sequence although queries do not."""
+    key_dim = setting.block.tensor(op.inputs[1]).dims[-3]
+    return {f"kv_{key_dim.name}": size_of(key_dim, setting.scene.sizes)}
+
+
+def _ring(op: Op, setting: Division, plain: Strategy) -> Strategy:
+    """Ring attention (Liu et al. 2023): keys and values pass around in cp-1 rounds; in backward again, and their
+    gradients once all the way round, in cp rounds. Gradients are counted in the compute dtype; ring-flash-attention
+    (zhuzilin) sends them in fp32, twice the bytes: a stack says."""
+    cp = setting.scene.ranks("cp")
+    keys = setting.bytes(op.inputs[1], plain.inputs[1]) + setting.bytes(op.inputs[2], plain.inputs[2])
+    inside = (
+        own_collective(op, setting, "send_recv", "cp", keys, "forward", op.inputs[1], steps=cp - 1),
+        own_collective(op, setting, "send_recv", "cp", keys, "backward", op.inputs[1], steps=cp - 1),
+        own_collective(op, setting, "send_recv", "cp", keys, "backward", f"grad({op.inputs[1]})", steps=cp),
+    )
+    return with_inside(plain, "ring", inside, _whole_keys(op, setting))
+
+
+def _gathered(op: Op, setting: Division, plain: Strategy) -> Strategy:
+    """Keys and values gathered over cp (as in Llama 3's training); their gradients scattered. Gathered again in
+    backward unless the layout keeps gathered tensors."""
+    inside = []
+    ways: tuple[tuple[Phase, CollectiveKind], ...] = (
+        ("forward", "all_gather"),
+        ("backward", "all_gather"),
+        ("backward", "reduce_scatter"),
+    )
+    for phase, kind in ways:
+        if phase == "backward" and kind == "all_gather" and setting.layout.keep_gathered:
+            continue
+        for name, sharding in zip(op.inputs[1:3], plain.inputs[1:3], strict=True):
+            size = setting.bytes(name, sharding.without("cp"))
+            inside.append(own_collective(op, setting, kind, "cp", size, phase, name))
+    return with_inside(plain, "all_gather", tuple(inside), _whole_keys(op, setting))
+
+
+def _ulysses(op: Op, setting: Division, plain: Strategy) -> Strategy | None:
+    """DeepSpeed-Ulysses (Jacobs et al. 2023): all-to-alls exchange sequence for heads before attention and back
+    after, for queries, keys, values and output, and for their gradients. None if cp does not divide the local
+    heads."""
+    cp, sizes = setting.scene.ranks("cp"), setting.scene.sizes
+    query, key = (setting.block.tensor(name) for name in op.inputs[:2])
+    local: dict[str, Number] = {}
+    repeats = 1  # fewer local key-value heads than cp: each is sent to several ranks
+    for tensor in (query, key):
+        heads, ways = tensor.dims[-2], setting.scene.ranks("tp") * cp
+        size = size_of(heads, sizes)
+        if tensor is query and (not isinstance(size, int) or size % ways):
+            return None
+        local[heads.name] = ceil_div(size, ways)
+        if isinstance(size, int) and tensor is key:
+            repeats = max(1, cp // -(-size // setting.scene.ranks("tp")))
+    for dim in (query.dims[-3], key.dims[-3]):
+        local[dim.name] = size_of(dim, sizes)
+    moved = [*zip(op.inputs[:3], plain.inputs[:3], strict=True), (op.outputs[0], plain.outputs[0])]
+    inside = []
+    for phase, names in zip(BOTH, (moved, moved[::-1]), strict=True):
+        for name, sharding in names:
+            size = setting.bytes(name, sharding) * (repeats if name in op.inputs[1:3] else 1)
+            inside.append(own_collective(op, setting, "all_to_all", "cp", size, phase, name))
+    return with_inside(plain, "ulysses", tuple(inside), local)
+
+
+def _strategies(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
+    """Over cp each rank has a part of every sequence: three ways, the layout's choice first."""
+    if setting.scene.ranks("cp") == 1:
+        return (plain,)
+    chosen = setting.layout.context
+    order = sorted(("ring", "all_gather", "ulysses"), key=lambda name: name != chosen)
+    ways = {"ring": _ring, "all_gather": _gathered, "ulysses": _ulysses}
+    usable = tuple(way for name in order if (way := ways[name](op, setting, plain)) is not None)
+    if usable[0].name != chosen:
+        raise PlanError(f"{op.path}: context = {chosen!r} cannot divide its heads over cp; use {usable[0].name!r}")
+    return usable
+
+
 ATTENTION = OpKind(
     name="attention",
     signature="q, k, v[, bias or sinks] -> softmax(q kᵀ · scale) v; causal, window, scale, softcap, dropout, sinks",
@@ -201,6 +283,9 @@ ATTENTION = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies=_strategies,
+    sums=False,
+    together=HEAD_DIMS,
     does="attends",
     runs="function",
 )
@@ -225,6 +310,9 @@ SOFTMAX = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies="plain",
+    sums=False,
+    together=(),
     does="weighs",
     runs="lowered",
 )
@@ -249,6 +337,9 @@ ROTARY = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies="plain",
+    sums=False,
+    together=(),
     does="rotates",
     runs="function",
 )
@@ -273,6 +364,9 @@ ALIBI = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies="plain",
+    sums=False,
+    together=(),
     does="measures distance",
     runs="function",
 )

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from gnomon.errors import PlanError
 from gnomon.ops.curve import Product, once
+from gnomon.ops.divided import BOTH, own_collective, with_inside
 from gnomon.ops.op import Op, OpKind, Problem, Tensors
 from gnomon.ops.rules import cannot_write, multiplied, multiplied_back, per_element, per_element_back, saves_operands
+from gnomon.ops.strategy import Division, Strategy
+from gnomon.tensors.names import base
+from gnomon.tensors.tensor import Tensor
 
 
 def _conv_dims(op: Op, block: Tensors) -> Problem:
@@ -22,6 +27,29 @@ def _conv_dims(op: Op, block: Tensors) -> Problem:
 def _saves_indices(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
     """Where the maxima were, of a pool that says so."""
     return op.outputs[1:]
+
+
+def _convolution(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
+    """Ranks that hold bands of an image send the rows at their edges to both neighbours: (kernel-1)/2 rows each way."""
+    height = plain.inputs[0].dim_of("cp")
+    if height is None:
+        return (plain,)
+    kernel = _kernel_height(op, setting)
+    if kernel == 1:
+        return (plain,)
+    image = setting.block.tensor(op.inputs[0])
+    row = Tensor(name=image.name, dims=tuple(d for d in image.dims if d.name != height), dtype=image.dtype)
+    size = setting.scene.bytes(row, plain.inputs[0]) * ((kernel - 1) // 2)
+    inside = tuple(own_collective(op, setting, "send_recv", "cp", size, p, op.inputs[0], steps=2) for p in BOTH)
+    return (with_inside(plain, "halo", inside),)
+
+
+def _kernel_height(op: Op, setting: Division) -> int:
+    """Rows of the kernel: the contracted dim of the weight that is named for it."""
+    for dim in setting.block.tensor(op.inputs[1]).dims:
+        if base(dim.name) == "kernel_h" and dim.size is not None:
+            return dim.size
+    raise PlanError(f"{op.path}: its weight has no dim 'kernel_h', so the halo over cp is unknown; use cp = 1")
 
 
 CONV2D = OpKind(
@@ -44,6 +72,9 @@ CONV2D = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies=_convolution,
+    sums=False,
+    together=(),
     does="convolves",
     runs="function",
 )
@@ -68,6 +99,9 @@ UPSAMPLE = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies="plain",
+    sums=False,
+    together=(),
     does="computes",
     runs="function",
 )
@@ -92,6 +126,9 @@ POOL = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies="plain",
+    sums=True,
+    together=(),
     does="computes",
     runs="function",
 )
@@ -116,6 +153,9 @@ PATCHIFY = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies="plain",
+    sums=False,
+    together=(),
     does="computes",
     runs="function",
 )

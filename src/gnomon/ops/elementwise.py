@@ -129,6 +129,9 @@ ACTIVATION = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies="plain",
+    sums=False,
+    together=(),
     does="computes",
     runs="function",
 )

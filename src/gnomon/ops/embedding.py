@@ -54,6 +54,9 @@ EMBEDDING = OpKind(
     begins="random",
     weight_sum="in place",
     gradient="computed",
+    strategies="plain",
+    sums=True,
+    together=(),
     does="looks up",
     runs="function",
 )
@@ -78,6 +81,9 @@ TIMESTEP = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies="plain",
+    sums=False,
+    together=(),
     does="computes",
     runs="function",
 )

@@ -89,6 +89,9 @@ LINEAR = OpKind(
     begins="random",
     weight_sum="in place",
     gradient="computed",
+    strategies="plain",
+    sums=False,
+    together=(),
     does="multiplies",
     runs="engine",
 )
@@ -113,6 +116,9 @@ MATMUL = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies="plain",
+    sums=False,
+    together=(),
     does="multiplies activations",
     runs="lowered",
 )

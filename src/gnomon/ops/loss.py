@@ -9,9 +9,12 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from gnomon.ops.curve import Curve, once
+from gnomon.ops.divided import own_collective, row_elements
 from gnomon.ops.kernels import Kernels
 from gnomon.ops.op import Op, OpKind, Problem, Steps, Tensors, attrs
 from gnomon.ops.rules import cannot_write, per_element, per_element_back, saves_inputs
+from gnomon.ops.strategy import Division, Strategy
+from gnomon.tensors.names import is_sequence
 from gnomon.tensors.tensor import Tensor
 
 
@@ -43,6 +46,26 @@ def _price(op: Op) -> Curve:
     return "labels" if op.attr("nll", False) else once("reduce")
 
 
+def _loss(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
+    """Loss over a divided vocabulary, as Megatron-LM's: all-reduces of each token's maximum, target logit and sum of
+    exponentials, in fp32; nothing in backward. Without `loss_parallel` the logits are gathered instead."""
+    vocab = plain.inputs[0].dim_of("tp")
+    if vocab is None or is_sequence(vocab):
+        return (plain,)
+    # The loss is whole on tp either way: every rank knows every token's loss.
+    outputs = tuple(sharding.without("tp") for sharding in plain.outputs)
+    if not setting.layout.loss_parallel:
+        inputs = tuple(sharding.without("tp") for sharding in plain.inputs)
+        return (Strategy(name="gathered", inputs=inputs, outputs=outputs, grad_partial=plain.grad_partial),)
+    size = row_elements(op, setting, plain.inputs[0], vocab) * 4
+    inside = tuple(own_collective(op, setting, "all_reduce", "tp", size, "forward", op.outputs[0]) for _ in range(3))
+    return (
+        Strategy(
+            name="vocab_parallel", inputs=plain.inputs, outputs=outputs, grad_partial=plain.grad_partial, inside=inside
+        ),
+    )
+
+
 CROSS_ENTROPY = OpKind(
     name="cross_entropy",
     signature="logits, labels -> loss; reduction, loss_weight, nll (of the logits' log-softmax)",
@@ -63,6 +86,9 @@ CROSS_ENTROPY = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies=_loss,
+    sums=True,
+    together=(),
     does="compares labels",
     runs="function",
 )
@@ -87,6 +113,9 @@ MSE = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies="plain",
+    sums=True,
+    together=(),
     does="compares",
     runs="function",
 )

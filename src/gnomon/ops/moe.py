@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from gnomon.errors import PlanError
 from gnomon.ops.curve import Product, once, passes
+from gnomon.ops.divided import BOTH, own_collective, with_inside
 from gnomon.ops.kernels import Kernels
 from gnomon.ops.op import Op, OpKind, Problem, Steps, Tensors, attrs
 from gnomon.ops.rules import (
@@ -21,6 +23,9 @@ from gnomon.ops.rules import (
     per_element_back,
     saves_operands,
 )
+from gnomon.ops.strategy import Division, Strategy
+from gnomon.tensors.dims import Number
+from gnomon.tensors.layout import Collective, CollectiveKind
 
 
 def _grouped_dims(op: Op, block: Tensors) -> Problem:
@@ -51,6 +56,30 @@ def _combine_steps(op: Op, low: Steps, kernels: Kernels) -> None:
     low.ops.append(replace(op, attrs=attrs(**dict(op.attrs), weighted=True)) if weighted else op)
 
 
+def _experts(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
+    """Dispatch: rows go to the ranks of their experts (all-to-all over ep), then to all slices of them (gather over
+    etp); combine is the reverse (scatter, all-to-all). Bytes are those of balanced routing. Leaves out the counts and
+    probabilities that go along."""
+    scene, is_dispatch = setting.scene, op.does == "dispatches"
+    if scene.ranks("tp") > 1 and not setting.layout.sequence_parallel:
+        raise PlanError(
+            f"{op.path}: experts with tp = {scene.ranks('tp')} need sequence_parallel: otherwise every tp "
+            f"rank would send "
+            f"the same tokens; set layout.sequence_parallel = true (--sequence-parallel)"
+        )
+    rows, sharding = (op.outputs[0], plain.outputs[0]) if is_dispatch else (op.inputs[0], plain.inputs[0])
+    size, etp = setting.bytes(rows, sharding), scene.ranks("etp")
+    inside: list[Collective] = []
+    gather: CollectiveKind
+    for phase, outward in zip(BOTH, (is_dispatch, not is_dispatch), strict=True):
+        gather = "all_gather" if outward else "reduce_scatter"
+        steps: list[tuple[CollectiveKind, str, Number]] = [("all_to_all", "ep", size), (gather, "etp", size * etp)]
+        for kind, axis, amount in steps if outward else steps[::-1]:
+            if scene.ranks(axis) > 1:
+                inside.append(own_collective(op, setting, kind, axis, amount, phase, rows))
+    return (with_inside(plain, op.kind, tuple(inside)),)
+
+
 ROUTER = OpKind(
     name="router",
     signature="logits[, bias] -> weights, indices; fn: softmax | sigmoid; groups, normalised",
@@ -71,6 +100,9 @@ ROUTER = OpKind(
     begins="zeros",
     weight_sum="apart",
     gradient="computed",
+    strategies="plain",
+    sums=False,
+    together=(),
     does="routes",
     runs="function",
 )
@@ -95,6 +127,9 @@ DISPATCH = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies=_experts,
+    sums=False,
+    together=(),
     does="dispatches",
     runs="engine",
 )
@@ -119,6 +154,9 @@ GROUPED_LINEAR = OpKind(
     begins="random",
     weight_sum="in place",
     gradient="computed",
+    strategies="plain",
+    sums=False,
+    together=(),
     does="multiplies rows",
     runs="engine",
 )
@@ -143,6 +181,9 @@ COMBINE = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies=_experts,
+    sums=False,
+    together=(),
     does="combines",
     runs="engine",
 )

@@ -10,10 +10,12 @@ from dataclasses import replace
 
 from gnomon.errors import GraphError
 from gnomon.ops.curve import once, passes
+from gnomon.ops.divided import BOTH, own_collective, row_elements, with_inside
 from gnomon.ops.kernels import Kernels
 from gnomon.ops.op import Op, OpKind, Steps, Tensors
 from gnomon.ops.rules import first_dims, per_element, per_element_back
-from gnomon.tensors.dims import Dim
+from gnomon.ops.strategy import Division, Strategy
+from gnomon.tensors.dims import Dim, size_of
 from gnomon.tensors.tensor import Tensor
 
 
@@ -55,6 +57,26 @@ def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
     low.ops.append(replace(op, kind="mul", inputs=(normed, *op.inputs[1:]), attrs=()))
 
 
+def _norm(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
+    """A norm over a dim that tp divides adds up its fp32 statistics over the ranks: one a row (rms) or two, forward
+    and backward. So does a group norm of an image that cp divides: two for each group of each image."""
+    over = str(op.attr("over", ""))
+    if op.attr("fn", "") == "group" and plain.inputs[0].dim_of("cp") is not None:
+        groups = op.attr("groups", 32)
+        assert isinstance(groups, int)
+        images = size_of(setting.block.tensor(op.inputs[0]).dims[0], setting.scene.sizes)
+        sums = tuple(
+            own_collective(op, setting, "all_reduce", "cp", images * groups * 8, phase, op.inputs[0]) for phase in BOTH
+        )
+        return (with_inside(plain, "local", sums),)
+
+    if plain.inputs[0].dim_of("tp") != over:
+        return (plain,)
+    size = row_elements(op, setting, plain.inputs[0], over) * (4 if op.attr("fn", "") == "rms" else 8)
+    inside = tuple(own_collective(op, setting, "all_reduce", "tp", size, phase, op.inputs[0]) for phase in BOTH)
+    return (with_inside(plain, "local", inside),)
+
+
 NORM = OpKind(
     name="norm",
     signature="x[, weight][, bias] -> x; fn: rms | layer | group; over, groups, eps",
@@ -75,6 +97,9 @@ NORM = OpKind(
     begins="ones",
     weight_sum="apart",
     gradient="computed",
+    strategies=_norm,
+    sums=False,
+    together=(),
     does="normalises",
     runs="function",
 )
@@ -99,6 +124,9 @@ ROW_STATS = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies="plain",
+    sums=False,
+    together=(),
     does="computes",
     runs="lowered",
 )

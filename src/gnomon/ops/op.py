@@ -13,15 +13,17 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from gnomon.errors import GraphError, nearest
 from gnomon.late import load_late
 from gnomon.ops.curve import Curve
 from gnomon.ops.kernels import Kernels
+from gnomon.ops.strategy import Division, Strategy
 from gnomon.ops.work import GradOp, Setting, Work
 from gnomon.tensors.captured import Node
 from gnomon.tensors.tensor import Tensor
+from gnomon.tensors.tensor import Tensors as Tensors
 
 AttrValue: TypeAlias = "bool | int | float | str | tuple[int, ...]"
 
@@ -103,13 +105,6 @@ class Op:
     def attr(self, name: str, default: AttrValue) -> AttrValue:
         """The attribute `name`, or `default` when the op does not carry it."""
         return next((value for key, value in self.attrs if key == name), default)
-
-
-class Tensors(Protocol):
-    """What a rule sees of the block around its op."""
-
-    def tensor(self, name: str) -> Tensor:
-        """The tensor of that name."""
 
 
 Problem: TypeAlias = str | None
@@ -213,6 +208,14 @@ class OpKind:
     """Whether the runtime adds gradients of its parameters up where they stay, or makes each first."""
     gradient: Literal["computed", "passed on"]
     """passed on: the gradients of its operands are that of its result, or views of it."""
+    strategies: Callable[[Op, Division, Strategy], tuple[Strategy, ...]] | Literal["plain"]
+    """The ways to run it on divided tensors, the layout's own choice first, given the plain one (`divided`). PlanError
+    where none is known."""
+    sums: bool
+    """Whether its outputs are sums over a dim of its inputs, partial ones where an axis divides that (a masked lookup
+    is a sum over the vocabulary)."""
+    together: tuple[str, ...]
+    """Base names of dims that are divided together (query and key heads); empty: each by itself."""
     does: Does
     """Its part in a model, which others ask for in place of its name."""
     runs: Literal["function", "engine", "lowered", "captured"]
@@ -248,7 +251,7 @@ class OpKind:
         return self.memory in ("view", "part")
 
 
-_NO_FAMILY = frozenset({"__init__", "op", "rules", "work", "kernels", "curve"})
+_NO_FAMILY = frozenset({"__init__", "op", "rules", "work", "kernels", "curve", "strategy", "divided"})
 """Files of the folder that hold no kinds."""
 
 

@@ -123,6 +123,9 @@ OPAQUE = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies="plain",
+    sums=False,
+    together=(),
     does="computes",
     runs="captured",
 )

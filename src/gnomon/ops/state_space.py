@@ -12,11 +12,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from gnomon.errors import PlanError
+from gnomon.ops.divided import BOTH, own_collective, with_inside
 from gnomon.ops.kernels import Kernels
 from gnomon.ops.op import Op, OpKind, Steps, Tensors
 from gnomon.ops.rules import moved, moved_back
+from gnomon.ops.strategy import Division, Strategy
 from gnomon.ops.work import GradOp, Setting, Work
 from gnomon.tensors.dims import Number, Sizes, numel, size_of
+from gnomon.tensors.layout import ceil_div
+from gnomon.tensors.names import STATE_DIMS, base
 from gnomon.tensors.tensor import Tensor
 
 
@@ -87,6 +92,34 @@ def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
     low.emit(op, Tensor(name=f"{op.path}:ungated", dims=y.dims, dtype=y.dtype))
 
 
+def _scanned(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
+    """All-to-alls exchange sequence for groups of heads before a Mamba-2 scan and back after it, and for gradients.
+    Source: NVIDIA/Megatron-LM megatron/core/ssm/mamba_context_parallel.py. PlanError where a rank would get no group of
+    its own (it copies groups then, which is not described)."""
+    if setting.scene.ranks("cp") == 1:
+        return (plain,)
+    cp, sizes = setting.scene.ranks("cp"), setting.scene.sizes
+    y, names = setting.block.tensor(op.outputs[0]), (op.inputs[0], op.outputs[0])
+    groups = size_of(y.dims[-2], sizes)
+    ways = setting.scene.ranks("tp") * cp
+    if not isinstance(groups, int) or groups % ways:
+        raise PlanError(
+            f"{op.path}: a scan divided over cp = {cp} exchanges positions for groups of heads, and tp x cp = {ways} "
+            f"does not divide {groups} groups; lower cp"
+        )
+    local: dict[str, Number] = {y.dims[-3].name: size_of(y.dims[-3], sizes)}
+    for name in op.inputs + op.outputs:
+        for dim in setting.block.tensor(name).atoms:
+            if base(dim.name) in STATE_DIMS:
+                local[dim.name] = ceil_div(size_of(dim, sizes), ways)
+    shardings = (plain.inputs[0], plain.outputs[0])
+    inside = []
+    for phase in BOTH:
+        for name, sharding in zip(names, shardings, strict=True):
+            inside.append(own_collective(op, setting, "all_to_all", "cp", setting.bytes(name, sharding), phase, name))
+    return (with_inside(plain, "exchanged", tuple(inside), local),)
+
+
 STATE_SPACE = OpKind(
     name="state_space",
     signature="z x B C dt, conv weights and biases, dt bias, decay, skip -> y: Mamba-2; chunk",
@@ -107,6 +140,9 @@ STATE_SPACE = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="computed",
+    strategies=_scanned,
+    sums=False,
+    together=STATE_DIMS,
     does="scans",
     runs="function",
 )

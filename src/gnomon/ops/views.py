@@ -9,8 +9,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gnomon.ops.curve import once
-from gnomon.ops.op import OpKind
+from gnomon.ops.divided import AXES
+from gnomon.ops.op import Op, OpKind
 from gnomon.ops.rules import no_work, passed_on, per_element, per_element_back
+from gnomon.ops.strategy import Division, Strategy
+from gnomon.tensors.names import HEAD_DIMS
+
+
+def _renamed(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
+    """Divided where both tensors are, in the same place; else every rank has all of it."""
+    given, made = setting.home(op.inputs[0]), setting.home(op.outputs[0])
+    places = [
+        {atom.name: place for place, dim in enumerate(setting.block.tensor(name).dims) for atom in dim.atoms}
+        for name in (op.inputs[0], op.outputs[0])
+    ]
+    for axis in AXES:
+        before, after = given.dim_of(axis), made.dim_of(axis)
+        if before is None or after is None or places[0][before] != places[1][after]:
+            given, made = given.without(axis), made.without(axis)
+    return (Strategy(name="local", inputs=(given,), outputs=(made,), grad_partial=((),)),)
+
 
 RESHAPE = OpKind(
     name="reshape",
@@ -32,13 +50,18 @@ RESHAPE = OpKind(
     begins="random",
     weight_sum="apart",
     gradient="passed on",
+    strategies="plain",
+    sums=False,
+    together=(),
     does="computes",
     runs="function",
 )
 
 SPLIT = replace(RESHAPE, name="split", signature="x -> views of its parts along the last dim", memory="part")
 
-RENAME = replace(RESHAPE, name="rename", signature="x -> x with other names for its dims")
+RENAME = replace(
+    RESHAPE, name="rename", signature="x -> x with other names for its dims", strategies=_renamed, together=()
+)
 
 CONCAT = replace(
     RESHAPE,
@@ -75,6 +98,8 @@ REPEAT = replace(
     weight_sum="apart",
     gradient="computed",
     does="computes",
+    strategies="plain",
+    together=HEAD_DIMS,
 )
 
 KINDS = (RESHAPE, SPLIT, RENAME, CONCAT, REPEAT)

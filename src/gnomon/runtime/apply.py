@@ -41,9 +41,9 @@ from gnomon.runtime.stage import Stage
 from gnomon.sharding import ShardedBlock, shard_graph
 from gnomon.sharding.context import uneven_positions_reason, whole_sequence_reason
 from gnomon.sharding.homes import routed_tensors
-from gnomon.sharding.layout import Sharding
 from gnomon.sharding.matrices import is_looked_up, split_of, takes_decay
 from gnomon.software import own
+from gnomon.tensors.layout import Sharding
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Torch's dtypes; those that the runtime computes in are `software.own.DTYPES`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gnomon.runtime.moves import Step
 from gnomon.runtime.ops.site import Site
-from gnomon.sharding.layout import Sharding
+from gnomon.tensors.layout import Sharding
 
 Need = tuple[str, Sharding, tuple[str, ...]]
 """As in `sharding.block`: (tensor, layout in which it is read, axes on which its gradient comes out as terms)."""

@@ -36,8 +36,8 @@ from gnomon.runtime.parameters import Weight
 from gnomon.runtime.straight import Straight, straight
 from gnomon.sharding import ShardedBlock
 from gnomon.sharding.block import ShardedOp
-from gnomon.sharding.homes import TOKEN_DIMS, base, is_sequence
-from gnomon.sharding.layout import Sharding
+from gnomon.tensors.layout import Sharding
+from gnomon.tensors.names import TOKEN_DIMS, base, is_sequence
 
 Weights = Callable[[str, int], Weight]
 """(name of a parameter in its block, how many of its leading dims a matrix has as rows) -> this rank's part of it."""

@@ -21,7 +21,7 @@ from gnomon.plans import Layout, Mesh, Plan, stage_layers
 from gnomon.plans.groups import layer_groups
 from gnomon.plans.stages import Transfer, transfers
 from gnomon.sharding import Sharding, shard_graph
-from gnomon.sharding.layout import local_size
+from gnomon.tensors.layout import local_size
 
 DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,

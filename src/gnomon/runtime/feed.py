@@ -21,7 +21,7 @@ from gnomon.runtime.ops.site import Axis
 from gnomon.runtime.packing import DOCUMENTS, LENGTHS, batch_of_ids, with_further
 from gnomon.runtime.routes import rows_of
 from gnomon.runtime.stage import Batch
-from gnomon.sharding.homes import is_sequence
+from gnomon.tensors.names import is_sequence
 
 
 class Feed:

@@ -18,7 +18,7 @@ from torch import Tensor
 from gnomon.errors import PlanError
 from gnomon.runtime.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from gnomon.runtime.ops.site import Axis
-from gnomon.sharding.layout import Hop, Sharding, hops
+from gnomon.tensors.layout import Hop, Sharding, hops
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ from gnomon.runtime.own_module import OwnModule
 from gnomon.runtime.packing import DOCUMENTS
 from gnomon.runtime.parameters import Parameters, Slot
 from gnomon.runtime.stage import Batch
-from gnomon.sharding.homes import base, is_sequence, routed_tensors
+from gnomon.sharding.homes import routed_tensors
+from gnomon.tensors.names import base, is_sequence
 
 FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")
 STEPS, TOLERANCE, SMALLEST = 3, 1e-9, 1e-11

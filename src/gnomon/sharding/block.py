@@ -14,10 +14,12 @@ from math import prod
 
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Block, Dtypes, Graph, Number, Op, Sizes, Tensor, nbytes, no_grad_inputs
+from gnomon.ops.strategy import Strategy
 from gnomon.plans import Layout, Mesh
-from gnomon.sharding.homes import base, is_sequence, routed_tensors
-from gnomon.sharding.layout import Collective, Scene, Sharding, ceil_div, local_size, redistribute
-from gnomon.sharding.strategies import Setting, Strategy, strategies
+from gnomon.sharding.homes import routed_tensors
+from gnomon.sharding.strategies import setting_of, strategies
+from gnomon.tensors.layout import Collective, Scene, Sharding, ceil_div, local_size, redistribute
+from gnomon.tensors.names import base, is_sequence
 
 INNER_AXES = ("cp", "tp", "ep", "etp")
 """Mesh axes that a block's collectives run on."""
@@ -179,7 +181,7 @@ class _Walk:
         self.block = block
         self.layout = layout
         self.scene = scene
-        self.setting = Setting.of(block, layout, scene)
+        self.setting = setting_of(block, layout, scene)
         self.homes = self.setting.homes
         self.routed = routed_tensors(block)
         self.ops: list[ShardedOp] = []

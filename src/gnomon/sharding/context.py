@@ -13,7 +13,8 @@ from fractions import Fraction
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.sharding.block import ShardedBlock
-from gnomon.sharding.homes import TOKEN_DIMS, base, routed_tensors
+from gnomon.sharding.homes import routed_tensors
+from gnomon.tensors.names import TOKEN_DIMS, base
 
 
 def chunks_of(rank: int, cp: int, order: str) -> tuple[int, ...]:

@@ -12,36 +12,8 @@ from functools import lru_cache
 
 from gnomon.graph import Block, Tensor
 from gnomon.plans import Layout
-from gnomon.sharding.layout import Scene, Sharding
-
-TOKEN_DIMS = ("seq", "enc_seq", "patches", "kv_seq")
-"""Dims over tokens (base names): cp divides them, and tp between its regions under sequence parallelism."""
-
-SEQUENCE_DIMS = (*TOKEN_DIMS, "image_h")
-"""Dims over positions (base names), which cp divides; images into bands of rows."""
-
-
-HEAD_DIMS = ("heads", "kv_heads")
-"""Dims of attention heads (base names); tp divides both alike."""
-
-STATE_DIMS = ("ssm_groups", "ssm_heads", "ssm_proj")
-"""Dims of a Mamba-2 mixer (base names): groups of heads, heads, and all that its input projection writes."""
-
-TENSOR_DIMS = (*HEAD_DIMS, *STATE_DIMS, "ffn", "shared_ffn")
-"""Dims that tp divides wherever they are (base names)."""
-
-
-_KNOWN_DIMS = frozenset((*SEQUENCE_DIMS, *TENSOR_DIMS, "vocab", "experts", "expert_ffn", "topk", "kernel_h"))
-
-
-def base(name: str) -> str:
-    """What a dim is, whatever its scope or number: `vision.heads` is `heads`, `image_h.2` is `image_h`."""
-    return next((part for part in name.split(".") if part in _KNOWN_DIMS), name)
-
-
-def is_sequence(name: str) -> bool:
-    """Whether a dim runs over positions of the input."""
-    return base(name) in SEQUENCE_DIMS
+from gnomon.tensors.layout import Scene, Sharding
+from gnomon.tensors.names import SEQUENCE_DIMS, TENSOR_DIMS, TOKEN_DIMS, base
 
 
 def homes(block: Block, layout: Layout, scene: Scene) -> dict[str, Sharding]:

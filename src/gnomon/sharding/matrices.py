@@ -18,7 +18,7 @@ from gnomon.graph import DTYPE_BITS, Block, Graph, matrix_rows
 from gnomon.plans import Mesh, Optimizer, Precision
 from gnomon.sharding.block import ShardedBlock
 from gnomon.sharding.homes import routed_tensors
-from gnomon.sharding.layout import CollectiveKind
+from gnomon.tensors.layout import CollectiveKind
 
 Part = Literal["squares", "lengths", "shards", "matrix"]
 """Adafactor's sums of squares by rows and columns, and of its updates; Muon's gathers of a stage's shards, and of one

@@ -16,7 +16,7 @@ from gnomon.graph import DTYPE_BITS, Number, Tensor
 from gnomon.plans import Mesh, Optimizer, Precision
 from gnomon.sharding.block import ShardedBlock
 from gnomon.sharding.homes import routed_tensors
-from gnomon.sharding.layout import CollectiveKind, ceil_div
+from gnomon.tensors.layout import CollectiveKind, ceil_div
 
 STATE_TENSORS = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1, "adafactor": 0, "lion": 1, "muon": 1}
 """State tensors of a parameter's size by optimizer. Adafactor's second moment is rows and columns

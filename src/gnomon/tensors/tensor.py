@@ -7,7 +7,7 @@ A tensor's identity is its name within a block (or a graph, for a graph's input)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from gnomon.errors import GraphError, nearest
 from gnomon.tensors.dims import DTYPE_BITS, SYMBOLIC_DTYPES, Dim, check_name
@@ -58,3 +58,10 @@ class Tensor:
 
     def __str__(self) -> str:
         return f"{self.name}[{', '.join(map(str, self.dims))}]:{self.dtype}"
+
+
+class Tensors(Protocol):
+    """Tensors by their names, as a block has them: what a rule sees of the block around an op."""
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of that name."""

@@ -21,7 +21,7 @@ from gnomon.graph import Block, Op, is_inner_first, matrix_rows
 from gnomon.ops.op import AttrValue
 from gnomon.runtime.parameters import Weight
 from gnomon.sharding.context import chunks_of
-from gnomon.sharding.homes import TOKEN_DIMS, base
+from gnomon.tensors.names import TOKEN_DIMS, base
 
 Segment = tuple[int, int]
 """(first position, how many)."""

@@ -14,7 +14,8 @@ from typing import Literal
 import numpy as np
 
 from gnomon.errors import PlanError
-from gnomon.graph import Dim, Dtypes, Number, Sizes, Tensor, size_of
+from gnomon.tensors.dims import Dim, Dtypes, Number, Sizes, size_of
+from gnomon.tensors.tensor import Tensor
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
 Phase = Literal["forward", "backward"]

@@ -1,4 +1,4 @@
-"""Every op kind that is priced has a torch function, or is one that only lowered blocks have."""
+"""Every op kind has a torch function, or is one that says why not; a graph with another is refused by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from gnomon import ops  # noqa: E402
-from gnomon.runtime.ops import ENGINE, FUNCTIONS  # noqa: E402
+from gnomon.errors import PlanError  # noqa: E402
+from gnomon.graph import BlockBuilder, Call, Dim, Graph, Tensor  # noqa: E402
+from gnomon.runtime.ops import check_runnable, function_of  # noqa: E402
 from gnomon.runtime.optim import MATRIX_RULES  # noqa: E402
 from gnomon.software.own import WHOLE_MATRIX_OPTIMIZERS  # noqa: E402
 
@@ -17,10 +19,34 @@ LOWERED = {"softmax", "matmul", "repeat", "row_stats"}
 """Kinds that attention and norms become where kernels are not fused; the runtime runs the ops before that."""
 CAPTURED = {"opaque"}
 """Kinds that run as the ATen ops that were captured (`ops.captured`)."""
+ENGINE = {"linear", "grouped_linear", "dispatch", "combine"}
 
 
 def test_every_kind_has_a_torch_function() -> None:
-    assert {kind.name for kind in ops.every()} == {*FUNCTIONS, *ENGINE} | LOWERED | CAPTURED
+    for kind in ops.every():
+        if kind.runs == "function":
+            assert callable(function_of(kind.name)), kind.name
+    others = {kind.name: kind.runs for kind in ops.every() if kind.runs != "function"}
+    said = dict.fromkeys(LOWERED, "lowered") | dict.fromkeys(CAPTURED, "captured") | dict.fromkeys(ENGINE, "engine")
+    assert others == said
+
+
+def test_a_kind_that_only_lowered_blocks_have_is_refused() -> None:
+    b = BlockBuilder("scores")
+    x = b.input("x", Dim(name="batch"), Dim(name="hidden", size=8))
+    block = b.build(b.op("softmax", "weights", (x,)))
+    call = Call(block="scores", name="scores", inputs=(("x", "x"),))
+    graph = Graph(
+        name="g",
+        outputs=("scores.weights",),
+        inputs=(Tensor(name="x", dims=block.tensor("x").dims),),
+        blocks=(block,),
+        calls=(call,),
+    )
+    with pytest.raises(PlanError, match="scores/weights is of kind 'softmax', which the runtime has no function for"):
+        check_runnable(graph)
+    with pytest.raises(PlanError, match="'softmax' has no torch function"):
+        function_of("softmax")
 
 
 def test_update_rules_that_look_at_whole_matrices_are_those_of_the_list() -> None:

@@ -287,7 +287,8 @@ ATTENTION = OpKind(
     sums=False,
     together=HEAD_DIMS,
     does="attends",
-    runs="function",
+    documents=True,
+    torch="attention:attention",
 )
 
 SOFTMAX = OpKind(
@@ -314,7 +315,8 @@ SOFTMAX = OpKind(
     sums=False,
     together=(),
     does="weighs",
-    runs="lowered",
+    documents=False,
+    torch="lowered",
 )
 
 ROTARY = OpKind(
@@ -341,7 +343,8 @@ ROTARY = OpKind(
     sums=False,
     together=(),
     does="rotates",
-    runs="function",
+    documents=True,
+    torch="attention:rotary",
 )
 
 ALIBI = OpKind(
@@ -368,7 +371,8 @@ ALIBI = OpKind(
     sums=False,
     together=(),
     does="measures distance",
-    runs="function",
+    documents=False,
+    torch="alibi:alibi",
 )
 
 KINDS = (ATTENTION, SOFTMAX, ROTARY, ALIBI)

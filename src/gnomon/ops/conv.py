@@ -76,7 +76,8 @@ CONV2D = OpKind(
     sums=False,
     together=(),
     does="convolves",
-    runs="function",
+    documents=False,
+    torch="image:conv2d",
 )
 
 UPSAMPLE = OpKind(
@@ -103,7 +104,8 @@ UPSAMPLE = OpKind(
     sums=False,
     together=(),
     does="computes",
-    runs="function",
+    documents=False,
+    torch="image:upsample",
 )
 
 POOL = OpKind(
@@ -130,7 +132,8 @@ POOL = OpKind(
     sums=True,
     together=(),
     does="computes",
-    runs="function",
+    documents=False,
+    torch="views:pool",
 )
 
 PATCHIFY = OpKind(
@@ -157,7 +160,8 @@ PATCHIFY = OpKind(
     sums=False,
     together=(),
     does="computes",
-    runs="function",
+    documents=False,
+    torch="views:patchify",
 )
 
 KINDS = (CONV2D, UPSAMPLE, POOL, PATCHIFY)

@@ -133,7 +133,8 @@ ACTIVATION = OpKind(
     sums=False,
     together=(),
     does="computes",
-    runs="function",
+    documents=False,
+    torch="elementwise:activation",
 )
 
 GLU = replace(
@@ -152,6 +153,7 @@ GLU = replace(
     weight_sum="apart",
     gradient="computed",
     does="gates",
+    torch="elementwise:glu",
 )
 
 ADD = replace(
@@ -171,6 +173,7 @@ ADD = replace(
     weight_sum="apart",
     gradient="passed on",
     does="adds",
+    torch="elementwise:add",
 )
 
 MUL = replace(
@@ -190,6 +193,7 @@ MUL = replace(
     weight_sum="apart",
     gradient="computed",
     does="computes",
+    torch="elementwise:mul",
 )
 
 SCALE = replace(
@@ -210,6 +214,7 @@ SCALE = replace(
     weight_sum="apart",
     gradient="computed",
     does="computes",
+    torch="elementwise:scale",
 )
 
 MODULATE = replace(
@@ -230,6 +235,7 @@ MODULATE = replace(
     weight_sum="apart",
     gradient="computed",
     does="computes",
+    torch="elementwise:modulate",
 )
 
 SOFTCAP = replace(
@@ -248,6 +254,7 @@ SOFTCAP = replace(
     weight_sum="apart",
     gradient="computed",
     does="computes",
+    torch="elementwise:softcap",
 )
 
 DROPOUT = replace(
@@ -266,6 +273,7 @@ DROPOUT = replace(
     weight_sum="apart",
     gradient="computed",
     does="drops",
+    torch="elementwise:dropped",
 )
 
 CAST = replace(
@@ -285,6 +293,7 @@ CAST = replace(
     weight_sum="apart",
     gradient="computed",
     does="computes",
+    torch="elementwise:unchanged",
 )
 
 KINDS = (ACTIVATION, GLU, ADD, MUL, SCALE, MODULATE, SOFTCAP, DROPOUT, CAST)

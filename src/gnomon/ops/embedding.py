@@ -58,7 +58,8 @@ EMBEDDING = OpKind(
     sums=True,
     together=(),
     does="looks up",
-    runs="function",
+    documents=False,
+    torch="lookup:embedding",
 )
 
 TIMESTEP = OpKind(
@@ -85,7 +86,8 @@ TIMESTEP = OpKind(
     sums=False,
     together=(),
     does="computes",
-    runs="function",
+    documents=False,
+    torch="image:timestep",
 )
 
 KINDS = (EMBEDDING, TIMESTEP)

@@ -93,7 +93,8 @@ LINEAR = OpKind(
     sums=False,
     together=(),
     does="multiplies",
-    runs="engine",
+    documents=False,
+    torch="engine",
 )
 
 MATMUL = OpKind(
@@ -120,7 +121,8 @@ MATMUL = OpKind(
     sums=False,
     together=(),
     does="multiplies activations",
-    runs="lowered",
+    documents=False,
+    torch="lowered",
 )
 
 KINDS = (LINEAR, MATMUL)

@@ -90,7 +90,8 @@ CROSS_ENTROPY = OpKind(
     sums=True,
     together=(),
     does="compares labels",
-    runs="function",
+    documents=False,
+    torch="lookup:cross_entropy",
 )
 
 MSE = OpKind(
@@ -117,7 +118,8 @@ MSE = OpKind(
     sums=True,
     together=(),
     does="compares",
-    runs="function",
+    documents=False,
+    torch="image:mse",
 )
 
 KINDS = (CROSS_ENTROPY, MSE)

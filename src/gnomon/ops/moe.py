@@ -104,7 +104,8 @@ ROUTER = OpKind(
     sums=False,
     together=(),
     does="routes",
-    runs="function",
+    documents=False,
+    torch="routing:router",
 )
 
 DISPATCH = OpKind(
@@ -131,7 +132,8 @@ DISPATCH = OpKind(
     sums=False,
     together=(),
     does="dispatches",
-    runs="engine",
+    documents=False,
+    torch="engine",
 )
 
 GROUPED_LINEAR = OpKind(
@@ -158,7 +160,8 @@ GROUPED_LINEAR = OpKind(
     sums=False,
     together=(),
     does="multiplies rows",
-    runs="engine",
+    documents=False,
+    torch="engine",
 )
 
 COMBINE = OpKind(
@@ -185,7 +188,8 @@ COMBINE = OpKind(
     sums=False,
     together=(),
     does="combines",
-    runs="engine",
+    documents=False,
+    torch="engine",
 )
 
 KINDS = (ROUTER, DISPATCH, GROUPED_LINEAR, COMBINE)

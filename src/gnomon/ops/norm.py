@@ -101,7 +101,8 @@ NORM = OpKind(
     sums=False,
     together=(),
     does="normalises",
-    runs="function",
+    documents=False,
+    torch="norm:norm",
 )
 
 ROW_STATS = OpKind(
@@ -128,7 +129,8 @@ ROW_STATS = OpKind(
     sums=False,
     together=(),
     does="computes",
-    runs="lowered",
+    documents=False,
+    torch="lowered",
 )
 
 KINDS = (NORM, ROW_STATS)

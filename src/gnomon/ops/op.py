@@ -218,9 +218,17 @@ class OpKind:
     """Base names of dims that are divided together (query and key heads); empty: each by itself."""
     does: Does
     """Its part in a model, which others ask for in place of its name."""
-    runs: Literal["function", "engine", "lowered", "captured"]
-    """How the runtime runs it. function: a torch function by its name. engine: a method of the engine, which wants more
-    than the operands. lowered: it does not, such ops are steps of others as kernels run them. captured: as ATen ops."""
+    documents: bool
+    """Whether its torch function is told where documents begin in a packed row."""
+    torch: str
+    """How the runtime runs it: `file:function` of `runtime.ops`, loaded when it is first used. `engine`: a method of
+    the engine, which wants more than the operands. `lowered`: it does not, such ops are steps of others as kernels
+    run them. `captured`: as ATen ops."""
+
+    @property
+    def runs(self) -> str:
+        """`function`, or `engine`, `lowered`, `captured` as `torch` says."""
+        return "function" if ":" in self.torch else self.torch
 
     def problem(self, op: Op, block: Tensors) -> Problem:
         """What is wrong with the tensors of an op of this kind."""

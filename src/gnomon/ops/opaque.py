@@ -127,7 +127,8 @@ OPAQUE = OpKind(
     sums=False,
     together=(),
     does="computes",
-    runs="captured",
+    documents=False,
+    torch="captured",
 )
 
 KINDS = (OPAQUE,)

@@ -144,7 +144,8 @@ STATE_SPACE = OpKind(
     sums=False,
     together=STATE_DIMS,
     does="scans",
-    runs="function",
+    documents=False,
+    torch="state_space:state_space",
 )
 
 KINDS = (STATE_SPACE,)

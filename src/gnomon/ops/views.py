@@ -54,13 +54,21 @@ RESHAPE = OpKind(
     sums=False,
     together=(),
     does="computes",
-    runs="function",
+    documents=False,
+    torch="views:reshape",
 )
 
-SPLIT = replace(RESHAPE, name="split", signature="x -> views of its parts along the last dim", memory="part")
+SPLIT = replace(
+    RESHAPE, name="split", signature="x -> views of its parts along the last dim", memory="part", torch="views:split"
+)
 
 RENAME = replace(
-    RESHAPE, name="rename", signature="x -> x with other names for its dims", strategies=_renamed, together=()
+    RESHAPE,
+    name="rename",
+    signature="x -> x with other names for its dims",
+    strategies=_renamed,
+    together=(),
+    torch="views:rename",
 )
 
 CONCAT = replace(
@@ -79,6 +87,7 @@ CONCAT = replace(
     weight_sum="apart",
     gradient="computed",
     does="computes",
+    torch="views:concat",
 )
 
 REPEAT = replace(
@@ -86,7 +95,6 @@ REPEAT = replace(
     name="repeat",
     signature="x -> copies along a dim (kv_heads -> heads)",
     memory="own",
-    runs="lowered",
     forward=per_element(0),
     backward=per_element_back(0),
     steps="one kernel",
@@ -100,6 +108,7 @@ REPEAT = replace(
     does="computes",
     strategies="plain",
     together=HEAD_DIMS,
+    torch="lowered",
 )
 
 KINDS = (RESHAPE, SPLIT, RENAME, CONCAT, REPEAT)

@@ -25,7 +25,7 @@ from gnomon.graph import Block
 from gnomon.plans import Split
 from gnomon.runtime.block_ops import BlockOp, Need, OpInput
 from gnomon.runtime.moves import Step, moved, run, steps
-from gnomon.runtime.ops import FUNCTIONS, POSITIONED
+from gnomon.runtime.ops import function_of
 from gnomon.runtime.ops.captured import Call, calls, captured, drawn, written
 from gnomon.runtime.ops.collective_matmul import Cut, Product, gathered_linears, scattered_linear
 from gnomon.runtime.ops.linear import linear, operand_of, result_of
@@ -314,16 +314,15 @@ class Frame:
             with torch.no_grad():
                 return self.do(op, again=False, seen=seen)
         site = op.site
-        kind = site.op.kind
-        if site.op.does == "multiplies":
+        if site.op.rules.torch == "engine" and site.op.does == "multiplies":
             made = self._linear(op)
             out: Tensor | tuple[Tensor, ...] = made.clone() if site.op.outputs[0] in self.owner.written else made
         elif site.op.rules.runs == "engine":
             out = self._experts(op)
         else:
             operands = [self.operand(op, given) for given in op.inputs]
-            function = FUNCTIONS[kind] if site.op.captured is None else self._captured(op)
-            if kind in POSITIONED and self.packing is not None:
+            function = function_of(site.op.kind) if site.op.captured is None else self._captured(op)
+            if site.op.rules.documents and self.packing is not None:
                 function = partial(function, packing=self.packing)
             try:
                 if again:

@@ -22,7 +22,7 @@ from gnomon.hardware import Axis
 from gnomon.hardware.measured import grid_points
 from gnomon.models.presets import model
 from gnomon.runtime.apply import DTYPES
-from gnomon.runtime.ops import FUNCTIONS
+from gnomon.runtime.ops import function_of
 from gnomon.runtime.ops.site import Site
 from gnomon.runtime.optim import AdamWSettings, Update, squares, summed
 from gnomon.runtime.parameters import Dtypes, Parameters, Slot, Tape, Weight
@@ -168,7 +168,7 @@ def _site(kind: str) -> Site:
 
 
 def _op(kind: str, *operands: Any) -> Tensor:
-    out = FUNCTIONS[kind](_site(kind), *operands)
+    out = function_of(kind)(_site(kind), *operands)
     assert isinstance(out, Tensor)
     return out
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnomon.graph import Literal, Use
 from gnomon.runtime.block_ops import BlockOp, OpInput
-from gnomon.runtime.ops import ENGINE, FUNCTIONS, POSITIONED
+from gnomon.runtime.ops import function_of
 from gnomon.runtime.ops.captured import Call
 from gnomon.runtime.ops.site import Operand, read
 
@@ -83,10 +83,10 @@ class _Text:
     def kind(self, op: BlockOp) -> bool:
         """An op with a function of ours; False where it is left to the frame."""
         site = op.site
-        if site.op.kind in (*ENGINE, *POSITIONED):
+        if site.op.rules.runs == "engine" or site.op.rules.documents:
             return False
         operands = [self._operand(op, name, isinstance(given, str)) for name, given in self._inputs(op)]
-        called = f"{self.name(FUNCTIONS[site.op.kind])}({', '.join((self.name(site), *operands))})"
+        called = f"{self.name(function_of(site.op.kind))}({', '.join((self.name(site), *operands))})"
         self._results(site.op.outputs, called, many=len(site.op.outputs) > 1)
         return True
 

@@ -183,9 +183,17 @@ def precision_reason(precision: Precision) -> str | None:
 
 
 def model_reason(graph: Graph) -> str | None:
-    """Why it does not run the model under any plan: its Graph leaves some of its mathematics out. None otherwise."""
+    """Why it does not run the model under any plan: its Graph leaves some of its mathematics out, or has an op that
+    is a step of others as kernels run them. None otherwise."""
     if graph.left_out:
         return f"{graph.name} cannot be run: {graph.left_out}"
+    for block in graph.blocks:
+        for op in block.ops:
+            if op.rules.runs == "lowered":
+                return (
+                    f"{graph.name} cannot be run: {block.name}/{op.path} is of kind {op.kind!r}, which the runtime has "
+                    f"no function for; it is a step of other kinds"
+                )
     return None
 
 

@@ -223,8 +223,8 @@ def _mine(comm: str, rows: Iterable[Sequence[int]], here: Coordinates) -> Proces
         if comm in here.places and list(row) != sorted(row):
             raise PlanError(
                 f"the members of a group of {comm} are ranks {format_ranks(row)} in the order of the plan's mesh, but "
-                f"processes of a group are numbered in ascending order; order stages' devices so that ranks ascend, and "
-                f"choose the device of each by placement"
+                f"processes of a group are numbered in ascending order; order stages' devices so that ranks ascend, "
+                f"and choose the device of each by placement"
             )
         made = dist.new_group(sorted(row))
         if here.rank in row:

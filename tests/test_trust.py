@@ -69,3 +69,20 @@ def test_a_key_that_is_not_the_user_s_alone_is_refused(tmp_path: Path, harm: str
         key.chmod(0o644 if harm == "readable" else 0o600)
     said = trust.seal_in(tmp_path)
     assert isinstance(said, str) and said.endswith("remove it")
+
+
+def test_a_link_out_of_a_folder_is_told_from_one_within(tmp_path: Path) -> None:
+    """In the cache of Hugging Face every file is a link to a blob beside the snapshots."""
+    folder = tmp_path / "models--team--small" / "snapshots" / "0123abcd"
+    folder.mkdir(parents=True)
+    (blobs := folder.parents[1] / "blobs").mkdir()
+    for where in (folder / "real.json", blobs / "4567", tmp_path / "secret"):
+        where.write_text("{}")
+    (folder / "config.json").symlink_to("../../blobs/4567")
+    (folder / "same.json").symlink_to("real.json")
+    (folder / "notes.txt").symlink_to(tmp_path / "secret")
+    (folder / "up.json").symlink_to("../../../secret")
+    leads = {file.name: trust.leads_out(file, folder, hub=True) for file in folder.iterdir()}
+    secret = tmp_path / "secret"
+    assert leads == {"real.json": None, "config.json": None, "same.json": None, "notes.txt": secret, "up.json": secret}
+    assert trust.leads_out(folder / "config.json", folder) == blobs / "4567"

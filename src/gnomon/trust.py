@@ -1,8 +1,9 @@
 """What is read as code: only from files that nobody but the user (or root) may have written.
 
 `private_folder` makes a folder of mode 700, or says why one that is there cannot be trusted; `others_may_write` is the
-same of any file; `Seal` signs bytes with a key of the user's own. Each problem is one line that says what to do.
-Leaves out access control lists beyond what the mode's group bits show of them, and what root does.
+same of any file; `leads_out` says of a link where it leads out of its folder; `Seal` signs bytes with a key of the
+user's own. Each problem is one line that says what to do. Leaves out access control lists beyond what the mode's group
+bits show of them, and what root does.
 """
 
 from __future__ import annotations
@@ -59,6 +60,18 @@ def others_may_write(path: Path, *, owners: tuple[int, ...] | None = None) -> st
             f"see that all in it is yours, then: chmod -R go-w {path}"
         )
     return None
+
+
+def leads_out(file: Path, folder: Path, *, hub: bool = False) -> Path | None:
+    """Where a link of a folder leads, if that is not in the folder; None for what lies in it.
+
+    hub: a folder of the Hugging Face cache, `models--…/snapshots/REVISION`, has all its files as links into the
+    `blobs` beside `snapshots`; those lie in it too.
+    """
+    real, home = file.resolve(), folder.resolve()
+    blobs = home.parent.parent / "blobs"
+    inside = real.is_relative_to(home) or (hub and home.parent.name == "snapshots" and real.is_relative_to(blobs))
+    return None if inside else real
 
 
 def _may_be_replaced(folder: Path) -> str | None:

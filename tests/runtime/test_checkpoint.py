@@ -216,3 +216,12 @@ def test_converting_to_its_own_plan_gives_the_same_files(
     done = convert(source, tmp_path, llama(parity.CONFIG), plan, parity.WORKLOAD)
     for file in source.iterdir():
         assert file.read_bytes() == (done / file.name).read_bytes()
+
+
+def test_a_rank_s_file_that_is_a_link_out_of_its_checkpoint_is_not_read(two: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(two / "step-000002", tmp_path / "copy")
+    file = copy / "rank-00000.safetensors"
+    file.rename(tmp_path / "elsewhere.safetensors")
+    file.symlink_to(tmp_path / "elsewhere.safetensors")
+    [problem] = problems_of(copy)
+    assert f"{file} is a link out of its checkpoint, to {tmp_path / 'elsewhere.safetensors'}" in problem

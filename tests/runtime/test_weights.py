@@ -33,7 +33,7 @@ from gnomon.plans import (  # noqa: E402
     save_plan_file,
 )
 from gnomon.runtime.execute import Executor  # noqa: E402
-from gnomon.runtime.pretrained import export, load, model_of, values_of  # noqa: E402
+from gnomon.runtime.pretrained import _beside, export, load, model_of, values_of  # noqa: E402
 from gnomon.runtime.weights import Folder  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -223,3 +223,18 @@ def test_gnomon_run_says_that_parameters_are_random_and_what_it_does_not_read(pl
     assert "random numbers of seed 7" in message and "model.safetensors beside its config.json is not read" in message
     (message,) = begins("llama-tiny", None, 0)
     assert message == "parameters begin as random numbers of seed 0"
+
+
+def test_a_link_out_of_the_model_s_folder_is_not_written_with_the_weights(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its contents would be in the new folder, which people publish; what the model's folder itself holds is."""
+    model = shutil.copytree(folders["gpt2"], tmp_path / "model")
+    (tmp_path / "private.txt").write_text("a password")
+    (model / "notes.txt").symlink_to(tmp_path / "private.txt")
+    with pytest.raises(InputError, match="notes.txt is a link out of the model's folder, to .*private.txt"):
+        _beside(model)
+    (model / "notes.txt").unlink()
+    (model / "generation_config.json").unlink(missing_ok=True)
+    (model / "generation_config.json").symlink_to("config.json")
+    assert {"config.json", "generation_config.json"} <= {file.name for file in _beside(model)}

@@ -32,6 +32,7 @@ from gnomon.runtime.frozen import in_four_bits
 from gnomon.runtime.one_process import OneProcess
 from gnomon.runtime.parameters import CPU, Parameters, Values
 from gnomon.runtime.weights import DTYPES, INDEX, Folder, WeightReader, Writer, copy_rest, settled, start_folder
+from gnomon.trust import leads_out
 
 CONFIG = "config.json"
 BESIDE = ("*.json", "*.txt", "*.model", "*.jinja", "*.md")
@@ -138,14 +139,26 @@ def _begun(target: Path, model: Path, where: Layout, dtype: torch.dtype, like: F
     check_export(target, model)
     if where.four_bits:
         raise InputError(f"{model} has weights in four bits, which whole ones are not written as; export adapters")
+    beside = _beside(model if model.is_dir() else model.parent)
     writer = start_folder(target, where, dtype, like)
-    for pattern in BESIDE:
-        for file in (model if model.is_dir() else model.parent).glob(pattern):
-            if file.name != INDEX:
-                shutil.copy(file, target / file.name)
+    for file in beside:
+        shutil.copyfile(file, target / file.name)
     if like is not None:
         copy_rest(target, like, {*where.tensors(), *(where.copies or {})})
     return writer
+
+
+def _beside(folder: Path) -> list[Path]:
+    """Files that are copied with weights. InputError for a link to what is not the model's: it would come out with the
+    contents of that file."""
+    found = sorted({file for pattern in BESIDE for file in folder.glob(pattern) if file.name != INDEX})
+    for file in found:
+        if (other := leads_out(file, folder, hub=True)) is not None:
+            raise InputError(
+                f"{file} is a link out of the model's folder, to {other}, whose contents would be written with the "
+                f"weights; put a copy in its place, or remove it"
+            )
+    return [file for file in found if file.is_file()]
 
 
 def export_checkpoint(path: Path, target: Path, *, model: Path) -> int:

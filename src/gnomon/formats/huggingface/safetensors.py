@@ -69,37 +69,85 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """InputError, naming the file and the tensor, for one that is no safetensors file, is cut short, or contradicts
-    itself."""
+    itself: what the library refuses (`Metadata::validate`: tensors lie one after another from the first byte to the
+    last, none over another), and a name that is there twice, of which the library takes one."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
                 raise InputError(f"{path} is no safetensors file, or is cut short: {size} bytes, header of {length}")
-            values = json.loads(file.read(length))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            values = _parsed(file.read(length).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{path} cannot be read as safetensors: {error}") from error
     if not isinstance(values, dict):
         raise InputError(f"{path} cannot be read as safetensors: its header is no JSON object")
-    metadata = values.pop("__metadata__", None) or {}
+    metadata = values.pop("__metadata__", None)
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    ):
+        raise InputError(f"{path} cannot be read as safetensors: its __metadata__ is no object of texts")
     entries = {name: _entry(path, name, given, 8 + length) for name, given in values.items()}
-    end = max((entry.end for entry in entries.values()), default=8 + length)
-    if end > size:
-        last = max(entries, key=lambda name: entries[name].end)
-        raise InputError(f"{path} is cut short: {last} ends at byte {end:,} and the file has {size:,}; fetch it again")
-    return Header(entries=entries, metadata=metadata, nbytes=end)
+    return Header(entries=entries, metadata=metadata or {}, nbytes=_end(path, entries, 8 + length, size))
+
+
+def _end(path: Path, entries: Mapping[str, Entry], start: int, size: int) -> int:
+    """One past the last tensor. InputError unless they fill the file one after another."""
+    at, before = start, ""
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != at:
+            where = f"{before} and {name} overlap" if entry.begin < at else f"bytes before {name} belong to no tensor"
+            raise InputError(f"{path} contradicts itself: {where}; fetch it again, or save it again")
+        at, before = entry.end, name
+    if at > size:
+        raise InputError(f"{path} is cut short: {before} ends at byte {at:,} and the file has {size:,}; fetch it again")
+    if at < size:
+        raise InputError(
+            f"{path} has {size - at:,} bytes after its last tensor, which no safetensors file has; fetch it again"
+        )
+    return at
+
+
+def _parsed(text: str) -> Any:
+    """JSON as serde_json takes it: no NaN, no half of a surrogate pair, no key twice, and -0 is no whole number.
+    ValueError for other text."""
+    parsed = json.loads(
+        text,
+        object_pairs_hook=_object,
+        parse_int=lambda digits: -1 if digits == "-0" else int(digits),
+        parse_constant=_no_constant,
+    )
+    return parsed
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    for one in (*made, *(value for value in made.values() if isinstance(value, str))):
+        one.encode("utf-8")  # a lone surrogate is no text: UnicodeEncodeError, a ValueError
+    return made
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is no JSON")
 
 
 def _entry(path: Path, name: str, given: Any, start: int) -> Entry:
     match given:
-        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [begin, end]}:
             pass
         case _:
             raise InputError(f"{path}: {name} has no dtype, shape and data_offsets")
     if dtype not in DTYPE_BYTES:
         raise InputError(f"{path}: {name} is {dtype}, which is not read; known: {', '.join(DTYPE_BYTES)}")
-    if not all(isinstance(n, int) and n >= 0 for n in shape) or begin < 0:
-        raise InputError(f"{path}: {name} has the shape {shape} from byte {begin}")
+    if not all(type(n) is int and 0 <= n < 1 << 64 for n in (*shape, begin, end)):
+        raise InputError(f"{path}: {name} has the shape {shape} from byte {begin} to {end}")
+    if prod(n for n in shape if n) * DTYPE_BYTES[dtype] >= 1 << 63:  # of zeros too, as the library multiplies
+        raise InputError(f"{path}: {name} has the shape {shape}, which is more than a file can hold")
     if end - begin != prod(shape) * DTYPE_BYTES[dtype]:
         raise InputError(f"{path}: {name} is {dtype} of shape {shape} and has {end - begin} bytes, which does not fit")
     return Entry(dtype=dtype, shape=tuple(shape), begin=start + begin, end=start + end)

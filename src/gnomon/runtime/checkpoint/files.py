@@ -23,6 +23,7 @@ from gnomon.formats.huggingface.safetensors import Entry, header_of, read_header
 from gnomon.runtime.checkpoint.pieces import Piece
 from gnomon.runtime.checkpoint.record import File, Record, read_record
 from gnomon.runtime.weights import DTYPES, NAMES
+from gnomon.trust import leads_out
 
 BLOCK_BYTES = 64 << 20
 """Read at once while checksums are compared."""
@@ -71,6 +72,8 @@ class Stored:
 def stored(path: Path, file: File) -> dict[str, Stored]:
     """Pieces of one file by key. InputError for a file that is not the one that was written."""
     at = path / file.name
+    if (other := leads_out(at, path)) is not None:
+        raise InputError(f"{at} is a link out of its checkpoint, to {other}: it is not read; put the file itself there")
     try:
         if (size := at.stat().st_size) != file.bytes:
             raise InputError(f"{at} has {size:,} bytes and was written with {file.bytes:,}")

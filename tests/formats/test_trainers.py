@@ -366,7 +366,7 @@ def test_what_is_given_beside_a_file_is_in_place_of_it(tmp_path: Path) -> None:
 
 def test_a_stage_may_stand_for_a_deepspeed_file(tmp_path: Path) -> None:
     job = read(tmp_path, "llama-factory")
-    assert any("ds_z3_config.json is not here: ZeRO 3" in line for line in job.assumed)
+    assert any("ds_z3_config.json is not here: taken as LLaMA-Factory" in line for line in job.assumed)
     (tmp_path / "examples/deepspeed").mkdir(parents=True)
     stage = '{"zero_optimization": {"stage": 2, "overlap_comm": false}, "bf16": {"enabled": "auto"}}'
     (tmp_path / "examples/deepspeed/ds_z3_config.json").write_text(stage, encoding="utf-8")

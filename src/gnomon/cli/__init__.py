@@ -40,7 +40,7 @@ LONGEST, MOST_SAID = 80, 2000
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status of a command line; `argv` without the program's name, default the process's own."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = _from_input(list(sys.argv[1:] if argv is None else argv))
     if sys.stderr is None:  # started with it closed, as `2>&-` does
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
     if sys.stdout is None:
@@ -85,6 +85,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _mistake(error, arguments)
     return status
+
+
+def _from_input(arguments: list[str]) -> list[str]:
+    """`--from -`, with no format between, is `-`: a job that is pasted, whose format is recognised."""
+    for at, (word, following) in enumerate(zip(arguments, arguments[1:], strict=False)):
+        if word == "--from" and following == "-" and (arguments[at + 2 : at + 3] or ["--"])[0].startswith("--"):
+            return [*arguments[:at], *arguments[at + 1 :]]
+    return arguments
 
 
 def _mistake(error: Exception, arguments: Sequence[str]) -> int:

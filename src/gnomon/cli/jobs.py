@@ -7,13 +7,19 @@ out the readers (`formats.programs`), and predicting.
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
+import re
+import shutil
+import sys
+import tempfile
 from pathlib import Path
 
 from gnomon.errors import CatalogueError, InputError
 from gnomon.formats import programs
 from gnomon.formats.given import Given, Network, parse_settings
 from gnomon.formats.job import NO_EFFECT, Job
+from gnomon.formats.keys import MAX_CHARACTERS
 from gnomon.request.model import is_job_file, read_config
 
 
@@ -21,21 +27,51 @@ def job_file(options: argparse.Namespace) -> tuple[programs.Format, Path] | None
     """The job file that the options name and its format; None where they name a model. InputError for a file that is
     neither, and for options that go with a job file only."""
     if options.source is not None:
-        program, path = options.source
-        return programs.find(program), Path(path)
-    if options.model is not None and is_job_file(options.model):
-        path = Path(options.model)
+        program, name = options.source
+        return programs.find(program), pasted() if name == PASTED else Path(name)
+    if options.model is not None and (options.model == PASTED or is_job_file(options.model)):
+        path = pasted() if options.model == PASTED else Path(options.model)
         job_format = programs.recognised(path)
         if job_format is None:
             known = ", ".join(programs.names())
             raise InputError(
-                f"{options.model!r} is no model and no job file that is recognised; name its format, as in --from "
-                f"megatron {options.model} (known: {known})"
+                f"{'what was pasted' if options.model == PASTED else repr(options.model)} is no model and no job file "
+                f"that is recognised; name its format, as in --from megatron {options.model} (known: {known})"
             )
         return job_format, path
     if options.network is not None:
         raise InputError("--model is the network of a job file; give the file, or the model alone as MODEL")
     return None
+
+
+PASTED = "-"
+"""In place of a file: what comes by standard input, as a command from a bug report does."""
+
+
+def pasted() -> Path:
+    """A file with the text of standard input, removed when the program ends: a command, or YAML or JSON. InputError for
+    nothing, and for what is no text."""
+    if sys.stdin.isatty():
+        print("paste a command or a file, then press Ctrl-D on a line of its own", file=sys.stderr)
+    try:
+        text = sys.stdin.read(MAX_CHARACTERS + 1)
+    except UnicodeDecodeError:
+        raise InputError("standard input is no UTF-8 text; paste a command, YAML or JSON") from None
+    if not text.strip():
+        raise InputError("standard input holds nothing; paste a command, YAML or JSON, or give the file's name")
+    folder = Path(tempfile.mkdtemp(prefix="gnomon-pasted-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / f"pasted{_suffix(text)}"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _suffix(text: str) -> str:
+    """End of the name of a file that holds such a text."""
+    if text.lstrip().startswith("{"):
+        return ".json"
+    first = next(line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
+    return ".yaml" if re.match(r"[A-Za-z_][\w.-]*:(\s|$)", first) else ".sh"
 
 
 def read_job(source: tuple[programs.Format, Path], options: argparse.Namespace, named: str | None, devices: int) -> Job:

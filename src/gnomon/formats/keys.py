@@ -71,6 +71,11 @@ class Keys:
         """Raise InputError about `key`."""
         raise InputError(f"{self._source}: {message}", f"{self._at}.{key}")
 
+    @property
+    def source(self) -> str:
+        """What is read, as messages name it."""
+        return self._source
+
     def inside(self, key: str) -> Keys:
         """The object under `key`, empty if absent or null; `finish` looks into it too."""
         value = self.raw(key)

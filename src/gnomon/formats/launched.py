@@ -30,6 +30,8 @@ class Launched:
     """What of the script was not followed."""
     devices: int | None
     """Nodes x processes of its launcher, or of Slurm's header."""
+    variables: Mapping[str, str]
+    """The script's variables at its end, those that hold one word."""
 
     def fields(self, values: Mapping[str, object], given: Given) -> Fields:
         """Its options by name, with what of the script was not followed."""
@@ -59,6 +61,7 @@ def launched(path: Path, given: Given, wanted: Callable[[Launch], bool], hint: s
         options=options,
         skipped=tuple(script.skipped),
         devices=launched_devices(commands[-1].launcher, text),
+        variables={name: value for name, value in script.variables.items() if isinstance(value, str)},
     )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
+from itertools import pairwise
 
 
 def is_true(test: list[str]) -> bool | None:
@@ -63,10 +65,27 @@ def calculate(node: ast.expr) -> int:
 LAUNCHERS = ("torch.distributed", "accelerate", "deepspeed.launcher")
 """Modules that start another program."""
 
+CONSOLE: Mapping[str, frozenset[str]] = {
+    "llamafactory-cli": frozenset({"train"}),
+    "lmf": frozenset({"train"}),
+    "swift": frozenset({"sft", "pt", "rlhf"}),
+    "megatron": frozenset({"sft", "pt", "rlhf"}),
+    "trl": frozenset({"sft", "dpo", "grpo", "kto", "reward", "rloo"}),
+    "axolotl": frozenset({"train"}),
+    "tune": frozenset({"run"}),
+}
+"""Commands that packages install and that train -> the words behind them that say so."""
+
 
 def program_of(words: list[str]) -> int | None:
-    """Index of the program that a command starts: the first `.py` file, or the module after `-m`."""
+    """Index of the program that a command starts: the first `.py` file, the module after `-m`, or a command of CONSOLE
+    with its word."""
     files = [i for i, w in enumerate(words) if w.endswith(".py") and not w.startswith("-")]
     modules = [i + 1 for i, w in enumerate(words[:-1]) if w in ("-m", "--module")]
-    programs = [*files[:1], *[i for i in modules if not words[i].startswith(LAUNCHERS)][:1]]
+    installed = [
+        i
+        for i, (word, following) in enumerate(pairwise(words))
+        if following in CONSOLE.get(word.rpartition("/")[2], ())
+    ]
+    programs = [*files[:1], *[i for i in modules if not words[i].startswith(LAUNCHERS)][:1], *installed[:1]]
     return min(programs, default=None)

@@ -16,6 +16,7 @@ from typing import Literal
 
 from gnomon.errors import InputError
 from gnomon.formats.deepspeed import read as deepspeed
+from gnomon.formats.deepspeed.shipped import named_stage, shipped
 from gnomon.formats.given import Given, Network
 from gnomon.formats.hub import network_called
 from gnomon.formats.job import Fields, Job, divides, microbatches, network_graph, read_source
@@ -136,8 +137,9 @@ def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Pat
     Where the file is not here, its name may say the stage (`zero3_bf16.json`), which is then taken with DeepSpeed's
     defaults and listed. f: accounted for already.
     """
-    value = f.peek(key)
-    values, file = _deepspeed_values(f, key, value, folder, assumed)
+    values, file = _deepspeed_values(f, key, f.peek(key), folder, assumed)
+    if values.get("gradient_clipping") == "auto":  # max_grad_norm, which is on unless it is 0
+        values = {**values, "gradient_clipping": 1.0 if asked.clip else 0.0}
     job = deepspeed.job_of(
         values,
         file,
@@ -152,9 +154,14 @@ def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Pat
         mixed_precision={"bf16": "bf16", "fp16": "fp16"}.get(asked.precision.compute, "no"),
         saved=Saved(preset="full" if asked.recompute else "none"),
     )
+    plan, notes = job.plan, job.notes
+    if "optimizer" not in values:  # the trainer's own, wrapped by DeepSpeed
+        plan = replace(plan, optimizer=replace(plan.optimizer, kind=asked.optimizer))  # type: ignore[arg-type]
+        notes = tuple(note for note in notes if not note.startswith("optimizer.type:"))
     return replace(
         job,
-        notes=(*f.notes, *job.notes),
+        plan=plan,
+        notes=(*f.notes, *notes),
         unexpressed=(*f.unexpressed, *job.unexpressed),
         assumed=(*assumed, *job.assumed),
     )
@@ -167,16 +174,24 @@ def _deepspeed_values(
     if isinstance(value, Mapping):
         return value, key
     name = str(value)
+    if name.lstrip()[:1] == "{":
+        return read_json(name, key), key
     around = () if folder is None else (folder, *folder.parents)
     for place in (Path(name), *(parent / name for parent in around)):
         if place.is_file():
             return read_json(read_source(place)[0], str(place)), str(place)
-    stage = re.search(r"(?:zero|z|stage)[_-]?([0-3])", Path(name).name.lower())
-    if stage is None:
+    if (known := shipped(name)) is not None:
+        values, project = known
+        assumed.append(f"{key} = {name} is not here: taken as {project} ships it (--set {key}=…)")
+        return values, name
+    by_name = named_stage(name)
+    if by_name is None:
         f.fail(key, f"its DeepSpeed settings are in {name!r}, which is not here; --set {key}=zero3, or another path")
-    assumed.append(f"{key} = {name} is not here: ZeRO {stage[1]} by its name, DeepSpeed's defaults (--set {key}=…)")
-    auto = {"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": int(stage[1])}}
-    return {**auto, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}, name
+    absent = " is not here" if name.endswith(".json") else ""
+    assumed.append(
+        f"{key} = {name}{absent}: {by_name.describe()} by its name, DeepSpeed's defaults else (--set {key}=…)"
+    )
+    return by_name.values(), name
 
 
 def model_of(f: Fields, key: str, given: Given, folder: Path | None, assumed: list[str]) -> Network | str:

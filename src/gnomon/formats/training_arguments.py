@@ -1,17 +1,21 @@
 """Fields of transformers' TrainingArguments, which TRL, LLaMA-Factory and axolotl share: sharding, batch, precision.
 
-`sharded(f)` reads `fsdp` and `fsdp_config` by either spelling of their keys; `IRRELEVANT` and `INEXPRESSIBLE` are the
-rest of the class. Read from huggingface/transformers v5.23 src/transformers/training_args.py and huggingface/accelerate
+`sharded(f)` reads `fsdp` and `fsdp_config` by either spelling of their keys, and what `accelerate launch` says under
+the names of `accelerate.launch`; `finished(source, …)` makes the job. `IRRELEVANT` and `INEXPRESSIBLE` are the rest of
+the class. Read from huggingface/transformers v5.23 src/transformers/training_args.py and huggingface/accelerate
 16cb6eb src/accelerate/utils/dataclasses.py. Leaves out what the programs add (their folders).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from gnomon.formats.job import Fields
-from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, flag
-from gnomon.plans import Precision
+from gnomon.formats.given import Given
+from gnomon.formats.job import Fields, Job
+from gnomon.formats.trainer_source import Source
+from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, by_deepspeed, flag, job_of
+from gnomon.plans import Layout, Precision
 
 IRRELEVANT = frozenset(
     """
@@ -24,7 +28,10 @@ IRRELEVANT = frozenset(
     trackio* mlflow* dataset* trust_remote_code chat_template model_revision tokenizer* eos_token bf16_full_eval
     fp16_full_eval tf32 preprocessing_* system_prompt average_tokens_across_devices ignore_data_skip use_reentrant_gc
     strict skip_memory_metrics attn_implementation use_cache fsdp_transformer_layer_cls_to_wrap early_stopping*
-    half_precision_backend
+    half_precision_backend local_rank no_cuda use_cpu config_name cache_dir use_fast_tokenizer use_auth_token token
+    low_cpu_mem_usage train_file validation_file test_file keep_linebreaks max_train_samples max_eval_samples
+    max_predict_samples overwrite_cache validation_split_percentage streaming num_machines fp16_opt_level
+    evaluation_strategy max_grad_norm lazy_preprocess data_path eval_data_path
     """.split()
 )
 
@@ -33,7 +40,11 @@ INEXPRESSIBLE = {
     "torch_compile*": "torch.compile: a prediction without is too slow",
     "galore_*": "gradients projected to low rank",
     "optim_target_modules": "another update of some linears",
+    "parallelism_config.sp_size": "sequence parallelism by Ulysses, which is not divided here: too slow and too large",
 }
+
+MIXED = ("bf16", "fp16", "accelerate_bf16", "accelerate_fp16")
+"""Switches of mixed precision; the last two are the launcher's."""
 
 SHARDS = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "hybrid_shard_zero2": 2, "no_shard": 0}
 """FSDP1's strategies, in small letters."""
@@ -51,6 +62,7 @@ def sharded(f: Fields, asked: Training, *, machines: int = 1) -> Training:
         return asked
     if named and not named & set(SHARDS):
         return asked
+    mixed = any(flag(f, key) for key in MIXED)
     strategy = next((word for word in SHARDS if word in named), None)
     spelled = f.raw(names.get("sharding_strategy", "fsdp_config.fsdp_sharding_strategy"))
     again = f.raw(names.get("reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward"))
@@ -70,7 +82,7 @@ def sharded(f: Fields, asked: Training, *, machines: int = 1) -> Training:
         replicas=machines if strategy.startswith("hybrid") else asked.replicas,
         recompute=asked.recompute or recompute,
         offload=offload,
-        precision=under_fsdp(asked.precision) if zero else asked.precision,
+        precision=under_fsdp(asked.precision) if zero and mixed else asked.precision,
     )
 
 
@@ -86,9 +98,45 @@ def precision_of(f: Fields, *, loaded: str | None, default: str = "no") -> Preci
     """bf16, fp16 and the dtype that the model is loaded in: `bfloat16`, `float32`, or None for fp32."""
     bf16, fp16 = flag(f, "bf16", default == "bf16"), flag(f, "fp16", default == "fp16")
     pure = flag(f, "pure_bf16")
-    f.ignore("float16", "bfloat16")
+    if not bf16 and not fp16:
+        bf16, fp16 = flag(f, "accelerate_bf16"), flag(f, "accelerate_fp16")
+    f.ignore("float16", "bfloat16", *MIXED)
     if pure or (loaded or "").removeprefix("torch.") in ("bfloat16", "bf16", "auto"):
         return BF16
     if bf16:
         return AUTOCAST
     return FP16 if fp16 else FP32
+
+
+def finished(
+    source: Source,
+    given: Given,
+    asked: Training,
+    neutral: Collection[str],
+    inexpressible: Mapping[str, str],
+    assumed: list[str],
+) -> Job:
+    """The job, sharded as fields and launcher say, every field accounted for. assumed: begins with the source's."""
+    f = source.fields
+    machines = f.peek("num_machines")
+    asked = sharded(f, asked, machines=machines if isinstance(machines, int) else 1)
+    tp, cp = (f.integer(f"parallelism_config.{axis}_size", 1) for axis in ("tp", "cp"))
+    replicas = f.integer("parallelism_config.dp_replicate_size", 1)
+    asked = replace(
+        asked,
+        tp=tp,
+        cp=cp,
+        replicas=max(replicas, asked.replicas),
+        layout=Layout(context="all_gather") if cp > 1 else asked.layout,
+    )
+    by_file = f.peek("deepspeed") or None
+    f.ignore("deepspeed")
+    f.account(neutral, inexpressible, ())
+    devices = given.devices or source.stated
+    given = replace(given, devices=devices)
+    if by_file is not None:
+        job = by_deepspeed(f, given, asked, "deepspeed", source.folder, assumed)
+        return replace(job, stated_devices=source.stated)
+    if not asked.zero:
+        assumed.append("no deepspeed and no fsdp in the file: replicas (--set deepspeed=zero3, --set fsdp=full_shard)")
+    return job_of(f, given, asked, assumed, stated=source.stated)

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's YAML files.
+"""LLaMA-Factory's YAML files, and its commands: `llamafactory-cli train`, and `train_bash.py` under any launcher.
 
 What a key means was read from hiyouga/LLaMA-Factory (2026-08): src/llamafactory/hparams/{model,data,finetuning,
 training}_args.py, src/llamafactory/model/{adapter,loader}.py. Leaves out the reward model, rollouts and reference model
@@ -11,23 +11,12 @@ from pathlib import Path
 
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
-from gnomon.formats.job import Fields, Job, flatten, read_source
-from gnomon.formats.trainers import (
-    AUTOCAST,
-    BF16,
-    FP16,
-    Training,
-    adapted,
-    by_deepspeed,
-    flag,
-    job_of,
-    model_of,
-    names_of,
-    optimizer_of,
-)
+from gnomon.formats.job import Fields, Job
+from gnomon.formats.shell import Launch
+from gnomon.formats.trainer_source import commands_of, given_flags, program_name, trainer_source
+from gnomon.formats.trainers import AUTOCAST, BF16, FP16, Training, adapted, flag, model_of, names_of, optimizer_of
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
-from gnomon.formats.training_arguments import IRRELEVANT, sharded
-from gnomon.formats.yaml_file import read_yaml
+from gnomon.formats.training_arguments import IRRELEVANT, finished
 from gnomon.plans import Precision
 
 NEUTRAL = IRRELEVANT | frozenset(
@@ -76,7 +65,21 @@ STAGES = {
 CORE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
 
 
+PROGRAMS = frozenset("llamafactory-cli lmf train_bash llamafactory train_sft train_dpo".split())
+"""Programs of LLaMA-Factory; `train.py` is one where its flags are."""
+
+OWN_FLAGS = ("finetuning_type", "cutoff_len", "stage", "dataset_dir")
+
+
+def _wanted(launch: Launch) -> bool:
+    name = program_name(launch.program)
+    own = name in PROGRAMS or "llamafactory" in launch.program or "LLaMA-Factory" in launch.program
+    return own or name in ("train", "launcher") and given_flags(launch, OWN_FLAGS)
+
+
 def _looks(sample: Sample) -> bool:
+    if not sample.values:
+        return any(_wanted(command) for command in commands_of(sample))
     return sample.has("model_name_or_path") and (
         sample.has("finetuning_type") or sample.has("template", "stage") or sample.has("cutoff_len", "stage")
     )
@@ -104,7 +107,8 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> tuple[N
 
 def _precision(f: Fields, whole: bool) -> Precision:
     """The model is loaded in bf16 or fp16; whole models widen their parameters to fp32 unless pure_bf16."""
-    bf16, fp16 = flag(f, "bf16"), flag(f, "fp16")
+    bf16 = flag(f, "bf16") or flag(f, "accelerate_bf16")
+    fp16 = flag(f, "fp16") or flag(f, "accelerate_fp16")
     pure = flag(f, "pure_bf16")
     if not whole or pure:
         return BF16
@@ -112,16 +116,15 @@ def _precision(f: Fields, whole: bool) -> Precision:
 
 
 def _read(path: Path, given: Given) -> Job:
-    text, file = read_source(path)
-    f = Fields(flatten(read_yaml(text, file)), file, given)
-    folder, assumed = path.resolve().parent, list[str]()
+    source = trainer_source(path, given, _wanted, "--model_name_or_path")
+    f, assumed = source.fields, list(source.assumed)
     if core := [key for key in CORE if isinstance(f.peek(key), int) and f.peek(key) != 1]:
         f.fail(
             core[0],
             "mcore_adapter builds this job with Megatron-Core; give its options to Megatron-LM's reader: --from "
             "megatron FILE, with --tensor-model-parallel-size and so on in it",
         )
-    model, whole = _model(f, given, folder, assumed)
+    model, whole = _model(f, given, source.folder, assumed)
     if (stage := str(f.raw("stage") or "sft")) in STAGES:
         f.report("stage", STAGES[stage])
     seq_len = f.integer("cutoff_len", 2048)
@@ -138,21 +141,14 @@ def _read(path: Path, given: Given) -> Job:
         precision=_precision(f, whole),
         optimizer=optimizer_of(f, "optim", "adamw_torch"),
     )
-    asked = sharded(f, asked)
-    by_file = f.peek("deepspeed") or None
-    f.ignore("deepspeed", *CORE)
-    f.account(NEUTRAL, INEXPRESSIBLE, ())
-    if by_file is not None:
-        return by_deepspeed(f, given, asked, "deepspeed", folder, assumed)
-    if not asked.zero:
-        assumed.append("no deepspeed and no fsdp in the file: replicas (--set deepspeed=zero3, --set fsdp=full_shard)")
-    return job_of(f, given, asked, assumed)
+    f.ignore(*CORE)
+    return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed)
 
 
 FORMAT = Format(
     name="llama-factory",
     program="hiyouga/LLaMA-Factory 2026-08",
-    files="YAML of `llamafactory-cli train`",
+    files="YAML of `llamafactory-cli train`, or the command itself",
     looks=_looks,
     read=_read,
 )

@@ -53,7 +53,8 @@ def _looks(sample: Sample) -> bool:
         return False
     if sample.path.suffix == ".py":
         return is_recipe(sample.text)
-    alone = re.search(WORDS, sample.text, re.MULTILINE) is not None and "verl" not in sample.text
+    others = re.search(r"verl|megatron_\w+_(pretraining|finetuning|sft)\.py", sample.text) is not None  # NeMo 1's
+    alone = re.search(WORDS, sample.text, re.MULTILINE) is not None and not others
     return alone or re.search(r"run_recipe\.py|megatron\.bridge", sample.text) is not None and "--recipe" in sample.text
 
 

@@ -1,4 +1,5 @@
-"""NeMo's YAML files (1.x), and those of NeMo-Framework-Launcher: Megatron-Core's options by NeMo's names.
+"""NeMo's YAML files (1.x), those of NeMo-Framework-Launcher, and commands with Hydra's overrides: Megatron-Core's
+options by NeMo's names.
 
 What a key means was read from NVIDIA/NeMo at commit 8cfedd720346 (2025): nemo/collections/nlp/parts/nlp_overrides.py,
 nemo/collections/nlp/models/language_modeling/megatron_{base,gpt}_model.py, nemo/collections/nlp/modules/common/
@@ -7,16 +8,21 @@ megatron/utils.py; the rest as Megatron-LM's reader has it. Leaves out BERT, T5 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import GIVE_MODEL, Given
 from gnomon.formats.job import Fields, Job, flatten, read_source
+from gnomon.formats.launched import launched, overrides
 from gnomon.formats.megatron.options import known_options
 from gnomon.formats.megatron.read import job_of
 from gnomon.formats.references import resolved
+from gnomon.formats.shell import Launch
+from gnomon.formats.trainer_source import commands_of, program_name
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.software import stack
 
@@ -80,7 +86,64 @@ SENTENCEPIECE = {"llama": 32000, "baichuan": 125696, "mistral": 32000, "mixtral"
 """Part of a tokenizer's file name -> its rows."""
 
 
+SCRIPT_DEFAULTS: Mapping[str, object] = {
+    "model.encoder_seq_length": 4096,
+    "model.max_position_embeddings": 4096,
+    "model.tokenizer.library": "sentencepiece",
+    "model.normalization": "rmsnorm",
+    "model.activation": "fast-swiglu",
+    "model.bias": False,
+    "model.share_embeddings_and_output_weights": False,
+    "model.position_embedding_type": "rope",
+    "model.activations_checkpoint_granularity": None,
+    "model.gradient_accumulation_fusion": False,
+    "trainer.num_nodes": 1,
+    "trainer.precision": "bf16",
+}
+"""conf/megatron_llama_config.yaml, which megatron_llama_pretraining.py takes its other fields from."""
+
+GPT_DEFAULTS: Mapping[str, object] = {
+    "model.encoder_seq_length": 512,
+    "model.max_position_embeddings": 512,
+    "model.tokenizer.library": "megatron",
+    "model.tokenizer.type": "GPT2BPETokenizer",
+    "trainer.num_nodes": 1,
+    "trainer.precision": 16,
+}
+"""conf/megatron_gpt_config.yaml, of megatron_gpt_pretraining.py."""
+
+
+def _wanted(launch: Launch) -> bool:
+    name = program_name(launch.program)
+    named = name.startswith("megatron_") and any(part in name for part in ("pretrain", "finetun", "sft", "peft"))
+    return named and any(re.match(r"\+{0,2}(model|trainer)\.\w", word) for word in launch.options)
+
+
+def _tree(path: Path, given: Given) -> tuple[dict[str, object], str, tuple[str, ...]]:
+    """(fields, name for messages, what was assumed) of a YAML file, or of a command whose configuration file is read
+    where it lies beside the script."""
+    if path.suffix.lower() in (".yaml", ".yml"):
+        text, file = read_source(path)
+        tree = resolved(read_yaml(text.replace("${training.", "${"), file), given.env)
+        return {**flatten(tree), **given.values()}, file, ()
+    command = launched(path, given, _wanted, "model.micro_batch_size=… and other overrides of NeMo")
+    words = command.launch.options
+    values, folder = overrides(words), path.resolve().parent
+    options = dict(pairwise(word for part in words for word in part.split("=", 1)))
+    name = options.get("--config-name", "")
+    where = folder / options.get("--config-path", ".") / (name if name.endswith(".yaml") else f"{name}.yaml")
+    if name and where.is_file():
+        text, _ = read_source(where)
+        return {**flatten(resolved(read_yaml(text, str(where)), given.env)), **values, **given.values()}, str(path), ()
+    llama = "llama" in program_name(command.launch.program)
+    base = SCRIPT_DEFAULTS if llama else GPT_DEFAULTS
+    said = "fields that no override gives are those of NeMo's own configuration of this script"
+    return {**base, **values, **given.values()}, command.file, (said,)
+
+
 def _looks(sample: Sample) -> bool:
+    if not sample.values:
+        return any(_wanted(command) for command in commands_of(sample))
     sized = sample.has("model.micro_batch_size") or sample.has("model.num_layers")
     return sized and (sample.has("trainer.devices") or sample.has("trainer.num_nodes"))
 
@@ -126,9 +189,7 @@ def _tokenizer(model: Mapping[str, object]) -> dict[str, object]:
 
 
 def _read(path: Path, given: Given) -> Job:
-    text, file = read_source(path)
-    tree = resolved(read_yaml(text.replace("${training.", "${"), file), given.env)
-    flat = {**flatten(tree), **given.values()}
+    flat, file, assumed = _tree(path, given)
     whole = Fields(flat, file, replace(given, settings={}))
     model = {key.removeprefix("model."): value for key, value in flat.items() if key.startswith("model.")}
     trainer = {key.removeprefix("trainer."): value for key, value in flat.items() if key.startswith("trainer.")}
@@ -162,6 +223,7 @@ def _read(path: Path, given: Given) -> Job:
         job,
         notes=(*whole.notes, *job.notes),
         unexpressed=(*whole.unexpressed, *job.unexpressed),
+        assumed=(*assumed, *job.assumed),
         stated_devices=stated,
     )
 
@@ -169,7 +231,7 @@ def _read(path: Path, given: Given) -> Job:
 FORMAT = Format(
     name="nemo",
     program="NVIDIA/NeMo 8cfedd7 (1.x)",
-    files="YAML of examples and launcher",
+    files="YAML of examples and launcher, and commands with overrides",
     looks=_looks,
     read=_read,
 )

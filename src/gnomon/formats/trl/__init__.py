@@ -1,8 +1,8 @@
-"""TRL's YAML files, and those of alignment-handbook, open-r1 and other scripts around transformers' Trainer.
+"""TRL's YAML files and commands, and those of alignment-handbook and open-r1.
 
-What a key means was read from huggingface/trl (2026-08) trl/trainer/{model,sft,dpo,grpo}_config.py,
-huggingface/alignment-handbook and huggingface/open-r1 src/. Sharding is the launcher's (`accelerate launch`) and so not
-in the file. Leaves out generation, rewards and reference models, which are listed.
+What a key means was read from huggingface/trl (2026-08) trl/trainer/{base,model,sft,dpo,grpo}_config.py,
+huggingface/alignment-handbook and huggingface/open-r1 src/. Sharding is the launcher's (`accelerate launch`): a YAML
+file does not say it, a command does. Leaves out generation, rewards and reference models, which are listed.
 """
 
 from __future__ import annotations
@@ -11,20 +11,12 @@ from pathlib import Path
 
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
-from gnomon.formats.job import Fields, Job, flatten, read_source
-from gnomon.formats.trainers import (
-    Training,
-    adapted,
-    by_deepspeed,
-    flag,
-    job_of,
-    model_of,
-    names_of,
-    optimizer_of,
-)
+from gnomon.formats.job import Fields, Job
+from gnomon.formats.shell import Launch
+from gnomon.formats.trainer_source import commands_of, program_name, trainer_source
+from gnomon.formats.trainers import Training, adapted, flag, model_of, names_of, optimizer_of
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
-from gnomon.formats.training_arguments import IRRELEVANT, precision_of, sharded
-from gnomon.formats.yaml_file import read_yaml
+from gnomon.formats.training_arguments import IRRELEVANT, finished, precision_of
 
 NEUTRAL = IRRELEVANT | frozenset(
     """
@@ -50,10 +42,38 @@ ROLLOUT = "reinforcement learning: generation, rewards and the reference model a
 PAIRS = "preference learning: two answers a sample and a reference model run forward are not priced"
 
 
+REWARD = "two answers a sample, scored by a head of one output: priced as one sequence with a language model's loss"
+
+PROGRAMS = frozenset(
+    """
+    sft sft_gpt_oss sft_vlm sft_trl run_sft dpo dpo_vlm run_dpo grpo grpo_vlm run_grpo kto run_kto orpo run_orpo cpo
+    reward reward_modeling rloo gkd online_dpo nash_md xpo prm ppo run_cpt bco
+    """.split()
+)
+"""Names of scripts of TRL, alignment-handbook and open-r1, and of `trl`'s own words."""
+
+LEARNING = ("grpo", "rloo", "online_dpo", "ppo", "xpo", "nash_md", "gkd")
+PREFERENCE = ("dpo", "kto", "orpo", "cpo", "bco")
+
+
+def _wanted(launch: Launch) -> bool:
+    return bool(_task(launch)) and any(word.startswith("--") for word in launch.options)
+
+
+def _task(launch: Launch) -> str:
+    """Name of TRL's script that a command starts; empty where it starts another."""
+    name = program_name(launch.program)
+    if name == "trl":
+        return launch.options[0] if launch.options else ""
+    return name if name in PROGRAMS else ""
+
+
 def _looks(sample: Sample) -> bool:
     trainer = any(sample.has(key) for key in ("per_device_train_batch_size", "max_seq_length", "max_length"))
     factory = sample.has("finetuning_type") or sample.has("stage")
-    return sample.has("model_name_or_path") and trainer and not factory
+    if sample.values:
+        return sample.has("model_name_or_path") and trainer and not factory
+    return any(_wanted(command) for command in commands_of(sample))
 
 
 def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network | str:
@@ -80,42 +100,41 @@ def _length(f: Fields, given: Given, assumed: list[str]) -> int:
 
 
 def _read(path: Path, given: Given) -> Job:
-    text, file = read_source(path)
-    f = Fields(flatten(read_yaml(text, file)), file, given)
-    folder, assumed = path.resolve().parent, list[str]()
+    source = trainer_source(path, given, _wanted, "--model_name_or_path")
+    f, assumed = source.fields, list(source.assumed)
     seq_len = _length(f, given, assumed)
     loaded = f.raw("torch_dtype") or f.raw("dtype")
-    if f.has("num_generations") or f.has("reward_funcs") or f.has("max_completion_length"):
+    name = program_name(source.program) if source.program else path.stem.lower()
+    if f.has("num_generations") or f.has("reward_funcs") or f.has("max_completion_length") or name in LEARNING:
         f.note_default("reward_funcs", str(f.peek("reward_funcs")), ROLLOUT)
-    elif f.has("beta") or f.has("loss_type") or "dpo" in str(path).lower():
+    elif "reward" in name or name == "prm":
+        f.note_default("script", name, REWARD)
+    elif f.has("beta") or f.has("loss_type") or any(kind in name for kind in PREFERENCE):
         f.note_default("beta", str(f.peek("beta")), PAIRS)
     elif not flag(f, "packing"):
         f.note_default("packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
     f.ignore("packing", "max_completion_length")
+    started = bool(source.program)  # a YAML file may be an older version's, whose defaults were transformers'
+    recompute = flag(f, "gradient_checkpointing", started)
+    if started and f.peek("gradient_checkpointing") is None:
+        assumed.append("gradient_checkpointing is on, TRL's default (--set gradient_checkpointing=false)")
+    half = started and not flag(f, "fp16") and f.peek("bf16") is None
     asked = Training(
-        model=_model(f, given, folder, assumed),
+        model=_model(f, given, source.folder, assumed),
         micro=f.integer("per_device_train_batch_size", 8),
         steps=f.integer("gradient_accumulation_steps", 1),
         seq_len=seq_len,
-        recompute=flag(f, "gradient_checkpointing"),
-        precision=precision_of(f, loaded=None if loaded is None else str(loaded)),
+        recompute=recompute,
+        precision=precision_of(f, loaded=None if loaded is None else str(loaded), default="bf16" if half else "no"),
         optimizer=optimizer_of(f, "optim", "adamw_torch"),
     )
-    asked = sharded(f, asked)
-    by_file = f.peek("deepspeed") or None
-    f.ignore("deepspeed")
-    f.account(NEUTRAL, INEXPRESSIBLE, ())
-    if by_file is not None:
-        return by_deepspeed(f, given, asked, "deepspeed", folder, assumed)
-    if not asked.zero:
-        assumed.append("sharding is its launcher's: replicas (--set deepspeed=zero3, or --set fsdp=full_shard)")
-    return job_of(f, given, asked, assumed)
+    return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed)
 
 
 FORMAT = Format(
     name="trl",
     program="huggingface/trl, alignment-handbook, open-r1 (2026-08)",
-    files="YAML of TRL's scripts",
+    files="YAML of TRL's scripts, and the commands that start them",
     looks=_looks,
     read=_read,
 )

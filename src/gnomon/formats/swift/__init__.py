@@ -1,0 +1,295 @@
+"""ms-swift: `swift sft | pt | rlhf` around transformers' Trainer, `megatron sft | pt | rlhf` on Megatron-Core.
+
+What a flag means and its default was read from modelscope/ms-swift 3602360 (2026-08): swift/arguments/sft_args.py,
+tuner_args.py and base_args/, swift/trainers/arguments.py, swift/megatron/arguments/megatron_args.py. `megatron sft`
+takes Megatron-LM's options with underscores and a value for each switch, and its network from the hub's config. Leaves
+out rollouts, rewards and reference models, which are listed, and towers of multimodal models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gnomon.errors import InputError
+from gnomon.formats.format import Format, Sample
+from gnomon.formats.given import Given, Network
+from gnomon.formats.job import Fields, Job, network_graph
+from gnomon.formats.megatron.options import known_options
+from gnomon.formats.megatron.read import job_of as megatron_job
+from gnomon.formats.shell import Launch
+from gnomon.formats.trainer_source import Source, commands_of, program_name, trainer_source
+from gnomon.formats.trainers import (
+    AUTOCAST,
+    BF16,
+    FP16,
+    FP32,
+    Training,
+    adapted,
+    flag,
+    model_of,
+    names_of,
+    optimizer_of,
+)
+from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
+from gnomon.formats.training_arguments import IRRELEVANT, finished
+from gnomon.models.presets import CONFIGS
+from gnomon.plans import Precision
+from gnomon.software import stack
+
+NEUTRAL = IRRELEVANT | frozenset(
+    """
+    template* model_type model_kwargs model_name model_author use_hf hub_token split_dataset_ratio val_dataset* columns
+    custom_* system lazy_tokenize truncation_strategy tuner_backend lora_alpha lora_dropout lora_bias lora_dtype
+    modules_to_save swanlab* freeze_vit freeze_aligner freeze_llm vit_* aligner_lr loss_scale attn_impl max_new_tokens
+    temperature add_version create_checkpoint_symlink check_model external_plugins load_from_cache_file response_prefix
+    norm_bbox max_pixels agent_template enable_thinking padding_side acc_strategy router_aux_loss_coef packing_num_proc
+    packing_strategy bnb_4bit_* use_chat_template ignore_args_error load_args quant_method device_map interleave_prob
+    streaming shuffle_buffer_size max_epochs metric* callbacks loss_type torch_empty_cache_steps reward_* vllm_* beta
+    rlhf_type max_completion_length top_* log_completions sleep_level use_vllm lorap_lr_ratio ref_model* rpo_alpha
+    deepspeed_autotp_size use_logits_to_keep
+    """.split()
+)
+
+INEXPRESSIBLE = {
+    **TRAINER,
+    "use_dora": "the size of each column is trained too",
+    "use_rslora": "another scale",
+    "use_galore": "gradients projected to low rank: a prediction without has too much memory",
+    "lisa_*": "some layers are trained at a time; read as all",
+    "freeze_parameters*": "part of the network is frozen; read as all trained, so too slow and too large",
+    "trainable_parameters*": "part of the network is trained; read as all, so too slow and too large",
+    "padding_free": "no padding: less work than full sequences",
+    "sequence_parallel_size": "sequences are divided by Ulysses and ring; read as whole, so too slow and too large",
+    "num_generations": "generation is not priced; its answers are sequences of the batch",
+    "zero_hpz_partition_size": "ZeRO++: a second copy of the parameters within the node",
+    "experts_impl": "how experts are computed; read as the model's default",
+}
+
+DTYPES: Mapping[str, str] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "auto": "bf16"}
+ROLLOUT = "reinforcement learning: generation, rewards and the reference model are not priced, only the update"
+PAIRS = "two answers a sample and a reference model run forward are not priced: one sequence a sample"
+
+MEGATRON_DEFAULTS: Mapping[str, object] = {
+    "micro_batch_size": 1,
+    "global_batch_size": 16,
+    "use_distributed_optimizer": True,
+    "recompute_granularity": "selective",
+    "no_rope_fusion": True,
+    "cross_entropy_loss_fusion": True,
+    "attention_backend": "flash",
+    "moe_token_dispatcher_type": "alltoall",
+    "moe_grouped_gemm": True,
+    "expert_tensor_parallel_size": 1,
+}
+"""Where ms-swift's defaults differ from Megatron-LM's, by Megatron-LM's names."""
+
+MEGATRON_SWITCHED_OFF: Mapping[str, str] = {
+    "bias_activation_fusion": "no_bias_swiglu_fusion",
+    "bias_dropout_fusion": "no_bias_dropout_fusion",
+    "gradient_accumulation_fusion": "no_gradient_accumulation_fusion",
+    "masked_softmax_fusion": "no_masked_softmax_fusion",
+    "apply_rope_fusion": "no_rope_fusion",
+}
+"""Switches of ms-swift that are on unless said otherwise -> Megatron-LM's option that switches them off."""
+
+MEGATRON_RENAMED: Mapping[str, str] = {
+    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
+    "max_length": "seq_length",
+}
+
+MEGATRON_NEUTRAL = NEUTRAL | frozenset(
+    """
+    model load mcore_model adapters mcore_adapter save* no_save* no_load* finetune lr* min_lr train_iters
+    num_train_epochs max_epochs dataloader* num_workers dataset* packing* padding_free bf16 fp16 torch_dtype tuner_type
+    train_type merge_lora use_flash_attn sft_type task_type
+    """.split()
+)
+
+
+def _task(launch: Launch) -> tuple[str, str]:
+    """(`swift` or `megatron`, its word) of a command; empty texts where it is another's."""
+    name = program_name(launch.program)
+    word = launch.options[0] if launch.options else ""
+    if name in ("swift", "megatron"):
+        return name, word
+    parts = launch.program.replace("/", ".").removesuffix(".py").split(".")
+    if "swift" in parts and parts[-1] in ("sft", "pt", "rlhf"):  # swift/cli/sft.py, swift.cli._megatron.sft
+        return ("megatron" if any("megatron" in part for part in parts) else "swift"), parts[-1]
+    return "", ""
+
+
+def _wanted(launch: Launch) -> bool:
+    return _task(launch)[0] != ""
+
+
+def _looks(sample: Sample) -> bool:
+    return any(_wanted(command) for command in commands_of(sample))
+
+
+def _read(path: Path, given: Given) -> Job:
+    found: list[Launch] = []
+
+    def wanted(launch: Launch) -> bool:
+        if _wanted(launch):
+            found.append(launch)
+        return _wanted(launch)
+
+    source = trainer_source(path, given, wanted, "swift sft, swift rlhf or megatron sft")
+    program, word = _task(found[-1])
+    return _by_megatron(source, given, word) if program == "megatron" else _by_trainer(source, given, word)
+
+
+def _by_trainer(source: Source, given: Given, word: str) -> Job:
+    """`swift sft | pt | rlhf`."""
+    f, assumed = source.fields, list(source.assumed)
+    if (named := str(f.raw("rlhf_type") or "")) or word == "rlhf":
+        kind = named or "dpo"
+        f.note_default("rlhf_type", kind, ROLLOUT if kind in ("grpo", "ppo", "gkd") else PAIRS)
+    seq_len = _length(f, given, assumed)
+    if not flag(f, "packing"):
+        f.note_default("packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
+    micro = given.micro_batch_size or f.integer("per_device_train_batch_size", 1)
+    devices = given.devices or source.stated
+    steps = f.integer("gradient_accumulation_steps") if f.has("gradient_accumulation_steps") else None
+    if steps is None:
+        steps = max(1, math.ceil(16 / micro / (devices or 1)))
+        assumed.append(f"gradient_accumulation_steps: {steps}, with which ms-swift brings a step to 16 sequences")
+    asked = Training(
+        model=_network(f, given, source.folder, assumed, word),
+        micro=micro,
+        steps=steps,
+        seq_len=seq_len,
+        recompute=flag(f, "gradient_checkpointing", True),
+        precision=_precision(f, assumed),
+        optimizer=optimizer_of(f, "optim", "adamw_torch"),
+    )
+    return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed)
+
+
+def _length(f: Fields, given: Given, assumed: list[str]) -> int:
+    if f.has("max_length"):
+        return f.integer("max_length")
+    if given.seq_len is None:
+        assumed.append("max_length is not given, so samples are as long as they are: 2048 tokens (--seq-len)")
+    return 2048
+
+
+def _network(f: Fields, given: Given, folder: Path, assumed: list[str], word: str) -> Network | str:
+    key = next((key for key in ("model", "model_id_or_path", "model_type") if f.has(key)), "model")
+    network = model_of(f, key, given, folder, assumed)
+    tuner = str(f.raw("tuner_type") or f.raw("train_type") or f.raw("sft_type") or ("full" if word == "pt" else "lora"))
+    f.ignore("tuner_type", "train_type", "sft_type", "lora_rank", "target_modules", "quant_bits", "lora_target_modules")
+    if tuner == "full":
+        return network
+    bits = f.raw("quant_bits")
+    if tuner not in ("lora", "longlora", "adalora", "qlora"):
+        f.report("tuner_type", "adapters of another form; read as LoRA of the same rank")
+    if bits not in (None, 0, 4):
+        f.report("quant_bits", "frozen weights are stored so; read in the compute dtype, so memory is too large")
+    targets = names_of(f.raw("target_modules") or f.raw("lora_target_modules"))
+    everything = tuple(target for target in targets if target not in ("all-linear", "ALL", "DEFAULT"))
+    return adapted(f, network, f.integer("lora_rank", 8), everything, four_bits=bits == 4, named="target_modules")
+
+
+def _precision(f: Fields, assumed: list[str]) -> Precision:
+    """The model is loaded in torch_dtype (the config's own where it is left out) and computes in it; one in fp32 under
+    bf16 or fp16 is cast by autocast."""
+    named = f.raw("torch_dtype")
+    if named is not None and named not in DTYPES:
+        f.fail("torch_dtype", f"{named!r}; understood are {', '.join(DTYPES)}")
+    if named is None:
+        assumed.append("torch_dtype is the model's own: bfloat16 (--set torch_dtype=float16)")
+    kind = DTYPES[str(named or "bfloat16")]
+    bf16, fp16 = flag(f, "bf16"), flag(f, "fp16")
+    if kind == "bf16":
+        return BF16
+    if kind == "fp16":
+        return FP16
+    return AUTOCAST if bf16 else replace(AUTOCAST, compute="fp16") if fp16 else FP32
+
+
+def _by_megatron(source: Source, given: Given, word: str) -> Job:
+    """`megatron sft | pt | rlhf`: the network is the hub's, the rest are Megatron-LM's options."""
+    f, assumed = source.fields, list(source.assumed)
+    if word == "rlhf":
+        kind = str(f.raw("rlhf_type") or "dpo")
+        f.note_default("rlhf_type", kind, ROLLOUT if kind in ("grpo", "gkd") else PAIRS)
+    network = _megatron_network(f, given, source.folder, assumed)
+    values = _megatron_values(f)
+    length = given.seq_len
+    if length is None and "seq_length" not in values:
+        length = 2048
+        assumed.append("max_length is not given, so samples are as long as they are: 2048 tokens (--seq-len)")
+    if not flag(f, "packing"):
+        f.note_default("packing", "false", "samples are as long as they are; priced as all of max_length tokens")
+    f.account(MEGATRON_NEUTRAL, INEXPRESSIBLE, ())
+    fields = Fields(values, f.source, replace(given, settings={}))
+    devices = given.devices or source.stated
+    asked = replace(given, devices=devices, model=network, seq_len=length, settings={})
+    job = megatron_job(fields, given=asked, name="swift-job", base=stack("megatron-lm"))
+    return replace(
+        job,
+        notes=(*f.notes, *job.notes),
+        unexpressed=(*f.unexpressed, *job.unexpressed),
+        assumed=(*assumed, *job.assumed),
+        stated_devices=source.stated,
+    )
+
+
+def _megatron_network(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network:
+    key = next((key for key in ("model", "load", "mcore_model", "ref_load") if f.has(key)), "model")
+    name = f.peek(key)
+    if given.model is None and isinstance(name, str):  # `Qwen3-30B-A3B-mcore` is the converted folder of a model
+        values = Fields({key: name.rstrip("/").removesuffix("-mcore").removesuffix("-megatron")}, f.source, given)
+        network = model_of(values, key, given, folder, assumed)
+        f.ignore(key)
+    else:
+        network = model_of(f, key, given, folder, assumed)
+    tuner = str(f.raw("tuner_type") or f.raw("train_type") or "full")
+    if tuner.startswith("lora"):
+        targets = tuple(t for t in names_of(f.raw("target_modules")) if t not in ("all-linear",))
+        network = adapted(f, network, f.integer("lora_rank", 8), targets, four_bits=False, named="target_modules")
+    f.ignore("tuner_type", "train_type", "lora_rank", "target_modules")
+    if isinstance(network, str):
+        return CONFIGS[network]() if network in CONFIGS else network_graph(network)
+    return network
+
+
+def _megatron_values(f: Fields) -> dict[str, object]:
+    """Megatron-LM's options: ms-swift's words for switches are `true` and `false`."""
+    values = dict(MEGATRON_DEFAULTS)
+    known = known_options()
+    for key in f.names():
+        name, value = MEGATRON_RENAMED.get(key, key), f.peek(key)
+        if key in MEGATRON_SWITCHED_OFF:
+            f.raw(key)
+            values.pop(MEGATRON_SWITCHED_OFF[key], None)
+            if value is False:
+                values[MEGATRON_SWITCHED_OFF[key]] = True
+        elif name in known and name not in ("model", "load", "lora_rank"):
+            f.raw(key)
+            if value is False or value == "none":
+                values.pop(name, None)
+            else:
+                values[name] = value
+    if values.get("recompute_granularity") != "full":
+        values = {key: v for key, v in values.items() if key not in ("recompute_method", "recompute_num_layers")}
+    if "fp16" not in values:
+        values["bf16"] = True
+    if str(f.peek("torch_dtype")) == "float16":
+        values = {key: v for key, v in values.items() if key != "bf16"} | {"fp16": True}
+    if str(f.peek("torch_dtype")) == "float32":
+        raise InputError(f"{f.source}: torch_dtype float32 under megatron sft is not read; leave it out, or bfloat16")
+    return values
+
+
+FORMAT = Format(
+    name="swift",
+    program="modelscope/ms-swift 3602360",
+    files="commands of `swift sft`, `swift rlhf` and `megatron sft`",
+    looks=_looks,
+    read=_read,
+)

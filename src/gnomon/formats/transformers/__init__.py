@@ -1,0 +1,118 @@
+"""Commands of scripts that parse transformers' TrainingArguments: run_clm.py, run_mlm.py, FastChat's, own ones.
+
+What a flag means was read from huggingface/transformers v5.23 src/transformers/training_args.py and
+examples/pytorch/language-modeling/run_clm.py; sequence lengths by the names that such scripts give them. Sharding is
+the launcher's or that of `--fsdp` and `--deepspeed`. Leaves out what a script does beside Trainer, and programs with
+readers of their own (TRL, LLaMA-Factory, ms-swift).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gnomon.formats.format import Format, Sample
+from gnomon.formats.given import Given, Network
+from gnomon.formats.job import Fields, Job
+from gnomon.formats.llama_factory import FORMAT as LLAMA_FACTORY
+from gnomon.formats.shell import Launch
+from gnomon.formats.trainer_source import commands_of, given_flags, program_name, trainer_source
+from gnomon.formats.trainers import Training, adapted, flag, model_of, names_of, optimizer_of
+from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
+from gnomon.formats.training_arguments import IRRELEVANT, finished, precision_of
+from gnomon.formats.trl import FORMAT as TRL
+
+NEUTRAL = IRRELEVANT | frozenset(
+    """
+    torch_dtype dtype lora_alpha lora_dropout lora_bias prompt_template* validation* source_prefix ignore_pad*
+    num_beams predict_with_generate pad_to_max_length text_column* summary_column* lang forced_bos_token
+    mlm_probability conv* version vision_tower mm_* image_* freeze_backbone tune_mm* lr warmup model_type
+    config_overrides instruction_template report group_by_modality_length double_quant quant_type
+    """.split()
+)
+
+INEXPRESSIBLE = {
+    **TRAINER,
+    "freeze_backbone": "part of the network is frozen; read as all trained, so too slow and too large",
+    "load_in_8bit": "frozen weights in eight bits; read in the compute dtype, so memory is too large",
+}
+
+FLAGS = ("per_device_train_batch_size", "gradient_accumulation_steps", "output_dir")
+"""Flags of TrainingArguments; a command with two of them is such a script's."""
+
+LENGTHS = ("block_size", "model_max_length", "max_seq_length", "max_seq_len", "max_length", "cutoff_len")
+"""Names of a sequence's length, in the order in which one is taken for it."""
+
+PARTS = (("max_source_length", 1024), ("max_target_length", 128))
+"""Lengths of run_summarization.py and run_translation.py, with their defaults."""
+
+OTHERS = ("openrlhf", "verl", "swift", "megatron", "axolotl")
+"""Programs with flags of this kind that have readers of their own."""
+
+
+def _wanted(launch: Launch) -> bool:
+    if any(name in launch.program.lower() for name in OTHERS) or given_flags(launch, ("tensor_model_parallel_size",)):
+        return False
+    named = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in launch.options if word.startswith("--")}
+    return len(named & set(FLAGS)) >= 2 or "per_device_train_batch_size" in named
+
+
+def _looks(sample: Sample) -> bool:
+    if not any(_wanted(command) for command in commands_of(sample)):
+        return False
+    return not (LLAMA_FACTORY.looks(sample) or TRL.looks(sample))
+
+
+def _length(f: Fields, given: Given, program: str, assumed: list[str]) -> int:
+    for key in LENGTHS:
+        if f.has(key):
+            f.ignore(*LENGTHS)
+            return f.integer(key)
+    if any(f.has(key) for key, _ in PARTS):
+        return sum(f.integer(key, default) for key, default in PARTS)
+    if given.seq_len is None:
+        assumed.append(f"the command does not say the sequence length: 1024 tokens, as {program} takes (--seq-len)")
+    return 1024
+
+
+def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network | str:
+    key = "model_name_or_path" if f.has("model_name_or_path") or not f.has("config_name") else "config_name"
+    network = model_of(f, key, given, folder, assumed)
+    rank = f.integer("lora_r", f.integer("lora_rank", 0, least=0), least=0)
+    four = flag(f, "load_in_4bit") or flag(f, "q_lora")
+    on = flag(f, "use_lora") or flag(f, "use_peft") or flag(f, "use_peft_lora") or flag(f, "lora_enable")
+    targets = names_of(f.raw("lora_target_modules"))
+    if not (on or rank or four):
+        return network
+    everything = () if "all-linear" in targets else targets or ("q_proj", "v_proj")
+    return adapted(f, network, rank or 8, everything, four_bits=four, named="lora_target_modules")
+
+
+def _read(path: Path, given: Given) -> Job:
+    source = trainer_source(path, given, _wanted, "--per_device_train_batch_size")
+    f, assumed = source.fields, list(source.assumed)
+    program = program_name(source.program)
+    seq_len = _length(f, given, program, assumed)
+    if program != "run_clm" and not flag(f, "packing"):  # run_clm.py cuts the joined text into blocks
+        f.note_default("packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
+    f.ignore("packing", "bits")
+    loaded = f.raw("torch_dtype") or f.raw("dtype")
+    asked = Training(
+        model=_model(f, given, source.folder, assumed),
+        micro=f.integer("per_device_train_batch_size", 8),
+        steps=f.integer("gradient_accumulation_steps", 1),
+        seq_len=seq_len,
+        recompute=flag(f, "gradient_checkpointing"),
+        precision=precision_of(f, loaded=None if loaded is None else str(loaded)),
+        optimizer=optimizer_of(f, "optim", "adamw_torch"),
+        clip=f.number("max_grad_norm", 1.0) > 0,
+    )
+    return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed)
+
+
+FORMAT = Format(
+    name="transformers",
+    program="huggingface/transformers v5.23 (Trainer)",
+    files="commands of run_clm.py and other scripts that parse TrainingArguments",
+    looks=_looks,
+    read=_read,
+)

@@ -1,0 +1,217 @@
+"""Commands of trainers around transformers, as bug reports show them, read to the same job as the YAML of it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from gnomon.cli import main
+from gnomon.errors import GnomonError
+from gnomon.formats import programs
+from gnomon.formats.given import Given
+from gnomon.formats.job import Job
+
+ON = Given(devices=8, model="llama-tiny")
+
+
+def read(folder: Path, text: str, given: Given = ON, **files: str) -> tuple[str, Job]:
+    """(format by what is in it, job) of a script with files beside it; `a__b` in a name is `a.b`."""
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(content)
+    path = folder / "job.sh"
+    path.write_text(text)
+    program = programs.recognised(path)
+    assert program is not None
+    return program.name, program.read(path, given)
+
+
+def from_yaml(folder: Path, name: str, text: str, given: Given = ON) -> Job:
+    path = folder / "job.yaml"
+    path.write_text(text)
+    return programs.find(name).read(path, given)
+
+
+def alike(one: Job, other: Job) -> bool:
+    """The same plan, batch and software."""
+    return one.plan == other.plan and one.workload == other.workload and one.stack == other.stack
+
+
+FACTORY = """
+model_name_or_path: meta-llama/Llama-3.1-8B
+stage: sft
+finetuning_type: lora
+cutoff_len: 4096
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 4
+lora_rank: 8
+bf16: true
+deepspeed: ds_z3_offload_config.json
+"""
+FACTORY_FLAGS = """--stage sft --do_train True --finetuning_type lora --cutoff_len 4096 \\
+  --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 2 --gradient_accumulation_steps=4 \\
+  --lora_rank 8 --bf16 --deepspeed ds_z3_offload_config.json --output_dir out"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"llamafactory-cli train {FACTORY_FLAGS}",
+        f"deepspeed --num_gpus 8 src/train_bash.py {FACTORY_FLAGS}",
+        f"torchrun --nproc_per_node 8 src/train.py {FACTORY_FLAGS}",
+        f"python -m torch.distributed.run --nproc_per_node 8 src/llamafactory/launcher.py {FACTORY_FLAGS}",
+    ],
+)
+def test_llama_factorys_flags_are_its_yaml(tmp_path: Path, command: str) -> None:
+    name, job = read(tmp_path, command)
+    assert name == "llama-factory"
+    assert alike(job, from_yaml(tmp_path, name, FACTORY))
+    assert job.plan.optimizer.offload is not None and job.plan.optimizer.offload_parameters
+    assert any("LLaMA-Factory" in line for line in job.assumed)
+
+
+def test_a_yaml_file_that_a_command_names_is_read_with_what_the_command_changes(tmp_path: Path) -> None:
+    _, job = read(tmp_path, "llamafactory-cli train conf.yaml cutoff_len=512", conf__yaml=FACTORY)
+    assert job.workload.seq_len == 512 and job.plan.schedule.micro_batch_size == 2
+    with pytest.raises(GnomonError, match="takes its fields from 'gone.yaml', which is not here"):
+        read(tmp_path, "llamafactory-cli train gone.yaml")
+
+
+RUN_CLM = """torchrun --nproc_per_node=8 run_clm.py --model_name_or_path x --per_device_train_batch_size 1 \\
+  --gradient_accumulation_steps 8 --block_size 512 --bf16 --gradient_checkpointing --fsdp "full_shard auto_wrap" \\
+  --fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer --output_dir o --do_train"""
+
+
+def test_scripts_of_transformers_shard_as_their_flags_say(tmp_path: Path) -> None:
+    name, job = read(tmp_path, RUN_CLM)
+    assert name == "transformers"
+    assert job.plan.optimizer.zero == 3 and job.plan.saved.preset == "full"
+    assert job.plan.precision.param == "fp32" and job.plan.precision.compute == "bf16"
+    assert (job.workload.global_batch_size, job.workload.seq_len, job.stated_devices) == (64, 512, 8)
+    assert not [field for field in job.unexpressed if "no reader knows" in field.why]
+
+
+def test_weights_in_bf16_without_mixed_precision_stay_in_bf16(tmp_path: Path) -> None:
+    pure = RUN_CLM.replace("--bf16", "--torch_dtype bfloat16")
+    assert read(tmp_path, pure)[1].plan.precision.param == "bf16"
+
+
+FSDP = """
+distributed_type: FSDP
+fsdp_config:
+  fsdp_sharding_strategy: SHARD_GRAD_OP
+  fsdp_offload_params: false
+mixed_precision: bf16
+num_processes: 8
+"""
+REWARD = "reward_modeling.py --model_name_or_path x --per_device_train_batch_size 1 --max_length 1024 --optim sgd"
+
+
+def test_trl_takes_sharding_and_precision_from_accelerate(tmp_path: Path) -> None:
+    name, job = read(tmp_path, f"accelerate launch --config_file fsdp.yaml {REWARD}", fsdp__yaml=FSDP)
+    assert name == "trl"
+    assert job.plan.optimizer.zero == 3 and not job.plan.optimizer.reshard_after_forward
+    assert job.plan.optimizer.kind == "sgd" and job.plan.precision.compute == "bf16"
+    assert any(field.field == "script" for field in job.unexpressed)  # pairs, scored
+    flags = "--use_fsdp --fsdp_sharding_strategy SHARD_GRAD_OP --mixed_precision bf16 --num_processes 8"
+    assert alike(job, read(tmp_path, f"accelerate launch {flags} {REWARD}")[1])
+
+
+def test_the_optimizer_of_the_script_is_wrapped_by_deepspeed(tmp_path: Path) -> None:
+    flags = "--use_deepspeed --zero_stage 2 --offload_optimizer_device cpu --mixed_precision bf16"
+    _, job = read(tmp_path, f"accelerate launch {flags} sft.py {REWARD.partition(' ')[2]}")
+    assert job.plan.optimizer.kind == "sgd"
+    assert job.plan.optimizer.zero == 2 and job.plan.optimizer.offload is not None
+    assert job.plan.saved.preset == "full" and any("TRL's default" in line for line in job.assumed)
+
+
+def test_configurations_that_projects_ship_need_not_be_here(tmp_path: Path) -> None:
+    _, job = read(tmp_path, f"accelerate launch --config_file recipes/accelerate_configs/zero3.yaml {REWARD}")
+    assert job.plan.optimizer.zero == 3 and any("is not here: taken as TRL" in line for line in job.assumed)
+    with pytest.raises(GnomonError, match=r"accelerate's configuration is in 'mine.yaml', which is not here"):
+        read(tmp_path, f"accelerate launch --config_file mine.yaml {REWARD}")
+
+
+SWIFT = "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --train_type full --max_length 512 --torch_dtype bfloat16"
+
+
+def test_swift_fills_a_step_to_sixteen_sequences(tmp_path: Path) -> None:
+    name, job = read(tmp_path, f"{SWIFT} --deepspeed zero3_offload")
+    assert name == "swift"
+    assert job.workload.global_batch_size == 16 and job.stated_devices == 8 and job.plan.saved.preset == "full"
+    assert job.plan.optimizer.offload is not None and job.plan.optimizer.offload_parameters
+    lora = read(tmp_path, SWIFT.replace("--train_type full", ""))[1].graph()
+    assert 0 < lora.num_parameters() < lora.num_frozen()
+
+
+MEGATRON = """NNODES=2 NPROC_PER_NODE=8 megatron sft --load Qwen3-30B-A3B-mcore --tensor_model_parallel_size 2 \\
+  --expert_model_parallel_size 4 --micro_batch_size 1 --global_batch_size 16 --packing true --sequence_parallel true \\
+  --recompute_granularity full --recompute_method uniform --recompute_num_layers 1 --max_length 4096 \\
+  --bias_dropout_fusion false --overlap_grad_reduce false"""
+
+
+def test_megatron_sft_takes_the_network_from_the_hub_and_swifts_defaults(tmp_path: Path) -> None:
+    name, job = read(tmp_path, MEGATRON, Given())
+    assert name == "swift"
+    assert job.plan.mesh.tp == 2 and job.plan.mesh.ep == 4 and job.plan.mesh.etp == 1
+    assert job.plan.optimizer.zero == 1 and job.plan.precision.compute == "bf16"  # use_distributed_optimizer
+    assert job.workload.seq_len == 4096 and job.devices == 16 and not job.plan.overlap.grad_reduce
+    assert job.graph().num_parameters() > 30e9
+
+
+NEMO = """TP=2
+torchrun --nproc_per_node=8 examples/nlp/language_modeling/megatron_llama_pretraining.py \\
+  trainer.precision=bf16 trainer.devices=8 trainer.num_nodes=1 model.num_layers=4 model.hidden_size=256 \\
+  model.ffn_hidden_size=512 model.num_attention_heads=8 model.num_query_groups=8 model.micro_batch_size=1 \\
+  model.global_batch_size=8 model.tensor_model_parallel_size=${TP} model.sequence_parallel=True \\
+  model.optim.name=distributed_fused_adam"""
+
+
+def test_hydras_overrides_of_nemo_are_its_yaml(tmp_path: Path) -> None:
+    name, job = read(tmp_path, NEMO, Given(devices=8, vocab_size=32000))
+    assert name == "nemo"
+    assert job.plan.mesh.tp == 2 and job.plan.layout.sequence_parallel and job.plan.optimizer.zero == 1
+    assert any("NeMo's own configuration" in line for line in job.assumed)
+
+
+@pytest.mark.parametrize("command", [[], ["--from"]])
+def test_a_pasted_command_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(RUN_CLM))
+    status = main(["predict", *command, "-", "--model", "llama-3.2-1b", "--on", "1x8xa100-sxm-80gb"])
+    assert status == 0, capsys.readouterr().err
+    assert "ZeRO 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "standard input holds nothing"),
+        ("make install", "what was pasted is no model and no job file"),
+        (RUN_CLM.replace("--block_size 512", "--block_size many"), "expected an integer of at least 1, got 'many'"),
+        (RUN_CLM.replace("size 1", "size 0"), "per_device_train_batch_size"),
+        (SWIFT.replace("bfloat16", "half"), "torch_dtype"),
+        (SWIFT + " --deepspeed mine.json", "its DeepSpeed settings are in 'mine.json', which is not here"),
+    ],
+)
+def test_mistakes_are_one_line_with_the_files_own_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert main(["predict", "-", "--on", "1x8xa100-sxm-80gb", "--model", "llama-3.2-1b"]) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.strip().splitlines()) == 1
+
+
+def test_a_stage_is_read_from_the_name_with_what_it_keeps_on_the_host(tmp_path: Path) -> None:
+    def optimizer(name: str) -> tuple[int, bool, bool]:
+        found = from_yaml(tmp_path, "llama-factory", FACTORY.replace("ds_z3_offload_config.json", name)).plan.optimizer
+        return found.zero, found.offload is not None, found.offload_parameters
+
+    assert optimizer("conf/my_zero2.json") == (2, False, False)
+    assert optimizer("conf/zero2_offload.json") == (2, True, False)
+    assert optimizer("conf/stage3_offload.json") == (3, True, True)
+    assert optimizer("zero3_bf16_cpuoffload_params.json") == (3, False, True)
+    assert optimizer("deepspeed_configs/zero2.json") == (2, True, False)

@@ -227,6 +227,7 @@ class Controller:
                 since_s=now,
                 served=fate.served,
                 turns=[(when - self.began_s, before, devices) for when, before, devices in fate.turns],
+                pools=[0] * len(fate.turns),
                 peak=fate.peak,
                 first_s=fate.first_s - self.began_s if fate.first_s >= 0 else -1.0,
                 held_s=fate.begun_s - self.began_s,

@@ -6,12 +6,12 @@ Sources: best fit as in Kubernetes' and Slurm's packing; Gandiva (OSDI'18) for j
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from gnomon.fleet.job import Job
 from gnomon.fleet.machines import Machines
-from gnomon.fleet.state import Allocation, Forecasts, State
+from gnomon.fleet.state import Active, Allocation, Decision, Forecasts, State
 
 
 def place(free: Sequence[int], nodes: Sequence[int], count: int, most_nodes: int = 0) -> Allocation | None:
@@ -77,6 +77,31 @@ def usable(state: State, forecasts: Forecasts, job: Job, count: int) -> Sequence
     """Training pools whose devices a job can use on `count` of them: enough of them, with memory for it. Of its own
     kind of device first, then the fastest."""
     return _usable(state.machines, job.device, count, forecasts.memory_bytes(job, count))
+
+
+def chosen(state: State, jobs: Sequence[Active], picks: Mapping[str, tuple[int, int]]) -> Sequence[Decision]:
+    """Decisions that give every job the number of devices of the pool that was chosen for it, and none to the others.
+
+    Jobs that have such devices keep them; the largest of the others are placed first. picks: by id, (pool, devices),
+    within what each pool has.
+    """
+    free, changed, out = list(state.free), [], []
+    for active in jobs:
+        pick = picks.get(active.job.id)
+        now = (state.machines.pool_of[active.allocation[0][0]], active.devices) if active.allocation else None
+        if pick == now:
+            continue
+        give(free, active.allocation)
+        if pick is None:
+            out.append(Decision(active.job.id, ()))
+        else:
+            changed.append((active, pick))
+    for active, (pool, count) in sorted(changed, key=lambda pair: (-pair[1][1], pair[0].index)):
+        allocation = place(free, state.machines.nodes_of(pool), count)
+        assert allocation is not None, "no pool was given more than it has"
+        take(free, allocation)
+        out.append(Decision(active.job.id, allocation))
+    return out
 
 
 def emptiest(free: Sequence[int], nodes: Sequence[int], count: int) -> Allocation | None:

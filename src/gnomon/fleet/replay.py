@@ -43,8 +43,10 @@ from gnomon.fleet.state import (
 from gnomon.fleet.work import ARRIVE, DEMAND, FAIL, FINISH, REPAIR, TICK, Work
 
 _EPS = 1e-9
-STALLED = 1000
+STALLED = 200
 """Decisions between two looks at whether any job has got further."""
+IN_VAIN = 300
+"""Preemptions and resizes since any job last did, after which a replay ends."""
 EXPLAIN_EVERY_S = 300.0
 """Why jobs wait is looked at no more often: with thousands in the queue it would take most of the time."""
 
@@ -109,7 +111,7 @@ class _Replay:
     coming: int = 0
     """Events from outside that have not happened yet: arrivals, failures, repairs, loads."""
     looked: tuple[int, int, float] = (0, 0, -1.0)
-    """(decisions, preemptions and resizes, work that jobs got to) when progress was last looked at."""
+    """Decisions when progress was last looked at; moves and work of all jobs when there last was."""
     dirty: bool = False
     """Something happened since the policy was last asked."""
 
@@ -310,24 +312,21 @@ class _Replay:
             return
         before = self.looked
         moved = self.work.preemptions + self.work.resizes
-        furthest = float(self.finished) + sum(
-            max(active.furthest_s, active.done_at(self.work.now)) for active in self._active()
-        )
-        self.looked = (self.decisions, moved, furthest)
+        furthest = sum(max(active.furthest_s, active.done_at(self.work.now)) for active in self.actives)
         if self.coming or furthest > before[2] + _EPS:
+            self.looked = (self.decisions, moved, furthest)
             return
+        self.looked = (self.decisions, before[1], before[2])
         if not self.work.running:
             raise self._stuck()
-        if moved >= before[1] + STALLED:
-            names = ", ".join(active.job.id for active in self._active()[:5])
+        if moved >= before[1] + IN_VAIN:
+            stopped = [*self.work.queue.values(), *self.work.running.values()]
+            names = ", ".join(active.job.id for active in stopped[:5])
             raise RunError(
                 f"policy {self.policy.name} stops jobs ({names}) again and again before they get further than they "
                 "were: they start for longer than they run, or lose what they did; shorten --restart, --resize or "
                 "--checkpoint-every, or leave --no-notice out"
             )
-
-    def _active(self) -> list[Active]:
-        return [*self.work.queue.values(), *self.work.running.values()]
 
     def _explain(self, state: State) -> None:
         """Why those wait that still do: all every EXPLAIN_EVERY_S, those that came since the last decision at once."""

@@ -93,6 +93,8 @@ class Active:
     """Device-seconds that it has held."""
     turns: list[tuple[float, float, int]] = field(default_factory=list)
     """(when, `served` then, devices) of every time that it got devices."""
+    pools: list[int] = field(default_factory=list)
+    """The pool of its devices, of each of `turns`."""
     furthest_s: float = 0.0
     """Most work that it ever had done, lost or not."""
     peak: int = 0

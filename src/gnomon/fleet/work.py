@@ -113,6 +113,7 @@ class Work:
         active.since_s = active.held_s = self.now
         active.peak = max(active.peak, devices_of(allocation))
         active.turns.append((self.now, active.served, devices_of(allocation)))
+        active.pools.append(self.devices.machines.pool_of[allocation[0][0]])
         if active.first_s < 0:
             active.first_s = self.now
         if not active.beside:

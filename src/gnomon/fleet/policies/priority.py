@@ -143,12 +143,12 @@ def las(state: State, forecasts: Forecasts) -> Sequence[Decision]:
 
     def rank(active: Active) -> tuple[bool, float, int]:
         turn = active.served_at(state.now) // STEP_DEVICE_S
-        return (not active.allocation or _pays(state, active), turn, active.index)
+        return (not active.allocation or pays(state, active), turn, active.index)
 
     return by_rank(state, forecasts, sorted((*state.queue, *state.running), key=rank))
 
 
-def _pays(state: State, active: Active) -> bool:
+def pays(state: State, active: Active) -> bool:
     """Whether a running job has run for as long as its start took, and has work of it that stopping it leaves."""
     ran = state.now - active.ready_s
     return ran > 0 and ran >= max(active.ready_s - active.held_s, state.costs.unsaved_s)

@@ -21,8 +21,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from gnomon.fleet.placement import give, place, take
-from gnomon.fleet.state import Active, Decision, Forecasts, Policy, State, devices_of, packed_on
+from gnomon.fleet.placement import chosen
+from gnomon.fleet.state import Active, Decision, Forecasts, Policy, State, packed_on
 
 RESTART_S = 30.0
 POWER, NO_ALLOCATION = -0.5, 1.1
@@ -62,7 +62,8 @@ def sia(
         pool = state.machines.pool_of[active.allocation[0][0]]
         if pool in room:
             room[pool] += active.devices
-    return _placed(state, jobs, choose([own(active) for active in jobs], room))
+    picks = zip(jobs, choose([own(active) for active in jobs], room), strict=True)
+    return chosen(state, jobs, {active.job.id: (pick.pool, pick.count) for active, pick in picks if pick is not None})
 
 
 def choose(options: Sequence[Sequence[Configuration]], room: Mapping[int, int]) -> list[Configuration | None]:
@@ -186,27 +187,6 @@ def _by_marginal_value(
             left[old.pool] += old.count
         left[best.pool] -= best.count
         chosen[index] = best
-
-
-def _placed(state: State, jobs: Sequence[Active], chosen: Sequence[Configuration | None]) -> Sequence[Decision]:
-    free = list(state.free)
-    changed = []
-    out = []
-    for active, pick in zip(jobs, chosen, strict=True):
-        now = (state.machines.pool_of[active.allocation[0][0]], active.devices) if active.allocation else None
-        if pick is None and now is None or pick is not None and now == (pick.pool, pick.count):
-            continue
-        give(free, active.allocation)
-        if pick is None:
-            out.append(Decision(active.job.id, ()))
-        else:
-            changed.append((active, pick))
-    for active, pick in sorted(changed, key=lambda pair: (-pair[1].count, pair[0].index)):
-        allocation = place(free, state.machines.nodes_of(pick.pool), pick.count)
-        assert allocation is not None and devices_of(allocation) == pick.count
-        take(free, allocation)
-        out.append(Decision(active.job.id, allocation))
-    return out
 
 
 SIA = Policy(

@@ -1,0 +1,45 @@
+"""Linear programmes with room at 0: the most of c x, where A x <= b, x >= 0 and b >= 0.
+
+`maximise(c, a, b)` returns x by the simplex method on a tableau; Bland's rule keeps it from going in circles. Leaves
+out equalities and programmes of which 0 is no solution. Source: Dantzig 1963; Bland, Mathematics of OR 1977.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.errors import InputError
+
+Floats = NDArray[np.float64]
+_EPS = 1e-9
+
+
+def maximise(c: Floats, a: Floats, b: Floats) -> Floats:
+    """The x that maximises c x. InputError where there is no bound, or b is negative."""
+    rows, columns = a.shape
+    if (b < 0).any():
+        raise InputError("0 is no solution of this linear programme")
+    table = np.zeros((rows + 1, columns + rows + 1))
+    table[:rows, :columns], table[:rows, columns:-1], table[:rows, -1] = a, np.eye(rows), b
+    table[-1, :columns] = -c
+    basis = list(range(columns, columns + rows))
+    while True:
+        entering = next((j for j in range(columns + rows) if table[-1, j] < -_EPS), None)
+        if entering is None:
+            break
+        column = table[:rows, entering]
+        able = np.flatnonzero(column > _EPS)
+        if not len(able):
+            raise InputError("this linear programme has no bound")
+        ratios = table[able, -1] / column[able]
+        least = able[ratios <= ratios.min() + _EPS]
+        leaving = min(least.tolist(), key=lambda row: basis[row])
+        table[leaving] /= table[leaving, entering]
+        for row in range(rows + 1):
+            if row != leaving and table[row, entering]:
+                table[row] -= table[row, entering] * table[leaving]
+        basis[leaving] = entering
+    out = np.zeros(columns + rows)
+    out[basis] = table[:rows, -1]
+    return out[:columns]

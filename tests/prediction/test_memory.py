@@ -15,9 +15,10 @@ from gnomon.hardware import parse_cluster
 from gnomon.hardware.scaled import scaled
 from gnomon.models.presets import model
 from gnomon.plans import Mesh, Offload, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
-from gnomon.prediction import Prediction, advice, predict
+from gnomon.prediction import Prediction, predict
 from gnomon.prediction.temporary_memory import temporaries
 from gnomon.report.prediction import prediction_text
+from gnomon.search.fit.advice import advice
 from gnomon.software import Fact, stack
 
 SEQ, HIDDEN, HEADS = 2048, 4096, 32
@@ -145,7 +146,7 @@ def test_a_plan_that_needs_what_the_allocator_could_give_back_may_not_fit() -> N
         result.verdict.startswith("may not fit: ") and f", usually {rank.usual_bytes / 2**30:.1f} (" in result.verdict
     )
     assert result.to_mapping()["memory"][0]["verdict"] == "may not fit" and not result.has_room
-    assert advice(result) and all(entry.peak_bytes < full.usual_bytes for entry in advice(result))
+    assert advice(result).ways and all(e.peak_bytes < full.usual_bytes for e in advice(result).ways)
     assert any("what would fit with room" in line for line in prediction_text(result, advice=advice(result)))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gnomon.plans import Mesh, Optimizer, Plan, Saved, SavedRule, Schedule, Workload
-from gnomon.prediction import Advice, Prediction, predict
+from gnomon.prediction import Prediction, predict
 from gnomon.report.prediction import describe, prediction_text
+from gnomon.search.fit.advice import Advice, Advised
 
 
 def plan(**changes: object) -> Plan:
@@ -90,10 +91,16 @@ def test_advice_stands_under_a_verdict_of_not_fitting() -> None:
     result = llama_on_eight()
     assert not result.fits
     change = Advice(what="ZeRO stage 2", plan=result.plan, step_s=0.5, peak_bytes=70 * 2**30, limit_bytes=80 * 2**30)
-    lines = prediction_text(result, advice=(change,))
+    lines = prediction_text(result, advice=Advised(ways=(change,), tried=1, complete=True))
     verdict = next(i for i, line in enumerate(lines) if line.startswith("does not fit: "))
     title = lines.index("what would fit, fastest first")
     assert verdict < title
     assert lines[title + 2].split() == ["ZeRO", "stage", "2", "500", "ms", "70.0"]
-    assert any(line.startswith("none of the changes") for line in prediction_text(result, advice=()))
-    assert not any(line.startswith("none of the changes") for line in prediction_text(result))
+    for complete, said in (
+        (True, "no combination of the changes"),
+        (False, "none of the 24 changes that"),
+    ):
+        none = Advised(ways=(), tried=24, complete=complete)
+        text = " ".join(prediction_text(result, advice=none))
+        assert said in text and ("use more devices" in text) == complete
+        assert said not in " ".join(prediction_text(result))

@@ -10,10 +10,11 @@ import pytest
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import model
 from gnomon.plans import Goal, Layout, Mesh, Offload, Optimizer, Plan, Saved, SavedRule, Schedule, Workload
-from gnomon.prediction import Prediction, advice, host_memory, predict, traffic
+from gnomon.prediction import Prediction, host_memory, predict, traffic
 from gnomon.report.prediction import describe
 from gnomon.report.reasons import bounded_by, network, reasons_text, sharding, where
 from gnomon.search import plan
+from gnomon.search.fit.advice import advice
 from gnomon.search.questions.reasons import MORE_MEMORY, Reasons, changes, explain, undone, within_share, without
 
 PLAN = Plan(
@@ -192,7 +193,7 @@ def test_uneven_stages_have_neighbours_with_their_layers_or_equal_ones() -> None
         replace(uneven, schedule=replace(uneven.schedule, layers_per_stage=(17, 15), micro_batch_size=8)),
         replace(work, global_batch_size=64),
     )
-    assert not tight.fits and advice(tight)
+    assert not tight.fits and advice(tight).ways
 
 
 def test_bytes_sent_are_those_of_the_textbook() -> None:

@@ -10,8 +10,9 @@ from search.spaces import model
 from gnomon.errors import GnomonError
 from gnomon.hardware import parse_cluster
 from gnomon.plans import Mesh, Plan, Schedule, Stage, Workload, batch, check, stage_layers
-from gnomon.prediction import advice, predict
+from gnomon.prediction import predict
 from gnomon.report.reasons import reasons_mapping, reasons_text
+from gnomon.search.fit.advice import advice
 from gnomon.search.questions.reasons import explain
 from gnomon.search.questions.stage_changes import evened, stage_changes
 

@@ -13,10 +13,11 @@ from gnomon.cli.own import with_own
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.hardware import parse_cluster
 from gnomon.plans import load_plan_file
-from gnomon.prediction import advice, predict
+from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.reasons import reasons_mapping, reasons_text
 from gnomon.report.tables import wrapped
+from gnomon.search.fit.advice import advice
 from gnomon.search.questions.reasons import explain
 from gnomon.software import stack as named_stack
 

@@ -12,9 +12,10 @@ from gnomon.cli.options_serve import refuse_others
 from gnomon.cli.request import read_request
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.late import load_late
-from gnomon.prediction import Advice, advice, memory_copies, predict
+from gnomon.prediction import memory_copies, predict
 from gnomon.report.prediction import prediction_text
 from gnomon.report.tables import wrapped
+from gnomon.search.fit.advice import advice
 from gnomon.units import show_seconds
 
 
@@ -26,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
         return status
     asked = read_request(options)
     prediction = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
-    changes: tuple[Advice, ...] | None = None if prediction.has_room else advice(prediction)
+    changes = None if prediction.has_room else advice(prediction)
     if options.html or options.trace or options.timeline:  # by name, so that text alone does not load what writes them
         load_late("gnomon.cli.files:write_views")(options, prediction, asked.assumed, asked.notes)
     copies = memory_copies(prediction, options.memory_checkpoint_every) if options.memory_checkpoint_every else None
@@ -34,7 +35,11 @@ def run(options: argparse.Namespace) -> int:
         mapping = prediction.to_mapping()
         mapping["assumptions"] = [*asked.assumed, *mapping["assumptions"]]
         mapping["notes"] = [*asked.notes, *mapping["notes"]]
-        mapping["advice"] = [{"change": c.what, "step_s": c.step_s, "peak_bytes": c.peak_bytes} for c in changes or ()]
+        mapping["advice"] = [
+            {"change": c.what, "step_s": c.step_s, "peak_bytes": c.peak_bytes}
+            for c in (changes.ways if changes else ())
+        ]
+        mapping["advice_complete"] = changes is None or changes.complete
         if copies is not None:
             mapping["memory_copies"] = {
                 "every": copies.every,

@@ -1,12 +1,10 @@
 """Prediction: how a job will run, from a model, a cluster and a plan, before it runs.
 
 `predict` returns a frozen `Prediction`: the steady-state step and where it goes, memory by rank and class with its
-moment, and what was assumed. `advice` says what to change when it does not fit. `layer_price` and `Pricing` are the
+moment, and what was assumed. `layer_price` and `Pricing` are the
 parts that a search reuses. Leaves out measuring and searching.
 """
 
-from gnomon.prediction.advice import Advice as Advice
-from gnomon.prediction.advice import advice as advice
 from gnomon.prediction.band import Band as Band
 from gnomon.prediction.batch import layer_prices as layer_prices
 from gnomon.prediction.host_memory import HostMemory as HostMemory

@@ -1,7 +1,7 @@
 """Changes of a plan that spare memory, one kind a function: (the change in words, the plan with it), the least first.
 
 Each yields plans that may not be able to run, which `predict` then says. Leaves out what they free and cost
-(`prediction.advice`, `search.fit`), and choices that `search.refinement.choices` has.
+(`search.fit`), and choices that `search.refinement.choices` has.
 """
 
 from __future__ import annotations
@@ -52,7 +52,17 @@ def zero(plan: Plan) -> Iterator[Single]:
         over = f" over {mesh.dp_replicate} replicas (dp_shard)"
         plan = replace(plan, mesh=replace(plan.mesh, dp_shard=mesh.dp_replicate, dp_replicate=1))
     for stage in stages[plan.optimizer.zero + 1 :]:
-        yield f"ZeRO stage {stage}{over}", replace(plan, optimizer=replace(plan.optimizer, zero=stage))
+        changed = replace(plan, optimizer=replace(plan.optimizer, zero=stage))
+        whole = fully_sharded(changed) if stage == 3 else changed
+        without = "" if whole == changed else " without gradient buckets"
+        yield f"ZeRO stage {stage}{over}{without}", whole
+
+
+def fully_sharded(plan: Plan) -> Plan:
+    """A plan under ZeRO 3 without what only lower stages have: it reduces gradients block by block beside the backward,
+    so the buckets go that a program has by default below it."""
+    overlap = replace(plan.overlap, bucket_bytes=None, buckets=(), fused=(), grad_reduce=True)
+    return replace(plan, overlap=overlap)
 
 
 def offload(plan: Plan) -> Iterator[Single]:

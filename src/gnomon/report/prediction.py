@@ -11,8 +11,9 @@ from itertools import groupby
 
 from gnomon.graph import Graph
 from gnomon.plans import Plan, SavedRule, Workload, batch
-from gnomon.prediction import Advice, Prediction, RankMemory
+from gnomon.prediction import Prediction, RankMemory
 from gnomon.report.tables import Column, gib, memory_unit, number, percent, ranges, table, wrapped
+from gnomon.search.fit.advice import Advised
 from gnomon.search.refinement.choices import made, show_value
 from gnomon.software import beyond_lines
 from gnomon.units import show_seconds
@@ -55,10 +56,10 @@ WORDS = {
 
 
 def prediction_text(
-    prediction: Prediction, *, assumed: Sequence[str] = (), advice: Sequence[Advice] | None = None
+    prediction: Prediction, *, assumed: Sequence[str] = (), advice: Advised | None = None
 ) -> tuple[str, ...]:
     """Lines. `assumed` stands before what the prediction itself assumed; `advice` under a verdict of not fitting, or
-    maybe not, empty when nothing that was tried helps, None when nothing was tried."""
+    maybe not, None when nothing was tried."""
     lines = [
         *_heading(prediction),
         *beyond_stack(prediction),
@@ -236,14 +237,21 @@ def _memory_row(rank: RankMemory, unit: int) -> tuple[str, ...]:
     return (ranges(rank.ranks), *(f"{size / unit:.1f}" for size in (*named, other, rank.peak_bytes, rank.limit_bytes)))
 
 
-def _verdict(prediction: Prediction, advice: Sequence[Advice] | None) -> tuple[str, ...]:
+def _verdict(prediction: Prediction, advice: Advised | None) -> tuple[str, ...]:
     lines = list(wrapped(prediction.verdict, indent=""))
-    if advice:
+    if advice is not None and advice.ways:
         room = " with room" if prediction.fits else ""
         lines += ["", f"what would fit{room}, fastest first"]
         columns = (Column(name="  change", align="left"), Column(name="step"), Column(name="peak GiB"))
-        rows = [(f"  {c.what}", show_seconds(c.step_s), gib(c.peak_bytes)) for c in advice]
+        rows = [(f"  {c.what}", show_seconds(c.step_s), gib(c.peak_bytes)) for c in advice.ways]
         lines += table(columns, rows)
     elif advice is not None and not prediction.fits:
-        lines += wrapped("none of the changes that were tried makes it fit: use more devices", indent="")
+        lines += wrapped(_nothing(advice), indent="")
     return tuple(lines)
+
+
+def _nothing(advice: Advised) -> str:
+    """That no change makes it fit, or that not all were looked at."""
+    if advice.complete:
+        return "no combination of the changes of gnomon fit makes it fit: use more devices, or a smaller model"
+    return f"none of the {advice.tried} changes that were tried makes it fit; gnomon fit, given the same, tries all"

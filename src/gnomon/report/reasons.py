@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gnomon.prediction import Advice, Prediction, host_memory, traffic
+from gnomon.prediction import Prediction, host_memory, traffic
 from gnomon.report.planning import short_plans
 from gnomon.report.prediction import WORDS, beyond_stack, describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
+from gnomon.search.fit.advice import NOTHING, Advised
 from gnomon.search.questions.reasons import SHARE, Neighbour, Other, Reasons, within_share
 from gnomon.units import show_seconds
 
@@ -23,7 +24,7 @@ LARGE = 0.15
 """Share of the step from which a part is named as what bounds it."""
 
 
-def reasons_text(reasons: Reasons, *, advice: Sequence[Advice] = ()) -> tuple[str, ...]:
+def reasons_text(reasons: Reasons, *, advice: Advised = NOTHING) -> tuple[str, ...]:
     """Lines of at most 80 columns."""
     prediction = reasons.prediction
     lines = [f"{prediction.model} on {prediction.cluster}", *wrapped(describe(prediction.plan, prediction.workload))]
@@ -148,10 +149,10 @@ def _machines(reasons: Reasons) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _answers(reasons: Reasons, advice: Sequence[Advice]) -> tuple[str, ...]:
+def _answers(reasons: Reasons, advice: Advised) -> tuple[str, ...]:
     lines = [*wrapped(network(reasons), indent=""), *wrapped(sharding(reasons), indent="")]
-    if advice:
-        first = advice[0]
+    if advice.ways:
+        first = advice.ways[0]
         lines += wrapped(f"fastest change that fits: {first.what}, step {show_seconds(first.step_s)}", indent="")
     return tuple(lines)
 

@@ -210,7 +210,9 @@ def explain_too_large(result: Result, again: Again) -> str:
     """Why nothing fits: the least that is needed, and the nearest plan, limit or number of nodes that would do."""
     limit = show_bytes(result.limit_bytes)
     sentence = f"no plan of {result.graph.name} on {result.cluster.name} fits in {limit} a device"
-    if result.least_bytes is not None:
+    if (
+        result.least_bytes is not None and result.least_bytes > result.limit_bytes
+    ):  # else no reason: a bound below the limit
         sentence += f": every one holds {show_bytes(result.least_bytes)} or more on some rank"
     device = min(group.node.device.memory_bytes for group in result.cluster.groups)
     if nearest := least_memory(result, again, device):

@@ -19,6 +19,7 @@ from gnomon.prediction.changes import Single
 from gnomon.search.budget import More, always
 from gnomon.search.checkpointing.plan import least_recompute
 from gnomon.search.fit.options import OPTIONS, ORDER, Option
+from gnomon.software import beyond, proposes
 
 LARGEST = 5
 """Options in a combination, at most."""
@@ -92,8 +93,12 @@ class Fitting:
 
     def rung(self, options: Sequence[str], changes: Sequence[str], plan: Plan, work: Workload | None = None) -> Rung:
         """The plan predicted; a plan that was predicted before is not again."""
-        outcome = self._predicted(plan, work or self.base.workload)
         bare = Rung(options=tuple(options), changes=tuple(changes), plan=plan, prediction=None)
+        stack, before = self.base.pricing.stack, self.base.plan
+        if not proposes(stack, before, plan):
+            lacking = [what for what in beyond(stack, plan) if what not in beyond(stack, before)]
+            return replace(bare, why_not=f"{stack.name} does not run {'; '.join(lacking)}")
+        outcome = self._predicted(plan, work or self.base.workload)
         if isinstance(outcome, str):
             return replace(bare, why_not=outcome)
         short = host_short(outcome, self.limit_bytes) if self.has_room(outcome) else ""
@@ -132,6 +137,17 @@ class Fitting:
     def combined(self) -> list[Rung]:
         """Sets of options that fit where no smaller part of them does, each taken only as far as it must be; by the
         number of options, and the step."""
+        rungs = self.enough()
+        by_size = [sorted((r for r in rungs if len(r.options) == n), key=_step) for n in range(1, LARGEST + 1)]
+        best = [*sorted(rungs, key=_step)[:EACH], *by_size[0], *(rung for of in by_size[1:] for rung in of[:EACH])]
+        trimmed = {plan: self._trimmed(rung) for plan, rung in {rung.plan: rung for rung in best}.items()}
+        made = [self._by_tensor(rung) for rung in trimmed.values()] if self.by_tensor else list(trimmed.values())
+        unique = {rung.plan: rung for rung in made}
+        return sorted(unique.values(), key=lambda rung: (len(rung.options), rung.step_s))[:SHOWN]
+
+    def enough(self) -> list[Rung]:
+        """Sets of options, each as far as it goes, that fit where no smaller part of them does: of one option first. Of
+        one by itself the level that is fastest."""
         enough: list[frozenset[str]] = []
         rungs: list[Rung] = []
         for size in range(1, LARGEST + 1):
@@ -142,16 +158,17 @@ class Fitting:
                 if not self.more():
                     self.left = True
                     break
-                rung = self._strongest(chosen)
+                rung = self._fastest_alone(chosen[0]) if size == 1 else self._strongest(chosen)
                 if rung is not None and rung.fits:
                     enough.append(names)
                     rungs.append(rung)
-        by_size = [sorted((r for r in rungs if len(r.options) == n), key=_step) for n in range(1, LARGEST + 1)]
-        best = [*sorted(rungs, key=_step)[:EACH], *by_size[0], *(rung for of in by_size[1:] for rung in of[:EACH])]
-        trimmed = {plan: self._trimmed(rung) for plan, rung in {rung.plan: rung for rung in best}.items()}
-        made = [self._by_tensor(rung) for rung in trimmed.values()] if self.by_tensor else list(trimmed.values())
-        unique = {rung.plan: rung for rung in made}
-        return sorted(unique.values(), key=lambda rung: (len(rung.options), rung.step_s))[:SHOWN]
+        return rungs
+
+    def _fastest_alone(self, option: Option) -> Rung | None:
+        """Of the levels of one option that fit the fastest; of none that does the strongest."""
+        rungs = [self.rung((option.name,), (words,), plan) for words, plan in self.levels(option, self.base.plan)]
+        fit = [rung for rung in rungs if rung.fits]
+        return min(fit, key=_step) if fit else self._strongest((option,))
 
     def _strongest(self, chosen: Sequence[Option]) -> Rung | None:
         """The options together, each as far as it goes, or as far as it can where that cannot run; None where one of

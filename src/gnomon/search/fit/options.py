@@ -14,7 +14,7 @@ from gnomon.hardware import Cluster
 from gnomon.methods.method import Exactness
 from gnomon.plans import Offload, Plan, Saved, SavedRule
 from gnomon.prediction import changes
-from gnomon.prediction.changes import Single
+from gnomon.prediction.changes import Single, fully_sharded
 from gnomon.search.refinement.choices import BUCKETS, Value, choice
 from gnomon.search.space.points import has_disks, repeated_layers
 
@@ -137,7 +137,7 @@ def _states_part(plan: Plan, graph: Graph) -> Amounts | None:
 
 def _parameters(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
     words = "parameters on the host" if plan.optimizer.zero == 3 else "parameters on the host (ZeRO 3)"
-    yield from _of_choice("parameter_offload", words, (True,))(plan, graph, cluster)
+    yield from _of_choice("parameter_offload", words, (True,), fully_sharded)(plan, graph, cluster)
 
 
 def _disk(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
@@ -145,7 +145,7 @@ def _disk(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
     chosen = choice("parameter_disk")
     if has_disks(cluster) and not chosen.of(plan):
         words = "parameters on a disk" if plan.optimizer.zero == 3 else "parameters on a disk (ZeRO 3)"
-        yield words, chosen.make(plan, graph, True)
+        yield words, fully_sharded(chosen.make(plan, graph, True))
 
 
 def _tensor_parallel(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:

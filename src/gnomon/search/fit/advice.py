@@ -1,0 +1,87 @@
+"""What to change when a plan does not or may not fit: the ladder of `gnomon fit`, as far as a moment allows.
+
+`advice(prediction)` returns ways to fit, the fastest first, and whether all combinations were looked at: only then does
+"nothing makes it fit" hold, and `gnomon fit` says the same. Leaves out trimming of what is taken further than it must
+be, and jobs that are made smaller (`search.fit.ladder`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnomon.plans import Plan
+from gnomon.prediction import Prediction
+from gnomon.search.fit.ladder import Fitting
+from gnomon.search.fit.options import OPTIONS
+
+TRIES = 160
+"""Predictions after which no further combination is looked at: with 10 ms each, two seconds. Fewer, but FEWEST, for
+jobs of thousands of devices."""
+FEWEST = 24
+MANY_DEVICES = 1024
+MOST_STREAMED = 20_000
+"""Layers times microbatches up to which an optimizer on the host is tried: gradients that stream there have rows of
+their own for each, and a prediction of more takes ten seconds."""
+STREAMED = ("optimizer_offload",)
+"""Options that make them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A change after which every rank fits with room."""
+
+    what: str
+    """In words, as in `micro_batch_size 4 -> 2 and recompute full`."""
+    plan: Plan
+    """The plan with it."""
+    step_s: float
+    """Its predicted step."""
+    peak_bytes: int
+    """Predicted peak of its tightest rank."""
+    limit_bytes: int
+    """Memory of that rank's device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advised:
+    """Ways to fit."""
+
+    ways: tuple[Advice, ...]
+    """The fastest first."""
+    tried: int
+    """Predictions made."""
+    complete: bool
+    """Whether all combinations of the changes were looked at, so that none means that there is none."""
+
+
+NOTHING = Advised(ways=(), tried=0, complete=True)
+"""Of a plan that has room."""
+
+
+def advice(prediction: Prediction, *, most: int = 4) -> Advised:
+    """Changes after which every rank fits with room, the fastest first, `most` of them; none for a plan that has it.
+
+    One change at a time, then pairs, then threes …, where no smaller set is part of them that is enough, until TRIES
+    predictions are made. What the program of the prediction does not run is not among them.
+    """
+    if prediction.has_room:
+        return NOTHING
+    tries = max(FEWEST, min(TRIES, TRIES * MANY_DEVICES // prediction.plan.world_size))
+    long = len(prediction.pricing.graph.layers()) * prediction.pricing.count > MOST_STREAMED
+    able = [option for option in OPTIONS if not (long and option.name in STREAMED)]
+    fitting = Fitting(base=prediction, options=able, more=lambda: fitting.count < tries)
+    rungs = sorted(fitting.enough(), key=lambda rung: rung.step_s)
+    ways = []
+    for rung in rungs[:most]:
+        assert rung.prediction is not None
+        tightest = rung.prediction.tightest
+        ways.append(
+            Advice(
+                what=" and ".join(rung.changes),
+                plan=rung.plan,
+                step_s=rung.step_s,
+                peak_bytes=tightest.peak_bytes,
+                limit_bytes=tightest.limit_bytes,
+            )
+        )
+    return Advised(ways=tuple(ways), tried=fitting.count, complete=not fitting.left and not long)

@@ -1,0 +1,77 @@
+"""The advice under a verdict of not fitting is that of `gnomon fit`: what fits alone is offered, and that nothing does is
+said only where all was looked at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Saved, Schedule, Workload
+from gnomon.prediction import Prediction, predict
+from gnomon.report.prediction import prediction_text
+from gnomon.request.fit import ladder
+from gnomon.search.fit.advice import advice
+from gnomon.search.fit.ladder import Fitting
+from gnomon.software import beyond, stack
+
+ONE = Schedule(micro_batch_size=1)
+
+
+def long_sequences() -> Prediction:
+    """8B on sequences of 32k under ZeRO 3 with full recompute: only more ranks a sequence help."""
+    plan = Plan(mesh=Mesh(dp_shard=8), schedule=ONE, optimizer=Optimizer(zero=3), saved=Saved(preset="full"))
+    work = Workload(global_batch_size=8, seq_len=32768)
+    return predict("qwen3-8b", "1x8xa100-sxm-80gb", plan, work, stack("pytorch-fsdp"))
+
+
+def buckets() -> Prediction:
+    """13B under ZeRO 2 with the gradient buckets that a program has by default."""
+    plan = Plan(
+        mesh=Mesh(dp_shard=8), schedule=ONE, optimizer=Optimizer(zero=2), overlap=Overlap(bucket_bytes=500_000_000)
+    )
+    return predict("llama-2-13b", "1x8xa100-sxm-40gb", plan, Workload(global_batch_size=8, seq_len=2048))
+
+
+@pytest.mark.parametrize("make", [long_sequences, buckets])
+def test_predict_offers_what_fit_finds(make: object) -> None:
+    base = make()  # type: ignore[operator]
+    given = advice(base)
+    fitting = Fitting(base=base)
+    found = ladder(fitting, tuple(fitting.alone()))
+    assert not base.fits and given.ways and found.combined
+    assert given.ways[0].step_s <= 1.05 * min(rung.step_s for rung in found.combined)
+    alone = {rung.what for rung in found.alone if rung.fits}
+    assert alone or len(given.ways[0].what.split(" and ")) > 1
+    assert "use more devices" not in " ".join(prediction_text(base, advice=given))
+
+
+def test_what_the_program_does_not_run_is_not_offered() -> None:
+    base = long_sequences()
+    for way in advice(base).ways:
+        assert set(beyond(base.pricing.stack, way.plan)) <= set(beyond(base.pricing.stack, base.plan))
+    rungs = {rung.what: rung for rung in Fitting(base=base).alone()}
+    assert rungs["tp 1 -> 2"].why_not.startswith("pytorch-fsdp does not run tp")
+
+
+def test_a_change_takes_with_it_what_it_does_not_go_with() -> None:
+    """Gradient buckets are below ZeRO 3 only, and no reason not to offer it."""
+    base = buckets()
+    rungs = {rung.what: rung for rung in Fitting(base=base).alone()}
+    third = rungs["ZeRO stage 3 without gradient buckets"]
+    assert third.prediction is not None and third.plan.overlap.bucket_bytes is None
+    plain = replace(base.plan, overlap=Overlap(), optimizer=Optimizer(zero=3))
+    assert third.plan == plain and third.peak_bytes < 0.8 * base.tightest.peak_bytes
+    assert any("ZeRO stage 3" in way.what for way in advice(base).ways)
+
+
+def test_use_more_devices_is_said_only_after_all_was_looked_at() -> None:
+    """70B on a small GPU without a host: nothing helps, and that follows from all combinations or is not said."""
+    plan = Plan(schedule=ONE)
+    base = predict("llama-3.1-70b", "1x1xv100-sxm-16gb", plan, Workload(global_batch_size=1, seq_len=512))
+    given = advice(base)
+    text = " ".join(prediction_text(base, advice=given))
+    fitting = Fitting(base=base, more=lambda: fitting.count < 60)
+    if not given.ways:
+        assert ("use more devices" in text) == given.complete
+        assert not given.complete or not fitting.enough()

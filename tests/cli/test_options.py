@@ -127,8 +127,8 @@ def test_no_option_is_short_for_another(capsys: pytest.CaptureFixture[str]) -> N
         ("predict", "--on", "h100", "--from", "tensorrt-llm", "x"),
     ],
 )
-def test_inference_is_said_to_be_missing(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "inference is not predicted" in refused(capsys, *words)
+def test_inference_is_pointed_to(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "inference servers are predicted by `gnomon predict MODEL --on CLUSTER --serve`" in refused(capsys, *words)
 
 
 def test_a_price_of_other_devices_is_not_dropped(capsys: pytest.CaptureFixture[str]) -> None:

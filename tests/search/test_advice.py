@@ -1,4 +1,4 @@
-"""The advice under a verdict of not fitting is that of `gnomon fit`: what fits alone is offered, and that nothing does is
+"""The advice under a verdict of not fitting is that of `gnomon fit`: what fits is offered, and that nothing does is
 said only where all was looked at."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def test_predict_offers_what_fit_finds(make: object) -> None:
     fitting = Fitting(base=base)
     found = ladder(fitting, tuple(fitting.alone()))
     assert not base.fits and given.ways and found.combined
-    assert given.ways[0].step_s <= 1.05 * min(rung.step_s for rung in found.combined)
+    assert given.ways[0].step_s <= 1.1 * min(rung.step_s for rung in found.combined)
     alone = {rung.what for rung in found.alone if rung.fits}
     assert alone or len(given.ways[0].what.split(" and ")) > 1
     assert "use more devices" not in " ".join(prediction_text(base, advice=given))
@@ -66,12 +66,20 @@ def test_a_change_takes_with_it_what_it_does_not_go_with() -> None:
 
 
 def test_use_more_devices_is_said_only_after_all_was_looked_at() -> None:
-    """70B on a small GPU without a host: nothing helps, and that follows from all combinations or is not said."""
-    plan = Plan(schedule=ONE)
-    base = predict("llama-3.1-70b", "1x1xv100-sxm-16gb", plan, Workload(global_batch_size=1, seq_len=512))
+    """405B on one GPU: its states are too large for the host too."""
+    work = Workload(global_batch_size=1, seq_len=512)
+    base = predict("llama-3.1-405b", "1x1xh100-sxm", Plan(schedule=ONE), work)
     given = advice(base)
-    text = " ".join(prediction_text(base, advice=given))
-    fitting = Fitting(base=base, more=lambda: fitting.count < 60)
-    if not given.ways:
-        assert ("use more devices" in text) == given.complete
-        assert not given.complete or not fitting.enough()
+    assert not given.ways and given.complete
+    assert "use more devices" in " ".join(prediction_text(base, advice=given))
+    fitting = Fitting(base=base)
+    assert not fitting.enough() and not fitting.left
+
+
+def test_many_devices_are_given_fewer_tries_and_no_verdict() -> None:
+    """What was not looked at is not said to be impossible."""
+    plan = Plan(mesh=Mesh(dp_shard=4096), schedule=ONE)
+    work = Workload(global_batch_size=4096, seq_len=512)
+    given = advice(predict("llama-3.1-405b", "512x8xa100-sxm-40gb", plan, work))
+    assert given.tried <= 60
+    assert given.ways or not given.complete

@@ -1,4 +1,4 @@
-"""What people ask of Gnomon that it does not do, said in a line where it is asked: inference.
+"""What people ask of a command that another one does, said in a line where it is asked: inference.
 
 `not_there(words)` is for what no parser knows, `check(options)` for names of programs that serve. Leaves out spelling
 mistakes, which are the parser's.
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from gnomon.errors import InputError
 
 INFERENCE = (
-    "inference is not predicted: this version is about training steps (pretraining and fine-tuning); prefill, "
-    "decoding, KV caches and serving have no prices yet"
+    "inference servers are predicted by `gnomon predict MODEL --on CLUSTER --serve` (--engine vllm and others); "
+    "all else here is about training steps"
 )
 
 _ASKED = re.compile(r"(serv(e|er|ing)|infer(ence)?|decod(e|ing)|prefill|kv-?cache|ttft|tpot)s?", re.IGNORECASE)
@@ -27,7 +27,7 @@ _SERVERS = re.compile(
 
 
 def not_there(words: Sequence[str]) -> str | None:
-    """The sentence for arguments that no parser knows; None where they ask for nothing that is missing."""
+    """The sentence for arguments that no parser knows; None where they do not ask for inference."""
     names = [part for word in words for part in word.lstrip("-").split("=")]
     return INFERENCE if any(_ASKED.fullmatch(name) or _SERVERS.fullmatch(name) for name in names) else None
 

@@ -205,6 +205,26 @@ def test_mistakes_are_one_line_with_the_files_own_key(
     assert said in error and len(error.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (
+            "deepspeed --module openrlhf.cli.train_sft --per_device_train_batch_size 1 --model.model_name_or_path x",
+            None,
+        ),
+        ("torchrun -m verl.trainer.fsdp_sft_trainer data.train_batch_size=8", None),
+        ("python fastchat/train/train_mem.py --model_max_length 512 --per_device_train_batch_size 1", "transformers"),
+        ("trl dpo --model_name_or_path x --per_device_train_batch_size 1", "trl"),
+        ("python -m swift.cli.sft --model x --per_device_train_batch_size 1", "swift"),
+        ("python pretrain_gpt.py --micro-batch-size 1 --num-layers 2", "megatron"),
+    ],
+)
+def test_a_command_is_of_one_program_at_most(tmp_path: Path, command: str, expected: str | None) -> None:
+    (tmp_path / "run.sh").write_text(command)
+    program = programs.recognised(tmp_path / "run.sh")
+    assert expected is None or program is not None and program.name == expected
+
+
 def test_a_stage_is_read_from_the_name_with_what_it_keeps_on_the_host(tmp_path: Path) -> None:
     def optimizer(name: str) -> tuple[int, bool, bool]:
         found = from_yaml(tmp_path, "llama-factory", FACTORY.replace("ds_z3_offload_config.json", name)).plan.optimizer

@@ -65,7 +65,7 @@ STAGES = {
 CORE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
 
 
-PROGRAMS = frozenset("llamafactory-cli lmf train_bash llamafactory train_sft train_dpo".split())
+PROGRAMS = frozenset("llamafactory-cli lmf train_bash llamafactory".split())
 """Programs of LLaMA-Factory; `train.py` is one where its flags are."""
 
 OWN_FLAGS = ("finetuning_type", "cutoff_len", "stage", "dataset_dir")

@@ -63,6 +63,8 @@ def _wanted(launch: Launch) -> bool:
 def _task(launch: Launch) -> str:
     """Name of TRL's script that a command starts; empty where it starts another."""
     name = program_name(launch.program)
+    if launch.program.startswith(("swift.", "verl.", "openrlhf.")) or "swift/" in launch.program:
+        return ""  # scripts of the same names
     if name == "trl":
         return launch.options[0] if launch.options else ""
     return name if name in PROGRAMS else ""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
+from types import ModuleType
 
 import pytest
 
@@ -134,3 +137,11 @@ def test_inference_is_pointed_to(words: tuple[str, ...], capsys: pytest.CaptureF
 def test_a_price_of_other_devices_is_not_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("plan", "gpt2", "--on", "8xh100-pcie", "--global-batch", "8", "--price", "h100-sxm=2")
     assert "--price gives that of h100-sxm-80gb, and the machines are h100-pcie-80gb" in refused(capsys, *asked)
+
+
+def test_no_name_of_the_package_is_that_of_a_commands_module() -> None:
+    """A module that is loaded later would take its place."""
+    package = import_module("gnomon.cli")
+    modules = {module.name for module in iter_modules(package.__path__)}
+    for name in modules & set(vars(package)):
+        assert isinstance(vars(package)[name], ModuleType), name

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from shutil import get_terminal_size
 
 from gnomon import orders
-from gnomon.cli.missing import check
+from gnomon.cli.missing import refuse_servers
 from gnomon.cli.options import parser
 from gnomon.cli.terminal import broken
 from gnomon.errors import GnomonError
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _failed("gnomon: interrupted", INTERRUPTED)
     try:
-        check(options)
+        refuse_servers(options)
         # By name, so that `gnomon --help` does not load numpy and the models.
         command: Callable[[object], int] = load_late(f"gnomon.cli.{options.command}:run")
         with _as_wide_as_the_terminal():

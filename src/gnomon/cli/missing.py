@@ -1,6 +1,6 @@
 """What people ask of a command that another one does, said in a line where it is asked: inference.
 
-`not_there(words)` is for what no parser knows, `check(options)` for names of programs that serve. Leaves out spelling
+`not_there(words)` is for what no parser knows, `refuse_servers(options)` for names of programs that serve. Leaves out spelling
 mistakes, which are the parser's.
 """
 
@@ -32,7 +32,7 @@ def not_there(words: Sequence[str]) -> str | None:
     return INFERENCE if any(_ASKED.fullmatch(name) or _SERVERS.fullmatch(name) for name in names) else None
 
 
-def check(options: argparse.Namespace) -> None:
+def refuse_servers(options: argparse.Namespace) -> None:
     """InputError where a program that serves is to run the job, or its file is to be read."""
     source = getattr(options, "source", None)
     for option, name in (("--stack", getattr(options, "stack", None)), ("--from", source[0] if source else None)):

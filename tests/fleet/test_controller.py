@@ -204,7 +204,7 @@ def test_policies_that_share_devices_are_refused(tmp_path: Path) -> None:
         except InputError as error:
             assert "share devices" in str(error)
             refused.add(known.name)
-    assert refused == {"gandiva", "cognn", "qos", "federated", "elastic-batch"}
+    assert refused == {"gandiva", "cognn", "qos", "federated", "fgd", "elastic-batch"}
 
 
 @pytest.mark.parametrize("name", ["fifo", "backfill", "srtf", "las", "tiresias", "optimus", "pollux", "sia", "lyra"])

@@ -142,7 +142,7 @@ def test_pai(head: str) -> None:
     assert trace.format == "pai"
     assert jobs(trace) == [("j1", 0.0, 100.0, 1), ("j2", 10.0, 240.0, 8)]
     assert [row.reason.split(" ", 2)[2] for row in trace.left_out] == [
-        "uses a part of a GPU", "uses parts of several GPUs", "still runs", "uses no GPU",
+        "uses a part of a GPU (--gpu-sharing)", "uses parts of several GPUs", "still runs", "uses no GPU",
     ]  # fmt: skip
     shared = read(head + PAI, parts=True)
     assert [(job.id, job.share) for job in shared.jobs] == [("j1", 1.0), ("j2", 1.0), ("j3", 0.25)]

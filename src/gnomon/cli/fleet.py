@@ -73,7 +73,7 @@ def as_json(what: Asked, results: Sequence[Result]) -> dict[str, object]:
         "jobs": len(what.trace.jobs),
         "left_out": [{"line": row.line, "reason": row.reason} for row in what.trace.left_out],
         "cluster": what.machines.text,
-        "devices": what.machines.devices,
+        "devices": what.machines.devices // what.machines.unit,
         "notes": list(what.notes),
         "policies": [
             {"policy": result.policy, **result.figures(), "device_s": dict(result.device_s)} for result in results

@@ -19,7 +19,7 @@ from gnomon.fleet.machines import Machines, machines, without_larger
 from gnomon.fleet.points import Measured, Points, of_pools, read_pairs, read_points
 from gnomon.fleet.predicted import Predicted, Predictions
 from gnomon.fleet.rules import Failure, Rules
-from gnomon.fleet.scenario import DAY_S, random_failures, read_demand, repeated, with_elastic
+from gnomon.fleet.scenario import DAY_S, in_parts, random_failures, read_demand, repeated, with_elastic
 from gnomon.fleet.traces import Reading, nothing_known, read_trace
 from gnomon.fleet.traces.tables import Duration
 
@@ -57,6 +57,7 @@ def asked(options: argparse.Namespace, *, record: bool = False, on: str | None =
         format=options.format or "",
         workload=options.workload,
         skip_bad=options.skip_bad,
+        parts=options.gpu_sharing,
         duration=duration,
         step_s=lambda job: _step_s(predictions, job),
     )
@@ -64,7 +65,11 @@ def asked(options: argparse.Namespace, *, record: bool = False, on: str | None =
     if options.start_day or options.days is not None:
         start = options.start_day * DAY_S
         trace = between(trace, start, start + options.days * DAY_S if options.days is not None else float("inf"))
-    cluster = machines(on or options.on, inference=options.inference or "", mig=options.mig)
+    cluster = machines(on or options.on, inference=options.inference or "", mig=options.mig, parts=options.gpu_sharing)
+    if options.gpu_sharing:
+        if options.mig or options.inference or options.elastic or known is not None:
+            raise InputError("--gpu-sharing is for itself: leave --mig, --inference, --elastic and --points out")
+        trace = in_parts(trace)
     notes = [*trace.notes, *points_notes]
     if trace.left_out:
         notes.append(_left_out(trace))

@@ -229,6 +229,7 @@ def _rule_options(parser: argparse.ArgumentParser) -> None:
     rules.add_argument("--inference", type=some, metavar="CLUSTER", help="more machines, which serve inference first")
     rules.add_argument("--demand", type=some, metavar="FILE", help="its load: bin_start_s,relative_load (0 to 1)")
     rules.add_argument("--headroom", type=number_from(0, 1), default=0.0, metavar="SHARE", help="kept free for it; 0")
+    rules.add_argument("--gpu-sharing", action="store_true", help="jobs on parts of a device are played too (fgd)")
     rules.add_argument("--mig", action="store_true", help="devices are cut into MIG slices")
     rules.add_argument("--pack", action="store_true", help="a job takes as few nodes as it can, or waits")
     rules.add_argument(

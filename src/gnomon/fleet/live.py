@@ -63,7 +63,7 @@ class Controller:
         self.processes = LocalProcesses(self.folder)
         self.machines = Machines((Pool(name="local", device="cpu-process", nodes=1, per_node=self.devices),))
         self.forecasts = TaskForecasts({task.job.id: task for task in self.tasks}, Curve(self.machines))
-        if self.policy.slices or self.policy.shares:
+        if self.policy.slices or self.policy.shares or self.policy.parts:
             raise InputError(
                 f"policy {self.policy.name} has jobs share devices, which is not done live; choose another --policy"
             )

@@ -19,6 +19,8 @@ from gnomon.hardware.specs import parse_cluster
 
 Memory = Callable[[Job, int], float]
 """(job, devices) -> bytes that it takes of each of them; 0 where it is not known."""
+PARTS = 1000
+"""Parts of a device that jobs share."""
 SLICES = 7
 """Compute slices of a device in MIG mode."""
 
@@ -39,6 +41,8 @@ class Pool:
     """Work a second of a device, relative to the device that the trace was measured on."""
     serves: bool = False
     """Whether inference has the first claim on its nodes, so that training only borrows them."""
+    hosted: int = 0
+    """Devices of a machine, where a node is one device and a device one of its PARTS; 0 where a node is a machine."""
     mig: bool = False
     """Whether a node is one device in MIG mode, and a device one of its compute slices."""
 
@@ -83,6 +87,11 @@ class Machines:
         """Relative speed of every node's devices."""
         return tuple(pool.speed for pool in self.pools for _ in range(pool.nodes))
 
+    @property
+    def unit(self) -> int:
+        """Of how many parts a device is made that jobs are counted in."""
+        return PARTS if any(pool.hosted for pool in self.pools) else 1
+
     def nodes_of(self, pool: int) -> range:
         """Numbers of a pool's nodes."""
         first = sum(earlier.nodes for earlier in self.pools[:pool])
@@ -97,7 +106,8 @@ class Machines:
     def text(self) -> str:
         """`100 x 8 v100-sxm-32gb + 20 x 8 t4 (inference)`."""
         return " + ".join(
-            f"{pool.nodes:,} x {'MIG ' if pool.mig else f'{pool.per_node} '}{pool.device}"
+            f"{pool.nodes // max(pool.hosted, 1):,} x "
+            f"{'MIG ' if pool.mig else f'{pool.hosted or pool.per_node} '}{pool.device}"
             f"{' (inference)' if pool.serves else ''}"
             for pool in self.pools
         )
@@ -109,15 +119,18 @@ def _memory_bytes(device: str) -> float:
     return math.inf if known is None else float(known.memory_bytes)
 
 
-def machines(spec: str, *, inference: str = "", mig: bool = False, measured_on: str = "") -> Machines:
+def machines(
+    spec: str, *, inference: str = "", mig: bool = False, parts: bool = False, measured_on: str = ""
+) -> Machines:
     """Pools that a spec names.
 
     spec: as `--on` of every command takes it. inference: more of them, which serve inference first.
-    mig: every device is a node of 7 slices. measured_on: device whose speed is 1; default the first pool's.
+    mig: every device is a node of 7 slices. parts: it is one of PARTS. measured_on: device whose speed is 1; default
+    the first pool's.
     """
-    parts = [(spec, False)] + ([(inference, True)] if inference else [])
+    specs = [(spec, False)] + ([(inference, True)] if inference else [])
     groups: list[tuple[str, Device, int, int, bool]] = []
-    for text, serves in parts:
+    for text, serves in specs:
         for group in parse_cluster(text).groups:
             groups.append((text, group.node.device, group.count, group.node.count, serves))
     reference = catalogue.device(measured_on) if measured_on else groups[0][1]
@@ -125,8 +138,9 @@ def machines(spec: str, *, inference: str = "", mig: bool = False, measured_on: 
         Pool(
             name="inference" if serves else "training",
             device=device.name,
-            nodes=count * (per_node if mig and not serves else 1),
-            per_node=SLICES if mig and not serves else per_node,
+            nodes=count * (per_node if (mig or parts) and not serves else 1),
+            per_node=per_node if serves else SLICES if mig else PARTS if parts else per_node,
+            hosted=per_node if parts and not serves else 0,
             speed=relative_speed(device, reference),
             serves=serves,
             mig=mig and not serves,
@@ -163,8 +177,9 @@ def check_fits(trace: Trace, cluster: Machines, memory: Memory) -> None:
     large = [job for job in trace.jobs if job.fewest > whole]
     if large:
         raise InputError(
-            f"{trace.name}: {_lines(large)}: job {large[0].id!r} needs {large[0].fewest} devices, but {cluster.text} "
-            f"has {whole} to train on; add nodes with --on, or leave such jobs out with --skip-larger"
+            f"{trace.name}: {_lines(large)}: job {large[0].id!r} needs {large[0].fewest // cluster.unit} devices, but "
+            f"{cluster.text} has {whole // cluster.unit} to train on; add nodes with --on, or leave such jobs out with "
+            "--skip-larger"
         )
     other = [job for job in trace.jobs if job.slice and not any(pool.mig for pool in cluster.pools)]
     if other:

@@ -78,6 +78,12 @@ def replay(
         raise InputError(f"policy {policy.name} places jobs on MIG slices only; cut the devices with --mig")
     if any(cut) and not policy.slices:
         raise InputError(f"policy {policy.name} knows no MIG slices; elastic-batch does, or leave --mig out")
+    if policy.parts != (machines.unit > 1):
+        raise InputError(
+            f"policy {policy.name} places jobs on parts of devices only; add --gpu-sharing"
+            if policy.parts
+            else f"policy {policy.name} knows no parts of devices; fgd does, or leave --gpu-sharing out"
+        )
     rules = rules or Rules()
     learned = told.started() if isinstance(told, Learned) else None
     if learned:
@@ -374,8 +380,10 @@ class _Replay:
             "down": self.devices.down_s,
             "idle": self.devices.free_s,
         }
+        device_s = {use: seconds / self.machines.unit for use, seconds in device_s.items()}
         points = np.array(self.points, dtype=np.float64).reshape(-1, 4)
-        series = Series(time_s=points[:, 0], waiting=points[:, 1], busy=points[:, 2], serving=points[:, 3])
+        busy = points[:, 2] / self.machines.unit
+        series = Series(time_s=points[:, 0], waiting=points[:, 1], busy=busy, serving=points[:, 3])
         return Result(
             policy=self.policy.name,
             jobs=self.trace.jobs,

@@ -92,7 +92,7 @@ class Result:
     def figures(self) -> dict[str, float]:
         """What policies are compared by; times in seconds, shares from 0 to 1."""
         jct, wait = self.jct_s, self.waited_s
-        total = self.machines.devices * self.end_s
+        total = self.machines.devices / self.machines.unit * self.end_s
         held = self.device_s["useful"] + self.device_s["lost"] + self.device_s["overhead"]
         return {
             "jct_mean_s": float(jct.mean()),

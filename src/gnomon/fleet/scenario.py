@@ -13,13 +13,27 @@ import numpy as np
 
 from gnomon.errors import InputError
 from gnomon.fleet.job import Trace
-from gnomon.fleet.machines import Machines
+from gnomon.fleet.machines import PARTS, Machines
 from gnomon.fleet.rules import Failure
 from gnomon.fleet.traces.rows import Rows, need
 
 DAY_S = 86400.0
 PEAK_H = 14.0
 """Hour of the day at which a diurnal load is highest."""
+
+
+def in_parts(trace: Trace) -> Trace:
+    """The trace with devices counted in PARTS, for machines whose devices are shared."""
+    jobs = tuple(
+        replace(
+            job,
+            devices=max(round(job.share * PARTS), 1) if job.share < 1 else job.devices * PARTS,
+            min_devices=0,
+            max_devices=0,
+        )
+        for job in trace.jobs
+    )
+    return replace(trace, jobs=jobs)
 
 
 def with_elastic(trace: Trace, share: float, seed: int = 0) -> Trace:

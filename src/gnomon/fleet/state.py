@@ -217,6 +217,8 @@ class Policy:
     """With `order`: a job may start though an earlier one does not fit."""
     slices: bool = False
     """Whether it places jobs on MIG slices, and on nothing else."""
+    parts: bool = False
+    """Whether it places jobs on parts of devices, and on nothing else."""
     shares: bool = False
     """Whether it puts jobs beside others on the same devices."""
     loans: bool = False

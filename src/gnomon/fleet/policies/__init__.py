@@ -10,6 +10,7 @@ from gnomon.fleet.policies.easyscale import EASYSCALE
 from gnomon.fleet.policies.elastic_batch import ELASTIC_BATCH
 from gnomon.fleet.policies.elasticflow import ELASTICFLOW
 from gnomon.fleet.policies.federated import FEDERATED
+from gnomon.fleet.policies.fgd import FGD
 from gnomon.fleet.policies.gavel import GAVEL
 from gnomon.fleet.policies.gavel import VARIANTS as GAVELS
 from gnomon.fleet.policies.lyra import LYRA, VARIANTS
@@ -26,7 +27,7 @@ from gnomon.fleet.state import Policy
 POLICIES = (
     FIFO, BACKFILL, SJF, SRTF, LAS, TIRESIAS, THEMIS, GAVEL, *GAVELS, SHOCKWAVE, ELASTICFLOW, GANDIVA, OPTIMUS,
     POLLUX, SIA, LYRA, *VARIANTS, EASYSCALE, COGNN, QOS,
-    FEDERATED, ELASTIC_BATCH,
+    FEDERATED, FGD, ELASTIC_BATCH,
 )  # fmt: skip
 """All, simplest first."""
 

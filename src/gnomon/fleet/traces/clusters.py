@@ -232,7 +232,7 @@ def openb(rows: Rows, text: str) -> Sequence[Job]:
             rows.problem(line, f"gpu_milli is {row['gpu_milli'].strip()[:32]!r}, not from 1 to 1000")
             continue
         if count == 0 or (milli < 1000 and not rows.parts):
-            rows.leave_out(line, f"pod {name} uses {'no GPU' if count == 0 else 'a part of a GPU'}")
+            rows.leave_out(line, f"pod {name} uses {'no GPU' if count == 0 else 'a part of a GPU (--gpu-sharing)'}")
         elif not row["scheduled_time"].strip():
             rows.leave_out(line, f"pod {name} never started")
         else:

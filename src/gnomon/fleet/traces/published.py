@@ -198,7 +198,7 @@ def _of_tasks(rows: Rows, name: str, group: Sequence[tuple[int, Mapping[str, str
     if parts:
         if len(asked) > 1 or parts[0][0] > 1 or parts[0][1] > 100 or not rows.parts:
             several = "parts of several GPUs" if len(asked) > 1 or parts[0][0] > 1 or parts[0][1] > 100 else ""
-            rows.leave_out(first, f"job {name} uses {several or 'a part of a GPU'}")
+            rows.leave_out(first, f"job {name} uses {several or 'a part of a GPU (--gpu-sharing)'}")
             return None
         share = parts[0][1] / 100
     devices = 1 if parts else round(sum(count * each for count, each, _ in asked) / 100)

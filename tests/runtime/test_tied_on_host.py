@@ -27,11 +27,14 @@ OPTIMIZERS = {
     "parameters there too": replace(HOST, offload_parameters=True),
     "parameters on a disk": replace(HOST, offload_parameters=True, parameter_tier="disk"),
 }
+USUAL = Schedule(num_microbatches=2)
+V = Schedule(name="v_half", virtual_stages=2, placement="v", num_microbatches=2)
+"""Embedding and head on one rank, where no message adds up their gradients."""
 Numbers = tuple[list[float], dict[str, torch.Tensor]]
 
 
-def trained(mesh: Mesh, optimizer: Optimizer) -> Numbers:
-    plan = Plan(mesh=mesh, schedule=Schedule(num_microbatches=2), precision=FP64, optimizer=optimizer)
+def trained(mesh: Mesh, optimizer: Optimizer, schedule: Schedule = USUAL) -> Numbers:
+    plan = Plan(mesh=mesh, schedule=schedule, precision=FP64, optimizer=optimizer)
     with gnomon.prepare(GRAPH, plan, workload=WORKLOAD, seed=3, settings=SETTINGS) as job:
         losses = [job.step(token_ids(step, CONFIG, WORKLOAD)) for step in range(STEPS)]
         return losses, job.state_dict()
@@ -64,13 +67,23 @@ OVER_STAGES = {
     "without clipping": (Mesh(pp=2), Optimizer(clip=False, offload=Offload())),
     "zero 1, without clipping": (Mesh(pp=2, dp_shard=2), Optimizer(zero=1, clip=False, offload=Offload())),
     "zero 3": (Mesh(pp=2, dp_shard=2), HOST),
+    "a V": (Mesh(pp=2), Optimizer(offload=Offload())),
+    "a V, without clipping": (Mesh(pp=2), Optimizer(clip=False, offload=Offload())),
+    "a V, without clipping, zero 1, two tiles": (
+        Mesh(pp=2, dp_shard=2),
+        Optimizer(zero=1, clip=False, offload=Offload(tiles=2)),
+    ),
     "zero 3, parameters there too": (Mesh(pp=2, dp_shard=2), replace(HOST, offload_parameters=True)),
 }
 
 
 def over_stages(ranks: int) -> dict[str, Numbers]:
     torch.set_num_threads(1)
-    return {name: trained(*given) for name, given in OVER_STAGES.items() if given[0].world_size == ranks}
+    return {
+        name: trained(*given, V if name.startswith("a V") else USUAL)
+        for name, given in OVER_STAGES.items()
+        if given[0].world_size == ranks
+    }
 
 
 def test_pipeline_stages_that_hold_them_add_up_their_gradients_before_these_go_down() -> None:

@@ -7,6 +7,8 @@ lost. Returns a Program. Left out: taking stages apart into blocks (`with_blocks
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gnomon.errors import PlanError
 from gnomon.lowering.delayed_update import delay_update
 from gnomon.lowering.fsdp import fully_shard
@@ -66,9 +68,11 @@ def shard_state(
     return delay_update(program) if optimizer.delay else program
 
 
-def moved_to_host(program: Program, optimizer: Optimizer, *, by_layer: bool = False) -> Program:
-    """The Program with updates on the host once gradients are added up, late where the plan says so. by_layer: its
-    stages are layers, of which some may stay."""
+def moved_to_host(
+    program: Program, optimizer: Optimizer, tied: Sequence[Sequence[int]] = (), *, by_layer: bool = False
+) -> Program:
+    """The Program with updates on the host once gradients are added up, late where the plan says so. tied: sets of
+    stages that hold the same parameters. by_layer: its stages are layers, of which some may stay."""
     assert optimizer.offload is not None
     fraction, tiles = optimizer.offload.fraction, optimizer.offload.tiles
     if fraction < 1 and not by_layer:
@@ -78,7 +82,7 @@ def moved_to_host(program: Program, optimizer: Optimizer, *, by_layer: bool = Fa
             f"data-parallel ranks, and under schedule.passes, vocabulary parallelism or composite schedules; use "
             f"fraction = 1, all updates on the host"
         )
-    program = offload_optimizer(program, tiles=tiles or 1, fraction=fraction)
+    program = offload_optimizer(program, tiles=tiles or 1, fraction=fraction, tied=tied)
     return delay_update(program) if optimizer.delay else program
 
 

@@ -239,7 +239,7 @@ def build(given: Outline, *, messages: Messages = "buffered") -> Program:
         rows = _with_reductions(rows, given, unlike=unlike)
     rows = with_optimizer(rows, without=[same for _, same in given.shared])
     optimizer = given.optimizer
-    first = bool(given.zero and given.tied) or bool(given.buckets)  # added up before they go down
+    first = bool(given.tied) or bool(given.buckets)  # added up before they go down
     after = first and optimizer.offload is not None
     late = bool(given.zero or given.layers)  # a pass that divides gradients or stages must come before ranks meet
     if not late:
@@ -264,7 +264,7 @@ def build(given: Outline, *, messages: Messages = "buffered") -> Program:
         rows = with_tensor_sums(Rows.of(program), given.sums, buffer=buffer)
         rows = with_meetings(rows, given.tied, clip=optimizer.clip and not given.stream, buffer=buffer)
         program = rows.like(program)
-    return moved_to_host(program, optimizer, by_layer=bool(given.buckets)) if after else program
+    return moved_to_host(program, optimizer, given.tied, by_layer=bool(given.buckets)) if after else program
 
 
 def compute_rows(plan: Plan, num_microbatches: int) -> Rows:

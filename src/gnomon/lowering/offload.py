@@ -20,14 +20,21 @@ from gnomon.program import BufferClass, Kind, Program, effects, with_buffers, wi
 
 
 def offload_optimizer(
-    program: Program, *, tiles: int | None = None, stages: Collection[int] | None = None, fraction: float = 1.0
+    program: Program,
+    *,
+    tiles: int | None = None,
+    stages: Collection[int] | None = None,
+    fraction: float = 1.0,
+    tied: Sequence[Sequence[int]] = (),
 ) -> Program:
     """The Program with its updates on the host.
 
     tiles: pieces in which each rank's gradients go down and parameters come back, each of neighbouring blocks; None
     is one for each block. stages: blocks whose update moves to the host; None is all (Twin-Flow keeps some on the
     device: best those whose gradients are complete last). fraction: in place of stages, the share of each rank's blocks
-    that moves, at least one: those whose gradients are complete first. PlanError for fewer blocks than tiles.
+    that moves, at least one: those whose gradients are complete first. tied: sets of stages that hold the same
+    parameters, whose gradients are added up before they go: those of one rank go together, after the last of them.
+    PlanError for fewer blocks than tiles.
     """
     require_updates(program, "offload of the optimizer")
     gradient, parameter = update_buffers(by_name(program.kinds)["OPT"])
@@ -42,15 +49,21 @@ def offload_optimizer(
     for rows in rows_of(program):
         ready = last_row(rows, before_update, gradient, *MODIFIES)
         updates = {row.stage: i for i, row in enumerate(rows) if row.kind == "OPT"}
-        first = {*sorted(updates, key=lambda s: ready[s])[: max(1, round(fraction * len(updates)))]}
+        first = set[int]()
+        for unit in units_of(sorted(updates, key=lambda s: ready[s]), tied):
+            ready |= dict.fromkeys(unit, max(ready[stage] for stage in unit))
+            if len(first) < max(1, round(fraction * len(updates))):
+                first.update(unit)
         norm = max((i for i, row in enumerate(rows) if row.kind == "NORM"), default=-1)
         ready = {stage: max(index, norm) for stage, index in ready.items()}  # clipped before it goes
         for index, row in enumerate(rows):  # the new parameter comes when nothing in the step needs the old one
             if row.kind in readers and index < updates.get(row.stage, -1):
                 ready[row.stage] = max(ready[row.stage], index)
         moved = sorted((s for s in updates if s in first and (stages is None or s in stages)), key=lambda s: ready[s])
-        new = Insertions(rows)
-        for tile in tiles_of(moved, len(moved) if tiles is None else tiles):
+        new, units = Insertions(rows), units_of(moved, tied)
+        joined = len(moved) - len(units)  # tied ones, which are in one tile
+        for run in tiles_of(range(len(units)), len(units) if tiles is None else max(1, tiles - joined)):
+            tile = [stage for unit in run for stage in units[unit]]
             for kind in kinds.values():
                 new.after(max(ready[s] for s in tile), bucket(kind, tile))
         listed.append(new.without("OPT", moved))
@@ -66,6 +79,19 @@ def update_buffers(update: Kind) -> tuple[str, str]:
     """(gradient that the update uses up, parameter that it writes)."""
     gradient = next(effect.buffer for effect in update.effects if effect.op == "consume")
     return gradient, next(effect.buffer for effect in update.effects if effect.op == "write")
+
+
+def units_of(stages: Sequence[int], tied: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """The stages, those with the same parameters together: at the place of the last of them."""
+    units = [(stage,) for stage in stages]
+    for held in tied:
+        several = [unit for unit in units if not set(held).isdisjoint(unit)]
+        if len(several) > 1:
+            joined = tuple(stage for unit in several for stage in unit)
+            at = units.index(several[-1])
+            units[at] = joined
+            units = [unit for unit in units if unit not in several[:-1]]
+    return units
 
 
 def tiles_of(stages: Sequence[int], count: int) -> list[tuple[int, ...]]:

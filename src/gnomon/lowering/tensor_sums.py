@@ -82,13 +82,15 @@ def with_tensor_sums(rows: Rows, sums: Sequence[tuple[int, str]], *, buffer: str
 
 
 def _anchors(rows: Rows, buffer: str) -> dict[int, list[int]]:
-    """Stage -> the row, on each rank that updates it, before which its gradient must be whole."""
+    """Stage -> the row, on each rank that updates it, before which its gradient must be whole: the rank's first update,
+    or the norm of all gradients where that is measured already (`streaming`)."""
     anchors: dict[int, list[int]] = {}
     updates = np.flatnonzero(rows.is_kind("OPT"))
+    read = np.flatnonzero(rows.is_kind(*({"OPT", "NORM"} & {kind.name for kind in rows.kinds})))
     classes = rows.rank_class[updates]
     for stage in np.unique(rows.stage[updates]).tolist():
         mine = np.unique(classes[rows.stage[updates] == stage])
-        anchors[stage] = [int(updates[classes == cls][0]) for cls in mine]
+        anchors[stage] = [int(read[rows.rank_class[read] == cls][0]) for cls in mine]
     if not any(kind.name == "D2H" for kind in rows.kinds):
         return anchors
     for row in np.flatnonzero(rows.is_kind("D2H")).tolist():

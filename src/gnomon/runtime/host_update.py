@@ -192,6 +192,8 @@ class HostUpdate:
             yield from self.parts[stage]
 
     def _down(self, stages: Iterable[int]) -> None:
+        if any(self.state.is_tied(stage) for stage in stages):
+            self.state.join_tied()  # what goes down is the sum
         for stage in stages:
             self._finish(stage)  # whose gradient the host still reads
             self.state.wait_for_gradient(stage)

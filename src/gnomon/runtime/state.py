@@ -145,6 +145,10 @@ class State:
         copied = tuple(grad for grad in summed if all(grad is not one for one in chosen))
         self.buffers.start(name, works, sum(grad.nbytes for grad in chosen), unpack, copied)
 
+    def is_tied(self, stage: int) -> bool:
+        """Whether it holds a parameter that another stage holds too."""
+        return any(not held.experts and self.tied & set(held.by_name) for held in self.stages[stage].held)
+
     def join_tied(self, row: Name | None = None) -> None:
         """Gives every stage that holds a tied parameter the sum of all their gradients, once a step: over the stages of
         this rank, and over the communicator `embedding`. Under ZeRO stages cut a parameter into other shards than each
@@ -289,12 +293,15 @@ class State:
 
     def measure_norm(self, stages: Iterable[int]) -> None:
         """NORM: the global gradient norm, and the factor that clips to it."""
-        self.join_tied()
-        terms = list[Tensor]()
-        for number in stages:
+        numbers, terms = tuple(stages), list[Tensor]()
+        down = {n for n in numbers if any(part.grad is not None for part in self.on_host.get(n, ()))}
+        if not down.issuperset(
+            numbers
+        ):  # those that went down were joined before; a delayed norm is of the step before
+            self.join_tied()
+        for number in numbers:
             self.buffers.wait(self._grad_name(number))
-            host = self.on_host.get(number, ())
-            for held in host if any(part.grad is not None for part in host) else self.stages[number].held:
+            for held in self.on_host[number] if number in down else self.stages[number].held:
                 terms.append(squares(held))
         total = summed(terms, self.device)
         group = self.groups.by_comm["norm"]

@@ -4,7 +4,8 @@ Each case is a tiny model of transformers, with random weights in float64 and in
 key from the usual: its values, the key left out, older spellings, keys that other classes know. Our model of the same
 file must give its loss to 1e-9 and gradients to 1e-8, or be refused by name; anything else is a fault. Prints how many
 did, and the faults; writes that to results/config_keys.md. Exits with 1 where there is a fault. One process a share
-(`--share 1/2`), no GPU. Left out: several processes, other dtypes, two keys at once.
+(`--share 1/2`), no GPU. `--train N` trains every N-th of them for three steps beside transformers.
+Left out: several processes, other dtypes, two keys at once.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from runtime import config_keys  # noqa: E402  (the tests run a sample of the same cases)
+from runtime.trained_alike import judge_trained  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "config_keys.md"
 ORDER = ("equal", "refused", "silent", "crash", "theirs")
@@ -52,6 +54,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kinds", nargs="+", default=[], help="model types; default all that run")
     parser.add_argument("--share", default="1/1", metavar="I/N", help="every N-th case from the I-th on")
+    parser.add_argument(
+        "--train", type=int, metavar="N", help="every N-th case and every type as it is: three steps of AdamW instead"
+    )
     parser.add_argument("--record", type=Path, help="write a line of JSON a case, and no table")
     parser.add_argument("--join", type=Path, nargs="+", default=[], help="make the table of these records")
     options = parser.parse_args()
@@ -63,8 +68,10 @@ def main() -> int:
         rows = [json.loads(line) for path in options.join for line in path.read_text().splitlines()]
     else:
         for number, case in enumerate(config_keys.cases(tuple(options.kinds) or tuple(config_keys.RUNNABLE))):
+            if options.train and case.changes and number % options.train:
+                continue
             if number % shares == share - 1:
-                verdict = config_keys.judge(case)
+                verdict = judge_trained(case) if options.train else config_keys.judge(case)
                 rows.append({"kind": case.kind, "case": str(case), "what": verdict.what, "why": verdict.message})
     faults = [row for row in rows if row["what"] in ("silent", "crash")]
     for row in faults:
@@ -72,7 +79,7 @@ def main() -> int:
     print(table(rows))
     if options.record is not None:
         options.record.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    elif not options.kinds and shares == 1:
+    elif not (options.kinds or options.train) and shares == 1:
         date = datetime.now(UTC).date().isoformat()
         RESULTS.write_text(
             "# Keys of config.json at unusual values, beside transformers\n\n"

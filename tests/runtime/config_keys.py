@@ -293,7 +293,6 @@ def base(kind: str) -> dict[str, Any]:
     values |= {key: 0.0 for key, value in _defaults(kind).items() if _is_dropout(key, value)}
     more = {"deepseek_v3": {"routed_scaling_factor": 2.5}, "nemotron_h": {"num_experts_per_tok": 2}}
     more |= {
-        "mpt": {"attn_config": {"attn_pdrop": 0.0}},
         "dots1": {"norm_topk_prob": False},
         **{kind: {"decoder_start_token_id": 0} for kind in SEQ2SEQ},
     }
@@ -395,7 +394,7 @@ def _read(text: str) -> Runnable | Verdict:
 def _judge(kind: str, raw: Mapping[str, Any], top: Path) -> Verdict:
     read = [_read(json.dumps(raw))]
     try:
-        config = _class(kind).from_dict(copy.deepcopy(dict(raw)))
+        config = config_of(kind, raw)
         saved = config.to_json_string()
     except Exception as error:  # whatever their validation raises
         if not isinstance(read[0], Runnable):
@@ -440,28 +439,39 @@ def _without_dropout(config: Any, values: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def config_of(kind: str, raw: Mapping[str, Any]) -> Any:
+    """transformers' config of a file."""
+    return _class(kind).from_dict(copy.deepcopy(dict(raw)))
+
+
+def their_model(kind: str, config: Any) -> Any:
+    """transformers' model in float64, in train mode, with random weights everywhere: norms and biases too."""
+    import transformers
+
+    auto: Any = transformers.AutoModelForCausalLM
+    if kind in MASKED:
+        auto = transformers.AutoModelForMaskedLM
+    elif kind in SEQ2SEQ:
+        auto = transformers.AutoModelForSeq2SeqLM
+    elif kind == "vit":
+        auto = transformers.AutoModelForImageClassification
+    config._experts_implementation = "eager"
+    torch.manual_seed(0)
+    model = auto.from_config(config, attn_implementation="eager").to(torch.float64).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        for name, buffer in model.named_buffers():
+            if "correction_bias" in name:
+                buffer.add_(torch.randn_like(buffer) * 0.1)
+    return model
+
+
 class _Theirs:
     """transformers' model: its loss and gradients, its weights and their gradients as folders."""
 
     def __init__(self, kind: str, config: Any, raw: Mapping[str, Any], top: Path) -> None:
-        import transformers
-
-        auto: Any = transformers.AutoModelForCausalLM
-        if kind in MASKED:
-            auto = transformers.AutoModelForMaskedLM
-        elif kind in SEQ2SEQ:
-            auto = transformers.AutoModelForSeq2SeqLM
-        elif kind == "vit":
-            auto = transformers.AutoModelForImageClassification
-        config._experts_implementation = "eager"
-        torch.manual_seed(0)
-        model = auto.from_config(config, attn_implementation="eager").to(torch.float64).train()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-            for name, buffer in model.named_buffers():
-                if "correction_bias" in name:
-                    buffer.add_(torch.randn_like(buffer) * 0.1)
+        model = their_model(kind, config)
         vocab = raw.get("vocab_size", 96)
         generator = torch.Generator().manual_seed(1)
         ids = torch.randint(3, vocab, (SEQUENCES, TOKENS), generator=generator)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +12,11 @@ import pytest
 pytest.importorskip("transformers")
 
 from runtime.config_keys import ABSENT, YARN, Case, base, cases, judge
+from runtime.trained_alike import LIMIT, PLAN, trained
 
 from gnomon.errors import GnomonError
 from gnomon.formats.huggingface.runnable import read_runnable
+from gnomon.plans import Saved, Schedule
 
 pytestmark = pytest.mark.torch
 
@@ -89,3 +93,43 @@ def test_what_is_left_out_is_said() -> None:
     assert any("attn_pdrop=0.2" in note for note in read_runnable(json.dumps(values), "it").notes)
     values = base("llama") | {"model_type": "llama", "layer_norm_eps": 0.2}
     assert any("layer_norm_eps: its class" in note for note in read_runnable(json.dumps(values), "it").notes)
+
+
+TRAINED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("llama", {}),
+    ("llama", {"rope_parameters": YARN, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ("olmo2", {"attention_bias": True}),
+    ("gpt2", {"pad_token_id": None}),
+    ("gpt_oss", {"swiglu_limit": 0.5}),
+    ("mixtral", {"num_experts_per_tok": 1}),
+    ("granite", {"residual_multiplier": 0.5, "logits_scaling": 3.0}),
+    ("mamba2", {"time_step_limit": [0.0, 0.5]}),
+    ("bert", {}),
+    ("t5", {"feed_forward_proj": "gated-gelu"}),
+    ("vit", {}),
+)
+
+
+@pytest.mark.parametrize(("kind", "changes"), TRAINED, ids=str)
+def test_three_steps_of_adamw_are_those_of_transformers(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """Two groups of parameters, clipped, rows with padding, labels of -100, microbatches of unequal labels."""
+    apart = trained(Case(kind=kind, changes=changes), tmp_path)
+    assert apart.worst < LIMIT, apart
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral"])
+def test_packed_rows_train_as_in_transformers(kind: str, tmp_path: Path) -> None:
+    apart = trained(Case(kind=kind, changes={}), tmp_path, packed=True)
+    assert apart.worst < LIMIT, apart
+
+
+PLANS = {
+    "every layer recomputed": replace(PLAN, saved=Saved(preset="full")),
+    "four microbatches": replace(PLAN, schedule=Schedule(num_microbatches=4)),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_plans_train_as_transformers_does(plan: str, tmp_path: Path) -> None:
+    apart = trained(Case(kind="olmo2", changes={}), tmp_path, plan=PLANS[plan])
+    assert apart.worst < LIMIT, apart

@@ -120,7 +120,7 @@ def _nemotron_h(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.ignore(
         "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group", "moe_shared_expert_overlap", *STEP_KEYS
     )
-    balance_loss(k, wanted, notes)
+    balance_loss(k, wanted, notes, known=False)
     k.ignore(
         "mtp_hybrid_override_pattern",
         "mtp_layers_block_type",

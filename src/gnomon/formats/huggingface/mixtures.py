@@ -115,7 +115,7 @@ def _deepseek_v2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
         "max_position_embeddings", "pretraining_tp", "aux_loss_alpha", "seq_aux", "ep_size", "head_dim", "qk_head_dim"
     )
     k.ignore("n_group", "topk_group", *ROUTER_KEYS)
-    balance_loss(k, wanted, notes)
+    balance_loss(k, wanted, notes, known=False)
     config = replace(
         deepseek_of(k, wanted, name, num_dense_layers=k.integer("first_k_dense_replace", 0, least=0)),
         num_groups=k.integer("n_group") if grouped else 1,
@@ -155,7 +155,7 @@ def _glm4_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "partial_rotary_factor", *ROUTER_KEYS)
-    balance_loss(k, wanted, notes)
+    balance_loss(k, wanted, notes, known=False)
     if predicted := k.raw("num_nextn_predict_layers"):
         notes.append(f"num_nextn_predict_layers={predicted}: the multi-token prediction module is left out")
     expert = k.integer("moe_intermediate_size")

@@ -134,9 +134,13 @@ def factor(k: Keys, wanted: Wanted, key: str) -> float:
     return value if wanted.complete else 0.0
 
 
-def balance_loss(k: Keys, wanted: Wanted, notes: Notes) -> None:
-    """The loss of transformers that keeps experts evenly loaded, which it adds where output_router_logits is on."""
-    only(k, wanted, "output_router_logits", False)
+def balance_loss(k: Keys, wanted: Wanted, notes: Notes, *, known: bool = True) -> None:
+    """The loss of transformers that keeps experts evenly loaded, which it adds where output_router_logits is on. known:
+    whether its class has one."""
+    if known:
+        only(k, wanted, "output_router_logits", False)
+    else:
+        k.ignore("output_router_logits")
     given = k.raw("router_aux_loss_coef")
     if wanted.complete and given:
         notes.append(f"router_aux_loss_coef={given} is left out: no loss that balances experts is trained")

@@ -57,17 +57,19 @@ def easy(state: State, forecasts: Forecasts) -> Sequence[Decision]:
     if not any(state.free):
         return ()
     free = list(state.free)
-    out: list[Decision] = []
-    ends = [(_end_s(state, forecasts, active), active.allocation) for active in state.running]
+    started: list[tuple[Active, Allocation]] = []
+    behind: list[Decision] = []
     for place, head in enumerate(state.queue):
         allocation = fit(state, forecasts, free, head.job, head.job.devices)
         if allocation is None:
-            return [*out, *_behind(state, forecasts, free, state.queue[place:], ends)]
+            ends = [(_end_s(state, forecasts, active), active.allocation) for active in state.running]
+            # What starts now is as sure to end as what runs: the reservation counts on both.
+            ends += [(_end_if_started_s(state, forecasts, active, held), held) for active, held in started]
+            behind = _behind(state, forecasts, free, state.queue[place:], ends)
+            break
         take(free, allocation)
-        # What starts now is as sure to end as what runs: the reservation counts on both.
-        ends.append((_end_if_started_s(state, forecasts, head, allocation), allocation))
-        out.append(Decision(head.job.id, allocation))
-    return out
+        started.append((head, allocation))
+    return [*(Decision(active.job.id, held) for active, held in started), *behind]
 
 
 def _end_s(state: State, forecasts: Forecasts, active: Active) -> float:
@@ -105,6 +107,8 @@ def _behind(
 ) -> list[Decision]:  # fmt: skip
     """What may start past the head of a queue."""
     head, *others = queue
+    if not any(free):
+        return []
     shadow, reserved, then = _reservation(state, forecasts, free, head, ends)
     out = []
     for active in others:

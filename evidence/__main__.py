@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from evidence import constants, validate
+from evidence import constants, inference, validate
 from gnomon.cli.terminal import print_lines
 from gnomon.errors import GnomonError
 
@@ -37,6 +37,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rows", metavar="OUT.csv", help="write every row's prediction, or why there is none")
     made.add_argument("--workers", type=int, metavar="N", help="processes; default the machine's cores, at most 8")
     made.add_argument("--json", action="store_true", help="for programs")
+    served = commands.add_parser("inference", help="the same of published runs of inference servers")
+    served.add_argument("table", metavar="RUNS.csv", help="measured runs")
+    served.add_argument("--family", metavar="NAME", help="only rows of this family")
+    served.add_argument("--every", type=int, default=1, metavar="N", help="only each n-th row, for a quick look")
     commands.add_parser("constants", help="every number that was fitted to whole jobs, and their count")
     return top
 
@@ -47,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parser().parse_args(argv)
         if options.command == "validate":
             return validate.run(options)
+        if options.command == "inference":
+            print_lines(inference.table(options.table, options.family, max(1, options.every)))
+            return 0
         print_lines(constants.text())
         return 0
     except GnomonError as error:

@@ -263,9 +263,9 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def defaults(command: str) -> argparse.Namespace:
-    """What a command's options are when none is given."""
-    return parser().parse_args([command])
+def defaults(*arguments: str) -> argparse.Namespace:
+    """What a command's options are when only these are given."""
+    return parser().parse_args(arguments)
 
 
 class _Parser(argparse.ArgumentParser):

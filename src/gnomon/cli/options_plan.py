@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 
 from gnomon import orders
+from gnomon.cli.options_serve import serve_options
 from gnomon.cli.values import at_most, count, lengths, named_size, new_file, number_from, some, tokens
 
 SHOWN = 5
@@ -175,6 +176,7 @@ def add_local_option(parser: argparse._ActionsContainer) -> None:
 
 def plan_options(parser: argparse.ArgumentParser) -> None:
     """All options of `gnomon plan`."""
+    serve_options(parser)
     parser.add_argument("model", metavar="MODEL", help="name, config.json or its folder")
     parser.add_argument(
         "--on", type=some, required=True, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm or local"

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gnomon.cli.budget import ONE, Budget, Covered
+from gnomon.cli.options import defaults
 from gnomon.cli.options_plan import SHOWN
+from gnomon.cli.options_serve import refuse_others
 from gnomon.cli.plan_asked import Asked
 from gnomon.cli.plan_file import plan_file
 from gnomon.cli.plan_goals import answer, is_asked, varied_machines
@@ -26,6 +28,7 @@ from gnomon.errors import InputError
 from gnomon.hardware import Cluster, parse_prices, rent
 from gnomon.hardware.kinds import is_mixed
 from gnomon.hardware.rent import ANY
+from gnomon.late import load_late
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
 from gnomon.plans import PlanFile, Saved, save_plan_file
 from gnomon.prediction.predict import PLAIN_STACK
@@ -47,6 +50,10 @@ from gnomon.software import own
 
 def run(options: argparse.Namespace) -> int:
     """Search, print, write."""
+    refuse_others(options, defaults("plan", "llama-mini", "--on", "h100-sxm"))
+    if options.serve:
+        status: int = load_late("gnomon.cli.plan_serve:run")(options)
+        return status
     asked = Asked.read(options)
     mixed = is_mixed(asked.machines)
     if options.mtbf is not None and (mixed or options.lengths or options.try_ or is_asked(options)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gnomon.cli.models import read_model
 from gnomon.cli.terminal import print_json, print_lines
@@ -115,7 +116,8 @@ def read(options: argparse.Namespace) -> Asked:
     assumed: list[str] = []
     if options.model is None:
         raise InputError("no model; give a name (`gnomon catalogue models`) or a config.json")
-    graph, notes = read_model(options.model, settings=dict(options.settings or ()), strict=options.strict)
+    settings = dict(getattr(options, "settings", None) or ())
+    graph, notes = read_model(options.model, settings=settings, strict=bool(getattr(options, "strict", False)))
     assumed += notes
     if options.on is None:
         raise InputError("no machines; give --on CLUSTER, as in 4xh100-sxm")
@@ -176,7 +178,7 @@ def read_load(options: argparse.Namespace, assumed: list[str]) -> Load:
         extra = [n for n in ("input_len", "output_len", "burst", "spread") if getattr(options, n) is not None]
         if extra:
             raise InputError(f"--{extra[0].replace('_', '-')} and --requests both say what comes in; use one of them")
-        text, _ = read_source(options.requests)
+        text, _ = read_source(Path(options.requests))
         load = from_csv(text, source=str(options.requests), concurrency=options.concurrency)
         if options.num_requests is not None:
             load = replace(load, requests=load.requests[: options.num_requests])
@@ -205,8 +207,8 @@ def read_load(options: argparse.Namespace, assumed: list[str]) -> Load:
 
 
 def _serving(options: argparse.Namespace, graph: Graph, cluster: Cluster, load: Load, assumed: list[str]) -> Serving:
-    pp, dp = options.pp or 1, options.dp or 1
-    tp, replicas = options.tp, options.replicas
+    pp, dp = getattr(options, "pp", None) or 1, options.dp or 1
+    tp, replicas = getattr(options, "tp", None), options.replicas
     devices = cluster.num_devices
     if tp is None:
         tp = max(1, devices // (pp * dp * (replicas or 1)))
@@ -228,7 +230,7 @@ def _serving(options: argparse.Namespace, graph: Graph, cluster: Cluster, load: 
         tp=tp,
         pp=pp,
         dp=dp,
-        ep=options.ep or (tp * dp if dp > 1 else 1),
+        ep=getattr(options, "ep", None) or (tp * dp if dp > 1 else 1),
         replicas=replicas,
         weights=weights,
         kv=options.kv or "bf16",

@@ -266,6 +266,12 @@ class IterationPrice:
             self._decode_memo[decodes] = known
         return known
 
+    def least_decode_ticks(self, decodes: int) -> int:
+        """Ticks that no iteration with so many decodes falls under: one key each, no padding, no prompts."""
+        device = self._body[decodes] + self._heads[decodes] + self._base + self._each * decodes
+        host = self._host + self._host_each * decodes
+        return max(device, host) if self.engine.host_overlap else device + host
+
     def _floor_of(self, decodes: int) -> int:
         """Ticks that the host needs at least: its work of a step, and launches outside graphs."""
         host = self._host + self._host_each * decodes

@@ -1,0 +1,120 @@
+"""`gnomon plan MODEL --serve`: the layout of an inference server that makes the most tokens under targets.
+
+`run(options)` prints the best, the front of throughput against TPOT and why others are out, writes `-o FILE` and
+returns 0; 1 if no candidate meets the targets. Leaves out training (`plan`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from gnomon import schema
+from gnomon.cli.serve import Asked, read
+from gnomon.cli.terminal import print_json, print_lines
+from gnomon.errors import InputError
+from gnomon.hardware import rent
+from gnomon.report.tables import wrapped
+from gnomon.serving.file import ServeFile
+from gnomon.serving.forecast import Target
+from gnomon.serving.space import Choice, Found, best, space
+from gnomon.units import show_seconds
+
+
+def run(options: argparse.Namespace) -> int:
+    """Search and print."""
+    axes = [name for name in ("tp", "pp", "ep", "dp", "replicas") if getattr(options, name, None) is not None]
+    if axes:
+        raise InputError(
+            f"--{axes[0]} is what gnomon plan --serve chooses; leave it out, or use gnomon predict --serve"
+        )
+    asked = read(options)
+    widths = (asked.serving.weights,) if options.weights else tuple(dict.fromkeys((asked.serving.weights, "fp8")))
+    experts = any(op.kind == "grouped_linear" for block in asked.graph.blocks for op in block.ops)
+    candidates = space(
+        asked.cluster,
+        [asked.engine],
+        asked.serving.max_model_len,
+        weights=widths,
+        kv=(asked.serving.kv,),
+        max_seqs=(asked.engine.max_seqs,) if options.max_num_seqs else (64, 256, asked.engine.max_seqs),
+        budgets=(asked.engine.max_batched_tokens,) if options.max_num_batched_tokens else (2048, 8192),
+        experts=experts,
+    )
+    target = asked.target or Target(ttft_s=None, tpot_s=None)
+    found = best(asked.graph, asked.cluster, candidates, asked.load, target)
+    if options.json:
+        print_json(_mapping(found))
+    else:
+        print_lines(_text(asked, found, options))
+    if found.best is not None and options.output is not None:
+        chosen = found.best.candidate
+        schema.save_file(ServeFile.of(options.model, asked.cluster.name, chosen.serving, chosen.engine), options.output)
+    return 0 if found.best is not None else 1
+
+
+def _row(choice: Choice) -> str:
+    s, e, f = choice.candidate.serving, choice.candidate.engine, choice.forecast
+    axes = " ".join(f"{n}={getattr(s, n)}" for n in ("tp", "pp", "dp", "ep", "replicas") if getattr(s, n) > 1) or "1"
+    return (
+        f"  {axes:24}{s.weights:10}{e.max_seqs:>6}{e.max_batched_tokens:>7}"
+        f"{show_seconds(f.ttft.p50):>10}{show_seconds(f.tpot.p50):>10}{choice.value:>12,.0f}"
+    )
+
+
+def _text(asked: Asked, found: Found, options: argparse.Namespace) -> Iterator[str]:
+    yield (
+        f"{asked.graph.name} served by {asked.engine.name} on {asked.cluster.name}: {found.size} candidates, "
+        f"{found.played} played, {found.bounded} bounded, {sum(n for _, n in found.refused)} refused"
+    )
+    yield ""
+    yield f"  {'axes':24}{'weights':10}{'seqs':>6}{'budget':>7}{'TTFT p50':>10}{'TPOT p50':>10}{'tokens/s/dev':>12}"
+    if found.best is None:
+        yield "  no candidate meets the targets; the fastest of each kind are below"
+    else:
+        yield _row(found.best)
+        paid = rent(asked.cluster)
+        if paid is not None:
+            rate = found.best.forecast.output_tokens_per_s
+            share = found.best.forecast.devices / asked.cluster.num_devices
+            cost = paid.dollars_per_hour * share / 3600 / rate * 1e6
+            yield f"  ${cost:.2f} a million output tokens"
+    yield ""
+    yield "front of those played: more tokens a device, or less time a token"
+    for choice in found.front:
+        yield _row(choice)
+    if found.refused:
+        yield ""
+        yield "not served"
+        for reason, count in found.refused[:6]:
+            yield from wrapped(f"{count}: {reason}", bullet="- ")
+    yield ""
+    yield "assumed"
+    for note in asked.assumed:
+        if not note.startswith(("tp not", "replicas not")):
+            yield from wrapped(note, bullet="- ")
+    if options.output is not None and found.best is not None:
+        yield ""
+        yield f"written: {options.output}"
+
+
+def _mapping(found: Found) -> dict[str, object]:
+    def one(choice: Choice) -> dict[str, object]:
+        held = choice.forecast.to_mapping()
+        del held["over_time"]
+        record = choice.candidate.engine
+        return {
+            "max_num_seqs": record.max_seqs,
+            "max_num_batched_tokens": record.max_batched_tokens,
+            "meets": choice.meets,
+            **held,
+        }
+
+    return {
+        "candidates": found.size,
+        "played": found.played,
+        "bounded": found.bounded,
+        "refused": dict(found.refused),
+        "best": None if found.best is None else one(found.best),
+        "front": [one(choice) for choice in found.front],
+    }

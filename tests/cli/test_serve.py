@@ -1,0 +1,68 @@
+"""`--serve` from the command line: one clear line for what is wrong, a forecast or a refusal for what is right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gnomon.cli import main
+
+ALWAYS = ["predict", "llama-3.1-8b", "--serve", "--on", "h100-sxm"]
+LENGTHS = ["--input-len", "200", "--output-len", "20"]
+
+
+def test_a_forecast_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ALWAYS, *LENGTHS, "--concurrency", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ttft"]["p50_s"] >= found["queue"]["p50_s"]
+    assert found["engine"] == "vllm" and any("engine not given" in note for note in found["assumptions"])
+
+
+def test_a_refusal_says_what_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "llama-3.1-70b", "--serve", "--on", "h100-sxm", *LENGTHS, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["starts"] and [way["change"] for way in found["helps"]] == ["int4-wo weights", "fp8 weights"]
+
+
+def test_a_trace_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_len,output_len\n0,100,5\n1,50,3\n")
+    assert main([*ALWAYS, "--requests", str(trace), "--ttft", "500ms"]) == 0
+    assert "goodput       100.0%" in capsys.readouterr().out
+    trace.write_text("arrival_s,input_len,output_len\n0,100,many\n")
+    assert main([*ALWAYS, "--requests", str(trace)]) == 2
+    assert "line 2: output_len is 'many'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([], "give --input-len and --output-len"),
+        ([*LENGTHS, "--concurrency", "0"], "0 serves nobody"),
+        ([*LENGTHS, "--concurrency", "2", "--rate", "3"], "--concurrency and --rate"),
+        ([*LENGTHS, "--zero", "1"], "--zero is of training"),
+        ([*LENGTHS, "--engine", "vlm"], "no engine 'vlm' is on record"),
+        ([*LENGTHS, "--weights", "fp9"], "weights in 'fp9' are not known"),
+        ([*LENGTHS, "--tp", "2"], "needs 2 devices"),
+        ([*LENGTHS, "--max-model-len", "100"], "longer than max_model_len 100"),
+    ],
+)
+def test_wrong_inputs_are_one_line(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ALWAYS, *more]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_options_of_serving_want_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "llama-3.1-8b", "--on", "h100-sxm", "--input-len", "5"]) == 2
+    assert "--input-len is of serving; add --serve" in capsys.readouterr().err
+
+
+def test_a_plan_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "serve.toml"
+    asked = ["plan", "llama-3.1-8b", "--serve", "--on", "2xh100-sxm", *LENGTHS, "--concurrency", "8"]
+    assert main([*asked, "--tpot", "30ms", "-o", str(out)]) == 0
+    assert "candidates" in capsys.readouterr().out and 'engine = "vllm"' in out.read_text()
+    assert main([*asked, "--tpot", "1us"]) == 1

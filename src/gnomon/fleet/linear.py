@@ -25,9 +25,10 @@ def maximise(c: Floats, a: Floats, b: Floats) -> Floats:
     table[-1, :columns] = -c
     basis = list(range(columns, columns + rows))
     while True:
-        entering = next((j for j in range(columns + rows) if table[-1, j] < -_EPS), None)
-        if entering is None:
+        gaining = np.flatnonzero(table[-1, :-1] < -_EPS)
+        if not len(gaining):
             break
+        entering = int(gaining[0])
         column = table[:rows, entering]
         able = np.flatnonzero(column > _EPS)
         if not len(able):
@@ -36,9 +37,9 @@ def maximise(c: Floats, a: Floats, b: Floats) -> Floats:
         least = able[ratios <= ratios.min() + _EPS]
         leaving = min(least.tolist(), key=lambda row: basis[row])
         table[leaving] /= table[leaving, entering]
-        for row in range(rows + 1):
-            if row != leaving and table[row, entering]:
-                table[row] -= table[row, entering] * table[leaving]
+        factors = table[:, entering].copy()
+        factors[leaving] = 0.0
+        table -= np.outer(factors, table[leaving])
         basis[leaving] = entering
     out = np.zeros(columns + rows)
     out[basis] = table[:rows, -1]

@@ -11,9 +11,11 @@ import pytest
 
 from gnomon import schema
 from gnomon.cli import main
+from gnomon.cli.checkpoint import plain
 from gnomon.cli.options import parser
-from gnomon.cli.run import _resume_command, _schedule
+from gnomon.cli.run import _resume_command, _schedule, uncalibrated
 from gnomon.errors import InputError
+from gnomon.hardware import parse_cluster
 from gnomon.plans import Mesh, Optimizer, Plan, PlanFile, Precision, Schedule, Workload, save_plan_file
 
 FILE = PlanFile(
@@ -150,3 +152,20 @@ def test_a_schedule_of_the_learning_rate(words: str, rates: dict[int, float]) ->
 def test_schedules_that_cannot_be(words: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         _schedule(parser().parse_args(["run", "plan.toml", *words.split()]))
+
+
+def test_a_machine_that_nobody_measured_is_said_to_be_a_guess(tmp_path: Path) -> None:
+    guessed = parse_cluster("local:2")
+    [note] = uncalibrated(guessed, "local:2")
+    assert "`gnomon calibrate` measures it" in note
+    assert uncalibrated(parse_cluster("1x8xh100-sxm"), "1x8xh100-sxm") == ()
+
+
+def test_an_identity_is_written_for_people() -> None:
+    """What a checkpoint goes on from is kept as Python writes it, and shown otherwise."""
+    text = repr(Precision(param="fp32", master="none"))
+    assert plain(text).startswith("param fp32, compute bf16, ") and plain(text).endswith("fp8 none")
+    assert plain("X(lr=0.1, rate=Y(shape='wsd', on=True), betas=(0.9, 0.95))") == (
+        "lr 0.1, rate (shape wsd, on yes), betas 0.9 and 0.95"
+    )
+    assert plain("small bb13abbb") == "small bb13abbb" and plain("4 sequences of 32") == "4 sequences of 32"

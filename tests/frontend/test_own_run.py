@@ -33,6 +33,7 @@ from gnomon.runtime.captured_job import randomness  # noqa: E402
 from gnomon.runtime.crossings import Shapes, hops  # noqa: E402
 from gnomon.runtime.data import Corpus, Source  # noqa: E402
 from gnomon.runtime.data.own_batches import OwnBatches, OwnData, TextBatches  # noqa: E402
+from gnomon.runtime.feed import Feed  # noqa: E402
 from gnomon.runtime.ops.site import Axis  # noqa: E402
 from gnomon.runtime.train import corpus_of  # noqa: E402
 from gnomon.runtime.weights import Folder  # noqa: E402
@@ -309,3 +310,27 @@ def test_a_key_head_that_several_ranks_would_hold_is_refused() -> None:
     [name] = [b.name for b in graph.blocks if any(d.name.split(".")[-1] == "kv_heads" for d in b.dims)]
     with pytest.raises(PlanError, match="tp = 2 is above kv_heads = 1.* use tp = 1"):
         BlockRun(sharded[name], {"tp": Axis(ranks=2)})
+
+
+def test_labels_have_the_length_that_their_own_dim_says() -> None:
+    """As of speech: another number of labels than of positions, in an input that is called `labels`."""
+
+    class Spoken(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cut, self.out = torch.nn.Conv1d(8, 16, 4, stride=4), torch.nn.Linear(16, 22)
+
+        def forward(self, sound: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            logits = self.out(self.cut(sound).transpose(1, 2))
+            return torch.nn.functional.cross_entropy(logits.reshape(-1, 11), labels.flatten())
+
+    batch = {"sound": torch.randn(4, 8, 40), "labels": torch.randint(0, 11, (4, 20))}
+    graph = captured(Spoken(), {name: x[:2] for name, x in batch.items()}).graph
+    feed = object.__new__(Feed)  # of one rank that takes the whole batch
+    feed.graph, feed.workload, feed.device = graph, Workload(global_batch_size=4, seq_len=1), torch.device("cpu")
+    feed.num_units, feed.rows_of_unit, feed.local_rows = 1, 4, 4
+    feed.labels, feed.one_length_reason = "labels", None
+    feed.take(batch)
+    assert feed.counted == 80 and set(feed.batch) == {"sound", "labels"}
+    with pytest.raises(PlanError, match="labels has shape .3, 20., and a step takes 4 rows$"):
+        feed.take({**batch, "labels": batch["labels"][:3]})

@@ -19,6 +19,7 @@ from gnomon.report.page import page_data, page_html
 from gnomon.report.page.spans import cut, span_columns
 from gnomon.schema import dump
 from gnomon.timeline import Spans, Timeline, Worker, memory_curve, peaks
+from gnomon.timeline.queued import without_a_core
 from gnomon.units import quantise
 
 WORK = Workload(global_batch_size=4, seq_len=64)
@@ -223,3 +224,14 @@ def test_the_page_needs_nothing_else() -> None:
     assert "default-src 'none'" in page
     assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttpRequest|\bimport\b", page)
     assert len(page.encode()) < 2_000_000
+
+
+def test_cores_that_others_had_are_said_first() -> None:
+    """A step that waited for them says nothing of the prediction."""
+    job = result(dp_shard=2)
+    before = job.timeline(steady=False)
+    after = measured(before, 42.9)
+    noted = replace(after, assumptions=(*after.assumptions, *without_a_core(0, 0.2), *without_a_core(1, 0.91)))
+    said = page_data([before, noted], prediction=job)["sentence"]
+    assert said.startswith("Other processes had the cores for 91 % of the measured step. A step is predicted")
+    assert "Other processes" not in page_data([before, after], prediction=job)["sentence"]

@@ -16,6 +16,7 @@ pytest.importorskip("torch", reason="torch is not installed: the runtime's tests
 
 from gnomon.runtime import waiting  # noqa: E402
 from gnomon.runtime.calibrate import repeated  # noqa: E402
+from gnomon.timeline import queued  # noqa: E402
 
 pytestmark = pytest.mark.torch
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
@@ -69,8 +70,8 @@ def test_nothing_is_made_up_where_the_system_does_not_say(monkeypatch: pytest.Mo
     monkeypatch.setattr(waiting, "ACCOUNT", tmp_path / "none")
     assert waiting.waited_s() is None
     assert math.isnan(waiting.waited_since(None)) and math.isnan(waiting.waited_since(1.0))
-    assert waiting.without_a_core(0, math.nan) == [] == waiting.without_a_core(0, 0.01)
-    assert waiting.without_a_core(1, 0.4) == [
+    assert queued.without_a_core(0, math.nan) == [] == queued.without_a_core(0, 0.01)
+    assert queued.without_a_core(1, 0.4) == [
         "rank 1 was ready without a core for 40% of this step: other processes had them"
     ]
 

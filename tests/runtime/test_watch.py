@@ -268,3 +268,29 @@ def test_what_cannot_be_watched_is_said() -> None:
         watch(model, None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="says nothing of the model"):
         watch(model, optimizer, Plan())  # type: ignore[arg-type]
+
+
+def test_the_plan_file_of_one_s_own_module_is_taken(tmp_path: Path) -> None:
+    """As the docs say: the plan names the code, and the watch predicts it."""
+    path = tmp_path / "own.toml"
+    path.write_text(
+        'schema = "gnomon.planfile/1"\n'
+        'model = "frontend.project:build(idx=int64[batch,seq], targets=int64[batch,seq])"\n'
+        'on = "1xcpu-process"\nstack = "gnomon"\n[workload]\nglobal_batch_size = 4\nseq_len = 16\n'
+        "[plan]\nschedule = {micro_batch_size = 4}\n"
+        'precision = {param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32"}\n'
+    )
+    model = torch.nn.Linear(2, 2)
+    with watch(model, torch.optim.SGD(model.parameters(), 0.1), path, out=None) as watching:
+        assert watching.expected is not None and watching.expected.parts.step_s > 0
+
+
+def test_without_a_plan_it_is_said_what_to_expect_and_why_no_more() -> None:
+    model, out = torch.nn.Linear(2, 2), io.StringIO()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with watch(model, optimizer, out=out) as watching:
+        for _ in watching.data(range(16)):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    assert out.getvalue().count("no plan was given, so nothing says what this machine could do") == 1
+    assert "gnomon plan MODULE:FUNCTION(" in out.getvalue()

@@ -8,6 +8,7 @@ which `gnomon run --resume` does under any plan.
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,10 +78,39 @@ def _inspect(options: argparse.Namespace) -> int:
             "",
             *table(columns, rows),
             "",
-            *(line for name, text in record.identity.items() for line in wrapped(f"{name}: {text}", bullet="- ")),
+            *(
+                line
+                for name, text in record.identity.items()
+                for line in wrapped(f"{name}: {plain(text)}", bullet="- ")
+            ),
         )
     )
     return WHOLE
+
+
+def plain(text: str) -> str:
+    """A value of the identity for people: `X(a='b', c=Y(d=1))` becomes `a b, c (d 1)`; other text stays as it is."""
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return text
+    return _fields(tree) if isinstance(tree, ast.Call) else text
+
+
+def _fields(call: ast.Call) -> str:
+    values = [(word.arg or "", word.value) for word in call.keywords]
+    return ", ".join(f"{name} {_value(value)}" for name, value in values)
+
+
+def _value(node: ast.expr) -> str:
+    if isinstance(node, ast.Call):
+        return f"({_fields(node)})"
+    if isinstance(node, ast.Tuple | ast.List):
+        return " and ".join(_value(one) for one in node.elts) or "none"
+    if isinstance(node, ast.Constant):
+        words = {"None": "none", "True": "yes", "False": "no"}
+        return words.get(repr(node.value), str(node.value))
+    return ast.unparse(node)
 
 
 def _verify(options: argparse.Namespace) -> int:

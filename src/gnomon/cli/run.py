@@ -100,18 +100,20 @@ def run(options: argparse.Namespace) -> int:
     notes += _groups(file.plan)
     notes += (memory_copies(prediction, every).sentence,) if (every := options.memory_checkpoint_every) else ()
     notes += _lengths(file.plan, prediction, options.packing)
-    notes += begins(file.model, options.weights, options.seed)
     notes += _check_memory(prediction) if device == "cpu" else (UNTRIED,)
     if any(chip.kind != KINDS[device] for chip in machines.devices):
         notes += (f"the prediction is for {file.on}, and this runs on {device}",)
     folder = Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints"))
-    notes += _check_checkpoints(folder, resume=options.resume, asked=options.checkpoints is not None)
+    resumes, said = _check_checkpoints(folder, resume=options.resume, asked=options.checkpoints is not None)
+    notes += said
+    notes += () if resumes else begins(file.model, options.weights, options.seed)
+    notes += uncalibrated(machines, file.on)
     _check_weights(options, file, graph)
     if is_code(file.model):
         notes += load_late("gnomon.runtime.captured_job:randomness")(graph)
     shown = is_rank_0() and not options.json
     if shown:
-        print_lines(_before(file, prediction, notes, options))
+        print_lines(_before(file, prediction, notes, options, done=resumes))
         sys.stdout.flush()
     job = _job(options, file, graph, prediction, folder, device=device)
     outcome = _carried_out(job, shared=shared)
@@ -323,18 +325,33 @@ def is_rank_0() -> bool:
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
-def _check_checkpoints(folder: Path, *, resume: bool, asked: bool) -> tuple[str, ...]:
-    """Notes on checkpoints. InputError when what is there would be mixed up with this run, or when a folder that the
-    user asked for cannot be written to."""
+def uncalibrated(machines: Cluster, on: str) -> tuple[str, ...]:
+    """What is said of a prediction for this machine that nobody measured."""
+    if not on.startswith("local") or any(device.measured for device in machines.devices):
+        return ()
+    return (
+        "this machine was never calibrated, so the prediction is for a guess at it and may be off by a factor: "
+        "`gnomon calibrate` measures it in about a minute",
+    )
+
+
+def _check_checkpoints(folder: Path, *, resume: bool, asked: bool) -> tuple[int, tuple[str, ...]]:
+    """(steps behind the newest checkpoint that is gone on from, else 0; notes on checkpoints). InputError when what is
+    there would be mixed up with this run, or when a folder that the user asked for cannot be written to."""
     if problem := no_folder(folder):
         if asked:
             raise InputError(f"cannot write checkpoints to {str(folder)!r}: {problem}; give another --checkpoints")
-        return (f"no checkpoint can be written beside the plan ({problem}): a stop keeps nothing (--checkpoints DIR)",)
+        return 0, (
+            f"no checkpoint can be written beside the plan ({problem}): a stop keeps nothing (--checkpoints DIR)",
+        )
     if not resume:
         load_late("gnomon.runtime.train:check_unused")(folder)
-    elif load_late("gnomon.runtime.checkpoint.record:newest")(folder) is None:
-        return (f"no checkpoint in {folder} to go on from: starting at the beginning",)
-    return ()
+    elif (newest := load_late("gnomon.runtime.checkpoint.record:newest")(folder)) is None:
+        return 0, (f"no checkpoint in {folder} to go on from: starting at the beginning",)
+    else:
+        step: int = load_late("gnomon.runtime.checkpoint.record:read_record")(newest).step
+        return step, (f"resumes after step {step:,}: parameters and the optimizer's states are those of {newest}",)
+    return 0, ()
 
 
 def _job(
@@ -375,6 +392,7 @@ def _job(
         override=tuple(filter(None, (options.override or "").split(","))),
         resume_with=_resume_command(options),
         measure=options.timeline is not None,
+        counted=prediction.counted,
         expected_step_s=None if shares_processes(file, options) else prediction.step_s,
         calibrated=prediction.pricing.cluster if device == "cpu" else None,
         device=device,
@@ -461,19 +479,28 @@ def _resume_command(options: argparse.Namespace) -> str:
 
 
 def _before(
-    file: PlanFile, prediction: Prediction, notes: Sequence[str], options: argparse.Namespace
+    file: PlanFile, prediction: Prediction, notes: Sequence[str], options: argparse.Namespace, *, done: int
 ) -> tuple[str, ...]:
-    tokens = file.workload.global_batch_size * file.workload.seq_len
+    """What is trained and expected. done: steps behind it already."""
+    tokens = counted_in_step(file, prediction)
+    steps = f"steps {done + 1} to {options.steps}" if 0 < done < options.steps else f"{options.steps} steps"
     return (
         *wrapped(f"{prediction.model} on {file.on}: {describe(file.plan, file.workload)}", indent=""),
         *wrapped(
-            f"predicted: {number(prediction.step_s)} s a step, {number(tokens / prediction.step_s, 4)} tokens/s, peak "
+            f"predicted: {number(prediction.step_s)} s a step, {number(tokens / prediction.step_s, 4)} "
+            f"{prediction.counted}/s, peak "
             f"{show_bytes(prediction.tightest.peak_bytes)} a rank",
             indent="",
         ),
-        *wrapped(f"training {options.steps} steps on {source_of(options).describe()}", indent=""),
+        *wrapped(f"training {steps} on {source_of(options).describe()}", indent=""),
         *(line for note in notes for line in wrapped(note, bullet="- ")),
     )
+
+
+def counted_in_step(file: PlanFile, prediction: Prediction) -> int:
+    """Tokens of a step; samples, for a model that reads no text (`Prediction.counted`)."""
+    per_row = file.workload.seq_len if prediction.counted == "tokens" else 1
+    return file.workload.global_batch_size * per_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -493,8 +520,8 @@ class Told:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
-        return self.file.workload.global_batch_size * self.file.workload.seq_len
+        """Of a step; or samples."""
+        return counted_in_step(self.file, self.prediction)
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -516,7 +543,7 @@ class Told:
             },
             "measured": {
                 "step_s": o.step_s,
-                "tokens_per_s": self.tokens / o.step_s,
+                f"{prediction.counted}_per_s": self.tokens / o.step_s,
                 "process_peak_bytes": o.process_peak_bytes,
                 "waited_for_a_core": o.waited,
             }
@@ -570,13 +597,15 @@ def summary(told: Told) -> tuple[str, ...]:
     held_out = "" if last.validation_loss is None else f", on held-out text {last.validation_loss:.3f}"
     losses = f"loss {first.loss:.3f} -> {last.loss:.3f}{held_out}"
     if told.shared:
-        speed = f"measured: {number(measured)} s a step, {number(told.tokens / measured, 4)} tokens/s"
+        speed = (
+            f"measured: {number(measured)} s a step, {number(told.tokens / measured, 4)} {told.prediction.counted}/s"
+        )
         return ("", f"{speed}; predicted for the processes at first: {number(predicted)} s", losses)
     columns = (Column(name="", align="left"), *(Column(name=name) for name in ("predicted", "measured", "off by")))
     rows = [
         ("step s", number(predicted), number(measured), _off(predicted, measured)),
         (
-            "tokens/s",
+            f"{told.prediction.counted}/s",
             number(told.tokens / predicted, 4),
             number(told.tokens / measured, 4),
             _off(told.tokens / predicted, told.tokens / measured),
@@ -597,11 +626,13 @@ def summary(told: Told) -> tuple[str, ...]:
         )
     counted = f"steps {outcome.records[outcome.warm].step} to {last.step}"
     warm = f"; the first {outcome.warm} are warm-up" if outcome.warm else ""
+    guessed = uncalibrated(told.prediction.pricing.cluster, told.file.on)
     return (
         "",
+        *busier,
         *table(columns, rows),
         *wrapped(f"measured: the median of {counted}{warm}", indent=""),
-        *busier,
+        *(line for note in guessed for line in wrapped(note, indent="")),
         losses,
     )
 

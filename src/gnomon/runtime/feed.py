@@ -88,11 +88,10 @@ class Feed:
         if missing := sorted(asked - set(batch)):
             raise PlanError(f"{self.graph.name} reads {', '.join(missing)}, which the batch has not")
         for name, given in batch.items():
-            tokens = name in ("input_ids", "labels", DOCUMENTS) and given.ndim > 1
-            if given.shape[0] != sequences or (tokens and given.shape[1] != seq_len):
-                raise PlanError(
-                    f"{name} has shape {tuple(given.shape)}, and a step takes {sequences} rows of {seq_len} positions"
-                )
+            length = self._length_of(name)
+            if given.shape[0] != sequences or (length and given.ndim > 1 and given.shape[1] != length):
+                of = f" of {length} positions" if length else ""
+                raise PlanError(f"{name} has shape {tuple(given.shape)}, and a step takes {sequences} rows{of}")
         if LENGTHS in batch and (reason := self.one_length_reason):
             raise PlanError(f"rows are padded to the longest of their microbatch, and {reason}")
         if DOCUMENTS in batch and (reason := self.one_document_reason):
@@ -104,6 +103,14 @@ class Feed:
         self.batch = {name: given.to(self.device) for name, given in batch.items() if name in kept}
         labels = batch.get(self.labels)
         self.counted = self.tokens if labels is None else max(1, int((labels >= 0).sum()))
+
+    def _length_of(self, name: str) -> int:
+        """Numbers in a row of a part of a batch: what the graph calls its second dim, whatever the part's own name; 0
+        where nothing says it."""
+        if name == DOCUMENTS:
+            return self.workload.seq_len
+        dims = next((tensor.dims for tensor in self.graph.inputs if tensor.name == name), ())
+        return self.sizes.get(dims[1].name, 0) if len(dims) > 1 else 0
 
     def of_unit(self, unit: int) -> Batch:
         """Rows of a unit on this rank, and its positions of them."""

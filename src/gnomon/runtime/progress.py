@@ -47,7 +47,9 @@ class Progress:
     steps: int
     """Of the whole run."""
     tokens: int
-    """Of a step."""
+    """Of a step; or samples, where `counted` says so."""
+    counted: str = "tokens"
+    """What a step is made of: `tokens`, or `samples` of a model that reads no text."""
     expected_step_s: float | None = None
     """What was predicted."""
     device: torch.device = torch.device("cpu")
@@ -89,10 +91,11 @@ class Progress:
         count, left = f"{step:>{len(str(self.steps))}}/{self.steps}", f"{span((self.steps - step) * usual)} left"
         speed, memory = f"{self.tokens / usual:,.0f}", f"{peak / 2**30:.2f} GiB"
         loss_, took = f"loss {loss:.3f}", f"{usual:.3g} s"
+        short = "tok" if self.counted == "tokens" else self.counted
         forms = (
-            (f"step {count}", loss_, f"{took}/step{expected}", f"{speed} tokens/s", memory, left),
-            (count, loss_, f"{took}{expected}", f"{speed} tok/s", memory, left),
-            (count, loss_, f"{took}{expected}", f"{speed} tok/s", left),
+            (f"step {count}", loss_, f"{took}/step{expected}", f"{speed} {self.counted}/s", memory, left),
+            (count, loss_, f"{took}{expected}", f"{speed} {short}/s", memory, left),
+            (count, loss_, f"{took}{expected}", f"{speed} {short}/s", left),
             (count, loss_, f"{took}{expected}", left),
         )
         lines = ["  ".join(parts) for parts in forms]

@@ -50,9 +50,10 @@ from gnomon.runtime.processes import GRACE_S, RECOMPUTE_LOADED, SIGNALS, FailedE
 from gnomon.runtime.progress import Progress, peak_bytes
 from gnomon.runtime.slowdown import slowdown_now
 from gnomon.runtime.stage import Batch
-from gnomon.runtime.waiting import waited_s, waited_since, without_a_core
+from gnomon.runtime.waiting import waited_s, waited_since
 from gnomon.runtime.watchdog import where
 from gnomon.timeline import Timeline
+from gnomon.timeline.queued import without_a_core
 
 WARM_UP = 3
 """First steps of a process, which are slower than the rest (allocation, caches) and count in no median."""
@@ -122,6 +123,8 @@ class Job:
     """The command that goes on after a stop, to be shown then."""
     measure: bool = False
     """Take a Timeline."""
+    counted: Literal["tokens", "samples"] = "tokens"
+    """What a step is made of, as `Prediction.counted`."""
     expected_step_s: float | None = None
     """A prediction to show beside what is measured."""
     calibrated: Cluster | None = None
@@ -395,7 +398,7 @@ class Loop:
         self.slowdown_said = ""
         self.waits: list[float] = []
         """Seconds of each step without a core; NaN where the system does not say."""
-        tokens = job.workload.global_batch_size * job.workload.seq_len
+        tokens = job.workload.global_batch_size * (job.workload.seq_len if job.counted == "tokens" else 1)
         says = not job.quiet and dist.get_rank() == 0
         expected = job.expected_step_s
         if says:
@@ -403,7 +406,9 @@ class Loop:
                 print("\n".join(wrap(note, 80)), file=sys.stderr, flush=True)
         device = executor.device
         self.progress = (
-            Progress(steps=job.steps, tokens=tokens, expected_step_s=expected, device=device) if says else None
+            Progress(steps=job.steps, tokens=tokens, counted=job.counted, expected_step_s=expected, device=device)
+            if says
+            else None
         )
 
     def ask_the_machine(self) -> None:

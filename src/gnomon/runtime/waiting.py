@@ -15,9 +15,6 @@ from typing import NamedTuple
 ACCOUNT = Path("/proc/thread-self/schedstat")
 """Nanoseconds on a core, nanoseconds ready without one, turns; of the thread that reads."""
 
-NOTICED = 0.05
-"""Shares of a step from which on it is worth a word."""
-
 
 class Queued(NamedTuple):
     """Seconds since the beginning."""
@@ -45,10 +42,3 @@ def waited_since(before: Queued | None) -> float:
     if now is None or before is None:
         return math.nan
     return max(now.waited_s - before.waited_s - max(now.beside_s - before.beside_s, 0.0), 0.0)
-
-
-def without_a_core(rank: int, share: float) -> list[str]:
-    """What to say of a step whose rank was ready without a core for this share of it; nothing of a little."""
-    if not share >= NOTICED:
-        return []
-    return [f"rank {rank} was ready without a core for {share:.0%} of this step: other processes had them"]

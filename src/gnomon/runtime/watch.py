@@ -29,9 +29,11 @@ from torch.autograd.variable import Variable
 from torch.utils._pytree import tree_leaves
 
 from gnomon.errors import InputError
+from gnomon.frontend import named
 from gnomon.plans import PlanFile, load_plan
 from gnomon.prediction import Prediction, predict
 from gnomon.request import arguments
+from gnomon.request.model import is_code
 from gnomon.runtime.drift import WORDS, Drift, Expected, Parts, expected_of, judge, memory_drift, typical
 
 WARM_UP = 3
@@ -40,6 +42,12 @@ WINDOW = 8
 """Steps between two looks at what drifts; their medians are compared."""
 LINE_S = 10.0
 """Seconds between lines, where nothing new drifts."""
+UNPLANNED = (
+    "expect {:.3g} s a step, as the first ones took: no plan was given, so nothing says what this machine could do; "
+    "gnomon.watch(model, optimizer, plan) compares with a prediction (gnomon calibrate, then gnomon plan "
+    "MODULE:FUNCTION(…) --on local -o plan.toml)"
+)
+"""What to expect of later steps where there is no plan, after the first window."""
 Batch = TypeVar("Batch")
 Record = dict[str, Any]
 
@@ -78,7 +86,7 @@ class Watch:
         self._cuda = device if device.type == "cuda" else None
         self._now = _event if self._cuda is not None else clock
         self._phase: Literal["between", "evaluating", "loading", "forward", "backward", "after"] = "between"
-        self._told_data = False
+        self._told_data = self._said_what_to_expect = False
         self._last: Any = None
         self._open = _Step()
         self._late: deque[_Step] = deque()
@@ -266,6 +274,9 @@ class Watch:
             self.records(self.record(number, parts, memory))
         if self.out is None or self.rank != 0 or number <= WARM_UP:
             return
+        if self.expected is None and not self._said_what_to_expect and number > WARM_UP + WINDOW:
+            self._said_what_to_expect = True
+            print(UNPLANNED.format(typical(self.recent).step_s), file=self.out, flush=True)
         if new or monotonic() - self._printed >= LINE_S:
             self._printed = monotonic()
             print(self.line(number, memory), file=self.out, flush=True)
@@ -353,7 +364,8 @@ def _predicted(plan: object) -> Prediction:
             f"plan is a plan file, which says what it is for, or a Prediction; a {type(file).__name__} says nothing of "
             f"the model: give gnomon.predict(model, cluster, plan, workload)"
         )
-    graph, cluster = arguments.graph(file.model), arguments.cluster(file.on)
+    graph = named.read(file.model)[0] if is_code(file.model) else arguments.graph(file.model)
+    cluster = arguments.cluster(file.on)
     return predict(graph, cluster, file.plan, file.workload, arguments.stack(file.stack or None))
 
 

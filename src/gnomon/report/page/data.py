@@ -18,6 +18,7 @@ from gnomon.report.page.spans import cut, span_columns
 from gnomon.report.prediction import WORDS, between, describe
 from gnomon.report.tables import number, percent
 from gnomon.timeline import NONE, ROLES, Difference, Share, Timeline, breakdown, peaks
+from gnomon.timeline.queued import share_without_a_core
 from gnomon.units import show_bytes, show_seconds
 
 MAX_SPANS = 40_000
@@ -97,6 +98,9 @@ def _sentence(timelines: Sequence[Timeline], prediction: Prediction | None) -> s
         )
     if len(timelines) == 2:
         before = prediction.step_s if prediction else _step_s(timelines[0])
+        taken = share_without_a_core(timelines[1].assumptions)
+        if taken:
+            text = f"Other processes had the cores for {percent(taken, 0)} % of the measured step. {text}"
         text += f" It was measured at {show_seconds(_step_s(timelines[1]))}, {_more(before, _step_s(timelines[1]))}."
     return text
 

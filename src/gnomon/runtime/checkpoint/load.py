@@ -34,7 +34,8 @@ def load(
     none. All ranks must call it; their number and the plan may be others than those that wrote it.
 
     identity: what the run adds to model, precision and batch; what differs and is not in `override` is an InputError,
-    as is a folder in which no checkpoint is whole. say: takes a line for each damaged one, on rank 0.
+    as is a folder in which no checkpoint is whole. say: takes a line for each damaged one, and one for what was read,
+    on rank 0.
     """
     candidates = [[str(path) for path in checkpoints(folder)]]
     dist.broadcast_object_list(candidates)
@@ -61,6 +62,8 @@ def load(
             adam.steps = record.updates
         if (scaler := executor.state.loss_scale) is not None and record.loss_scale is not None:
             scaler.scale, scaler.good_steps = record.loss_scale
+        if dist.get_rank() == 0:
+            say(f"resumed after step {record.step:,}, from {path}")
         return record.step
     if candidates[0]:
         raise InputError(

@@ -1,0 +1,74 @@
+"""How long replaying 100,000 requests takes, and whether the search's best is that of playing every candidate.
+
+`python benchmarks/serving/replay.py` prints CPU-seconds of this process and needs no GPU.
+"""
+
+from __future__ import annotations
+
+import time
+
+from gnomon.hardware import parse_cluster
+from gnomon.models.presets import model
+from gnomon.serving.capacity import capacity
+from gnomon.serving.forecast import Target
+from gnomon.serving.iteration import IterationPrice
+from gnomon.serving.layout import Serving
+from gnomon.serving.replay import replay
+from gnomon.serving.requests import closed, poisson
+from gnomon.serving.space import best, exhaustive, space
+from gnomon.software.engine import engine
+
+
+def speed() -> None:
+    """100,000 requests, open and closed loop, three engines."""
+    graph, cluster = model("llama-3.1-70b"), parse_cluster("4xh100-sxm")
+    serving = Serving(max_model_len=4096, tp=4)
+    loads = {
+        "open, 8 requests/s": poisson(1000, 200, 8, 100_000, spread=0.5),
+        "closed, 128 clients": closed(1000, 200, 128, 100_000, spread=0.5),
+    }
+    print("| engine | load | CPU-s | iterations |\n|---|---|---|---|")
+    for name in ("vllm", "sglang", "tensorrt-llm"):
+        rules = engine(name)
+        price = IterationPrice(graph, cluster, serving, rules)
+        blocks = capacity(graph, cluster, serving, rules).blocks
+        for said, load in loads.items():
+            begun = time.process_time()
+            played = replay(load, price, blocks)
+            print(f"| {name} | {said} | {time.process_time() - begun:.1f} | {played.iterations:,} |")
+
+
+def brute() -> None:
+    """Spaces searched and played whole."""
+    print(
+        "\n| model, devices | candidates | played | bounded | CPU-s | CPU-s of all | equal |\n|---|---|---|---|---|---|---|"
+    )
+    for of, on in (("llama-3.1-8b", "8xh100-sxm"), ("qwen3-30b-a3b", "8xh100-sxm")):
+        graph, cluster = model(of), parse_cluster(on)
+        candidates = space(
+            cluster,
+            [engine("vllm"), engine("sglang")],
+            1024,
+            weights=("bf16", "fp8", "int4-wo"),
+            kv=("bf16", "fp8"),
+            max_seqs=(8, 32, 128, 512),
+            budgets=(1024, 2048, 4096, 8192),
+            experts="qwen3" in of,
+        )
+        load, target = closed(500, 40, 64, 96), Target(ttft_s=1.0, tpot_s=0.02)
+        times, found = [], []
+        for search in (best, exhaustive):
+            begun = time.process_time()
+            found.append(search(graph, cluster, candidates, load, target))
+            times.append(time.process_time() - begun)
+        one, whole = found
+        equal = (one.best and one.best.value) == (whole.best and whole.best.value)
+        print(
+            f"| {of}, {on} | {one.size} | {one.played} | {one.bounded} | {times[0]:.1f} | {times[1]:.1f} | {equal} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    speed()
+    brute()

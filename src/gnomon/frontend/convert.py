@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from gnomon import ops
 from gnomon.errors import CaptureError
 from gnomon.frontend.axes import Axes
 from gnomon.frontend.custom_ops import Count, Division, TensorShape, cost_of, division_of, has_price, has_sharding
@@ -134,7 +135,7 @@ class Converter:
             self.axes.role(rows[0], "vocab" if place == 0 else "rows")
             self.axes.role(rows[1], "hidden")
         normed = {self.axes.find(self.rows[k.operands[0]][-1]) for k in self.kinds.values() if k.kind == "norm"}
-        linears = [k for k in self.kinds.values() if k.kind == "linear"]
+        linears = [k for k in self.kinds.values() if ops.find(k.kind).does == "multiplies"]
         vocab = self.trace.values[tables[0]].shape[0] if tables else 0
         for layer in linears:
             made, _ = layer.weight_of(self.trace.values[layer.operands[1]].shape)

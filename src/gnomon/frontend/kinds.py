@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 
+from gnomon import ops
 from gnomon.frontend.axes import Axes
 from gnomon.frontend.records import Ref, Step, Trace
 from gnomon.frontend.rules import Row
-from gnomon.ops.op import AttrValue
+from gnomon.ops.op import AttrValue, TorchCall
 from gnomon.tensors.captured import Node, mutates
 
 
@@ -69,12 +71,14 @@ class _Call:
 def kind_of(step: Step, trace: Trace) -> Kind | None:
     """The kind of a call; None if none says it."""
     rule = _KINDS.get(step.func)
-    if rule is None or not step.nodes:
+    if not step.nodes:
         return None
     out = next((index for index in reversed(step.nodes[-1].outs) if index is not None), None)
     first = next((index for index in step.nodes[-1].outs if index is not None), None)
     if out is None or first is None or _writes_over(step, trace):
         return None
+    if rule is None:
+        return _called(step, out, trace)
     return rule(_Call(step, trace), first if step.func != "native" else out, trace)
 
 
@@ -270,11 +274,48 @@ _KINDS: dict[str, Callable[[_Call, int, Trace], Kind | None]] = {
 }
 
 
+@cache
+def _of_calls() -> dict[str, tuple[str, TorchCall]]:
+    """Function -> (kind, how it is called), of the kinds that say so."""
+    found: dict[str, tuple[str, TorchCall]] = {}
+    for kind in ops.every():
+        if not isinstance(kind.calls, str):
+            found |= {call.function: (kind.name, call) for call in kind.calls}
+    return found
+
+
+def _called(step: Step, out: int, trace: Trace) -> Kind | None:
+    """The kind that says so of a call, of tensors in the dtype that it makes and numbers; None for others."""
+    targets = {node.target for node in step.nodes}
+    custom = "::".join(next(iter(targets)).split(".")[:2]) if len(targets) == 1 else ""
+    found = _of_calls().get(step.func) or _of_calls().get(custom)
+    if found is None:
+        return None
+    (kind, known), call = found, _Call(step, trace)
+    if custom == known.function:
+        (node,) = step.nodes
+        call.args, call.kwargs = tuple(node.args), dict(node.kwargs)
+    operands = [call.value(place, name) for place, name in enumerate(known.operands)]
+    given = {name: call.get(place, name) for place, name in enumerate(known.numbers, len(operands))}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not all(isinstance(value, (int, float)) for value in given.values()):
+        return None
+    values = [trace.values[index] for index in operands if index is not None]
+    if len(values) < len(operands) or any(value.dtype != trace.values[out].dtype for value in values):
+        return None
+    if not values[0].grad or values[0].origin == "parameter" or not values[0].dtype.is_floating_point:
+        return None
+    if ops.find(kind).contracts and (values[1].origin != "parameter" or not values[1].grad):
+        return None
+    return Kind(kind=kind, operands=tuple(index for index in operands if index is not None), out=out, attrs=given)
+
+
 def link_kind(kind: Kind, rows: list[Row], axes: Axes) -> None:
     """Joins the axes of a kind's operands and output, and says what they are."""
     ins, out = [rows[i] for i in kind.operands], rows[kind.out]
+    does = ops.find(kind.kind).does
     match kind.kind:
-        case "linear":
+        case _ if does == "multiplies":
             for a, b in zip(ins[0][:-1], out[:-1], strict=True):
                 axes.same(a, b)
             made, inner = kind.weight_of(ins[1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gnomon import ops
 from gnomon.frontend.draft import Draft
 from gnomon.frontend.kinds import Kind
 from gnomon.frontend.records import Ref, Step
@@ -32,8 +33,9 @@ class KindWriter:
         contracts: tuple[str, ...] = ()
         values = self._attrs(kind)
         renamed = None
+        multiplies = ops.find(kind.kind).does == "multiplies"
         match kind.kind:
-            case "linear":
+            case _ if multiplies:
                 rest, (made, inner) = dims[0][:-1], kind.weight_of(dims[1])
                 if dims[0][-1] != inner or out != (*rest, made):
                     if out[:-1] != rest or made.factors:
@@ -65,7 +67,7 @@ class KindWriter:
                     return False
                 self.draft.tensors[name] = _with_dims(self.draft.tensors[name], wanted)
             names.append(name)
-        if kind.kind == "linear" and _copies(step, kind.operands[0]):
+        if multiplies and _copies(step, kind.operands[0]):
             names[0] = self._copied(step, names[0])
         path = self.draft.path(step, kind.kind)
         made = self.draft.make(kind.out, path) if renamed is None else self.draft.add(

@@ -287,6 +287,7 @@ ATTENTION = OpKind(
     sums=False,
     together=HEAD_DIMS,
     does="attends",
+    calls="rules of the frontend",
     documents=True,
     torch="attention:attention",
 )
@@ -315,6 +316,7 @@ SOFTMAX = OpKind(
     sums=False,
     together=(),
     does="weighs",
+    calls="none",
     documents=False,
     torch="lowered",
 )
@@ -343,6 +345,7 @@ ROTARY = OpKind(
     sums=False,
     together=(),
     does="rotates",
+    calls="none",
     documents=True,
     torch="attention:rotary",
 )
@@ -371,6 +374,7 @@ ALIBI = OpKind(
     sums=False,
     together=(),
     does="measures distance",
+    calls="none",
     documents=False,
     torch="alibi:alibi",
 )

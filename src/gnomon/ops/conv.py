@@ -76,6 +76,7 @@ CONV2D = OpKind(
     sums=False,
     together=(),
     does="convolves",
+    calls="none",
     documents=False,
     torch="image:conv2d",
 )
@@ -104,6 +105,7 @@ UPSAMPLE = OpKind(
     sums=False,
     together=(),
     does="computes",
+    calls="none",
     documents=False,
     torch="image:upsample",
 )
@@ -132,6 +134,7 @@ POOL = OpKind(
     sums=True,
     together=(),
     does="computes",
+    calls="none",
     documents=False,
     torch="views:pool",
 )
@@ -160,6 +163,7 @@ PATCHIFY = OpKind(
     sums=False,
     together=(),
     does="computes",
+    calls="none",
     documents=False,
     torch="views:patchify",
 )

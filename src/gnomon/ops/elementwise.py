@@ -133,6 +133,7 @@ ACTIVATION = OpKind(
     sums=False,
     together=(),
     does="computes",
+    calls="rules of the frontend",
     documents=False,
     torch="elementwise:activation",
 )
@@ -154,6 +155,7 @@ GLU = replace(
     gradient="computed",
     does="gates",
     torch="elementwise:glu",
+    calls="none",
 )
 
 ADD = replace(
@@ -174,6 +176,7 @@ ADD = replace(
     gradient="passed on",
     does="adds",
     torch="elementwise:add",
+    calls="rules of the frontend",
 )
 
 MUL = replace(
@@ -194,6 +197,7 @@ MUL = replace(
     gradient="computed",
     does="computes",
     torch="elementwise:mul",
+    calls="rules of the frontend",
 )
 
 SCALE = replace(
@@ -215,6 +219,7 @@ SCALE = replace(
     gradient="computed",
     does="computes",
     torch="elementwise:scale",
+    calls="none",
 )
 
 MODULATE = replace(
@@ -236,6 +241,7 @@ MODULATE = replace(
     gradient="computed",
     does="computes",
     torch="elementwise:modulate",
+    calls="none",
 )
 
 SOFTCAP = replace(
@@ -255,6 +261,7 @@ SOFTCAP = replace(
     gradient="computed",
     does="computes",
     torch="elementwise:softcap",
+    calls="none",
 )
 
 DROPOUT = replace(
@@ -274,6 +281,7 @@ DROPOUT = replace(
     gradient="computed",
     does="drops",
     torch="elementwise:dropped",
+    calls="rules of the frontend",
 )
 
 CAST = replace(
@@ -294,6 +302,7 @@ CAST = replace(
     gradient="computed",
     does="computes",
     torch="elementwise:unchanged",
+    calls="none",
 )
 
 KINDS = (ACTIVATION, GLU, ADD, MUL, SCALE, MODULATE, SOFTCAP, DROPOUT, CAST)

@@ -58,6 +58,7 @@ EMBEDDING = OpKind(
     sums=True,
     together=(),
     does="looks up",
+    calls="rules of the frontend",
     documents=False,
     torch="lookup:embedding",
 )
@@ -86,6 +87,7 @@ TIMESTEP = OpKind(
     sums=False,
     together=(),
     does="computes",
+    calls="none",
     documents=False,
     torch="image:timestep",
 )

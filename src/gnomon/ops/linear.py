@@ -93,6 +93,7 @@ LINEAR = OpKind(
     sums=False,
     together=(),
     does="multiplies",
+    calls="rules of the frontend",
     documents=False,
     torch="engine",
 )
@@ -121,6 +122,7 @@ MATMUL = OpKind(
     sums=False,
     together=(),
     does="multiplies activations",
+    calls="none",
     documents=False,
     torch="lowered",
 )

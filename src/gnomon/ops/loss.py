@@ -90,6 +90,7 @@ CROSS_ENTROPY = OpKind(
     sums=True,
     together=(),
     does="compares labels",
+    calls="rules of the frontend",
     documents=False,
     torch="lookup:cross_entropy",
 )
@@ -118,6 +119,7 @@ MSE = OpKind(
     sums=True,
     together=(),
     does="compares",
+    calls="none",
     documents=False,
     torch="image:mse",
 )

@@ -104,6 +104,7 @@ ROUTER = OpKind(
     sums=False,
     together=(),
     does="routes",
+    calls="none",
     documents=False,
     torch="routing:router",
 )
@@ -132,6 +133,7 @@ DISPATCH = OpKind(
     sums=False,
     together=(),
     does="dispatches",
+    calls="none",
     documents=False,
     torch="engine",
 )
@@ -160,6 +162,7 @@ GROUPED_LINEAR = OpKind(
     sums=False,
     together=(),
     does="multiplies rows",
+    calls="none",
     documents=False,
     torch="engine",
 )
@@ -188,6 +191,7 @@ COMBINE = OpKind(
     sums=False,
     together=(),
     does="combines",
+    calls="none",
     documents=False,
     torch="engine",
 )

@@ -101,6 +101,7 @@ NORM = OpKind(
     sums=False,
     together=(),
     does="normalises",
+    calls="rules of the frontend",
     documents=False,
     torch="norm:norm",
 )
@@ -129,6 +130,7 @@ ROW_STATS = OpKind(
     sums=False,
     together=(),
     does="computes",
+    calls="none",
     documents=False,
     torch="lowered",
 )

@@ -137,6 +137,18 @@ class Steps:
         return out.name
 
 
+@dataclass(frozen=True, slots=True)
+class TorchCall:
+    """A call of the torch API that is one op of a kind."""
+
+    function: str
+    """Its name in the API (`clamp`), or `namespace::name` of a custom op."""
+    operands: tuple[str, ...]
+    """Names of the arguments that are tensors, which come first, in the order of the kind's inputs."""
+    numbers: tuple[str, ...]
+    """Names of the arguments after them, which become attributes; one that is None becomes none."""
+
+
 Does: TypeAlias = Literal[
     "multiplies",  # tokens by a weight
     "multiplies rows",  # of experts, by the weights of these
@@ -218,6 +230,9 @@ class OpKind:
     """Base names of dims that are divided together (query and key heads); empty: each by itself."""
     does: Does
     """Its part in a model, which others ask for in place of its name."""
+    calls: tuple[TorchCall, ...] | Literal["rules of the frontend", "none"]
+    """Calls of the torch API that are captured as this kind. `rules of the frontend`: what `frontend.kinds` reads,
+    which looks at more than names; none: no call is."""
     documents: bool
     """Whether its torch function is told where documents begin in a packed row."""
     torch: str

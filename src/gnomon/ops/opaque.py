@@ -127,6 +127,7 @@ OPAQUE = OpKind(
     sums=False,
     together=(),
     does="computes",
+    calls="none",
     documents=False,
     torch="captured",
 )

@@ -144,6 +144,7 @@ STATE_SPACE = OpKind(
     sums=False,
     together=STATE_DIMS,
     does="scans",
+    calls="none",
     documents=False,
     torch="state_space:state_space",
 )

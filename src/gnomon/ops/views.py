@@ -54,12 +54,18 @@ RESHAPE = OpKind(
     sums=False,
     together=(),
     does="computes",
+    calls="none",
     documents=False,
     torch="views:reshape",
 )
 
 SPLIT = replace(
-    RESHAPE, name="split", signature="x -> views of its parts along the last dim", memory="part", torch="views:split"
+    RESHAPE,
+    name="split",
+    signature="x -> views of its parts along the last dim",
+    memory="part",
+    torch="views:split",
+    calls="none",
 )
 
 RENAME = replace(
@@ -69,6 +75,7 @@ RENAME = replace(
     strategies=_renamed,
     together=(),
     torch="views:rename",
+    calls="none",
 )
 
 CONCAT = replace(
@@ -88,6 +95,7 @@ CONCAT = replace(
     gradient="computed",
     does="computes",
     torch="views:concat",
+    calls="none",
 )
 
 REPEAT = replace(
@@ -109,6 +117,7 @@ REPEAT = replace(
     strategies="plain",
     together=HEAD_DIMS,
     torch="lowered",
+    calls="none",
 )
 
 KINDS = (RESHAPE, SPLIT, RENAME, CONCAT, REPEAT)

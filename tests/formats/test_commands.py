@@ -235,3 +235,18 @@ def test_a_stage_is_read_from_the_name_with_what_it_keeps_on_the_host(tmp_path: 
     assert optimizer("conf/stage3_offload.json") == (3, True, True)
     assert optimizer("zero3_bf16_cpuoffload_params.json") == (3, False, True)
     assert optimizer("deepspeed_configs/zero2.json") == (2, True, False)
+
+
+def test_transformers_modules_are_eager_unless_liger_or_the_compiler_is_asked_for(tmp_path: Path) -> None:
+    """LlamaRMSNorm keeps an fp32 row and the normalised one: a stack that fuses norms keeps too little."""
+    for flags, norm in (("", "unfused"), (" --use_liger_kernel", None), (" --torch_compile True", None)):
+        assert read(tmp_path, RUN_CLM + flags)[1].stack.layers.norm == norm
+    assert read(tmp_path, SWIFT + " --deepspeed zero2")[1].stack.layers.norm == "unfused"
+
+
+def test_states_in_eight_bits_are_a_byte_each(tmp_path: Path) -> None:
+    for name in ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"):
+        assert read(tmp_path, f"{RUN_CLM} --optim {name}")[1].plan.precision.states == "int8"
+    assert read(tmp_path, f"{RUN_CLM} --optim paged_adamw_32bit")[1].plan.precision.states == "fp32"
+    by_deepspeed = read(tmp_path, f"{SWIFT} --deepspeed zero2 --optim adamw_bnb_8bit")[1].plan
+    assert by_deepspeed.precision.states == "int8" and by_deepspeed.precision.master == "fp32"

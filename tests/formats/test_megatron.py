@@ -186,12 +186,14 @@ def test_a_deepseek_shape() -> None:
         (deepseek_v3_671b(), ("mla_up_proj", "mlp", "moe_act"), ("*", "layers[0:3]", "*")),
         (mixtral_8x7b(), ("mla_up_proj", "mlp", "moe_act"), ("*",)),
         (gpt2(), ("mla_up_proj", "mlp", "layernorm"), ("*", "*")),
+        (deepseek_v3_671b(), ("moe", "shared_experts"), ("layers[3:61]", "*")),
+        (mixtral_8x7b(), ("moe", "shared_experts"), ("*",)),
     ],
 )
 def test_modules_that_are_made_again(model: Any, modules: tuple[str, ...], calls: tuple[str, ...]) -> None:
     """`mlp` is a dense feed-forward, `moe_act` an expert's; a module that a model lacks changes nothing."""
-    rules, unknown = module_rules((*modules, "shared_experts"), model)
-    assert tuple(rule.calls for rule in rules) == calls and unknown == ("shared_experts",)
+    rules, unknown = module_rules((*modules, "shared_mlp"), model)
+    assert tuple(rule.calls for rule in rules) == calls and unknown == ("shared_mlp",)
     graph = build(model)
     check(Plan(saved=Saved(rules=rules)), graph)
     names = {tensor.name for block in graph.blocks for tensor in block.tensors}

@@ -19,7 +19,7 @@ from gnomon.formats.deepspeed import read as deepspeed
 from gnomon.formats.deepspeed.shipped import named_stage, shipped
 from gnomon.formats.given import Given, Network
 from gnomon.formats.hub import network_called
-from gnomon.formats.job import Fields, Job, divides, microbatches, network_graph, read_source
+from gnomon.formats.job import Fields, Job, chosen, divides, microbatches, network_graph, read_source
 from gnomon.formats.keys import read_json
 from gnomon.formats.shell import unknown
 from gnomon.models.lora import Adapters, with_adapters
@@ -46,7 +46,8 @@ OPTIMIZERS = {
 }
 """Pattern of an optimizer's name -> ours."""
 
-EIGHT_BIT = "its states are in eight bits (or four); read as in the parameters' dtype: memory is too large"
+FOUR_BIT = "its states are in four bits; read as in the parameters' dtype: memory is too large"
+PAGED = "states move to the host while device memory is short, which is not predicted: memory is too large then"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +78,30 @@ class Training:
     """Activation checkpointing of whole layers."""
     precision: Precision = BF16
     optimizer: str = "adamw"
+    states: Literal["int8"] | None = None
+    """Dtype of the optimizer's states where it is not that of the precision."""
     clip: bool = True
     stack: Stack | None = None
     """The software; FSDP's or DDP's record where there is none."""
+    eager: bool = False
+    """The network is made of transformers' modules, each ATen op a kernel: nothing of theirs is fused."""
+
+
+def in_eager(record: Stack) -> Stack:
+    """`record` with transformers' modules as they are: LlamaRMSNorm widens to fp32, squares, scales and multiplies in
+    ops of their own, and keeps the fp32 copy and the normalised row; SiLU and its product are two ops
+    (huggingface/transformers v5.23 src/transformers/models/llama/modeling_llama.py)."""
+    return chosen(record, "transformers' modules in eager", norm="unfused", activation="unfused")
+
+
+LIGER = ("use_liger_kernel", "enable_liger_kernel", "liger_rms_norm", "liger_glu_activation", "liger_fused_*")
+COMPILED = ("torch_compile", "accelerate_dynamo")
+
+
+def is_eager(f: Fields) -> bool:
+    """Whether neither Liger nor torch.compile is asked for, by the names that trainers around transformers share."""
+    asked = [name for name in f.names() if any(fnmatchcase(name, pattern) for pattern in (*LIGER, *COMPILED))]
+    return not any(str(f.peek(name)).lower() in ("true", "1", "yes", "auto", "on") for name in asked)
 
 
 def job_of(f: Fields, given: Given, asked: Training, assumed: Sequence[str] = (), stated: int | None = None) -> Job:
@@ -100,6 +122,7 @@ def job_of(f: Fields, given: Given, asked: Training, assumed: Sequence[str] = ()
     if asked.total is not None and total % data == 0:
         micro = min(micro, total // data)  # no rank has more than its share
     microbatches(total, micro, data, ("the global batch", "the micro batch"))
+    record = asked.stack or stack("pytorch-fsdp")
     offload = Offload() if asked.offload and asked.zero else None
     zero = 3 if asked.zero else 0
     plan = Plan(
@@ -116,13 +139,13 @@ def job_of(f: Fields, given: Given, asked: Training, assumed: Sequence[str] = ()
             offload_parameters=offload is not None,
             clip=asked.clip,
         ),
-        precision=asked.precision,
+        precision=asked.precision if asked.states is None else replace(asked.precision, states=asked.states),
     )
     return Job(
         model=asked.model,
         plan=plan,
         workload=Workload(global_batch_size=total, seq_len=given.seq_len or asked.seq_len),
-        stack=asked.stack or stack("pytorch-fsdp"),
+        stack=in_eager(record) if asked.eager else record,
         devices=given.devices,
         notes=tuple(f.notes),
         unexpressed=tuple(f.unexpressed),
@@ -157,10 +180,13 @@ def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Pat
     plan, notes = job.plan, job.notes
     if "optimizer" not in values:  # the trainer's own, wrapped by DeepSpeed
         plan = replace(plan, optimizer=replace(plan.optimizer, kind=asked.optimizer))  # type: ignore[arg-type]
+        if asked.states is not None and plan.optimizer.offload is None:
+            plan = replace(plan, precision=replace(plan.precision, states=asked.states))
         notes = tuple(note for note in notes if not note.startswith("optimizer.type:"))
     return replace(
         job,
         plan=plan,
+        stack=in_eager(job.stack) if asked.eager else job.stack,
         notes=(*f.notes, *notes),
         unexpressed=(*f.unexpressed, *job.unexpressed),
         assumed=(*assumed, *job.assumed),
@@ -230,12 +256,21 @@ def adapted(
 def optimizer_of(f: Fields, key: str, default: str) -> str:
     """Our kind of an optimizer's name; one that is not known counts as AdamW, and is listed."""
     name = str(f.raw(key) or default).lower()
-    if re.search(r"8bit|4bit|_8bit|8_bit", name):
-        f.report(key, EIGHT_BIT)
+    if re.search(r"4_?bit", name):
+        f.report(key, FOUR_BIT)
     kind = next((ours for pattern, ours in OPTIMIZERS.items() if fnmatchcase(name, pattern)), None)
     if kind is None:
         f.report(key, "another update; priced as AdamW")
     return kind or "adamw"
+
+
+def states_of(f: Fields, key: str) -> Literal["int8"] | None:
+    """int8 for an optimizer in eight bits (bitsandbytes, torchao): a byte a parameter for each state, and a scale in
+    fp32 for each 256 of them, 1.6 %, which is not counted."""
+    name = str(f.raw(key) or "").lower()
+    if "paged" in name:
+        f.report(key, PAGED)
+    return "int8" if re.search(r"8_?bit", name) else None
 
 
 def flag(f: Fields, key: str, default: bool = False) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from gnomon.formats.given import Given
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.trainer_source import Source
-from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, by_deepspeed, flag, job_of
+from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, by_deepspeed, flag, is_eager, job_of
 from gnomon.plans import Layout, Precision
 
 IRRELEVANT = frozenset(
@@ -128,6 +128,7 @@ def finished(
         cp=cp,
         replicas=max(replicas, asked.replicas),
         layout=Layout(context="all_gather") if cp > 1 else asked.layout,
+        eager=is_eager(f),
     )
     by_file = f.peek("deepspeed") or None
     f.ignore("deepspeed")

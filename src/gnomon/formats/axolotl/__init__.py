@@ -22,10 +22,12 @@ from gnomon.formats.trainers import (
     adapted,
     by_deepspeed,
     flag,
+    is_eager,
     job_of,
     model_of,
     names_of,
     optimizer_of,
+    states_of,
 )
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, sharded
@@ -120,7 +122,9 @@ def _read(path: Path, given: Given) -> Job:
         recompute=flag(f, "gradient_checkpointing"),
         precision=_precision(f, f.has("adapter")),
         optimizer=optimizer_of(f, "optimizer", "adamw_torch"),
+        states=states_of(f, "optimizer"),
         layout=Layout(context="ring"),
+        eager=is_eager(f),
     )
     if f.peek("gradient_checkpointing") == "offload":
         f.report("gradient_checkpointing", "checkpointed inputs wait on the host: memory is too large here")

@@ -12,7 +12,19 @@ from gnomon.errors import InputError
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job, flatten, read_source
-from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, adapted, flag, job_of, model_of, optimizer_of
+from gnomon.formats.trainers import (
+    AUTOCAST,
+    BF16,
+    FP16,
+    FP32,
+    Training,
+    adapted,
+    flag,
+    job_of,
+    model_of,
+    optimizer_of,
+    states_of,
+)
 from gnomon.formats.yaml_file import read_yaml
 
 IRRELEVANT = frozenset(
@@ -92,6 +104,7 @@ def _read(path: Path, given: Given) -> Job:
         recompute=tuned and devices > 1,
         precision=PRECISIONS.get(precision, BF16),
         optimizer=optimizer_of(f, optimizer, "AdamW"),
+        states=states_of(f, optimizer),
         clip=f.raw("train.max_norm") is not None,
     )
     f.account(IRRELEVANT, {}, ())

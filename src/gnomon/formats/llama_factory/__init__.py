@@ -14,7 +14,18 @@ from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_source import commands_of, given_flags, program_name, trainer_source
-from gnomon.formats.trainers import AUTOCAST, BF16, FP16, Training, adapted, flag, model_of, names_of, optimizer_of
+from gnomon.formats.trainers import (
+    AUTOCAST,
+    BF16,
+    FP16,
+    Training,
+    adapted,
+    flag,
+    model_of,
+    names_of,
+    optimizer_of,
+    states_of,
+)
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, finished
 from gnomon.plans import Precision
@@ -140,6 +151,7 @@ def _read(path: Path, given: Given) -> Job:
         recompute=not off,
         precision=_precision(f, whole),
         optimizer=optimizer_of(f, "optim", "adamw_torch"),
+        states=states_of(f, "optim"),
     )
     f.ignore(*CORE)
     return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed)

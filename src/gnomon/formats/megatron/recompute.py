@@ -14,13 +14,15 @@ from gnomon.models.gpt import GptConfig
 from gnomon.models.mixtral import MixtralConfig
 from gnomon.plans import SavedRule
 
-MODULES = ("layernorm", "mlp", "mla_up_proj", "moe_act")
+MODULES = ("layernorm", "mlp", "mla_up_proj", "moe_act", "moe", "shared_experts")
 """Beside `core_attn`, which the preset `selective` is."""
 MLA_UP_PROJ = ("*kv_b_proj*", "*q_b_proj*", "*_nope", "*.q_pe", "*_rotary", "*.q", "*.k", "*.v")
 """Queries, keys and values as latent attention reads them, and what they are made of
 (multi_latent_attention.py `qkv_up_proj_and_rope_apply`)."""
 MLP = ("mlp.*",)
 """A dense feed-forward; in mixtures that of their dense layers, and of no other."""
+SHARED = ("*shared_expert*",)
+"""A shared expert with its gate (moe/moe_layer.py `shared_experts_compute`, under `tensor_parallel.checkpoint`)."""
 
 
 def module_rules(names: Sequence[str], model: object) -> tuple[tuple[SavedRule, ...], tuple[str, ...]]:
@@ -51,6 +53,13 @@ def _rules(name: str, model: object) -> tuple[SavedRule, ...] | None:
         tensors = MLA_UP_PROJ if latent else ()
     elif name == "moe_act":
         tensors = ("*experts.act",) if mixture else ()
+    elif name == "moe":  # router, dispatch, experts, combination and shared expert; its exchanges are made again
+        path = model.moe_path if isinstance(model, MixtralConfig) else "mlp"
+        tensors = (f"{path}.*",) if mixture else ()
+        if isinstance(model, DeepseekConfig) and model.num_dense_layers:
+            calls = f"layers[{model.num_dense_layers}:{model.num_layers}]"
+    elif name == "shared_experts":
+        tensors = SHARED if isinstance(model, DeepseekConfig) and model.num_shared_experts else ()
     else:
         return None
     return (SavedRule(calls=calls, tensors=tensors, action="recompute"),) if tensors else ()

@@ -211,6 +211,8 @@ def _read(path: Path, given: Given) -> Job:
         whole.ignore(f"model.{key}")
     if values.get("recompute_granularity") is None:
         values = {key: value for key, value in values.items() if not key.startswith("recompute_")}
+    if values.get("recompute_granularity") == "selective":  # NeMo passes them on, and selective does not look at them
+        values = {k: v for k, v in values.items() if k not in ("recompute_method", "recompute_num_layers")}
     nodes, per_node = trainer.get("num_nodes", 1), trainer.get("devices")
     stated = nodes * per_node if isinstance(nodes, int) and isinstance(per_node, int) else None
     if "hidden_size" not in values and given.model is None:

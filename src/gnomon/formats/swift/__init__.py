@@ -32,6 +32,7 @@ from gnomon.formats.trainers import (
     model_of,
     names_of,
     optimizer_of,
+    states_of,
 )
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, finished
@@ -165,6 +166,7 @@ def _by_trainer(source: Source, given: Given, word: str) -> Job:
         recompute=flag(f, "gradient_checkpointing", True),
         precision=_precision(f, assumed),
         optimizer=optimizer_of(f, "optim", "adamw_torch"),
+        states=states_of(f, "optim"),
     )
     return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed)
 

@@ -16,7 +16,7 @@ from gnomon.formats.given import GIVE_MODEL, SEQ_LEN, Given, Network
 from gnomon.formats.hub import network_called
 from gnomon.formats.job import Fields, Job, chosen, flatten, read_source
 from gnomon.formats.references import resolved
-from gnomon.formats.trainers import BF16, FP32, Training, adapted, flag, job_of, names_of, optimizer_of
+from gnomon.formats.trainers import BF16, FP32, Training, adapted, flag, job_of, names_of, optimizer_of, states_of
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.plans import Layout
 from gnomon.software import stack
@@ -124,6 +124,7 @@ def _read(path: Path, given: Given) -> Job:
         recompute=flag(f, "enable_activation_checkpointing"),
         precision=BF16 if f.text("dtype", "bf16") == "bf16" else FP32,
         optimizer=optimizer_of(f, "optimizer._component_", "torch.optim.AdamW"),
+        states=states_of(f, "optimizer._component_"),
         clip=clip not in (None, "null"),
         stack=record,
     )

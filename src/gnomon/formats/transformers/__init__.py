@@ -16,7 +16,7 @@ from gnomon.formats.job import Fields, Job
 from gnomon.formats.llama_factory import FORMAT as LLAMA_FACTORY
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_source import commands_of, given_flags, program_name, trainer_source
-from gnomon.formats.trainers import Training, adapted, flag, model_of, names_of, optimizer_of
+from gnomon.formats.trainers import Training, adapted, flag, model_of, names_of, optimizer_of, states_of
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, finished, precision_of
 from gnomon.formats.trl import FORMAT as TRL
@@ -104,6 +104,7 @@ def _read(path: Path, given: Given) -> Job:
         recompute=flag(f, "gradient_checkpointing"),
         precision=precision_of(f, loaded=None if loaded is None else str(loaded)),
         optimizer=optimizer_of(f, "optim", "adamw_torch"),
+        states=states_of(f, "optim"),
         clip=f.number("max_grad_norm", 1.0) > 0,
     )
     return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed)

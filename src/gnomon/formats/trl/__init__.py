@@ -14,7 +14,7 @@ from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_source import commands_of, program_name, trainer_source
-from gnomon.formats.trainers import Training, adapted, flag, model_of, names_of, optimizer_of
+from gnomon.formats.trainers import Training, adapted, flag, model_of, names_of, optimizer_of, states_of
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, finished, precision_of
 
@@ -129,6 +129,7 @@ def _read(path: Path, given: Given) -> Job:
         recompute=recompute,
         precision=precision_of(f, loaded=None if loaded is None else str(loaded), default="bf16" if half else "no"),
         optimizer=optimizer_of(f, "optim", "adamw_torch"),
+        states=states_of(f, "optim"),
     )
     return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed)
 

@@ -25,6 +25,7 @@ from gnomon.formats.trainers import (
     model_of,
     names_of,
     optimizer_of,
+    states_of,
 )
 
 IRRELEVANT = frozenset(
@@ -94,6 +95,7 @@ def _read(path: Path, given: Given) -> Job:
         recompute=True,  # SupervisedFinetune(use_activation_checkpointing=True)
         precision=precision,
         optimizer=optimizer_of(f, "optim_type", "AdamW"),
+        states=states_of(f, "optim_type"),
         clip=f.raw("max_norm") is not None,
     )
     by_file = f.peek("deepspeed") or None

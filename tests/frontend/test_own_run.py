@@ -332,5 +332,5 @@ def test_labels_have_the_length_that_their_own_dim_says() -> None:
     feed.labels, feed.one_length_reason = "labels", None
     feed.take(batch)
     assert feed.counted == 80 and set(feed.batch) == {"sound", "labels"}
-    with pytest.raises(PlanError, match="labels has shape .3, 20., and a step takes 4 rows$"):
+    with pytest.raises(PlanError, match="labels has shape .3, 20., and a step takes 4 rows of 20 positions"):
         feed.take({**batch, "labels": batch["labels"][:3]})

@@ -110,7 +110,9 @@ class Feed:
         if name == DOCUMENTS:
             return self.workload.seq_len
         dims = next((tensor.dims for tensor in self.graph.inputs if tensor.name == name), ())
-        return self.sizes.get(dims[1].name, 0) if len(dims) > 1 else 0
+        if len(dims) < 2:
+            return 0
+        return self.sizes.get(dims[1].name, 0) if dims[1].size is None else dims[1].size
 
     def of_unit(self, unit: int) -> Batch:
         """Rows of a unit on this rank, and its positions of them."""

@@ -59,6 +59,7 @@ NAMED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
     ("qwen3", {"architectures": ["Qwen3ForTokenClassification"]}, "architectures"),
     ("mistral", {"sliding_window": 0}, "sliding_window"),
+    ("bloom", {"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact"),
 )
 """What once did so, and is refused by the name of its key."""
 

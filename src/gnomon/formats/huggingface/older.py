@@ -172,6 +172,8 @@ def _bloom(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
 
     hidden, heads = either("hidden_size", "n_embed"), either("n_head", "num_attention_heads")
     k.must_be("apply_residual_connection_post_layernorm", False)
+    if k.integer("pretraining_tp", 1) > 1:  # its products are then sums of slices, without biases
+        only(k, wanted, "slow_but_exact", False)
     k.ignore("n_embed", "num_attention_heads", "num_hidden_layers", "pretraining_tp", "slow_but_exact", "seq_length")
     k.ignore("offset_alibi", "bias_dropout_fusion", "masked_softmax_fusion", "attention_softmax_in_fp32")
     k.ignore("skip_bias_add", "skip_bias_add_qkv", "unk_token_id")

@@ -1,7 +1,7 @@
 """What people ask of a command that another one does, said in a line where it is asked: inference.
 
-`not_there(words)` is for what no parser knows, `refuse_servers(options)` for names of programs that serve. Leaves out spelling
-mistakes, which are the parser's.
+`not_there(words)` is for what no parser knows, `refuse_servers(options)` for names of programs that serve. Leaves out
+spelling mistakes, which are the parser's.
 """
 
 from __future__ import annotations

@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +148,9 @@ def _entry(path: Path, name: str, given: Any, start: int) -> Entry:
         raise InputError(f"{path}: {name} is {dtype}, which is not read; known: {', '.join(DTYPE_BYTES)}")
     if not all(type(n) is int and 0 <= n < 1 << 64 for n in (*shape, begin, end)):
         raise InputError(f"{path}: {name} has the shape {shape} from byte {begin} to {end}")
-    if prod(n for n in shape if n) * DTYPE_BYTES[dtype] >= 1 << 63:  # of zeros too, as the library multiplies
+    # The library multiplies one size after another in 64 bits, then by the bits of an element: a zero ends the growth
+    # of what comes after it, not of what came before.
+    if any(size >= 1 << 64 for size in (*accumulate(shape, mul, initial=1), prod(shape) * DTYPE_BYTES[dtype] * 8)):
         raise InputError(f"{path}: {name} has the shape {shape}, which is more than a file can hold")
     if end - begin != prod(shape) * DTYPE_BYTES[dtype]:
         raise InputError(f"{path}: {name} is {dtype} of shape {shape} and has {end - begin} bytes, which does not fit")

@@ -1,10 +1,13 @@
-"""Many plans drawn at random, each run beside the plain model: `python benchmarks/runtime_grid.py [--cases N]`.
+"""Many plans drawn at random, each run beside transformers: `python benchmarks/runtime_grid.py [--cases N]`.
 
-Every value of every boolean and enum field of a plan's overlap, optimizer and layout comes up in turn, with tied and
+With `--oracle transformers` (the default) plans of several model types are compared with transformers' own model in
+train mode (`tests/runtime/hf_grid.py`).
+With `--oracle plain` every value of every boolean and enum field of a plan's overlap, optimizer and layout comes up
+in turn, with tied and
 untied weights, on 1, 2 and 4 processes; the axes, schedules, shares and what is saved are drawn. Each plan must give
 the plain model's loss, gradient norm and parameters over three steps in float64 to 1e-9, or be refused before the
 first step with one reason. Prints how many did, why others were refused, and what is wrong or hung; writes that to
-results/runtime_grid.md. Exits with 1 where anything is wrong or hung. Left out: GPUs, speed, and other dtypes.
+a file in results/. Exits with 1 where anything is wrong or hung. Left out: GPUs, speed, and other dtypes.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import argparse
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from datetime import UTC, datetime
@@ -24,9 +28,14 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from runtime import grid  # noqa: E402  (the tests run a sample of the same cases)
+from runtime import grid, hf_grid  # noqa: E402  (the tests run a sample of the same cases)
 
-RESULTS = ROOT / "benchmarks" / "results" / "runtime_grid.md"
+RESULTS = ROOT / "benchmarks" / "results"
+NAMES = {"transformers": "runtime_grid_transformers.md", "plain": "runtime_grid.md"}
+DRAWN = {
+    "plain": f"{len(grid.FIELDS)} values of fields, tied and untied weights in turn",
+    "transformers": f"{len(hf_grid.MODELS)} types in turn, beside transformers in train mode, each document alone",
+}
 TOLD_S = 20.0
 """Seconds between lines of progress."""
 
@@ -39,14 +48,27 @@ def reason(message: str) -> str:
 def main() -> int:
     """The table, and the file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=4 * len(grid.FIELDS), help="plans to try (default: %(default)s)")
+    parser.add_argument("--cases", type=int, default=400, help="plans to try (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first of them (default: %(default)s)")
+    parser.add_argument(
+        "--oracle",
+        choices=("transformers", "plain"),
+        default="transformers",
+        help="what plans are compared with: model types of transformers in train mode, or a plain Llama of torch",
+    )
     parser.add_argument("--seed", type=int, default=0, help="another seed draws other plans")
     parser.add_argument("--only", type=int, nargs="+", help="these cases alone; writes no file")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds after which a case counts as hung")
-    parser.add_argument("-o", "--output", type=Path, default=RESULTS, help="file of the table (default: %(default)s)")
+    parser.add_argument("-o", "--output", type=Path, help="file of the table; default one beside earlier results")
     options = parser.parse_args()
     began = time.monotonic()
-    cases = [grid.draw(number, options.seed) for number in options.only or range(options.cases)]
+    numbers = options.only or range(options.first, options.first + options.cases)
+    cases: list[grid.Case] | list[hf_grid.HfCase]
+    weights = tempfile.TemporaryDirectory()
+    if options.oracle == "plain":
+        cases = [grid.draw(number, options.seed) for number in numbers]
+    else:
+        cases = [hf_grid.draw(number, Path(weights.name), options.seed) for number in numbers]
     verdicts, reasons, bad = Counter[str](), Counter[str](), list[str]()
     with grid.Workers(limit_s=options.limit) as workers:
         told = began
@@ -61,14 +83,18 @@ def main() -> int:
             if verdict in ("wrong", "hung"):
                 bad.append(f"{verdict}: {case}: {message}")
                 print(f"{bad[-1]}\n    {case.plan}\n    {case.config}\n    {case.workload}", flush=True)
-    lines = report(options.seed, verdicts, reasons, bad, time.monotonic() - began)
+    asked = f"--oracle {options.oracle} --cases {verdicts.total()} --first {options.first} --seed {options.seed}"
+    lines = report(asked, options.oracle, verdicts, reasons, bad, time.monotonic() - began)
     print("\n".join(lines))
     if options.only is None:
-        options.output.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        output = options.output or RESULTS / NAMES[options.oracle]
+        output.write_text("\n".join([*lines, ""]), encoding="utf-8")
     return int(bool(bad))
 
 
-def report(seed: int, verdicts: Counter[str], reasons: Counter[str], bad: list[str], seconds: float) -> list[str]:
+def report(
+    asked: str, oracle: str, verdicts: Counter[str], reasons: Counter[str], bad: list[str], seconds: float
+) -> list[str]:
     """The page."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -78,9 +104,8 @@ def report(seed: int, verdicts: Counter[str], reasons: Counter[str], bad: list[s
         "# Plans drawn at random, run beside the plain model",
         "",
         f"{date}, commit {commit or 'unknown'}, Python {python_version()}, torch {torch.__version__} (CPU, gloo), "
-        f"{seconds:.0f} s for `python benchmarks/runtime_grid.py --cases {verdicts.total()} --seed {seed}`.",
-        f"{len(grid.FIELDS)} values of fields, tied and untied weights in turn; loss, gradient norm, held-out loss and "
-        "parameters of three steps in float64 to 1e-9.",
+        f"{seconds:.0f} s for `python benchmarks/runtime_grid.py {asked}`.",
+        f"{DRAWN[oracle]}; loss, gradient norm, held-out loss and parameters of three steps in float64 to 1e-9.",
         "",
         "| tried | equal | refused before the first step | wrong | hung |",
         "| --- | --- | --- | --- | --- |",

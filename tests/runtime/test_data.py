@@ -293,6 +293,16 @@ def test_megatrons_header_is_as_documented_and_damage_is_found(tmp_path: Path) -
         Tokens.open(tmp_path / "t")
 
 
+def test_a_negative_token_of_megatrons_is_named_with_its_place(tmp_path: Path) -> None:
+    with Writer(tmp_path / "text", np.dtype(np.int32)) as writer:
+        for ids in ([1, 2, 3], [4, -5, 6]):
+            writer.add(ids)
+            writer.end()
+        writer.finish()
+    with pytest.raises(InputError, match=r"text.bin has token -5 at place 4, and token ids count from 0"):
+        Corpus.open(Source(path=tmp_path / "text"))
+
+
 def test_a_single_file_is_divided_and_one_too_short_is_refused(tmp_path: Path) -> None:
     """Its last twentieth is held out."""
     (tmp_path / "input.txt").write_bytes(bytes(range(65, 91)) * 100)

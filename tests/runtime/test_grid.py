@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 from runtime import grid  # noqa: E402
 
 pytestmark = pytest.mark.torch
+
+SAMPLE = (4, 5, 11, 15, 18, 26, 80, 84, 97)
+"""Of `hf_grid`'s first seed."""
 
 
 def test_every_value_of_every_field_is_right_or_refused() -> None:
@@ -24,6 +28,19 @@ def test_every_value_of_every_field_is_right_or_refused() -> None:
     assert verdicts["equal"] >= 24, verdicts
     assert {case.plan.world_size for case, verdict, _ in actual if verdict == "equal"} == {1, 2, 4}
     assert {case.config.tied for case, verdict, _ in actual if verdict == "equal"} == {True, False}
+
+
+def test_plans_train_as_transformers_does_in_train_mode(tmp_path: Path) -> None:
+    """Cases of `hf_grid`: those that once were wrong, and others of other types."""
+    pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
+    from runtime import hf_grid
+
+    with grid.Workers() as workers:
+        cases = sorted((hf_grid.draw(number, tmp_path) for number in SAMPLE), key=lambda case: case.plan.world_size)
+        actual = [(case, *workers.judged(case)) for case in cases]
+    wrong = [f"{case}: {verdict}: {message}" for case, verdict, message in actual if verdict in ("wrong", "hung")]
+    assert not wrong, "\n".join(wrong)
+    assert sum(verdict == "equal" for _, verdict, _ in actual) >= 7
 
 
 def test_a_case_that_hangs_or_fails_is_told_from_one_that_trains() -> None:

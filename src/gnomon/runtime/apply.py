@@ -23,6 +23,7 @@ from gnomon.graph import Graph, Layer, Op
 from gnomon.graph import Tensor as GraphTensor
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Mesh, Plan, layer_presets, stage_layers
+from gnomon.plans.experts import under
 from gnomon.plans.groups import layer_groups
 from gnomon.plans.parts import Preset
 from gnomon.plans.saving import in_runs
@@ -31,7 +32,7 @@ from gnomon.runtime.blocks import BlockRun, cut_linears
 from gnomon.runtime.crossings import Hop, hops
 from gnomon.runtime.frozen import Where, four_bit_of, frozen_of, in_four_bits, placed
 from gnomon.runtime.initial import initial, tables_of
-from gnomon.runtime.mesh import Groups
+from gnomon.runtime.mesh import Groups, meshes_of
 from gnomon.runtime.ops import check_runnable
 from gnomon.runtime.ops.site import ALONE, Axis
 from gnomon.runtime.parameter_files import disk_folder
@@ -86,18 +87,12 @@ def apply(
     that says what parameters begin as, where `graph` is a part of it."""
     check_runnable(graph)
     check_plan(plan)
+    check_mesh(graph, plan, groups.mesh)
     zero, mesh = effective_zero(plan), groups.mesh
     if zero == 3 and mesh.ep * mesh.etp > 1 and _has_frozen_experts(graph):
         raise PlanError(
             f"{graph.name} has frozen experts, which the runtime does not shard; use zero 0 to 2, or ep = 1"
         )
-    if (reason := own.tensor_parallel_reason(graph, mesh.tp)) and own.has_scan(graph):
-        raise PlanError(reason)
-    ways = mesh.tp * mesh.cp
-    if plan.layout.sequence_parallel and mesh.tp > 1 and (reason := uneven_positions_reason(graph, ways)):
-        raise PlanError(reason)
-    if mesh.cp > 1 and own.has_scan(graph):
-        raise PlanError(f"{graph.name}: {own.WHOLE_SCANS}; use cp = 1")
     axes, sharded = axes_of(plan, groups), sharded_blocks(graph, plan, mesh)
     if mesh.cp > 1 and (reason := whole_sequence_reason(graph, sharded)):
         raise PlanError(f"{reason}, which the runtime does not run beside cp = {mesh.cp}; use cp = 1")
@@ -372,6 +367,30 @@ def holders(plan: Plan, graph: Graph, zero: int) -> dict[str, tuple[int, ...]]:
 def folder_of(plan: Plan) -> Path | None:
     """Where parameters wait in files; None where they do not."""
     return disk_folder() if plan.optimizer.offload_parameters and plan.optimizer.parameter_tier == "disk" else None
+
+
+def check_before(graph: Graph, plan: Plan) -> None:
+    """PlanError, before any process starts, for what no rank could run: kinds of op, decisions of the plan, and
+    what the mesh of some stage divides."""
+    graph = under(graph, plan)
+    check_runnable(graph)
+    check_plan(plan)
+    dtypes(plan)
+    for mesh in meshes_of(plan):
+        check_mesh(graph, plan, mesh)
+
+
+def check_mesh(graph: Graph, plan: Plan, mesh: Mesh) -> None:
+    """PlanError where ranks of a mesh would have parts of what the runtime has whole."""
+    if (reason := own.tensor_parallel_reason(graph, mesh.tp)) and own.has_scan(graph):
+        raise PlanError(reason)
+    ways = mesh.tp * mesh.cp
+    if plan.layout.sequence_parallel and mesh.tp > 1 and (reason := uneven_positions_reason(graph, ways)):
+        raise PlanError(reason)
+    if reason := own.joined_norm_reason(graph, mesh.tp):
+        raise PlanError(reason)
+    if mesh.cp > 1 and own.has_scan(graph):
+        raise PlanError(f"{graph.name}: {own.WHOLE_SCANS}; use cp = 1")
 
 
 def check_plan(plan: Plan) -> None:

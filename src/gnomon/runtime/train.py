@@ -33,6 +33,7 @@ from gnomon.late import load_late
 from gnomon.methods import bamboo
 from gnomon.plans import Plan, Saved, Workload
 from gnomon.program import Program
+from gnomon.runtime.apply import check_before
 from gnomon.runtime.checkpoint import Saver, checkpoints, load, newest
 from gnomon.runtime.data import Corpus, Source
 from gnomon.runtime.data.own_batches import Batches, OwnBatches, OwnData, TextBatches
@@ -212,6 +213,7 @@ def run(job: Job, *, threads: int = 1) -> Outcome:
         return load_late("gnomon.runtime.survivors_launch:run_surviving")(job, threads=threads)
     if bamboo.METHOD.used(job.plan):
         return load_late("gnomon.runtime.takeover_launch:run_with_copies")(job, threads=threads)
+    check_before(job.graph, job.plan)
     size, backend = job.plan.world_size, BACKENDS[job.device]
     if "TORCHELASTIC_RUN_ID" in os.environ:
         places = job.plan.device_of

@@ -213,6 +213,22 @@ def tensor_parallel_reason(graph: Graph, tp: int) -> str | None:
     return None
 
 
+def joined_norm_reason(graph: Graph, tp: int) -> str | None:
+    """Why it does not divide heads over so many ranks where a norm goes over all of them together (OLMo-2); None where
+    it does."""
+    for block in graph.blocks if tp > 1 else ():
+        for op in block.ops:
+            over = op.attr("over", "") if op.kind == "norm" and op.captured is None else ""
+            joined = [dim for dim in block.tensor(op.inputs[0]).dims if dim.name == over and len(dim.atoms) > 1]
+            if joined:
+                heads = " x ".join(atom.name for atom in joined[0].atoms)
+                return (
+                    f"{graph.name}: {op.path} is over {heads} together, of which tp = {tp} ranks would have a part "
+                    f"each, and the runtime does not add up its squares over ranks; use tp = 1"
+                )
+    return None
+
+
 def has_scan(graph: Graph) -> bool:
     """Whether it has state-space scans, which run over whole rows and all heads of a rank's sequences."""
     return any(block.does("scans") for block in graph.blocks)

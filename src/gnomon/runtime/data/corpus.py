@@ -92,6 +92,12 @@ class Corpus:
         record: dict[str, Any] = {"notes": []}
         if (prefix := source.megatron) is not None:
             tokens = Tokens.open(prefix)
+            if len(tokens.ids) and (least := int(tokens.ids.min())) < 0:
+                at = int(np.argmin(tokens.ids))
+                raise InputError(
+                    f"{prefix}.bin has token {least} at place {at:,}, and token ids count from 0; write it again, or "
+                    f"with the dtype that its index says"
+                )
             digest = (_hash(len(tokens.starts)) % HELD_OUT) == 0
             learn, vocab_size = None, int(tokens.ids.max()) + 1 if len(tokens.ids) else 0
         else:

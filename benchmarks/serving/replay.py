@@ -41,7 +41,8 @@ def speed() -> None:
 def brute() -> None:
     """Spaces searched and played whole."""
     print(
-        "\n| model, devices | candidates | played | bounded | CPU-s | CPU-s of all | equal |\n|---|---|---|---|---|---|---|"
+        "\n| model, devices | candidates | played | bounded | CPU-s | CPU-s of all | equal |"
+        "\n|---|---|---|---|---|---|---|"
     )
     for of, on in (("llama-3.1-8b", "8xh100-sxm"), ("qwen3-30b-a3b", "8xh100-sxm")):
         graph, cluster = model(of), parse_cluster(on)

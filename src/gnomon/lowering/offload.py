@@ -83,7 +83,7 @@ def update_buffers(update: Kind) -> tuple[str, str]:
 
 def units_of(stages: Sequence[int], tied: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """The stages, those with the same parameters together: at the place of the last of them."""
-    units = [(stage,) for stage in stages]
+    units: list[tuple[int, ...]] = [(stage,) for stage in stages]
     for held in tied:
         several = [unit for unit in units if not set(held).isdisjoint(unit)]
         if len(several) > 1:

@@ -10,6 +10,7 @@ from gnomon import ops  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.graph import BlockBuilder, Call, Dim, Graph, Tensor  # noqa: E402
 from gnomon.runtime.ops import check_runnable, function_of  # noqa: E402
+from gnomon.runtime.ops.site import Site  # noqa: E402
 from gnomon.runtime.optim import MATRIX_RULES  # noqa: E402
 from gnomon.software.own import WHOLE_MATRIX_OPTIMIZERS  # noqa: E402
 
@@ -29,6 +30,33 @@ def test_every_kind_has_a_torch_function() -> None:
     others = {kind.name: kind.runs for kind in ops.every() if kind.runs != "function"}
     said = dict.fromkeys(LOWERED, "lowered") | dict.fromkeys(CAPTURED, "captured") | dict.fromkeys(ENGINE, "engine")
     assert others == said
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("clip", {"min": -0.5, "max": 0.5}),
+        ("activation", {"fn": "gelu"}),
+        ("activation", {"fn": "relu"}),
+        ("activation", {"fn": "silu"}),
+        ("activation", {"fn": "tanh"}),
+        ("mul", {}),
+        ("add", {}),
+    ],
+)
+def test_what_a_kind_keeps_is_what_autograd_keeps(kind: str, values: dict[str, float | str]) -> None:
+    width = Dim(name="hidden", size=8)
+    b = BlockBuilder("one")
+    names = ("a", "b") if kind in ("mul", "add") else ("a",)
+    block = b.build(b.op(kind, "y", tuple(b.input(name, width) for name in names), **values))
+    tensors = {name: torch.randn(8, requires_grad=True) for name in names}
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.data_ptr()) or x, lambda x: x):
+        made = function_of(kind)(Site(op=block.op("y"), block=block), *tensors.values())
+    assert isinstance(made, torch.Tensor)
+    named = {x.data_ptr(): name for name, x in ({**tensors, "y": made}).items()}
+    op = block.op("y")
+    assert {named[pointer] for pointer in kept} == set(op.rules.saved(op, block, {"a", "b", "y"}))
 
 
 def test_a_kind_that_only_lowered_blocks_have_is_refused() -> None:

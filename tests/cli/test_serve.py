@@ -66,3 +66,18 @@ def test_a_plan_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main([*asked, "--tpot", "30ms", "-o", str(out)]) == 0
     assert "candidates" in capsys.readouterr().out and 'engine = "vllm"' in out.read_text()
     assert main([*asked, "--tpot", "1us"]) == 1
+
+
+def test_a_command_line_predicts_what_its_options_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan exported and read back predicts the same; what is not read is named."""
+    out, line = tmp_path / "serve.toml", tmp_path / "serve.sh"
+    asked = ["--on", "2xh100-sxm", *LENGTHS, "--concurrency", "4", "--json"]
+    assert main(["plan", "llama-3.1-8b", "--serve", *asked, "--tpot", "30ms", "-o", str(out)]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]
+    assert main(["export", str(out), "--to", "vllm", "-o", str(line)]) == 0
+    line.write_text(line.read_text().strip() + " --enforce-eager")
+    capsys.readouterr()
+    assert main(["predict", "--serve", "--from", "vllm", str(line), *asked]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tpot"]["p50_s"] == pytest.approx(best["tpot"]["p50_s"], rel=1e-3)
+    assert any("--enforce-eager" in note for note in found["assumptions"])

@@ -15,13 +15,15 @@ from gnomon.cli.run import read_plan
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError, nearest
 from gnomon.formats import programs
+from gnomon.formats.engines import command_line
 from gnomon.formats.export import Export, asked_for, exported
 from gnomon.hardware import parse_cluster
 from gnomon.hardware.kinds import is_mixed
 from gnomon.plans import PlanFile, check
 from gnomon.report.tables import wrapped
 from gnomon.request.model import read_config
-from gnomon.schema import save_text
+from gnomon.schema import header_of, load_file, read_file, save_text
+from gnomon.serving.file import ServeFile
 
 BAD_REQUEST = 2
 
@@ -29,6 +31,8 @@ BAD_REQUEST = 2
 def run(options: argparse.Namespace) -> int:
     """Read, write, tell."""
     _check_target(options.output, force=options.force)
+    if (server := _server(options.plan)) is not None:
+        return _served(server, options)
     export = export_file(read_plan(options.plan), options.to)
     lost = bool(options.strict and export.unwritten)
     if options.json:
@@ -42,6 +46,30 @@ def run(options: argparse.Namespace) -> int:
     elif options.json and options.output:
         _put(export, options.output)
     return BAD_REQUEST if lost else 0
+
+
+def _server(path: str) -> ServeFile | None:
+    """The server that a file is of; None for other files."""
+    if not Path(path).is_file() or header_of(read_file(path), source=path) != ServeFile.SCHEMA:
+        return None
+    return load_file(ServeFile, path)
+
+
+def _served(file: ServeFile, options: argparse.Namespace) -> int:
+    """A server as an engine's command line."""
+    line, lost = command_line(file, options.to)
+    if options.strict and lost:
+        print(f"gnomon: {len(lost)} fields are not expressed (--strict); nothing written", file=sys.stderr)
+        return BAD_REQUEST
+    if options.json:
+        print_json({"program": options.to, "text": line, "unwritten": list(lost)})
+    elif options.output is None:
+        print(line)
+    if options.output is not None:
+        save_text(line + "\n", options.output)
+    for what in lost:
+        print(f"not in the command line: {what}", file=sys.stderr)
+    return 0
 
 
 def export_file(file: PlanFile, program: str) -> Export:

@@ -33,7 +33,9 @@ def not_there(words: Sequence[str]) -> str | None:
 
 
 def refuse_servers(options: argparse.Namespace) -> None:
-    """InputError where a program that serves is to run the job, or its file is to be read."""
+    """InputError where a program that serves is to run the job, or its file is to be read, without --serve."""
+    if getattr(options, "serve", False):
+        return
     source = getattr(options, "source", None)
     for option, name in (("--stack", getattr(options, "stack", None)), ("--from", source[0] if source else None)):
         if name is not None and _SERVERS.fullmatch(name):

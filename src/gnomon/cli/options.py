@@ -573,7 +573,10 @@ def _compare(parser: argparse.ArgumentParser) -> None:
 def _export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN.toml", help="a plan file")
     parser.add_argument(
-        "--to", required=True, metavar="PROGRAM", help="megatron, torchtitan, deepspeed, accelerate or nanotron"
+        "--to",
+        required=True,
+        metavar="PROGRAM",
+        help="megatron, torchtitan, deepspeed, accelerate or nanotron; of a server: vllm, sglang, tensorrt-llm",
     )
     parser.add_argument("-o", "--output", type=new_file, metavar="FILE", help="default standard output")
     parser.add_argument("--force", action="store_true", help="write over FILE")

@@ -17,7 +17,7 @@ OWN = (
 """Destinations of options that only serving reads."""
 
 
-SHARED = {"command", "model", "on", "output", "tp", "pp", "ep", "json", "serve", "settings", "strict", *OWN}
+SHARED = {"command", "model", "on", "output", "tp", "pp", "ep", "json", "serve", "settings", "strict", "source", *OWN}
 """Options that serving reads; any other that is given is refused."""
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from gnomon.cli.models import read_model
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
+from gnomon.formats.engines import read_command
 from gnomon.formats.job import read_source
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, rent
@@ -114,6 +115,7 @@ def _refused(asked: Asked, problem: str, *, as_json: bool) -> int:
 def read(options: argparse.Namespace) -> Asked:
     """The options, resolved. What nobody gave is assumed, and said."""
     assumed: list[str] = []
+    options = _from_command(options, assumed)
     if options.model is None:
         raise InputError("no model; give a name (`gnomon catalogue models`) or a config.json")
     settings = dict(getattr(options, "settings", None) or ())
@@ -144,6 +146,32 @@ def read(options: argparse.Namespace) -> Asked:
         target=target,
         assumed=tuple(assumed),
     )
+
+
+def _from_command(options: argparse.Namespace, assumed: list[str]) -> argparse.Namespace:
+    """The options with those of `--from vllm serve.sh`; what is given beside it goes before."""
+    given = getattr(options, "source", None)
+    if given is None:
+        return options
+    program, path = given
+    file, unread = read_command(read_source(Path(path))[0], program, options.on or "")
+    said = {
+        "model": file.model,
+        "engine": file.engine,
+        "tp": file.serving.tp,
+        "pp": file.serving.pp,
+        "dp": file.serving.dp,
+        "ep": file.serving.ep,
+        "weights": file.serving.weights,
+        "kv": file.serving.kv,
+        "max_model_len": file.serving.max_model_len,
+        "max_num_seqs": file.max_seqs,
+        "max_num_batched_tokens": file.max_batched_tokens,
+        "memory_fraction": file.memory_fraction,
+    }
+    merged = vars(options) | {name: value for name, value in said.items() if getattr(options, name) is None}
+    assumed += [f"{path}: not read: {what}" for what in unread]
+    return argparse.Namespace(**merged)
 
 
 def _spaced(text: str) -> str:

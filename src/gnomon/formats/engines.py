@@ -1,0 +1,204 @@
+"""Servers as the command lines of inference engines: written from a `ServeFile`, and read back.
+
+`command_line(file, program)` returns the line; `read_command(text, program, on)` the file that it says, with every
+option that is not read named. An option's name and what it sets are one row of `OPTIONS`; options that change no
+prediction are in `IGNORED`. Only the programs in `OPTIONS` are known. Leaves out compose files and manifests.
+Source: options of vllm 0.19 (engine/arg_utils.py), sglang 0.5.14 (srt/server_args.py), trtllm-serve 1.2
+(commands/serve.py); not checked against those programs' own parsers.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from gnomon.errors import FormatError, InputError, nearest
+from gnomon.serving.file import ServeFile
+from gnomon.serving.layout import FORMATS, KV_BITS, Serving
+from gnomon.software.engine import engine
+
+BEGINS: Mapping[str, tuple[str, ...]] = {
+    "vllm": ("vllm", "serve"),
+    "sglang": ("python", "-m", "sglang.launch_server"),
+    "tensorrt-llm": ("trtllm-serve",),
+}
+"""Program -> the words before its options; the model follows, or is an option."""
+
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "vllm": {
+        "--tensor-parallel-size": "tp",
+        "--pipeline-parallel-size": "pp",
+        "--data-parallel-size": "dp",
+        "--max-model-len": "max_model_len",
+        "--max-num-seqs": "max_seqs",
+        "--max-num-batched-tokens": "max_batched_tokens",
+        "--gpu-memory-utilization": "memory_fraction",
+        "--kv-cache-dtype": "kv",
+        "--quantization": "weights",
+    },
+    "sglang": {
+        "--model-path": "model",
+        "--tp-size": "tp",
+        "--pp-size": "pp",
+        "--dp-size": "dp",
+        "--ep-size": "ep",
+        "--context-length": "max_model_len",
+        "--max-running-requests": "max_seqs",
+        "--chunked-prefill-size": "max_batched_tokens",
+        "--mem-fraction-static": "memory_fraction",
+        "--kv-cache-dtype": "kv",
+        "--quantization": "weights",
+    },
+    "tensorrt-llm": {
+        "--tp_size": "tp",
+        "--pp_size": "pp",
+        "--ep_size": "ep",
+        "--max_seq_len": "max_model_len",
+        "--max_batch_size": "max_seqs",
+        "--max_num_tokens": "max_batched_tokens",
+        "--kv_cache_free_gpu_memory_fraction": "memory_fraction",
+    },
+}
+"""Program -> option -> field of `ServeFile` or `Serving`."""
+
+SPELLED: Mapping[str, str] = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+}
+"""Short options of vllm."""
+
+IGNORED = (
+    "--host",
+    "--port",
+    "--served-model-name",
+    "--api-key",
+    "--seed",
+    "--tokenizer",
+    "--trust-remote-code",
+    "--model-id",
+)
+"""Options that change no prediction."""
+
+FLAGS = ("--trust-remote-code", "--enable-expert-parallel", "--enable-dp-attention")
+"""Options without a value."""
+
+NARROW: Mapping[str, str] = {"fp8": "fp8", "nvfp4": "modelopt_fp4", "int4-wo": "awq", "mxfp4": "mxfp4"}
+"""Format -> `--quantization`; the checkpoint itself says the rest."""
+
+
+def command_line(file: ServeFile, program: str) -> tuple[str, tuple[str, ...]]:
+    """(command line, what it does not say). InputError for a program without options on record."""
+    if program not in OPTIONS:
+        raise InputError(f"no export to {program[:40]!r}{nearest(program, OPTIONS)}; known: {', '.join(OPTIONS)}")
+    said: dict[str, Any] = {f.name: getattr(file, f.name) for f in fields(ServeFile) if f.name != "serving"}
+    said |= {f.name: getattr(file.serving, f.name) for f in fields(Serving)}
+    words = [*BEGINS[program]]
+    known = OPTIONS[program]
+    if "model" not in known.values():
+        words.append(file.model)
+    lost = [f"engine {file.engine}: written for {program}"] if file.engine != program else []
+    for option, name in known.items():
+        value = said[name]
+        if name == "kv":
+            if value in ("fp8", "int8"):
+                words += [option, "fp8_e4m3" if program == "sglang" else "fp8"]
+        elif name == "weights":
+            if value in NARROW:
+                words += [option, NARROW[value]]
+            elif value != "bf16":
+                lost.append(f"weights {value}: a checkpoint stored so")
+        elif name not in ("pp", "dp", "ep") or value > 1:
+            words += [option, str(value)]
+    if program == "vllm" and file.serving.ep > 1:
+        words.append("--enable-expert-parallel")
+    if program == "sglang" and file.serving.dp > 1:
+        words.append("--enable-dp-attention")
+    for name in ("dp", "ep", "kv", "weights"):
+        if name not in known.values() and said[name] not in (1, "bf16") and (program, name) != ("vllm", "ep"):
+            lost.append(f"{name} {said[name]}: no option of {program}")
+    if file.serving.replicas > 1:
+        lost.append(f"{file.serving.replicas} replicas: start as many, behind a router")
+    return shlex.join(words), tuple(lost)
+
+
+def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str, ...]]:
+    """(server, options that were not read) of a command line as it stands, `\\` at line ends included.
+
+    What it does not set is the engine's own default. FormatError for a line that is not the program's, a value that is
+    no number where one belongs, or an option given twice.
+    """
+    if program not in OPTIONS:
+        raise InputError(f"no reader of {program[:40]!r}{nearest(program, OPTIONS)}; known: {', '.join(OPTIONS)}")
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise FormatError(f"the command line of {program} cannot be read: {error}") from None
+    begins = list(BEGINS[program])
+    at = next((i for i in range(len(words)) if _is_begin(words[i : i + len(begins)], begins)), None)
+    if at is None:
+        raise FormatError(f"no `{' '.join(begins)}` in it; give the command line that starts {program}")
+    rest, values, unread = words[at + len(begins) :], dict[str, Any](), list[str]()
+    flags: set[str] = set()
+    while rest:
+        word, equals, given = rest.pop(0).partition("=")
+        word = SPELLED.get(word, word) if program == "vllm" else word
+        if not word.startswith("-"):
+            if "model" in values:
+                unread.append(word)
+            values.setdefault("model", word)
+            continue
+        if word in FLAGS:
+            flags.add(word)
+            continue
+        if not equals and rest and not rest[0].startswith("--"):
+            given = rest.pop(0)
+        name = OPTIONS[program].get(word)
+        if name is None:
+            if word not in IGNORED:
+                unread.append(f"{word}{f' {given}' if given else ''}")
+            continue
+        if name in values:
+            raise FormatError(f"{word} is given twice")
+        values[name] = _value(word, name, given)
+    if "model" not in values:
+        raise FormatError(f"the command line of {program} names no model")
+    record = engine(program)
+    axes = {name: values[name] for name in ("tp", "pp", "dp", "ep") if name in values}
+    if "--enable-expert-parallel" in flags:
+        axes["ep"] = axes.get("tp", 1) * axes.get("dp", 1)
+    if "max_model_len" not in values:
+        unread.append("max_model_len is not said: 4096 is taken")
+    serving = Serving(
+        **axes, weights=values.get("weights", "bf16"), kv=values.get("kv", "bf16"),
+        max_model_len=values.get("max_model_len", 4096),
+    )  # fmt: skip
+    file = ServeFile.of(values["model"], on, serving, record)
+    limits = {n: values[n] for n in ("max_seqs", "max_batched_tokens", "memory_fraction") if n in values}
+    return replace(file, **limits), tuple(unread)
+
+
+def _is_begin(words: list[str], begins: list[str]) -> bool:
+    names = [word.rpartition("/")[2] for word in words]
+    return names == begins or names == [begins[0].replace("python", "python3"), *begins[1:]]
+
+
+def _value(word: str, name: str, text: str) -> Any:
+    if name in ("model",):
+        return text
+    if name == "kv":
+        kept = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}.get(text, text)
+        if kept not in KV_BITS:
+            raise FormatError(f"{word} {text[:40]!r} is no format of keys that is known")
+        return kept
+    if name == "weights":
+        kept = {"modelopt_fp4": "nvfp4", "awq": "int4-wo", "gptq": "int4-wo", "awq_marlin": "int4-wo"}.get(text, text)
+        if kept not in FORMATS:
+            raise FormatError(f"{word} {text[:40]!r} is no format of weights that is known")
+        return kept
+    try:
+        return float(text) if name == "memory_fraction" else int(text)
+    except ValueError:
+        raise FormatError(f"{word} {text[:40]!r} is no number") from None

@@ -6,7 +6,7 @@ import pytest
 
 from gnomon.errors import InputError
 from gnomon.hardware import parse_cluster, parse_prices, prices, rent
-from gnomon.hardware.rent import newest_price
+from gnomon.hardware.rent import ANY, newest_price, other_months
 
 
 def test_public_prices_are_the_newest_and_of_those_the_lowest() -> None:
@@ -44,3 +44,16 @@ def test_nothing_is_guessed() -> None:
 def test_prices_that_are_none(text: str) -> None:
     with pytest.raises(InputError, match="--price"):
         parse_prices((text,))
+
+
+def test_prices_of_different_months_are_said() -> None:
+    """Rents fall: a price of last year against one of today says more of the year than of the machine."""
+    newest = {row.device: newest_price(row.device) for row in prices()}
+    months = {name: row.date for name, row in newest.items() if row is not None}
+    old, new = min(months, key=lambda name: months[name]), max(months, key=lambda name: months[name])
+    rents = [each for each in (rent(parse_cluster(f"1x1x{name}")) for name in (old, new)) if each is not None]
+    said = other_months(rents)
+    assert months[old] != months[new] and len(rents) == 2
+    assert all(f"{name} {month}" in said for each in rents for name, month in each.offers) and "--price" in said
+    assert other_months(rents[:1]) == ""
+    assert other_months([each for name in (old, new) if (each := rent(parse_cluster(name), {ANY: 2.0}))]) == ""

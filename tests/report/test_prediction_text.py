@@ -104,3 +104,22 @@ def test_advice_stands_under_a_verdict_of_not_fitting() -> None:
         text = " ".join(prediction_text(result, advice=none))
         assert said in text and ("use more devices" in text) == complete
         assert said not in " ".join(prediction_text(result))
+
+
+def test_how_attention_is_counted_is_said_where_it_matters() -> None:
+    """Half of the scores of a causal mask are no work: over 32k tokens an eighth of an 8B model's FLOPs and more."""
+    made = {
+        seq: predict(
+            "llama-3.1-8b",
+            "1x8xh100-sxm",
+            plan(mesh=Mesh(cp=8), optimizer=Optimizer(zero=3), saved=Saved(preset="full")),
+            Workload(global_batch_size=1, seq_len=seq),
+        )
+        for seq in (512, 32768)
+    }
+    layers, hidden, long = 32, 4096, made[32768]
+    full = 12 * layers * hidden * 32768 * 32768  # QK^T and (QK^T)V, forward and twice backward
+    assert long.model_flops * (1 - long.causal_mfu / long.mfu) == pytest.approx(full / 2, rel=0.01)
+    lines = {seq: next(x for x in prediction_text(p) if x.startswith("MFU")) for seq, p in made.items()}
+    assert f"(attention in full; {long.causal_mfu * 100:.1f} % by its causal half)" in lines[32768]
+    assert "causal" not in lines[512]

@@ -21,6 +21,7 @@ from gnomon.cli.values import quantity
 from gnomon.errors import InputError, nearest
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.hardware.kinds import is_mixed
+from gnomon.hardware.rent import other_months
 from gnomon.models.presets import PRESETS
 from gnomon.plans import Workload
 from gnomon.report.page.sweep import sweep_page
@@ -121,6 +122,8 @@ def answer(
         summary += _found_so(cases, spent)
     elif left := sum(case.left for case in cases):
         summary += f"{'; ' if summary else ''}budget spent (--budget {budget.text}): {left:,} plans were not looked at"
+    if options.best == "cost" and (said := other_months(case.rent for case in cases if case.best and case.rent)):
+        summary += f"{'; ' if summary else ''}{said}"
     _show(options, cases, summary, assumed)
     return budget.status or (0 if met else 1)
 

@@ -7,7 +7,7 @@ the device-hour: storage, network traffic, idle time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gnomon.errors import InputError
@@ -28,6 +28,8 @@ class Rent:
     """Of all its devices."""
     sources: tuple[str, ...]
     """A line for each kind of device: price of a device-hour, who offers it, when it was read."""
+    offers: tuple[tuple[str, str], ...] = ()
+    """(device, month in which its public price was read) of each kind that has no given price."""
 
 
 def rent(cluster: Cluster, given: Mapping[str, float] | None = None) -> Rent | None:
@@ -40,7 +42,7 @@ def rent(cluster: Cluster, given: Mapping[str, float] | None = None) -> Rent | N
     for group in cluster.groups:
         name = group.node.device.name
         counts[name] = counts.get(name, 0) + group.count * group.node.count
-    total, sources = 0.0, []
+    total, sources, offers = 0.0, [], []
     for name, count in counts.items():
         if (mine := own.get(name, own.get(ANY))) is not None:
             total += mine * count
@@ -50,11 +52,23 @@ def rent(cluster: Cluster, given: Mapping[str, float] | None = None) -> Rent | N
         if public is None:
             return None
         total += public.dollars_per_device_hour * count
+        offers.append((name, public.date))
         sources.append(
             f"rent: ${public.dollars_per_device_hour:.2f} a device-hour of {name} ({public.name}, {public.source}, "
             f"{public.date}; --price overrides)"
         )
-    return Rent(dollars_per_hour=total, sources=tuple(sources))
+    return Rent(dollars_per_hour=total, sources=tuple(sources), offers=tuple(offers))
+
+
+def other_months(rents: Iterable[Rent]) -> str:
+    """What to say where public prices of several months are compared; empty where they are of one."""
+    months: dict[str, str] = {}
+    for each in rents:
+        months.update(each.offers)
+    if len(set(months.values())) < 2:
+        return ""
+    listed = ", ".join(f"{name} {month}" for name, month in sorted(months.items(), key=lambda offer: offer[1]))
+    return f"the prices compared are of different months ({listed}), and prices fall; give those of today with --price"
 
 
 def newest_price(name: str) -> Price | None:

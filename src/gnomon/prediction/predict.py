@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -67,7 +67,10 @@ class Prediction:
     tokens_per_s_per_device: float
     """Samples, where the graph gives the tokens of one (`counted`)."""
     mfu: float
-    """Model FLOPs (6N and full attention, nothing for recompute) over the dense peak of the compute dtype."""
+    """Model FLOPs (6N and full attention, nothing for recompute) over the dense peak of the compute dtype, as PaLM,
+    torchtitan and most reports count it."""
+    causal_mfu: float
+    """The same with attention counted as its causal mask leaves it, half, as Megatron-LM counts it since 2025."""
     hfu: float
     """The same with what is computed twice counted."""
     model_flops: float
@@ -166,6 +169,7 @@ class Prediction:
             "makespan_s": self.makespan_s,
             "tokens_per_s_per_device": self.tokens_per_s_per_device,
             "mfu": self.mfu,
+            "causal_mfu": self.causal_mfu,
             "hfu": self.hfu,
             "model_flops": self.model_flops,
             "breakdown_s": dict(self.breakdown),
@@ -494,6 +498,10 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
         _model_flops(graph, played.kernels, batch, seq, workload.sizes)
         for seq, batch in sorted(Counter(lengths).items())
     )
+    causal = sum(
+        _model_flops(graph, played.kernels, batch, seq, workload.sizes, "half")
+        for seq, batch in sorted(Counter(lengths).items())
+    )
     every = cluster.devices
     devices = Counter(every[d] for d in set(plan.device_of))
     peak = sum(device.flops_per_s(plan.precision.compute) * count for device, count in devices.items())
@@ -535,6 +543,7 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
         step_s=steady.seconds,
         tokens_per_s_per_device=tokens / steady.seconds / sum(devices.values()),
         mfu=flops / steady.seconds / peak,
+        causal_mfu=causal / steady.seconds / peak,
         hfu=(flops + again) / steady.seconds / peak,
         model_flops=flops,
         memory=memory,
@@ -547,9 +556,17 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
 
 
 @lru_cache(maxsize=64)
-def _model_flops(graph: Graph, kernels: Kernels, batch: int, seq: int, sizes: tuple[tuple[str, int], ...]) -> float:
-    """Matrix FLOPs of a step, all devices; plans of one model and batch share them."""
-    setting = Setting(sizes={"batch": batch, "seq": seq, **dict(sizes)}, dtypes=BF16, causal_flops="full")
+def _model_flops(
+    graph: Graph,
+    kernels: Kernels,
+    batch: int,
+    seq: int,
+    sizes: tuple[tuple[str, int], ...],
+    causal: Literal["full", "half"] = "full",
+) -> float:
+    """Matrix FLOPs of a step, all devices; plans of one model and batch share them. causal: how attention under a
+    causal mask is counted."""
+    setting = Setting(sizes={"batch": batch, "seq": seq, **dict(sizes)}, dtypes=BF16, causal_flops=causal)
     return float(graph_work(graph, kernels, setting).total.matmul_flops)
 
 

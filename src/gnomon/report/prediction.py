@@ -186,11 +186,22 @@ def _speed(prediction: Prediction) -> tuple[str, ...]:
     pairs = (
         ("step", show_seconds(prediction.step_s), f"  ({between(band.low_s, band.high_s)}, {share})"),
         (f"{prediction.counted}/s/device", number(prediction.tokens_per_s_per_device, 4), ""),
-        ("MFU", f"{percent(prediction.mfu)} %", ""),
+        ("MFU", f"{percent(prediction.mfu)} %", _causal(prediction)),
         ("HFU", f"{percent(prediction.hfu)} %", ""),
         ("peak memory", f"{peak} {unit}", f"  ({low} to {high}, {share})"),
     )
     return tuple(f"{name:<16}{value:>12}{more}" for name, value, more in pairs)
+
+
+CAUSAL = 0.02
+"""Share of the MFU from which it is said how attention is counted."""
+
+
+def _causal(prediction: Prediction) -> str:
+    """What MFU is where attention is counted as its causal mask leaves it."""
+    if prediction.mfu - prediction.causal_mfu < CAUSAL * prediction.mfu:
+        return ""
+    return f"  (attention in full; {percent(prediction.causal_mfu)} % by its causal half)"
 
 
 def between(low: float, high: float) -> str:

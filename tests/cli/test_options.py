@@ -127,7 +127,7 @@ def test_no_option_is_short_for_another(capsys: pytest.CaptureFixture[str]) -> N
         ("predict", "gpt2", "--on", "h100", "--decode"),
         ("predict", "gpt2", "--on", "h100", "--stack", "vllm"),
         ("plan", "gpt2", "--on", "h100", "--stack", "sglang", "--global-batch", "8"),
-        ("predict", "--on", "h100", "--from", "tensorrt-llm", "x"),
+        ("predict", "--on", "h100", "--from", "llama.cpp", "x"),
     ],
 )
 def test_inference_is_pointed_to(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:

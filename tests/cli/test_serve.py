@@ -77,7 +77,18 @@ def test_a_command_line_predicts_what_its_options_say(tmp_path: Path, capsys: py
     assert main(["export", str(out), "--to", "vllm", "-o", str(line)]) == 0
     line.write_text(line.read_text().strip() + " --enforce-eager")
     capsys.readouterr()
-    assert main(["predict", "--serve", "--from", "vllm", str(line), *asked]) == 0
+    assert main(["predict", "--from", "vllm", str(line), *asked]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["tpot"]["p50_s"] == pytest.approx(best["tpot"]["p50_s"], rel=1e-3)
     assert any("--enforce-eager" in note for note in found["assumptions"])
+
+
+def test_the_command_of_a_server_is_no_job_and_says_how_it_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = tmp_path / "up.sh"
+    line.write_text("vllm serve meta-llama/Llama-3.1-8B --max-model-len 4096\n")
+    assert main(["predict", str(line), "--on", "1xh100-sxm"]) == 2
+    assert f"starts a server: gnomon predict --from vllm {line}" in capsys.readouterr().err
+    assert main(["predict", "--from", "vllm", str(line), "--on", "1xh100-sxm", *LENGTHS, "--zero", "3"]) == 2
+    assert "--zero is of training" in capsys.readouterr().err

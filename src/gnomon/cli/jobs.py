@@ -34,6 +34,12 @@ def job_file(options: argparse.Namespace) -> tuple[programs.Format, Path] | None
         job_format = programs.recognised(path)
         if job_format is None:
             known = ", ".join(programs.names())
+            server = next((name for name, word in _SERVERS.items() if word in path.read_text("utf-8", "replace")), None)
+            if server is not None:
+                raise InputError(
+                    f"{options.model!r} starts a server: gnomon predict --from {server} {options.model} --on CLUSTER "
+                    f"--input-len N --output-len N"
+                )
             raise InputError(
                 f"{'what was pasted' if options.model == PASTED else repr(options.model)} is no model and no job file "
                 f"that is recognised; name its format, as in --from megatron {options.model} (known: {known})"
@@ -43,6 +49,9 @@ def job_file(options: argparse.Namespace) -> tuple[programs.Format, Path] | None
         raise InputError("--model is the network of a job file; give the file, or the model alone as MODEL")
     return None
 
+
+_SERVERS = {"vllm": "vllm serve", "sglang": "sglang.launch_server", "tensorrt-llm": "trtllm-serve"}
+"""Program, as --from names it -> words of a command that starts it."""
 
 PASTED = "-"
 """In place of a file: what comes by standard input, as a command from a bug report does."""

@@ -25,6 +25,15 @@ _SERVERS = re.compile(
 )
 """Programs that only serve."""
 
+COMMANDS_READ = ("vllm", "sglang", "tensorrt-llm")
+"""Those whose command lines `gnomon predict --from` reads (`formats.engines.BEGINS`)."""
+
+
+def asks_to_serve(options: argparse.Namespace) -> bool:
+    """Whether a prediction is that of a server: --serve, or the command line of one behind --from."""
+    source = getattr(options, "source", None)
+    return bool(options.serve) or source is not None and source[0] in COMMANDS_READ
+
 
 def not_there(words: Sequence[str]) -> str | None:
     """The sentence for arguments that no parser knows; None where they do not ask for inference."""
@@ -34,7 +43,7 @@ def not_there(words: Sequence[str]) -> str | None:
 
 def refuse_servers(options: argparse.Namespace) -> None:
     """InputError where a program that serves is to run the job, or its file is to be read, without --serve."""
-    if getattr(options, "serve", False):
+    if getattr(options, "serve", False) or options.command == "predict" and asks_to_serve(options):
         return
     source = getattr(options, "source", None)
     for option, name in (("--stack", getattr(options, "stack", None)), ("--from", source[0] if source else None)):

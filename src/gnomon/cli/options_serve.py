@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from gnomon.cli.missing import asks_to_serve
 from gnomon.cli.values import count, some
 from gnomon.errors import InputError
 
@@ -78,10 +79,11 @@ def _share(text: str) -> float:
 
 def refuse_others(options: argparse.Namespace, defaults: argparse.Namespace) -> None:
     """InputError for an option of training beside --serve, or one of serving without it."""
+    serves = asks_to_serve(options)
     for name, value in vars(options).items():
         if value == getattr(defaults, name, None) or name in ("command",):
             continue
-        if options.serve and name not in SHARED:
+        if serves and name not in SHARED:
             raise InputError(f"--{name.replace('_', '-')} is of training, and --serve predicts a server; leave one out")
-        if not options.serve and name in OWN:
+        if not serves and name in OWN:
             raise InputError(f"--{name.replace('_', '-')} is of serving; add --serve")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from gnomon.cli.missing import asks_to_serve
 from gnomon.cli.options import defaults
 from gnomon.cli.options_serve import refuse_others
 from gnomon.cli.request import read_request
@@ -22,7 +23,7 @@ from gnomon.units import show_seconds
 def run(options: argparse.Namespace) -> int:
     """Predict and print."""
     refuse_others(options, defaults("predict"))
-    if options.serve:
+    if asks_to_serve(options):
         status: int = load_late("gnomon.cli.serve:run")(options)
         return status
     asked = read_request(options)

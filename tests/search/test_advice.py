@@ -83,3 +83,12 @@ def test_many_devices_are_given_fewer_tries_and_no_verdict() -> None:
     given = advice(predict("llama-3.1-405b", "512x8xa100-sxm-40gb", plan, work))
     assert given.tried <= 60
     assert given.ways or not given.complete
+
+
+def test_a_plan_that_takes_minutes_to_play_is_said_not_to_be_looked_at() -> None:
+    """Microbatches of 4,096 sequences cut to one: half a million rows, in each of some hundred combinations."""
+    plan = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=4096), optimizer=Optimizer(zero=3))
+    base = predict("llama-3.1-8b", "1x8xh100-sxm", plan, Workload(global_batch_size=32768, seq_len=2048))
+    fitting = Fitting(base=base)
+    rung = fitting.rung(("micro batch",), ("micro batch 1",), replace(plan, schedule=ONE))
+    assert "4,096 microbatches" in rung.why_not and fitting.left and not fitting.count

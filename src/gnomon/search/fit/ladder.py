@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from gnomon.errors import CatalogueError, GnomonError
+from gnomon.errors import CatalogueError, GnomonError, PlanError
 from gnomon.hardware import Node, catalogue
 from gnomon.plans import Plan, Workload
+from gnomon.plans.check import batch
 from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.prediction.changes import Single
 from gnomon.search.budget import More, always
@@ -65,6 +66,10 @@ class Rung:
         return self.prediction.tightest.peak_bytes
 
 
+MOST_ROWS = 2**17
+"""Forwards, backwards and gathers of layers in a step that is one of many to be looked at: seconds each."""
+
+
 @dataclass(kw_only=True)
 class Fitting:
     """A plan that is to fit, with every prediction that was made of its neighbours."""
@@ -82,7 +87,7 @@ class Fitting:
     count: int = 0
     """Predictions made."""
     left: bool = False
-    """Whether the budget ended before all combinations were looked at."""
+    """Whether something was not looked at: the budget ended, or a plan would have taken minutes to play."""
     _strong: dict[str, str] = field(default_factory=dict)
     _seen: dict[tuple[Plan, Workload], Prediction | str] = field(default_factory=dict)
 
@@ -106,6 +111,9 @@ class Fitting:
 
     def _predicted(self, plan: Plan, work: Workload) -> Prediction | str:
         key = (plan, work)
+        if key not in self._seen and (long := self._too_long(plan, work)):
+            self._seen[key] = long
+            self.left = True
         if key not in self._seen:
             pricing = self.base.pricing
             try:
@@ -116,6 +124,20 @@ class Fitting:
             if self.told is not None:
                 self.told(self.count)
         return self._seen[key]
+
+    def _too_long(self, plan: Plan, work: Workload) -> str:
+        """Why a change is not predicted though it may run: one of many is to take seconds, and a plan that is played
+        layer by layer takes a minute for a million rows. Empty where it is short, or no longer than the plan asked."""
+        if plan.optimizer.zero != 3 and plan.optimizer.offload is None:
+            return ""
+        layers = len(self.base.pricing.graph.layers())
+        try:
+            count, asked = batch(plan, work)[0], batch(self.base.plan, self.base.workload)[0]
+        except PlanError:
+            return ""  # predict says it better
+        if 4 * count * layers <= MOST_ROWS or count <= asked:
+            return ""
+        return f"{count:,} microbatches of {layers} layers are not looked at: a step of them takes minutes to play"
 
     def levels(self, option: Option, plan: Plan) -> list[Single]:
         """Ways to take an option in a plan."""

@@ -26,7 +26,7 @@ from gnomon.compiler.tiles import Nest
 def needed_after_rows(nest: Nest) -> set[int]:
     """Values that are computed, or read again, once all rows are done."""
     outputs = _constant_outputs(nest) + _along_outputs(nest)
-    return set(_needed_after(nest, [nest.outputs[n].value for n in outputs]))
+    return set(_needed_after(nest, [*(nest.outputs[n].value for n in outputs), *_checks(nest)]))
 
 
 def after_rows(text: Text) -> None:
@@ -60,21 +60,30 @@ def _along_outputs(nest: Nest) -> list[int]:
     return [n for n, out in enumerate(nest.outputs) if nest.stages.level[out.value] == POST and out.strides]
 
 
+def _checks(nest: Nest) -> list[int]:
+    """What must hold once all rows are known."""
+    return [i for i in nest.post if nest.body.code[i].op == "check"]
+
+
 def _post(text: Text) -> None:
     nest = text.nest
     inner = nest.stages.inner
-    constant, along = _constant_outputs(nest), _along_outputs(nest)
-    if not constant and not along:
+    constant, along, checks = _constant_outputs(nest), _along_outputs(nest), _checks(nest)
+    if not constant and not along and not checks:
         return
     text.say(1, "{")
     declared: set[int] = set()
-    for i in _needed_after(nest, [nest.outputs[n].value for n in (*constant, *along)]):
+    for i in _needed_after(nest, [*(nest.outputs[n].value for n in (*constant, *along)), *checks]):
         if not varies(nest, i, inner):
             declared.add(i)
+            if nest.body.code[i].op == "check":
+                text.say(2, f"failed |= !all(v{nest.body.code[i].args[0]});")
+                continue
             text.say(2, f"const {nest.body.code[i].kind} v{i} = {_after_value(text, i, None, False)};")
     for n in constant:
         text.say(2, f"st(q{n}, v{nest.outputs[n].value}, 1);")
-    if along:
+    checked = [i for i in checks if i not in declared]
+    if along or checked:
         depth = 2
         for axis in nest.inner[:-1]:
             text.say(depth, f"for (int64_t i{axis} = 0; i{axis} < m{axis}; i{axis}++) {{")
@@ -86,8 +95,11 @@ def _post(text: Text) -> None:
                 text.say(depth + 1, "const int64_t j = points / VW * VW; const int n = (int)(points - j);")
             else:
                 text.say(depth, "for (int64_t j = 0; j + VW <= points; j += VW) {")
-            for i in _needed_after(nest, [nest.outputs[n].value for n in along]):
-                if i not in declared:
+            for i in _needed_after(nest, [*(nest.outputs[n].value for n in along), *checked]):
+                if i in checked:
+                    rest = " | ~first(n)" if partial else ""
+                    text.say(depth + 1, f"failed |= !all(v{nest.body.code[i].args[0]}{rest});")
+                elif i not in declared:
                     text.say(depth + 1, f"const {nest.body.code[i].kind} v{i} = {_after_value(text, i, 'j', partial)};")
             for n in along:
                 written = write(text, n, nest.outputs[n].strides, f"v{nest.outputs[n].value}", "j", partial)

@@ -64,7 +64,7 @@ def gnomon(module: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Cal
     scan_tracing.widen(module)
     through = aot_autograd(
         fw_compiler=compile_graph,
-        bw_compiler=compile_graph,
+        bw_compiler=compile_backward,
         inference_compiler=compile_inference,
         partition_fn=partition,
         keep_inference_input_mutations=True,
@@ -94,10 +94,17 @@ def compile_inference(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Ca
     return compile_graph(module, inputs, learns=False)
 
 
-def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any], *, learns: bool = True) -> Callable[..., Any]:
+def compile_backward(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A boxed function of a backward graph, whose inputs the forward kept."""
+    return compile_graph(module, inputs, saved=True)
+
+
+def compile_graph(
+    module: torch.fx.GraphModule, inputs: Sequence[Any], *, learns: bool = True, saved: bool = False
+) -> Callable[..., Any]:
     """A boxed function of an ATen graph."""
     try:
-        made = Compiled(module, packs=not learns)
+        made = Compiled(module, packs=not learns, saved=saved)
     except Exception as error:  # a mistake of ours must not stop a model that runs in eager
         say_once(f"a graph stays PyTorch's own operations: {type(error).__name__}: {error}")
         log.debug("why", exc_info=True)
@@ -108,8 +115,8 @@ def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any], *, learns
 class Compiled:
     """One graph: its program, and the function that runs it, first on trial and then with what the trials chose."""
 
-    def __init__(self, module: torch.fx.GraphModule, packs: bool = False) -> None:
-        """packs: whether weights of convolutions are packed once."""
+    def __init__(self, module: torch.fx.GraphModule, packs: bool = False, saved: bool = False) -> None:
+        """packs: whether weights of convolutions are packed once. saved: whether inputs are what a forward kept."""
         began = time.perf_counter()
         before = copy.deepcopy(module.graph) if packs else None
         self.convolutions = convolutions.fuse(module.graph) if packs else []
@@ -126,6 +133,7 @@ class Compiled:
         self.products = products.fuse(module.graph)
         self.bodies = loops.compile_bodies(module, compile_graph)
         self.program: Program = program(module.graph, environment_of(module.graph))
+        self.program.saved = saved
         self.tried = [*self.convolutions, *self.draws, *self.pairs, *self.tables, *self.scans, *self.attention]
         """What is no group and tried by itself."""
         texts: list[str | None] = [one.text for one in self.columns]

@@ -32,6 +32,19 @@ KINDS = {
 RANK = "BLFD"
 """Kinds from the narrowest: what two of them are computed in is the later."""
 
+HELD = {
+    torch.bfloat16: "bf16",
+    torch.int32: "int32",
+    torch.int16: "int16",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+}
+"""Memory type that is narrower than its kind -> the operation that gives the number of it: the nearest, or the last
+bits."""
+
+ALIKE = ("maximum", "minimum", "max", "min", "peak")
+"""What gives one of the numbers that it is given."""
+
 REDUCTIONS = ("sum", "prod", "max", "min", "peak", "any", "all")
 """`peak` is `max` where a NaN may be lost, for sums that see it themselves."""
 
@@ -132,6 +145,34 @@ class Body:
                 {"True": 1, "False": 0}.get(here.attr, None) or float(here.attr.replace("False", "0")), kind
             )
         return self.emit("cast", value, kind=kind)
+
+    def held(self, value: int, dtype: torch.dtype) -> int:
+        """The value as memory of that type would give it back: eager rounds, or wraps, each result."""
+        op = HELD.get(dtype)
+        if op is None or self._holds(value, dtype, op):
+            return value
+        return self.emit(op, value, kind=self.code[value].kind)
+
+    def _holds(self, value: int, dtype: torch.dtype, op: str) -> bool:
+        """Whether a value is a number of that type whatever it is made of."""
+        ins = self.code[value]
+        if ins.op in ("load", "take"):
+            return self.inputs[ins.attr].dtype in (dtype, torch.bool)
+        if ins.op == "const":
+            number = float(ins.attr)
+            if ins.kind == "L":
+                limits = torch.iinfo(dtype)
+                return limits.min <= int(ins.attr) <= limits.max
+            return number != number or float(torch.tensor(number, dtype=dtype)) == number
+        if ins.op == "cast":
+            return self.code[ins.args[0]].kind == "B"
+        if ins.op in ALIKE or (ins.op in ("abs", "neg") and dtype == torch.bfloat16):
+            return all(self._holds(a, dtype, op) for a in ins.args)
+        if ins.op == "select":
+            return all(self._holds(a, dtype, op) for a in ins.args[1:])
+        if ins.op in ("and", "or", "xor", "not") and dtype not in (torch.bfloat16, torch.uint8):
+            return all(self._holds(a, dtype, op) for a in ins.args)
+        return ins.op == op
 
     def reduce(self, op: str, value: int, axes: Iterable[int]) -> int:
         """Along axes; those along which the value does not vary count by their size."""

@@ -45,6 +45,8 @@ FLAGS = (
     "-ffp-contract=fast",
     "-Wno-psabi",
 )
+ASKS = "// flags: "
+"""How a source's first line begins where it asks for flags of its own."""
 FUNCTION = "gnomon_kernel"
 ABANDONED_S = 3600.0
 """Seconds after which no compilation is still under way."""
@@ -252,7 +254,9 @@ def compiled(key: str, source: str) -> Path | None:
     with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as work:
         text, target = Path(work) / "kernel.cpp", Path(work) / "kernel.so"
         text.write_text(source, encoding="utf-8")
-        done = subprocess.run(command(text, target, this_machine().isa), capture_output=True, text=True)
+        first = source.partition("\n")[0]
+        own = first.removeprefix(ASKS).split() if first.startswith(ASKS) else []
+        done = subprocess.run(command(text, target, this_machine().isa, own), capture_output=True, text=True)
         if done.returncode:
             log.warning("a kernel does not compile, its operations stay PyTorch's: %s", done.stderr[:2000])
             log.debug("%s", source)

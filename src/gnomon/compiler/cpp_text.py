@@ -125,6 +125,9 @@ def read(text: Text, name: str, strides: dict[int, Size], j: str, partial: bool)
 def write(text: Text, n: int, strides: dict[int, Size], value: str, j: str, partial: bool) -> str:
     place = place_of(text, f"q{n}", strides)
     step = strides.get(text.nest.inner[-1], 0)
+    out = text.nest.outputs[n]
+    if out.dtype == torch.bfloat16 and text.nest.body.code[out.value].op == "bf16":
+        value = f"rounded{{{value}}}"
     if equal(step, 1):
         return f"st({place} + {j}, {value}, n);" if partial else f"st({place} + {j}, {value});"
     by = text.size(step)
@@ -175,6 +178,6 @@ def constant(attr: str, kind: str) -> str:
     if kind == "B":
         return f"splatB({'true' if attr == 'True' else 'false'})"
     if kind == "L":
-        return f"splatL({attr}LL)"
+        return f"splatL({attr}LL)" if int(attr) > -(2**63) else "splatL(INT64_MIN)"
     value = {"inf": "INF", "-inf": "-INF", "nan": "NANF"}.get(attr, attr)
     return f"{SPLAT[kind]}({value}{'f' if kind == 'F' and value == attr else ''})"

@@ -14,7 +14,7 @@ import torch
 
 from gnomon.compiler.body import Body, External, Tensor, UnfitError, kind_of
 from gnomon.compiler.sizes import Size, equal, sizes_of
-from gnomon.compiler.values import Value
+from gnomon.compiler.values import Value, one
 
 Dims = tuple[tuple[int, ...], ...]
 
@@ -102,14 +102,30 @@ class Lowering:
         return value, tensor.dims if tensor is not None else dims
 
     def result(self, value: Value, dims: Dims, meta: Any = None) -> Tensor:
-        """The output tensor: cast to what its memory type is computed in."""
+        """The output tensor: a number of its memory type."""
         fake = self.out if meta is None else meta
-        cast = value.to(kind_of(fake.dtype))
-        return Tensor(value=cast.id, sizes=sizes_of(fake.shape), dims=dims, dtype=fake.dtype)
+        return Tensor(value=as_type(value, fake.dtype).id, sizes=sizes_of(fake.shape), dims=dims, dtype=fake.dtype)
+
+    def guard(self, holds: Value) -> None:
+        """ATen computes inputs for which this does not hold anywhere: where it overflows in a way of its own, or has two
+        answers (vectors and what is left of them). On a GPU a check stops the program, and nothing is asked."""
+        value = self.out
+        first = next(x for x in (value if isinstance(value, (tuple, list)) else (value,)) if x is not None)
+        if first.device.type == "cpu":
+            self.body.emit("check", holds.id, kind="B")
 
     def kept(self, dims: Dims, over: Sequence[int], keepdim: bool) -> Dims:
         """Dims after some are reduced."""
         return tuple(() if i in over else dim for i, dim in enumerate(dims) if keepdim or i not in over)
+
+
+def as_type(value: Value, dtype: torch.dtype) -> Value:
+    """The value converted to a type as ATen does on a CPU: what is no integer of 32 bits is the least of them."""
+    kind, body = kind_of(dtype), value.body
+    made = value.to(kind)
+    if kind == "L" and value.kind in "FD" and dtype in (torch.int32, torch.int16):
+        made = one("fits32", made)
+    return Value(body, body.held(made.id, dtype))
 
 
 def axes_in(dims: Dims, over: Sequence[int]) -> tuple[int, ...]:

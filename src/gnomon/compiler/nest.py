@@ -15,6 +15,7 @@ import torch
 from gnomon.compiler import tiles
 from gnomon.compiler.after_rows import after_rows, needed_after_rows
 from gnomon.compiler.body import REDUCTIONS
+from gnomon.compiler.build import ASKS
 from gnomon.compiler.cpp_text import (
     SCALAR,
     SPLAT,
@@ -68,6 +69,8 @@ def _function(text: Text) -> None:
     nest = text.nest
     arguments = [f"const {TYPES[nest.body.inputs[s].dtype]}* p{s}" for s in text.slots]
     arguments += [f"{TYPES[out.dtype]}* q{n}" for n, out in enumerate(nest.outputs)]
+    # Eager rounds each product before it is added; a * b - b * a is 0.
+    text.say(0, f"{ASKS}-ffp-contract=off")
     text.say(0, '#include "vector.h"')
     text.say(0, '#include "math.h"')
     text.say(0, "")
@@ -274,6 +277,9 @@ def _pass(text: Text, step: Pass) -> None:
         ins = nest.body.code[i]
         if nest.stages.roles[i] != "column":
             text.say(3, f"{ins.kind} r{i} = {_neutral_vector(ins.op, ins.kind)};")
+    checks = any(nest.body.code[i].op == "check" for i in step.values)
+    if checks:
+        text.say(3, f"B wrong{step.level} = {{}};")
     depth = 3
     for axis in nest.inner[:-1]:
         text.say(depth, f"for (int64_t i{axis} = 0; i{axis} < m{axis}; i{axis}++) {{")
@@ -313,6 +319,8 @@ def _pass(text: Text, step: Pass) -> None:
     for _ in nest.inner[:-1]:
         depth -= 1
         text.say(depth, "}")
+    if checks:
+        text.say(3, f"failed |= any(wrong{step.level});")
 
 
 def _points(text: Text, step: Pass, depth: int, partial: bool, copy: int) -> None:
@@ -330,8 +338,8 @@ def _points(text: Text, step: Pass, depth: int, partial: bool, copy: int) -> Non
     for i in step.values:
         ins = nest.body.code[i]
         if ins.op == "check":
-            rest = " | ~first(n)" if partial else ""
-            text.say(depth, f"failed |= !all(v{ins.args[0]}{rest});")
+            rest = " & first(n)" if partial else ""
+            text.say(depth, f"wrong{step.level} = wrong{step.level} | (~v{ins.args[0]}{rest});")
             continue
         if ins.op in REDUCTIONS:
             continue

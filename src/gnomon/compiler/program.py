@@ -60,6 +60,8 @@ class Program:
     planned: list[Planned]
     units: list[Planned | torch.fx.Node]
     """What runs, in order."""
+    saved: bool = False
+    """Whether inputs are what another graph made: their layouts are looked at when it is called."""
     constants: dict[str, Any] = field(default_factory=dict)
     names: dict[Any, str] = field(default_factory=dict)
 
@@ -304,6 +306,18 @@ class Writer:
         target = (settled() if settled else None) or _fast(node.target)
         return f"{self.name(node)} = {self.constant(target)}({', '.join(args)})"
 
+    def declared(self, node: torch.fx.Node) -> list[str]:
+        """Has memory that kernels read lie as they read it."""
+        value = fake(node)
+        if value is None or not value.dim():
+            return []
+        name, strides = self.name(node), ", ".join(self.size(s) for s in sizes_of(value.stride()))
+        comma = "," if value.dim() == 1 else ""
+        return [
+            f"if {name}.stride() != ({strides}{comma}):",
+            f"{LINES}{name} = {self.constant(as_declared)}({name}, ({strides}{comma}))",
+        ]
+
     def size(self, value: Size) -> str:
         return text(value)
 
@@ -370,6 +384,14 @@ class Writer:
                 wanted.add(node)
                 waiting += node.all_input_nodes
         return [self.aten(node) for node in sorted(wanted, key=lambda node: node._sort_key)]
+
+
+def as_declared(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor in the layout that its fake tensor declares and kernels read; ATen's may be another."""
+    have = x.stride()
+    if all(size <= 1 or one == other for size, one, other in zip(x.shape, have, strides, strict=True)):
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
 class Table:
@@ -449,9 +471,13 @@ def write(made: Program, lines_of: Callable[[Writer, Planned], list[str]]) -> Ca
     if inputs:
         lines.append(f"    {', '.join(writer.name(n) for n in inputs)}, = args")
     lines.append("    args.clear()")
-    for symbol in sorted({s for p in made.planned for s in symbols_in(p)}):
+    for symbol in sorted({s for p in made.planned for s in symbols_in(p)} | _declared_symbols(made)):
         lines.append(f"    {symbol} = {writer.symbols[symbol]}")
     last = _last_uses(made)
+    known = set(writer.symbols)
+    read = {inp.node for p in made.planned for inp in p.kernel.nest.body.inputs if _declares(inp.node, known)}
+    if made.saved:  # what a forward's ATen calls kept
+        lines += [LINES + line for node in inputs if node in read for line in writer.declared(node)]
     for unit in made.units:
         if isinstance(unit, Planned):
             lines += [LINES + line for line in lines_of(writer, unit)]
@@ -459,6 +485,8 @@ def write(made: Program, lines_of: Callable[[Writer, Planned], list[str]]) -> Ca
             lines.append(f"    return {writer.argument(unit.args[0])}")
         elif unit.op != "placeholder":
             lines.append(LINES + writer.aten(unit))
+            if unit in read and unit.op == "call_function":
+                lines += [LINES + line for line in writer.declared(unit)]
         gone = last.get(id(unit), [])
         if gone and not (isinstance(unit, torch.fx.Node) and unit.op == "output"):
             lines.append(f"    del {', '.join(writer.name(n) for n in gone)}")
@@ -467,6 +495,19 @@ def write(made: Program, lines_of: Callable[[Writer, Planned], list[str]]) -> Ca
     function: Callable[[list[Any]], Any] = scope["call"]
     function.text = "\n".join(lines)  # type: ignore[attr-defined]
     return function
+
+
+def _declares(node: torch.fx.Node, known: set[str]) -> bool:
+    """Whether the layout of a node's tensor is known before the graph runs."""
+    value = fake(node)
+    return value is not None and {str(s) for size in sizes_of(value.stride()) for s in symbols(size)} <= known
+
+
+def _declared_symbols(made: Program) -> set[str]:
+    """Symbols that layouts of memory which kernels read are made of."""
+    known = {*_symbol_sources(made.graph)}
+    nodes = {inp.node for p in made.planned for inp in p.kernel.nest.body.inputs if _declares(inp.node, known)}
+    return {str(s) for node in nodes for size in sizes_of(node.meta["val"].stride()) for s in symbols(size)}
 
 
 def symbols_in(planned: Planned) -> list[str]:

@@ -31,7 +31,7 @@ COST = {
     "pow": 80,
     "sin": 60,
 }
-COST |= {"cos": 60, "sqrt": 6, "div": 5, "load": 1, "take": 1, "const": 0, "extent": 0, "index": 1, "cast": 1}
+COST |= {"cos": 60, "sqrt": 6, "div": 5, "load": 1, "take": 1, "const": 0, "extent": 0, "index": 1, "cast": 1, "bf16": 6}
 """Vector instructions of an operation, roughly; others are 1."""
 
 
@@ -127,8 +127,8 @@ def _with(
             raise UnfitError("a target along the row")
         if at == POST and ins.axes & outer:
             raise UnfitError("a value that needs all rows first")
-        if at == POST and ins.op in ("check", "take"):
-            raise UnfitError("a check after all rows")
+        if at == POST and ins.op == "take":
+            raise UnfitError("a row that is chosen after all rows")
         level[i] = at
     return Stages(inner=inner, outer=outer, roles=roles, level=level)
 

@@ -245,7 +245,7 @@ def _passes(
         for n, out in enumerate(outputs)
         if level[out.value] != POST and (frozenset(out.strides) & _inner_axes(outputs, stages, body))
     }
-    checks = [i for i in values if body.code[i].op == "check" and _in_row(body, stages, body.code[i].args[0])]
+    checks = [i for i in values if body.code[i].op == "check" and level[i] != POST and _in_row(body, stages, i)]
     levels = sorted(
         {
             *(at for i, at in reductions.items() if _in_row(body, stages, body.code[i].args[0])),

@@ -39,6 +39,12 @@ CALLS = {
     "expm1": "expm1({0})",
     "log1p": "log1p({0})",
     "select": "tl.where({0}, {1}, {2})",
+    "bf16": "{0}.to(tl.bfloat16).to(tl.float32)",
+    "int32": "{0}.to(tl.int32).to(tl.int64)",
+    "int16": "{0}.to(tl.int16).to(tl.int64)",
+    "int8": "{0}.to(tl.int8).to(tl.int64)",
+    "uint8": "({0} & 255)",
+    "fits32": "{0}",
 }
 NOWHERE = "tl.zeros([1, 1], tl.int32)"
 """Makes a tensor of what is a plain number or pointer."""

@@ -48,7 +48,7 @@ ALWAYS void row(const Call& c, Room& m, int64_t r, int64_t n, int64_t all) {
         const F x = MASKS ? ld(s + j) - less : ld(s + j) * scale - less;
         const F e = vexp(x);
         sum = sum + e;
-        st(p + j, e);
+        st_factor(p + j, e);
     }
     for (; j < all; j += VW) st(p + j, F{});
     m.largest[r] = largest;

@@ -4,6 +4,8 @@ typedef float F __attribute__((vector_size(32)));
 ALWAYS F vsqrt(F x) { return __builtin_ia32_sqrtps256(x); }
 ALWAYS F vfloor(F x) { return __builtin_ia32_roundps256(x, 1 | 8); }
 ALWAYS F vnearest(F x) { return __builtin_ia32_roundps256(x, 0 | 8); }
+// a * b + c, rounded once where the machine can
+ALWAYS F fused(F a, F b, F c) { return (F)__builtin_ia32_vfmaddps256(a, b, c); }
 // past the caches: nobody reads it before it would have left them; p on a vector's boundary
 ALWAYS void st_past(float* p, F v) { __builtin_ia32_movntps256(p, v); }
 ALWAYS void st_past_end() { __builtin_ia32_sfence(); }

@@ -4,6 +4,8 @@ typedef float F __attribute__((vector_size(64)));
 ALWAYS F vsqrt(F x) { return (F)__builtin_ia32_sqrtps512_mask(x, x, (unsigned short)-1, 4); }
 ALWAYS F vfloor(F x) { return (F)__builtin_ia32_rndscaleps_mask((F)x, 1 | 8, (F)x, (unsigned short)-1, 4); }
 ALWAYS F vnearest(F x) { return (F)__builtin_ia32_rndscaleps_mask((F)x, 0 | 8, (F)x, (unsigned short)-1, 4); }
+// a * b + c, rounded once where the machine can
+ALWAYS F fused(F a, F b, F c) { return (F)__builtin_ia32_vfmaddps512_mask(a, b, c, (unsigned short)-1, 4); }
 // past the caches: nobody reads it before it would have left them; p on a vector's boundary
 ALWAYS void st_past(float* p, F v) { __builtin_ia32_movntps512(p, v); }
 ALWAYS void st_past_end() { __builtin_ia32_sfence(); }
@@ -12,7 +14,7 @@ ALWAYS F larger(F a, F b) { return (F)__builtin_ia32_maxps512_mask(a, b, a, (uns
 ALWAYS F smaller(F a, F b) { return (F)__builtin_ia32_minps512_mask(a, b, a, (unsigned short)-1, 4); }
 // x times 2 to the power of k, down to 0 and up to infinity
 ALWAYS F scaled(F x, F k) { return (F)__builtin_ia32_scalefps512_mask(x, k, x, (unsigned short)-1, 4); }
-#define LEAST_EXP -104.0f
+#define SCALES
 // whole vectors of narrow integers; GCC's own conversion takes them in halves
 #define WIDENS
 typedef int I __attribute__((vector_size(64)));

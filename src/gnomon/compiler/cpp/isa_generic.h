@@ -16,6 +16,8 @@ ALWAYS F vnearest(F x) {
     for (int i = 0; i < VW; i++) r[i] = __builtin_nearbyintf(x[i]);
     return r;
 }
+// a * b + c, rounded once where the machine can
+ALWAYS F fused(F a, F b, F c) { return a * b + c; }
 ALWAYS void st_past(float* p, F v) { memcpy(p, &v, sizeof v); }
 ALWAYS void st_past_end() {}
 // a > b ? a : b, so b where one is a NaN

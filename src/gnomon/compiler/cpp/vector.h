@@ -73,6 +73,15 @@ ALWAYS L toL(F x) { return __builtin_convertvector(x, L); }
 ALWAYS L toL(D x) { return __builtin_convertvector(x, L); }
 ALWAYS L toL(L x) { return x; }
 ALWAYS L toL(B x) { return __builtin_convertvector(-x, L); }
+// what an integer of that type keeps of 64 bits
+template <class T> struct mem { typedef T V __attribute__((vector_size(sizeof(T) * VW))); };
+template <class T> ALWAYS L kept(L x) { return __builtin_convertvector(__builtin_convertvector(x, typename mem<T>::V), L); }
+ALWAYS L vint8(L x) { return kept<int8_t>(x); }
+ALWAYS L vuint8(L x) { return kept<uint8_t>(x); }
+ALWAYS L vint16(L x) { return kept<int16_t>(x); }
+ALWAYS L vint32(L x) { return kept<int32_t>(x); }
+// a float's integer part as 32 bits have it: the least number in the place of what they have not
+ALWAYS L vfits32(L x) { L fits = (x >= INT32_MIN) & (x <= INT32_MAX); return (fits & x) | (~fits & (int64_t)INT32_MIN); }
 ALWAYS B toB(B x) { return x; }
 ALWAYS B toB(F x) { return x != 0.0f; }
 ALWAYS B toB(L x) { return __builtin_convertvector(x != 0, B); }
@@ -84,7 +93,6 @@ ALWAYS L sel(B c, L a, L b) { L m = __builtin_convertvector(c, L); return (m & a
 ALWAYS D sel(B c, D a, D b) { return (D)sel(c, (L)a, (L)b); }
 
 // memory: whole vectors, first n lanes, and lanes `s` apart
-template <class T> struct mem { typedef T V __attribute__((vector_size(sizeof(T) * VW))); };
 template <class T> ALWAYS typename mem<T>::V raw(const T* p) { typename mem<T>::V v; memcpy(&v, p, sizeof v); return v; }
 #ifdef WIDENS
 ALWAYS U wide(mem<uint16_t>::V v) { return (U)widened((I16)v); }
@@ -98,17 +106,15 @@ ALWAYS mem<uint16_t>::V low16(U v) { return __builtin_convertvector(v, mem<uint1
 ALWAYS mem<uint8_t>::V low8(B v) { return __builtin_convertvector(v, mem<uint8_t>::V); }
 #endif
 ALWAYS F up(mem<uint16_t>::V v) { return (F)(wide(v) << 16); }
-#ifdef __AVX512BF16__
-ALWAYS mem<uint16_t>::V down(F x) { mem<uint16_t>::V r; asm("vcvtneps2bf16 %1, %0" : "=v"(r) : "v"(x)); return r; }  // below 1.2e-38: 0
-#else
-ALWAYS mem<uint16_t>::V down(F x) {
-    U u = (U)x;
-    U r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    B nan = x != x;
-    r = ((U)nan & 0x7fc0u) | (~(U)nan & r);
-    return low16(r);
+// to the nearest bfloat16, in a float; vcvtneps2bf16 would give 0 for numbers below 1.2e-38, which bfloat16 has
+ALWAYS U nearest16(F x) {
+    const U u = (U)x, r = u + 0x7fffu + ((u >> 16) & 1u);
+    const U nan = (U)(x != x);
+    return (nan & 0x7fc00000u) | (~nan & r);
 }
-#endif
+ALWAYS F vbf16(F x) { return (F)(nearest16(x) & 0xffff0000u); }
+ALWAYS mem<uint16_t>::V down(F x) { return low16(nearest16(x) >> 16); }
+struct rounded { F v; };                               // numbers of bfloat16 already
 ALWAYS F ld(const float* p) { return raw(p); }
 ALWAYS D ld(const double* p) { return raw(p); }
 ALWAYS F ld(const bf16* p) { return up(raw((const uint16_t*)p)); }
@@ -131,6 +137,7 @@ template <class T> ALWAYS L ld1(const T* p) { return splatL(*p); }
 ALWAYS void st(float* p, F v) { memcpy(p, &v, sizeof v); }
 ALWAYS void st(double* p, D v) { memcpy(p, &v, sizeof v); }
 ALWAYS void st(bf16* p, F v) { auto u = down(v); memcpy(p, &u, sizeof u); }
+ALWAYS void st(bf16* p, rounded x) { auto u = low16((U)x.v >> 16); memcpy(p, &u, sizeof u); }
 ALWAYS void st(int64_t* p, L v) { memcpy(p, &v, sizeof v); }
 ALWAYS void st(int32_t* p, L v) { auto u = __builtin_convertvector(v, mem<int32_t>::V); memcpy(p, &u, sizeof u); }
 ALWAYS void st(int16_t* p, L v) { auto u = __builtin_convertvector(v, mem<int16_t>::V); memcpy(p, &u, sizeof u); }

@@ -15,7 +15,7 @@ import torch
 from gnomon.compiler.body import Tensor, UnfitError
 from gnomon.compiler.lowering import Dims, Lowering, axes_in
 from gnomon.compiler.rules.reduce import variance_of
-from gnomon.compiler.values import Value, exp, log, rsqrt
+from gnomon.compiler.values import Value, exp, log, one, rsqrt
 
 aten = torch.ops.aten
 
@@ -44,11 +44,20 @@ def _pair(node: Lowering, a: Any, b: Any) -> tuple[Value, Value, Dims]:
     return node.operand(a, dims), node.operand(b, dims), dims
 
 
+FINITE = 1e38
+LEAST_VARIANCE = 1e-30
+
+
+def _within(node: Lowering, *sums: Value) -> None:
+    """Where a row's sums are not finite, ATen's own order of operations says what becomes NaN."""
+    for total in sums:
+        node.guard(one("abs", total).lt(FINITE))
+
+
 def softmax_backward(node: Lowering, grad_output: Any, output: Any, dim: int, input_dtype: Any) -> Tensor:
     g, y, dims = _pair(node, grad_output, output)
     axes = axes_in(dims, [dim % len(dims)]) if dims else ()
-    scaled = g * y
-    return node.result(scaled - y * scaled.sum(axes), dims)
+    return node.result(y * (g - (g * y).sum(axes)), dims)
 
 
 def log_softmax_backward(node: Lowering, grad_output: Any, output: Any, dim: int, input_dtype: Any) -> Tensor:
@@ -65,6 +74,7 @@ def layer_norm(node: Lowering, input: Any, normalized_shape: Any, weight: Any, b
     x, dims = node.whole(input)
     over = range(len(dims) - len(normalized_shape), len(dims))
     spread, average = variance_of(x, axes_in(dims, over), 0)
+    node.guard((spread + eps).gt(LEAST_VARIANCE) & spread.lt(FINITE))
     rstd = rsqrt(spread + eps)
     y = (x - average) * rstd
     w, b = _affine(node, weight, dims), _affine(node, bias, dims)
@@ -97,7 +107,9 @@ def layer_norm_backward(
     made: list[Tensor | None] = [None, None, None]
     if output_mask[0]:
         gw = g if w is None else g * w
-        made[0] = node.result(scale * (gw - gw.mean(axes) - normal * (gw * normal).mean(axes)), dims, node.out[0])
+        whole, along = gw.mean(axes), (gw * normal).mean(axes)
+        _within(node, whole, along)
+        made[0] = node.result(scale * (gw - whole - normal * along), dims, node.out[0])
     if output_mask[1]:
         made[1] = node.result((g * normal).sum(outer), inner, node.out[1])
     if output_mask[2]:
@@ -127,8 +139,10 @@ def rms_norm_backward(
     normal = x * scale
     made: list[Tensor | None] = [None, None]
     if output_mask[0]:
+        along = ((g if w is None else g * w) * normal).mean(axes)
+        _within(node, along)
         gw = g if w is None else g * w
-        made[0] = node.result(scale * (gw - normal * (gw * normal).mean(axes)), dims, node.out[0])
+        made[0] = node.result(scale * (gw - normal * along), dims, node.out[0])
     if output_mask[1]:
         outer = axes_in(dims, range(over.start))
         made[1] = node.result((g * normal).sum(outer), tuple(dims[i] for i in over), node.out[1])
@@ -161,6 +175,7 @@ def batch_norm(
         raise UnfitError("no channels")
     axes = _of_a_channel(dims)
     spread, average = variance_of(x, axes, 0)
+    node.guard((spread + eps).gt(LEAST_VARIANCE) & spread.lt(FINITE))
     rstd = rsqrt(spread + eps)
     scale = rstd if weight is None else rstd * _channel(node, weight, dims)
     y = (x - average) * scale
@@ -193,6 +208,7 @@ def batch_norm_backward(
     scale = _channel(node, save_invstd, dims)
     normal = (x - _channel(node, save_mean, dims)) * scale
     total, along = g.sum(axes), (g * normal).sum(axes)
+    _within(node, total, along)
     each = 1.0 / Value(node.body, node.body.extent(axes, g.kind))
     made: list[Tensor | None] = [None, None, None]
     if output_mask[0]:

@@ -1,21 +1,20 @@
 """Operations that treat each element alone: arithmetic, comparisons, activations and their backward.
 
 A formula takes `Value`s and plain numbers under the names of ATen's schema and gives a `Value`. Leaves out
-random numbers, which stay ATen's so that a seed gives what eager gives, and integers narrower than 64 bits,
-which wrap.
+random numbers, which stay ATen's so that a seed gives what eager gives.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from gnomon.compiler.body import Tensor, UnfitError, kind_of
-from gnomon.compiler.lowering import Lowering
+from gnomon.compiler.body import HELD, Tensor, UnfitError, kind_of
+from gnomon.compiler.lowering import Lowering, as_type
 from gnomon.compiler.sizes import sizes_of
 from gnomon.compiler.values import (
     Value,
@@ -35,11 +34,13 @@ from gnomon.compiler.values import (
 )
 
 aten = torch.ops.aten
+ONEDNN_GELU = 1e38
+"""Beyond it oneDNN, which ATen asks for dense tensors, gives infinity, and NaN for infinity."""
 SQRT_HALF, SQRT_2_OVER_PI = math.sqrt(0.5), math.sqrt(2 / math.pi)
 
 
 def pointwise(formula: Callable[..., Any], node: Lowering, *args: Any, **named: Any) -> Tensor:
-    """Operands broadcast to the output, computed in its kind where that is a floating type, cast to it."""
+    """Operands broadcast to the output and converted to its type, as ATen converts them; bools stay what they are."""
     tensors = [a for a in (*args, *named.values()) if isinstance(a, torch.fx.Node)]
     for operand in tensors:
         if not isinstance(operand.meta.get("val"), torch.Tensor):
@@ -47,20 +48,40 @@ def pointwise(formula: Callable[..., Any], node: Lowering, *args: Any, **named: 
     out = node.out
     dims = node.dims_of(sizes_of(out.shape), tensors)
     floating = out.dtype.is_floating_point
-    narrow = (torch.int8, torch.int16, torch.int32, torch.uint8)
-    if formula in WRAPS and (out.dtype in narrow):
-        raise UnfitError("integers that wrap")
+    wanted = out.dtype if out.dtype != torch.bool else _compared(formula, args)
 
     def value(arg: Any) -> Any:
-        if not isinstance(arg, torch.fx.Node):
-            return arg
-        made = node.operand(arg, dims)
-        return made.to(kind_of(out.dtype)) if floating and made.kind != "B" else made
+        if isinstance(arg, torch.fx.Node):
+            made = node.operand(arg, dims)
+            return made if wanted is None or made.kind == "B" else as_type(made, wanted)
+        if formula in ROUNDS_NUMBERS or out.dtype == torch.bool:
+            return arg if wanted is None else _of_type(arg, wanted)
+        return arg
 
-    made = formula(*(value(a) for a in args), **{key: value(a) for key, a in named.items()})
+    given = [value(a) for a in args]
+    if any(isinstance(a, float) for a in (*args, *named.values())) and not (floating or out.dtype == torch.bool):
+        raise UnfitError("a fraction among integers")
+    if formula in GUARDS and floating:
+        for holds in GUARDS[formula](*given):
+            node.guard(holds)
+    made = formula(*given, **{key: value(a) if isinstance(a, torch.fx.Node) else a for key, a in named.items()})
     if not isinstance(made, Value):
         raise UnfitError("a plain number")
     return node.result(made, dims)
+
+
+def _compared(formula: Callable[..., Any], args: Sequence[Any]) -> torch.dtype | None:
+    """The type in which two operands are compared; None where each is looked at by itself."""
+    if not isinstance(formula, partial) or formula.func is not compare:
+        return None
+    return torch.result_type(*(a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in args))
+
+
+def _of_type(number: Any, dtype: torch.dtype) -> Any:
+    """A plain number as the tensor of one element that ATen makes of it."""
+    if dtype not in HELD or isinstance(number, bool) or not isinstance(number, (int, float)):
+        return number
+    return torch.tensor(number, dtype=torch.float32 if dtype.is_floating_point else torch.int64).to(dtype).item()
 
 
 def add(self: Value, other: Any, *, alpha: Any = 1) -> Value:
@@ -92,11 +113,10 @@ def div_mode(self: Value, other: Any, *, rounding_mode: str | None = None) -> Va
 
 
 def power(self: Value, exponent: Any) -> Value:
-    if isinstance(exponent, Value):
-        a, b = real(self)._both(exponent)
-        return a._two("pow", b)
-    if self.kind == "L":
+    if not isinstance(self, Value) or self.kind not in "FD":
         raise UnfitError("a power of integers")
+    if isinstance(exponent, Value):
+        return self._two("pow", exponent)
     if exponent == 2:
         return self * self
     if exponent == 3:
@@ -172,7 +192,7 @@ def hardtanh(self: Value, min_val: float = -1, max_val: float = 1) -> Value:
 
 
 def hardtanh_backward(grad_output: Value, self: Value, min_val: float, max_val: float) -> Value:
-    return where(self.le(min_val) | self.ge(max_val), 0, grad_output)
+    return where(self.gt(min_val) & self.lt(max_val), grad_output, 0)
 
 
 def hardsigmoid(self: Value) -> Value:
@@ -180,12 +200,12 @@ def hardsigmoid(self: Value) -> Value:
 
 
 def hardswish(self: Value) -> Value:
-    return self * hardsigmoid(self)
+    return self * minimum(maximum(self + 3.0, 0.0), 6.0) / 6.0
 
 
 def hardswish_backward(grad_output: Value, self: Value) -> Value:
-    inside = where(self.le(3.0), grad_output * (self / 3.0 + 0.5), grad_output)
-    return where(self.lt(-3.0), 0, inside)
+    inside = where(self.lt(3.0), grad_output * (self / 3.0 + 0.5), grad_output)
+    return where(self.le(-3.0), 0, inside)
 
 
 def sign(self: Value) -> Value:
@@ -211,7 +231,7 @@ def select(condition: Value, self: Any, other: Any) -> Value:
 
 
 def addcmul(self: Value, tensor1: Value, tensor2: Value, *, value: Any = 1) -> Value:
-    return self + (tensor1 * tensor2 if value == 1 else tensor1 * tensor2 * value)
+    return self + (tensor1 if value == 1 else tensor1 * value) * tensor2
 
 
 def addcdiv(self: Value, tensor1: Value, tensor2: Value, *, value: Any = 1) -> Value:
@@ -219,7 +239,11 @@ def addcdiv(self: Value, tensor1: Value, tensor2: Value, *, value: Any = 1) -> V
 
 
 def lerp(self: Value, end: Value, weight: Any) -> Value:
-    return self + (end - self) * weight
+    """From the nearer end."""
+    near, far = self + weight * (end - self), end - (end - self) * (1.0 - weight)
+    if not isinstance(weight, Value):
+        return near if abs(weight) < 0.5 else far
+    return where(one("abs", weight).lt(0.5), near, far)
 
 
 def copy(self: Value, **_: Any) -> Value:
@@ -227,7 +251,7 @@ def copy(self: Value, **_: Any) -> Value:
 
 
 def sigmoid_backward(grad_output: Value, output: Value) -> Value:
-    return grad_output * (output * (1.0 - output))
+    return grad_output * (1.0 - output) * output
 
 
 def tanh_backward(grad_output: Value, output: Value) -> Value:
@@ -247,8 +271,9 @@ def compare(op: str, self: Value, other: Any) -> Value:
 
 
 def logit(self: Value, eps: float | None = None) -> Value:
-    x = self if eps is None else minimum(maximum(self, eps), 1 - eps)
-    return log(x / (1.0 - x))
+    if eps is not None:
+        raise UnfitError("ends that are rounded to the tensor's type")
+    return log(self / (1.0 - self))
 
 
 def backward_of_dropout(grad_output: Value, mask: Value, scale: float) -> Value:
@@ -284,6 +309,15 @@ def _rounding(op: str) -> Callable[[Value], Value]:
 
     return formula
 
+
+ROUNDS_NUMBERS = (add, sub, rsub, power)
+"""Where ATen rounds plain numbers to the type of the tensors (bfloat16) before it computes."""
+
+GUARDS: dict[Callable[..., Any], Callable[..., list[Value]]] = {
+    gelu: lambda self: [~self.gt(ONEDNN_GELU)],
+    hardswish_backward: lambda grad_output, self: [self.eq(self)],
+}
+"""Formula -> what must hold of its operands for ATen to compute it."""
 
 FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.add.Tensor: add,
@@ -371,9 +405,6 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
         for overload in ("Tensor", "Scalar")
     },
 }
-WRAPS = (add, sub, rsub, mul, square)
-"""Operations whose result may not fit the integers that it is stored as."""
-
 RULES: dict[Any, Callable[..., Any]] = {
     **{op: partial(pointwise, formula) for op, formula in FORMULAS.items()},
     aten.full.default: full,

@@ -1,7 +1,7 @@
 """Reductions along dims: sums, means, extremes, variances, norms.
 
 Each gives the tensor of its result; variances take two passes over a row that lies in cache, which is exact
-where the one-pass formula cancels. Leaves out reductions with positions (argmax, sort).
+where the one-pass formula cancels, in double as ATen's: squares of 1e37 and of 1e-25 are floats no more. Leaves out reductions with positions (argmax, sort).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gnomon.compiler.body import Tensor, UnfitError
-from gnomon.compiler.lowering import Dims, Lowering, axes_in, dims_over
+from gnomon.compiler.lowering import Dims, Lowering, as_type, axes_in, dims_over
 from gnomon.compiler.values import Value, exp, log, maximum, one, real, sqrt, where
 
 aten = torch.ops.aten
@@ -26,8 +26,7 @@ def _of(node: Lowering, self: Any, dim: Any) -> tuple[Value, Dims, tuple[int, ..
 
 def _sum(node: Lowering, self: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
     x, dims, over, axes = _of(node, self, dim)
-    kind = "D" if node.out.dtype == torch.float64 else "F" if node.out.dtype.is_floating_point else "L"
-    return node.result(x.to(kind).sum(axes), node.kept(dims, over, keepdim))
+    return node.result(as_type(x, node.out.dtype).sum(axes), node.kept(dims, over, keepdim))
 
 
 def mean(node: Lowering, self: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
@@ -67,17 +66,17 @@ def variance_of(x: Value, axes: tuple[int, ...], correction: Any) -> tuple[Value
 
 def var(node: Lowering, self: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
     x, dims, over, axes = _of(node, self, dim)
-    return node.result(variance_of(real(x), axes, correction)[0], node.kept(dims, over, keepdim))
+    return node.result(variance_of(x.to("D"), axes, correction)[0], node.kept(dims, over, keepdim))
 
 
 def std(node: Lowering, self: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
     x, dims, over, axes = _of(node, self, dim)
-    return node.result(sqrt(variance_of(real(x), axes, correction)[0]), node.kept(dims, over, keepdim))
+    return node.result(sqrt(variance_of(x.to("D"), axes, correction)[0]), node.kept(dims, over, keepdim))
 
 
 def var_mean(node: Lowering, self: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
     x, dims, over, axes = _of(node, self, dim)
-    spread, average = variance_of(real(x), axes, correction)
+    spread, average = variance_of(x.to("D"), axes, correction)
     kept = node.kept(dims, over, keepdim)
     return node.result(spread, kept, node.out[0]), node.result(average, kept, node.out[1])
 

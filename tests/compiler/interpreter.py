@@ -1,7 +1,7 @@
 """An interpreter of bodies: what the instructions of a group mean, by torch's own operations and without C++.
 
-`results` gives a graph's outputs where one body computes all of them, or None where the rules do not. Values are tensors
-with a dim for each axis of the body, of size 1 where the value is the same along it. So rules, casts and maps of indices
+`Lowered` gives a graph's outputs by one body that computes all of them. Values are tensors
+with a dim for each axis of the body, of size 1 where the value is the same along it. Rules, casts and maps of indices
 are tried in milliseconds on any inputs; that the C++ text means the same is for programs that are compiled.
 """
 
@@ -62,29 +62,32 @@ def _each(function: Callable[..., torch.Tensor], x: torch.Tensor, dims: Sequence
     return x
 
 
-def results(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[Any, tuple[torch.Tensor, ...]] | None:
-    """(the body's, the traced graph's) outputs; None where no one body takes the whole graph.
+class Lowered:
+    """A function as one body, traced once and run on any inputs of one layout; `body` is None where there is none."""
 
-    Raises `Failed` where the body leaves these inputs to ATen.
-    """
-    traced = make_fx(function, tracing_mode="fake")(*inputs)
-    traced.graph.eliminate_dead_code()
-    given = dict(zip((n for n in traced.graph.nodes if n.op == "placeholder"), inputs, strict=True))
-    body = Body()
-    try:
-        for node in traced.graph.nodes:
-            if node.op == "call_function":
-                lower(body, node)
-    except (UnfitError, KeyError):
-        return None
-    [asked] = traced.graph.output_node().args
-    asked = [n for n in (asked if isinstance(asked, (tuple, list)) else (asked,)) if n is not None]
-    if not all(n in body.tensors for n in asked):
-        return None
-    wanted = traced(*inputs)
-    wanted = tuple(x for x in (wanted if isinstance(wanted, (tuple, list)) else (wanted,)) if x is not None)
-    values = computed(body, given)
-    return tuple(_tensor(body, values, body.tensors[node]) for node in asked), wanted
+    def __init__(self, function: Callable[..., Any], *inputs: torch.Tensor) -> None:
+        self.traced = make_fx(function, tracing_mode="fake")(*inputs)
+        self.traced.graph.eliminate_dead_code()
+        self.body: Body | None = Body()
+        try:
+            for node in self.traced.graph.nodes:
+                if node.op == "call_function":
+                    lower(self.body, node)
+        except (UnfitError, KeyError):
+            self.body = None
+        [asked] = self.traced.graph.output_node().args
+        self.asked = [n for n in (asked if isinstance(asked, (tuple, list)) else (asked,)) if n is not None]
+        if self.body is not None and not all(n in self.body.tensors for n in self.asked):
+            self.body = None
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """(the body's, the graph's) outputs. Raises `Failed` where the body leaves these inputs to ATen."""
+        assert self.body is not None
+        wanted = self.traced(*inputs)
+        wanted = [x for x in (wanted if isinstance(wanted, (tuple, list)) else (wanted,)) if x is not None]
+        given = dict(zip((n for n in self.traced.graph.nodes if n.op == "placeholder"), inputs, strict=True))
+        values = computed(self.body, given)
+        return [_tensor(self.body, values, self.body.tensors[node]) for node in self.asked], wanted
 
 
 def computed(body: Body, given: dict[Any, torch.Tensor]) -> list[torch.Tensor]:

@@ -18,12 +18,48 @@ def special(dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor([False, True])
     if not dtype.is_floating_point:
         ends = torch.iinfo(dtype)
-        some = [0, 1, 2, 3, 5, 44, 100, 127, ends.max, ends.max - 1, ends.min, ends.min + 1, ends.max // 2, ends.max // 3]
+        some = [
+            0,
+            1,
+            2,
+            3,
+            5,
+            44,
+            100,
+            127,
+            ends.max,
+            ends.max - 1,
+            ends.min,
+            ends.min + 1,
+            ends.max // 2,
+            ends.max // 3,
+        ]
         some += [-n for n in some[1:8]] if ends.min else [200, 255]
         some += [n for n in (128, 255, 256, 300, 2**24 + 1, 2**31, 2**32 + 5, 2654435761) if n <= ends.max]
         return torch.tensor(some, dtype=dtype)
     ends = torch.finfo(dtype)
-    some = [0.0, 1.0, 0.1, 0.3, 0.5, 1.5, 2.5, 3.0, 5.5, 6.0, 9.5, 20.0, 20.5, 30.0, 88.0, 89.5, 104.0, 128.0, 255.0, 300.0]
+    some = [
+        0.0,
+        1.0,
+        0.1,
+        0.3,
+        0.5,
+        1.5,
+        2.5,
+        3.0,
+        5.5,
+        6.0,
+        9.5,
+        20.0,
+        20.5,
+        30.0,
+        88.0,
+        89.5,
+        104.0,
+        128.0,
+        255.0,
+        300.0,
+    ]
     some += [1000.0, 1e4, 65504.0, 32768.0, 2.0**24, 2.0**31, 3e9, 1e20, 1e30, ends.max, 1e-3, 1e-7, 1e-20, ends.tiny]
     some += [ends.tiny / 2, ends.tiny / 64, float("inf")]
     return torch.tensor([*some, *(-n for n in some), float("nan")], dtype=dtype)
@@ -77,4 +113,6 @@ def apart(made: torch.Tensor, wanted: torch.Tensor, ulps: float, absolute: float
     if not bool(unlike.any()):
         return ""
     at = tuple(unlike.nonzero()[0].tolist())
-    return f"{int(unlike.sum())} of {unlike.numel()} differ, at {at} {made[at].item()!r} in place of {wanted[at].item()!r}"
+    return (
+        f"{int(unlike.sum())} of {unlike.numel()} differ, at {at} {made[at].item()!r} in place of {wanted[at].item()!r}"
+    )

@@ -12,6 +12,7 @@ import copy
 import logging
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ from gnomon.compiler import (
     table_gradient,
 )
 from gnomon.compiler.build import has_compiler, libraries
-from gnomon.compiler.gate import Trial
+from gnomon.compiler.gate import Again, Trial
 from gnomon.compiler.program import LINES, Planned, Program, Writer, program, write
 from gnomon.compiler.triton_launch import has_triton, launchers
 from gnomon.compiler.triton_text import TritonKernel
@@ -50,6 +51,8 @@ _said: set[str] = set()
 reports: list[Compiled] = []
 """What was compiled in this process, the newest last; `gnomon compile --explain` reads it. At most `KEPT`."""
 KEPT = 64
+SOON = 32
+"""Calls after the trials within which kernels are compared once more."""
 
 
 def gnomon(module: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
@@ -142,6 +145,11 @@ class Compiled:
         self.trials: dict[int, Trial] = {}
         self.lock = threading.Lock()
         self.final = False
+        self.calls = 0
+        """Since the trials were over."""
+        sources = "".join(planned.kernel.source for planned in self.program.planned)
+        self.again = 1 + zlib.crc32(sources.encode()) % SOON
+        """The call that compares once more: any, and the same one in each run of a program."""
         self.function = write(self.program, self._on_trial)
         if not (self.trials or self.products or self.columns or self.tried):
             self.final = True
@@ -163,6 +171,9 @@ class Compiled:
     def boxed(self) -> Callable[[list[Any]], Any]:
         def call(args: list[Any]) -> Any:
             if self.final:
+                self.calls += 1
+                if self.calls == self.again:
+                    return self._compared(args)
                 return self.function(args)
             return self._first(args)
 
@@ -183,6 +194,26 @@ class Compiled:
                 self.final = True
             return out
 
+    def _compared(self, args: list[Any]) -> Any:
+        """A call in which each kernel that is kept is compared with ATen once more."""
+        checks: dict[int, Again] = {}
+
+        def both(writer: Writer, planned: Planned) -> list[str]:
+            if not self.kept(planned):
+                return writer.aten_lines(planned)
+            return self._by(
+                writer, planned, lambda trial: checks.setdefault(planned.number, Again(trial.run, trial.aten))
+            )
+
+        with self.lock:
+            out = write(self.program, both)(args)
+            if wrong := {number: check.wrong for number, check in checks.items() if check.wrong}:
+                for number, why in wrong.items():
+                    self.trials[number].kept = False
+                    self.trials[number].verdict = {**self.trials[number].verdict, "kept": False, "wrong": why}
+                self.function = write(self.program, self._chosen)
+        return out
+
     def _settled(self) -> Callable[[list[Any]], Any]:
         """The program that the trials chose."""
         before, self.before = self.before, None
@@ -202,6 +233,10 @@ class Compiled:
     def _on_trial(self, writer: Writer, planned: Planned) -> list[str]:
         if planned.function is None:
             return writer.aten_lines(planned)
+        return self._by(writer, planned, lambda trial: self.trials.setdefault(planned.number, trial))
+
+    def _by(self, writer: Writer, planned: Planned, called: Callable[[Trial], Any]) -> list[str]:
+        """The line that calls what stands in a group's place, made of the group's trial."""
         names = [writer.name(n) for n in planned.inputs]
         symbols = sorted(writer.symbols_of(planned))
         made = f"({', '.join(writer.name(n) for n in planned.outputs)},)"
@@ -211,9 +246,8 @@ class Compiled:
             functions[which] = f"def {which}({', '.join([*names, *symbols])}):\n" + "\n".join(LINES + x for x in body)
         scope = dict(writer.scope())
         exec("\n".join(functions.values()), scope)
-        trial = Trial(planned.kernel.source, scope["run"], scope["aten"])
-        self.trials[planned.number] = trial
-        return [f"{made} = {writer.constant(trial)}({', '.join([*names, *symbols])})"]
+        trial = Trial(planned.kernel.source, scope["run"], scope["aten"], made=planned.device.type == "cpu")
+        return [f"{made} = {writer.constant(called(trial))}({', '.join([*names, *symbols])})"]
 
 
 def _load(planned: Sequence[Planned], others: Sequence[str]) -> None:

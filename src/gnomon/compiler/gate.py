@@ -1,9 +1,10 @@
 """Each group is tried once on its first inputs: equal to eager within its dtype, and not slower; else it is given
 back.
 
-`Trial` runs kernel and ATen on the same inputs, compares, times both in turn and remembers the verdict by what
-decides it (kernel, sizes, threads), in the process and on disk, so that layers that are alike are tried once
-and a second process does not time again. Returns ATen's results while it tries. Leaves out repair: a group that
+`Trial` runs kernel and ATen on the same inputs, and on inputs that it makes itself (the user's first may be zeros),
+compares, times both in turn and remembers the verdict by what decides it (kernel, sizes, strides, threads), in the
+process and on disk, so that layers that are alike are tried once and a second process does not try again. `Again`
+compares once more on a later call. Returns ATen's results while it tries. Leaves out repair: a group that
 is wrong is ATen's for good.
 """
 
@@ -16,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +51,13 @@ class Trial:
 
     def __init__(
         self, source: str, run: Callable[..., Any], aten: Callable[..., Any], *, share: float = 1.0,
-        second: tuple[str, Callable[..., Any]] | None = None,
+        second: tuple[str, Callable[..., Any]] | None = None, made: bool = False,
     ) -> None:  # fmt: skip
         """share: of ATen's time that the kernel may take; below 1 where a trial does not see all that a call costs.
+        made: whether it is tried on inputs of the checker's own too: any numbers may be given to it.
         second: another kernel and its source, which is tried beside the better of the two."""
         self.source, self.run, self.aten, self.share, self.second = source, run, aten, share, second
+        self.made = made
         self.kept: bool | None = None
         self.second_kept = False
         self.verdict: dict[str, Any] = {}
@@ -97,6 +101,11 @@ class Trial:
         stored = _read(key)
         if stored is not None:
             return stored
+        if self.made and (wrong := wrong_on_made(run, self.aten, args)):
+            log.warning("a kernel differs from eager on made inputs (%s): its operations stay PyTorch's", wrong)
+            verdict = {"kept": False, "wrong": wrong}
+            _write(key, verdict)
+            return verdict
         kernel_s, aten_s = _times(run, other, args, after=_other_memory([*args, *made]))
         verdict = {"kept": kernel_s <= SLOWER * self.share * aten_s, "kernel_s": kernel_s, "aten_s": aten_s}
         _write(key, verdict)
@@ -129,6 +138,101 @@ def different(made: Any, wanted: Any) -> str:
             apart = float((a.double() - b.double()).abs().nan_to_num().max())
             return f"result {n}: {apart:.3g} apart, largest {top:.3g}"
     return ""
+
+
+def wrong_on_made(run: Callable[..., Any], aten: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """What is wrong with a kernel's results on inputs as those given, whose numbers the user's may not have: ordinary
+    ones, and special ones among them. Integers stay first, as they may choose rows; then any of their type."""
+    for special in (False, True):
+        given = tuple(_made_like(a, n, special) for n, a in enumerate(args))
+        try:
+            wanted = aten(*given)
+        except (RuntimeError, IndexError):  # integers that choose rows
+            continue
+        made = run(*given)
+        if (wrong := different(made, wanted)) and not _as_right(made, wanted, aten, given):
+            return f"{'special' if special else 'ordinary'} numbers: {wrong}"
+    return ""
+
+
+def _made_like(given: Any, number: int, special: bool) -> Any:
+    """A tensor of the same dtype, sizes and strides; number: which input it is, as no two are alike."""
+    if not isinstance(given, torch.Tensor) or not given.numel():
+        return given
+    if not (given.is_floating_point() or given.dtype == torch.bool or special):
+        return given
+    pool = _pool(given.dtype, special).roll(997 * number)
+    most = 1 + sum((size - 1) * stride for size, stride in zip(given.shape, given.stride(), strict=True))
+    memory = pool.repeat(-(-most // POOL))[:most].to(given.device)
+    return memory.as_strided(given.shape, given.stride())
+
+
+POOL = 4099
+"""Numbers before they come again: a prime, so that no row is another."""
+SPECIAL = 512
+"""Of them, among which each sixteenth is special: most rows have none."""
+
+
+@cache
+def _pool(dtype: torch.dtype, special: bool) -> torch.Tensor:
+    chance = torch.Generator().manual_seed(0)
+    if dtype == torch.bool:
+        return torch.rand(POOL, generator=chance) < 0.5
+    if not dtype.is_floating_point:
+        ends = torch.iinfo(dtype)
+        pool = torch.randint(ends.min, ends.max, (POOL,), generator=chance, dtype=dtype)
+        pool[: POOL // 2] %= 7
+        pool[:: POOL // 8], pool[1 :: POOL // 8] = ends.min, ends.max
+        return pool
+    pool = torch.randn(POOL, generator=chance, dtype=torch.float64).to(dtype)
+    if special:
+        tiny = torch.finfo(dtype).tiny
+        some = [0.0, 1.0, 1e-3, 9.5, 30.0, 89.5, 1e3, 1e4, 1e20, tiny / 8, 1e-20, math.inf]
+        numbers = torch.tensor([*some, *(-x for x in some), math.nan], dtype=dtype)
+        places = range(0, SPECIAL, 16)
+        for n, place in enumerate(places):
+            pool[place] = numbers[n % len(numbers)]
+    return pool
+
+
+def _as_right(made: Any, wanted: Any, aten: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether results differ from eager's only where eager's differ from those in double: large numbers that cancel or
+    overflow on the way are sums of another order."""
+    try:
+        wide = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
+        exact = aten(*wide)
+    except (RuntimeError, TypeError):
+        return False
+    for a, b, c in zip(made, wanted, exact, strict=True):
+        if not alike(a, b):
+            return False
+        if not a.is_floating_point():
+            if not torch.equal(a, b):
+                return False
+            continue
+        relative, least = TOLERANCE[b.dtype]
+        absolute = max(least * _top(b), 1e-30)
+        near = torch.isclose(a, b, rtol=relative, atol=absolute, equal_nan=True)
+        if bool((~near & torch.isclose(b, c.to(b.dtype), rtol=relative, atol=absolute, equal_nan=True)).any()):
+            return False
+    return True
+
+
+class Again:
+    """Compares a kernel with ATen on a later call; gives the kernel's results, and in `wrong` why not."""
+
+    def __init__(self, run: Callable[..., Any], aten: Callable[..., Any]) -> None:
+        self.run, self.aten = run, aten
+        self.wrong = ""
+
+    def __call__(self, *args: Any) -> Any:
+        made, wanted = self.run(*args), self.aten(*args)
+        wrong = different(made, wanted)
+        if wrong and not as_exact(made, wanted, self.aten, args) and not _as_right(made, wanted, self.aten, args):
+            self.wrong = wrong
+            log.warning("a kernel differs from eager on a later call (%s): its operations stay PyTorch's", wrong)
+            return wanted
+        return made
 
 
 def _top(x: torch.Tensor) -> float:
@@ -219,10 +323,20 @@ def _cuda_times(run: Callable[..., Any], aten: Callable[..., Any], args: tuple[A
 
 
 def _key(source: str, args: tuple[Any, ...]) -> str:
-    """What a verdict depends on: sizes by powers of two, so that a new length asks nothing new."""
-    sizes = [f"{a.dtype}{[(int(s) - 1).bit_length() for s in a.shape]}" for a in args if isinstance(a, torch.Tensor)]
+    """What a verdict depends on: sizes and strides by powers of two, so that a new length asks nothing new."""
+    sizes = [f"{a.dtype}{_sizes(a.shape)}{_layout(a)}" for a in args if isinstance(a, torch.Tensor)]
     sizes += sorted({torch.cuda.get_device_name(a.device) for a in args if isinstance(a, torch.Tensor) and a.is_cuda})
     return f"{key_of(source)}-{torch.get_num_threads()}-{hash_of(','.join(sizes))}"
+
+
+def _sizes(shape: Sequence[int]) -> list[int]:
+    return [(int(size) - 1).bit_length() for size in shape]
+
+
+def _layout(x: torch.Tensor) -> list[int]:
+    """Which dims are broadcast (-1), side by side (0) or further apart."""
+    strides = zip(x.shape, x.stride(), strict=True)
+    return [0 if size <= 1 else (int(stride) - 1).bit_length() if stride else -1 for size, stride in strides]
 
 
 def hash_of(text: str) -> str:

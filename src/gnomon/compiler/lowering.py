@@ -107,8 +107,8 @@ class Lowering:
         return Tensor(value=as_type(value, fake.dtype).id, sizes=sizes_of(fake.shape), dims=dims, dtype=fake.dtype)
 
     def guard(self, holds: Value) -> None:
-        """ATen computes inputs for which this does not hold anywhere: where it overflows in a way of its own, or has two
-        answers (vectors and what is left of them). On a GPU a check stops the program, and nothing is asked."""
+        """ATen computes inputs for which this does not hold anywhere: where it overflows in a way of its own, or has
+        two answers (vectors and what is left of them). On a GPU a check stops the program, and nothing is asked."""
         value = self.out
         first = next(x for x in (value if isinstance(value, (tuple, list)) else (value,)) if x is not None)
         if first.device.type == "cpu":

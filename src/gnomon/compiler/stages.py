@@ -31,7 +31,18 @@ COST = {
     "pow": 80,
     "sin": 60,
 }
-COST |= {"cos": 60, "sqrt": 6, "div": 5, "load": 1, "take": 1, "const": 0, "extent": 0, "index": 1, "cast": 1, "bf16": 6}
+COST |= {
+    "cos": 60,
+    "sqrt": 6,
+    "div": 5,
+    "load": 1,
+    "take": 1,
+    "const": 0,
+    "extent": 0,
+    "index": 1,
+    "cast": 1,
+    "bf16": 6,
+}
 """Vector instructions of an operation, roughly; others are 1."""
 
 

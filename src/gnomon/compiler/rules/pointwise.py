@@ -270,12 +270,6 @@ def compare(op: str, self: Value, other: Any) -> Value:
     return self.compare(op, other)
 
 
-def logit(self: Value, eps: float | None = None) -> Value:
-    if eps is not None:
-        raise UnfitError("ends that are rounded to the tensor's type")
-    return log(self / (1.0 - self))
-
-
 def backward_of_dropout(grad_output: Value, mask: Value, scale: float) -> Value:
     return grad_output * mask.to(grad_output.kind) * scale
 
@@ -362,7 +356,6 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.hardtanh.default: hardtanh,
     aten.hardswish.default: hardswish,
     aten.hardsigmoid.default: hardsigmoid,
-    aten.logit.default: logit,
     aten.clamp.default: clamp,
     aten.clamp.Tensor: clamp,
     aten.clamp_min.default: lambda self, min: maximum(self, min),

@@ -1,7 +1,8 @@
 """Reductions along dims: sums, means, extremes, variances, norms.
 
 Each gives the tensor of its result; variances take two passes over a row that lies in cache, which is exact
-where the one-pass formula cancels, in double as ATen's: squares of 1e37 and of 1e-25 are floats no more. Leaves out reductions with positions (argmax, sort).
+where the one-pass formula cancels, in double as ATen's: squares of 1e37 and of 1e-25 are floats no more. Leaves out
+reductions with positions (argmax, sort).
 """
 
 from __future__ import annotations

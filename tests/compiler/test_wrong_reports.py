@@ -1,0 +1,155 @@
+"""What was once computed wrong in silence: each report by its kernel, tried on harmless numbers, then others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from compiler.traced import compiled, run  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from gnomon.compiler import gate  # noqa: E402
+
+aten = torch.ops.aten
+pytestmark = pytest.mark.torch
+N = (6, 40)
+
+
+def whole(value: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.full(N, value, dtype=dtype)
+
+
+def full(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.full(N, value, dtype=dtype)
+
+
+def casts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (
+        x.to(torch.int8).float() * 0.5,
+        (x * 31 + 7).to(torch.uint8).float() / 255,
+        (x * 2654435761).to(torch.int32).float() * 1e-9,
+        (x.float() * 1e7).to(torch.int32) + 1,
+    )
+
+
+def laid(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """ATen's `elu_backward` keeps other strides than its fake tensor declares."""
+    return (aten.elu_backward(g, 1.0, 1.0, 1, False, x) * w).sum(-1) + 1
+
+
+def logs(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    return torch.repeat_interleave(F.logsigmoid(F.silu(x)) * m, 2, 0)
+
+
+REPORTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = {
+    "casts to narrow integers": (casts, (whole(0),), (whole(300),)),
+    "minus of uint8": (lambda x: (-x).float() * 0.01 + 1, (whole(0, torch.uint8),), (whole(3, torch.uint8),)),
+    "abs of int8": (lambda x: x.abs().float() * 0.01 + 1, (whole(-5, torch.int8),), (whole(-128, torch.int8),)),
+    "a sum of int8": (
+        lambda x: x.sum(-1, dtype=torch.int8).float() * 0.01,
+        (torch.zeros(4, 1000, dtype=torch.int8),),
+        (torch.ones(4, 1000, dtype=torch.int8),),
+    ),
+    "explicit rounding": (
+        lambda x: (x - x.to(torch.bfloat16).float()).abs().sum(-1),
+        (torch.zeros(N),),
+        (torch.linspace(0.1, 3, 240).view(N),),
+    ),
+    "rounding between steps": (lambda x: (x * 1.1) * 0.9 - x, (full(0, torch.bfloat16),), (full(1.0, torch.bfloat16),)),
+    "gradient of gelu tanh": (
+        lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
+        (torch.ones(N), torch.zeros(N)),
+        (torch.ones(N), torch.tensor([-1000.0, 1000.0, -30.0, 30.0]).repeat(60).view(N)),
+    ),
+    "gelu of large negatives": (lambda x: F.gelu(x) + 0.0, (torch.zeros(N),), (full(-1e4),)),
+    "gelu of infinity": (lambda x: F.gelu(x) + 0.0, (torch.zeros(N),), (full(float("inf")),)),
+    "declared strides": (
+        laid,
+        (torch.zeros(64, 33), torch.zeros(33, 64).t(), torch.zeros(64, 33)),
+        (torch.randn(64, 33), torch.randn(33, 64).t(), torch.randn(64, 33)),
+    ),
+    "declared strides of a repeat": (
+        logs,
+        (torch.zeros(5, 30, 2).transpose(1, 2), torch.zeros(30) > 0),
+        (torch.randn(5, 30, 2).transpose(1, 2), torch.arange(30) % 3 > 0),
+    ),
+    "denormal bfloat16": (
+        lambda x: F.relu(x * 0.5 + 0.0),
+        (full(1, torch.bfloat16),),
+        (full(2.0**-127, torch.bfloat16),),
+    ),
+    "layer norm of 1e20": (lambda x: F.layer_norm(x, (40,)), (torch.randn(N),), (torch.randn(N) * 1e20,)),
+    "std of 1e37": (lambda x: x.std(-1) * 1.0, (torch.randn(N),), (torch.randn(N) * 1e37,)),
+    "std of 1e-25": (lambda x: x.std(-1) * 1.0, (torch.randn(N),), (torch.randn(N) * 1e-25,)),
+    "a product less itself": (
+        lambda a, b: (a * b - b * a) * 1e8,
+        (torch.ones(N),) * 2,
+        (torch.randn(N), torch.randn(N)),
+    ),
+    "a comparison with a number": (
+        lambda x: (x > 0.1).float() * 2,
+        (full(0, torch.bfloat16),),
+        (full(0.1, torch.bfloat16),),
+    ),
+    "hardtanh's gradient of NaN": (
+        lambda g, x: aten.hardtanh_backward(g, x, -1.0, 1.0) * 2,
+        (torch.ones(N), torch.zeros(N)),
+        (torch.ones(N), full(float("nan"))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_later_numbers_give_what_eager_gives(name: str) -> None:
+    function, first, later = REPORTS[name]
+    made = compiled(function, *first)
+    assert any(planned.function is not None for planned in made.program.planned), "no kernel was made"
+    run(made, *first)
+    wanted = function(*later)
+    for got, b in zip(run(made, *later), wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        near = 1e-5 if b.dtype == torch.float32 else 0
+        torch.testing.assert_close(
+            got, b, rtol=near, atol=0 if b.dtype == torch.bfloat16 else 1e-6 if near else 0, equal_nan=True
+        )
+    assert all(made.kept(planned) for planned in made.program.planned), [t.verdict for t in made.trials.values()]
+
+
+def test_a_kernel_that_is_right_on_the_users_first_numbers_alone_is_refused() -> None:
+    def wrong(x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x.flip(0),)
+
+    trial = gate.Trial("// flipped", wrong, lambda x: (x.clone(),), made=True)
+    trial(torch.zeros(5, 7))
+    assert trial.kept is False and "ordinary numbers" in trial.verdict["wrong"]
+    lost = gate.Trial("// without NaN", lambda x: (x.nan_to_num(0.0),), lambda x: (x.clone(),), made=True)
+    lost(torch.zeros(50, 700))
+    assert lost.kept is False and "special numbers" in lost.verdict["wrong"]
+
+
+def test_a_verdict_is_of_one_layout() -> None:
+    x = torch.zeros(32, 64)
+    keys = {gate._key("// laid", (one,)) for one in (x, x.t().contiguous().t(), x[:1].expand(32, 64))}
+    assert len(keys) == 3
+
+
+def test_a_kernel_is_compared_once_more_on_a_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a trial did not see ends there, and with ATen's results."""
+    made = compiled(lambda x: torch.sigmoid(x * 2 + 1), torch.zeros(N))
+    run(made, torch.zeros(N))
+    [number] = made.trials
+    right = gate.Again.__call__
+
+    def off(self: gate.Again, *args: Any) -> Any:
+        run_, self.run = self.run, lambda *given: tuple(one + 1 for one in run_(*given))
+        return right(self, *args)
+
+    monkeypatch.setattr(gate.Again, "__call__", off)
+    x = torch.randn(N)
+    for _ in range(made.again):
+        [got] = run(made, x)
+    torch.testing.assert_close(got, torch.sigmoid(x * 2 + 1))
+    assert made.trials[number].kept is False and made.trials[number].verdict["wrong"]
+    torch.testing.assert_close(run(made, x)[0], torch.sigmoid(x * 2 + 1))

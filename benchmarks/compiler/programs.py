@@ -5,11 +5,11 @@ integers, bool), dense, transposed, strided, expanded or behind an offset, with 
 dynamic. It is compiled and called twice with ordinary numbers or zeros, and then with other numbers: random, special
 (NaN, infinity, the ends of the type, 1e20, 1e-3, denormals), rows of unequal size. Where the results are floats, the
 gradients of a weighted sum follow. A result is **wrong** where it differs from eager's, `aot_eager`'s does not, and
-eager's own is right: of two that differ, eager's is compared with the same program in double, so that where numbers
-cancel on the way neither is. Equal means NaN and infinities at the same places and a difference of at most ULPS units in
-the last place of the dtype, of the number or a twentieth of the largest finite one of its last dim; and eager's own must stand when
-inputs are moved by four units in the last place (a sign of what cancelled does not). Kernels are kept however slow they
-are, unless `--timed`. Prints what is wrong, what hung or raised where eager does not, and counts; exits with 1 at any.
+eager's own is right: it is that of the program in double, and stands when inputs are moved by four units in the last
+place (what cancels on the way is neither; nor is its sign). Equal means NaN and infinities at the same places and a
+difference of at most ULPS units in the last place of the dtype, of the number or a twentieth of the largest finite one
+of its last dim. Kernels are kept however slow they are, unless `--timed`. Prints what is wrong, what hung or raised
+where eager does not, and counts; exits with 1 at any.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from gnomon.compiler import (
 )
 from gnomon.compiler.build import has_compiler, libraries
 from gnomon.compiler.gate import Again, Trial
-from gnomon.compiler.program import LINES, Planned, Program, Writer, program, write
+from gnomon.compiler.program import LINES, Planned, Program, Writer, may_fail, program, write
 from gnomon.compiler.triton_launch import has_triton, launchers
 from gnomon.compiler.triton_text import TritonKernel
 
@@ -246,7 +246,13 @@ class Compiled:
             functions[which] = f"def {which}({', '.join([*names, *symbols])}):\n" + "\n".join(LINES + x for x in body)
         scope = dict(writer.scope())
         exec("\n".join(functions.values()), scope)
-        trial = Trial(planned.kernel.source, scope["run"], scope["aten"], made=planned.device.type == "cpu")
+        trial = Trial(
+            planned.kernel.source,
+            scope["run"],
+            scope["aten"],
+            made=planned.device.type == "cpu",
+            whole=not may_fail(planned),
+        )
         return [f"{made} = {writer.constant(called(trial))}({', '.join([*names, *symbols])})"]
 
 

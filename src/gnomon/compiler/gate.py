@@ -51,13 +51,14 @@ class Trial:
 
     def __init__(
         self, source: str, run: Callable[..., Any], aten: Callable[..., Any], *, share: float = 1.0,
-        second: tuple[str, Callable[..., Any]] | None = None, made: bool = False,
+        second: tuple[str, Callable[..., Any]] | None = None, made: bool = False, whole: bool = False,
     ) -> None:  # fmt: skip
         """share: of ATen's time that the kernel may take; below 1 where a trial does not see all that a call costs.
-        made: whether it is tried on inputs of the checker's own too: any numbers may be given to it.
+        made: whether it is tried on inputs of the checker's own too: any floats may be given to it,
+        and where whole any integers.
         second: another kernel and its source, which is tried beside the better of the two."""
         self.source, self.run, self.aten, self.share, self.second = source, run, aten, share, second
-        self.made = made
+        self.made, self.whole = made, whole
         self.kept: bool | None = None
         self.second_kept = False
         self.verdict: dict[str, Any] = {}
@@ -101,7 +102,7 @@ class Trial:
         stored = _read(key)
         if stored is not None:
             return stored
-        if self.made and (wrong := wrong_on_made(run, self.aten, args)):
+        if self.made and (wrong := wrong_on_made(run, self.aten, args, self.whole)):
             log.warning("a kernel differs from eager on made inputs (%s): its operations stay PyTorch's", wrong)
             verdict = {"kept": False, "wrong": wrong}
             _write(key, verdict)
@@ -140,11 +141,12 @@ def different(made: Any, wanted: Any) -> str:
     return ""
 
 
-def wrong_on_made(run: Callable[..., Any], aten: Callable[..., Any], args: tuple[Any, ...]) -> str:
+def wrong_on_made(run: Callable[..., Any], aten: Callable[..., Any], args: tuple[Any, ...], whole: bool) -> str:
     """What is wrong with a kernel's results on inputs as those given, whose numbers the user's may not have: ordinary
-    ones, and special ones among them. Integers stay first, as they may choose rows; then any of their type."""
+    ones, and special ones among them. whole: whether integers may be any of their type; else they stay, as
+    ATen reads memory by them."""
     for special in (False, True):
-        given = tuple(_made_like(a, n, special) for n, a in enumerate(args))
+        given = tuple(_made_like(a, n, special, whole) for n, a in enumerate(args))
         try:
             wanted = aten(*given)
         except (RuntimeError, IndexError):  # integers that choose rows
@@ -155,11 +157,11 @@ def wrong_on_made(run: Callable[..., Any], aten: Callable[..., Any], args: tuple
     return ""
 
 
-def _made_like(given: Any, number: int, special: bool) -> Any:
+def _made_like(given: Any, number: int, special: bool, whole: bool) -> Any:
     """A tensor of the same dtype, sizes and strides; number: which input it is, as no two are alike."""
     if not isinstance(given, torch.Tensor) or not given.numel():
         return given
-    if not (given.is_floating_point() or given.dtype == torch.bool or special):
+    if not (given.is_floating_point() or given.dtype == torch.bool or (special and whole)):
         return given
     pool = _pool(given.dtype, special).roll(997 * number)
     most = 1 + sum((size - 1) * stride for size, stride in zip(given.shape, given.stride(), strict=True))

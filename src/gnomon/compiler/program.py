@@ -349,7 +349,7 @@ class Writer:
         called = None if planned.function is None else typed(planned.function, *kinds)
         function = self.constant(called)
         call = f"{function}({', '.join([array, *pointers])})"
-        if not _may_fail(planned):
+        if not may_fail(planned):
             return [*out, call]
         return [*out, f"if {call}:", *(LINES + line for line in self.aten_lines(planned))]
 
@@ -426,7 +426,8 @@ _SIZE_FUNCTIONS: dict[str, Any] = {}
 exec("import math, torch", _SIZE_FUNCTIONS)
 
 
-def _may_fail(planned: Planned) -> bool:
+def may_fail(planned: Planned) -> bool:
+    """Whether a kernel looks at its inputs, and may leave them to ATen."""
     body = planned.kernel.nest.body
     return any(ins.op in ("take", "check") for ins in body.code)
 

@@ -46,6 +46,17 @@ def test_wrong_lines_are_said(text: str, said: str) -> None:
         read_command(text, "vllm", "h100-sxm")
 
 
+def test_other_names_suffixes_and_groups_of_attention() -> None:
+    """sglang's tp counts the groups of attention dp; without the flag, dp is replicas."""
+    text = "python -m sglang.launch_server --model M --tensor-parallel-size 8 --dp-size 2 --context-length 8K"
+    apart, _ = read_command(text, "sglang", "8xh100-sxm")
+    assert (apart.serving.tp, apart.serving.dp, apart.serving.replicas) == (8, 1, 2)
+    groups, _ = read_command(f"{text} --enable-dp-attention", "sglang", "8xh100-sxm")
+    assert (groups.serving.tp, groups.serving.dp, groups.serving.max_model_len) == (4, 2, 8192)
+    line, _ = command_line(groups, "sglang")
+    assert read_command(line, "sglang", "8xh100-sxm")[0] == groups
+
+
 def test_unknown_programs_are_said() -> None:
     with pytest.raises(InputError, match="no reader of 'tgi'"):
         read_command("", "tgi", "h100-sxm")

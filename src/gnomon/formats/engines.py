@@ -3,12 +3,13 @@
 `command_line(file, program)` returns the line; `read_command(text, program, on)` the file that it says, with every
 option that is not read named. An option's name and what it sets are one row of `OPTIONS`; options that change no
 prediction are in `IGNORED`. Only the programs in `OPTIONS` are known. Leaves out compose files and manifests.
-Source: options of vllm 0.19 (engine/arg_utils.py), sglang 0.5.14 (srt/server_args.py), trtllm-serve 1.2
-(commands/serve.py); not checked against those programs' own parsers.
+Source: options of the sdist of vllm 0.19.0 (engine/arg_utils.py), the wheel of sglang 0.5.14 (srt/server_args.py) and
+NVIDIA/TensorRT-LLM at 00209af (tensorrt_llm/commands/serve.py), read there; the parsers themselves were not run.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -63,12 +64,30 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 }
 """Program -> option -> field of `ServeFile` or `Serving`."""
 
-SPELLED: Mapping[str, str] = {
-    "-tp": "--tensor-parallel-size",
-    "-pp": "--pipeline-parallel-size",
-    "-dp": "--data-parallel-size",
+SPELLED: Mapping[str, Mapping[str, str]] = {
+    "vllm": {
+        "-tp": "--tensor-parallel-size",
+        "-pp": "--pipeline-parallel-size",
+        "-dp": "--data-parallel-size",
+        "-q": "--quantization",
+        "-ep": "--enable-expert-parallel",
+    },
+    "sglang": {
+        "--model": "--model-path",
+        "--tensor-parallel-size": "--tp-size",
+        "--pipeline-parallel-size": "--pp-size",
+        "--data-parallel-size": "--dp-size",
+        "--expert-parallel-size": "--ep-size",
+        "--ep": "--ep-size",
+    },
+    "tensorrt-llm": {
+        "--tensor_parallel_size": "--tp_size",
+        "--pipeline_parallel_size": "--pp_size",
+        "--moe_expert_parallel_size": "--ep_size",
+        "--free_gpu_memory_fraction": "--kv_cache_free_gpu_memory_fraction",
+    },
 }
-"""Short options of vllm."""
+"""Program -> other names of its options."""
 
 IGNORED = (
     "--host",
@@ -85,6 +104,9 @@ IGNORED = (
 FLAGS = ("--trust-remote-code", "--enable-expert-parallel", "--enable-dp-attention")
 """Options without a value."""
 
+SUFFIXED = ("--max-model-len", "--max-num-batched-tokens", "--context-length")
+"""Options of vllm and sglang that take 8k for 8000 and 8K for 8192."""
+
 NARROW: Mapping[str, str] = {"fp8": "fp8", "nvfp4": "modelopt_fp4", "int4-wo": "awq", "mxfp4": "mxfp4"}
 """Format -> `--quantization`; the checkpoint itself says the rest."""
 
@@ -95,6 +117,8 @@ def command_line(file: ServeFile, program: str) -> tuple[str, tuple[str, ...]]:
         raise InputError(f"no export to {program[:40]!r}{nearest(program, OPTIONS)}; known: {', '.join(OPTIONS)}")
     said: dict[str, Any] = {f.name: getattr(file, f.name) for f in fields(ServeFile) if f.name != "serving"}
     said |= {f.name: getattr(file.serving, f.name) for f in fields(Serving)}
+    if program == "sglang":  # its tp counts the groups of attention dp
+        said["tp"] *= said["dp"]
     words = [*BEGINS[program]]
     known = OPTIONS[program]
     if "model" not in known.values():
@@ -144,7 +168,7 @@ def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str
     flags: set[str] = set()
     while rest:
         word, equals, given = rest.pop(0).partition("=")
-        word = SPELLED.get(word, word) if program == "vllm" else word
+        word = SPELLED[program].get(word, word)
         if not word.startswith("-"):
             if "model" in values:
                 unread.append(word)
@@ -169,6 +193,13 @@ def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str
     axes = {name: values[name] for name in ("tp", "pp", "dp", "ep") if name in values}
     if "--enable-expert-parallel" in flags:
         axes["ep"] = axes.get("tp", 1) * axes.get("dp", 1)
+    if program == "sglang" and axes.get("dp", 1) > 1:
+        if "--enable-dp-attention" in flags:
+            if axes.get("tp", 1) % axes["dp"]:
+                raise FormatError(f"--tp-size {axes.get('tp', 1)} is no multiple of --dp-size {axes['dp']}")
+            axes["tp"] = axes["tp"] // axes["dp"]
+        else:
+            axes["replicas"] = axes.pop("dp")
     if "max_model_len" not in values:
         unread.append("max_model_len is not said: 4096 is taken")
     serving = Serving(
@@ -189,7 +220,7 @@ def _value(word: str, name: str, text: str) -> Any:
     if name in ("model",):
         return text
     if name == "kv":
-        kept = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}.get(text, text)
+        kept = {"auto": "bf16", "bfloat16": "bf16", "float16": "fp16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}.get(text, text)
         if kept not in KV_BITS:
             raise FormatError(f"{word} {text[:40]!r} is no format of keys that is known")
         return kept
@@ -198,6 +229,9 @@ def _value(word: str, name: str, text: str) -> Any:
         if kept not in FORMATS:
             raise FormatError(f"{word} {text[:40]!r} is no format of weights that is known")
         return kept
+    shown = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM])", text) if word in SUFFIXED else None
+    if shown:
+        return int(float(shown[1]) * {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}[shown[2]])
     try:
         return float(text) if name == "memory_fraction" else int(text)
     except ValueError:

@@ -97,12 +97,14 @@ def _grouped(layers: tuple[Layers, ...], kv_bytes: float, engine: Engine, longes
     """(bytes of a block, blocks, blocks of the longest request) of pools of equal pages.
 
     Layers are dealt into groups of one kind and equal size, the last of a kind filled up; a page of every group is as
-    large as the largest kind's (a state's pages are made as large by blocks of more tokens). Source: vllm
-    v1/core/kv_cache_utils.py _get_kv_cache_groups_uniform_page_size, unify_kv_cache_spec_page_size.
+    large as the largest kind's (a state's pages are made as large by blocks of more tokens). Source: the sdist of vllm
+    0.19.0, v1/core/kv_cache_utils.py _get_kv_cache_groups_uniform_page_size, unify_kv_cache_spec_page_size,
+    get_max_concurrency_for_kv_cache_config, and max_memory_usage_bytes of v1/kv_cache_interface.py. A state that makes
+    attention's blocks larger is from memory, not verified.
     """
     counts = [kind.count for kind in layers]
     least, most = min(counts), max(counts)
-    size = most if most < least * 1.25 else least
+    size = most if most < least * 1.5 else least
     tokens = engine.block_tokens
     page = max(kind.bytes_per_token for kind in layers) * tokens
     state = max(kind.state_bytes for kind in layers)
@@ -129,7 +131,9 @@ def kv_tokens(
     """(bytes of a block, blocks, tokens reported, requests of `longest` tokens) from bytes for keys, exact to a block.
 
     Where all layers cache alike, a block is `block_tokens` tokens of every layer. Where they differ the engine's record
-    says how it shares them out; `blocks` are then those of `block_tokens` tokens that requests of `longest` can use.
+    says how it shares them out; `blocks` are then those of `block_tokens` tokens that requests of `longest` can use, and
+    tokens are concurrency * `longest`, as two logs of vllm 0.22 have it (0.19.0 prints blocks // groups * tokens of a
+    block).
     """
     uniform = len(layers) == 1 and not layers[0].state_bytes and not layers[0].window
     tokens = engine.block_tokens
@@ -191,6 +195,9 @@ def capacity(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -
     if engine.memory_of == "total":
         usable = memory * engine.memory_fraction
         left = usable - weights - activations - own
+    elif engine.memory_of == "static":
+        left = (memory - own) * engine.memory_fraction - weights
+        usable = left + weights + activations + own
     else:
         free = memory - weights - activations - own
         left = free * engine.memory_fraction

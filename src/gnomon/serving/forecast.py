@@ -30,9 +30,9 @@ PERCENTILES = (50, 90, 99)
 
 BAND: Mapping[str, tuple[float, float]] = {"ttft": (1.27, 7.8), "tpot": (0.67, 1.26), "e2e": (0.86, 1.48)}
 """Of four measurements in five, between which multiples of the prediction they lie: 10th and 90th percentile of
-measured over predicted on closed-loop runs of servers, to which nothing was fitted (docs/accuracy.md). First tokens
-come later than predicted there: how often a server looks for new requests is an option that those runs set and do not
-state. e2e: from tokens a second."""
+measured over predicted on the closed-loop runs of InferenceX that docs/accuracy.md lists. They describe the errors on
+those very runs, and were not tested on others. First tokens come later than predicted there; why is not known. e2e: from
+tokens a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,8 +69,9 @@ class Engine:
     """Numbers of decodes for which graphs are captured, rising; a batch is padded to the next. Empty: launched."""
     memory_fraction: float
     """Share of memory taken, as `memory_of` says."""
-    memory_of: Literal["total", "free"]
-    """total: of the device's memory, weights and all included. free: of what is free once weights are loaded."""
+    memory_of: Literal["total", "static", "free"]
+    """total: of the device's memory, weights, activations and all included. static: of what is free before weights are
+    loaded, for weights and keys alone. free: of what is free once weights are loaded."""
     hybrid_cache: Literal["grouped", "window", "full"]
     """KV memory of layers that differ. grouped: pools of equal pages, layers grouped by kind and filled up. window:
     each layer what it needs. full: as if every layer saw everything."""

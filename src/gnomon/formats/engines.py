@@ -220,7 +220,9 @@ def _value(word: str, name: str, text: str) -> Any:
     if name in ("model",):
         return text
     if name == "kv":
-        kept = {"auto": "bf16", "bfloat16": "bf16", "float16": "fp16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}.get(text, text)
+        kept = {"auto": "bf16", "bfloat16": "bf16", "float16": "fp16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}.get(
+            text, text
+        )
         if kept not in KV_BITS:
             raise FormatError(f"{word} {text[:40]!r} is no format of keys that is known")
         return kept

@@ -131,8 +131,8 @@ def kv_tokens(
     """(bytes of a block, blocks, tokens reported, requests of `longest` tokens) from bytes for keys, exact to a block.
 
     Where all layers cache alike, a block is `block_tokens` tokens of every layer. Where they differ the engine's record
-    says how it shares them out; `blocks` are then those of `block_tokens` tokens that requests of `longest` can use, and
-    tokens are concurrency * `longest`, as two logs of vllm 0.22 have it (0.19.0 prints blocks // groups * tokens of a
+    says how it shares them out; `blocks` are then those of `block_tokens` tokens that requests of `longest` can use,
+    and tokens are concurrency * `longest`, as two logs of vllm 0.22 have it (0.19.0 prints blocks // groups * tokens of a
     block).
     """
     uniform = len(layers) == 1 and not layers[0].state_bytes and not layers[0].window

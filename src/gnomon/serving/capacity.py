@@ -132,8 +132,8 @@ def kv_tokens(
 
     Where all layers cache alike, a block is `block_tokens` tokens of every layer. Where they differ the engine's record
     says how it shares them out; `blocks` are then those of `block_tokens` tokens that requests of `longest` can use,
-    and tokens are concurrency * `longest`, as two logs of vllm 0.22 have it (0.19.0 prints blocks // groups * tokens of a
-    block).
+    and tokens are concurrency * `longest`, as two logs of vllm 0.22 have it (0.19.0 prints blocks // groups * tokens of
+    a block).
     """
     uniform = len(layers) == 1 and not layers[0].state_bytes and not layers[0].window
     tokens = engine.block_tokens

@@ -1,8 +1,8 @@
 """`python -m evidence inference RUNS.csv`: published runs of inference, predicted and scored by family.
 
 A row is read into a model, devices, an engine and a load by the tables here; what they do not know is counted as not
-answered, with the reason. Nothing here is fitted: constants of engines and kernels were made without these rows but for
-engines' host times. Beside it stands a derated roofline: 0.75 of the bandwidth, half of the FLOP/s, 0.8 ms a step.
+answered, with the reason. No fit is run on these rows; engines' host times are estimates made with such runs in view.
+Beside it stands a derated roofline: 0.75 of the bandwidth, half of the FLOP/s, 0.8 ms a step.
 Leaves out speculative decoding and disaggregated pools, which are not predicted yet.
 """
 

@@ -190,7 +190,7 @@ def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str
     if "model" not in values:
         raise FormatError(f"the command line of {program} names no model")
     record = engine(program)
-    axes = {name: values[name] for name in ("tp", "pp", "dp", "ep") if name in values}
+    axes: dict[str, Any] = {name: values[name] for name in ("tp", "pp", "dp", "ep") if name in values}
     if "--enable-expert-parallel" in flags:
         axes["ep"] = axes.get("tp", 1) * axes.get("dp", 1)
     if program == "sglang" and axes.get("dp", 1) > 1:

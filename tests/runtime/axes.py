@@ -90,6 +90,9 @@ CASES: dict[str, Small] = {
     "ring, contiguous": small(LLAMA, Mesh(cp=2), layout=Layout(context_order="contiguous")),
     "ring, recompute, zero 3": small(LLAMA, Mesh(cp=2), 3, saved=Saved(preset="full")),
     "ring, window": small(WINDOWED, Mesh(cp=2)),
+    "ring outside dp_shard, zero 3": small(
+        LLAMA, Mesh(dp_shard=2, cp=2, order=("cp", "dp_replicate", "dp_shard", "tp", "pp")), 3
+    ),
     "gathered": small(LLAMA, Mesh(cp=2), 1, layout=Layout(context="all_gather")),
     "gathered, kept, window": small(WINDOWED, Mesh(cp=2), layout=Layout(context="all_gather", keep_gathered=True)),
     "ulysses": small(LLAMA, Mesh(cp=2), 2, layout=Layout(context="ulysses")),

@@ -147,11 +147,6 @@ PLANS: dict[str, Plan] = {
         schedule=schedule("zero_bubble_h1"),
         overlap=Overlap(buckets=(4, 3), fused=(1, 3, 1, 2)),
     ),
-    "zero 3, cp outside dp_shard": Plan(
-        mesh=Mesh(dp_shard=2, cp=2, order=("cp", "dp_replicate", "dp_shard", "tp", "pp")),
-        schedule=schedule("one_f_one_b", 2),
-        optimizer=Optimizer(zero=3),
-    ),
     "zero 2, fused": Plan(
         mesh=Mesh(dp_shard=2),
         schedule=schedule("one_f_one_b"),

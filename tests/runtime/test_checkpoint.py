@@ -132,7 +132,9 @@ def test_damage_anywhere_is_found_and_the_checkpoint_before_is_taken(
     executor.stages[0].held[0].shard.add_(1)
     assert load(folder, executor, say=message.append) == 1
     assert torch.equal(parameters(executor), before)
-    assert len(message) == 1 and "step-000002" in message[0] and message[0].endswith("taking the checkpoint before it")
+    damage, resumed = message
+    assert "step-000002" in damage and damage.endswith("taking the checkpoint before it")
+    assert resumed.startswith("resumed after step 1, from ") and "step-000001" in resumed
     assert problems_of(folder / "step-000002") and not problems_of(folder / "step-000001")
 
 

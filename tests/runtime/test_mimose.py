@@ -163,4 +163,4 @@ def test_run_says_what_it_chose(text: Path, tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(("given", "says"), [(plan(pp=2), "use pp = 1"), (plan(), "experts")])
 def test_padding_is_refused_where_lengths_must_be_one(given: Plan, says: str) -> None:
     graph = GRAPH if says != "experts" else MOE
-    assert says in (feed.one_length_reason(graph, given) or "")
+    assert says in (feed.one_length_reason(graph, given, SEQ_LEN) or "")

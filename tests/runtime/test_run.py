@@ -243,7 +243,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_clear_error(folder: Folder) 
     (folder.path / "little").mkdir()
     for i in range(30):
         (folder.path / "little" / f"{i}.txt").write_text(f"some text, line {i}; " * 16)
-    small = (*TRAIN, "--data", "little")
+    small = ("run", "plan.toml", "--data", "little")
     status, out, err = folder.run(*small, "--steps", "4", "--checkpoints", "saved", prefix=FULL_DISK)
     assert status == 2, (out, err)
     message = err.rstrip().split("\n")[-1]

@@ -393,7 +393,8 @@ def serve(rank: int, folder: str, orders: Connection) -> None:
 
 # --- all ranks of it
 
-Verdict = Literal["equal", "refused", "wrong", "hung"]
+Verdict = Literal["equal", "refused", "wrong", "hung", "crashed"]
+BAD: tuple[Verdict, ...] = ("wrong", "hung", "crashed")
 
 
 class Workers:
@@ -468,7 +469,7 @@ def judge(case: Runnable, answers: dict[int, Answer]) -> tuple[Verdict, str]:
     """(verdict, what is wrong or why it is refused)."""
     kinds = {answer.kind for answer in answers.values()}
     if failed := {rank: answer.message for rank, answer in answers.items() if answer.kind == "failed"}:
-        return "wrong", "; ".join(f"rank {rank}: {message}" for rank, message in failed.items())
+        return "crashed", "; ".join(f"rank {rank}: {message}" for rank, message in failed.items())
     if len(answers) < case.plan.world_size:
         silent = sorted(set(range(case.plan.world_size)) - set(answers))
         others = f"; others: {sorted(kinds)}" if kinds else ""

@@ -22,7 +22,7 @@ def test_every_value_of_every_field_is_right_or_refused() -> None:
     cases = sorted((grid.draw(number) for number in range(len(grid.FIELDS))), key=lambda case: case.plan.world_size)
     with grid.Workers() as workers:
         actual = [(case, *workers.judged(case)) for case in cases]
-    wrong = [f"{case}: {verdict}: {message}" for case, verdict, message in actual if verdict in ("wrong", "hung")]
+    wrong = [f"{case}: {verdict}: {message}" for case, verdict, message in actual if verdict in grid.BAD]
     assert not wrong, "\n".join(wrong)
     verdicts = Counter(verdict for _, verdict, _ in actual)
     assert verdicts["equal"] >= 24, verdicts
@@ -38,7 +38,7 @@ def test_plans_train_as_transformers_does_in_train_mode(tmp_path: Path) -> None:
     with grid.Workers() as workers:
         cases = sorted((hf_grid.draw(number, tmp_path) for number in SAMPLE), key=lambda case: case.plan.world_size)
         actual = [(case, *workers.judged(case)) for case in cases]
-    wrong = [f"{case}: {verdict}: {message}" for case, verdict, message in actual if verdict in ("wrong", "hung")]
+    wrong = [f"{case}: {verdict}: {message}" for case, verdict, message in actual if verdict in grid.BAD]
     assert not wrong, "\n".join(wrong)
     assert sum(verdict == "equal" for _, verdict, _ in actual) >= 7
 
@@ -51,6 +51,6 @@ def test_a_case_that_hangs_or_fails_is_told_from_one_that_trains() -> None:
     refused = grid.Answer(kind="refused", message="not done")
     assert grid.judge(case, {0: refused, 1: refused}) == ("refused", "not done")
     assert grid.judge(case, {0: refused, 1: trained})[0] == "wrong"
-    assert grid.judge(case, {0: failed, 1: trained}) == ("wrong", "rank 0: error")
+    assert grid.judge(case, {0: failed, 1: trained}) == ("crashed", "rank 0: error")
     assert grid.judge(case, {0: trained})[0] == "hung"
     assert grid.judge(case, {0: trained, 1: trained})[0] == "wrong"

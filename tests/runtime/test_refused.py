@@ -29,7 +29,7 @@ from gnomon.plans import (  # noqa: E402
     Split,
     Stage,
 )
-from gnomon.runtime.apply import apply, check_plan, dtypes  # noqa: E402
+from gnomon.runtime.apply import apply, check_before, check_plan, dtypes  # noqa: E402
 from gnomon.runtime.mesh import Groups, coordinates, meshes_of  # noqa: E402
 from gnomon.runtime.routes import rows_of  # noqa: E402
 from gnomon.software import own  # noqa: E402
@@ -113,6 +113,19 @@ def test_unlike_meshes_where_only_equal_ones_run() -> None:
     again = Stage(calls=("layers",), mesh=Mesh(dp_replicate=2), devices="0:2")
     with pytest.raises(PlanError, match="on the same ranks the same axes"):
         meshes_of(Plan(stages=(both[0], again, both[1])))
+
+
+def test_what_one_stage_does_not_divide_is_refused_by_the_ranks_of_all() -> None:
+    """A rank of another stage began to train, and waited for those that had refused."""
+    unlike = Plan(stages=(Stage(calls=("embed", "layers")), Stage(calls=("head",), mesh=Mesh(tp=3))))
+    graph = llama(replace(parity.CONFIG, tied=False))
+    with pytest.raises(PlanError, match="tp = 3 does not divide") as before:
+        check_before(graph, unlike)
+    for rank in range(4):
+        groups = Groups(mesh=unlike.stage_mesh(int(rank > 0)), here=coordinates(unlike, rank), by_comm={})
+        with pytest.raises(PlanError) as error:
+            apply(graph, unlike, groups)
+        assert str(error.value) == str(before.value)
 
 
 def test_ranks_of_a_stage_in_another_order_than_its_processes_have() -> None:

@@ -87,15 +87,13 @@ def apply(
     that says what parameters begin as, where `graph` is a part of it."""
     check_runnable(graph)
     check_plan(plan)
-    check_mesh(graph, plan, groups.mesh)
+    check_meshes(graph, plan)
     zero, mesh = effective_zero(plan), groups.mesh
     if zero == 3 and mesh.ep * mesh.etp > 1 and _has_frozen_experts(graph):
         raise PlanError(
             f"{graph.name} has frozen experts, which the runtime does not shard; use zero 0 to 2, or ep = 1"
         )
     axes, sharded = axes_of(plan, groups), sharded_blocks(graph, plan, mesh)
-    if mesh.cp > 1 and (reason := whole_sequence_reason(graph, sharded)):
-        raise PlanError(f"{reason}, which the runtime does not run beside cp = {mesh.cp}; use cp = 1")
     runs = {
         name: BlockRun(
             block,
@@ -376,7 +374,13 @@ def check_before(graph: Graph, plan: Plan) -> None:
     check_runnable(graph)
     check_plan(plan)
     dtypes(plan)
-    for mesh in meshes_of(plan):
+    check_meshes(graph, plan)
+
+
+def check_meshes(graph: Graph, plan: Plan) -> None:
+    """PlanError for what the mesh of any stage does. Every rank asks for all of them: one that only asked for its own
+    would wait for those that are refused."""
+    for mesh in dict.fromkeys(meshes_of(plan)):
         check_mesh(graph, plan, mesh)
 
 
@@ -391,6 +395,9 @@ def check_mesh(graph: Graph, plan: Plan, mesh: Mesh) -> None:
         raise PlanError(reason)
     if mesh.cp > 1 and own.has_scan(graph):
         raise PlanError(f"{graph.name}: {own.WHOLE_SCANS}; use cp = 1")
+    sharded = sharded_blocks(graph, plan, mesh)
+    if mesh.cp > 1 and (reason := whole_sequence_reason(graph, sharded)):
+        raise PlanError(f"{reason}, which the runtime does not run beside cp = {mesh.cp}; use cp = 1")
 
 
 def check_plan(plan: Plan) -> None:

@@ -55,7 +55,7 @@ class Feed:
         """Of a sequence between layers on this rank."""
         self.labels = _labels_of(graph)
         self.one_length_reason = one_length_reason(graph, plan, workload.seq_len)
-        self.one_document_reason = by_length_reason(graph, workload.seq_len)
+        self.one_document_reason = by_length_reason(graph, workload.seq_len) or whole_rows_reason(graph)
         inputs = {
             tensor.name for tensor in graph.inputs if [is_sequence(dim.name) for dim in tensor.dims[1:2]] == [True]
         }
@@ -165,6 +165,20 @@ def by_length_reason(graph: Graph, seq_len: int) -> str | None:
                     f"rotary angles of type {scaling} depend on the length of a sequence over {original} positions; "
                     f"give rows of one document each, or seq_len of at most {original}"
                 )
+    return None
+
+
+def whole_rows_reason(graph: Graph) -> str | None:
+    """Why rows of several documents are not run, whatever their lengths; None where they are."""
+    for block in graph.blocks:
+        states = {tensor.name for tensor in block.tensors if tensor.kind == "state"}
+        if block.does("scans"):
+            return "the runtime's state-space scans run over whole rows; give rows of one document each"
+        for op in block.ops:
+            if op.does == "measures distance":
+                return f"the runtime's linear biases ({op.path}) are of whole rows; give rows of one document each"
+            if op.does == "looks up" and op.inputs[0] in states and len(block.tensor(op.inputs[0]).dims) > 1:
+                return f"the runtime's distances in {op.path} are of whole rows; give rows of one document each"
     return None
 
 

@@ -20,6 +20,7 @@ from gnomon.formats import programs
 from gnomon.formats.given import Given, Network, parse_settings
 from gnomon.formats.job import NO_EFFECT, Job
 from gnomon.formats.keys import MAX_CHARACTERS
+from gnomon.late import load_late
 from gnomon.request.model import is_job_file, read_config
 
 
@@ -34,7 +35,7 @@ def job_file(options: argparse.Namespace) -> tuple[programs.Format, Path] | None
         job_format = programs.recognised(path)
         if job_format is None:
             known = ", ".join(programs.names())
-            server = next((name for name, word in _SERVERS.items() if word in path.read_text("utf-8", "replace")), None)
+            server = load_late("gnomon.formats.engines:started_by")(path.read_text("utf-8", "replace"))
             if server is not None:
                 raise InputError(
                     f"{options.model!r} starts a server: gnomon predict --from {server} {options.model} --on CLUSTER "
@@ -49,9 +50,6 @@ def job_file(options: argparse.Namespace) -> tuple[programs.Format, Path] | None
         raise InputError("--model is the network of a job file; give the file, or the model alone as MODEL")
     return None
 
-
-_SERVERS = {"vllm": "vllm serve", "sglang": "sglang.launch_server", "tensorrt-llm": "trtllm-serve"}
-"""Program, as --from names it -> words of a command that starts it."""
 
 PASTED = "-"
 """In place of a file: what comes by standard input, as a command from a bug report does."""

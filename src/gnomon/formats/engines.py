@@ -211,6 +211,11 @@ def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str
     return replace(file, **limits), tuple(unread)
 
 
+def started_by(text: str) -> str | None:
+    """The program whose server a script starts, as --from names it; None where it starts none."""
+    return next((name for name, words in BEGINS.items() if " ".join(words[-2:]) in text), None)
+
+
 def _is_begin(words: list[str], begins: list[str]) -> bool:
     names = [word.rpartition("/")[2] for word in words]
     return names == begins or names == [begins[0].replace("python", "python3"), *begins[1:]]

@@ -84,6 +84,12 @@ def launched_devices(launcher: Sequence[str], text: str) -> int | None:
     return int(nodes) * int(per_node)
 
 
+def beside(name: str, folder: Path) -> Path | None:
+    """A file that is named, looked for in the working folder, beside the script and above it."""
+    places = (Path(name), *(parent / name for parent in (folder, *folder.parents)))
+    return next((place for place in places if place.is_file()), None)
+
+
 def overrides(words: Sequence[str]) -> dict[str, object]:
     """Values of Hydra's words `a.b=c`, `+a.b=c`, `++a.b=c`; `~a.b` and other words are left out."""
     values: dict[str, object] = {}

@@ -18,7 +18,7 @@ from gnomon.formats.accelerate.launch import launched_values
 from gnomon.formats.format import Sample
 from gnomon.formats.given import Given
 from gnomon.formats.job import Fields, flatten, read_source
-from gnomon.formats.launched import Launched, dashed, launched, overrides
+from gnomon.formats.launched import Launched, beside, dashed, launched, overrides
 from gnomon.formats.shell import Launch, launches
 from gnomon.formats.yaml_file import read_yaml
 
@@ -108,12 +108,6 @@ def _written(command: Launched, folder: Path, assumed: list[str]) -> dict[str, o
         values |= flatten(read_yaml(text, file))
         assumed.append(f"fields of {name}, which the command names")
     return values | {name: plain(value) for name, value in flags.items()}
-
-
-def beside(name: str, folder: Path) -> Path | None:
-    """A file that is named, looked for in the working folder, beside the script and above it."""
-    places = (Path(name), *(parent / name for parent in (folder, *folder.parents)))
-    return next((place for place in places if place.is_file()), None)
 
 
 def plain(value: object) -> object:

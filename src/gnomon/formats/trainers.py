@@ -95,12 +95,11 @@ def in_eager(record: Stack) -> Stack:
 
 
 LIGER = ("use_liger_kernel", "enable_liger_kernel", "liger_rms_norm", "liger_glu_activation", "liger_fused_*")
-COMPILED = ("torch_compile", "accelerate_dynamo")
 
 
 def is_eager(f: Fields) -> bool:
     """Whether neither Liger nor torch.compile is asked for, by the names that trainers around transformers share."""
-    asked = [name for name in f.names() if any(fnmatchcase(name, pattern) for pattern in (*LIGER, *COMPILED))]
+    asked = [name for name in f.names() if any(fnmatchcase(name, pattern) for pattern in (*LIGER, "torch_compile"))]
     return not any(str(f.peek(name)).lower() in ("true", "1", "yes", "auto", "on") for name in asked)
 
 

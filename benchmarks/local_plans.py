@@ -23,8 +23,9 @@ from gnomon.hardware import measured_cluster
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
 from gnomon.prediction import Prediction, predict
-from gnomon.runtime import Executor, launch
-from gnomon.runtime.calibrate import Budget, Times, assembled, measure, memory_bytes, pooled, relative_iqr
+from gnomon.runtime import Executor
+from gnomon.runtime.calibrate.calibrate import Budget, Times, assembled, measure, memory_bytes, pooled, relative_iqr
+from gnomon.runtime.processes.launch import launch
 from gnomon.software import stack
 from gnomon.timeline import Timeline, difference, peaks
 

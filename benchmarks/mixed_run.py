@@ -25,7 +25,7 @@ from gnomon.hardware import Cluster, NodeGroup, catalogue, local_cluster
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Plan, Precision, Schedule, Stage, Workload
 from gnomon.runtime import Executor
-from gnomon.runtime.launch import launch
+from gnomon.runtime.processes.launch import launch
 from gnomon.search.mixed.plan_mixed import MixedResult, plan_mixed
 from gnomon.software import stack
 

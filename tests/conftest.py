@@ -49,7 +49,7 @@ def what_the_fork_server_loads() -> Iterator[None]:
     preload = forkserver.set_forkserver_preload
 
     def preload_all(modules: Sequence[str]) -> None:
-        preload([*modules, "torch._dynamo", "gnomon.runtime.train"])
+        preload([*modules, "torch._dynamo", "gnomon.runtime.launch.train"])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forkserver, "set_forkserver_preload", preload_all)

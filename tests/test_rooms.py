@@ -25,6 +25,12 @@ ROOMS = tuple(
     "runtime "
     "cli".split()
 )
+FOLDERS = {
+    "runtime": tuple(
+        "data processes mesh watch parameters ops optim module step checkpoint calibrate launch checks".split()
+    )
+}
+"""Room -> its folders, in an order of their own: a file imports only from its own folder and from folders before it."""
 TORCH_ROOMS = frozenset({"frontend", "compiler", "runtime"})
 OPTIONAL = {"yaml": "formats", "tokenizers": "runtime", "jinja2": "runtime", "pyarrow": "runtime", "scipy": "search"}
 """Package of an extra -> the room that may import it, inside a function: without the extra all else works."""
@@ -111,6 +117,19 @@ def depth_of(room: str) -> int:
     return len(ROOMS) if room in FACE else ROOMS.index(room)
 
 
+def folder_depth(room: str, module: str) -> int:
+    """Where a module stands in the order of its room's folders; the room's own `__init__.py` is below them all."""
+    folders = FOLDERS[room]
+    parts = module.split(".")
+    return len(folders) if len(parts) == 2 else folders.index(parts[2])
+
+
+def folder_problems(where: str, room: str, module: str, target: str) -> Iterator[str]:
+    """What the order of a room's folders says against one import within the room."""
+    if room in FOLDERS and room_of(target) == room and folder_depth(room, target) > folder_depth(room, module):
+        yield f"{where} imports {target}: it is below {module.rpartition('.')[0]!r}"
+
+
 def import_problems(path: str, room: str, result: Import) -> Iterator[str]:
     """What is wrong with one import of the module at `path`."""
     where, top = f"{path}:{result.line}", result.target.split(".")[0]
@@ -149,8 +168,14 @@ def problems(files: Mapping[str, str]) -> list[str]:
             out.append(f"{path} must open with two lines or more: what it is, what it returns, what it leaves out")
         reader = ImportReader(module if path.endswith("__init__.py") else module.rpartition(".")[0], known)
         reader.visit(tree)
+        if room in FOLDERS and len(parts := module.split(".")) > 2 and parts[2] not in FOLDERS[room]:
+            out.append(f"{path}: {parts[2]!r} is not a folder of {room}; put it in its place in FOLDERS")
+            continue
         edges[module] = {entry.target for entry in reader.imports if entry.target in known and not entry.late}
         out += [problem for entry in reader.imports for problem in import_problems(path, room, entry)]
+        for entry in reader.imports:
+            if entry.target in known and not entry.late:
+                out += folder_problems(f"{path}:{entry.line}", room, module, entry.target)
     try:
         TopologicalSorter(edges).prepare()
     except CycleError as error:
@@ -250,10 +275,29 @@ def package(**sources: str) -> dict[str, str]:
     return {f"{name.replace('__', '/', 1)}.py": DOC + source for name, source in sources.items()}
 
 
+def test_every_pair_of_folders_is_judged_by_their_order() -> None:
+    for i, folder in enumerate(FOLDERS["runtime"]):
+        for j, other in enumerate(FOLDERS["runtime"]):
+            files = {
+                f"runtime/{folder}/a.py": DOC + f"from gnomon.runtime.{other}.b import x",
+                f"runtime/{other}/b.py": DOC,
+            }
+            assert bool(problems(files)) == (j > i), (folder, other)
+    face = {"runtime/__init__.py": DOC + "from gnomon.runtime.launch.train import run", "runtime/launch/train.py": DOC}
+    assert problems(face) == []
+    [problem] = problems({"runtime/launch/train.py": DOC + "import gnomon.runtime", "runtime/__init__.py": DOC})
+    assert "it is below 'gnomon.runtime.launch'" in problem
+    [problem] = problems({"runtime/quarry/stone.py": DOC})
+    assert "'quarry' is not a folder of runtime" in problem
+
+
 def test_every_pair_of_rooms_is_judged_by_the_order() -> None:
     for i, room in enumerate(ROOMS):
         for j, other in enumerate(ROOMS):
-            files = package(**{f"{room}__a": f"from gnomon.{other}.b import x", f"{other}__b": ""})
+            if room in FOLDERS or other in FOLDERS:  # their files lie in folders, which have an order of their own
+                files = package(**{f"{room}": f"from gnomon.{other} import x", f"{other}": ""})
+            else:
+                files = package(**{f"{room}__a": f"from gnomon.{other}.b import x", f"{other}__b": ""})
             assert bool(problems(files)) == (j > i), (room, other)
 
 
@@ -264,7 +308,7 @@ def test_every_pair_of_rooms_is_judged_by_the_order() -> None:
         package(errors="import os.path, numpy as np\nfrom collections import abc"),
         package(cli="x = load_late('torch.cuda:device_count')"),
         package(cli="def f(n):\n    return load_late(f'gnomon.orders.{n}:run')", orders=""),
-        package(runtime__mesh="def f():\n    import torch\n    import torch.distributed"),
+        {"runtime/mesh/a.py": DOC + "def f():\n    import torch\n    import torch.distributed"},
         {"__init__.py": DOC + "from gnomon.cli import main\nfrom .graph import Dim", **package(cli="", graph="")},
         {"graph/__init__.py": DOC + "from gnomon.graph.types import Dim\nfrom . import ops", **package(graph__ops="")},
         {"__main__.py": DOC + "from gnomon.cli import main", **package(cli="")},

@@ -29,8 +29,8 @@ from gnomon.frontend.inputs import Named
 from gnomon.frontend.named import build as built
 from gnomon.frontend.named import captured_of
 from gnomon.plans import Plan, Precision, Schedule, Workload
-from gnomon.runtime.layer_bytes import LiveBytes
-from gnomon.runtime.waiting import waited_s, waited_since
+from gnomon.runtime.watch.layer_bytes import LiveBytes
+from gnomon.runtime.watch.waiting import waited_s, waited_since
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "capture_how_right.md"
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")

@@ -75,7 +75,7 @@ def main() -> None:
     given = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parents[2]))
     import benchmarks.capture.trained  # noqa: F401
-    import gnomon.runtime.prove  # noqa: F401
+    import gnomon.runtime.checks.prove  # noqa: F401
     from benchmarks.capture.library_models import declared, models
     from benchmarks.capture.transformers_types import heard
     from benchmarks.capture.types_table import table

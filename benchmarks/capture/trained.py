@@ -38,9 +38,9 @@ from gnomon.plans import Mesh, Optimizer, Plan, Precision, Saved, SavedRule, Sch
 from gnomon.plans.check import sample_tokens
 from gnomon.prediction.software_kernels import kernels_of
 from gnomon.runtime import AdamWSettings
-from gnomon.runtime.captured_job import executor
-from gnomon.runtime.layer_bytes import LiveBytes
-from gnomon.runtime.stage import bound
+from gnomon.runtime.launch.captured_job import executor
+from gnomon.runtime.module.stage import bound
+from gnomon.runtime.watch.layer_bytes import LiveBytes
 from gnomon.software import stack
 
 CLASSES = 8

@@ -421,7 +421,7 @@ def flops_error(model: Any, example: Any, graph: Any, unread: int = 0) -> float:
     from gnomon.frontend.capture import quiet
     from gnomon.frontend.trace import named_tensors
     from gnomon.graph import BF16, UNFUSED, Setting, graph_work
-    from gnomon.runtime.stage import bound
+    from gnomon.runtime.module.stage import bound
 
     own = {
         torch.ops.aten.convolution_backward: convolution_backward_flops,
@@ -471,7 +471,7 @@ def lstm_backward_flops(x: Any, w: Any, h: Any, *_: Any, **__: Any) -> int:
 
 def proof(model: Any, example: Any) -> dict[str, Any]:
     from benchmarks.capture.trained import in_float64
-    from gnomon.runtime.prove import prove
+    from gnomon.runtime.checks.prove import prove
 
     result = prove(in_float64(model), example)
     return {"outputs": result.outputs, "gradients": result.gradients, "first": result.first, "holds": result.holds}
@@ -513,7 +513,7 @@ def run(
 
     sys.path.insert(0, str(Path(__file__).parents[2]))
     import benchmarks.capture.trained  # noqa: F401
-    import gnomon.runtime.prove  # noqa: F401
+    import gnomon.runtime.checks.prove  # noqa: F401
     from gnomon.request import verbs  # noqa: F401
 
     transformers.logging.set_verbosity_error()

@@ -27,8 +27,8 @@ from gnomon.plans import Mesh, Pass, Plan, Schedule, Workload
 from gnomon.prediction import predict
 from gnomon.runtime import Job, Source
 
-training: Any = import_module("gnomon.runtime.train")
-launching: Any = import_module("gnomon.runtime.takeover_launch")
+training: Any = import_module("gnomon.runtime.launch.train")
+launching: Any = import_module("gnomon.runtime.launch.takeover_launch")
 
 CONFIG = LlamaConfig(
     name="bytes", num_layers=8, hidden_size=128, num_heads=2, num_kv_heads=2, head_dim=64, ffn_size=512, vocab_size=256
@@ -51,7 +51,7 @@ def with_copies(plan: Plan) -> Plan:
 
 def counting(job: Job, membership: Any) -> Any:
     """`train_with_copies`, which says what its tensors take."""
-    takeover: Any = import_module("gnomon.runtime.takeover")
+    takeover: Any = import_module("gnomon.runtime.launch.takeover")
     outcome = takeover._Process.until_over
 
     def counted(self: Any) -> Any:

@@ -34,10 +34,12 @@ import torch
 from gnomon.methods.easyscale import Observation, placed
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Plan, Precision, Schedule, Workload
-from gnomon.runtime import Executor, Job, Source, instruction_sets, launch
-from gnomon.runtime.elastic_launch import run_elastic
-from gnomon.runtime.logical_workers import LogicalWorkers
-from gnomon.runtime.train import corpus_of
+from gnomon.runtime import Executor, Job, Source
+from gnomon.runtime.launch.elastic_launch import run_elastic
+from gnomon.runtime.launch.logical_workers import LogicalWorkers
+from gnomon.runtime.launch.train import corpus_of
+from gnomon.runtime.processes import instruction_sets
+from gnomon.runtime.processes.launch import launch
 
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
 SMALL = LlamaConfig(

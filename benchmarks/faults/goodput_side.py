@@ -145,10 +145,10 @@ def gnomon(side: str, log: str, folder: str) -> None:
         checkpoint_every=EVERY if side == "gnomon-disk" else 0,
     )  # fmt: skip
     os.environ[LOG] = log
-    import_module("gnomon.runtime.train").train = said_train  # type: ignore[attr-defined]
-    import_module("gnomon.runtime.survivors_launch").train_surviving = said_surviving  # type: ignore[attr-defined]
-    import_module("gnomon.runtime.takeover_launch").train_with_copies = said_stages  # type: ignore[attr-defined]
-    import_module("gnomon.runtime.train").run(given)
+    import_module("gnomon.runtime.launch.train").train = said_train  # type: ignore[attr-defined]
+    import_module("gnomon.runtime.launch.survivors_launch").train_surviving = said_surviving  # type: ignore[attr-defined]
+    import_module("gnomon.runtime.launch.takeover_launch").train_with_copies = said_stages  # type: ignore[attr-defined]
+    import_module("gnomon.runtime.launch.train").run(given)
 
 
 LOG = "GNOMON_GOODPUT_LOG"
@@ -156,7 +156,7 @@ LOG = "GNOMON_GOODPUT_LOG"
 
 def _say(rank: int) -> None:
     """Has this process say its steps, under its rank."""
-    log, loops = os.environ[LOG], import_module("gnomon.runtime.train")
+    log, loops = os.environ[LOG], import_module("gnomon.runtime.launch.train")
     line(log, f"pid {rank} {os.getpid()}")
     ends = loops.Loop.ends
 
@@ -171,7 +171,7 @@ def _say(rank: int) -> None:
 def said_train(job: Any) -> Any:
     """`train`."""
     _say(dist.get_rank())
-    return import_module("gnomon.runtime.train").train(job)
+    return import_module("gnomon.runtime.launch.train").train(job)
 
 
 def said_surviving(job: Any, membership: Any) -> Any:

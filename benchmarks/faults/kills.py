@@ -39,9 +39,9 @@ from gnomon.runtime import Executor, Job, Outcome, Source
 from gnomon.runtime.checkpoint import newest, problems_of
 from gnomon.runtime.checkpoint.files import Reader
 from gnomon.runtime.checkpoint.record import read_record
-from gnomon.runtime.rows import Row
+from gnomon.runtime.step.rows import Row
 
-training: Any = import_module("gnomon.runtime.train")
+training: Any = import_module("gnomon.runtime.launch.train")
 saving: Any = import_module("gnomon.runtime.checkpoint.save")
 """Modules whose names their rooms have for functions."""
 

@@ -39,15 +39,15 @@ from gnomon.models.llama import llama
 from gnomon.plans import Mesh, Pass, Plan, Schedule, Workload
 from gnomon.runtime import Executor, Job, Outcome, Source
 from gnomon.runtime.checkpoint import newest
-from gnomon.runtime.elastic_launch import run_elastic
+from gnomon.runtime.launch.elastic_launch import run_elastic
 
-training: Any = import_module("gnomon.runtime.train")
+training: Any = import_module("gnomon.runtime.launch.train")
 saving: Any = import_module("gnomon.runtime.checkpoint.save")
-survivors: Any = import_module("gnomon.runtime.survivors")
-survivors_launch: Any = import_module("gnomon.runtime.survivors_launch")
-takeover: Any = import_module("gnomon.runtime.takeover")
-takeover_launch: Any = import_module("gnomon.runtime.takeover_launch")
-redundancy: Any = import_module("gnomon.runtime.redundancy")
+survivors: Any = import_module("gnomon.runtime.launch.survivors")
+survivors_launch: Any = import_module("gnomon.runtime.launch.survivors_launch")
+takeover: Any = import_module("gnomon.runtime.launch.takeover")
+takeover_launch: Any = import_module("gnomon.runtime.launch.takeover_launch")
+redundancy: Any = import_module("gnomon.runtime.launch.redundancy")
 
 STEPS, EVERY, AT = 12, 2, 6
 WORKER_STEPS = 60

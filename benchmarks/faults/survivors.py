@@ -35,11 +35,11 @@ from gnomon.models.llama import llama
 from gnomon.models.mixtral import MixtralConfig, mixtral
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.runtime import Job, Outcome, Source
-from gnomon.runtime.membership import Epoch, Membership
-from gnomon.runtime.memory_checkpoint import MemoryCheckpoint
+from gnomon.runtime.checkpoint.in_memory import MemoryCheckpoint
+from gnomon.runtime.launch.membership import Epoch, Membership
 
-training: Any = import_module("gnomon.runtime.train")
-launching: Any = import_module("gnomon.runtime.survivors_launch")
+training: Any = import_module("gnomon.runtime.launch.train")
+launching: Any = import_module("gnomon.runtime.launch.survivors_launch")
 
 STEPS, EVERY = 7, 2
 EXPERTS = mixtral(
@@ -89,7 +89,7 @@ def surviving(job: Job, membership: Membership) -> Outcome | None:
             _dies_in_copy(int(step), Path(mark))
         else:
             kills._arm(place, int(step), int(row), Path(mark))
-    from_survivors: Any = import_module("gnomon.runtime.survivors")
+    from_survivors: Any = import_module("gnomon.runtime.launch.survivors")
     outcome: Outcome | None = from_survivors.train_surviving(job, membership)
     return outcome
 

@@ -36,11 +36,11 @@ from gnomon.lowering.edit import Row
 from gnomon.models.llama import llama
 from gnomon.plans import Mesh, Pass, Plan, Precision, Saved, Schedule, Workload
 from gnomon.runtime import Job, Outcome, Source
-from gnomon.runtime.membership import Epoch, Membership
-from gnomon.runtime.redundancy import Work
+from gnomon.runtime.launch.membership import Epoch, Membership
+from gnomon.runtime.launch.redundancy import Work
 
-training: Any = import_module("gnomon.runtime.train")
-launching: Any = import_module("gnomon.runtime.takeover_launch")
+training: Any = import_module("gnomon.runtime.launch.train")
+launching: Any = import_module("gnomon.runtime.launch.takeover_launch")
 
 STEPS = 6
 KILLS = "GNOMON_BENCHMARK_TAKEOVER"
@@ -87,7 +87,7 @@ def killing(job: Job, membership: Membership) -> Outcome | None:
         _line(mark, f"{what} {time.time()}")
         note(self, what, epoch)
 
-    from_takeover: Any = import_module("gnomon.runtime.takeover")
+    from_takeover: Any = import_module("gnomon.runtime.launch.takeover")
     Membership.note = noted  # type: ignore[method-assign]
     from_takeover._say = lambda line: _line(mark, f"said {line}")
     for kill in chosen.split(";"):
@@ -104,7 +104,7 @@ def _arm(place: str, step: int, row: int, mark: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if place == "validation":
-        evaluated: Any = import_module("gnomon.runtime.takeover")
+        evaluated: Any = import_module("gnomon.runtime.launch.takeover")
         forward, times = evaluated.forward_loss, [0]
 
         def dies(executor: Any) -> Any:

@@ -22,7 +22,7 @@ from gnomon import orders
 from gnomon.plans import Mesh, Pass, Plan, Saved, Schedule, Workload
 from gnomon.prediction import together
 from gnomon.request.runnable import read_runnable_model
-from gnomon.runtime.launch import launch
+from gnomon.runtime.processes.launch import launch
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "runtime")]
 from how_right import CONFIGS, FP32, WORK  # noqa: E402

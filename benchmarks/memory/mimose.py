@@ -35,9 +35,9 @@ from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Pass, Plan, Precision, Saved, SavedRule, Schedule, Workload
 from gnomon.plans.select import format_layers
 from gnomon.runtime.data import Corpus, Source
-from gnomon.runtime.job import PreparedJob
-from gnomon.runtime.layer_bytes import LiveBytes
-from gnomon.runtime.stage import Batch
+from gnomon.runtime.launch.job import PreparedJob
+from gnomon.runtime.module.stage import Batch
+from gnomon.runtime.watch.layer_bytes import LiveBytes
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 MIB = 2**20

@@ -29,9 +29,9 @@ from gnomon.hardware import Cluster, parse_cluster
 from gnomon.plans import Plan, PlanFile
 from gnomon.prediction import host_memory, together
 from gnomon.request.runnable import read_runnable_model
-from gnomon.runtime.launch import launch
-from gnomon.runtime.layer_bytes import LiveBytes
-from gnomon.runtime.parameter_files import ParameterFile
+from gnomon.runtime.parameters.files import ParameterFile
+from gnomon.runtime.processes.launch import launch
+from gnomon.runtime.watch.layer_bytes import LiveBytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
 from how_right import CONFIGS, METHOD_MODELS, WORK, methods, parallel_methods, plans  # noqa: E402

@@ -149,7 +149,7 @@ def run(steps: int) -> list[str]:
     import torch
 
     import gnomon
-    from gnomon.runtime.measure import CLASSES, Recorder
+    from gnomon.runtime.watch.measure import CLASSES, Recorder
 
     torch.set_num_threads(1)
     graph = llama(

@@ -23,7 +23,7 @@ from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Optimizer, Plan, Precision, Saved, Schedule, Workload
 from gnomon.prediction.predict import Timed
 from gnomon.prediction.tensors import trace_of
-from gnomon.runtime.disk_tier import carry_out, measured_link
+from gnomon.runtime.step.disk_tier import carry_out, measured_link
 from gnomon.simulate.two_tiers import Link, least_recently_used, planned, static
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "sentinel.md"

@@ -23,8 +23,8 @@ import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from torch import Tensor
 
-from gnomon.runtime.optim import AdamWSettings, Update
-from gnomon.runtime.parameters import Dtypes, Parameters, Slot
+from gnomon.runtime.optim.update import AdamWSettings, Update
+from gnomon.runtime.parameters.parameters import Dtypes, Parameters, Slot
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "host_adam.md"
 SIZES = (5_000_000, 20_000_000, 70_000_000)

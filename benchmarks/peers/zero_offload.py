@@ -29,7 +29,7 @@ from torch import Tensor  # noqa: E402
 import gnomon  # noqa: E402
 from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
 from gnomon.plans import Offload, Optimizer, Plan, Precision, Schedule, Workload  # noqa: E402
-from gnomon.runtime.optim import AdamWSettings  # noqa: E402
+from gnomon.runtime.optim.update import AdamWSettings  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "zero_offload.md"
 CONFIG = LlamaConfig(

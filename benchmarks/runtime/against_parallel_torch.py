@@ -48,7 +48,7 @@ from runtime.plain_llama import Llama  # noqa: E402  (the plain model that the t
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Schedule, Workload  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
-from gnomon.runtime.launch import launch  # noqa: E402
+from gnomon.runtime.processes.launch import launch  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "runtime_parallel_speed.md"
 WORK, UNITS = Workload(global_batch_size=8, seq_len=128), 4

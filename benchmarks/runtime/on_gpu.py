@@ -28,7 +28,7 @@ import torch
 import gnomon
 from gnomon.plans import Plan, Precision, Saved, Schedule, Workload
 from gnomon.request.runnable import read_runnable_model
-from gnomon.runtime.parameters import Parameters, Slot
+from gnomon.runtime.parameters.parameters import Parameters, Slot
 from gnomon.timeline import NONE, Timeline
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "runtime_gpu.md"

@@ -23,8 +23,8 @@ from gnomon.errors import GnomonError
 from gnomon.models.presets import model
 from gnomon.models.tiny import tiny
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Saved, Schedule, Workload
-from gnomon.runtime.launch import launch
-from gnomon.runtime.parity import FP64, Small, compare
+from gnomon.runtime.checks.parity import FP64, Small, compare
+from gnomon.runtime.processes.launch import launch
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "runtime_parity.md"
 DENSE = ("llama-3.1-8b", "qwen3-8b", "gemma-2-9b", "gpt2", "mistral-7b")

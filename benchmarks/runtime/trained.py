@@ -39,10 +39,10 @@ from gnomon.runtime import AdamWSettings, Executor  # noqa: E402
 from gnomon.runtime.checkpoint import Saver, load  # noqa: E402
 from gnomon.runtime.data.corpus import Corpus  # noqa: E402
 from gnomon.runtime.data.store import Source  # noqa: E402
-from gnomon.runtime.evaluate import evaluate  # noqa: E402
-from gnomon.runtime.launch import launch  # noqa: E402
-from gnomon.runtime.learning_rate import LearningRate  # noqa: E402
-from gnomon.runtime.stage import Batch  # noqa: E402
+from gnomon.runtime.module.stage import Batch  # noqa: E402
+from gnomon.runtime.optim.learning_rate import LearningRate  # noqa: E402
+from gnomon.runtime.processes.launch import launch  # noqa: E402
+from gnomon.runtime.step.evaluate import evaluate  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")

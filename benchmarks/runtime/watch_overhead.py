@@ -19,7 +19,7 @@ from time import perf_counter
 import torch
 from torch import nn
 
-from gnomon.runtime.watch import watch
+from gnomon.runtime.watch.watch import watch
 
 STEPS = 20
 

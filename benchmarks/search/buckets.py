@@ -265,7 +265,7 @@ def as_seen(cluster: Cluster, graph: Graph, plan: Plan, computed: float, reduced
 
 def real(mbit: int) -> None:
     """Plans on this machine, inside the namespace."""
-    from gnomon.runtime.launch import launch
+    from gnomon.runtime.processes.launch import launch
 
     cluster = local_cluster(2)
     (group,) = cluster.groups

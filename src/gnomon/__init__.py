@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gnomon.frontend.custom_ops import op_price, op_sharding
     from gnomon.request.fit import fit
     from gnomon.request.verbs import plan, predict
-    from gnomon.runtime.job import prepare
-    from gnomon.runtime.watch import watch
+    from gnomon.runtime.launch.job import prepare
+    from gnomon.runtime.watch.watch import watch
 
 __version__ = "0.1.0.dev0"
 __all__ = ["capture", "fit", "load", "op_price", "op_sharding", "plan", "predict", "prepare", "save", "watch"]
@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(custom_ops, name)
     if name == "prepare":
-        from gnomon.runtime import job
+        from gnomon.runtime.launch import job
 
         return job.prepare
     if name in ("load", "save"):
@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(saved, name)
     if name == "watch":
-        from gnomon.runtime.watch import watch
+        from gnomon.runtime.watch.watch import watch
 
         return watch
     if name == "fit":

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from gnomon.frontend.capture import Captured, captured
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.runtime import AdamWSettings
-from gnomon.runtime.captured_job import executor, weights_of
+from gnomon.runtime.launch.captured_job import executor, weights_of
 
 EXPERTS, CHOSEN, WIDTH, INNER, VOCAB, POSITIONS = 4, 2, 12, 20, 30, 6
 FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from gnomon.frontend.capture import captured
 from gnomon.plans import Mesh, Plan, Schedule, Workload
-from gnomon.runtime.captured_job import executor
+from gnomon.runtime.launch.captured_job import executor
 from gnomon.runtime.ops import function_of
 
 WORKLOAD = Workload(global_batch_size=4, seq_len=8)

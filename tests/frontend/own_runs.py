@@ -12,9 +12,10 @@ import gnomon
 from gnomon.frontend.inputs import Named
 from gnomon.frontend.named import build, captured_of
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
-from gnomon.runtime import AdamWSettings, parity
+from gnomon.runtime import AdamWSettings
+from gnomon.runtime.checks import parity
 from gnomon.runtime.data.own_batches import OwnData
-from gnomon.runtime.train import Job, train
+from gnomon.runtime.launch.train import Job, train
 
 INPUTS = "(idx=int64[batch,seq=16], targets=int64[batch,seq=16])"
 CODE = f"frontend.project:build{INPUTS}"

@@ -17,8 +17,8 @@ from torch.nn import functional  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.frontend.capture import Captured, captured  # noqa: E402
 from gnomon.plans import Saved, SavedRule, Workload  # noqa: E402
-from gnomon.runtime.captured_job import executor, random_ops, weights_of  # noqa: E402
-from gnomon.runtime.layer_bytes import LiveBytes  # noqa: E402
+from gnomon.runtime.launch.captured_job import executor, random_ops, weights_of  # noqa: E402
+from gnomon.runtime.watch.layer_bytes import LiveBytes  # noqa: E402
 from gnomon.tensors.captured import Node, Use, writes_over  # noqa: E402
 
 pytestmark = pytest.mark.torch

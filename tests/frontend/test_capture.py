@@ -25,7 +25,7 @@ from gnomon.frontend.sizes import fit  # noqa: E402
 from gnomon.graph import BF16, EAGER, UNFUSED, Setting, Size, graph_work  # noqa: E402
 from gnomon.plans import Layout, Mesh, Plan, Schedule, Workload  # noqa: E402
 from gnomon.request.model import is_code, with_inputs  # noqa: E402
-from gnomon.runtime.prove import check, prove  # noqa: E402
+from gnomon.runtime.checks.prove import check, prove  # noqa: E402
 from gnomon.sharding import shard_graph  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -15,7 +15,7 @@ import gnomon  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.graph import EAGER, Dtypes, Graph, Setting, graph_work, numel, with_dispatch  # noqa: E402
 from gnomon.plans import Layout, Mesh, Workload  # noqa: E402
-from gnomon.runtime.launch import launch  # noqa: E402
+from gnomon.runtime.processes.launch import launch  # noqa: E402
 from gnomon.sharding import shard_graph  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from gnomon.frontend.capture import captured  # noqa: E402
 from gnomon.graph import BF16, UNFUSED, Setting, graph_work  # noqa: E402
-from gnomon.runtime.prove import prove  # noqa: E402
+from gnomon.runtime.checks.prove import prove  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

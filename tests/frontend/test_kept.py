@@ -19,9 +19,9 @@ from gnomon.frontend.capture import captured
 from gnomon.graph import Dtypes, Setting, graph_saved_bytes
 from gnomon.plans import Plan, Precision, Schedule, Workload
 from gnomon.prediction.software_kernels import kernels_of
-from gnomon.runtime.captured_job import executor
-from gnomon.runtime.layer_bytes import LiveBytes
-from gnomon.runtime.stage import bound
+from gnomon.runtime.launch.captured_job import executor
+from gnomon.runtime.module.stage import bound
+from gnomon.runtime.watch.layer_bytes import LiveBytes
 from gnomon.software import stack
 
 WIDTH, HEADS = 16, 4

@@ -16,10 +16,10 @@ from gnomon.errors import PlanError  # noqa: E402
 from gnomon.frontend.capture import captured  # noqa: E402
 from gnomon.graph import Dtypes  # noqa: E402
 from gnomon.plans import Layout, Mesh  # noqa: E402
-from gnomon.runtime import blocks  # noqa: E402
-from gnomon.runtime.captured_job import values_of  # noqa: E402
-from gnomon.runtime.parameters import Slot  # noqa: E402
-from gnomon.runtime.prove import CapturedRun, prove  # noqa: E402
+from gnomon.runtime.checks.prove import CapturedRun, prove  # noqa: E402
+from gnomon.runtime.launch.captured_job import values_of  # noqa: E402
+from gnomon.runtime.module import blocks  # noqa: E402
+from gnomon.runtime.parameters.parameters import Slot  # noqa: E402
 from gnomon.sharding import shard_graph  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -17,7 +17,7 @@ from gnomon.hardware import catalogue  # noqa: E402
 from gnomon.plans import Layout  # noqa: E402
 from gnomon.prices.curves import curves_for  # noqa: E402
 from gnomon.prices.kernels import op_seconds  # noqa: E402
-from gnomon.runtime.launch import launch  # noqa: E402
+from gnomon.runtime.processes.launch import launch  # noqa: E402
 from gnomon.sharding import Scene, setting_of, strategies  # noqa: E402
 
 pytestmark = pytest.mark.torch

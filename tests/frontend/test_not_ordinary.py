@@ -17,7 +17,7 @@ from gnomon.cli import main  # noqa: E402
 from gnomon.errors import CaptureError, FormatError, InputError  # noqa: E402
 from gnomon.frontend.capture import captured  # noqa: E402
 from gnomon.frontend.inputs import Named  # noqa: E402
-from gnomon.runtime.prove import prove  # noqa: E402
+from gnomon.runtime.checks.prove import prove  # noqa: E402
 
 pytestmark = pytest.mark.torch
 HERE = r"test_not_ordinary\.py:\d+"

@@ -28,15 +28,15 @@ from gnomon.models.presets import model as preset  # noqa: E402
 from gnomon.plans import Layout, Mesh, PlanFile, Precision, Workload, save_plan_file  # noqa: E402
 from gnomon.prediction import predict  # noqa: E402
 from gnomon.prediction.memory import buffer_sizes  # noqa: E402
-from gnomon.runtime.blocks import BlockRun  # noqa: E402
-from gnomon.runtime.captured_job import randomness  # noqa: E402
-from gnomon.runtime.crossings import Shapes, hops  # noqa: E402
 from gnomon.runtime.data import Corpus, Source  # noqa: E402
 from gnomon.runtime.data.own_batches import OwnBatches, OwnData, TextBatches  # noqa: E402
-from gnomon.runtime.feed import Feed  # noqa: E402
+from gnomon.runtime.launch.captured_job import randomness  # noqa: E402
+from gnomon.runtime.launch.train import corpus_of  # noqa: E402
+from gnomon.runtime.module.blocks import BlockRun  # noqa: E402
+from gnomon.runtime.module.crossings import Shapes, hops  # noqa: E402
 from gnomon.runtime.ops.site import Axis  # noqa: E402
-from gnomon.runtime.train import corpus_of  # noqa: E402
-from gnomon.runtime.weights import Folder  # noqa: E402
+from gnomon.runtime.parameters.weights import Folder  # noqa: E402
+from gnomon.runtime.step.feed import Feed  # noqa: E402
 from gnomon.sharding import shard_graph  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -245,7 +245,7 @@ def test_the_command_runs_it(
 ) -> None:
     """From a plan file, in one process: what it prints and writes; and one clear error each for what cannot run."""
     monkeypatch.setenv("GNOMON_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sys.modules["gnomon.runtime.train"], "launch", _launch)
+    monkeypatch.setattr(sys.modules["gnomon.runtime.launch.train"], "launch", _launch)
     monkeypatch.chdir(tmp_path)
     Path("plan.toml").write_text(PLAN.format(code=FLOAT))
     asked = ["run", "plan.toml", "--data", "frontend.project:batches", "--steps", "2", "--seed", str(SEED)]

@@ -11,8 +11,8 @@ from torch import nn  # noqa: E402
 
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.frontend.capture import captured  # noqa: E402
-from gnomon.runtime.captured_job import executor  # noqa: E402
-from gnomon.runtime.launch import launch  # noqa: E402
+from gnomon.runtime.launch.captured_job import executor  # noqa: E402
+from gnomon.runtime.processes.launch import launch  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from gnomon.errors import RunError  # noqa: E402
 from gnomon.frontend.capture import captured  # noqa: E402
-from gnomon.runtime.captured_job import states_of  # noqa: E402
-from gnomon.runtime.prove import CapturedRun, prove  # noqa: E402
+from gnomon.runtime.checks.prove import CapturedRun, prove  # noqa: E402
+from gnomon.runtime.launch.captured_job import states_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

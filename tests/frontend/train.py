@@ -10,7 +10,7 @@ from torch.nn import functional
 from gnomon.frontend.capture import captured
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.runtime import AdamWSettings
-from gnomon.runtime.captured_job import executor, weights_of
+from gnomon.runtime.launch.captured_job import executor, weights_of
 
 FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")
 WORKLOAD = Workload(global_batch_size=4, seq_len=16)

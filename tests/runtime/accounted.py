@@ -22,10 +22,10 @@ from gnomon.graph import Graph
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Layout, Mesh, Offload, Optimizer, Overlap, Plan, Saved, Workload
 from gnomon.runtime import Executor, Recorder
-from gnomon.runtime.buffers import Buffers
-from gnomon.runtime.collectives import GATHER, SCATTER
-from gnomon.runtime.layer_bytes import LiveBytes
-from gnomon.runtime.measure import Levels
+from gnomon.runtime.mesh.collectives import GATHER, SCATTER
+from gnomon.runtime.step.buffers import Buffers
+from gnomon.runtime.watch.layer_bytes import LiveBytes
+from gnomon.runtime.watch.measure import Levels
 from gnomon.timeline import Timeline
 
 CONFIG = LlamaConfig(

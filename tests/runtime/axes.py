@@ -19,9 +19,9 @@ from gnomon.models.tiny import tiny
 from gnomon.models.vit import VitConfig, vit
 from gnomon.plans import Layout, LayoutRule, Mesh, Optimizer, Overlap, Plan, Saved, Workload
 from gnomon.plans.check import sample_tokens
-from gnomon.runtime import parity
+from gnomon.runtime.checks import parity
+from gnomon.runtime.checks.parity import FP64, Compared, Small
 from gnomon.runtime.ops import context
-from gnomon.runtime.parity import FP64, Compared, Small
 
 SIZES = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "vocab_size": 32}
 LLAMA = llama(LlamaConfig(name="llama", ffn_size=24, **SIZES))

@@ -29,8 +29,8 @@ from gnomon.errors import GnomonError
 from gnomon.formats.huggingface.numerics import RUNNABLE
 from gnomon.formats.huggingface.runnable import Runnable, read_runnable
 from gnomon.formats.huggingface.weights import layout
-from gnomon.runtime.one_process import OneProcess
-from gnomon.runtime.weights import Folder, WeightReader, settled
+from gnomon.runtime.module.one_process import OneProcess
+from gnomon.runtime.parameters.weights import Folder, WeightReader, settled
 
 ABSENT = "<absent>"
 """In place of a value: the file does not have the key."""

@@ -16,12 +16,13 @@ from runtime import training
 from gnomon.lowering.edit import Row as ProgramRow
 from gnomon.models.llama import llama
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
-from gnomon.runtime import Executor, Job, Outcome, takeover
-from gnomon.runtime.membership import Membership
-from gnomon.runtime.memory_checkpoint import MemoryCheckpoint, latest
-from gnomon.runtime.redundancy import Work
-from gnomon.runtime.rows import Row
-from gnomon.runtime.survivors import train_surviving
+from gnomon.runtime import Executor, Job, Outcome
+from gnomon.runtime.checkpoint.in_memory import MemoryCheckpoint, latest
+from gnomon.runtime.launch import takeover
+from gnomon.runtime.launch.membership import Membership
+from gnomon.runtime.launch.redundancy import Work
+from gnomon.runtime.launch.survivors import train_surviving
+from gnomon.runtime.step.rows import Row
 
 KILLS = "GNOMON_TEST_KILLS"
 """Variable: `process step row` of each process that is to die, with `;` between them; further numbers are of processes

@@ -13,8 +13,9 @@ from torch import Tensor
 from gnomon.methods.easyscale import Observation, placed
 from gnomon.models.llama import llama
 from gnomon.plans import Mesh, Plan, Schedule, Workload
-from gnomon.runtime import Executor, ordered_sums
-from gnomon.runtime.logical_workers import LogicalWorkers
+from gnomon.runtime import Executor
+from gnomon.runtime.launch.logical_workers import LogicalWorkers
+from gnomon.runtime.mesh import ordered_sums
 
 WORK = Workload(global_batch_size=16, seq_len=16)
 PLAN = replace(training.ALONE, mesh=Mesh(dp_replicate=4), schedule=Schedule(num_microbatches=2))

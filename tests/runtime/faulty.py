@@ -11,8 +11,8 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from gnomon.runtime import Executor, Job, Outcome, train
-from gnomon.runtime.processes import Processes
-from gnomon.runtime.rows import Row
+from gnomon.runtime.processes.local import Processes
+from gnomon.runtime.step.rows import Row
 
 
 def dies_in_start_up(store: Store, rank: int, world_size: int) -> int:

@@ -39,8 +39,8 @@ from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Pass, Plan, Saved, SavedRule, Schedule, Stage, Workload
 from gnomon.plans import check as check_plan
 from gnomon.runtime import Executor
-from gnomon.runtime.evaluate import evaluate
-from gnomon.runtime.launch import rank_at
+from gnomon.runtime.processes.launch import rank_at
+from gnomon.runtime.step.evaluate import evaluate
 
 STEPS = 3
 PARTS: dict[str, type] = {"overlap": Overlap, "optimizer": Optimizer, "layout": Layout}

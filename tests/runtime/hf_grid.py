@@ -39,9 +39,9 @@ from gnomon.models.numerics import with_numerics
 from gnomon.plans import Layout, Mesh, Offload, Optimizer, Overlap, Plan, Workload
 from gnomon.plans import check as check_plan
 from gnomon.runtime import Executor
-from gnomon.runtime.mesh import meshes_of
-from gnomon.runtime.one_process import OneProcess
-from gnomon.runtime.weights import Folder, WeightReader, settled
+from gnomon.runtime.mesh.groups import meshes_of
+from gnomon.runtime.module.one_process import OneProcess
+from gnomon.runtime.parameters.weights import Folder, WeightReader, settled
 from gnomon.software import own
 
 MODELS: Mapping[str, Mapping[str, Any]] = {

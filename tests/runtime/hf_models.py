@@ -29,8 +29,8 @@ from gnomon.formats.huggingface.weights import layout
 from gnomon.graph import Graph
 from gnomon.graph.outputs import without_loss
 from gnomon.models.numerics import with_numerics
-from gnomon.runtime.one_process import OneProcess
-from gnomon.runtime.weights import Folder, WeightReader, settled
+from gnomon.runtime.module.one_process import OneProcess
+from gnomon.runtime.parameters.weights import Folder, WeightReader, settled
 
 VOCAB, TOKENS, SEQUENCES = 96, 24, 3
 IDS = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

@@ -10,7 +10,7 @@ from once import once
 from runtime import accounted, axes, measured, parity, traced
 from runtime.ranks import launch
 
-from gnomon.runtime.parity import Compared
+from gnomon.runtime.checks.parity import Compared
 from gnomon.timeline import Timeline
 
 

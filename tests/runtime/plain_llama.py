@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gnomon.models.llama import LlamaConfig
-from gnomon.runtime.initial import initial
+from gnomon.runtime.parameters.initial import initial
 
 NORM_EPS = 1e-5
 """Llama's own."""

@@ -1,4 +1,4 @@
-"""Ranks for tests: `launch` as `gnomon.runtime.launch`, with processes forked from one that has loaded torch.
+"""Ranks for tests: `launch` as `gnomon.runtime.processes.launch`, with processes forked from one that has loaded torch.
 
 Loading torch takes a process seconds; here it is loaded once in each process that runs tests. The program's own
 `launch`, its signals and torchrun are tested by `test_run` and `test_watchdog`.
@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 
-from gnomon.runtime.launch import member
+from gnomon.runtime.processes.launch import member
 
 Result = TypeVar("Result")
 

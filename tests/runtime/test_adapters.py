@@ -21,10 +21,10 @@ from gnomon.errors import InputError  # noqa: E402
 from gnomon.formats.huggingface.safetensors import read_header  # noqa: E402
 from gnomon.models.lora import Adapters, with_adapters  # noqa: E402
 from gnomon.plans import Plan, Precision, Schedule, Workload  # noqa: E402
-from gnomon.runtime import adapters, pretrained  # noqa: E402
-from gnomon.runtime.execute import Executor  # noqa: E402
-from gnomon.runtime.measure import CLASSES, Recorder  # noqa: E402
-from gnomon.runtime.one_process import OneProcess  # noqa: E402
+from gnomon.runtime.checkpoint import adapters, pretrained  # noqa: E402
+from gnomon.runtime.module.one_process import OneProcess  # noqa: E402
+from gnomon.runtime.step.execute import Executor  # noqa: E402
+from gnomon.runtime.watch.measure import CLASSES, Recorder  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 
 pytestmark = pytest.mark.torch

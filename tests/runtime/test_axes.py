@@ -11,9 +11,9 @@ from runtime import axes, jobs  # noqa: E402
 from gnomon.models.presets import model  # noqa: E402
 from gnomon.models.tiny import tiny  # noqa: E402
 from gnomon.plans import Layout, Mesh, Plan, Schedule, Workload  # noqa: E402
+from gnomon.runtime.checks.parity import in_small  # noqa: E402
+from gnomon.runtime.data.packing import packing_of  # noqa: E402
 from gnomon.runtime.ops.pieces import Merged, Rule, attend, backward, pieces  # noqa: E402
-from gnomon.runtime.packing import packing_of  # noqa: E402
-from gnomon.runtime.parity import in_small  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

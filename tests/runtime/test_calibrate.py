@@ -17,7 +17,7 @@ from gnomon.hardware import measured_cluster  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Plan, Schedule  # noqa: E402
 from gnomon.prediction import predict  # noqa: E402
-from gnomon.runtime.calibrate import Budget, calibrate, memory_bytes, physical_cores, relative_iqr  # noqa: E402
+from gnomon.runtime.calibrate.calibrate import Budget, calibrate, memory_bytes, physical_cores, relative_iqr  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -8,7 +8,7 @@ pytest.importorskip("torch", reason="torch is not installed: the runtime's tests
 
 from timeline.small import Row, timeline  # noqa: E402
 
-from gnomon.runtime.causes import with_causes  # noqa: E402
+from gnomon.runtime.watch.causes import with_causes  # noqa: E402
 from gnomon.timeline import NONE, Timeline, breakdown  # noqa: E402
 
 pytestmark = pytest.mark.torch

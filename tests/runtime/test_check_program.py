@@ -19,9 +19,9 @@ from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
 from gnomon.plans import Plan, Workload  # noqa: E402
 from gnomon.program import Program  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
-from gnomon.runtime.apply import check_plan, holders  # noqa: E402
-from gnomon.runtime.check_program import check_program  # noqa: E402
-from gnomon.runtime.rows import program_of  # noqa: E402
+from gnomon.runtime.module.apply import check_plan, holders  # noqa: E402
+from gnomon.runtime.step.check_program import check_program  # noqa: E402
+from gnomon.runtime.step.rows import program_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 Edit = Callable[[list[list[str]]], None]

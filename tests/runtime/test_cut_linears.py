@@ -11,8 +11,8 @@ from runtime.parity import CONFIG, SP  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Layout, Mesh, Overlap, Plan, Split  # noqa: E402
-from gnomon.runtime.apply import check_splits, sharded_blocks  # noqa: E402
-from gnomon.runtime.blocks import BlockRun  # noqa: E402
+from gnomon.runtime.module.apply import check_splits, sharded_blocks  # noqa: E402
+from gnomon.runtime.module.blocks import BlockRun  # noqa: E402
 from gnomon.runtime.ops.site import Axis  # noqa: E402
 
 pytestmark = pytest.mark.torch

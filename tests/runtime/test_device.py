@@ -15,8 +15,8 @@ from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Plan, Saved  # noqa: E402
 from gnomon.program import NO_UNIT  # noqa: E402
 from gnomon.runtime import Executor, Recorder  # noqa: E402
-from gnomon.runtime.launch import own_device  # noqa: E402
-from gnomon.runtime.measure import EventClock, HostClock, clock_of  # noqa: E402
+from gnomon.runtime.processes.launch import own_device  # noqa: E402
+from gnomon.runtime.watch.measure import EventClock, HostClock, clock_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gnomon.errors import RunError
-from gnomon.runtime.disk_tier import carry_out, measured_link
+from gnomon.runtime.step.disk_tier import carry_out, measured_link
 from gnomon.simulate.two_tiers import (
     STEPS,
     Link,

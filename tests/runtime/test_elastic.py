@@ -28,10 +28,11 @@ from gnomon.errors import PeerError, PlanError  # noqa: E402
 from gnomon.methods.easyscale import Observation, moved, placed  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
 from gnomon.request.scale import ask, read_state  # noqa: E402
-from gnomon.runtime import Job, Outcome, instruction_sets  # noqa: E402
+from gnomon.runtime import Job, Outcome  # noqa: E402
 from gnomon.runtime.checkpoint import newest, read_record  # noqa: E402
-from gnomon.runtime.elastic_launch import _Launched, run_elastic  # noqa: E402
-from gnomon.runtime.logical_workers import LogicalWorkers  # noqa: E402
+from gnomon.runtime.launch.elastic_launch import _Launched, run_elastic  # noqa: E402
+from gnomon.runtime.launch.logical_workers import LogicalWorkers  # noqa: E402
+from gnomon.runtime.processes import instruction_sets  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -226,7 +227,7 @@ def test_where_no_process_is_left_another_goes_on_from_the_checkpoint(data: Path
 def test_a_stopped_process_is_killed_and_the_others_go_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gnomon.runtime.replaceable.SILENT_S", 0.5)
+    monkeypatch.setattr("gnomon.runtime.launch.replaceable.SILENT_S", 0.5)
 
     def act(folder: Path) -> None:
         until(changed(folder, 1))

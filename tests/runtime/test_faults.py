@@ -20,11 +20,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 from runtime import faulty, training  # noqa: E402
 
 from gnomon.errors import PeerError, RunError  # noqa: E402
-from gnomon.runtime import Job, Outcome, launch  # noqa: E402
+from gnomon.runtime import Job, Outcome  # noqa: E402
 from gnomon.runtime.checkpoint import newest, problems_of  # noqa: E402
-from gnomon.runtime.faults import plain  # noqa: E402
-from gnomon.runtime.processes import FailedError, Failure, Processes  # noqa: E402
-from gnomon.runtime.train import run  # noqa: E402
+from gnomon.runtime.launch.train import run  # noqa: E402
+from gnomon.runtime.processes.faults import plain  # noqa: E402
+from gnomon.runtime.processes.launch import launch  # noqa: E402
+from gnomon.runtime.processes.local import FailedError, Failure, Processes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -172,7 +173,7 @@ def test_what_befalls_one_rank_is_one_message_and_leaves_a_checkpoint(
     """An allocation that fails, and a parameter that is no number. A mistake that would come again is not started
     again."""
     monkeypatch.setenv(faulty.FAULT, fault)
-    monkeypatch.setattr(import_module("gnomon.runtime.train"), "train", faulty.trains)
+    monkeypatch.setattr(import_module("gnomon.runtime.launch.train"), "train", faulty.trains)
     more = {"checkpoints": tmp_path / "kept", "checkpoint_every": 2, "max_restarts": 3}
     with pytest.raises(RunError, match=says):
         run(training.job(data, training.PLANS["zero 1"], STEPS, **more))

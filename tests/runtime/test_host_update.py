@@ -17,8 +17,8 @@ import gnomon  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Optimizer, Plan, Precision, Schedule  # noqa: E402
 from gnomon.plans.parts import Offload  # noqa: E402
-from gnomon.runtime.host_update import HostPart  # noqa: E402
-from gnomon.runtime.measure import CLASSES, Recorder  # noqa: E402
+from gnomon.runtime.step.host_update import HostPart  # noqa: E402
+from gnomon.runtime.watch.measure import CLASSES, Recorder  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -17,7 +17,7 @@ from torch.nn import functional  # noqa: E402
 
 from gnomon.models.dit import DitConfig, dit  # noqa: E402
 from gnomon.models.unet import unet, unet_tiny  # noqa: E402
-from gnomon.runtime.one_process import OneProcess  # noqa: E402
+from gnomon.runtime.module.one_process import OneProcess  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

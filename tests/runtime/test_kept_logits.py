@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 from runtime.plain_llama import Llama  # noqa: E402
 
 from gnomon.models.llama import llama_mini  # noqa: E402
-from gnomon.runtime.resident_bytes import kept  # noqa: E402
+from gnomon.runtime.step.resident_bytes import kept  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

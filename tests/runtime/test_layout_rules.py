@@ -11,9 +11,9 @@ from runtime.axes import LLAMA, MIXTRAL, TIED, whole  # noqa: E402
 
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.plans import Layout, LayoutRule, Mesh, Plan  # noqa: E402
-from gnomon.runtime.apply import apply, check_shared, sharded_blocks  # noqa: E402
-from gnomon.runtime.blocks import BlockRun  # noqa: E402
-from gnomon.runtime.mesh import Groups, coordinates  # noqa: E402
+from gnomon.runtime.mesh.groups import Groups, coordinates  # noqa: E402
+from gnomon.runtime.module.apply import apply, check_shared, sharded_blocks  # noqa: E402
+from gnomon.runtime.module.blocks import BlockRun  # noqa: E402
 from gnomon.runtime.ops.site import Axis  # noqa: E402
 
 pytestmark = pytest.mark.torch

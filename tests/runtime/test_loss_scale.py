@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 import gnomon  # noqa: E402
 from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
 from gnomon.plans import Offload, Optimizer, Plan, Precision, Schedule, Workload  # noqa: E402
-from gnomon.runtime.job import PreparedJob  # noqa: E402
-from gnomon.runtime.loss_scale import LossScale  # noqa: E402
-from gnomon.runtime.optim import AdamWSettings  # noqa: E402
+from gnomon.runtime.launch.job import PreparedJob  # noqa: E402
+from gnomon.runtime.optim.loss_scale import LossScale  # noqa: E402
+from gnomon.runtime.optim.update import AdamWSettings  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 
 pytestmark = pytest.mark.torch

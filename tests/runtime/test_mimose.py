@@ -17,10 +17,10 @@ from gnomon.errors import RunError  # noqa: E402
 from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
 from gnomon.models.mixtral import MixtralConfig, mixtral  # noqa: E402
 from gnomon.plans import Mesh, Pass, Plan, PlanFile, Precision, Schedule, Workload, save_plan_file  # noqa: E402
-from gnomon.runtime import feed  # noqa: E402
 from gnomon.runtime.data import Corpus, Source  # noqa: E402
-from gnomon.runtime.job import PreparedJob  # noqa: E402
-from gnomon.runtime.layer_bytes import LiveBytes  # noqa: E402
+from gnomon.runtime.launch.job import PreparedJob  # noqa: E402
+from gnomon.runtime.step import feed  # noqa: E402
+from gnomon.runtime.watch.layer_bytes import LiveBytes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

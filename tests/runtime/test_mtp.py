@@ -25,11 +25,11 @@ import gnomon  # noqa: E402
 from gnomon.formats.huggingface.weights import layout  # noqa: E402
 from gnomon.graph.outputs import losses, without_loss  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload  # noqa: E402
-from gnomon.runtime.execute import Executor  # noqa: E402
-from gnomon.runtime.one_process import OneProcess  # noqa: E402
-from gnomon.runtime.packing import DOCUMENTS, with_further  # noqa: E402
-from gnomon.runtime.pretrained import export, load, model_of, values_of  # noqa: E402
-from gnomon.runtime.weights import Folder, WeightReader, settled  # noqa: E402
+from gnomon.runtime.checkpoint.pretrained import export, load, model_of, values_of  # noqa: E402
+from gnomon.runtime.data.packing import DOCUMENTS, with_further  # noqa: E402
+from gnomon.runtime.module.one_process import OneProcess  # noqa: E402
+from gnomon.runtime.parameters.weights import Folder, WeightReader, settled  # noqa: E402
+from gnomon.runtime.step.execute import Executor  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -27,13 +27,14 @@ import gnomon  # noqa: E402
 from gnomon.errors import InputError, PlanError  # noqa: E402
 from gnomon.models.lora import Adapters, with_adapters  # noqa: E402
 from gnomon.plans import Plan, Precision, Schedule, Workload  # noqa: E402
-from gnomon.runtime import nf4, pretrained  # noqa: E402
-from gnomon.runtime.apply import beginning  # noqa: E402
-from gnomon.runtime.execute import Executor  # noqa: E402
-from gnomon.runtime.frozen import four_bit_of  # noqa: E402
-from gnomon.runtime.measure import CLASSES, Recorder  # noqa: E402
-from gnomon.runtime.one_process import OneProcess  # noqa: E402
-from gnomon.runtime.parameters import CPU  # noqa: E402
+from gnomon.runtime.checkpoint import pretrained  # noqa: E402
+from gnomon.runtime.module.apply import beginning  # noqa: E402
+from gnomon.runtime.module.one_process import OneProcess  # noqa: E402
+from gnomon.runtime.parameters import nf4  # noqa: E402
+from gnomon.runtime.parameters.frozen import four_bit_of  # noqa: E402
+from gnomon.runtime.parameters.parameters import CPU  # noqa: E402
+from gnomon.runtime.step.execute import Executor  # noqa: E402
+from gnomon.runtime.watch.measure import CLASSES, Recorder  # noqa: E402
 from gnomon.sharding.parameters import nf4_bytes  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 

@@ -11,7 +11,7 @@ from gnomon.errors import PlanError  # noqa: E402
 from gnomon.graph import BlockBuilder, Call, Dim, Graph, Tensor  # noqa: E402
 from gnomon.runtime.ops import check_runnable, function_of  # noqa: E402
 from gnomon.runtime.ops.site import Site  # noqa: E402
-from gnomon.runtime.optim import MATRIX_RULES  # noqa: E402
+from gnomon.runtime.optim.update import MATRIX_RULES  # noqa: E402
 from gnomon.software.own import WHOLE_MATRIX_OPTIMIZERS  # noqa: E402
 
 pytestmark = pytest.mark.torch

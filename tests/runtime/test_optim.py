@@ -7,10 +7,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from gnomon.errors import PlanError  # noqa: E402
-from gnomon.runtime.learning_rate import LearningRate  # noqa: E402
-from gnomon.runtime.optim import STATES, AdamWSettings, Update  # noqa: E402
-from gnomon.runtime.optim_matrix import orthogonal  # noqa: E402
-from gnomon.runtime.parameters import Dtypes, Parameters, Slot  # noqa: E402
+from gnomon.runtime.optim.learning_rate import LearningRate  # noqa: E402
+from gnomon.runtime.optim.matrix import orthogonal  # noqa: E402
+from gnomon.runtime.optim.update import STATES, AdamWSettings, Update  # noqa: E402
+from gnomon.runtime.parameters.parameters import Dtypes, Parameters, Slot  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 from torch import Tensor  # noqa: E402
 
 from gnomon.methods.easyscale import Node, halves, nodes_of  # noqa: E402
-from gnomon.runtime.ordered_sums import Partial, _finished, exchange  # noqa: E402
+from gnomon.runtime.mesh.ordered_sums import Partial, _finished, exchange  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -20,7 +20,7 @@ from gnomon.models.llama import llama  # noqa: E402
 from gnomon.models.numerics import Numerics, Rotary, with_numerics  # noqa: E402
 from gnomon.plans import Plan, Saved, Schedule, Workload  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
-from gnomon.runtime.packing import packing_of  # noqa: E402
+from gnomon.runtime.data.packing import packing_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

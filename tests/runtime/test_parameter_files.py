@@ -23,7 +23,7 @@ from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Goal, Mesh, Optimizer, Plan, Precision, Saved, SavedRule, Schedule  # noqa: E402
 from gnomon.plans.parts import Offload  # noqa: E402
 from gnomon.prediction import host_memory  # noqa: E402
-from gnomon.runtime.parameter_files import ParameterFile, ReadAhead  # noqa: E402
+from gnomon.runtime.parameters.files import ParameterFile, ReadAhead  # noqa: E402
 from gnomon.search import plan  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 

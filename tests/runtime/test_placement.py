@@ -16,8 +16,8 @@ from gnomon.errors import PlanError  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Mesh, Plan, Workload  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
-from gnomon.runtime.launch import rank_at  # noqa: E402
-from gnomon.runtime.parity import Compared, Small, compare  # noqa: E402
+from gnomon.runtime.checks.parity import Compared, Small, compare  # noqa: E402
+from gnomon.runtime.processes.launch import rank_at  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -14,7 +14,7 @@ from runtime.parity import FP32  # noqa: E402
 
 from gnomon.cli import main  # noqa: E402
 from gnomon.plans import Mesh, Plan, PlanFile, Schedule, Workload, save_plan_file  # noqa: E402
-from gnomon.runtime.preflight import Report, Verdict, judge  # noqa: E402
+from gnomon.runtime.checks.preflight import Report, Verdict, judge  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

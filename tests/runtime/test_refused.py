@@ -29,9 +29,9 @@ from gnomon.plans import (  # noqa: E402
     Split,
     Stage,
 )
-from gnomon.runtime.apply import apply, check_before, check_plan, dtypes  # noqa: E402
-from gnomon.runtime.mesh import Groups, coordinates, meshes_of  # noqa: E402
-from gnomon.runtime.routes import rows_of  # noqa: E402
+from gnomon.runtime.mesh.groups import Groups, coordinates, meshes_of  # noqa: E402
+from gnomon.runtime.mesh.routes import rows_of  # noqa: E402
+from gnomon.runtime.module.apply import apply, check_before, check_plan, dtypes  # noqa: E402
 from gnomon.software import own  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -22,9 +22,9 @@ from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Plan, stage_layers  # noqa: E402
 from gnomon.prediction import Prediction  # noqa: E402
 from gnomon.program import Key, parse_program  # noqa: E402
-from gnomon.runtime.arrivals import channels, out_of_order  # noqa: E402
-from gnomon.runtime.mesh import coordinates  # noqa: E402
-from gnomon.runtime.rows import program_of  # noqa: E402
+from gnomon.runtime.mesh.arrivals import channels, out_of_order  # noqa: E402
+from gnomon.runtime.mesh.groups import coordinates  # noqa: E402
+from gnomon.runtime.step.rows import program_of  # noqa: E402
 from gnomon.sharding import parameter_collectives, shard_graph  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 

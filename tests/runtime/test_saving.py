@@ -15,8 +15,8 @@ from gnomon.graph import Graph  # noqa: E402
 from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
 from gnomon.models.mixtral import MixtralConfig, mixtral  # noqa: E402
 from gnomon.plans import Plan, Precision, Saved, SavedRule, Schedule, Workload  # noqa: E402
-from gnomon.runtime.layer_bytes import LiveBytes  # noqa: E402
-from gnomon.runtime.measure import CLASSES, Levels, Recorder  # noqa: E402
+from gnomon.runtime.watch.layer_bytes import LiveBytes  # noqa: E402
+from gnomon.runtime.watch.measure import CLASSES, Levels, Recorder  # noqa: E402
 from gnomon.search.checkpointing import least_recompute  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 
 from gnomon.errors import InputError  # noqa: E402
 from gnomon.hardware import Axis, Cluster, Measured, Table, measured_cluster, parse_cluster  # noqa: E402
-from gnomon.runtime.slowdown import Again, ratio, sentence, slowdown_now  # noqa: E402
+from gnomon.runtime.calibrate.slowdown import Again, ratio, sentence, slowdown_now  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -16,8 +16,8 @@ from gnomon.hardware import parse_cluster  # noqa: E402
 from gnomon.models.presets import graph_of  # noqa: E402
 from gnomon.models.tiny import tiny  # noqa: E402
 from gnomon.plans import Plan, Precision, Saved, Schedule, Workload  # noqa: E402
-from gnomon.runtime.measure import CLASSES, Recorder  # noqa: E402
 from gnomon.runtime.ops.state_space import scan  # noqa: E402
+from gnomon.runtime.watch.measure import CLASSES, Recorder  # noqa: E402
 from gnomon.search.space.points import make_space  # noqa: E402
 from gnomon.software import own, stack  # noqa: E402
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from gnomon.frontend.capture import Captured, captured  # noqa: E402
-from gnomon.runtime.prove import CapturedRun  # noqa: E402
+from gnomon.runtime.checks.prove import CapturedRun  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

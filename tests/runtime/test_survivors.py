@@ -23,11 +23,12 @@ from gnomon.errors import PeerError, PlanError  # noqa: E402
 from gnomon.hardware import parse_cluster  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
 from gnomon.prediction import memory_copies, predict  # noqa: E402
-from gnomon.runtime import Job, Outcome, survivors_launch  # noqa: E402
-from gnomon.runtime.connections import FOLDER, shut, sockets  # noqa: E402
-from gnomon.runtime.memory_checkpoint import NONE, Held, latest, source  # noqa: E402
-from gnomon.runtime.survivors import check_surviving  # noqa: E402
-from gnomon.runtime.survivors_launch import run_surviving  # noqa: E402
+from gnomon.runtime import Job, Outcome  # noqa: E402
+from gnomon.runtime.checkpoint.in_memory import NONE, Held, latest, source  # noqa: E402
+from gnomon.runtime.launch import survivors_launch  # noqa: E402
+from gnomon.runtime.launch.survivors import check_surviving  # noqa: E402
+from gnomon.runtime.launch.survivors_launch import run_surviving  # noqa: E402
+from gnomon.runtime.processes.connections import FOLDER, shut, sockets  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 from gnomon.units import parse_bytes  # noqa: E402
 

@@ -19,8 +19,9 @@ from gnomon.control import read_trace, replayed  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Pass, Plan, Schedule  # noqa: E402
-from gnomon.runtime import Job, Outcome, run, takeover_launch  # noqa: E402
-from gnomon.runtime.takeover import NONE, Roles, Told, check_with_copies, handing, roles  # noqa: E402
+from gnomon.runtime import Job, Outcome, run  # noqa: E402
+from gnomon.runtime.launch import takeover_launch  # noqa: E402
+from gnomon.runtime.launch.takeover import NONE, Roles, Told, check_with_copies, handing, roles  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -20,9 +20,9 @@ from gnomon.hardware import parse_cluster  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Saved  # noqa: E402
 from gnomon.runtime import Record, train  # noqa: E402
-from gnomon.runtime.processes import LOADED  # noqa: E402
-from gnomon.runtime.progress import Progress  # noqa: E402
-from gnomon.runtime.train import check_unused, corpus_of, run  # noqa: E402
+from gnomon.runtime.launch.train import check_unused, corpus_of, run  # noqa: E402
+from gnomon.runtime.processes.local import LOADED  # noqa: E402
+from gnomon.runtime.watch.progress import Progress  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

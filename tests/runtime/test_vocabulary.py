@@ -29,9 +29,9 @@ from gnomon.prediction import Prediction  # noqa: E402
 from gnomon.prediction.update import in_update  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
 from gnomon.runtime.checkpoint.convert import holdings  # noqa: E402
-from gnomon.runtime.evaluate import evaluate  # noqa: E402
-from gnomon.runtime.one_process import OneProcess  # noqa: E402
-from gnomon.runtime.parity import Compared, Small, batch_of, compare  # noqa: E402
+from gnomon.runtime.checks.parity import Compared, Small, batch_of, compare  # noqa: E402
+from gnomon.runtime.module.one_process import OneProcess  # noqa: E402
+from gnomon.runtime.step.evaluate import evaluate  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 
 pytestmark = pytest.mark.torch

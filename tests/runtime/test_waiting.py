@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
-from gnomon.runtime import waiting  # noqa: E402
-from gnomon.runtime.calibrate import repeated  # noqa: E402
+from gnomon.runtime.calibrate.calibrate import repeated  # noqa: E402
+from gnomon.runtime.watch import waiting  # noqa: E402
 from gnomon.timeline import queued  # noqa: E402
 
 pytestmark = pytest.mark.torch

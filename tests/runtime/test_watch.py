@@ -23,8 +23,8 @@ from torch import Tensor, nn  # noqa: E402
 import gnomon  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
 from gnomon.plans import Mesh, Plan, PlanFile, Schedule, Workload, save_plan_file  # noqa: E402
-from gnomon.runtime.drift import Expected, Parts, expected_of, judge, memory_drift  # noqa: E402
-from gnomon.runtime.watch import Watch, watch  # noqa: E402
+from gnomon.runtime.watch.drift import Expected, Parts, expected_of, judge, memory_drift  # noqa: E402
+from gnomon.runtime.watch.watch import Watch, watch  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

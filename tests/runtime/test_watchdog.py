@@ -16,8 +16,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure  # n
 from gnomon.lowering import lower  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Mesh, Plan  # noqa: E402
-from gnomon.runtime import watchdog  # noqa: E402
-from gnomon.runtime.watchdog import STATUS, Heard, Watchdog, _tell, message, unanswered, where  # noqa: E402
+from gnomon.runtime.watch import watchdog  # noqa: E402
+from gnomon.runtime.watch.watchdog import STATUS, Heard, Watchdog, _tell, message, unanswered, where  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -32,9 +32,9 @@ from gnomon.plans import (  # noqa: E402
     Workload,
     save_plan_file,
 )
-from gnomon.runtime.execute import Executor  # noqa: E402
-from gnomon.runtime.pretrained import _beside, export, load, model_of, values_of  # noqa: E402
-from gnomon.runtime.weights import Folder  # noqa: E402
+from gnomon.runtime.checkpoint.pretrained import _beside, export, load, model_of, values_of  # noqa: E402
+from gnomon.runtime.parameters.weights import Folder  # noqa: E402
+from gnomon.runtime.step.execute import Executor  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -20,10 +20,10 @@ from torch.autograd.graph import GradientEdge
 from gnomon.plans import Mesh, Optimizer, Plan
 from gnomon.program import issue_order_peak, validate
 from gnomon.runtime import Executor, Parameters, Update
-from gnomon.runtime.collectives import GATHER, SCATTER
-from gnomon.runtime.mesh import AXES as MESH_AXES
-from gnomon.runtime.rows import stages_of_row
-from gnomon.runtime.stage import Batch
+from gnomon.runtime.mesh.collectives import GATHER, SCATTER
+from gnomon.runtime.mesh.groups import AXES as MESH_AXES
+from gnomon.runtime.module.stage import Batch
+from gnomon.runtime.step.rows import stages_of_row
 
 Call = tuple[str, str, int, int]
 """(collective, mesh axes, ranks, bytes of the whole buffer)."""

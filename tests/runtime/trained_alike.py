@@ -26,7 +26,7 @@ from gnomon.formats.huggingface.runnable import read_runnable
 from gnomon.formats.huggingface.weights import layout
 from gnomon.plans import Plan, Precision, Schedule, Workload
 from gnomon.runtime import AdamWSettings, Executor
-from gnomon.runtime.weights import Folder, WeightReader, settled
+from gnomon.runtime.parameters.weights import Folder, WeightReader, settled
 
 ROWS, TOKENS, STEPS, PAD = 4, 16, 3, 0
 FP64 = Precision(param="fp64", compute="fp64", grad="fp64", reduce="fp64", master="none", states="fp64")

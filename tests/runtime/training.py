@@ -16,7 +16,7 @@ from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.runtime import AdamWSettings as AdamWSettings
 from gnomon.runtime import Executor, Job, Outcome, Record, Source, train
-from gnomon.runtime.train import corpus_of as corpus_of
+from gnomon.runtime.launch.train import corpus_of as corpus_of
 
 CONFIG = LlamaConfig(
     name="bytes", num_layers=2, hidden_size=32, num_heads=2, num_kv_heads=2, head_dim=16, ffn_size=64, vocab_size=256

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from gnomon.runtime.watch import Watch, watch
+from gnomon.runtime.watch.watch import Watch, watch
 
 SLOW_S = 0.08
 STEPS = 14

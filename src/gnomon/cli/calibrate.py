@@ -1,7 +1,7 @@
 """`gnomon calibrate`: measures this machine and writes a cluster file, which `--on local` then reads.
 
 `run(options)` prints what was found and returns 0, also for a noisy machine, which is called so. Numbers of runs that
-`gnomon plan --try` kept are fitted again over it. Leaves out how it is measured (`gnomon.runtime.calibrate`).
+`gnomon plan --try` kept are fitted again over it. Leaves out how it is measured (`gnomon.runtime.calibrate.calibrate`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _runtime() -> tuple[Callable[..., Any], Callable[..., Any], Callable[[], int
     """What measures, by name: the rest of Gnomon does without torch."""
     try:
         names = ("calibrate", "Budget", "physical_cores", "memory_bytes")
-        loaded = [load_late(f"gnomon.runtime.calibrate:{name}") for name in names]
+        loaded = [load_late(f"gnomon.runtime.calibrate.calibrate:{name}") for name in names]
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -41,10 +41,10 @@ def run(options: argparse.Namespace) -> int:
     device = device_of(file, machines, options.device)
     prediction = predict(graph, machines, file.plan, file.workload, stack(STACK))
     folder = str(Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints")))
-    reports = load_late("gnomon.runtime.preflight:reports")(file.plan.world_size, folder, device)
+    reports = load_late("gnomon.runtime.checks.preflight:reports")(file.plan.world_size, folder, device)
     if not is_rank_0():
         return READY
-    verdict = load_late("gnomon.runtime.preflight:judge")(
+    verdict = load_late("gnomon.runtime.checks.preflight:judge")(
         reports,
         peak_bytes={rank: group.peak_bytes for group in prediction.memory for rank in group.ranks},
         checkpoint_bytes=_checkpoint_bytes(prediction, graph.num_parameters()),
@@ -78,7 +78,7 @@ def _checkpoint_bytes(prediction: Prediction, parameters: int) -> int:
 
 def _links(prediction: Prediction, reports: Sequence[Any]) -> list[dict[str, Any]]:
     """Collectives over all ranks, and messages, measured and predicted."""
-    sizes, message = load_late("gnomon.runtime.preflight:sizes")()
+    sizes, message = load_late("gnomon.runtime.checks.preflight:sizes")()
     cluster, ranks = prediction.pricing.cluster, np.arange(prediction.plan.world_size)
     if len(ranks) < 2 or len(reports) < 2:
         return []

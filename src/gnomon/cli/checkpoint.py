@@ -188,7 +188,7 @@ def _export(options: argparse.Namespace) -> int:
     model, target = Path(options.model).expanduser(), Path(options.output).expanduser()
     if problems := _problems(path):
         raise InputError(f"{problems[0]}; it is not exported")
-    count = load_late("gnomon.runtime.pretrained:export_checkpoint")(path, target, model=model)
+    count = load_late("gnomon.runtime.checkpoint.pretrained:export_checkpoint")(path, target, model=model)
     if options.json:
         print_json({"schema": SCHEMA, "path": str(path), "written": str(target), "parameters": count})
     else:

@@ -24,11 +24,11 @@ def run(options: argparse.Namespace) -> int:
     if options.tokenizer and not beside:
         raise InputError(f"{tokenizer} has no tokenizer.json; name the file or its folder")
     encoder = load_late("gnomon.runtime.data.encode:Encoder").open(tokenizer if beside else None)
-    model = load_late("gnomon.runtime.pretrained:load")(folder, logits=True)
+    model = load_late("gnomon.runtime.checkpoint.pretrained:load")(folder, logits=True)
     ids = encoder.prompt(options.prompt)
     if not ids:
         raise InputError("the prompt has no token; give some text")
-    new = load_late("gnomon.runtime.generate:generate")(
+    new = load_late("gnomon.runtime.module.generate:generate")(
         model,
         ids,
         count=options.count,

@@ -26,14 +26,17 @@ def run(options: argparse.Namespace) -> int:
     graph, notes = read_model_to_run(file.model)
     if find_spec("torch") is None:
         raise InputError("comparing a plan with the plain model needs torch, which is not installed: pip install torch")
-    small = load_late("gnomon.runtime.parity:in_small")(
+    small = load_late("gnomon.runtime.checks.parity:in_small")(
         graph, file.plan, file.workload, ranks=options.ranks, code=file.model if is_code(file.model) else ""
     )
-    launch, compare = load_late("gnomon.runtime.launch:launch"), load_late("gnomon.runtime.parity:compare")
+    launch, compare = (
+        load_late("gnomon.runtime.processes.launch:launch"),
+        load_late("gnomon.runtime.checks.parity:compare"),
+    )
     results = launch(compare, small.plan.world_size, small)
     comparison = next(iter(results.values()))
     if options.json:
-        print_json(load_late("gnomon.runtime.parity:to_mapping")(comparison, small))
+        print_json(load_late("gnomon.runtime.checks.parity:to_mapping")(comparison, small))
     else:
-        print_lines((*notes, *load_late("gnomon.runtime.parity:lines")(comparison, small)))
+        print_lines((*notes, *load_late("gnomon.runtime.checks.parity:lines")(comparison, small)))
     return DIFFERS if comparison.first else EQUAL

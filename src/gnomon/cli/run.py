@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
     notes += uncalibrated(machines, file.on)
     _check_weights(options, file, graph)
     if is_code(file.model):
-        notes += load_late("gnomon.runtime.captured_job:randomness")(graph)
+        notes += load_late("gnomon.runtime.launch.captured_job:randomness")(graph)
     shown = is_rank_0() and not options.json
     if shown:
         print_lines(_before(file, prediction, notes, options, done=resumes))
@@ -126,7 +126,7 @@ def weight_decay_of(graph: Graph) -> dict[str, Any]:
     """What takes weight decay, for JSON: the rule, the number, and names of parameters."""
     every = decaying(graph)
     return {
-        "weight_decay": load_late("gnomon.runtime.optim:AdamWSettings")().weight_decay,
+        "weight_decay": load_late("gnomon.runtime.optim.update:AdamWSettings")().weight_decay,
         "decays": [name for name, decays in every.items() if decays],
         "does_not_decay": [name for name, decays in every.items() if not decays],
     }
@@ -169,12 +169,12 @@ def _on_processes(file: PlanFile, processes: int | None) -> PlanFile:
 def _carried_out(job: Any, *, shared: bool) -> Any:
     """How the job went. shared: its ranks share processes."""
     if job.memory_checkpoint_every:
-        return load_late("gnomon.runtime.survivors_launch:run_surviving")(job)
+        return load_late("gnomon.runtime.launch.survivors_launch:run_surviving")(job)
     if shared:
-        return load_late("gnomon.runtime.elastic_launch:run_elastic")(job)
+        return load_late("gnomon.runtime.launch.elastic_launch:run_elastic")(job)
     if partial_reduce.METHOD.used(job.plan):
-        return load_late("gnomon.runtime.partial_reduce_launch:run_partial_reduce")(job)
-    return load_late("gnomon.runtime.train:run")(job)
+        return load_late("gnomon.runtime.launch.partial_reduce_launch:run_partial_reduce")(job)
+    return load_late("gnomon.runtime.launch.train:run")(job)
 
 
 def shares_processes(file: PlanFile, options: argparse.Namespace) -> bool:
@@ -230,17 +230,17 @@ def _lengths(plan: Plan, prediction: Prediction, packing: str | None) -> tuple[s
 def _check_weights(options: argparse.Namespace, file: PlanFile, graph: Graph) -> None:
     """InputError for weights that are not the model's, or a folder that they cannot be written to."""
     if is_code(file.model):
-        load_late("gnomon.runtime.captured_job:check_trainable")(graph)
+        load_late("gnomon.runtime.launch.captured_job:check_trainable")(graph)
         if options.export is not None:
-            load_late("gnomon.runtime.own_module:check_target")(_folder(options.export))
+            load_late("gnomon.runtime.launch.own_module:check_target")(_folder(options.export))
         return
     if isinstance(options.data, str) and is_code(options.data):
         raise InputError(f"--data {options.data} makes batches for a model that is code, and {file.model!r} is none")
     model = _source(options, file)
     if options.weights is not None:
-        load_late("gnomon.runtime.pretrained:values_of")(model, graph)
+        load_late("gnomon.runtime.checkpoint.pretrained:values_of")(model, graph)
     if options.export is not None:
-        load_late("gnomon.runtime.pretrained:check_export")(_folder(options.export), model)
+        load_late("gnomon.runtime.checkpoint.pretrained:check_export")(_folder(options.export), model)
 
 
 def _stack(file: PlanFile) -> Stack:
@@ -345,7 +345,7 @@ def _check_checkpoints(folder: Path, *, resume: bool, asked: bool) -> tuple[int,
             f"no checkpoint can be written beside the plan ({problem}): a stop keeps nothing (--checkpoints DIR)",
         )
     if not resume:
-        load_late("gnomon.runtime.train:check_unused")(folder)
+        load_late("gnomon.runtime.launch.train:check_unused")(folder)
     elif (newest := load_late("gnomon.runtime.checkpoint.record:newest")(folder)) is None:
         return 0, (f"no checkpoint in {folder} to go on from: starting at the beginning",)
     else:
@@ -363,9 +363,9 @@ def _job(
     *,
     device: str,
 ) -> Any:
-    settings = load_late("gnomon.runtime.optim:AdamWSettings")(lr=options.lr, rate=_schedule(options))
+    settings = load_late("gnomon.runtime.optim.update:AdamWSettings")(lr=options.lr, rate=_schedule(options))
     every = options.checkpoint_every or (CHECKPOINT_EVERY if options.checkpoints else 0)
-    return load_late("gnomon.runtime.train:Job")(
+    return load_late("gnomon.runtime.launch.train:Job")(
         graph=graph,
         code=file.model if is_code(file.model) else "",
         plan=file.plan,
@@ -414,7 +414,7 @@ def _schedule(options: argparse.Namespace) -> Any:
             f"give fewer, or more --steps"
         )
     decay = min(max(1, options.steps // 10), options.steps - options.warmup_steps) if shape == "wsd" else 0
-    return load_late("gnomon.runtime.learning_rate:LearningRate")(
+    return load_late("gnomon.runtime.optim.learning_rate:LearningRate")(
         shape=shape,
         warmup_steps=options.warmup_steps,
         total_steps=options.steps if shape != "constant" else 0,

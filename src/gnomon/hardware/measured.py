@@ -2,7 +2,7 @@
 
 `Measured` is a frozen fact about a device, written by `gnomon calibrate` and carried by `Device.measured`. A `Table`
 has the seconds of one operation on a grid of sizes, with all processes at work at once, and alone. Leaves out how a
-size between two points is priced (`gnomon.prices.measured`), and measuring (`gnomon.runtime.calibrate`).
+size between two points is priced (`gnomon.prices.measured`), and measuring (`gnomon.runtime.calibrate.calibrate`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ so that it runs while the rank waits for a gradient; and at the end the gradient
 updated too. `fail_over(program, dead)` is a step after a failure. It merges the instruction lists of the two ranks:
 step by step of the failure-free schedule, backwards before forwards. Messages between the two become local hand-offs,
 those with other ranks go to the predecessor, gradients of both are reduced, and one update covers both. Leaves out
-catching up within a step that had begun, and processes (`runtime.takeover`).
+catching up within a step that had begun, and processes (`runtime.launch.takeover`).
 """
 
 from __future__ import annotations

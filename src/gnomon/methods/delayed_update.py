@@ -1,7 +1,7 @@
 """ZeRO-Offload's delayed parameter update: the host updates with the gradients of the step before, beside this step.
 
-This file says what the method is; lowering makes its rows (`lowering.delayed_update`), `runtime.host_update` runs them.
-It changes the mathematics, so no search turns it on unless it is named.
+This file says what the method is; lowering makes its rows (`lowering.delayed_update`), `runtime.step.host_update` runs
+them. It changes the mathematics, so no search turns it on unless it is named.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 gradients are added in the order of the workers, 0, 1, 2 …, wherever they are: the running sum is sent from device to
 device, and the total back to all. `additions` reads that order off a Program. Data-parallel only: each device holds the
 whole model. `placed` decides where the workers of a plan run, from what is observed. Left out: the workers' other state
-(random numbers, data order, batch-norm buffers), which is the runtime's (`runtime.logical_workers`, which adds up in a
-tree in place of a chain), and buckets, which repeat this for each bucket.
+(random numbers, data order, batch-norm buffers), which is the runtime's (`runtime.launch.logical_workers`, which adds
+up in a tree in place of a chain), and buckets, which repeat this for each bucket.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def additions(structure: Structure) -> tuple[tuple[int, ...], ...]:
 
 Node = tuple[int, int]
 """Workers from the first up to the second, without it: of a binary tree over workers 0 … n-1, in which a node of k
-workers is the sum of its first 2^j (the largest power of two below k) and of the rest (`runtime.ordered_sums`)."""
+workers is the sum of its first 2^j (the largest power of two below k) and of the rest (`runtime.mesh.ordered_sums`)."""
 
 
 def halves(node: Node) -> tuple[Node, Node]:

@@ -3,8 +3,8 @@
 The first microbatches run with every repeated layer recomputed, and what each layer held is a `Sample`. `estimate` fits
 a polynomial of second degree in the tokens of a microbatch to what each layer holds; `recomputed` chooses the fewest
 layers whose recomputation keeps a microbatch within the budget; `Controller` keeps one choice for each size. Depends on
-samples alone. Leaves out measuring (`runtime.layer_bytes`) and running (`runtime.mimose`), and the paper's cost in
-seconds: repeated layers take alike.
+samples alone. Leaves out measuring (`runtime.watch.layer_bytes`) and running (`runtime.step.mimose`), and the paper's
+cost in seconds: repeated layers take alike.
 
 Source: Liao et al., "Exploiting Input Tensor Dynamics in Activation Checkpointing for Efficient Training on GPU".
 """

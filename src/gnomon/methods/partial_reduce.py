@@ -9,7 +9,7 @@ workers of given speeds. Another mathematics than an all-reduce of gradients, so
 
 Two guards of the paper: workers that have met no one else lately are put together with others (`grouped`), and with
 `weights = dynamic` a model that is behind counts less (the form of that weight is ours). Leaves out processes
-(`runtime.partial_reduce`).
+(`runtime.launch.partial_reduce`).
 """
 
 from __future__ import annotations

@@ -20,6 +20,6 @@ METHOD = Method(
         "rewritten": "its moves follow from the memory of a step, and are no rows of the Program",
         "planned": _PYTHON,
         "predicted": _PYTHON,
-        "run": "runtime.disk_tier carries moves out with files, beside rows that compute nothing of a model",
+        "run": "runtime.step.disk_tier carries moves out with files, beside rows that compute nothing of a model",
     },
 )

@@ -117,7 +117,7 @@ class ComputeTime:
 
     def copies_beside(self, stage: int) -> bool:
         """Whether activations go to the host and come back while the device computes: not where a processor copies by
-        itself, and not in Gnomon's own runtime, which copies on the stream that computes (`runtime.saving`)."""
+        itself, and not in Gnomon's own runtime, which copies on the stream that computes (`runtime.module.saving`)."""
         return self.priced.stages[stage].device.kind != "cpu" and self.priced.stack.name != own.NAME
 
     def _one_by_one(self, kind: str, block: int, extra: OpPrice) -> dict[str, float]:

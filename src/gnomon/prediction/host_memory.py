@@ -26,7 +26,7 @@ from gnomon.sharding.parameters import waiting_bytes
 
 ON_THE_WAY = 3
 """Layers whose parameters are in host memory between a disk and the device: as they are updated, one under way and two
-that are being written (`runtime.parameter_files`); in forward and backward fewer."""
+that are being written (`runtime.parameters.files`); in forward and backward fewer."""
 
 READ_AHEAD = 2
 """Layers whose parameters are read from a disk before their gather."""

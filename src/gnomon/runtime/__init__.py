@@ -5,21 +5,20 @@ Timeline too. `pretrained` reads and writes folders of weights, `generate` write
 prediction.
 """
 
-from gnomon.runtime.apply import apply as apply
 from gnomon.runtime.data import Corpus as Corpus
 from gnomon.runtime.data import Source as Source
-from gnomon.runtime.evaluate import evaluate as evaluate
-from gnomon.runtime.execute import Executor as Executor
-from gnomon.runtime.execute import StepResult as StepResult
-from gnomon.runtime.launch import launch as launch
-from gnomon.runtime.measure import Recorder as Recorder
-from gnomon.runtime.mesh import Groups as Groups
-from gnomon.runtime.optim import AdamWSettings as AdamWSettings
-from gnomon.runtime.optim import Update as Update
-from gnomon.runtime.parameters import Parameters as Parameters
-from gnomon.runtime.stage import Stage as Stage
-from gnomon.runtime.train import Job as Job
-from gnomon.runtime.train import Outcome as Outcome
-from gnomon.runtime.train import Record as Record
-from gnomon.runtime.train import run as run
-from gnomon.runtime.train import train as train
+from gnomon.runtime.launch.train import Job as Job
+from gnomon.runtime.launch.train import Outcome as Outcome
+from gnomon.runtime.launch.train import Record as Record
+from gnomon.runtime.launch.train import run as run
+from gnomon.runtime.launch.train import train as train
+from gnomon.runtime.mesh.groups import Groups as Groups
+from gnomon.runtime.module.apply import apply as apply
+from gnomon.runtime.module.stage import Stage as Stage
+from gnomon.runtime.optim.update import AdamWSettings as AdamWSettings
+from gnomon.runtime.optim.update import Update as Update
+from gnomon.runtime.parameters.parameters import Parameters as Parameters
+from gnomon.runtime.step.evaluate import evaluate as evaluate
+from gnomon.runtime.step.execute import Executor as Executor
+from gnomon.runtime.step.execute import StepResult as StepResult
+from gnomon.runtime.watch.measure import Recorder as Recorder

@@ -1,7 +1,7 @@
 """Parameters as matrices, and what an update that looks at whole matrices communicates of them.
 
 `matrices_of(sharded)` has the parameters of a block; `bytes_in_update` is the collectives of Adafactor and Muon, as
-Gnomon's runtime runs them (`runtime.optim_matrix`), inside the update of a stage. Leaves out other rules, which look at
+Gnomon's runtime runs them (`runtime.optim.matrix`), inside the update of a stage. Leaves out other rules, which look at
 one element after another and have none, and seconds.
 Sources: Shazeer and Stern 2018 (Adafactor); Liu et al. 2025 (Distributed Muon gathers over data-parallel ranks).
 """

@@ -1,7 +1,7 @@
 """What a measured Timeline says of cores that other processes had: written by whoever measures, read by a report.
 
 `without_a_core` is the assumption that goes with a Timeline, `share_without_a_core` the largest share that a Timeline's
-assumptions name. Leaves out measuring it (`runtime.waiting`).
+assumptions name. Leaves out measuring it (`runtime.watch.waiting`).
 """
 
 from __future__ import annotations

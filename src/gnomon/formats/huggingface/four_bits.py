@@ -3,7 +3,8 @@
 A weight `w` in NF4 is its codes under `w`, and beside them `w.absmax` (scales of blocks), `w.quant_map` (the codes'
 values), `w.nested_absmax` and `w.nested_quant_map` where scales are quantised too, and
 `w.quant_state.bitsandbytes__nf4`, JSON as bytes. `with_blocks` puts these in place of whole weights in a `Layout`;
-`state_of` reads the JSON. Pure: no tensors (`gnomon.runtime.weights`). Source: bitsandbytes 0.50, QuantState.as_dict.
+`state_of` reads the JSON. Pure: no tensors (`gnomon.runtime.parameters.weights`). Source: bitsandbytes 0.50,
+QuantState.as_dict.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A config.json as a model to run: the Graph with all that its results depend on, or the reason why not.
 
 `read_runnable(text, name)` is `read_hf_config`, strict, with the head that has a loss (BERT's masked-language-model
-head), and with numerics written onto the Graph. Leaves out weights (`weights`, `gnomon.runtime.pretrained`).
+head), and with numerics written onto the Graph. Leaves out weights (`weights`, `gnomon.runtime.checkpoint.pretrained`).
 """
 
 from __future__ import annotations

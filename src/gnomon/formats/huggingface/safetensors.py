@@ -3,7 +3,7 @@
 `read_header(path)` returns a `Header` without reading any tensor; `header_of(tensors)` is what a file with these begins
 with, in the order and form in which the library of Hugging Face writes them, so that a file read and written again has
 the same bytes. It is a format of two pages, and reading parts of tensors by their byte ranges needs its offsets, so it
-is read here rather than by a dependency. Leaves out the tensors themselves (`gnomon.runtime.weights`).
+is read here rather than by a dependency. Leaves out the tensors themselves (`gnomon.runtime.parameters.weights`).
 Source: github.com/huggingface/safetensors, section Format.
 """
 

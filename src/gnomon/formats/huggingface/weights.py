@@ -2,8 +2,8 @@
 
 `layout(graph, model_type)` returns, for each parameter of the Graph, the `Piece`s of file tensors that fill it: most
 are one whole tensor of the same name; GPT-2's are transposed, Phi-3 joins q, k and v, and experts have a tensor each.
-A piece is a view, so it is read and written by the same description. Pure: no tensors (`gnomon.runtime.weights`).
-Source: the layouts that `save_pretrained` of transformers 5.23 writes.
+A piece is a view, so it is read and written by the same description. Pure: no tensors
+(`gnomon.runtime.parameters.weights`). Source: the layouts that `save_pretrained` of transformers 5.23 writes.
 """
 
 from __future__ import annotations

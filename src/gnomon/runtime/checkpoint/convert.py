@@ -24,16 +24,16 @@ from gnomon.graph import Graph
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Plan, Workload
 from gnomon.plans.ends import cut_ends
-from gnomon.runtime.apply import NOTHING_BESIDE, check_plan, has_experts, holders, parts_held, sharded_blocks
 from gnomon.runtime.checkpoint.files import Kept, Reader, write_file
 from gnomon.runtime.checkpoint.lock import FolderLock
 from gnomon.runtime.checkpoint.pieces import Piece, pieces, shared_out
 from gnomon.runtime.checkpoint.record import check_identity, identity_of, read_record, write_record
 from gnomon.runtime.checkpoint.save import put_in_place
-from gnomon.runtime.mesh import AXES, EXPERT_AXES, Groups, coordinates, meshes_of
-from gnomon.runtime.optim import Update
-from gnomon.runtime.parameters import Parameters
-from gnomon.runtime.vocabulary import Divided
+from gnomon.runtime.mesh.groups import AXES, EXPERT_AXES, Groups, coordinates, meshes_of
+from gnomon.runtime.module.apply import NOTHING_BESIDE, check_plan, has_experts, holders, parts_held, sharded_blocks
+from gnomon.runtime.optim.update import Update
+from gnomon.runtime.parameters.parameters import Parameters
+from gnomon.runtime.step.vocabulary import Divided
 from gnomon.software import own
 
 META = torch.device("meta")

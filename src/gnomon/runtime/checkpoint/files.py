@@ -22,7 +22,7 @@ from gnomon.errors import InputError
 from gnomon.formats.huggingface.safetensors import Entry, header_of, read_header
 from gnomon.runtime.checkpoint.pieces import Piece
 from gnomon.runtime.checkpoint.record import File, Record, read_record
-from gnomon.runtime.weights import DTYPES, NAMES
+from gnomon.runtime.parameters.weights import DTYPES, NAMES
 from gnomon.trust import leads_out
 
 BLOCK_BYTES = 64 << 20

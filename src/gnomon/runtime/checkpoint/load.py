@@ -15,7 +15,7 @@ from gnomon.errors import InputError
 from gnomon.runtime.checkpoint.files import Reader, problems_of
 from gnomon.runtime.checkpoint.pieces import pieces
 from gnomon.runtime.checkpoint.record import check_identity, checkpoints, identity_of, read_record
-from gnomon.runtime.execute import Executor
+from gnomon.runtime.step.execute import Executor
 
 
 def _to_stderr(line: str) -> None:

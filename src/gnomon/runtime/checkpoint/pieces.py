@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnomon.runtime.optim import Update
-from gnomon.runtime.parameters import Parameters, Range, Slot
+from gnomon.runtime.optim.update import Update
+from gnomon.runtime.parameters.parameters import Parameters, Range, Slot
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """(offsets, sizes)."""

@@ -22,7 +22,7 @@ from gnomon.runtime.checkpoint.files import Kept, write_file
 from gnomon.runtime.checkpoint.lock import FolderLock
 from gnomon.runtime.checkpoint.pieces import Piece, pieces, shared_out
 from gnomon.runtime.checkpoint.record import File, Record, checkpoints, identity_of, newest, write_record
-from gnomon.runtime.execute import Executor
+from gnomon.runtime.step.execute import Executor
 
 KEEP = 2
 """Newest checkpoints that are kept."""

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from gnomon.errors import InputError
 from gnomon.runtime.data.megatron import Tokens
+from gnomon.runtime.data.packing import DOCUMENTS, LENGTHS
 from gnomon.runtime.data.store import HELD_OUT, LEARN, RECORD, SIDES, TOKENS, Say, Source, store
-from gnomon.runtime.packing import DOCUMENTS, LENGTHS
 
 TRAINING, VALIDATION = 0, 1
 NOTHING = -1

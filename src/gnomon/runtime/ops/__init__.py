@@ -1,7 +1,7 @@
 """One torch function for each op kind that the runtime runs, on local tensors: `function_of(kind)`.
 
-A kind names its function and the file here that has it. The engine (`runtime.blocks`) calls those of `linear` and of
-experts itself, since they want more than their operands. `check_runnable(graph)` refuses the rest by name.
+A kind names its function and the file here that has it. The engine (`runtime.module.blocks`) calls those of `linear`
+and of experts itself, since they want more than their operands. `check_runnable(graph)` refuses the rest by name.
 """
 
 from __future__ import annotations

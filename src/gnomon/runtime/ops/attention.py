@@ -20,10 +20,10 @@ from torch.nn import functional
 
 from gnomon.errors import PlanError
 from gnomon.models.numerics import Rotary
+from gnomon.runtime.data.packing import Packing
 from gnomon.runtime.ops.context import over_context
 from gnomon.runtime.ops.pieces import Merged, Rule, attend, backward
 from gnomon.runtime.ops.site import Operand, Site, read
-from gnomon.runtime.packing import Packing
 
 ROTARY_FIELDS = frozenset(field.name for field in fields(Rotary))
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gnomon.runtime.collectives import arrived, pass_on
+from gnomon.runtime.mesh.collectives import arrived, pass_on
 from gnomon.runtime.ops.site import ANCHOR, Axis
-from gnomon.runtime.parameters import Weight
+from gnomon.runtime.parameters.parameters import Weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gnomon.runtime.collectives import all_gather, all_to_all, arrived, pass_on, reduce_scatter
+from gnomon.runtime.data.packing import Packing
+from gnomon.runtime.mesh.collectives import all_gather, all_to_all, arrived, pass_on, reduce_scatter
 from gnomon.runtime.ops.pieces import Merged, Rule, attend, backward
 from gnomon.runtime.ops.site import Axis, Segment, Site
-from gnomon.runtime.packing import Packing
 
 KEYS, GRADIENTS = 0, 1
 """Tags of a ring's messages."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnomon.runtime.ops.site import ANCHOR, Site
-from gnomon.runtime.parameters import Weight
+from gnomon.runtime.parameters.parameters import Weight
 
 Change = Callable[[Tensor], Tensor]
 """From one layout of a tensor to another."""

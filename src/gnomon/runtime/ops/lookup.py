@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnomon.errors import InputError
-from gnomon.runtime.collectives import all_reduce
+from gnomon.runtime.mesh.collectives import all_reduce
 from gnomon.runtime.ops.site import ALONE, ANCHOR, Axis, Site
-from gnomon.runtime.parameters import Weight
+from gnomon.runtime.parameters.parameters import Weight
 
 IGNORED = -100
 """What a label that counts for nothing is to torch."""

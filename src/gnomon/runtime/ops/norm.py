@@ -16,7 +16,7 @@ from torch import Tensor
 from gnomon.errors import PlanError
 from gnomon.runtime.ops.image import group_norm
 from gnomon.runtime.ops.site import ANCHOR, Operand, Site, read
-from gnomon.runtime.parameters import Weight
+from gnomon.runtime.parameters.parameters import Weight
 
 
 def _fused(x: Tensor, weight: Weight | None, bias: Weight | None, center: bool, offset: float) -> bool:

@@ -16,8 +16,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from gnomon.runtime.data.packing import Packing
 from gnomon.runtime.ops.site import Segment
-from gnomon.runtime.packing import Packing
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default

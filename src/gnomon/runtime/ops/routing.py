@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from gnomon.runtime.collectives import all_gather, all_to_all
+from gnomon.runtime.mesh.collectives import all_gather, all_to_all
 from gnomon.runtime.ops.site import ALONE, ANCHOR, Axis, Operand, Site
-from gnomon.runtime.parameters import Weight
+from gnomon.runtime.parameters.parameters import Weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 
 from gnomon.graph import Block, Op, is_inner_first, matrix_rows
 from gnomon.ops.op import AttrValue
-from gnomon.runtime.parameters import Weight
+from gnomon.runtime.parameters.parameters import Weight
 from gnomon.sharding.context import chunks_of
 from gnomon.tensors.names import TOKEN_DIMS, base
 

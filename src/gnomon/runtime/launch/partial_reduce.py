@@ -1,0 +1,239 @@
+"""Training with partial reduce: one worker's side.
+
+A worker trains its ticket (its share of a step's batch) on its own copy of the model, tells the controller, and does
+what the answer says: averages its parameters with a group, meets all others for a checkpoint, or ends. The controller
+and the record of losses are the launcher's (`partial_reduce_launch`); who is grouped with whom is decided by
+`methods.partial_reduce.Controller` alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from gnomon.errors import PeerError, PlanError
+from gnomon.methods.partial_reduce import Arrival, Reply
+from gnomon.runtime.checkpoint import Saver, load
+from gnomon.runtime.checkpoint.pretrained import values_of
+from gnomon.runtime.data.own_batches import Batches
+from gnomon.runtime.launch.replica import Replica, named
+from gnomon.runtime.launch.train import Job, asked_to_end, corpus_of, identity_of
+from gnomon.runtime.processes.faults import plain
+from gnomon.runtime.step.evaluate import forward_loss
+from gnomon.runtime.watch.progress import peak_bytes
+from gnomon.software import own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a worker says when it arrives."""
+
+    arrival: Arrival
+    loss: float = 0.0
+    """Mean over the labels of its rows."""
+    grad_norm: float = 0.0
+    step_s: float = 0.0
+    """That it computed."""
+    average_s: float = 0.0
+    """That the average before it took."""
+    peak_bytes: int = 0
+    """Most memory of its process so far."""
+    signal: int = 0
+    """That asked it to end."""
+    meetings: tuple[tuple[int, float | None], ...] = ()
+    """(step, loss on held-out text) of those since it arrived last."""
+    resumed_from: int = 0
+    """Steps behind the checkpoint that it loaded: the newest that is whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a worker went."""
+
+    checkpoint: Path | None
+    held_out: tuple[tuple[int, float | None], ...]
+    """(step, loss on held-out text) of the last meeting."""
+    resumed_from: int
+    """As in `Result`."""
+
+
+def check_partial_reduce(job: Job) -> None:
+    """PlanError for what workers that average their models do not do."""
+    refused = {
+        "--timeline": job.measure,
+        "--device cuda": job.device != "cpu",
+        "--max-restarts": job.max_restarts > 0,
+        "a model that is code": bool(job.code),
+        f"optimizer.kind = {job.plan.optimizer.kind!r}": job.plan.optimizer.kind in own.WHOLE_MATRIX_OPTIMIZERS,
+        "optimizer.offload": job.plan.optimizer.offload is not None,
+    }
+    if asked := [name for name, given in refused.items() if given]:
+        raise PlanError(f"partial_reduce does not do {', '.join(asked)} yet; leave it out")
+
+
+def train_partial(
+    store: Store, number: int, job: Job, threads: int, pause_s: Sequence[float], launcher: Connection
+) -> Ended:
+    """Worker `number`, from its start to its end. pause_s: seconds that each worker sleeps in a step, as a slower one
+    would compute; empty: none. launcher: takes results, gives replies."""
+    torch.set_num_threads(threads)
+    dist.init_process_group("gloo", store=PrefixStore("workers", store), rank=number, world_size=job.plan.world_size)
+    try:
+        with asked_to_end() as asked:
+            return _Worker(store, launcher, number, job, asked, pause_s[number] if pause_s else 0.0).until_over()
+    except Exception as error:
+        raise plain(error, number, "in a step") from error
+    finally:
+        dist.destroy_process_group()
+
+
+class _Worker:
+    """What a worker knows between two steps."""
+
+    def __init__(
+        self, store: Store, launcher: Connection, number: int, job: Job, asked: list[int], pause_s: float
+    ) -> None:
+        self.store = store
+        self.launcher, self.number, self.job, self.asked, self.pause_s = launcher, number, job, asked, pause_s
+        self.corpus: Batches = corpus_of(job)
+        values = None if job.weights is None else values_of(job.weights, job.graph)
+        self.replica = Replica(job.graph, job.plan, job.workload, seed=job.seed, settings=job.settings, values=values)
+        self.identity = identity_of(job, self.corpus)
+        self.size = {"sequences": job.workload.global_batch_size, "seq_len": job.workload.seq_len}
+        self.groups: dict[tuple[int, ...], Any] = {}
+        self.updates = self.resumed_from = 0
+        self.checkpoint: Path | None = None
+        self.meetings: list[tuple[int, float | None]] = []
+        self.average_s = 0.0
+
+    def until_over(self) -> Ended:
+        """Trains ticket after ticket."""
+        if self.job.checkpoints is not None and self.job.resume:
+            folder, override = self.job.checkpoints, self.job.override
+            self.resumed_from = load(folder, self.replica, identity=self.identity, override=override)
+        self.updates = max((update.steps for _, update in self.replica.parameters()), default=0)
+        saver = None
+        if self.job.checkpoints is not None:
+            saver = Saver(self.job.checkpoints, self.replica, identity=self.identity, keep=self.job.keep)
+        try:
+            arrival = Arrival(worker=self.number, updates=self.updates)
+            reply = self._arrive(Result(arrival=arrival, resumed_from=self.resumed_from))
+            while True:
+                self._average(reply)
+                if reply.meeting >= 0:
+                    self._meet(reply, saver)
+                if reply.ticket < 0:
+                    return Ended(
+                        checkpoint=self.checkpoint,
+                        held_out=tuple(self.meetings),
+                        resumed_from=self.resumed_from,
+                    )
+                reply = self._arrive(self._train(reply.ticket))
+        finally:
+            if saver is not None:
+                saver.close()
+
+    def _train(self, ticket: int) -> Result:
+        """One step on this worker's rows of a batch."""
+        began = perf_counter()
+        step, place = divmod(ticket, self.job.plan.world_size)
+        batch = named(self.corpus.batch(step + 1, seed=self.job.seed, **self.size))
+        result = self.replica.step(self.replica.rows_of(batch, place))
+        sleep(self.pause_s)
+        self.updates += 1
+        made = Result(
+            arrival=Arrival(worker=self.number, updates=self.updates, ticket=ticket, ends=bool(self.asked)),
+            loss=float(result.loss),
+            grad_norm=float(result.grad_norm),
+            step_s=perf_counter() - began,
+            average_s=self.average_s,
+            peak_bytes=peak_bytes(self.replica.device),
+            signal=max(self.asked, default=0),
+            meetings=tuple(self.meetings),
+        )
+        self.meetings.clear()
+        return made
+
+    def _arrive(self, result: Result) -> Reply:
+        """Says so, and waits for the answer. PeerError where the launcher is gone."""
+        try:
+            self.launcher.send_bytes(json.dumps(asdict(result)).encode())
+            values = json.loads(self.launcher.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise PeerError(f"worker {self.number} waited for the launcher, which is gone") from error
+        return Reply(**values | {"group": tuple(values["group"]), "shares": tuple(values["shares"])})
+
+    def _average(self, reply: Reply) -> None:
+        """The parameters of a group become their weighted mean, the same bits in each of it."""
+        self.average_s, began = 0.0, perf_counter()
+        if len(reply.group) < 2:
+            return
+        self.replica.synchronise()
+        group, share = self._group(reply.group), reply.shares[reply.group.index(self.number)]
+        for held, _ in self.replica.parameters():
+            whole = held.shard if held.master is None else held.master
+            _mean(whole, share, group)
+            if held.master is not None:
+                held.shard.copy_(held.master)
+        self.updates = reply.updates
+        self.average_s = perf_counter() - began
+
+    def _group(self, members: tuple[int, ...]) -> Any:
+        """The process group of some workers, made when it is first used, by its members alone.
+
+        Not by `dist.new_group`, whose name for a group depends on how many groups a process has made before, which
+        differs from worker to worker here.
+        """
+        if members not in self.groups:
+            store = PrefixStore(f"group/{'-'.join(map(str, members))}", self.store)
+            place, size = members.index(self.number), len(members)
+            self.groups[members] = dist.ProcessGroupGloo(store, place, size, dist.constants.default_pg_timeout)
+        return self.groups[members]
+
+    def _meet(self, reply: Reply, saver: Saver | None) -> None:
+        """All are here, with the same parameters: so are their optimizer states afterwards; what is due is done."""
+        for _, update in self.replica.parameters():
+            for state in (update.first, update.second):
+                if state is not None and state.numel():
+                    _mean(state, 1 / len(reply.group), self._group(reply.group))
+            update.steps = reply.updates
+        self.meetings.append((reply.meeting, self._held_out()))
+        every = self.job.checkpoint_every
+        due = every and reply.meeting % every == 0
+        at_end = reply.ticket < 0 and (self.job.checkpoint_at_end or reply.meeting < self.job.steps)
+        if saver is not None and (due or at_end):
+            saver.start(reply.meeting, copy=False)
+            self.checkpoint = saver.finish()
+
+    def _held_out(self) -> float | None:
+        """The loss on held-out text; None where there is none."""
+        batch = self.corpus.validation_batch(0, **self.size)
+        if batch is None:
+            return None
+        self.replica.feed.take(self.replica.rows_of(named(batch), self.number))
+        loss = forward_loss(self.replica) / self.job.plan.world_size
+        dist.all_reduce(loss)
+        return float(loss)
+
+
+def _mean(x: Tensor, share: float, group: Any) -> None:
+    """In place. share: this rank's weight."""
+    x.mul_(share)
+    group.allreduce([x]).wait()
+
+
+def read_result(text: bytes) -> Result:
+    """That a worker sent."""
+    values = json.loads(text)
+    meetings = tuple((int(step), loss) for step, loss in values["meetings"])
+    return replace(Result(**values), arrival=Arrival(**values["arrival"]), meetings=meetings)

@@ -1,0 +1,468 @@
+"""Bamboo on processes that may be lost: one process's side.
+
+`train_with_copies(job, membership)` trains a pipeline in which each process has a copy of the next stage too
+(`redundancy`). When a process is lost, the others find their connections broken, shut down the rest, and meet without
+it in the same processes; each tells how far it is, and who has a copy takes over. The step that was cut off goes on
+from there and ends with the bits of an undisturbed one; the next steps go on so too. A process that comes in the place
+of a lost one is given its state, and its copy, by those who have them, between two steps. Where a state and its copy
+are lost, all go back to the newest checkpoint, or the beginning, once all places are taken again. Left out: starting
+processes and saying who is there (`takeover_launch`).
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from gnomon.errors import PlanError, RunError
+from gnomon.methods import bamboo, check_methods
+from gnomon.plans import shared_parameters
+from gnomon.runtime.checkpoint import load
+from gnomon.runtime.checkpoint.pretrained import values_of
+from gnomon.runtime.data.own_batches import Batches
+from gnomon.runtime.launch.elastic import COLUMNS, records_of, table_of
+from gnomon.runtime.launch.epochs import InEpochs
+from gnomon.runtime.launch.membership import Epoch, Membership, groups_soon_made, loss_noticed
+from gnomon.runtime.launch.redundancy import Progress, Work
+from gnomon.runtime.launch.redundant_rows import RankExecutor
+from gnomon.runtime.launch.train import Job, Loop, Outcome, Record, asked_to_end, corpus_of, identity_of
+from gnomon.runtime.mesh.groups import stage_sets
+from gnomon.runtime.module.stage import Batch
+from gnomon.runtime.optim.update import Update
+from gnomon.runtime.parameters.parameters import Parameters, Slot
+from gnomon.runtime.processes.connections import FOLDER, sockets
+from gnomon.runtime.step.evaluate import forward_loss
+from gnomon.runtime.watch.waiting import waited_s, waited_since
+from gnomon.software import own
+
+NONE = -1
+"""Step of a process that has no state; rank of no copy."""
+NOBODY_COMES = "nobody comes"
+"""Key of the store: lost processes are not replaced any more."""
+
+
+def check_with_copies(job: Job) -> None:
+    """PlanError for a job that cannot have copies of stages."""
+    plan = job.plan
+    check_methods(plan, "run")
+    mesh, optimizer = plan.mesh, plan.optimizer
+    missing = {
+        "a plan in which no rank has failed (rank = -1)": bamboo.failed_rank(plan) != bamboo.NOBODY,
+        "tp, cp and ep of 1": max(mesh.tp, mesh.cp, mesh.ep) > 1,
+        "equal stages": bool(plan.stages),
+        "stages that share no parameter (tied = false)": bool(shared_parameters(plan, job.graph)),
+        "an optimizer that looks at elements": optimizer.kind in own.WHOLE_MATRIX_OPTIMIZERS,
+        "optimizer.delay = 0": bool(optimizer.delay),
+        "fp32 or bf16": plan.precision.param == "fp16",
+        "no other pass": len(plan.schedule.passes) > 1,
+        "a model of Gnomon's own": bool(job.code),
+        "no --timeline": job.measure,
+        "no --memory-checkpoint-every": bool(job.memory_checkpoint_every),
+        "--device cpu": job.device != "cpu",
+        "a process for each rank, without placement": plan.device_of != (*range(plan.world_size),),
+        "processes that it starts itself, not torchrun": "TORCHELASTIC_RUN_ID" in os.environ,
+        "Linux, whose /proc says which sockets are open": not FOLDER.is_dir(),
+    }
+    if asked := [name for name, given in missing.items() if given]:
+        raise PlanError(f"bamboo runs with {', and '.join(asked)}")
+
+
+def train_with_copies(job: Job, membership: Membership) -> Outcome | None:
+    """How the job went."""
+    with asked_to_end() as asked:
+        corpus = corpus_of(job)
+        gc.freeze()  # modules stay: what looks for garbage after a loss passes them over
+        return _Process(job, corpus, asked, membership).until_over()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a process tells the others when they meet; one that is new, nothing."""
+
+    plays: tuple[int, ...] = ()
+    """Ranks whose work it does."""
+    copy: int = NONE
+    """Rank whose state it has a copy of."""
+    done: int = NONE
+    """Steps that are behind it."""
+    ended: int = NONE
+    """Steps after which all that is due was done."""
+    number: int = 0
+    """Step under way, or the last."""
+    progress: Progress = field(default_factory=Progress)
+    resumed_from: int = 0
+    records: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """Who does what among processes that have met."""
+
+    places: tuple[int, ...]
+    """Of the process that does each rank's work; NONE where its state is lost."""
+    taken: Mapping[int, int]
+    """Rank that is taken over now -> place."""
+    keepers: Mapping[int, int]
+    """Rank -> place of the process that has a copy."""
+
+
+def roles(everyone: Sequence[Told], ranks: int) -> Roles:
+    """From what processes tell, by place. Depends on nothing else."""
+    player = {rank: place for place, told in enumerate(everyone) for rank in told.plays}
+    copy = {told.copy: place for place, told in enumerate(everyone) if told.copy != NONE}
+    taken = {rank: copy[rank] for rank in range(ranks) if rank not in player and rank in copy}
+    places = tuple(player.get(rank, taken.get(rank, NONE)) for rank in range(ranks))
+    keepers = {rank: place for rank, place in copy.items() if rank in player}
+    return Roles(places=places, taken=taken, keepers=keepers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handing:
+    """What processes give each other between two steps, so that newcomers have a part."""
+
+    places: tuple[int, ...]
+    """Of all ranks afterwards."""
+    keepers: Mapping[int, int]
+    """Afterwards."""
+    sent: tuple[tuple[int, int, int], ...]
+    """(rank, place that has its state, place that is given it)."""
+
+
+def handing(now: Roles, born: Sequence[int], following: Mapping[int, int]) -> Handing:
+    """Everyone who is there does the work of the rank that he was started for. born: rank of each place. following:
+    rank -> the one after it in its replica, which it has a copy of."""
+    home = {rank: place for place, rank in enumerate(born)}
+    places = tuple(home.get(rank, place) for rank, place in enumerate(now.places))
+    sent = [(rank, now.places[rank], place) for rank, place in enumerate(places) if now.places[rank] != place]
+    keepers = dict[int, int]()
+    for rank, place in home.items():
+        copied = following[rank]
+        if places[copied] == place:
+            continue
+        keepers[copied] = place
+        if now.keepers.get(copied) != place and now.places[copied] != place:
+            sent.append((copied, places[copied], place))
+    return Handing(places=places, keepers=keepers, sent=tuple(sent))
+
+
+class _Process(InEpochs):
+    """What a process knows between two epochs."""
+
+    def __init__(self, job: Job, corpus: Batches, asked: list[int], membership: Membership) -> None:
+        super().__init__(membership)
+        self.job, self.corpus, self.asked = job, corpus, asked
+        self.plan = bamboo.without(job.plan)
+        self.size = {"sequences": job.workload.global_batch_size, "seq_len": job.workload.seq_len}
+        self.work: Work | None = None
+        self.roles = Roles(places=(), taken={}, keepers={})
+        self.born: tuple[int, ...] = ()
+        self.done = self.ended = NONE
+        self.resumed_from = 0
+        self.records: list[Record] = []
+        self.waits: list[float] = []
+        self.after_loss_s = membership.announced_s
+        self.takeovers: list[str] = []
+        """What is told of them at the end."""
+
+    def _lost(self, error: Exception, epoch: Epoch) -> None:
+        super()._lost(error, epoch)
+        if self.work is not None:
+            self.work.cut_off()
+
+    def _at(self) -> str:
+        at = None if self.work is None else self.work.at
+        return "between steps" if at is None else f"at {at}"
+
+    # --- an epoch
+
+    def _in_epoch(self, epoch: Epoch) -> Outcome | None:
+        with loss_noticed(self.watched, epoch, self._shut):
+            return self._together(epoch)
+
+    def _together(self, epoch: Epoch) -> Outcome | None:
+        """The outcome, if the job ended in this epoch; None when there is a newer one."""
+        if not self.membership.meet(epoch):
+            return None
+        self.born = epoch.placement
+        everyone = self._everyone()
+        self.roles = roles(everyone, self.plan.world_size)
+        newest = max(told.done for told in everyone)
+        if newest == NONE or NONE in self.roles.places:
+            if len(self.born) < self.plan.world_size:
+                self._wait_for_more()
+                self.membership.note("going", epoch)
+                return None
+            self._begin(epoch, again=epoch.number > 1)
+            within = False
+        else:
+            within = self._go_on(everyone, newest)
+        self.membership.note("going", epoch)
+        loop = self._loop()
+        try:
+            return self._train(loop, epoch, within=within)
+        finally:
+            if loop.saver is not None:
+                loop.saver.close()
+
+    def _everyone(self) -> list[Told]:
+        """What each process tells, by place."""
+        mine, work = Told(), self.work
+        if work is not None and self.done != NONE:
+            mine = Told(
+                plays=tuple(part.number for part in work.plays.values()),
+                copy=work.copy.number if work.keeps else NONE,
+                done=self.done,
+                ended=self.ended,
+                number=work.now.number,
+                progress=work.progress(),
+                resumed_from=self.resumed_from,
+                records=len(self.records),
+            )
+        everyone = [Told()] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+        return everyone
+
+    def _wait_for_more(self) -> None:
+        """A state is lost, and only when all places are taken again can all begin anew."""
+        if self.membership.store.check([NOBODY_COMES]):
+            raise RunError("a stage is lost with the copy of it, and no process comes in its place (--max-restarts)")
+        self.work, self.done = None, NONE
+
+    def _begin(self, epoch: Epoch, *, again: bool) -> None:
+        """From a checkpoint, or step 0. again: there may be one of this run's own."""
+        self.work = None
+        self.work = self._made(blank=False)
+        self.records, self.waits, self.done = [], [], 0
+        if self.job.checkpoints is not None and (self.job.resume or again):
+            whole: Any = _Held(self.work, (self.work.own, self.work.copy))
+            identity = identity_of(self.job, self.corpus)
+            self.done = load(self.job.checkpoints, whole, identity=identity, override=self.job.override)
+        self.ended = self.resumed_from = self.done
+        home = {rank: place for place, rank in enumerate(self.born)}
+        ranks = range(self.plan.world_size)
+        keepers = {self._following()[rank]: home[rank] for rank in ranks}
+        self.roles = Roles(places=tuple(home[rank] for rank in ranks), taken={}, keepers=keepers)
+        if again and dist.get_rank() == 0:
+            _say(f"a stage is lost with the copy of it: all go back to step {self.done}")
+        self._settle()
+
+    def _made(self, *, blank: bool) -> Work:
+        """This process's parts. blank: all that they hold will be sent."""
+        job = self.job
+        values = None if job.weights is None else values_of(job.weights, job.graph)
+        if blank and not any(block.frozen for block in job.graph.blocks):
+            values = _zeros
+
+        def make(rank: int) -> RankExecutor:
+            return RankExecutor(
+                rank, job.graph, job.plan, job.workload, seed=job.seed, settings=job.settings, values=values
+            )
+
+        return Work(make, self.born[dist.get_rank()])
+
+    def _following(self) -> dict[int, int]:
+        """Rank -> the next one of its replica."""
+        sets = stage_sets(self.plan)
+        return {
+            rank: sets[(stage + 1) % len(sets)][position]
+            for stage, ranks in enumerate(sets)
+            for position, rank in enumerate(ranks)
+        }
+
+    def _settle(self) -> None:
+        """Everyone does what `roles` says, with groups of those who have the same stage."""
+        assert self.work is not None
+        groups = dict[int, ProcessGroup]()
+        with groups_soon_made(self.job.meet_s):
+            for stage, ranks in enumerate(stage_sets(self.plan)):
+                members = sorted({self.roles.places[rank] for rank in ranks})
+                if len(members) > 1:
+                    made = dist.new_group(members)
+                    if dist.get_rank() in members:
+                        groups[stage] = made
+        self.made = sockets() - self.before
+        self.work.groups = groups
+        self.work.settle(self.roles.places, self.born, self.roles.keepers)
+
+    def _go_on(self, everyone: Sequence[Told], newest: int) -> bool:
+        """From what there is in memory; whether it is within a step. newest: steps that are behind at least one."""
+        has = next(place for place, told in enumerate(everyone) if told.done == newest)
+        within = any(told.done == newest and told.number == newest + 1 for told in everyone)
+        is_new = self.work is None or self.done == NONE
+        if is_new:
+            self.work = self._made(blank=True)
+        assert self.work is not None
+        self.done = newest
+        self.ended = newest if any(told.ended == newest for told in everyone) else newest - 1
+        self._tell_records(has, everyone[has])
+        taken = self.roles.taken
+        mine = taken.get(self.work.copy.number) == dist.get_rank() and not is_new
+        if within and self.work.now.number != newest + 1:
+            self._begin_step()
+        if mine:
+            self.work.take_over()
+        self._settle()
+        if within:
+            self.work.resume([t.progress if t.number == newest + 1 else Progress() for t in everyone], taken)
+        for rank, place in taken.items():
+            self.takeovers.append(f"rank {rank} in step {newest + 1}")
+            if place == dist.get_rank():
+                how = f"within step {newest + 1}" if within else f"after step {newest}"
+                _say(f"rank {self.born[place]} takes over the stage of rank {rank} {how}")
+        return within
+
+    def _tell_records(self, has: int, told: Told) -> None:
+        """Gives all processes the records that one has."""
+        self.resumed_from = told.resumed_from
+        table, waits = torch.zeros(told.records, COLUMNS, dtype=torch.float64), torch.zeros(told.records).double()
+        if dist.get_rank() == has:
+            table, waits = table_of(self.records), torch.tensor(self.waits, dtype=torch.float64)
+        for tensor in (table, waits) if told.records else ():
+            dist.broadcast(tensor, has)
+        self.records[:], self.waits[:] = records_of(table), waits.tolist()
+
+    # --- training
+
+    def _train(self, loop: Loop, epoch: Epoch, *, within: bool) -> Outcome | None:
+        """Steps until the last, or a newer epoch. within: the step under way goes on."""
+        work, last = self.work, self.done == self.job.steps
+        assert work is not None
+        while self.ended < self.done or not last:
+            newer = 0.0
+            sent, busy = float(max(self.asked, default=0)), False
+            if self.ended == self.done:
+                if not within:
+                    self._hand_over()
+                    self._begin_step()
+                within = False
+                sent, busy, newer = self._step(loop, epoch)
+            last = loop.ends(self.done, int(sent), busy=busy)
+            self.ended = self.done
+            if newer and not last:
+                if loop.saver is not None:
+                    loop.saver.finish()
+                return None
+        outcome = loop.outcome()
+        said = f"taken over: {', '.join(self.takeovers)}" if self.takeovers else "nothing was lost"
+        return replace(outcome, notes=(*outcome.notes, f"each stage had a copy in the rank before it; {said}"))
+
+    def _begin_step(self) -> None:
+        assert self.work is not None
+        number = self.done + 1
+        self.work.begin(number, self.corpus.batch(number, seed=self.job.seed, **self.size))
+
+    def _step(self, loop: Loop, epoch: Epoch) -> tuple[float, bool, float]:
+        """The rows of a step that are left; (signal, whether any process writes a checkpoint, a newer epoch)."""
+        work = self.work
+        assert work is not None
+        began, queued = perf_counter(), waited_s()
+        work.run()
+        busy = loop.saver is not None and loop.saver.busy
+        newest = float(self.membership.latest() > epoch.number) if dist.get_rank() == 0 else 0.0
+        flags = (float(max(self.asked, default=0)), float(busy), newest)
+        loss, norm, (sent, is_busy, newer) = work.total(flags)
+        record = Record(step=self.done + 1, loss=loss, grad_norm=norm, step_s=perf_counter() - began)
+        self.waits.append(waited_since(queued))
+        self.records.append(record)
+        self.done += 1
+        return sent, bool(is_busy), newer
+
+    def _hand_over(self) -> None:
+        """Gives newcomers their part, between two steps."""
+        work, here = self.work, dist.get_rank()
+        assert work is not None
+        plan = handing(self.roles, self.born, self._following())
+        if plan.places == self.roles.places and plan.keepers == dict(self.roles.keepers):
+            return
+        for rank, source, target in plan.sent:
+            mine = next((one for one in (work.own, work.copy) if one.number == rank), None)
+            if here in (source, target):
+                assert mine is not None
+                for tensor in _state(mine):
+                    dist.send(tensor, target) if here == source else dist.recv(tensor, source)
+                _counted(mine, source, target)
+        self.roles = Roles(places=plan.places, taken={}, keepers=plan.keepers)
+        self._settle()
+
+    def _evaluate(self, batch: Batch) -> float:
+        """The loss of a batch without training."""
+        work = self.work
+        assert work is not None
+        terms = torch.zeros(self.plan.world_size, dtype=torch.float64)
+        for _, one in sorted(work.plays.items()):
+            one.feed.take(batch)
+            terms[one.number] = forward_loss(one)
+        dist.all_reduce(terms)
+        return math.fsum(terms.tolist())
+
+    def _loop(self) -> Loop:
+        """Of this epoch: another process may be the first than before."""
+        folder, work = self.job.checkpoints, self.work
+        assert work is not None
+        if dist.get_rank() == 0 and folder is not None and folder.is_dir():
+            for partial in folder.glob(".step-*.partial"):  # of an epoch that was cut off
+                shutil.rmtree(partial, ignore_errors=True)
+        dist.barrier()
+        held: Any = _Held(work)
+        loop = Loop(self.job, held, self.corpus, self.resumed_from, evaluate=self._evaluate)
+        loop.records, loop.waits = self.records, self.waits
+        return loop
+
+
+class _Held:
+    """What this process has of the model, as what saves and loads checkpoints asks an executor for it."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, work: Work, parts: Sequence[RankExecutor] = ()) -> None:
+        """parts: without them, those whose work it does."""
+        self.work, self.parts = work, parts
+        self.graph, self.plan, self.workload = work.graph, work.plan, work.workload
+        self.state, self.device, self.host = work.own.state, work.own.device, work.own.host
+
+    def parameters(self) -> Iterator[tuple[Parameters, Update]]:
+        """As an executor's."""
+        for one in self.parts or self.work.plays.values():
+            yield from one.parameters()
+
+    def settle(self) -> None:
+        """Nothing waits between steps."""
+
+    def synchronise(self) -> None:
+        """Nothing is under way between steps."""
+
+
+def _zeros(slot: Slot) -> Tensor:
+    return torch.zeros(()).expand(slot.shape)
+
+
+def _state(executor: RankExecutor) -> list[Tensor]:
+    """All that lives from one step to the next, but for the number of updates."""
+    tensors = []
+    for held, rule in executor.parameters():
+        tensors += [x for x in (held.flat, held.master, rule.first, rule.second) if x is not None and x.numel()]
+    return tensors
+
+
+def _counted(executor: RankExecutor, source: int, target: int) -> None:
+    """Sends or receives the number of updates."""
+    counts = torch.tensor([rule.steps for _, rule in executor.parameters()])
+    dist.send(counts, target) if dist.get_rank() == source else dist.recv(counts, source)
+    for (_, rule), count in zip(executor.parameters(), counts.tolist(), strict=True):
+        rule.steps = count
+
+
+def _say(line: str) -> None:
+    print(f"gnomon: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,89 @@
+"""The sum of logical workers' gradients, added up in an order that depends on their number alone.
+
+The order is a binary tree over workers 0 … n-1: a node of k workers is the sum of its first 2^j (the largest power of
+two below k) and of the rest. A process adds up the nodes whose workers it has all (`Partial`), so it holds few
+gradients whatever the number of its workers; `exchange` finishes the tree: every process adds up its share of the
+elements, from the nodes of all, and gathers the others'. Where workers are next to each other on equal processes, that
+moves as many bytes as a ring all-reduce. Returns nothing about which workers are where (`methods.easyscale`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from gnomon.methods.easyscale import Node, halves, pair_of
+from gnomon.runtime.mesh.collectives import all_gather, all_to_all
+
+CHUNK = 1 << 22
+"""Elements that are exchanged at once: what is made on the way is a few times so many."""
+
+
+class Partial:
+    """Sums of the workers of one process, as far as it can make them alone."""
+
+    def __init__(self, total: int) -> None:
+        """total: workers of all processes."""
+        self.total = total
+        self.sums: dict[Node, list[Tensor]] = {}
+
+    def add(self, worker: int, grads: list[Tensor]) -> list[Tensor] | None:
+        """Takes the gradient of a worker; returns buffers that are free again, if any. The tensors are its own from now
+        on."""
+        node, free = (worker, worker + 1), None
+        self.sums[node] = grads
+        while (pair := pair_of(node, self.total)) is not None:
+            left, right = pair
+            if left not in self.sums or right not in self.sums:
+                break
+            free = self.sums.pop(right)
+            for into, term in zip(self.sums[left], free, strict=True):
+                into += term
+            node = left[0], right[1]
+            self.sums[node] = self.sums.pop(left)
+        return free
+
+
+def exchange(
+    sums: Mapping[Node, Tensor], out: Tensor, nodes: Sequence[Sequence[Node]], total: int, group: ProcessGroup | None
+) -> None:
+    """Writes the sum over all workers into `out` on every process. sums: of this process's nodes, vectors as long as
+    `out`. nodes: of each process of the group, in order of ranks; all must call it."""
+    if group is None:
+        out.copy_(sums[0, total])
+        return
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    for start in range(0, out.numel(), CHUNK):
+        stop = min(start + CHUNK, out.numel())
+        part = -(-(stop - start) // size)
+        mine = torch.zeros(len(nodes[rank]), size * part, dtype=out.dtype)
+        for row, node in zip(mine, nodes[rank], strict=True):
+            row[: stop - start] = sums[node][start:stop]
+        sent = mine.view(-1, size, part).transpose(0, 1).contiguous()
+        counts = [len(held) * part for held in nodes]
+        came = torch.empty(sum(counts), dtype=out.dtype)
+        width = out.element_size()
+        all_to_all(
+            came.view(torch.uint8),
+            sent.view(-1).view(torch.uint8),
+            group,
+            received=[count * width for count in counts],
+            sent=[len(nodes[rank]) * part * width] * size,
+        )
+        parts = dict(zip((node for held in nodes for node in held), came.view(-1, part), strict=True))
+        whole = torch.empty(size * part, dtype=out.dtype)
+        all_gather(whole.view(torch.uint8), _finished(parts, (0, total)).view(torch.uint8), group)
+        out[start:stop] = whole[: stop - start]
+
+
+def _finished(parts: dict[Node, Tensor], node: Node) -> Tensor:
+    """The sum of a node from those below it that are there, which are used up."""
+    if node in parts:
+        return parts[node]
+    left, right = (_finished(parts, half) for half in halves(node))
+    left += right
+    return left

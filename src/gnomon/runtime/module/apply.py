@@ -1,0 +1,539 @@
+"""A plan applied to a model: the stages that one rank holds, each with its parameters and a forward.
+
+`apply(graph, plan, groups)` returns a `Stage` for each stage of the Program on this rank (under ZeRO 3 a stage
+is one layer). What is whole, divided or copied is read from room `sharding`, so memory and collectives are those that
+the prediction counts. PlanError for what the plan asks and is not done here. Left out: when a stage runs (`execute`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from gnomon.errors import PlanError
+from gnomon.graph import Dtypes as GraphDtypes
+from gnomon.graph import Graph, Layer, Op
+from gnomon.graph import Tensor as GraphTensor
+from gnomon.lowering.optimizer import effective_zero
+from gnomon.plans import Mesh, Plan, layer_presets, stage_layers
+from gnomon.plans.experts import under
+from gnomon.plans.groups import layer_groups
+from gnomon.plans.parts import Preset
+from gnomon.plans.saving import in_runs
+from gnomon.plans.stages import held_by_several
+from gnomon.runtime.mesh.groups import Groups, meshes_of
+from gnomon.runtime.module.blocks import BlockRun, cut_linears
+from gnomon.runtime.module.crossings import Hop, hops
+from gnomon.runtime.module.saving import rules_of
+from gnomon.runtime.module.stage import Stage
+from gnomon.runtime.ops import check_runnable
+from gnomon.runtime.ops.site import ALONE, Axis
+from gnomon.runtime.parameters.files import disk_folder
+from gnomon.runtime.parameters.frozen import Where, four_bit_of, frozen_of, in_four_bits, placed
+from gnomon.runtime.parameters.initial import initial, tables_of
+from gnomon.runtime.parameters.parameters import CPU, Borrowed, Dtypes, Parameters, Slot, Values
+from gnomon.sharding import ShardedBlock, shard_graph
+from gnomon.sharding.context import uneven_positions_reason, whole_sequence_reason
+from gnomon.sharding.homes import routed_tensors
+from gnomon.sharding.matrices import is_looked_up, split_of, takes_decay
+from gnomon.software import own
+from gnomon.tensors.layout import Sharding
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Torch's dtypes; those that the runtime computes in are `software.own.DTYPES`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What a stage has beside its layers: this rank's part of layers that all pipeline ranks divide."""
+
+    slots: tuple[Slot, ...]
+    """Trained."""
+    frozen: tuple[Slot, ...] = ()
+    """Not trained."""
+    enters: tuple[Hop, ...] = ()
+    """What its layers are handed by them."""
+    leaves: tuple[Hop, ...] = ()
+    """What its layers hand them."""
+
+
+NOTHING_BESIDE: Mapping[int, Beside] = MappingProxyType({})
+NONE_BESIDE = Beside(slots=())
+
+
+def apply(
+    graph: Graph,
+    plan: Plan,
+    groups: Groups,
+    *,
+    seed: int = 0,
+    capacity: float = 0.0,
+    device: torch.device = CPU,
+    values: Values | None = None,
+    by_layer: bool = False,
+    beside: Mapping[int, Beside] = NOTHING_BESIDE,
+    whole: Graph | None = None,
+) -> dict[int, Stage]:
+    """Stage number in the Program -> the stage, for those on this rank, filled with the values of step 0: those that
+    `values` reads (`pretrained.values_of`), or random ones by the seed. capacity: of experts, as in `BlockRun`.
+    by_layer: whether the Program has a stage for each layer, as it has under ZeRO 3. beside: by stage. whole: the graph
+    that says what parameters begin as, where `graph` is a part of it."""
+    check_runnable(graph)
+    check_plan(plan)
+    check_meshes(graph, plan)
+    zero, mesh = effective_zero(plan), groups.mesh
+    if zero == 3 and mesh.ep * mesh.etp > 1 and _has_frozen_experts(graph):
+        raise PlanError(
+            f"{graph.name} has frozen experts, which the runtime does not shard; use zero 0 to 2, or ep = 1"
+        )
+    axes, sharded = axes_of(plan, groups), sharded_blocks(graph, plan, mesh)
+    runs = {
+        name: BlockRun(
+            block,
+            axes,
+            keep_gathered=plan.layout.keep_gathered,
+            capacity=capacity,
+            splits=plan.overlap.splits,
+        )
+        for name, block in sharded.items()
+    }
+    if has_experts(graph) and any(rule.axes and rule.dim.endswith("ffn") for rule in plan.layout.rules):
+        raise PlanError("layout.rules divide ffn over tp, and that of routed experts lies over etp; leave the rule out")
+    check_splits(plan, runs)
+    check_shared(graph, sharded)
+    stages, presets, start = dict[int, Stage](), layer_presets(plan, graph), beginning(values, whole or graph, seed)
+    where = Where(
+        shard=groups.here.shard,
+        num_shards=mesh.dp_shard * mesh.cp if zero == 3 else 1,
+        away=zero == 3 and plan.optimizer.offload_parameters,
+        folder=folder_of(plan),
+    )
+    narrow = in_four_bits(whole or graph)
+    rules, crossing = rules_of(plan, graph), hops(graph, plan, by_layer=zero == 3 or by_layer)
+    runs_again = in_runs(plan, graph)
+    check_runs(plan, graph, presets, runs_again, by_layer=zero == 3 or by_layer)
+    for held in parts_held(graph, plan, groups, sharded, device, by_layer=by_layer, beside=beside):
+        number, layers = held.number, held.layers
+        for part in held.parts:
+            part.fill(start)
+        more = beside.get(number, NONE_BESIDE)
+        enters = [*more.enters, *(hop for hop in crossing if hop.target == number)]
+        leaves = [*(hop for hop in crossing if hop.source == number), *more.leaves]
+        stages[number] = Stage(
+            graph, layers, held.parts, runs, zero, borrowed=held.borrowed, enters=enters, leaves=leaves
+        )
+        still = placed([*slots_of(layers, sharded, axes, set(), frozen=True), *more.frozen])
+        if stages[number].captured:
+            still = _held_apart(still, values, zero, graph)
+        dtype = dtypes(plan).param
+        stages[number].frozen = frozen_of((s for s in still if s.name not in narrow), dtype, start, device, where)
+        stages[number].four_bit = four_bit_of(
+            (slot for slot in still if slot.name in narrow), dtype, start, values, device, where
+        )
+        stages[number].presets, stages[number].in_runs, stages[number].rules = presets, runs_again, rules
+    return stages
+
+
+def _held_apart(slots: Sequence[Slot], values: Values | None, zero: int, graph: Graph) -> tuple[Slot, ...]:
+    """Of what a captured model reads and does not train: the weights that ZeRO 3 divides; all else is in its states,
+    whole. PlanError where tp divides them too."""
+    if zero < 3 or values is None:
+        return ()
+    chosen = []
+    for slot in slots:
+        if values(slot) is None:
+            continue  # a buffer, or a constant
+        if slot.shape != slot.whole:
+            raise PlanError(
+                f"{graph.name}: the runtime does not divide {slot.name}, which is not trained, by ZeRO 3 and tp"
+            )
+        chosen.append(slot)
+    return placed(chosen)
+
+
+def sharded_blocks(graph: Graph, plan: Plan, mesh: Mesh) -> dict[str, ShardedBlock]:
+    """Blocks of a rank in this mesh, of a few tokens: only parameters are asked for."""
+    open_dims = {dim.name for block in graph.blocks for dim in block.dims if dim.size is None}
+    # any that axes divide
+    sizes = {"batch": 1, "seq": 1} | {name: 2 * mesh.cp * mesh.tp for name in open_dims if name != "batch"}
+    return shard_graph(graph, plan.layout, mesh, sizes, GraphDtypes(param="fp32", compute="fp32"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """What a rank holds of one stage of the Program."""
+
+    number: int
+    layers: Sequence[Layer]
+    parts: list[Parameters]
+    borrowed: Mapping[str, Parameters]
+    """Name -> whose it is, of parameters that an earlier layer of the plan's stage holds too (tied weights): its own,
+    or under ZeRO 3 a copy on its way."""
+
+
+def parts_held(
+    graph: Graph,
+    plan: Plan,
+    groups: Groups,
+    sharded: Mapping[str, ShardedBlock],
+    device: torch.device,
+    *,
+    by_layer: bool = False,
+    beside: Mapping[int, Beside] = NOTHING_BESIDE,
+) -> Iterator[Holding]:
+    """Of each stage of the Program on this rank its parameters, which are not filled yet. What several layers of one of
+    the plan's stages read is held by the first, whose backward comes last."""
+    zero, axes, number = effective_zero(plan), axes_of(plan, groups), 0
+    first, tables = holders(plan, graph, zero), looked_up(graph)
+    stages = stage_layers(plan, graph)
+    for index, of_actions in enumerate(layer_groups(plan, stages)):
+        alone, lent = zero == 3 or by_layer, dict[str, Parameters]()
+        shared = _read_alike(of_actions, sharded) if alone else set[str]()
+        for part in of_actions if alone else [stages[index]]:
+            if plan.pipeline_ranks[index] == groups.here.pipeline_rank:
+                counted = {name for name, stages in first.items() if stages[0] != number}
+                apart = shared if zero == 3 else set[str]()
+                more = beside.get(number, NONE_BESIDE).slots
+                parts = _held(part, sharded, axes, counted, plan, groups, zero, device, tables, set(lent), apart, more)
+                borrowed = _borrowed(part, sharded, lent)
+                lent |= {name: one for one in parts for name in one.by_name if name in shared}
+                yield Holding(number=number, layers=part, parts=parts, borrowed=borrowed)
+            number += 1
+
+
+def _read_alike(parts: Sequence[Sequence[Layer]], sharded: Mapping[str, ShardedBlock]) -> set[str]:
+    """Parameters of several of these stages, in all of which their gradients are summed over the same ranks."""
+    ways: dict[str, list[tuple[int, object]]] = {}
+    for part, layer in ((part, layer) for part, layers in enumerate(parts) for layer in layers):
+        block = sharded[layer.call.block]
+        for tensor in block.block.parameters:
+            way = tensor.atoms, block.homes[tensor.name], block.partial_grads.get(tensor.name, ())
+            ways.setdefault(layer.call.parameter_name(tensor.name, layer.index), []).append((part, way))
+    return {
+        name
+        for name, found in ways.items()
+        if len({part for part, _ in found}) > 1 and all(way == found[0][1] for _, way in found)
+    }
+
+
+def _borrowed(
+    layers: Sequence[Layer], sharded: Mapping[str, ShardedBlock], lent: Mapping[str, Parameters]
+) -> dict[str, Parameters]:
+    names = [
+        layer.call.parameter_name(tensor.name, layer.index)
+        for layer in layers
+        for tensor in sharded[layer.call.block].block.parameters
+    ]
+    copies = {id(one): Borrowed(one) for one in lent.values() if one.zero == 3}
+    return {name: copies.get(id(lent[name]), lent[name]) for name in names if name in lent}
+
+
+def axes_of(plan: Plan, groups: Groups) -> dict[str, Axis]:
+    """The mesh axes that ops of this rank see."""
+    mesh, along = groups.mesh, groups.here.along
+    orders = {"cp": plan.layout.context_order}
+    return {
+        axis: Axis(
+            group=groups.by_comm[axis],
+            ranks=getattr(mesh, axis),
+            index=along[axis],
+            order=orders.get(axis, "contiguous"),
+        )
+        for axis in ("cp", "tp", "ep", "etp")
+        if axis in along
+    }
+
+
+def check_shared(graph: Graph, sharded: Mapping[str, ShardedBlock]) -> None:
+    """PlanError where layout rules divide a parameter in one block that another one reads whole."""
+    found: dict[str, tuple[str, Sharding]] = {}
+    for layer in graph.layers():
+        block = sharded[layer.call.block]
+        for tensor in block.block.parameters:
+            name, home = layer.call.parameter_name(tensor.name, layer.index), block.homes[tensor.name]
+            region, before = found.setdefault(name, (block.block.name, home))
+            if home != before:
+                raise PlanError(
+                    f"layout.rules lay {name} out in {region} as {before} and in {block.block.name} as {home}; give "
+                    f"both regions the same rule"
+                )
+
+
+def check_runs(
+    plan: Plan, graph: Graph, presets: Mapping[str, Preset], in_runs: Collection[str], *, by_layer: bool
+) -> None:
+    """PlanError where layers that are recomputed together (`saved.every`) are actions by themselves."""
+    for stage in layer_groups(plan, stage_layers(plan, graph)) if by_layer and in_runs else ():
+        for before, group in pairwise(stage):
+            first, last = group[0].label, before[-1].label
+            if first in in_runs and presets.get(last) == "full":
+                raise PlanError(
+                    f"saved.every = {plan.saved.every} recomputes {first} from what {last} and those before it read, "
+                    f"but overlap.fused has the two in different actions; let no action begin inside a run"
+                )
+
+
+def check_splits(plan: Plan, runs: Mapping[str, BlockRun]) -> None:
+    """PlanError for a split that cuts nothing."""
+    cut = {path for run in runs.values() for path in run.cuts}
+    for split in plan.overlap.splits:
+        if not any(fnmatchcase(path, split.op) for path in cut):
+            every = {path for run in runs.values() for path in cut_linears(run.ops, (replace(split, op="*"),))}
+            known = f": {', '.join(sorted(every))}" if every else "; sequence parallelism over tp > 1 makes them"
+            raise PlanError(
+                f"overlap.splits of {split.op!r} cuts nothing: what can be cut are linears that read gathered tokens "
+                f"(all that read the same ones together) and those whose results are scattered{known}"
+            )
+
+
+def _has_frozen_experts(graph: Graph) -> bool:
+    return any(tensor.name in routed_tensors(block) for block in graph.blocks for tensor in block.frozen)
+
+
+def has_experts(graph: Graph) -> bool:
+    """Whether some block routes tokens to experts."""
+    return any(routed_tensors(block) for block in graph.blocks)
+
+
+def _held(
+    layers: Sequence[Layer],
+    sharded: Mapping[str, ShardedBlock],
+    axes: Mapping[str, Axis],
+    counted: set[str],
+    plan: Plan,
+    groups: Groups,
+    zero: int,
+    device: torch.device,
+    tables: Collection[str],
+    lent: Collection[str],
+    shared: Collection[str],
+    beside: Sequence[Slot],
+) -> list[Parameters]:
+    """The parameters of a stage: routed experts' apart where other ranks than those of the rest hold the same ones, and
+    those that later layers borrow (shared). lent: what it borrows itself. beside: parts of divided layers."""
+    mesh, here = groups.mesh, groups.here
+    experts = set[str]()
+    if mesh.tp * mesh.ep * mesh.etp > 1:
+        experts = {
+            layer.call.parameter_name(name, layer.index)
+            for layer in layers
+            for name in routed_tensors(sharded[layer.call.block].block)
+            if sharded[layer.call.block].block.tensor(name).kind == "parameter"
+        }
+    parts = list[Parameters]()
+    for apart, alone in ((False, False), (False, True), (True, False)):
+        shards = mesh.edp if apart else mesh.dp_shard * mesh.cp
+        away = zero == 3 and plan.optimizer.offload_parameters
+        divided = zero if shards > 1 or away else 0
+        every = slots_of(layers, sharded, axes, counted, experts, apart=apart, looked_up=tables)
+        chosen = [one for one in every if one.name not in lent and (apart or (one.name in shared) == alone)]
+        slots = placed([*chosen, *(beside if not apart and not alone else ())])
+        if not slots and (apart or alone):
+            continue
+        parts.append(
+            Parameters(
+                slots,
+                dtypes(plan),
+                zero=divided if slots else 0,
+                shard=here.along["edp"] if apart else here.shard,
+                num_shards=shards if divided else 1,
+                replicas=mesh.dp_replicate * (1 if divided else shards),
+                experts=apart,
+                away=away,
+                folder=folder_of(plan),
+                device=device,
+            )
+        )
+    return parts
+
+
+def holders(plan: Plan, graph: Graph, zero: int) -> dict[str, tuple[int, ...]]:
+    """Stages of the Program of each parameter that several of them hold (tied weights). zero: the ZeRO stage in effect;
+    under 3, and with gradient buckets, a stage of the Program is a layer."""
+    stages, by_layer = stage_layers(plan, graph), zero == 3 or own.by_layer(plan)
+    groups = layer_groups(plan, stages)
+    return held_by_several(graph, [group for part in groups for group in part] if by_layer else stages)
+
+
+def folder_of(plan: Plan) -> Path | None:
+    """Where parameters wait in files; None where they do not."""
+    return disk_folder() if plan.optimizer.offload_parameters and plan.optimizer.parameter_tier == "disk" else None
+
+
+def check_before(graph: Graph, plan: Plan) -> None:
+    """PlanError, before any process starts, for what no rank could run: kinds of op, decisions of the plan, and
+    what the mesh of some stage divides."""
+    graph = under(graph, plan)
+    check_runnable(graph)
+    check_plan(plan)
+    dtypes(plan)
+    check_meshes(graph, plan)
+
+
+def check_meshes(graph: Graph, plan: Plan) -> None:
+    """PlanError for what the mesh of any stage does. Every rank asks for all of them: one that only asked for its own
+    would wait for those that are refused."""
+    for mesh in dict.fromkeys(meshes_of(plan)):
+        check_mesh(graph, plan, mesh)
+
+
+def check_mesh(graph: Graph, plan: Plan, mesh: Mesh) -> None:
+    """PlanError where ranks of a mesh would have parts of what the runtime has whole."""
+    if (reason := own.tensor_parallel_reason(graph, mesh.tp)) and own.has_scan(graph):
+        raise PlanError(reason)
+    ways = mesh.tp * mesh.cp
+    if plan.layout.sequence_parallel and mesh.tp > 1 and (reason := uneven_positions_reason(graph, ways)):
+        raise PlanError(reason)
+    if reason := own.joined_norm_reason(graph, mesh.tp):
+        raise PlanError(reason)
+    if mesh.cp > 1 and own.has_scan(graph):
+        raise PlanError(f"{graph.name}: {own.WHOLE_SCANS}; use cp = 1")
+    sharded = sharded_blocks(graph, plan, mesh)
+    if mesh.cp > 1 and (reason := whole_sequence_reason(graph, sharded)):
+        raise PlanError(f"{reason}, which the runtime does not run beside cp = {mesh.cp}; use cp = 1")
+
+
+def check_plan(plan: Plan) -> None:
+    """PlanError for decisions that the runtime does not carry out (`software.own`), so that none is ignored."""
+    if reason := own.plan_reason(plan):
+        raise PlanError(reason)
+
+
+def dtypes(plan: Plan) -> Dtypes:
+    """Dtypes of the plan. PlanError for those that the runtime has not, or that it would have to mix."""
+    p = plan.precision
+    if reason := own.precision_reason(p):
+        raise PlanError(reason)
+    master = None if p.master in ("none", p.param) else DTYPES[p.master]
+    return Dtypes(param=DTYPES[p.param], grad=DTYPES[p.grad], master=master, states=DTYPES[p.states])
+
+
+def slots_of(
+    layers: Sequence[Layer],
+    sharded: Mapping[str, ShardedBlock],
+    axes: Mapping[str, Axis],
+    counted: set[str],
+    experts: Collection[str] = (),
+    *,
+    apart: bool = False,
+    frozen: bool = False,
+    looked_up: Collection[str] = (),
+) -> Iterable[Slot]:
+    """The stage's parameters one after the other, each once. counted: tied ones that an earlier stage counts. apart: of
+    those that are among `experts`; otherwise of the others. frozen: its frozen weights instead. looked_up: tables of
+    any layer."""
+    start, seen = 0, set[str]()
+    for layer in layers:
+        block = sharded[layer.call.block]
+        for tensor in block.block.frozen if frozen else block.block.parameters:
+            name = layer.call.parameter_name(tensor.name, layer.index)
+            if name in seen or (name in experts) != apart:
+                continue
+            seen.add(name)
+            copies = block.copies.get(tensor.name, 1)
+            home = block.homes[tensor.name]
+            inner = axes.get("etp" if apart else "tp", ALONE).ranks
+            whole = home.dim_of("etp" if apart else "tp") is None
+            sizes = tuple(int(dim.size or 0) for dim in tensor.atoms)
+            local = [_local(int(dim.size or 0), dim.name, home.axes_of(dim.name), axes) for dim in tensor.atoms]
+            sums = "tp" if "tp" in block.partial_grads.get(tensor.name, ()) else "kv_copies" if copies > 1 else ""
+            shape = tuple(length for length, _ in local)
+            slot = Slot(
+                name=name,
+                shape=shape,
+                decays=takes_decay(block.block, tensor.name),
+                copies=inner if whole else copies,
+                split=split_of(block.block, tensor.name),
+                places=() if whole else _places(tensor, home, axes, "etp" if apart else "tp"),
+                table=name in looked_up or is_looked_up(block.block, tensor.name),
+                whole=sizes,
+                offset=tuple(first for _, first in local),
+                start=start,
+                holders=0 if name in counted else inner if whole else copies,
+                sums="" if apart else sums,
+            )
+            start = slot.stop
+            yield slot
+
+
+def looked_up(graph: Graph) -> frozenset[str]:
+    """Parameters whose rows are looked up in some layer, though another multiplies by them (tied ones)."""
+    return frozenset(
+        layer.call.parameter_name(tensor.name, layer.index)
+        for layer in graph.layers()
+        for block in (graph.block(layer.call.block),)
+        for tensor in block.parameters
+        if is_looked_up(block, tensor.name)
+    )
+
+
+def _places(tensor: GraphTensor, home: Sharding, axes: Mapping[str, Axis], axis: str) -> tuple[tuple[int, ...], ...]:
+    """Where the part of each rank of an axis begins."""
+    along = [{**axes, axis: replace(axes[axis], index=index)} for index in range(axes[axis].ranks)]
+    return tuple(
+        tuple(_local(int(dim.size or 0), dim.name, home.axes_of(dim.name), at)[1] for dim in tensor.atoms)
+        for at in along
+    )
+
+
+def _local(size: int, dim: str, over: Sequence[str], axes: Mapping[str, Axis]) -> tuple[int, int]:
+    """(elements of a dim on this rank, the first of them). over: axes that divide it, outermost first. PlanError for
+    uneven parts."""
+    ways, index = 1, 0
+    for name in over:
+        ways, index = ways * axes[name].ranks, index * axes[name].ranks + axes[name].index
+    if size % ways == 0:
+        return size // ways, index * (size // ways)
+    if ways % size == 0:
+        return 1, index // (ways // size)
+    raise PlanError(
+        f"{' x '.join(over)} = {ways} does not divide {dim} = {size}, and the runtime does not pad; use a divisor"
+    )
+
+
+def constants(graph: Graph) -> dict[str, float]:
+    """Parameters that begin as one number: weights of norms, which begin as doing nothing, and biases."""
+    numbers = {}
+    for layer in graph.layers():
+        for op in graph.block(layer.call.block).ops:
+            for place, operand in enumerate(op.inputs[1:]):
+                name = layer.call.parameter_name(operand, layer.index)
+                if operand.endswith((".bias", ".lora_B.weight", ".sinks")) or op.rules.begins == "zeros":
+                    numbers[name] = 0.0
+                elif op.rules.begins == "ones" and not place:
+                    numbers[name] = 1.0 - _number(op, "offset", 0.0)
+    return numbers
+
+
+def _number(op: Op, name: str, default: float) -> float:
+    value = op.attr(name, default)
+    assert isinstance(value, (int, float))
+    return float(value)
+
+
+def beginning(values: Values | None, graph: Graph, seed: int) -> Callable[[Slot], Tensor]:
+    """What parameters are at step 0: what `values` has, tables that the graph says, and random ones by the seed."""
+    begin, tables = constants(graph), tables_of(graph)
+
+    def first(slot: Slot) -> Tensor:
+        given = values(slot) if values is not None else None
+        if given is None:
+            given = tables.get(slot.name)
+        return part_of(slot, seed, begin.get(slot.name)) if given is None else given
+
+    return first
+
+
+def part_of(slot: Slot, seed: int, constant: float | None) -> Tensor:
+    """This rank's part of a parameter at step 0."""
+    whole = initial(slot.name, slot.whole, seed, torch.float64, constant=constant)
+    for dim, (first, length) in enumerate(zip(slot.offset, slot.shape, strict=True)):
+        whole = whole.narrow(dim, first, length)
+    return whole

@@ -1,0 +1,537 @@
+"""A block of the Graph as it runs on one rank: its ops one by one, with the collectives that `sharding` says between.
+
+`BlockRun(sharded, axes)` works out once which layouts change where; `run(inputs, weights)` is a forward that autograd
+can go back through. A tensor that several ops want in another layout is brought there once, and its gradient comes home
+once; a linear keeps its input as it lies between ops and gathers it again for its weight gradient. Leaves out which
+blocks a stage has, and in which order stages run (`execute`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from math import prod
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from gnomon.errors import PlanError
+from gnomon.graph import Block
+from gnomon.plans import Split
+from gnomon.runtime.data.packing import Packing
+from gnomon.runtime.module.block_ops import BlockOp, Need, OpInput
+from gnomon.runtime.module.moves import Step, moved, run, steps
+from gnomon.runtime.module.straight import Straight, straight
+from gnomon.runtime.ops import function_of
+from gnomon.runtime.ops.captured import Call, calls, captured, drawn, written
+from gnomon.runtime.ops.collective_matmul import Cut, Product, gathered_linears, scattered_linear
+from gnomon.runtime.ops.linear import linear, operand_of, result_of
+from gnomon.runtime.ops.routing import Routing, combine, dispatch, grouped_linear, routing_of
+from gnomon.runtime.ops.site import ALONE, Axis, Operand, Site, is_given
+from gnomon.runtime.parameters.parameters import Weight
+from gnomon.sharding import ShardedBlock
+from gnomon.sharding.block import ShardedOp
+from gnomon.tensors.layout import Sharding
+from gnomon.tensors.names import TOKEN_DIMS, base, is_sequence
+
+Weights = Callable[[str, int], Weight]
+"""(name of a parameter in its block, how many of its leading dims a matrix has as rows) -> this rank's part of it."""
+
+SIZES = 64
+"""Batches of other sizes whose captured ops are kept ready."""
+
+
+class BlockRun:
+    """One block on one rank."""
+
+    def __init__(
+        self,
+        sharded: ShardedBlock,
+        axes: Mapping[str, Axis],
+        *,
+        keep_gathered: bool = False,
+        capacity: float = 0.0,
+        splits: Sequence[Split] = (),
+    ) -> None:
+        """capacity: rows that an expert takes of a rank's tokens, over the mean; 0 for all. splits: linears that are
+        cut along their tokens (`cut_linears`)."""
+        self.capacity = capacity
+        self.block, self.axes, self.keep_gathered = sharded.block, axes, keep_gathered
+        self.homes = sharded.homes
+        tp = axes.get("tp", ALONE).ranks
+        made = [pair for op in sharded.ops for pair in zip(op.op.outputs, op.strategy.outputs, strict=True)]
+        self.copies = {name: 1 if "tp" in sharding.partial else tp for name, sharding in made}
+        """Output -> ranks of tp that compute the same of it, where it is a loss: others have a term of it each."""
+        self.captured = any(op.captured is not None for op in sharded.block.ops)
+        self._check_kv_heads()
+        self.drawing = frozenset(op.path for op in sharded.block.ops if drawn(op))
+        """Ops that draw random numbers."""
+        self.whole = whole = {dim.name: dim.size for dim in self.block.dims if dim.size is not None}
+        self.extents = {
+            o.op.path: {
+                **whole,
+                **{d.name: d.size for t in o.op.captured.tensors for d in t.atoms if d.size is not None},
+                **{name: int(size) for name, size in o.sizes.items()},
+            }
+            for o in sharded.ops
+            if o.op.captured is not None
+        }
+        self.ways = {o.op.path: _ways(o, axes) for o in sharded.ops if o.op.captured is not None}
+        """Of a captured op: into how many parts ranks divide the dims that it works on parts of."""
+        self.dims = {t.name: tuple(tuple(a.name for a in dim.atoms) for dim in t.dims) for t in self.block.tensors}
+        self.free = {name for name in self.block.inputs if not self.block.tensor(name).is_float and not self.captured}
+        """Integers that every rank has as each op wants them."""
+        reads: dict[str, str] = {}
+        for op in self.block.ops:
+            reads.update(dict.fromkeys(op.inputs, op.path))
+        kept = set(self.block.outputs)
+        self.ops = [
+            self._compiled(op, tuple(n for n, path in reads.items() if path == op.op.path and n not in kept))
+            for op in sharded.ops
+        ]
+        self.by_path = {op.site.op.path: op for op in self.ops}
+        self.made = dict[tuple[Hashable, ...], list[Call]]()
+        """Of captured ops, at the sizes that were seen: what runs."""
+        self.lines = dict[tuple[Hashable, ...], Straight]()
+        """The whole of it, where nothing looks at each op."""
+        self.plain = self.axes.get("tp", ALONE).ranks == 1 and all(op.does != "dispatches" for op in self.block.ops)
+        self.written = written(self.block)
+        self.cuts = cut_linears(self.ops, splits)
+
+    def _check_kv_heads(self) -> None:
+        """PlanError for a captured model with fewer key-value heads than ranks of tp: its code's views would need to
+        add up gradients of a head that several ranks hold."""
+        tp = self.axes.get("tp", ALONE).ranks
+        few = [d for d in self.block.dims if base(d.name) == "kv_heads" and d.size is not None and d.size < tp]
+        if self.captured and few:
+            raise PlanError(
+                f"{self.block.name}: tp = {tp} is above {few[0].name} = {few[0].size}, and the runtime does not hold a "
+                f"captured model's key-value head on several ranks; use tp = {few[0].size}"
+            )
+
+    def _compiled(self, sharded: ShardedOp, last: tuple[str, ...]) -> BlockOp:
+        op, strategy = sharded.op, sharded.strategy
+        inputs: list[OpInput | str] = []
+        parts: dict[str, tuple[Step, ...]] = {}
+        for name, wanted, terms in zip(op.inputs, strategy.inputs, strategy.grad_partial, strict=True):
+            tensor = self.block.tensor(name)
+            if tensor.kind == "state" and self.captured:  # every rank has all of it
+                parts[name] = steps(Sharding(), wanted, self.dims[name], self.axes)
+            elif tensor.kind == "state" and len(tensor.dims) == 1:  # positions: a rank has those of its cp part
+                parts[name] = self._steps(_over_cp(wanted), wanted, name)
+            if tensor.kind == "parameter" and op.captured is not None and wanted != self.homes[name]:
+                raise PlanError(
+                    f"{op.path} ({op.captured.where}) wants all of {name}, which ranks have parts of "
+                    f"({self.homes[name]}); say how it divides with gnomon.op_sharding, or use "
+                    f"{_axes_of(self.homes[name])} = 1"
+                )
+            if tensor.kind != "activation":
+                inputs.append(name)
+                continue
+            home = self.homes[name]
+            if name in self.free:  # as the batch has it, but that of a captured model, which is brought before
+                home = wanted if self.captured else _over_cp(wanted)
+            there = self._steps(home, wanted, name)
+            back = self._steps(wanted.with_partial(*terms), home, name) if tensor.is_float else ()
+            inputs.append(OpInput((name, wanted, terms), there, back))
+        leave, enter = list[tuple[Step, ...]](), list[tuple[Step, ...]]()
+        for name, made in zip(op.outputs, strategy.outputs, strict=True):
+            if not self.block.tensor(name).dims:  # a loss is added up with the reported ones
+                leave.append(())
+                enter.append(())
+                continue
+            home = self.homes[name]
+            leave.append(self._steps(made, home, name))
+            enter.append(self._steps(home, Sharding(shards=made.shards), name))
+        over = str(op.attr("over", "")) if op.does == "normalises" and op.attr("fn", "") != "group" else ""
+        if over and any(axis in self.axes and self.axes[axis].ranks > 1 for axis in strategy.inputs[0].axes_of(over)):
+            raise PlanError(f"{op.path}: the runtime does not norm over {over}, which ranks divide; use tp = 1")
+        if op.does == "attends":
+            _check_attention(sharded)
+        first = strategy.inputs[0].dim_of("etp") if strategy.inputs else None  # what makes positions reads nothing
+        sums = first is not None and strategy.outputs[0].dim_of("etp") is None
+        if op.does == "multiplies rows" and len(op.inputs) > 2 and sums:
+            raise PlanError(f"{op.path}: the runtime does not divide the width of experts with biases; use etp = 1")
+        site = Site(
+            op=op,
+            block=self.block,
+            strategy=strategy.name,
+            axes=self.axes,
+            divided=_dividing_positions(op.inputs[:1], strategy.inputs[:1], self.block),
+            keep_gathered=self.keep_gathered,
+        )
+        no_grad = site.attr("no_grad", False)
+        return BlockOp(site, tuple(inputs), tuple(leave), tuple(enter), last, any(leave) or any(enter), parts, no_grad)
+
+    def entry(self, name: str) -> tuple[Step, ...]:
+        """An input of a captured model, as the batch has it, to where the block reads it."""
+        home = self.homes[name]
+        return self._steps(_over_cp(home), home, name)
+
+    def _steps(self, source: Sharding, target: Sharding, name: str) -> tuple[Step, ...]:
+        return steps(source, target, self.dims[name], self.axes, sized=self.captured)
+
+    def run(
+        self,
+        inputs: Mapping[str, Tensor],
+        weights: Weights,
+        state: Callable[[str], Tensor],
+        *,
+        again: frozenset[str] = frozenset(),
+        packing: Packing | None = None,
+        sizes: Mapping[str, int] | None = None,
+        compute: torch.dtype = torch.float32,
+        seen: Callable[[str, Tensor], None] | None = None,
+        keeper: Watcher | None = None,
+    ) -> dict[str, Tensor]:
+        """Outputs by name. state: of position ids and the like. again: paths of ops whose inside is computed again in
+        backward. packing: of rows that hold several documents. sizes: of dims on this rank that captured ops ask for.
+        compute: what they compute in. seen: is told what each op makes. keeper: decides what is kept for backward."""
+        frame = Frame(self, dict(inputs), weights, state, packing, dict(sizes or {}), compute)
+        if keeper is None and seen is None and not again and self.plain:
+            self._straight(frame)(frame, frame.values)
+            return {name: frame.values[name] for name in self.block.outputs}
+        if keeper is None:
+            for op in self.ops:
+                frame.do(op, again=op.site.op.path in again, seen=seen)
+            return {name: frame.values[name] for name in self.block.outputs}
+        with keeper.watching(frame):
+            for index, op in enumerate(self.ops):
+                keeper.begin(index)
+                made = frame.do(op, again=False, seen=seen)
+                keeper.end(made)
+            return {name: frame.values[name] for name in self.block.outputs}
+
+    def _straight(self, frame: Frame) -> Straight:
+        """Its ops as one function, at the sizes of the frame."""
+        given = frozenset(name for name in self.block.inputs if is_given(frame.values[name]))
+        key = (given, *frame.sizes.items(), frame.compute, frame.device)
+        if (made := self.lines.get(key)) is None:
+            if len(self.lines) >= SIZES:
+                self.lines.clear()
+            of = {op.site.op.path: frame.calls(op) for op in self.ops if op.site.op.captured is not None}
+            made = self.lines[key] = straight(self.block.name, self.ops, of, given)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class CutLinear:
+    """A linear that is cut along its tokens."""
+
+    cut: Cut
+    together: tuple[str, ...]
+    """Paths of the linears that read the same gathered tokens, in their order; none where its result is scattered."""
+
+
+def cut_linears(ops: Sequence[BlockOp], splits: Sequence[Split]) -> dict[str, CutLinear]:
+    """By path, those of a block whose collective over tp is cut as the plan says. Inputs are cut where linears alone
+    read them."""
+    chosen = [op for op in ops if any(fnmatchcase(op.site.op.path, split.op) for split in splits)]
+    linears = [op for op in chosen if op.site.op.does == "multiplies" and op.site.op.captured is None]
+    readers: dict[Need, list[BlockOp]] = {}
+    for op in ops:
+        for given in op.inputs:
+            if isinstance(given, OpInput):
+                readers.setdefault(given.need, []).append(op)
+    found = {}
+    for op in linears:
+        first, path = op.inputs[0], op.site.op.path
+        assert isinstance(first, OpInput)
+        if (cut := _cut_of(op.leave[0], op.enter[0], "reduce_scatter")) is not None:
+            found[path] = CutLinear(cut, ())
+        elif (cut := _cut_of(first.there, first.back, "all_gather")) is not None:
+            together = readers[first.need]
+            if all(any(one is other for other in linears) and not one.moves for one in together):
+                found[path] = CutLinear(cut, tuple(one.site.op.path for one in together))
+    return found
+
+
+def _cut_of(there: tuple[Step, ...], back: tuple[Step, ...], kind: str) -> Cut | None:
+    """Where tokens are exchanged this way, and their gradient the other way."""
+    other = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}[kind]
+    if [step.kind for step in there] != [kind] or [step.kind for step in back] != [other]:
+        return None
+    step = there[0]
+    plain = not step.outer and step.axis.order == "contiguous" and (step.axis, step.dim) == (back[0].axis, back[0].dim)
+    return Cut(step.axis, step.dim) if plain else None
+
+
+class Watcher(Protocol):
+    """What sees a block's forward op by op (`saving`)."""
+
+    def watching(self, frame: Frame) -> AbstractContextManager[None]:
+        """The whole of it."""
+
+    def begin(self, index: int) -> None:
+        """Before an op."""
+
+    def end(self, made: Mapping[str, Tensor]) -> None:
+        """After it: what it made."""
+
+
+class Frame:
+    """Tensors of one run of a block."""
+
+    def __init__(
+        self,
+        owner: BlockRun,
+        values: dict[str, Tensor],
+        weights: Weights,
+        state: Callable[[str], Tensor],
+        packing: Packing | None,
+        sizes: dict[str, int],
+        compute: torch.dtype,
+    ) -> None:
+        self.owner, self.values, self.weights, self.state = owner, values, weights, state
+        self.packing, self.sizes, self.compute = packing, sizes, compute
+        self.device = next((x.device for x in values.values()), torch.device("cpu"))
+        self.brought: dict[Need, Tensor] = {}
+        self.regathered: dict[Need, list[Any]] = {}
+        self.routings: dict[str, Routing] = {}
+        self.only: frozenset[str] | None = None
+        """Paths of the ops that are run, where others are left out."""
+        self.ready: dict[str, Tensor] = {}
+        """Of linears that read the same gathered tokens: what the first of them made for the others."""
+        self.extents = {**owner.whole, **sizes}
+
+    def anew(self, values: dict[str, Tensor]) -> Frame:
+        """Another run with the same parameters, from other tensors."""
+        frame = Frame(self.owner, values, self.weights, self.state, self.packing, self.sizes, self.compute)
+        frame.device = self.device
+        frame.routings = dict(self.routings)
+        return frame
+
+    def do(
+        self, op: BlockOp, *, again: bool, seen: Callable[[str, Tensor], None] | None = None
+    ) -> Mapping[str, Tensor]:
+        """Runs an op and returns what it makes."""
+        if op.no_grad and torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.do(op, again=False, seen=seen)
+        site = op.site
+        if site.op.rules.torch == "engine" and site.op.does == "multiplies":
+            made = self._linear(op)
+            out: Tensor | tuple[Tensor, ...] = made.clone() if site.op.outputs[0] in self.owner.written else made
+        elif site.op.rules.runs == "engine":
+            out = self._experts(op)
+        else:
+            operands = [self.operand(op, given) for given in op.inputs]
+            function = function_of(site.op.kind) if site.op.captured is None else self._captured(op)
+            if site.op.rules.documents and self.packing is not None:
+                function = partial(function, packing=self.packing)
+            try:
+                if again:
+                    out = checkpoint(function, site, *operands, use_reentrant=False, preserve_rng_state=False)
+                else:
+                    out = function(site, *operands)
+            except RuntimeError as error:
+                raise self._not_divided(site, error) from error
+            if of := next(
+                (name for name in site.op.inputs if name in self.routings), None
+            ):  # between experts' products
+                self.routings.update(dict.fromkeys(site.op.outputs, self.routings[of]))
+            if op.moves:
+                outs = out if isinstance(out, tuple) else (out,)
+                ways = zip(outs, op.leave, op.enter, strict=True)
+                out = tuple(moved(x, there, back, self.extents) for x, there, back in ways)
+        named = dict(zip(site.op.outputs, out if isinstance(out, tuple) else (out,), strict=True))
+        self.values.update(named)
+        if seen is not None:
+            for name, x in named.items():
+                seen(name, x)
+        for name in op.last:
+            self.values.pop(name, None)
+            if self.brought:
+                for need in [need for need in self.brought if need[0] == name]:
+                    del self.brought[need]
+        return named
+
+    def _not_divided(self, site: Site, error: RuntimeError) -> Exception:
+        """What to say where an op of a captured model does not take the parts that ranks of tp have."""
+        tp = self.owner.axes.get("tp", ALONE).ranks
+        if not self.owner.captured or tp == 1:
+            return error
+        told = str(error).splitlines()[0]
+        where = f" ({site.op.captured.where})" if site.op.captured is not None and site.op.captured.where else ""
+        return PlanError(
+            f"{self.owner.block.name}: {site.op.path}{where} does not run divided by tp = {tp} ({told}); use tp = 1"
+        )
+
+    def _captured(self, op: BlockOp) -> Callable[..., Tensor | tuple[Tensor, ...]]:
+        return partial(captured, self.calls(op), self.device)
+
+    def calls(self, op: BlockOp) -> list[Call]:
+        """The ATen ops of a captured op, at the sizes of this rank."""
+        owner, path = self.owner, op.site.op.path
+        key = (path, *self.sizes.items(), self.compute, self.device)
+        if (made := owner.made.get(key)) is None:
+            ways, cp = owner.ways[path], owner.axes.get("cp", ALONE).ranks
+            whole = {name: size * (cp if is_sequence(name) else 1) for name, size in self.sizes.items()}
+            parts = {name: size // ways.get(name, 1) for name, size in whole.items()}
+            here, there = {**owner.extents[path], **parts}, {**owner.whole, **whole}
+            if len(owner.made) >= SIZES * len(owner.ops):
+                owner.made.clear()
+            made = owner.made[key] = calls(op.site.op, here, there, self.compute, self.device)
+        return made
+
+    def operand(self, op: BlockOp, given: OpInput | str) -> Operand:
+        """What an op reads: an activation, a buffer, or a parameter."""
+        if isinstance(given, OpInput):
+            return self._brought(given)
+        tensor = self.owner.block.tensor(given)
+        if tensor.kind == "state" and (not tensor.is_float or self.owner.captured):
+            value, parts = self.state(given), op.parts.get(given)
+            if parts and value.ndim > len(tensor.dims):  # within packed documents: a row for each of the batch
+                parts = tuple(replace(step, dim=step.dim + 1) for step in parts)
+            return run(value, parts) if parts else value
+        rows = op.site.weight_rows if op.site.op.contracts and given == op.site.op.inputs[1] else 0
+        return self.weights(given, rows if op.site.op.contracts else max(0, len(tensor.dims) - 1))
+
+    def _brought(self, given: OpInput) -> Tensor:
+        """The activation in the layout that the op wants; brought there once."""
+        if not given.there and not given.back:
+            return self.values[given.need[0]]
+        value = self.brought.get(given.need)
+        if value is None:
+            value = moved(self.values[given.need[0]], given.there, given.back, self.extents)
+            self.brought[given.need] = value
+        return value
+
+    def _linear(self, op: BlockOp) -> Tensor:
+        first, *names = op.inputs
+        assert isinstance(first, OpInput)
+        if (cut := self.owner.cuts.get(op.site.op.path)) is not None:
+            return self._cut(op, cut)
+        weight, *bias = (self._weight(op, name) for name in names)
+        x = self._brought(first)
+        x = x.detach() if is_given(x) else x
+        gathers = any(step.kind == "all_gather" for step in first.there)
+        more: dict[str, Any] = {}
+        if gathers and not self.owner.keep_gathered:
+            more |= {"home": self.values[first.need[0]], "gather": self._gather(first)}
+        exchanged = any(step.kind == "all_to_all" for step in op.leave[0])  # no sums: each part has its bias
+        if not exchanged and (op.leave[0] or op.enter[0]):
+            leave, enter, sizes = op.leave[0], op.enter[0], self.extents  # not the frame, whose tensors hold these
+            more |= {
+                "leave": lambda out: run(out, leave, own=True, sizes=sizes),
+                "enter": lambda grad: run(grad, enter, sizes=sizes),
+            }
+        out = linear(op.site, x, weight, bias[0] if bias else None, **more)
+        return moved(out, op.leave[0], op.enter[0], self.extents) if exchanged else out
+
+    def _cut(self, op: BlockOp, cut: CutLinear) -> Tensor:
+        path = op.site.op.path
+        if path in self.ready:
+            return self.ready.pop(path)
+        together = [other for other in cut.together if self.only is None or other in self.only]
+        first = op.inputs[0]
+        assert isinstance(first, OpInput)
+        if not together:
+            x = operand_of(op.site, self._brought(first))
+            product = self._product(op)
+            return result_of(op.site, scattered_linear(x, cut.cut, product), product.weight)
+        ops = [self.owner.by_path[other] for other in together]
+        home = operand_of(op.site, self.values[first.need[0]])
+        products = [self._product(one) for one in ops]
+        made = gathered_linears(home, cut.cut, products, keep=self.owner.keep_gathered)
+        outs = [result_of(one.site, x, p.weight) for one, x, p in zip(ops, made, products, strict=True)]
+        self.ready |= dict(zip(together[1:], outs[1:], strict=True))
+        return outs[0]
+
+    def _product(self, op: BlockOp) -> Product:
+        weight, *bias = (self._weight(op, name) for name in op.inputs[1:])
+        return Product(weight, bias[0] if bias else None, op.site.inner_first)
+
+    def _gather(self, given: OpInput) -> Callable[[Tensor], Tensor]:
+        """Gathers an input again, once for all linears that read it: the last of them lets it go."""
+        kept = self.regathered.setdefault(given.need, [None, 0])
+        kept[1] += 1
+        sizes = self.extents  # not the frame, whose tensors hold this function
+
+        def gather(home: Tensor) -> Tensor:
+            if kept[0] is None:
+                kept[0] = run(home, given.there, sizes=sizes)
+            kept[1] -= 1
+            gathered = kept[0]
+            if not kept[1]:
+                kept[0] = None
+            return gathered
+
+        return gather
+
+    def _weight(self, op: BlockOp, name: OpInput | str) -> Weight:
+        weight = self.operand(op, name)
+        assert isinstance(weight, Weight)
+        return weight
+
+    def _experts(self, op: BlockOp) -> Tensor:
+        site, names = op.site, op.site.op.inputs
+        first, *others = (self.operand(op, given) for given in op.inputs)
+        assert isinstance(first, Tensor)
+        ep, etp = site.axis("ep"), site.axis("etp")
+        if site.op.does == "dispatches":
+            (indices,) = others
+            assert isinstance(indices, Tensor)
+            dims = {dim.name: dim.size for tensor in self.owner.block.tensors for dim in tensor.atoms}
+            experts = dims[site.attr("experts", "")] or 0
+            routing = routing_of(indices, experts, ep=ep, etp=etp, capacity=self.owner.capacity)
+            self.routings[names[1]] = self.routings[site.op.outputs[0]] = routing
+            return dispatch(first, routing, ep=ep, etp=etp)
+        routing = self.routings[names[0]]
+        if site.op.does == "multiplies rows":
+            weight, bias = (*others, None)[:2]
+            assert isinstance(weight, Weight) and not isinstance(bias, Tensor)
+            self.routings[site.op.outputs[0]] = routing
+            inner_first = self.owner.block.tensor(names[1]).dims[1].atoms[0].name in site.op.contracts
+            return grouped_linear(first, weight, routing, bias, inner_first=inner_first)
+        weights, _ = others
+        assert isinstance(weights, Tensor)
+        return combine(first, weights, routing, ep=ep, etp=etp)
+
+
+def _check_attention(sharded: ShardedOp) -> None:
+    """PlanError where layout rules divide positions over tp, or queries otherwise than keys and values."""
+    dims = [sharding.dim_of("tp") for sharding in sharded.strategy.inputs[:3]]
+    if positions := [dim for dim in dims if dim is not None and base(dim) in TOKEN_DIMS]:
+        raise PlanError(
+            f"{sharded.op.path}: layout.rules leave heads whole, so that tp divides {positions[0]}, which the "
+            f"runtime's attention does not do; use layout.sequence_parallel = false"
+        )
+    if len({dim is None for dim in dims}) > 1:
+        raise PlanError(
+            f"{sharded.op.path}: layout.rules have tp divide queries and not keys and values, or the other way round; "
+            f"give heads and kv_heads the same rule"
+        )
+
+
+def _over_cp(sharding: Sharding) -> Sharding:
+    """What only context parallelism divides of it, as batches are handed out."""
+    return Sharding(shards=tuple(pair for pair in sharding.shards if pair[0] == "cp"))
+
+
+def _dividing_positions(names: tuple[str, ...], layouts: tuple[Sharding, ...], block: Block) -> tuple[str, ...]:
+    """Axes that divide the positions of the first input of an op, outermost first; none where it has no positions."""
+    for name, layout in zip(names, layouts, strict=True):
+        for dim in block.tensor(name).atoms:
+            if base(dim.name) in TOKEN_DIMS:
+                return layout.axes_of(dim.name)
+    return ()
+
+
+def _ways(op: ShardedOp, axes: Mapping[str, Axis]) -> dict[str, int]:
+    """Parts of each dim that an op works on parts of."""
+    shardings = (*op.strategy.inputs, *op.strategy.outputs)
+    divided = {name: sharding for sharding in shardings for _, name in sharding.shards}
+    return {
+        name: prod(axes[axis].ranks for axis in sharding.axes_of(name) if axis in axes)
+        for name, sharding in divided.items()
+    }
+
+
+def _axes_of(sharding: Sharding) -> str:
+    return " and ".join(axis for axis, _ in sharding.shards)

@@ -1,0 +1,212 @@
+"""What computes: forward and backward of this rank's stages, whole or in halves, and what lives between them.
+
+`Compute` has a function for each such kind of action: F, C and R run a stage, B goes back through it, I computes input
+gradients and puts weight gradients aside, W computes those. Left out: messages, parameters, and what is inside a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from gnomon.graph import Graph
+from gnomon.runtime.data.packing import LENGTHS
+from gnomon.runtime.module.stage import Stage
+from gnomon.runtime.ops.attention import shared_tables
+from gnomon.runtime.parameters.parameters import Aside
+from gnomon.runtime.step.buffers import Buffers
+from gnomon.runtime.step.feed import Feed, size_named
+from gnomon.runtime.step.mimose import Mimose
+from gnomon.runtime.step.resident_bytes import NOTHING, Kept, kept
+from gnomon.runtime.step.rows import Action
+from gnomon.runtime.step.state import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What a forward leaves for its backward."""
+
+    entered: Mapping[str, Tensor]
+    """Leaves that the stage read, by name."""
+    made: Mapping[str, GradientEdge]
+    """Where backward begins, by name; what the stage made may be freed before."""
+
+    @staticmethod
+    def of(entered: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> Saved:
+        """Of a forward's inputs and outputs."""
+        return Saved(entered=entered, made={name: get_gradient_edge(y) for name, y in made.items() if y.requires_grad})
+
+
+class Compute:
+    """Stages of one rank at work."""
+
+    def __init__(
+        self, graph: Graph, stages: Mapping[int, Stage], state: State, buffers: Buffers, feed: Feed, dtype: torch.dtype
+    ) -> None:
+        """dtype: that activations have."""
+        self.stages, self.state, self.buffers, self.feed, self.device = stages, state, buffers, feed, feed.device
+        self.unit = 0
+        """That whose forward runs, or ran last."""
+        self.saved: dict[tuple[int, int], Saved] = {}
+        self.aside: dict[tuple[int, int], list[Aside]] = {}
+        self._kept: dict[int, Kept] = {}  # what a microbatch keeps at a stage from F to B; counted once it is asked for
+        self._put_aside: dict[int, Kept] = {}  # from I to W
+        layout, tp = feed.layout, state.groups.mesh.tp
+        self._vocab = size_named(graph, "vocab") // (tp if layout.vocab_parallel and layout.loss_parallel else 1)
+        self._rotary = partial(_angles, graph, feed.workload.seq_len, dtype, feed.device)
+        self._loss_dtype = torch.promote_types(dtype, torch.float32)  # that of `cross_entropy`
+        self.loss = torch.zeros((), device=feed.device)
+        self.mimose: Mimose | None = None
+        """Says before each forward what of it is recomputed."""
+
+    def actions(self) -> Mapping[str, Action]:
+        """By kind. LOAD does nothing: ids are in memory, and a stage takes its rows when it runs."""
+        return {
+            "F": self._forward,
+            "B": self._whole_backward,
+            "I": self._input_backward,
+            "W": self._weight_backward,
+            "C": self._forward_unsaved,
+            "R": self._forward_again,
+            "LOAD": lambda stage, unit: None,
+        }
+
+    def new_step(self) -> None:
+        """Begins the loss at 0."""
+        self.loss = torch.zeros((), dtype=torch.float64, device=self.device)
+
+    @property
+    def apart(self) -> tuple[Tensor, ...]:
+        """What all microbatches read and none makes."""
+        return (*self._rotary(), *self.feed.batch.values())
+
+    def microbatches(self) -> Iterator[Kept]:
+        """What is held between actions for each microbatch."""
+        yield from (self._kept.get(stage, NOTHING) for stage, _ in self.saved)
+        yield from (self._put_aside.get(stage, NOTHING) for stage, _ in self.aside)
+
+    def _run(self, stage: int, unit: int, entered: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        self.state.gathered(stage)
+        self.unit = unit
+        module = self.stages[stage]
+        batch = self.feed.of_unit(unit)
+        recorder = self.buffers.recorder
+        known = stage in self._kept and LENGTHS not in self.feed.batch
+        if recorder is None or not recorder.memory or known or not torch.is_grad_enabled():
+            plain: dict[str, Tensor] = module(entered, batch)
+            return plain
+
+        def noted(note: Callable[[Tensor], None]) -> dict[str, Tensor]:
+            module.note = note
+            result: dict[str, Tensor] = module(entered, batch)
+            module.note = None
+            return result
+
+        made, self._kept[stage] = kept(
+            noted, tuple(entered.values()), vocab=self._vocab, loss=bool(module.results), apart=self.apart
+        )
+        return made
+
+    def _input(self, stage: int, unit: int, *, keep: bool = False) -> dict[str, Tensor]:
+        """What enters a stage, as leaves where gradients go back. keep: the buffers are read again later."""
+        entered: dict[str, Tensor] = {}
+        for hop in self.stages[stage].enters:
+            name = (hop.buffer, stage, unit)
+            self.buffers.wait(name)
+            tensors = self.buffers.tensors[name] if keep else self.buffers.take(name)
+            for crossing, x in zip(hop.crossings, tensors, strict=True):
+                entered[crossing.name] = x.requires_grad_() if crossing.trained and not keep else x
+        return entered
+
+    def _output(self, stage: int, unit: int, made: Mapping[str, Tensor]) -> None:
+        module = self.stages[stage]
+        for result in module.results:
+            self.loss += made[result].detach().double() / self.feed.counted / module.copies[result]
+        for hop in module.leaves:
+            handed = tuple(made[crossing.name].detach() for crossing in hop.crossings)
+            self.buffers.tensors[hop.buffer, hop.target, unit] = handed
+
+    def _forward(self, stage: int, unit: int) -> None:
+        entered = self._input(stage, unit)
+        if self.mimose is not None:
+            self.mimose.begin(self.feed.of_unit(unit))
+        made = self._run(stage, unit, entered)
+        self.saved[stage, unit] = Saved.of(entered, made)
+        self._output(stage, unit, made)
+
+    def _forward_unsaved(self, stage: int, unit: int) -> None:
+        with torch.no_grad():
+            self._output(stage, unit, self._run(stage, unit, self._input(stage, unit, keep=True)))
+
+    def _forward_again(self, stage: int, unit: int) -> None:
+        entered = self._input(stage, unit)
+        self.saved[stage, unit] = Saved.of(entered, self._run(stage, unit, entered))
+
+    def _whole_backward(self, stage: int, unit: int) -> None:
+        self._clear(stage)
+        self._backward(stage, unit)
+        if self.mimose is not None:
+            self.mimose.end()
+
+    def _clear(self, stage: int) -> None:
+        """Makes room for a stage's gradient: under ZeRO 2 it would have two whole ones while one is reduced. Where a
+        stage is a layer, others' may be under way."""
+        if self.stages[stage].zero == 2 and not self.state.by_layer:
+            self.state.reduced()
+
+    def _backward(self, stage: int, unit: int) -> None:
+        """Through autograd; weight gradients go where the tape puts them."""
+        self.state.gathered(stage)
+        saved, module = self.saved.pop((stage, unit)), self.stages[stage]
+        begins: list[tuple[GradientEdge, Tensor]] = []
+        if module.results:
+            begins += [(saved.made[result], self.loss_grad()) for result in module.results]
+        for hop in module.leaves:
+            grads = self.buffers.take((hop.gradient, stage, unit))
+            pairs = zip(hop.trained, grads, strict=True)
+            begins += [(saved.made[crossing.name], g) for crossing, g in pairs if crossing.name in saved.made]
+        if begins:
+            torch.autograd.backward([edge for edge, _ in begins], [grad for _, grad in begins])
+        for hop in module.enters:
+            leaves = [saved.entered[crossing.name] for crossing in hop.trained]
+            back = tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)
+            self.buffers.tensors[hop.gradient, hop.source, unit] = back
+
+    def loss_grad(self) -> Tensor:
+        """Where backward begins: of the sum over tokens in the mean, times the loss scale."""
+        scaled = 1.0 if self.state.loss_scale is None else self.state.loss_scale.scale
+        return torch.full((), scaled / self.feed.counted, dtype=self._loss_dtype, device=self.device)
+
+    def _input_backward(self, stage: int, unit: int) -> None:
+        tape = self.stages[stage].tape
+        tape.aside = []
+        self._backward(stage, unit)
+        self.aside[stage, unit], tape.aside = tape.aside, None
+        if stage in self._kept and stage not in self._put_aside:
+            tensors = [tensor for deferred in self.aside[stage, unit] for tensor in deferred.reads]
+            apart = tuple(self.feed.batch.values())
+            self._put_aside[stage] = Kept.of(tensors, vocab=self._vocab, loss=False, apart=apart)
+
+    def _weight_backward(self, stage: int, unit: int) -> None:
+        self._clear(stage)
+        with torch.no_grad():
+            for deferred in self.aside.pop((stage, unit)):
+                deferred.weight_grad()
+
+
+def _angles(graph: Graph, positions: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """Tables of the model's rotary embeddings, which all microbatches share."""
+    tables: list[Tensor] = []
+    for block in graph.blocks:
+        for op in block.ops:
+            if op.does == "rotates":
+                fraction = op.attr("fraction", 1.0)
+                assert isinstance(fraction, float)
+                width = int((block.tensor(op.inputs[0]).dims[-1].size or 0) * fraction)
+                tables += shared_tables(op.attrs, positions, width, dtype, device)
+    return tuple(tables)

@@ -1,0 +1,372 @@
+"""The interpreter: one rank runs its rows of a Program in issue order, on real tensors.
+
+`Executor.step(batch)` does one step of training and returns the loss and gradient norm; the actions are those that the
+simulator plays, whatever the schedule. A row on the compute stream is done before the next; one on another stream is
+started, and its first reader waits for it, across the end of the step too. Buffers have the Program's names, (name,
+stage, unit). What actions do: `compute`, `messages`, `state`. Left out: clocks (`measure`), data, and what is inside a
+stage (`apply`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gnomon.errors import PlanError
+from gnomon.graph import Graph
+from gnomon.lowering.optimizer import effective_zero
+from gnomon.methods import check_methods, mimose, partial_reduce
+from gnomon.plans import Plan, Workload, shared_parameters
+from gnomon.plans import batch as batch_of
+from gnomon.plans.ends import cut_ends
+from gnomon.plans.experts import under
+from gnomon.program import Program
+from gnomon.runtime.mesh.arrivals import channels, proofs
+from gnomon.runtime.mesh.collectives import all_reduce
+from gnomon.runtime.mesh.groups import Groups, stage_sets
+from gnomon.runtime.module.apply import NOTHING_BESIDE, apply, dtypes, has_experts, holders
+from gnomon.runtime.module.crossings import Shapes, hops
+from gnomon.runtime.module.stage import Batch, Stage
+from gnomon.runtime.optim.update import AdamWSettings, Update
+from gnomon.runtime.parameters.files import ReadAhead
+from gnomon.runtime.parameters.parameters import CPU, Parameters, Values
+from gnomon.runtime.processes.launch import check_place
+from gnomon.runtime.step.buffers import Buffers
+from gnomon.runtime.step.compute import Compute
+from gnomon.runtime.step.feed import Feed, size_named
+from gnomon.runtime.step.host_update import DelayedRows, HostUpdate, moved_stages
+from gnomon.runtime.step.messages import Messages
+from gnomon.runtime.step.mimose import Mimose
+from gnomon.runtime.step.resident_bytes import levels
+from gnomon.runtime.step.rows import Action, Row, followed, plan_stages, rows, stages_of_row
+from gnomon.runtime.step.state import State
+from gnomon.runtime.step.vocabulary import Divided, Heads
+from gnomon.runtime.step.vocabulary_passes import Passes
+from gnomon.runtime.watch.measure import Levels, Recorder, clock_of, gather, per_class
+from gnomon.runtime.watch.watchdog import SILENT_S, Watchdog
+from gnomon.timeline import ROLES, Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step returns on one rank."""
+
+    loss: Tensor
+    """This rank's part of the mean loss over all tokens of the step: the sum over ranks is the loss."""
+    grad_norm: Tensor
+    """Global norm before clipping; NaN where the plan neither clips nor computes in fp16: nobody measured it."""
+
+
+class Executor:
+    """One rank of a job: its rows, stages, optimizer states and buffers."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        workload: Workload,
+        *,
+        seed: int = 0,
+        settings: AdamWSettings = AdamWSettings(),  # noqa: B008 (frozen)
+        program: Program | None = None,
+        device: torch.device = CPU,
+        values: Values | None = None,
+        states: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """program: what to run in place of `lower`'s, for the same plan; a plan with methods that rewrite the Program
+        needs it, since only a prediction has what they ask for (`Prediction.structure.program`). device: this rank's,
+        where all that it holds lies; `launch` gives every process its own. values: of parameters at step 0
+        (`pretrained.values_of`); None: random ones by the seed. states: buffers of a captured model by
+        name. `torch.distributed` must be initialised.
+        PlanError for what the runtime does not run, ProgramError for a Program that is no step of the plan."""
+        if partial_reduce.METHOD.used(plan):
+            raise PlanError("a plan with partial_reduce is run by gnomon run alone; leave the pass out here")
+        check_place(plan.device_of)
+        graph = under(graph, plan)
+        self.graph, self.plan, self.workload, self.device = graph, plan, workload, device
+        ends = cut_ends(plan, graph) if plan.schedule.vocabulary != "ends" else None
+        self.inside, self.plan_inside = (graph, plan) if ends is None else (ends.inside, ends.plan)
+        """What stages run, and by which plan: without an embedding and a head that all pipeline ranks divide."""
+        held_by = holders(self.plan_inside, self.inside, effective_zero(plan))
+        tied = {stage for stages in held_by.values() for stage in stages}
+        self.program = followed(graph, plan, workload, program, tied, in_order=device.type == "cuda")
+        self.groups = self._groups()
+        if workload.router.padded:
+            raise PlanError("the runtime does not fill experts up to their capacity; leave out router.padded")
+        self.divided = None if ends is None else Divided.of(ends, plan, self.groups)
+        by_layer = self.program.num_stages > plan.num_stages
+        self.stages = self._stages(seed, values, states or {})
+        here, dtype = self.groups.here, dtypes(plan).param
+        held = [stage for stage, rank in enumerate(plan.pipeline_ranks) if rank == here.pipeline_rank]
+        self.feed = Feed(graph, plan, workload, self.groups, held, device)
+        self.buffers = Buffers()
+        self.buffers.proofs = proofs(self.program, here.pipeline_rank)
+        shared = frozenset(held_by) - self._lent()
+        self.state = State(self.stages, self.groups, self.buffers, settings, plan.optimizer.kind, shared, device)
+        self.state.clips = plan.optimizer.clip
+        self.state.by_layer = by_layer and effective_zero(plan) < 3
+        self.host = HostUpdate(self.state, self.stages, moved_stages(self.program))
+        self.compute = Compute(graph, self.stages, self.state, self.buffers, self.feed, dtype)
+        if mimose.METHOD.used(plan):
+            check_methods(plan, "run")
+            ((_, stage),) = self.stages.items()
+            self.compute.mimose = Mimose(mimose.settings_of(plan), graph, stage, self.resident_bytes, device)
+        self.messages = Messages(
+            plan,
+            self.groups,
+            self.buffers,
+            self.program,
+            plan_stages(self.inside, self.plan_inside, self.program),
+            hops(self.inside, self.plan_inside, by_layer=by_layer),
+            rows=self.feed.rows_of_unit,
+            shapes=Shapes(self.inside, plan.layout, self.groups.mesh, self.feed.sizes, dtype),
+            device=device,
+        )
+        self.heads: Heads | None = None
+        if (cut := self.divided) is not None:
+            made = Heads if plan.schedule.vocabulary == "interlaced" else Passes
+            self.heads = made(cut, self.stages[cut.at], self.groups, self.compute, self.buffers, self.feed)
+        actions = {**self.compute.actions(), **self.messages.actions(), **self._parameter_actions()}
+        if self.heads is not None:
+            actions |= self.heads.actions()
+        self.rows = rows(self.program, here.pipeline_rank, actions)
+        self.disk = self._disk()
+        self.delayed: DelayedRows | None = None
+        """Where updates lag: which rows a step has."""
+        if plan.optimizer.delay:
+            kinds = [self.program.kinds[self.program.kind[row.number]].name for row in self.rows]
+            self.delayed = DelayedRows(self.rows, kinds)
+        self._join_buckets()
+        self.watchdog: Watchdog | None = None
+
+    def _stages(self, seed: int, values: Values | None, states: Mapping[str, Tensor]) -> dict[int, Stage]:
+        stages = apply(
+            self.inside,
+            self.plan_inside,
+            self.groups,
+            seed=seed,
+            capacity=self.workload.router.capacity,
+            device=self.device,
+            values=values,
+            by_layer=self.program.num_stages > self.plan.num_stages,
+            beside=NOTHING_BESIDE if self.divided is None else self.divided.beside(self.graph),
+            whole=self.graph,
+        )
+        for part in stages.values():
+            wanted = part.state_names.difference(*(still.by_name for still in part.still))
+            part.states = {name: x for name, x in states.items() if name in wanted}
+        return stages
+
+    def _disk(self) -> ReadAhead:
+        """Reads parameters in the order of the rows, where they wait in files."""
+        gathers = [row for row in self.rows if self.program.kinds[self.program.kind[row.number]].name == "UNSHARD"]
+        stages = [self.stages[stage] for row in gathers for stage in stages_of_row(self.program, row.number)]
+        return ReadAhead([held.file for stage in stages for held in stage.parts if held.file is not None])
+
+    def _join_buckets(self) -> None:
+        """Has gradients that one all-reduce sums lie together."""
+        for row in self.rows:
+            stages = tuple(stages_of_row(self.program, row.number))
+            if len(stages) > 1 and self.program.kinds[self.program.kind[row.number]].name == "AR":
+                self.state.put_together(stages)
+
+    def _lent(self) -> set[str]:
+        """Parameters that layers of one of the plan's stages share, and no other stage holds: they are there once."""
+        lent = {name for stage in self.stages.values() for name in stage.borrowed}
+        return lent - set(shared_parameters(self.plan_inside, self.inside))
+
+    def _groups(self) -> Groups:
+        return Groups.of(
+            self.plan,
+            kv_heads=size_named(self.graph, "kv_heads"),
+            experts=has_experts(self.graph),
+            tied=next(iter(shared_parameters(self.plan_inside, self.inside).values()), ()),
+            channels=channels(self.program),
+            size=batch_of(self.plan, self.workload)[1],
+            vocabulary=self.plan.schedule.vocabulary != "ends",
+        )
+
+    def _parameter_actions(self) -> Mapping[str, Action]:
+        """Those of parameters and gradients, by kind; some rows are about several stages."""
+        state = self.state
+
+        def about() -> Sequence[int]:
+            return tuple(stages_of_row(self.program, self.buffers.row))
+
+        def reduce(stage: int) -> None:
+            comm, stages = self.program.comm_of(self.buffers.row), about()
+            if len(stages) > 1:
+                state.all_reduce_bucket(stages, comm)
+            else:
+                state.all_reduce(stage, comm)
+
+        def norm() -> None:
+            self.host.added()
+            state.measure_norm(about())
+
+        return {
+            **self.host.actions(about),
+            "AR": lambda stage, unit: reduce(stage),
+            "UNSHARD": lambda stage, unit: state.unshard(about()),
+            "RESHARD": lambda stage, unit: state.reshard(stage),
+            "REDUCE_GRAD": lambda stage, unit: state.reduce_grad(about()),
+            "NORM": lambda stage, unit: norm(),
+            "OPT": lambda stage, unit: state.update(stage),
+        }
+
+    def watch(self, *, silent_s: float = SILENT_S) -> None:
+        """Has a thread look after the ranks from now on: one that is silent for so long ends the job, by a message
+        that says who waits where."""
+        if self.plan.world_size > 1:
+            self.watchdog = Watchdog(self.program, self.groups.here.rank, self.plan.world_size, silent_s=silent_s)
+
+    def step(self, batch: Tensor | Batch, recorder: Recorder | None = None) -> StepResult:
+        """One step. batch: (global_batch_size, seq_len + 1) token ids, or the graph's inputs by name, rows first, with
+        `documents` beside them where rows hold several (`packing`); the same on all ranks, and each reads its part.
+        recorder: takes the times of the rows; none are taken without it."""
+        self.feed.take(batch)
+        self.buffers.recorder = recorder
+        self.state.new_step()
+        self.compute.new_step()
+        chosen = self._rows_now()
+        if recorder is None:
+            for row in chosen:
+                self._do(row)
+        else:
+            self._do_timed(chosen, recorder)
+        self.buffers.wait_sent()
+        if self.watchdog is not None:
+            self.watchdog.row = -1
+        if recorder is not None:
+            self._hold(recorder)
+        self.buffers.recorder = None
+        return StepResult(loss=self.compute.loss, grad_norm=self.state.norm)
+
+    def _do(self, row: Row) -> None:
+        self.buffers.row, self.buffers.blocks = row.number, row.blocks
+        if self.watchdog is not None:
+            self.watchdog.row = row.number
+        self.buffers.end_finished()
+        if self.host.going:
+            self.host.arrive(stages_of_row(self.program, row.number))
+        row.action(row.stage, row.unit)
+
+    def _rows_now(self) -> Sequence[Row]:
+        """Those of this step: all of the Program's, but for what a delayed update has not, or does later."""
+        if self.delayed is None:
+            return self.rows
+        updates = max((rule.steps for _, rule in self.parameters()), default=0)
+        self.host.beside = updates >= self.plan.optimizer.delay_after
+        if not self.host.beside:
+            return self.delayed.usual
+        return self.delayed.later if self.host.waits else self.delayed.first
+
+    def settle(self) -> None:
+        """Applies the gradients that a delayed update has not read yet, so that nothing waits: before a checkpoint and
+        at the end. All ranks must call it."""
+        self.synchronise()
+        if self.delayed is not None and self.host.waits:
+            self.host.beside = False
+            for row in self.delayed.settling:
+                self._do(row)
+            self.synchronise()
+
+    def _do_timed(self, chosen: Sequence[Row], recorder: Recorder) -> None:
+        recorder.begin()
+        self._hold(recorder)
+        for row in chosen:
+            span = recorder.open(row.number) if row.timed else -1
+            self._do(row)
+            if row.timed:
+                recorder.close(span)
+            self._hold(recorder)
+        self.synchronise()
+
+    def _hold(self, recorder: Recorder) -> None:
+        """Notes what this rank holds after a row."""
+        if recorder.memory:
+            recorder.hold(self.buffers.row, self._levels())
+
+    def _levels(self) -> Levels:
+        held = [part for stage in self.stages.values() for part in stage.parts]
+        return levels(held, self.state.nbytes, self.buffers, self.compute.microbatches(), self.stages)
+
+    def resident_bytes(self) -> int:
+        """On the device now, between two actions: what is between them, and the batch and tables."""
+        apart = [x for part in self.stages.values() for x in part.states.values()]
+        beside = {x.untyped_storage().data_ptr(): x for x in (*apart, *self.compute.apart) if x is not None}
+        for part in self.stages.values():  # counted as parameters
+            for still in part.still:
+                if still.flat is not None:
+                    beside.pop(still.flat.untyped_storage().data_ptr(), None)
+        return sum(self._levels()) + sum(x.untyped_storage().nbytes() for x in beside.values())
+
+    def measured_step(self, batch: Tensor | Batch, *, memory: bool = False) -> tuple[StepResult, Timeline]:
+        """One step and its Timeline with a worker for each rank; the ranks meet before and after.
+
+        memory: what each rank holds over time too, by the classes of a prediction, `temporary` and after it apart.
+        """
+        recorder = Recorder(memory=memory, clock=clock_of(self.device))
+        group = self.groups.by_comm["norm"]
+        if group is not None:
+            dist.barrier(group=group)
+        result = self.step(batch, recorder)
+        return result, gather(self.program, recorder, group)
+
+    def per_class(self, timeline: Timeline) -> Timeline:
+        """A measured Timeline as predictions have them: a worker for each rank class: its first rank, or
+        where ranks have other shares the one that computes longest, as predictions price it."""
+        uneven = any(stage.shares for stage in self.plan.stages)
+        first = [_busiest(timeline, ranks) if uneven else ranks[0] for ranks in stage_sets(self.plan)]
+        return per_class(timeline, first, self.program.counts)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What methods that decide in the run say of it."""
+        return () if self.compute.mimose is None else (self.compute.mimose.said(),)
+
+    def parameters(self) -> Iterator[tuple[Parameters, Update]]:
+        """What this rank holds of the model, and the optimizer's states of it."""
+        for number, stage in self.stages.items():
+            yield from zip(stage.held, self.state.adam[number], strict=True)
+
+    def synchronise(self) -> None:
+        """Waits for everything that was started, so that parameters are those after the last update."""
+        self.host.finish()
+        self.buffers.wait_all()
+        self.disk.finish()
+
+    def leave(self) -> None:
+        """Ends this job's process groups, for a process that goes on to another plan. Every rank must call it, and none
+        runs a step after it."""
+        self.synchronise()
+        if self.watchdog is not None:
+            self.watchdog.close()
+        self.groups.leave()
+        self.host.close()
+        self.disk.close()
+        if self.heads is not None:
+            self.heads.close()
+        self.delayed = None
+        self.rows.clear()  # they hold this object, and with it the groups, until garbage is collected
+
+    def total_loss(self, result: StepResult) -> float:
+        """The mean loss over all tokens of the step; all ranks must ask."""
+        total = result.loss.clone()
+        group = self.groups.by_comm["norm"]
+        if group is not None:
+            all_reduce(total, group)
+        return float(total)
+
+
+def _busiest(timeline: Timeline, ranks: Sequence[int]) -> int:
+    """Of these workers, the one whose spans of compute take longest together."""
+    spans = timeline.spans
+    held = np.where(spans.role == ROLES.index("compute"), spans.end_s - spans.start_s, 0.0)
+    total = np.bincount(spans.worker, held, minlength=len(timeline.workers))
+    return max(ranks, key=lambda rank: float(total[rank]))

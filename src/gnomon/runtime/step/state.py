@@ -1,0 +1,337 @@
+"""What happens to a rank's parameters and gradients in a step: gathered, freed, reduced, measured, updated.
+
+`State` has one method for each such kind of action; each starts its communication under the name of the buffer that it
+writes (`buffers`). Gradients are summed, never averaged: the loss is divided by all tokens of the step beforehand.
+Left out: which rows there are, and when (`execute`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from gnomon.program import NO_UNIT
+from gnomon.runtime.mesh.collectives import all_gather, all_reduce, reduce_scatter
+from gnomon.runtime.mesh.groups import Groups
+from gnomon.runtime.mesh.routes import Together, Waits, started
+from gnomon.runtime.module.stage import Stage
+from gnomon.runtime.optim.loss_scale import LossScale
+from gnomon.runtime.optim.matrix import Ranks
+from gnomon.runtime.optim.update import AdamWSettings, Update, clip_scale, squares, summed
+from gnomon.runtime.parameters.parameters import GradientBucket, Parameters
+from gnomon.runtime.parameters.shards import interleaved, kept_shards, packed
+from gnomon.runtime.step.buffers import Buffers, Name
+
+
+class State:
+    """Parameters, gradients and moments of a rank's stages."""
+
+    def __init__(
+        self,
+        stages: Mapping[int, Stage],
+        groups: Groups,
+        buffers: Buffers,
+        settings: AdamWSettings,
+        kind: str,
+        tied: frozenset[str],
+        device: torch.device,
+    ) -> None:
+        """kind: the rule of the update. tied: parameters that several stages hold, whose gradients are added up before
+        it."""
+        self.stages, self.groups, self.buffers, self.settings, self.tied = stages, groups, buffers, settings, tied
+        self.device = device
+        fp16 = any(held.dtypes.param == torch.float16 for stage in stages.values() for held in stage.held)
+        self.loss_scale: LossScale | None = LossScale() if fp16 else None
+        """Of plans that compute in fp16."""
+        self.watch: Callable[[Parameters], None] | None = None
+        """Is shown parameters with their whole gradient, before they are updated."""
+        self.adam = {number: tuple(Update.of(held, kind) for held in stage.held) for number, stage in stages.items()}
+        self.on_host: Mapping[int, Sequence[Parameters]] = {}
+        """Stages whose update is on the host -> the host's side of their parameters."""
+        self.clips = True
+        """Whether gradients are clipped to the norm that is measured."""
+        self.by_layer = False
+        """Whether a stage of the Program is a layer though ZeRO 3 does not ask for it."""
+        self.buckets: dict[tuple[int, ...], list[GradientBucket]] = {}
+        self.new_step()
+
+    @property
+    def nbytes(self) -> int:
+        """Of the moments on the device."""
+        return sum(adam.nbytes for n, parts in self.adam.items() if n not in self.on_host for adam in parts)
+
+    def put_on_host(self, parts: Mapping[int, Sequence[Parameters]]) -> None:
+        """The moments of these stages are the host's, and so is their gradient once it came down."""
+        self.on_host = parts
+        kinds = {number: self.adam[number][0].kind for number in parts}
+        self.adam |= {n: tuple(Update.of(held, kinds[n]) for held in host) for n, host in parts.items()}
+
+    def wait_for_gradient(self, stage: int) -> None:
+        """Until the stage's gradient is there."""
+        self.buffers.wait(self._grad_name(stage))
+
+    def new_step(self) -> None:
+        """Forgets the norm of the step before."""
+        self.norm = torch.full((), float("nan"), dtype=torch.float64, device=self.device)
+        self.scale: Tensor | float = 1.0
+        self.skips = False
+        """Whether gradients overflowed, so that the step updates nothing."""
+        self.joined = False
+
+    def gathered(self, stage: int) -> None:
+        """Until the gather of the stage's parameters has arrived."""
+        self.buffers.wait(("P", stage, NO_UNIT))
+
+    def _grad_name(self, stage: int) -> Name:
+        return ("GS" if self.stages[stage].zero >= 2 else "G", stage, NO_UNIT)
+
+    def _group(self, held: Parameters, comm: str) -> ProcessGroup | None:
+        """The ranks that these parameters have in common under a communicator of the Program."""
+        return self.groups.by_comm[held.comm(comm)]
+
+    def put_together(self, stages: Sequence[int]) -> None:
+        """Has gradients of several layers lie together: a bucket, which one all-reduce sums."""
+        held = [held for number in stages for held in self.stages[number].held]
+        parts = [[one for one in held if one.experts == experts] for experts in (False, True)]
+        self.buckets[tuple(stages)] = [GradientBucket(part) for part in parts if part]
+
+    def all_reduce_bucket(self, stages: Sequence[int], comm: str) -> None:
+        """AR of several layers: the sum over data-parallel ranks of their gradients, together."""
+        names = [self._grad_name(number) for number in stages]
+        for name in names:
+            self.buffers.wait(name)
+        made = self.buckets[tuple(stages)]
+        sums = [(bucket.whole(), group) for bucket in made if (group := self._group(bucket.members[0], comm))]
+        if sums:
+            works = Together(tuple(started(all_reduce(grad, group, wait=False)) for grad, group in sums))
+            self.buffers.start(names[0], works, sum(grad.nbytes for grad, _ in sums), also=names[1:])
+
+    def all_reduce(self, stage: int, comm: str) -> None:
+        """AR: the sum over a communicator of the gradient, or of what it adds up of it."""
+        name = self._grad_name(stage)
+        self.buffers.wait(name)
+        if comm == "embedding":
+            self.join_tied(name)
+            return
+        if comm in ("dp", "dp_replicate"):
+            grads = [(held.my_grad(), group) for held in self.stages[stage].held if (group := self._group(held, comm))]
+            if grads:
+                works = Together(tuple(started(all_reduce(grad, group, wait=False)) for grad, group in grads))
+                self.buffers.start(name, works, sum(grad.nbytes for grad, _ in grads))
+            return
+        group = self.groups.by_comm[comm]
+        if group is not None:
+            self._sum_parts(stage, comm, group)
+
+    def _sum_parts(self, stage: int, comm: str, group: ProcessGroup) -> None:
+        """Adds up the gradients that ranks of `comm` have terms or copies of: small ones packed together, large ones
+        where they lie."""
+        name = self._grad_name(stage)
+        chosen = [
+            held.my_grad()[slice(*range_)]
+            for held in self.stages[stage].held
+            for slot, range_ in held.pieces()
+            if slot.sums == comm
+        ]
+        if not chosen:
+            return
+        summed, unpack = packed(chosen)
+        works = Together(tuple(started(all_reduce(grad, group, wait=False)) for grad in summed))
+        copied = tuple(grad for grad in summed if all(grad is not one for one in chosen))
+        self.buffers.start(name, works, sum(grad.nbytes for grad in chosen), unpack, copied)
+
+    def is_tied(self, stage: int) -> bool:
+        """Whether it holds a parameter that another stage holds too."""
+        return any(not held.experts and self.tied & set(held.by_name) for held in self.stages[stage].held)
+
+    def join_tied(self, row: Name | None = None) -> None:
+        """Gives every stage that holds a tied parameter the sum of all their gradients, once a step: over the stages of
+        this rank, and over the communicator `embedding`. Under ZeRO stages cut a parameter into other shards than each
+        other, so ranks that shard exchange its whole gradient. row: what an AR of the Program writes; without one, all
+        holders are on this pipeline rank, and the first NORM or OPT comes here."""
+        elsewhere = row is None and self.groups.by_comm.get("embedding") is not None  # an AR does it, in its own step
+        if self.joined or elsewhere or not self.tied:
+            return
+        self.joined = True
+        stages = {
+            n: held
+            for n, stage in self.stages.items()
+            for held in stage.held
+            if not held.experts and self.tied & set(held.by_name)
+        }
+        if not stages:
+            return
+        for number in stages:
+            self.wait_for_gradient(number)
+        for number in stages:
+            self.buffers.wait(self._grad_name(number))
+        sharded = any(held.zero for held in stages.values())
+        group = self.groups.by_comm["embedding"] or (self.groups.by_comm["dp_shard"] if sharded else None)
+        if group is None and len(stages) == 1:
+            return
+        slots = {slot.name: slot for held in stages.values() for slot in held.slots if slot.name in self.tied}
+        first, size = dict[str, int](), 0
+        for name, slot in sorted(slots.items()):
+            first[name], size = size, size + slot.stop - slot.start
+        some = next(iter(stages.values()))
+        total = torch.zeros(size, dtype=some.dtypes.grad, device=self.device)
+        parts: list[tuple[Parameters, slice, slice]] = []
+        for held in stages.values():
+            for slot, (low, high) in held.pieces():
+                if slot.name in first:
+                    at = first[slot.name] + held.mine[0] + low - slot.start
+                    parts.append((held, slice(low, high), slice(at, at + high - low)))
+        for held, mine, whole in parts:
+            total[whole] += held.my_grad()[mine]
+
+        def hand_out() -> None:
+            for held, mine, whole in parts:
+                held.my_grad()[mine] = total[whole]
+
+        if row is None or group is None:
+            if group is not None:
+                all_reduce(total, group)
+            hand_out()
+            return
+        self.buffers.start(row, all_reduce(total, group, wait=False), total.nbytes, hand_out, (total,))
+        if len(stages) > 1:
+            self.buffers.wait(row)
+
+    def unshard(self, stages: Iterable[int]) -> None:
+        """UNSHARD: whole parameters from the shards of all ranks."""
+        for number in stages:
+            self.buffers.wait(("PS", number, NO_UNIT))
+            works, size = [], 0
+            for held in self.stages[number].parts:
+                if not held.zero:
+                    continue  # nobody to divide over: they are whole
+                (flat, part), group = held.make_room(), self._shards(held)
+                if group is None:
+                    continue  # a copy from the host made them whole
+                works.append(started(all_gather(flat, part, group, wait=False)))
+                size += flat.nbytes
+            self.buffers.start(("P", number, NO_UNIT), Together(tuple(works)), size)
+
+    def reshard(self, stage: int) -> None:
+        """RESHARD: frees what was gathered."""
+        self.gathered(stage)
+        for held in self.stages[stage].parts:
+            if held.zero == 3:
+                held.flat = None
+
+    def _shards(self, held: Parameters) -> ProcessGroup | None:
+        """The ranks that divide them; None for parameters that only a copy from the host brings."""
+        group = self._group(held, "dp_shard")
+        assert group is not None or held.away, "rows that shard need several ranks to divide over"
+        return group
+
+    def reduce_grad(self, stages: Iterable[int]) -> None:
+        """REDUCE_GRAD: this rank's shard of the sum of gradients, in place; later units add to it. One at a time under
+        ZeRO 2 and 3: what is under way holds a whole gradient."""
+        numbers = tuple(stages)
+        if self.by_layer or len(numbers) > 1:
+            self.reduced()
+        if len(numbers) > 1:
+            return self._reduce_together(numbers)
+        for number in numbers:
+            stage, name = self.stages[number], self._grad_name(number)
+            if stage.zero >= 2:
+                self.reduced()
+            self.buffers.wait(name)
+            works, wholes, parts = list[Waits](), list[Tensor](), list[tuple[Parameters, Tensor]]()
+            for held in stage.reduced:
+                if not held.zero:
+                    continue
+                whole = held.whole_grad()
+                part, group = whole[held.mine[0] : held.mine[1]], self._shards(held)
+                if group is not None:
+                    works.append(started(reduce_scatter(part, whole, group, wait=False)))
+                wholes.append(whole)
+                parts.append((held, part))
+                if held.zero >= 2:
+                    held.grad = None
+            size = sum(whole.nbytes for whole in wholes)
+            if stage.zero == 1:
+                self.buffers.start(name, Together(tuple(works)), size)
+                continue
+            self.buffers.start(name, Together(tuple(works)), size, partial(kept_shards, parts), tuple(wholes))
+            if not works:  # one rank has all of it
+                self.buffers.wait(name)
+
+    def _reduce_together(self, stages: Sequence[int]) -> None:
+        """The same of several layers by one reduce-scatter: their gradients are copied beside each other (`shards`)."""
+        names = [self._grad_name(number) for number in stages]
+        for name in names:
+            self.buffers.wait(name)
+        held = [held for number in stages for held in self.stages[number].reduced if held.zero]
+        works, wholes, parts = list[Waits](), list[Tensor](), list[tuple[Parameters, Tensor]]()
+        for experts in (False, True):
+            if members := [one for one in held if one.experts == experts]:
+                whole = interleaved(members)
+                part, group = whole[members[0].shard_number], self._shards(members[0])
+                if group is not None:
+                    works.append(started(reduce_scatter(part, whole.view(-1), group, wait=False)))
+                wholes.append(whole)
+                parts += zip(members, part.split([one.mine[1] - one.mine[0] for one in members]), strict=True)
+        for one in held:
+            if one.zero >= 2:
+                one.grad = None
+        size = sum(whole.nbytes for whole in wholes)
+        self.buffers.start(
+            names[0], Together(tuple(works)), size, partial(kept_shards, parts), tuple(wholes), also=names[1:]
+        )
+
+    def reduced(self) -> None:
+        """Until no shard of a gradient is under way."""
+        for name in [n for n in self.buffers.arriving if n[0] == "GS" or (self.by_layer and n[0] == "G")]:
+            self.buffers.wait(name)
+
+    def measure_norm(self, stages: Iterable[int]) -> None:
+        """NORM: the global gradient norm, and the factor that clips to it."""
+        numbers, terms = tuple(stages), list[Tensor]()
+        down = {n for n in numbers if any(part.grad is not None for part in self.on_host.get(n, ()))}
+        if not down.issuperset(
+            numbers
+        ):  # those that went down were joined before; a delayed norm is of the step before
+            self.join_tied()
+        for number in numbers:
+            self.buffers.wait(self._grad_name(number))
+            for held in self.on_host[number] if number in down else self.stages[number].held:
+                terms.append(squares(held))
+        total = summed(terms, self.device)
+        group = self.groups.by_comm["norm"]
+        if group is not None:
+            all_reduce(total, group)
+        self.norm = total.sqrt()
+        by = self.loss_scale.scale if self.loss_scale is not None else 1.0
+        if self.loss_scale is not None:
+            self.norm /= by
+            self.skips = not math.isfinite(float(self.norm))  # the same on every rank
+            self.loss_scale.update(finite=not self.skips)
+        self.scale = (clip_scale(self.norm, self.settings.clip_norm) if self.clips else 1.0) / by
+
+    def ranks_of(self, held: Parameters) -> Ranks:
+        """That have parts of the same matrices."""
+        shards, parts = self._shards(held) if held.zero else None, self.groups.by_comm.get("vocabulary")
+        if parts is not None:  # without tensor parallelism
+            return Ranks(shards=shards, inner=parts, unlike=True)
+        return Ranks(shards=shards, inner=self.groups.by_comm.get("etp" if held.experts else "tp"))
+
+    def update(self, stage: int) -> None:
+        """OPT: the update of this rank's part."""
+        self.join_tied()
+        self.buffers.wait(self._grad_name(stage))
+        if self.stages[stage].zero < 3:
+            self.gathered(stage)
+        if self.watch is not None:
+            for held in self.stages[stage].held:
+                self.watch(held)
+        for held, adam in zip(self.stages[stage].held, self.adam[stage], strict=True):
+            if not self.skips:
+                adam.update(held, self.settings, scale=self.scale, ranks=self.ranks_of(held))
+            held.drop_grad()

@@ -1,0 +1,323 @@
+"""A divided vocabulary in passes (`vocab_1`, `vocab_2`): a rank computes its parts and goes on while ranks exchange.
+
+`Passes` has a function for each action of `orders.patterns.vocabulary`. What ranks exchange is done by one thread, in
+the order of the rows, as on a stream of its own. Until the softmax is known over all parts each rank keeps exponentials
+over its own largest logit; SUM_V brings the factor that they lack. Leaves out `interlaced`, where all ranks meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from gnomon.errors import PlanError
+from gnomon.runtime.mesh.collectives import all_reduce
+from gnomon.runtime.module.blocks import BlockRun, Frame
+from gnomon.runtime.module.crossings import Shape
+from gnomon.runtime.module.stage import Batch
+from gnomon.runtime.parameters.parameters import Weight
+from gnomon.runtime.step.buffers import Name
+from gnomon.runtime.step.rows import Action
+from gnomon.runtime.step.vocabulary import Divided, Heads
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An exchange under way."""
+
+    future: Future[None]
+
+    def wait(self) -> Any:
+        """Until it is over."""
+        return self.future.result()
+
+    def is_completed(self) -> bool:
+        """Whether it is."""
+        return self.future.done()
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What the head's product made, and the logits after it, which may be the same."""
+
+    product: Tensor
+    logits: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What S leaves for T of a microbatch."""
+
+    edge: GradientEdge | None
+    """Of the logits, where backward goes through the product (`vocab_1`)."""
+    made: Made
+    """Where it does not; only what autograd has of it is read."""
+    hidden: Tensor
+    """A leaf."""
+    exponentials: Tensor
+    """(…, rows): of the logits less their largest, `VS`."""
+    local: Tensor
+    """(…): the row that a label has here, 0 for others."""
+    here: Tensor
+    """(…): whether it is here."""
+    counts: Tensor
+    """(…): whether a label counts."""
+
+
+_EMPTY = torch.empty(0)
+NOTHING = Made(_EMPTY, _EMPTY)
+"""Of a head whose logits are its product."""
+
+
+class Passes(Heads):
+    """A rank's part at work."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.early = self.divided.plan.schedule.vocabulary == "vocab_2"
+        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.parts: dict[int, Part] = {}
+        self.at = self.divided.at
+        if self.lookup is not None:
+            self.local_lookup = self._stage(self.lookup.layers[0], _alone(self.divided), self.lookup.leaves)
+        layer = self.head.layers[0]
+        self.run = _alone(self.divided)[layer.call.block]
+        self.product, self.loss_op = self.run.ops[0].site, self.run.ops[-1].site
+        if self.loss_op.op.does != "compares labels":
+            raise PlanError(f"vocabulary: {layer.label} does not end in its loss; use 'ends'")
+        self.bound = dict(layer.call.inputs)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self.thread.shutdown()
+
+    def actions(self) -> Mapping[str, Action]:
+        """By kind."""
+        return {
+            "EMBED": self._embed,
+            "SUM_E": self._sum_embedded,
+            "CAST_E": self._cast_gradient,
+            "EGRAD": self._embedding_gradient,
+            "CAST_H": self._cast_hidden,
+            "S": self._logits,
+            "SUM_V": self._sum_softmax,
+            "T": self._gradients,
+            "SUM_H": self._sum_gradient,
+        }
+
+    def _start(
+        self,
+        name: Name,
+        nbytes: int,
+        exchange: Callable[[], None],
+        finish: Callable[[], None],
+        also: Sequence[Name] = (),
+    ) -> None:
+        self.buffers.start(name, Turn(self.thread.submit(exchange)), nbytes, finish, also=also)
+
+    def _put(self, name: Name, *tensors: Tensor) -> None:
+        self.buffers.tensors[name] = tensors
+
+    def _embed(self, stage: int, unit: int) -> None:
+        self.compute.state.gathered(stage)
+        made: dict[str, Tensor] = self.local_lookup({}, self.feed.of_unit(unit))
+        x = made[self.divided.ends.embedded]
+        self.looked_up[unit] = get_gradient_edge(x)
+        self.buffers.wait(("EX", self.at, unit))
+        self._put(("EX", self.at, unit), x.detach())
+
+    def _sum_embedded(self, stage: int, unit: int) -> None:
+        name = ("EX", self.at, unit)
+        (x,) = self.buffers.take(name)
+        keep = (lambda: self._put(name, x)) if self.is_first else _nothing
+        self._start(name, x.nbytes, lambda: self._sum(x), keep)
+
+    def _cast_gradient(self, stage: int, unit: int) -> None:
+        assert self.embedded is not None
+        self._cast(("EG", self.at, unit), self.first_rank, self.embedded, here=self.is_first)
+
+    def _cast_hidden(self, stage: int, unit: int) -> None:
+        self._cast(("HX", self.at, unit), self.last_rank, self.hidden, here=self.is_last)
+
+    def _cast(self, name: Name, rank: int, shape: Shape, *, here: bool) -> None:
+        if here:
+            x = self.buffers.take(name)[0].contiguous()
+        else:
+            x = torch.empty(shape.sizes, dtype=shape.dtype, device=self.feed.device)
+        self._start(name, x.nbytes, lambda: _broadcast(x, rank, self.group), lambda: self._put(name, x))
+
+    def _embedding_gradient(self, stage: int, unit: int) -> None:
+        (grad,) = self.buffers.take(("EG", self.at, unit))
+        torch.autograd.backward([self.looked_up.pop(unit)], [grad])
+
+    def _logits(self, stage: int, unit: int) -> None:
+        self.compute.state.gathered(stage)
+        (x,) = self.buffers.take(("HX", self.at, unit))
+        batch, hidden = self.feed.of_unit(unit), x.detach()
+        made = self._product(hidden if self.early else hidden.requires_grad_(), batch)
+        logits = made.logits
+        labels = batch[self.bound[self.loss_op.op.inputs[1]]]
+        wide = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
+        rows = wide.shape[-1]
+        top = wide.amax(-1)
+        exponentials = (wide - top.unsqueeze(-1)).exp_()
+        total = exponentials.sum(-1)
+        local = labels - self.divided.axes["tp"].index * rows
+        here = (local >= 0) & (local < rows)
+        local = torch.where(here, local, 0)
+        target = wide.gather(-1, local.unsqueeze(-1)).squeeze(-1) * here.to(wide.dtype)
+        early = self._early(made, exponentials / total.unsqueeze(-1), local, here) if self.early else ()
+        self._put(("VL", self.at, unit), top, total, target, *early)
+        self.parts[unit] = Part(
+            edge=None if self.early else get_gradient_edge(logits),
+            made=self._light(made),
+            hidden=hidden,
+            exponentials=exponentials,
+            local=local,
+            here=here,
+            counts=labels >= 0,
+        )
+
+    def _light(self, made: Made) -> Made:
+        """The same without logits that nothing reads."""
+        return made if self.early and made.logits is not made.product else NOTHING
+
+    def _product(self, hidden: Tensor, batch: Batch) -> Made:
+        """Logits of this rank's rows. Under `vocab_2` the product itself is no part of autograd's graph: its two
+        gradients come apart."""
+        layer, loss = self.head.layers[0], self.loss_op.op
+        own = {name: source for name, source in layer.call.inputs if name != loss.inputs[1]}
+        given = {name: batch.get(source, hidden) for name, source in own.items()}
+        weights = self.head.weights(layer, self.run)
+        frame = Frame(self.run, given, weights, _no_state, None, {}, self.hidden.dtype)
+        first, *others = self.run.ops[:-1]
+        with torch.set_grad_enabled(not self.early):
+            (product,) = frame.do(first, again=False).values()
+        if self.early and others:
+            frame.values[first.site.op.outputs[0]] = product.requires_grad_()
+        for op in others:
+            frame.do(op, again=False)
+        return Made(product, frame.values[loss.inputs[0]])
+
+    def _early(self, made: Made, softmax: Tensor, local: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient of the hidden states by the softmax of this part alone, and by the labels that are here: rows of the
+        table."""
+        label = torch.zeros_like(softmax).scatter_(-1, local.unsqueeze(-1), here.unsqueeze(-1).to(softmax.dtype))
+        matrix = self._weight(0).matrix
+        matrix = matrix.T if self.product.inner_first else matrix
+        by_softmax = self._before(made, softmax) @ matrix
+        size = self._before(made, label).gather(-1, local.unsqueeze(-1))
+        return by_softmax, matrix[local] * size
+
+    def _before(self, made: Made, grad: Tensor) -> Tensor:
+        """The gradient of the product, of that of the logits."""
+        grad = grad.to(self.hidden.dtype)
+        if made.logits is not made.product:
+            (grad,) = torch.autograd.grad([made.logits], [made.product], [grad], retain_graph=True)
+        factor = self.product.attr("factor", 1.0)
+        return grad if factor == 1.0 else grad * factor
+
+    def _weight(self, index: int) -> Weight:
+        """Of the head's product: its table, or its bias."""
+        name = self.product.op.inputs[1 + index]
+        return self.head.weights(self.head.layers[0], self.run)(name, 0 if index else self.product.weight_rows)
+
+    def _weight_gradients(self, part: Part, grad: Tensor) -> None:
+        """Of the table and the bias, without that of the hidden states, which SUM_V has added up."""
+        rows, read = self._before(part.made, grad).flatten(0, -2), part.hidden.flatten(0, -2)
+        self._weight(0).add_product(*((read, rows) if self.product.inner_first else (rows, read)))
+        if len(self.product.op.inputs) > 2:
+            self._weight(1).add(rows.sum(0))
+
+    def _sum_softmax(self, stage: int, unit: int) -> None:
+        name, last = ("VL", self.at, unit), ("HG", self.last, unit)
+        top, total, target, *early = self.buffers.take(name)
+        own, counts = top.clone(), self.parts[unit].counts
+        weight = self.compute.loss_grad() * self.loss_op.attr("loss_weight", 1.0)
+        factor = torch.empty_like(top)
+
+        def exchange() -> None:
+            all_reduce(top, self._group(), largest=True)
+            torch.exp(own - top, out=factor)
+            mine = total * factor
+            total.copy_(mine)
+            self._sum(total)
+            self._sum(target)
+            if early:
+                ratio, counted = (mine / total).unsqueeze(-1), (weight * counts).unsqueeze(-1)
+                by_softmax, by_label = early
+                by_softmax.copy_((by_softmax * ratio - by_label) * counted)
+                self._sum(by_softmax)
+
+        def finish() -> None:
+            self._put(name, top, total, target, factor)
+            if early and self.is_last:
+                self._put(last, early[0])
+
+        sizes = 3 * top.nbytes + (early[0].nbytes if early else 0)
+        self._start(name, sizes, exchange, finish, [last] if early and self.is_last else [])
+
+    def _gradients(self, stage: int, unit: int) -> None:
+        top, total, target, factor = self.buffers.take(("VL", self.at, unit))
+        part = self.parts.pop(unit)
+        weight = self.loss_op.attr("loss_weight", 1.0)
+        self.compute.loss += self.share(((total.log() + top - target) * part.counts).sum() * weight)
+        grad = part.exponentials.mul_((factor / total).unsqueeze(-1))
+        grad.scatter_add_(-1, part.local.unsqueeze(-1), -part.here.unsqueeze(-1).to(grad.dtype))
+        grad *= (self.compute.loss_grad() * weight * part.counts).unsqueeze(-1)
+        if part.edge is None:
+            self._weight_gradients(part, grad)
+            return
+        torch.autograd.backward([part.edge], [grad.to(self.hidden.dtype)])
+        assert part.hidden.grad is not None
+        self._put(("HG", self.at, unit), part.hidden.grad)
+
+    def _sum_gradient(self, stage: int, unit: int) -> None:
+        (x,) = self.buffers.take(("HG", self.at, unit))
+        name = ("HG", self.last if self.is_last else self.at, unit)
+        keep = (lambda: self._put(name, x)) if self.is_last else _nothing
+        self._start(name, x.nbytes, lambda: self._sum(x), keep)
+
+    def _group(self) -> dist.ProcessGroup:
+        assert self.group is not None
+        return self.group
+
+    def _sum(self, x: Tensor) -> None:
+        all_reduce(x, self._group())
+
+
+def _alone(divided: Divided) -> dict[str, BlockRun]:
+    """The same blocks without what ranks exchange."""
+    made = {}
+    for name, block in divided.blocks.items():
+        alone = made[name] = BlockRun(block, divided.axes)
+        alone.ops = [
+            replace(
+                op,
+                inputs=tuple(i if isinstance(i, str) else replace(i, there=(), back=()) for i in op.inputs),
+                leave=tuple(() for _ in op.leave),
+                enter=tuple(() for _ in op.enter),
+                moves=False,
+            )
+            for op in alone.ops
+        ]
+    return made
+
+
+def _nothing() -> None:
+    """What remains to be done on ranks that only took part."""
+
+
+def _no_state(name: str) -> Tensor:
+    raise AssertionError(f"a divided head reads {name}")
+
+
+def _broadcast(x: Tensor, rank: int, group: dist.ProcessGroup | None) -> None:
+    dist.broadcast(x, rank, group=group)

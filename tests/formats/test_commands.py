@@ -239,7 +239,7 @@ def test_a_stage_is_read_from_the_name_with_what_it_keeps_on_the_host(tmp_path: 
 
 def test_transformers_modules_are_eager_unless_liger_or_the_compiler_is_asked_for(tmp_path: Path) -> None:
     """LlamaRMSNorm keeps an fp32 row and the normalised one: a stack that fuses norms keeps too little."""
-    for flags, norm in (("", "unfused"), (" --use_liger_kernel", None), (" --torch_compile True", None)):
+    for flags, norm in (("", "unfused"), (" --use_liger_kernel", "fused"), (" --torch_compile True", "fused")):
         assert read(tmp_path, RUN_CLM + flags)[1].stack.layers.norm == norm
     assert read(tmp_path, SWIFT + " --deepspeed zero2")[1].stack.layers.norm == "unfused"
 

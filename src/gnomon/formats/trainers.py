@@ -50,6 +50,96 @@ FOUR_BIT = "its states are in four bits; read as in the parameters' dtype: memor
 PAGED = "states move to the host while device memory is short, which is not predicted: memory is too large then"
 
 
+Loss = Literal["unfused", "in_place", "fused", "chunked"]
+"""As `Stack.cross_entropy`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modules:
+    """How transformers' modules run in a job: as they are, or as Liger, torch.compile and others put in their place."""
+
+    fused: bool
+    """Norms and activations are one kernel each. Otherwise LlamaRMSNorm widens to fp32, squares, scales and multiplies
+    in ops of their own, and keeps the fp32 copy and the normalised row; SiLU and its product are two ops
+    (huggingface/transformers v5.23 src/transformers/models/llama/modeling_llama.py)."""
+    loss: Loss
+    """Logits widened to fp32 and their loss op by op, as transformers' ForCausalLMLoss has it, or as a kernel has it."""
+    compiled: bool
+    """torch.compile makes the kernels."""
+    experts: Literal["grouped", "eager", "stacked"]
+    """As `Stack.moe_experts`."""
+
+    def of(self, record: Stack) -> Stack:
+        """The program's record with them, and with what they leave to be chosen."""
+        plain = "fused" if self.fused or self.compiled else "unfused"
+        able = record.runs.choices + tuple(c for c in LEVERS if c not in record.runs.choices)
+        return chosen(
+            record,
+            "transformers' modules",
+            norm=plain,
+            activation=plain,
+            cross_entropy=self.loss,
+            launch_mode="compiled" if self.compiled else None,
+            moe_experts=self.experts,
+            choices=able,
+        )
+
+
+LEVERS = ("chunked_loss", "eight_bit_states", "grouped_experts")
+"""What trainers around transformers have beside what the program that shards says: Liger's loss, bitsandbytes'
+optimizers, transformers' grouped products of experts."""
+
+LIGER = ("use_liger_kernel", "enable_liger_kernel", "use_liger")
+"""Switches of all of Liger's kernels: norms, activations, and the loss with the head."""
+LIGER_PARTS = ("liger_rms_norm", "liger_glu_activation", "liger_layer_norm")
+CHUNKED = ("liger_fused_linear_cross_entropy", "cut_cross_entropy", "use_liger_loss", "unsloth_cross_entropy_loss")
+"""Losses that are computed with the head, so that logits are never whole: Liger's, Apple's CCE."""
+IN_ONE = ("liger_cross_entropy", "flash_attn_cross_entropy")
+IN_PARTS = ("chunked_cross_entropy",)
+EXPERTS = ("experts_implementation", "experts_impl")
+
+
+def modules_of(f: Fields) -> Modules:
+    """How transformers' modules run, by the names that trainers around them share. Experts are modules of their own, as
+    in transformers before release 5, unless the file says how they run."""
+    liger = any(flag(f, name) for name in LIGER)
+    parts = {  # TrainingArguments.liger_kernel_config switches kernels one by one
+        name: flag(f, f"liger_kernel_config.{name}", default)
+        for name, default in (("rms_norm", liger), ("swiglu", liger), ("fused_linear_cross_entropy", liger))
+    }
+    plain = liger and flag(f, "liger_kernel_config.cross_entropy")
+    listed = [flag(f, name) for name in LIGER_PARTS]
+    loss: Loss = "unfused"
+    if (liger and parts["fused_linear_cross_entropy"] and not plain) or any([flag(f, name) for name in CHUNKED]):
+        loss = "chunked"
+    elif plain or any([flag(f, name) for name in IN_ONE]):
+        loss = "fused"
+    elif any([flag(f, name) for name in IN_PARTS]):
+        loss = "in_place"
+    f.ignore("liger_rope", "liger_kernel_config.rope", "chunked_cross_entropy_num_chunks")
+    how = next((str(f.raw(name)) for name in EXPERTS if f.has(name)), "")
+    f.ignore(*EXPERTS)
+    experts: Literal["grouped", "eager", "stacked"] = "eager"
+    if how in ("grouped_mm", "sonicmoe", "deepgemm"):
+        experts = "grouped"
+    elif how == "eager":
+        experts = "stacked"  # the key is of release 5, where weights of experts are one tensor
+    elif how == "batched_mm":
+        f.report(next(name for name in EXPERTS if f.has(name)), BATCHED)
+        experts = "stacked"
+    elif how:
+        f.fail(EXPERTS[0], f"{how!r} is none of transformers' ways: grouped_mm, batched_mm or eager")
+    return Modules(
+        fused=(liger and parts["rms_norm"] and parts["swiglu"]) or any(listed),
+        loss=loss,
+        compiled=flag(f, "torch_compile"),
+        experts=experts,
+    )
+
+
+BATCHED = "a copy of an expert's weights for each token that it has: read as a loop over experts, far too small"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """What a trainer's file says."""
@@ -83,24 +173,8 @@ class Training:
     clip: bool = True
     stack: Stack | None = None
     """The software; FSDP's or DDP's record where there is none."""
-    eager: bool = False
-    """The network is made of transformers' modules, each ATen op a kernel: nothing of theirs is fused."""
-
-
-def in_eager(record: Stack) -> Stack:
-    """`record` with transformers' modules as they are: LlamaRMSNorm widens to fp32, squares, scales and multiplies in
-    ops of their own, and keeps the fp32 copy and the normalised row; SiLU and its product are two ops
-    (huggingface/transformers v5.23 src/transformers/models/llama/modeling_llama.py)."""
-    return chosen(record, "transformers' modules in eager", norm="unfused", activation="unfused")
-
-
-LIGER = ("use_liger_kernel", "enable_liger_kernel", "liger_rms_norm", "liger_glu_activation", "liger_fused_*")
-
-
-def is_eager(f: Fields) -> bool:
-    """Whether neither Liger nor torch.compile is asked for, by the names that trainers around transformers share."""
-    asked = [name for name in f.names() if any(fnmatchcase(name, pattern) for pattern in (*LIGER, "torch_compile"))]
-    return not any(str(f.peek(name)).lower() in ("true", "1", "yes", "auto", "on") for name in asked)
+    modules: Modules | None = None
+    """How the network's modules run, where they are transformers'; None where the program has its own."""
 
 
 def job_of(f: Fields, given: Given, asked: Training, assumed: Sequence[str] = (), stated: int | None = None) -> Job:
@@ -144,7 +218,7 @@ def job_of(f: Fields, given: Given, asked: Training, assumed: Sequence[str] = ()
         model=asked.model,
         plan=plan,
         workload=Workload(global_batch_size=total, seq_len=given.seq_len or asked.seq_len),
-        stack=in_eager(record) if asked.eager else record,
+        stack=record if asked.modules is None else asked.modules.of(record),
         devices=given.devices,
         notes=tuple(f.notes),
         unexpressed=tuple(f.unexpressed),
@@ -185,7 +259,7 @@ def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Pat
     return replace(
         job,
         plan=plan,
-        stack=in_eager(job.stack) if asked.eager else job.stack,
+        stack=job.stack if asked.modules is None else asked.modules.of(job.stack),
         notes=(*f.notes, *notes),
         unexpressed=(*f.unexpressed, *job.unexpressed),
         assumed=(*assumed, *job.assumed),

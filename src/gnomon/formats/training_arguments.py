@@ -14,7 +14,7 @@ from dataclasses import replace
 from gnomon.formats.given import Given
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.trainer_source import Source
-from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, by_deepspeed, flag, is_eager, job_of
+from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, by_deepspeed, flag, job_of, modules_of
 from gnomon.plans import Layout, Precision
 
 IRRELEVANT = frozenset(
@@ -36,8 +36,7 @@ IRRELEVANT = frozenset(
 )
 
 INEXPRESSIBLE = {
-    "use_liger_kernel": "Liger's fused kernels of norms, activations and loss: a prediction without is too slow",
-    "torch_compile*": "torch.compile: a prediction without is too slow",
+    "torch_compile_*": "which backend and mode of torch.compile: read as the default",
     "galore_*": "gradients projected to low rank",
     "optim_target_modules": "another update of some linears",
     "parallelism_config.sp_size": "sequence parallelism by Ulysses, which is not divided here: too slow and too large",
@@ -128,7 +127,7 @@ def finished(
         cp=cp,
         replicas=max(replicas, asked.replicas),
         layout=Layout(context="all_gather") if cp > 1 else asked.layout,
-        eager=is_eager(f),
+        modules=modules_of(f),
     )
     by_file = f.peek("deepspeed") or None
     f.ignore("deepspeed")

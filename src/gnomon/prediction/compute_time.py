@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from gnomon.prediction.layer_types import LayerPrice, Phase
 from gnomon.prediction.priced import Priced
-from gnomon.prediction.stage_kernels import around
+from gnomon.prediction.stage_kernels import around, beside_s
 from gnomon.prediction.update import host_copy_s
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.host import check_s
@@ -41,6 +41,7 @@ class ComputeTime:
         self.priced = priced
         self._phases: dict[tuple[str, int], Phase] = {}
         self._extras: dict[tuple[str, int], OpPrice] = {}
+        self._besides: dict[tuple[str, int], float] = {}
         self._whole: ComputeTime | None = None
         self._shares: dict[tuple[str, int], dict[int, float]] = {}
 
@@ -88,7 +89,8 @@ class ComputeTime:
         if self.priced.blocks[block][1] >= 0 and not self.priced.waits_by_layer:
             whole, share = self.of_stages.parts(kind, stage), self._share(kind, block)
             return {**spent_on, "launch": share * whole["launch"], "offload": share * whole["offload"]}
-        held = max(device + self._starved_s(kind, block), self._host_s(stage, phases, extra.kernels))
+        host = self._host_s(stage, phases, extra.kernels) + self._beside_s(kind, block)
+        held = max(device + self._starved_s(kind, block), host)
         copies, beside = self._activation_copies(kind, block), self.copies_beside(stage)
         return {**spent_on, "launch": held - device, "offload": max(copies - held, 0.0) if beside else copies}
 
@@ -101,6 +103,7 @@ class ComputeTime:
             for other in (b for b, (at, _) in enumerate(self.priced.blocks) if at == stage):
                 phases = [self.phase(name, other) for name in PHASES[kind]]
                 host_s = self._host_s(stage, phases, self._extras_of(kind, other).kernels) - own.host_unit_s
+                host_s += self._beside_s(kind, other)
                 device_s = sum(self.phase_s(stage, phase) for phase in phases)
                 of_stage[other] = max(host_s - device_s, 0.0) + self._activation_copies(kind, other)
             total = sum(of_stage.values())
@@ -114,6 +117,12 @@ class ComputeTime:
         if (kind, block) not in self._extras:
             self._extras[kind, block] = around(kind, *self.priced.layers(block), self.priced.stack, self.priced.count)
         return self._extras[kind, block]
+
+    def _beside_s(self, kind: str, block: int) -> float:
+        """What the host does beside launches."""
+        if (kind, block) not in self._besides:
+            self._besides[kind, block] = beside_s(kind, *self.priced.layers(block), self.priced.stack)
+        return self._besides[kind, block]
 
     def copies_beside(self, stage: int) -> bool:
         """Whether activations go to the host and come back while the device computes: not where a processor copies by
@@ -199,7 +208,8 @@ class ComputeTime:
             phases = [getattr(layer, name) for name in PHASES[kind]]
             device = sum(self._sustained_s(at, phase) for phase in phases)
             device += sum(self._waited_s(at, phase, axis) for phase in phases for axis in phase.comm_s)
-            total += times * max(self._host_s(at, phases, 0) - own.host_unit_s - device, 0.0)
+            host = self._host_s(at, phases, 0) + beside_s(kind, stage, ((layer, times),), self.priced.stack) / times
+            total += times * max(host - own.host_unit_s - device, 0.0)
         return total
 
     def _waited_s(self, stage: int, phase: Phase, axis: str) -> float:
@@ -217,6 +227,7 @@ class ComputeTime:
         """Host seconds of an action: its launches, what its collectives take beyond one, and the loop around it."""
         own, links = self.priced.rates[stage], self.priced.stages[stage].links
         total = self.priced.launch_s[stage] * (sum(phase.kernels for phase in phases) + kernels) + own.host_unit_s
+        total += sum(phase.waited_s for phase in phases) / own.compute
         for phase in phases:
             for axis, count in phase.collectives.items():
                 total += count * (own.host_collective_s + check_s(self.priced.stack, links[axis].ranks))

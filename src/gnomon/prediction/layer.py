@@ -23,6 +23,7 @@ from gnomon.prediction.layer_scope import LayerScope
 from gnomon.prediction.layer_types import LayerPrice, LocalContext, Phase
 from gnomon.prediction.numbers import as_float
 from gnomon.sharding import Collective
+from gnomon.sharding.homes import routed_tensors
 
 
 @lru_cache(maxsize=4096)
@@ -74,7 +75,9 @@ class LayerPricing:
         forward = self.prices.forward
         early, late = self.memory.around_gradients()
         return LayerPrice(
-            forward=self.exposed.phase(forward.items(), self._forward_flops(forward), scope.sharded.forward),
+            forward=self._asked(
+                self.exposed.phase(forward.items(), self._forward_flops(forward), scope.sharded.forward), forward
+            ),
             input_grad=self._backward(weight=False),
             weight_grad=self._backward(weight=True),
             recompute=Phase(),
@@ -117,11 +120,24 @@ class LayerPricing:
     def again(self, paths: Sequence[str]) -> Phase:
         """These ops of the forward, run once more."""
         forward = self.prices.forward
-        return self.exposed.phase(
+        phase = self.exposed.phase(
             [(path, forward[path]) for op in paths for path in (op, op + RING) if path in forward],
             self._forward_flops(paths),
             self._collectives_again(paths),
         )
+        return self._asked(phase, paths)
+
+    def _asked(self, phase: Phase, paths: Iterable[str]) -> Phase:
+        """A forward over these ops with what the host waits for in it, where experts run in a loop in Python: all but
+        the work on their rows, since each expert asks the device which rows are its own."""
+        scope = self.scope
+        if scope.facts.experts not in ("eager", "stacked") or not scope.local_experts:
+            return phase
+        rows = routed_tensors(scope.block)
+        forward = self.prices.forward
+        before = (op for op in (scope.ops.get(path) for path in paths) if op is not None)
+        waited = sum(float(forward[op.path].device_s) for op in before if not rows.intersection(op.outputs))
+        return replace(phase, waited_s=waited)
 
     def _backward(self, *, weight: bool) -> Phase:
         steps = self.prices.grads[weight]

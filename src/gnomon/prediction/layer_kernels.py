@@ -16,7 +16,7 @@ from gnomon.prediction.layer_scope import LayerScope
 from gnomon.prediction.numbers import as_float
 from gnomon.prediction.profiled import profiled_forward, unprofiled
 from gnomon.prices.deterministic import FILLED, filled_seconds, in_order
-from gnomon.prices.experts import extra_passes, loop_launches, order_pass, row_passes
+from gnomon.prices.experts import extra_passes, loop_launches, loop_price, order_pass, row_passes
 from gnomon.prices.kernels import FREE, WHOLE, OpPrice, fused_dropout_seconds, grad_seconds, op_seconds
 from gnomon.prices.ring import ring_seconds
 
@@ -95,8 +95,8 @@ class LayerKernels:
         return prices
 
     def _around_experts(self, op: Op, *, backward: bool) -> OpPrice:
-        """What Megatron Core's mixtures run around the products of experts, with one of these or with a dispatch, and
-        beside a rotary embedding that its fused kernel cannot do."""
+        """What Megatron Core's mixtures and transformers' run around the products of experts, with one of these or with
+        a dispatch, and Megatron Core's beside a rotary embedding that its fused kernel cannot do."""
         scope = self.scope
         context, experts = scope.context, scope.local_experts
         if scope.facts.sorted_rows and experts:
@@ -109,6 +109,8 @@ class LayerKernels:
                 scope.curves,
                 backward,
             )
+        if scope.facts.experts in ("eager", "stacked") and op.does == "dispatches" and experts:
+            return self._loop(op, backward=backward)
         if not scope.facts.transformer_engine or not experts:
             return FREE
         if op.attr("factor", False):
@@ -130,6 +132,17 @@ class LayerKernels:
         if does == "gates" or context.mesh.ep == 1 or scope.facts.fused_dispatch:
             return passes
         return passes + row_passes(does, moved, experts, low, scope.device, scope.curves, backward=backward)
+
+    def _loop(self, op: Op, *, backward: bool) -> OpPrice:
+        """transformers' loop over experts, at the dispatch that it has instead."""
+        scope, stacked = self.scope, 0
+        if scope.facts.experts == "stacked":
+            weights = [o for o in scope.block.ops if o.does == "multiplies rows"]
+            for product in weights:
+                tensor = scope.block.tensor(product.inputs[1])
+                stacked += int(nbytes(tensor, scope.sharded.sizes(product.path), scope.dtypes))
+        tokens = nbytes(scope.block.tensor(op.inputs[0]), scope.sharded.sizes(op.path), scope.dtypes)
+        return loop_price(scope.local_experts, tokens, stacked, scope.device, scope.curves, backward=backward)
 
     def _grad_prices(self, *, weight: bool) -> list[tuple[str, OpPrice, float]]:
         """(op, price, matrix FLOPs) of every step of the backward in one of its halves."""

@@ -142,6 +142,9 @@ class Phase:
     """Axis -> launches that are collectives."""
     flops: float = 0.0
     """Matrix FLOPs of the mathematics on this rank."""
+    waited_s: float = 0.0
+    """Device seconds of kernels that the host waits for, before it launches the rest: those before a loop over experts,
+    which asks the device for its rows."""
 
     def __add__(self, other: Phase) -> Phase:
         axes, counted = {*self.comm_s, *other.comm_s}, {*self.collectives, *other.collectives}
@@ -153,6 +156,7 @@ class Phase:
             kernels=self.kernels + other.kernels,
             collectives={a: self.collectives.get(a, 0) + other.collectives.get(a, 0) for a in sorted(counted)},
             flops=self.flops + other.flops,
+            waited_s=self.waited_s + other.waited_s,
         )
 
     def __mul__(self, times: int) -> Phase:
@@ -164,6 +168,7 @@ class Phase:
             kernels=self.kernels * times,
             collectives={axis: count * times for axis, count in self.collectives.items()},
             flops=self.flops * times,
+            waited_s=self.waited_s * times,
         )
 
     @property

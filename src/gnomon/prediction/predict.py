@@ -32,7 +32,7 @@ from gnomon.prediction.evidence import evidence, opaque_share
 from gnomon.prediction.layer_types import KernelFacts
 from gnomon.prediction.memory import RankMemory, rank_memory
 from gnomon.prediction.rewriting import with_methods
-from gnomon.prediction.software_kernels import kernels_of, on_cpu
+from gnomon.prediction.software_kernels import expert_lines, kernels_of, on_cpu
 from gnomon.prediction.stage import StagePrice, stage_prices
 from gnomon.prediction.step import Pricing, Step, local_sizes
 from gnomon.prediction.timeline_memory import filled
@@ -233,7 +233,7 @@ class Timed:
         notes = tuple(str(note) for note in check(plan, graph, machines, workload))
         check_methods(plan)
         kernels, assumed, stack = kernels_of(stack, cpu=on_cpu(machines))
-        assumed += beyond_lines(stack, plan)
+        assumed += beyond_lines(stack, plan) + expert_lines(stack, graph, plan)
         asked, plan = plan, own_runtime.followed(plan) if stack.name == own_runtime.NAME else plan
         count, size = batch(plan, workload)
         several = worker_units(graph, plan, workload)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gnomon.graph import Kernels
+from gnomon.graph import Graph, Kernels
 from gnomon.hardware import Cluster
+from gnomon.plans import Plan
 from gnomon.software import Stack, with_facts
 
 _USUAL: Mapping[str, tuple[object, str]] = {
@@ -23,6 +24,19 @@ _USUAL: Mapping[str, tuple[object, str]] = {
     "grad_accumulation_fused": (False, "gradients added up by kernels of their own"),
 }
 """Field of a record -> what it is taken as where the record leaves it open, and how that is said."""
+
+
+def expert_lines(stack: Stack, graph: Graph, plan: Plan) -> tuple[str, ...]:
+    """How experts run, where that is a loop in Python: it often is most of the step."""
+    how = stack.experts.moe_experts
+    routed = [b for b in graph.blocks for op in b.ops if op.does == "multiplies rows"]
+    if how not in ("eager", "stacked") or not routed:
+        return ()
+    what = "each a module of its own" if how == "eager" else "each a slice of one tensor, whose gradient it makes whole"
+    said = f"experts run one after another from Python, {what}: a chain of launches for each expert and layer"
+    if how == "eager" and plan.optimizer.zero == 3 and stack.experts.expert_gather_s is not None:
+        said += "; ZeRO 3 gathers each of their weights by itself"
+    return (f"{said} (transformers before release 5; experts_implementation = grouped_mm from then on)",)
 
 
 def on_cpu(cluster: Cluster) -> bool:

@@ -1,7 +1,8 @@
 """Kernels around those of a stage's layers: what a forward or backward launches beside the layers' own.
 
 `around(kind, …)` returns their device seconds and launches: weight gradients added to their buffer, gathered parameters
-copied into place, weights cast to eight bits, the loss computed again for metrics. Leaves out the update (`update`).
+copied into place, weights cast to eight bits, the loss computed again for metrics. `beside_s(kind, …)`: what the host
+does beside launches, for each gradient and for each expert. Leaves out the update (`update`).
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gnomon.graph import DTYPE_BITS
+from gnomon.graph import DTYPE_BITS, numel, size_of
 from gnomon.prediction.layer import parameter_elements
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.stage import StagePrice
+from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import curves_for
 from gnomon.prices.kernels import OpPrice
 from gnomon.prices.optimizer import accumulate_seconds, gradient_seconds
@@ -39,6 +41,49 @@ def around(
         if stack.loss.loss_metrics and kind == "F":
             total = total + _loss_again(stage, layer) * (times * stack.loss.loss_metrics)
     return total
+
+
+def beside_s(kind: str, stage: StagePrice, layers: Iterable[tuple[LayerPrice, int]], stack: Stack) -> float:
+    """Host seconds of an action of this kind over layers of a stage beside launches: each weight of each expert that is
+    gathered by itself when it runs, and what Python runs as each gradient is there."""
+    zero, each, hook = stage.plan.optimizer.zero, stack.experts.expert_gather_s, stack.gradients.gradient_hook_s
+    total = 0.0
+    for layer, times in layers if stage.is_sharded and zero >= 2 else ():
+        if each is not None and zero == 3 and stack.experts.moe_experts == "eager" and kind in ("F", "B", "R"):
+            passes = 1 + (kind == "B" and bool(layer.recompute.flops))
+            total += times * passes * _expert_gathers_s(stage, layer, each)
+        if hook is not None and kind in ("B", "W"):
+            total += times * hook * _tensors_as_modules(layer, stack)
+    return total
+
+
+def _expert_gathers_s(stage: StagePrice, layer: LayerPrice, each_s: float) -> float:
+    """Seconds of one pass over a layer's experts, whose weights are gathered one by one; the host waits for each."""
+    block, total = layer.sharded.block, 0.0
+    for name, experts, size in _expert_weights(layer):
+        link = stage.links["edp"]
+        width = layer.sharded.dtypes.bits(block.tensor(name).dtype) / 8
+        total += experts * (each_s + float(collective_seconds("all_gather", size / experts * width, link)))
+    return total
+
+
+def _expert_weights(layer: LayerPrice) -> tuple[tuple[str, int, float], ...]:
+    """(weight, experts of a rank, elements of all of them) of the products of experts, adapters' among them."""
+    block, found = layer.sharded.block, []
+    for op in block.ops:
+        if op.does == "multiplies rows":
+            dims = block.tensor(op.inputs[1]).dims
+            sizes = layer.sharded.sizes(op.path)
+            found.append((op.inputs[1], int(size_of(dims[0], sizes)), float(numel(dims, sizes))))
+    return tuple(found)
+
+
+def _tensors_as_modules(layer: LayerPrice, stack: Stack) -> int:
+    """Trained parameters of a layer, each expert's by itself where experts are modules."""
+    trained = {tensor.name for tensor in layer.sharded.block.parameters}
+    if stack.experts.moe_experts != "eager":
+        return len(trained)
+    return len(trained) + sum(experts - 1 for name, experts, _ in _expert_weights(layer) if name in trained)
 
 
 def _weight_cast(stage: StagePrice, layer: LayerPrice) -> OpPrice:

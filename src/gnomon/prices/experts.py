@@ -1,5 +1,6 @@
 """What mixture layers run around the products of experts. Megatron Core's: launches one expert at a time, and passes
-over the rows that its all-to-all needs. MaxText's: rows brought into order in passes of their own.
+over the rows that its all-to-all needs. MaxText's: rows brought into order in passes of their own. transformers' loop
+in Python: a chain of ops for each expert, and gradients of whole tensors that each expert adds a part to.
 
 A grouped product of Transformer Engine is a loop in its library: for each expert a product (`kernels.Experts`), and in
 eight bits a cast and the layout of scales. Rows that come from an all-to-all lie by rank and are sorted by expert;
@@ -44,6 +45,37 @@ FACTORED = {False: (5.5, 4.5, 11), True: (6.5, 5.5, 6)}
 sines and cosines (YaRN's `mscale`), in units of its tensor's bytes: products with either, a half negated, joins and
 their sum, and six kernels on the table; the gradients of all, with zeros and a sum for the part of a head that is not
 turned, though it is empty (megatron/core/models/common/embeddings/rope_utils.py apply_rotary_pos_emb)."""
+
+LOOP_OPS = {False: 14, True: 22}
+"""backward -> ATen ops, views left out, that each expert of transformers' loop adds to a step (`nonzero` of its rows,
+two `index`, the products, activation, weights, `index_add_`; their gradients, with the zeros and sums of what `index`
+read), counted by a dispatch mode over Qwen3-MoE of 5.23 with `experts_implementation = "eager"`; modules of release 4
+have one product more and no slices of a stacked tensor. A test counts them again."""
+
+LOOP_OP = 0.27
+"""Host time of one of them over that of a launch as all stacks' runs show it (16 us of 59): they are counted here one
+by one, while runs were fitted to ops that stand for several. With DeepSpeed's `gradient_hook_s`, which was set
+together with it, Qwen1.5-MoE-A2.7B under ZeRO 2 takes 6.02 s where 2.5 s are kernels (ms-swift's documentation,
+Megatron-SWIFT Training, 8 A800, 8192 tokens, 2 microbatches)."""
+
+ROWS_PASSES, STACK_PASSES = (2, 2), (2, 2)
+"""(reads, writes) that each expert's backward adds over all tokens, and over all stacked weights: zeros of the whole
+tensor, into which its own part goes, and the sum with the gradients of experts before."""
+
+
+def loop_price(
+    experts: int, tokens_bytes: Size, stacked_bytes: Size, device: Device, curves: Curves, *, backward: bool
+) -> OpPrice:
+    """What transformers' loop over so many experts of a rank runs beside their products, one way. tokens_bytes: the
+    layer's input. stacked_bytes: weights of all experts where they are slices of one tensor, or 0."""
+    kernels = round(LOOP_OP * LOOP_OPS[backward] * experts)
+    if not backward:
+        return OpPrice(device_s=0.0, kernels=kernels)
+    reads = ROWS_PASSES[0] * tokens_bytes + STACK_PASSES[0] * stacked_bytes
+    writes = ROWS_PASSES[1] * tokens_bytes + STACK_PASSES[1] * stacked_bytes
+    seconds = stream_seconds(reads * experts, writes * experts, device, curves, kernels=kernels)
+    return OpPrice(device_s=seconds, kernels=kernels)
+
 
 BIASED_LAUNCHES = {False: 2, True: 6}
 """backward -> kernels of it for each expert, from Python."""

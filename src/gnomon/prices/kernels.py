@@ -33,9 +33,9 @@ from gnomon.sharding.homes import routed_tensors
 Low: TypeAlias = Literal["", "fp8", "mxfp8", "fp4"]
 """Dtype of narrow products; empty for none. `mxfp8`: eight bits with a scale for 32 of them."""
 
-Experts: TypeAlias = Literal["grouped", "looped", "fused"]
+Experts: TypeAlias = Literal["grouped", "looped", "fused", "eager", "stacked"]
 """How products of experts run: as one kernel for all, one after another, or (narrow ones) as one kernel with what lies
-between them; wide ones of the last run one after another."""
+between them; wide ones of the last run one after another. The last two: one after another, from a loop in Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,6 +179,9 @@ class Gradients:
     """A backward in two parts keeps between them only what weight gradients read, not all that the forward kept."""
     kept_gradients: bool | None = None
     """Gradients as backward makes them, in the parameters' dtype, stay beside those accumulated in a wider one."""
+    gradient_hook_s: float | None = None
+    """Host seconds of what Python runs when the gradient of one parameter is there, under ZeRO 2 and 3. Left out: none
+    is known."""
     reduce_bucket_elements: int | None = None
     """ZeRO 1 and 2 reduce gradients through one buffer of so many, and update a rank's part as one flat tensor."""
     unsharded_accumulation: bool | None = None
@@ -212,10 +215,15 @@ class Experts:
     """How tokens get to their experts when ep > 1. `fused`: DeepEP's kernels, which send a token once to each node that
     holds one of its experts. `hybrid_ep`: HybridEP's, which do too, with the routing of all tokens to every rank. The
     others are priced as an all-to-all of one copy an expert."""
-    moe_experts: Literal["grouped", "looped", "fused"] | None = None
+    moe_experts: Literal["grouped", "looped", "fused", "eager", "stacked"] | None = None
     """How experts run. `grouped`: a grouped product, the activation, another product. `looped`: the same, products of
     one expert after those of another. `fused`: in eight bits and fewer, activation and casts are in the epilogues of
-    the products, both ways. Left out: grouped."""
+    the products, both ways. `eager`: a loop in Python over experts that are modules, each of which looks for its rows,
+    copies them out, computes and adds up. `stacked`: such a loop over slices of one tensor, whose gradient each expert
+    makes whole. Left out: grouped."""
+    expert_gather_s: float | None = None
+    """Host seconds of gathering one weight of one expert under ZeRO 3, where experts are modules (`eager`) that are
+    gathered when they run, in an order that nothing foretells. Left out: experts are gathered with their layer."""
     moe_weights: Literal["output", "activation"] | None = None
     """Where the router's weights multiply: what experts put out, or their activation, so that nothing of the output is
     kept for backward. Left out: the output."""

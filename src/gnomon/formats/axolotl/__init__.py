@@ -22,9 +22,9 @@ from gnomon.formats.trainers import (
     adapted,
     by_deepspeed,
     flag,
-    is_eager,
     job_of,
     model_of,
+    modules_of,
     names_of,
     optimizer_of,
     states_of,
@@ -51,9 +51,9 @@ INEXPRESSIBLE = {
     **TRAINER,
     "rl": "preference or reinforcement learning: the reference model and generation are not priced, pairs count once",
     "reward_model": "a reward model's head",
-    "liger_*": "Liger's fused kernels: a prediction without is too slow",
     "lora_*_kernel": "fused kernels of adapters: a prediction without is too slow",
-    "flash_attn_*": "fused kernels of flash-attn: a prediction without is too slow",
+    "flash_attn_rms_norm": "a fused kernel of flash-attn: a prediction without is too slow",
+    "flash_attn_fuse_*": "fused kernels of flash-attn: a prediction without is too slow",
     "flash_attention": "which attention kernel",
     "xformers_attention": "which attention kernel",
     "sdp_attention": "which attention kernel",
@@ -124,7 +124,7 @@ def _read(path: Path, given: Given) -> Job:
         optimizer=optimizer_of(f, "optimizer", "adamw_torch"),
         states=states_of(f, "optimizer"),
         layout=Layout(context="ring"),
-        eager=is_eager(f),
+        modules=modules_of(f),
     )
     if f.peek("gradient_checkpointing") == "offload":
         f.report("gradient_checkpointing", "checkpointed inputs wait on the host: memory is too large here")

@@ -54,7 +54,6 @@ INEXPRESSIBLE = {
     "use_adam_mini": "fewer second moments; memory is too large here",
     "use_muon": "another update; priced as AdamW",
     "use_unsloth*": "kernels of its own: a prediction without is too slow",
-    "enable_liger_kernel": "Liger's fused kernels: a prediction without is too slow",
     "use_llama_pro": "layers are added",
     "use_dora": "the size of each column is trained too",
     "mixture_of_depths": "layers skip tokens",

@@ -18,9 +18,7 @@ from gnomon.prediction import predict
 from gnomon.prices.experts import LOOP_OPS
 from gnomon.software import stack, with_facts
 
-VIEWS = frozenset(
-    "view reshape t transpose permute select slice unsqueeze squeeze expand detach alias _unsafe_view split unbind".split()
-)
+VIEWS = "view reshape t transpose permute select slice unsqueeze squeeze expand detach alias split unbind".split()
 
 
 def ops_of(experts: int) -> tuple[Counter[str], Counter[str]]:

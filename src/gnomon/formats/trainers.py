@@ -63,7 +63,7 @@ class Modules:
     in ops of their own, and keeps the fp32 copy and the normalised row; SiLU and its product are two ops
     (huggingface/transformers v5.23 src/transformers/models/llama/modeling_llama.py)."""
     loss: Loss
-    """Logits widened to fp32 and their loss op by op, as transformers' ForCausalLMLoss has it, or as a kernel has it."""
+    """Logits widened to fp32 and their loss op by op, as in transformers' ForCausalLMLoss, or as a kernel has it."""
     compiled: bool
     """torch.compile makes the kernels."""
     experts: Literal["grouped", "eager", "stacked"]

@@ -17,6 +17,7 @@ from gnomon.models.presets import model as preset
 from gnomon.plans import Goal, Optimizer, Plan, Workload, check
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.report.mixed import mixed_text
 from gnomon.search.bounds.families import Actions
 from gnomon.search.mixed.bounds import LayerTables, least_of_ranks, least_step_s, played_s, tails_s
 from gnomon.search.mixed.plan_mixed import memory_limits, plan_mixed
@@ -118,6 +119,16 @@ def test_the_fast_devices_take_more_and_nothing_compared_with_is_faster() -> Non
     assert len({kind.name for kind, _ in result.alone}) == 2
     counts = result.counts
     assert counts.priced + counts.too_slow + counts.too_large + counts.illegal + counts.left == result.space.size
+
+
+def test_a_spent_budget_leaves_plans_over_several_kinds_and_says_what_ended_it() -> None:
+    spent = plan_mixed(model("llama", 4), MIXED, WORKLOAD, more=lambda: False)
+    assert spent.counts.priced and spent.counts.left and len(spent.best[0].kinds) == 2
+    assert (spent.ended, len(spent.unfinished)) == ("budget", 3)
+    text = " ".join(mixed_text(spent))
+    assert "--budget" in text and "--tries" not in text and "none fits" not in text
+    tried = plan_mixed(model("llama", 4), MIXED, WORKLOAD, tries=1)
+    assert (tried.ended, tried.unfinished) == ("tries", ()) and "--tries" in " ".join(mixed_text(tried))
 
 
 def test_shares_by_speed_beat_equal_ones_in_the_simulator() -> None:

@@ -33,7 +33,7 @@ class Budget:
         self.seconds = quantity("--budget", parse_seconds, self.text)
         self.stopped = False
         """Whether ^C was pressed."""
-        self._more, self._first = until(self.seconds), until(self.seconds * FIRST)
+        self._more, self._first, self._half = (until(self.seconds * share) for share in (1, FIRST, 0.5))
         self._before: Any = None
 
     def __enter__(self) -> Budget:
@@ -57,6 +57,11 @@ class Budget:
     def first(self) -> More:
         """The same of the exact search's share."""
         return lambda: not self.stopped and self._first()
+
+    @property
+    def half(self) -> More:
+        """The same of half of it."""
+        return lambda: not self.stopped and self._half()
 
     @property
     def status(self) -> int:

@@ -35,6 +35,7 @@ def plan_unlike(options: argparse.Namespace, asked: Asked) -> int:
             tries=options.tries or TRIES,
             told=told,
             more=budget,
+            first=budget.half,
         )
     told.end()
     if asked.stack.name != own.NAME and result.best[0].point is not None:

@@ -21,6 +21,14 @@ from gnomon.search.mixed.space import MixedPoint, deal_out
 from gnomon.units import show_seconds
 
 
+ENDED = {
+    "tries": ("the predictions were used up", "--tries allows more"),
+    "nodes": ("as many partial pipelines as one search may open were opened", "--fix or --forbid narrows the search"),
+    "budget": ("the budget was spent", "--budget allows more"),
+}
+"""What ended a search (`mixed.search.Ended`): in words, and what the user can do."""
+
+
 def mixed_text(result: MixedResult, *, assumed: Sequence[str] = (), notes: Sequence[str] = ()) -> tuple[str, ...]:
     """Lines of at most 80 columns."""
     best = result.best[0]
@@ -90,14 +98,16 @@ def _gains(result: MixedResult) -> tuple[str, ...]:
     best = result.best[0].step_s
     columns = (Column(name="compared with", align="left"), Column(name="step"), Column(name="faster by %"))
     rows = []
-    for name, other in (
-        ("equal shares and equal layers on all kinds", result.equal),
-        *((f"{kind.name} alone, the others left out", other) for kind, other in result.alone),
+    for name, words, other in (
+        ("equal", "equal shares and equal layers on all kinds", result.equal),
+        *((kind.name, f"{kind.name} alone, the others left out", other) for kind, other in result.alone),
     ):
+        cut = name in result.unfinished
         if other is None:
-            rows.append((name, "none fits", ""))
+            rows.append((words, "none found in time" if cut else "none fits", ""))
         else:
-            rows.append((name, show_seconds(other.step_s), percent(other.step_s / best - 1)))
+            words = f"{words.partition(',')[0]}, as far as the budget went" if cut else words
+            rows.append((words, show_seconds(other.step_s), percent(other.step_s / best - 1)))
     return table(columns, rows)
 
 
@@ -166,12 +176,14 @@ def _covered(result: MixedResult) -> tuple[str, ...]:
         f"{counts.illegal:,} that cannot run",
         *([f"{counts.left:,} not looked at"] if counts.left else []),
     ]
-    gap = result.best[0].step_s / result.bound_s - 1
-    sure = (
-        "none of them is faster than the best"
-        if result.proved
-        else f"the predictions were used up: none is more than {percent(gap)} % faster than the best (--tries)"
-    )
+    spent, option = ENDED[result.ended] if result.ended else ("", "")
+    if result.proved:
+        sure = "none of them is faster than the best"
+    elif result.bound_s > 0:
+        gap = percent(result.best[0].step_s / result.bound_s - 1)
+        sure = f"{spent}: none is more than {gap} % faster than the best ({option})"
+    else:
+        sure = f"{spent} before every plan had a bound: how much faster one may be is not known ({option})"
     return wrapped(
         f"{counts.space:,} plans over several kinds = {' + '.join(parts)}; {sure}. With equal shares and each kind "
         f"alone, {result.predicted:,} were predicted in all",
@@ -198,6 +210,7 @@ def mixed_mapping(result: MixedResult) -> dict[str, Any]:
         "equal": shown(result.equal),
         "alone": {kind.name: shown(candidate) for kind, candidate in result.alone},
         "proved": result.proved,
+        "ended": result.ended,
         "bound_s": result.bound_s,
         "points": {
             "space": counts.space,

@@ -19,13 +19,13 @@ from gnomon.models.presets import model as preset
 from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.search.budget import always
+from gnomon.search.budget import More, always
 from gnomon.search.exact.solve import solve
 from gnomon.search.mixed import by_speed
 from gnomon.search.mixed.bounds import LayerTables
 from gnomon.search.mixed.first_fit import FIT_TRIES, FirstFit, roomiest
 from gnomon.search.mixed.results import MixedFound, fits
-from gnomon.search.mixed.search import TRIES, Large, MixedSearch
+from gnomon.search.mixed.search import TRIES, Ended, Large, MixedSearch
 from gnomon.search.mixed.space import MixedSpace, make_mixed_space
 from gnomon.search.planning import default_precision
 from gnomon.search.requests import SPARING, check_request, with_fixed_batch
@@ -58,9 +58,13 @@ class MixedResult:
     equal: MixedFound | None
     """The best with equal shares and equal layers on all kinds; None if none fits."""
     alone: tuple[tuple[Kind, MixedFound | None], ...]
-    """The best on each kind by itself; None if none fits."""
+    """The best on each kind by itself; None if none fits, or of those `unfinished` if none was found in time."""
     predicted: int
     """Predictions of all searches together."""
+    ended: Ended = ""
+    """What ended the search over several kinds before it was proved that nothing is faster."""
+    unfinished: tuple[str, ...] = ()
+    """What it is compared with and the budget cut short: names of kinds, `equal` for equal shares and layers."""
 
     @property
     def proved(self) -> bool:
@@ -68,11 +72,17 @@ class MixedResult:
         return self.bound_s >= self.best[0].step_s
 
 
+BY_SPEED = 8
+"""Plans with shares by speed that are predicted however short the budget is."""
+
+
 def _by_speed(
-    search: MixedSearch, space: MixedSpace, tables: LayerTables, limits: tuple[int, ...]
+    search: MixedSearch, space: MixedSpace, tables: LayerTables, limits: tuple[int, ...], more: More
 ) -> Iterator[MixedFound]:
-    """Data parallelism with shares by speed, as far as it runs and fits."""
-    for point in by_speed.points(space, tables):
+    """Data parallelism with shares by speed, as far as it runs and fits, while there is time; BY_SPEED in any case."""
+    for tried, point in enumerate(by_speed.points(space, tables)):
+        if tried >= BY_SPEED and not more():
+            return
         made = search.predicted(point)
         if not isinstance(made, str) and fits(made, space.kinds, limits):
             yield MixedFound(point=point, plan=made.plan, prediction=made, kinds=tuple(sorted(set(point.kinds))))
@@ -103,7 +113,8 @@ def plan_mixed(
     known: Sequence[MixedFound] = (),
     most_nodes: int | None = None,
     told: Callable[[int, int], None] | None = None,
-    more: Callable[[], bool] = always,
+    more: More = always,
+    first: More | None = None,
 ) -> MixedResult:
     """The fastest plan that fits, over all kinds of a mixed cluster or some of them, and the next `top` - 1.
 
@@ -112,8 +123,8 @@ def plan_mixed(
     shares, which the result is compared with. unlike: of the plans that were predicted, the next that are unlike
     (`results.unlike`). most_bytes: what any device may hold, below what the goal allows it.
     known: plans of this work that fit; slower ones are not looked for. most_nodes: partial pipelines over kinds that
-    each search looks at, at most. more: whether searches over kinds are to go on; what they leave is counted.
-    PlanError for a cluster of one kind, and when nothing fits.
+    each search looks at, at most. more: the budget; what it leaves is counted. first: the part of it that goes to
+    what the search over kinds is compared with (each kind alone, equal shares); left out, all of it. PlanError for a cluster of one kind, and when nothing fits.
     """
     graph = preset(model) if isinstance(model, str) else model
     machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -129,17 +140,18 @@ def plan_mixed(
     if most_bytes is not None:
         allowed = tuple(min(nbytes, most_bytes) for nbytes in allowed)
     asked = _Asked(graph=graph, cluster=machines, workload=workload, stack=stack, base=base, fixed=fixed, limits=limits)
-    alone, predicted = _each_alone(asked, space.kinds, allowed)
-    even = MixedSearch(tables, workload, stack, even_space, allowed, tries=tries, most_nodes=most_nodes, more=more)
+    first = first or more
+    alone, predicted, unfinished = _each_alone(asked, space.kinds, allowed, first)
+    even = MixedSearch(tables, workload, stack, even_space, allowed, tries=tries, most_nodes=most_nodes, more=first)
     even.run()
     size = space.size
     progress = None if told is None else lambda done: told(done, size)
-    plain = list(_by_speed(even, space, tables, allowed)) if more() else []
+    plain = list(_by_speed(even, space, tables, allowed, more))
     every = [candidate for candidate in (*(f for _, f in alone), *even.best, *plain, *known) if candidate is not None]
-    first = list({candidate.plan: candidate for candidate in every}.values())
+    begin = list({candidate.plan: candidate for candidate in every}.values())
     search = MixedSearch(
         tables, workload, stack, space, allowed,
-        top=tries if unlike else top, tries=tries, known=first, told=progress, most_nodes=most_nodes, more=more,
+        top=tries if unlike else top, tries=tries, known=begin, told=progress, most_nodes=most_nodes, more=more,
     )  # fmt: skip
     search.run()
     if not search.best:
@@ -159,6 +171,8 @@ def plan_mixed(
         equal=even.best[0] if even.best else None,
         alone=alone,
         predicted=predicted + even.counts.priced + search.counts.priced,
+        ended=search.ended,
+        unfinished=(*unfinished, *(["equal"] if even.ended == "budget" else [])),
     )
 
 
@@ -196,7 +210,7 @@ def fitting(
     tries: int = FIT_TRIES,
     only: bool = False,
     large: Large | None = None,
-    more: Callable[[], bool] = always,
+    more: More = always,
 ) -> MixedFound:
     """A plan over the kinds of a cluster, or on one of them, that fits: not the fastest.
 
@@ -263,45 +277,52 @@ class _Asked:
 
 
 def _each_alone(
-    asked: _Asked, kinds: tuple[Kind, ...], allowed: tuple[int, ...]
-) -> tuple[tuple[tuple[Kind, MixedFound | None], ...], int]:
-    """The best on each kind by itself, None where it is too small for the model or has no plan that is asked for, and
-    how many plans were predicted. allowed: bytes that a device of each kind may hold."""
+    asked: _Asked, kinds: tuple[Kind, ...], allowed: tuple[int, ...], more: More
+) -> tuple[tuple[tuple[Kind, MixedFound | None], ...], int, tuple[str, ...]]:
+    """The best on each kind by itself, None where it is too small for the model or has no plan that is asked for, how
+    many plans were predicted, and the names of kinds whose search the budget ended. allowed: bytes that a device of each kind
+    may hold."""
     best: list[tuple[Kind, MixedFound | None]] = []
-    predicted = 0
+    predicted, unfinished = 0, list[str]()
     for index, (kind, limit) in enumerate(zip(kinds, allowed, strict=True)):
         try:
-            own, tried = _alone(asked, kind, limit)
+            own, counts = _alone(asked, kind, limit, more=more)
         except PlanError:
             best.append((kind, None))
+            if not more():
+                unfinished.append(kind.name)
             continue
         best.append((kind, _of_kind(own, index)))
-        predicted += tried
-    return tuple(best), predicted
+        predicted += counts.priced
+        if counts.left:
+            unfinished.append(kind.name)
+    return tuple(best), predicted, tuple(unfinished)
 
 
 def _of_kind(own: Prediction, index: int) -> MixedFound:
     return MixedFound(point=None, plan=own.plan, prediction=own, kinds=(index,))
 
 
-def _alone(asked: _Asked, kind: Kind, limit_bytes: int, *, quick: bool = False) -> tuple[Prediction, int]:
-    """The best plan on one kind, and how many were predicted. PlanError where nothing fits or runs there. quick: not
-    the fastest, but one of those that spare memory, with much room."""
+def _alone(
+    asked: _Asked, kind: Kind, limit_bytes: int, *, quick: bool = False, more: More = always
+) -> tuple[Prediction, Counts]:
+    """The best plan on one kind, and how many were predicted. PlanError where nothing fits or runs there, or none was
+    found in time. quick: not the fastest, but one of those that spare memory, with much room."""
     graph, workload, stack, base = asked.graph, asked.workload, asked.stack, asked.base
     there, own = part_of(asked.cluster, kind), Goal(memory_bytes=limit_bytes)
     fixed = {**SPARING, **asked.fixed} if quick else asked.fixed
     check_request(graph, there, workload, base, fixed, there.num_devices)
     space = make_space(graph, there, workload, base=base, fixed=fixed, limits=asked.limits, stack=stack)
     if quick:
-        best, tried = roomiest(graph, there, workload, space, stack, limit_bytes), 0
+        best, counts = roomiest(graph, there, workload, space, stack, limit_bytes), Counts()
     else:
-        result = solve(graph, there, workload, space, stack, own, top=1)
-        best, tried = result.best[0] if result.best else None, result.counts.priced
+        result = solve(graph, there, workload, space, stack, own, top=1, more=more)
+        best, counts = result.best[0] if result.best else None, result.counts
     if best is None:
         raise PlanError(f"nothing fits on {there.name}")
     whole = () if len(kind.devices) == asked.cluster.num_devices else kind.devices
     made = replace(best.plan, placement=whole)
-    return predict(graph, asked.cluster, made, workload, stack), tried
+    return predict(graph, asked.cluster, made, workload, stack), counts
 
 
 def part_of(cluster: Cluster, kind: Kind) -> Cluster:

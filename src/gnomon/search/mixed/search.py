@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from itertools import count
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from gnomon.errors import PlanError, ProgramError
 from gnomon.plans import Mesh, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.search.best_first import Frontier
-from gnomon.search.budget import always
+from gnomon.search.budget import More, always
 from gnomon.search.mixed.bounds import (
     SLACK,
     LayerTables,
@@ -52,13 +53,21 @@ MOST_NODES = 400_000
 PLAYED = 256
 """Points of a block whose schedule is played at once."""
 
+DIVE = 200
+"""Items that are opened after the budget, at most, to predict one plan of a space of which none was."""
+
+Ended = Literal["", "tries", "nodes", "budget"]
+"""What ended a search before its bounds did; empty where nothing did."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """Blocks of one shape that may run, not looked at yet."""
+    """Blocks of one shape, not looked at yet."""
 
     shape: Shape
     blocks: tuple[MixedBlock, ...]
+    legal: bool = True
+    """They are known to run, and one may fit."""
 
 
 Item = Shaped | MixedBlock | Node | Rows
@@ -93,7 +102,7 @@ class MixedSearch:
         told: Callable[[int], None] | None = None,
         most_nodes: int | None = None,
         large: Large | None = None,
-        more: Callable[[], bool] = always,
+        more: More = always,
     ) -> None:
         """limits: bytes that a device of each kind may hold. known: plans that were predicted already. most_nodes:
         partial pipelines that are looked at, at most. large: what need not be looked at. more: whether to go on."""
@@ -105,6 +114,7 @@ class MixedSearch:
         self.large = large or Large()
         self.counts = Counts(space=space.size)
         self.bound_s = float("inf")
+        self.ended: Ended = ""
         self.frontier: Frontier[Item] = Frontier(self._points, self.counts)
         self._nodes = 0
         self.rows = Bounds(tables, space, limits)
@@ -116,19 +126,49 @@ class MixedSearch:
     def run(self) -> None:
         """Best first, until nothing that is left can be better, or the tries are used up, or it is stopped."""
         for shape, blocks in self.space.by_shape:
-            self._begin(shape, blocks)
+            if self.more():
+                self._begin(shape, blocks)
+            else:  # nothing is known of its plans: neither that they run nor how long they take
+                self.frontier.push(0.0, Shaped(shape, tuple(blocks), legal=False))
         self.frontier.explore(self._expand, self.worst, self._more)
+        if self.frontier and self.ended == "budget" and not self.counts.priced:
+            self._dive()
         self.bound_s = self.frontier.leave(self.worst())
+        self.ended = self.ended if self.counts.left else ""
         assert self.counts.covered == self.counts.space, (self.counts, "points must add up")
 
     def _more(self) -> bool:
         """Whether another item may be looked at."""
-        return self.counts.priced < self.tries and self._nodes < self.most_nodes and self.more()
+        if self.counts.priced >= self.tries:
+            self.ended = "tries"
+        elif self._nodes >= self.most_nodes:
+            self.ended = "nodes"
+        elif not self.more():
+            self.ended = "budget"
+        return not self.ended
+
+    def _dive(self) -> None:
+        """One plan of the space is predicted, however short the budget: always on from what is nearest to a plan, the
+        least bound first. Items are not taken in the order of their bounds, so one that is too slow closes no other."""
+        steps = count()
+
+        def expand(item: Item, bound: float) -> None:
+            if bound >= self.worst():
+                self.counts.too_slow += self._points(item)
+            else:
+                self._expand(item, bound)
+
+        self.frontier.explore(
+            expand,
+            lambda: float("inf"),
+            lambda: not self.counts.priced and next(steps) < DIVE,
+            lambda: self.frontier.pop_by(lambda item: (-_depth(item),)),
+        )
 
     def _expand(self, item: Item, _: float) -> None:
         """The smaller items of an item, with bounds; of a point, its prediction."""
         if isinstance(item, Shaped):
-            self._spread(item)
+            self._spread(item) if item.legal else self._begin(item.shape, item.blocks)
         elif isinstance(item, MixedBlock):
             self._open(item)
         elif isinstance(item, Node):
@@ -351,6 +391,13 @@ class MixedSearch:
             except (PlanError, ProgramError) as error:
                 known[point] = why_not(error)
         return known[point]
+
+
+def _depth(item: Item) -> int:
+    """How near an item is to a plan that is predicted."""
+    if isinstance(item, Rows):
+        return 3 + item.played
+    return (Shaped, MixedBlock, Node).index(type(item))
 
 
 def _completions(space: MixedSpace, node: Node) -> int:

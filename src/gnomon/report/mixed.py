@@ -20,7 +20,6 @@ from gnomon.search.mixed.results import MixedFound
 from gnomon.search.mixed.space import MixedPoint, deal_out
 from gnomon.units import show_seconds
 
-
 ENDED = {
     "tries": ("the predictions were used up", "--tries allows more"),
     "nodes": ("as many partial pipelines as one search may open were opened", "--fix or --forbid narrows the search"),

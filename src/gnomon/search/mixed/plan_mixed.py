@@ -124,7 +124,8 @@ def plan_mixed(
     (`results.unlike`). most_bytes: what any device may hold, below what the goal allows it.
     known: plans of this work that fit; slower ones are not looked for. most_nodes: partial pipelines over kinds that
     each search looks at, at most. more: the budget; what it leaves is counted. first: the part of it that goes to
-    what the search over kinds is compared with (each kind alone, equal shares); left out, all of it. PlanError for a cluster of one kind, and when nothing fits.
+    what the search over kinds is compared with (each kind alone, equal shares); left out, all of it. PlanError
+    for a cluster of one kind, and when nothing fits.
     """
     graph = preset(model) if isinstance(model, str) else model
     machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -279,9 +280,9 @@ class _Asked:
 def _each_alone(
     asked: _Asked, kinds: tuple[Kind, ...], allowed: tuple[int, ...], more: More
 ) -> tuple[tuple[tuple[Kind, MixedFound | None], ...], int, tuple[str, ...]]:
-    """The best on each kind by itself, None where it is too small for the model or has no plan that is asked for, how
-    many plans were predicted, and the names of kinds whose search the budget ended. allowed: bytes that a device of each kind
-    may hold."""
+    """The best on each kind by itself (None where it is too small for the model or has no plan that is asked for), how
+    many plans were predicted, and the names of kinds whose search the budget ended. allowed: bytes that a device of
+    each kind may hold."""
     best: list[tuple[Kind, MixedFound | None]] = []
     predicted, unfinished = 0, list[str]()
     for index, (kind, limit) in enumerate(zip(kinds, allowed, strict=True)):

@@ -21,9 +21,8 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 ROOMS = tuple(
     "errors units late trust schema tensors ops graph models hardware program orders plans software sharding timeline "
-    "prices simulate lowering methods control prediction serving search formats request report fleet frontend compiler "
-    "runtime "
-    "cli".split()
+    "profile prices simulate lowering methods control prediction serving search formats request report fleet frontend "
+    "compiler runtime cli".split()
 )
 FOLDERS = {
     "runtime": tuple(

@@ -1,22 +1,33 @@
-"""`gnomon compare`: where two Timelines of one plan differ, and which price is the most wrong.
+"""`gnomon compare`: where two Timelines of one plan differ, and which price is the most wrong; or what a profiler saw.
 
-`run(options)` prints and returns 0. Leaves out making the Timelines: `gnomon predict` and `gnomon run` write them.
+`run(options)` prints and returns 0. Leaves out making the Timelines (`gnomon predict` and `gnomon run` write them) and
+recorded traces (`cli.compare_traces`).
 """
 
 from __future__ import annotations
 
 import argparse
 
+from gnomon.cli import compare_traces
 from gnomon.cli.report import read_timeline
 from gnomon.cli.terminal import print_json, print_lines
+from gnomon.errors import InputError
 from gnomon.report.difference import compare, comparison_text
 from gnomon.report.tables import wrapped
 
 
 def run(options: argparse.Namespace) -> int:
     """Read, compare, print."""
-    timelines = read_timeline(options.predicted), read_timeline(options.measured)
-    comparison = compare(*timelines, (options.predicted, options.measured))
+    files = options.files
+    if any(compare_traces.is_recorded(path) for path in files):
+        return compare_traces.run(files, options.json)
+    if len(files) != 2:
+        raise InputError(
+            f"compare takes two Timelines of one plan, or what a profiler recorded (a Kineto trace, a folder of them, "
+            f"a memory snapshot), alone or after a plan file; {len(files)} given, none of them recorded"
+        )
+    timelines = read_timeline(files[0]), read_timeline(files[1])
+    comparison = compare(*timelines, (files[0], files[1]))
     if options.json:
         print_json(comparison.to_mapping())
     else:

@@ -155,8 +155,15 @@ Both files are Timelines of one plan: the predicted one of gnomon predict
 and memory differ, and names the price that is most wrong. What is listed of a
 worker adds up to the difference of the steps.
 
-example:
-  gnomon compare predicted.timeline measured.timeline"""
+Or what torch.profiler recorded of any job: where its step went, which kernels
+and collectives took it, memory at the peak (from torch.cuda.memory's snapshot),
+what held it up and what to do; after a plan file or a predicted Timeline, next
+to what was predicted.
+
+examples:
+  gnomon compare predicted.timeline measured.timeline
+  gnomon compare trace.json.gz
+  gnomon compare plan.toml traces/ snapshot.pickle"""
 
 
 _GENERATE = """\
@@ -565,8 +572,12 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("predicted", metavar="PREDICTED", help="a Timeline")
-    parser.add_argument("measured", metavar="MEASURED", help="another of the same plan")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="two Timelines; or a trace of torch.profiler (a folder: one a rank), a memory snapshot, a plan file",
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
 
 

@@ -64,6 +64,13 @@ def read_timeline(path: str) -> Timeline:
     return parse_timeline(text, path)
 
 
+def predicted_plan(path: str) -> Prediction:
+    """The prediction of a plan file."""
+    prediction, _, _ = _plan(path)
+    assert prediction is not None
+    return prediction
+
+
 def _plan(path: str | None) -> tuple[Prediction | None, Request | None, str]:
     """(prediction, what was asked, text) of a plan file; of a bare plan only the text."""
     if path is None:

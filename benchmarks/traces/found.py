@@ -2,8 +2,8 @@
 
     python -m benchmarks.traces.found [--folder DIR] > benchmarks/results/traces.md
 
-Thirteen small jobs on CPUs, each recorded with and without marks of steps, and seven with a fault put in. Needs torch and
-transformers; two minutes on two cores. Other processes on the cores appear in the traces, as they do in a job.
+Thirteen small jobs on CPUs, each recorded with and without marks of steps, and seven with a fault put in. Needs
+torch and transformers; a few minutes on two cores. Other processes on the cores appear in the traces.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path)
     folder = parser.parse_args().folder or Path(tempfile.mkdtemp())
     torch.set_num_threads(1)
-    print(
-        f"# What is found in recorded traces\n\n{date.today()}, torch {torch.__version__}, CPU, gloo; one thread a rank."
-    )
+    print("# What is found in recorded traces\n")
+    print(f"{date.today()}, torch {torch.__version__}, CPU, gloo; one thread a rank.")
     print("`python -m benchmarks.traces.found`\n")
     print("| job | step, wall ms | found ms | without marks | most time in | names |\n|---|---|---|---|---|---|")
     for job in JOBS:

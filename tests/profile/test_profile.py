@@ -22,6 +22,7 @@ from gnomon.profile.intervals import common, complement, join, length, minus, un
 from gnomon.report.profile import profile_of
 from tests.profile.device import Device
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "deepseek-v3" / "plan.toml"
 GEMM = ("aten::mm", "nvjet_tst_128x256")
 NCCL = ("c10d::allreduce_", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
 
@@ -157,6 +158,23 @@ def test_a_really_recorded_step(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert {"matmul", "elementwise", "optimizer"} <= kinds and rank["phases_s"]["backward"] > 0
     assert main(["compare", str(path)]) == 0
     assert "where the step goes" in capsys.readouterr().out
+
+
+def test_a_prediction_lies_next_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    timeline, plan = str(tmp_path / "step.timeline"), str(EXAMPLE)
+    job = ["predict", "llama-tiny", "--on", "1x2xh100-sxm", "--dp-shard", "2", "--timeline", timeline]
+    assert main(job) == 0
+    traces = str(play("data loading", tmp_path / "traces"))
+    capsys.readouterr()
+    for predicted in (timeline, plan):
+        assert main(["compare", predicted, traces, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        measured, expected = told["ranks"][0]["step_s"], told["predicted"]["step_s"]
+        gaps = {gap["part"]: gap for gap in told["gaps"]}
+        assert sum(m - p for p, m in (gap["s"] for gap in gaps.values())) == pytest.approx(measured - expected)
+        assert "DataLoader" in gaps["data loading"]["likely_cause"]
+    assert main(["compare", timeline, traces]) == 0
+    assert "likely cause of waiting for data" in capsys.readouterr().out
 
 
 intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=12)

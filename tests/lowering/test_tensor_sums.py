@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import pytest
 
 from gnomon.errors import PlanError
@@ -9,7 +12,7 @@ from gnomon.lowering import lower, one_f_one_b
 from gnomon.lowering.tensor_sums import COPIES, TERMS, tensor_sums, with_tensor_sums
 from gnomon.models.deepseek import deepseek_v3, deepseek_v3_671b
 from gnomon.models.llama import llama, llama_mini
-from gnomon.plans import Layout, Mesh, Optimizer, Plan, Schedule, stage_layers
+from gnomon.plans import Layout, Mesh, Offload, Optimizer, Plan, Schedule, stage_layers
 from gnomon.program import Program, validate
 
 TINY = llama(llama_mini())
@@ -61,6 +64,32 @@ def test_they_come_after_the_reduction_and_before_norm_and_update(zero: int) -> 
     assert len(mine) == (2 + 2 + 1 if zero == 3 else 2)
     assert max(i for i in over_data if "AR" in rows[i] or "REDUCE" in rows[i]) < min(mine)
     assert max(mine) < rows.index("0NORM:norm")
+
+
+@pytest.mark.parametrize("accumulate", ["host", "device"])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_nothing_changes_a_gradient_after_the_norm_has_read_it(
+    accumulate: Literal["host", "device"], zero: Literal[0, 1, 2, 3], tied: bool, clip: bool, delay: int
+) -> None:
+    """Updates on the host too, whose gradients go down after the norm, or before it."""
+    plan = Plan(
+        mesh=Mesh(dp_shard=2, tp=4),
+        schedule=Schedule(num_microbatches=2),
+        layout=SEQUENCE,
+        optimizer=Optimizer(zero=zero, clip=clip, delay=delay, offload=Offload(accumulate=accumulate)),
+    )
+    program = lower(llama(replace(llama_mini(), tied=tied)), plan)
+    validate(program)
+    names = [program.kinds[kind].name for kind in program.kind.tolist()]
+    sums = [row for row, name in enumerate(names) if name == "AR" and program.comm_of(row) in (TERMS, COPIES)]
+    assert sums
+    made = [row for row, name in enumerate(names) if name in ("B", "W", "REDUCE_GRAD")]
+    norms = [row for row, name in enumerate(names) if name == "NORM" and row > made[0]]
+    assert bool(norms) == (clip and not delay)
+    assert not norms or max(*sums, *made) < norms[0]
 
 
 def test_a_stage_without_an_update_is_refused() -> None:

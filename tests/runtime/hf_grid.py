@@ -11,6 +11,7 @@ norm, held-out loss and every parameter. Left out: dtypes other than float64, GP
 from __future__ import annotations
 
 import random
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -105,11 +106,12 @@ class HfCase:
         """Of a step."""
         return batch(self.model, self.data, self.workload, step)
 
-    def plain(self) -> Plain:
+    def plain(self, on_device: frozenset[str]) -> Plain:
         """What transformers does."""
         optimizer = self.plan.optimizer
         delay_after = optimizer.delay_after if optimizer.delay else grid.STEPS
-        return trained(self.model, str(self.folder), self.data, self.workload, optimizer.clip, delay_after)
+        prompt = on_device if optimizer.delay else frozenset[str]()
+        return trained(self.model, str(self.folder), self.data, self.workload, optimizer.clip, delay_after, prompt)
 
 
 # --- the model, on both sides
@@ -218,14 +220,33 @@ def parameter_groups(model: Any) -> list[dict[str, Any]]:
     ]
 
 
+def _layer_of(name: str) -> str:
+    """What the names of a layer's parameters have in common, in the Graph and in transformers; for a parameter outside
+    of layers its own last two words."""
+    found = re.search(r"(?:(?:en|de)coder\.)?\w+\.\d+(?=\.)", name)
+    return found[0] if found else ".".join(name.split(".")[-2:])
+
+
 @cache
-def trained(model: str, folder: str, data: str, workload: Workload, clip: bool, delay_after: int) -> Plain:
-    """Steps of transformers' model in train mode. delay_after: updates before they lag by one step."""
+def trained(
+    model: str,
+    folder: str,
+    data: str,
+    workload: Workload,
+    clip: bool,
+    delay_after: int,
+    prompt: frozenset[str] = frozenset(),
+) -> Plain:
+    """Steps of transformers' model in train mode. delay_after: updates before they lag by one step. prompt: parameters
+    of the Graph whose updates never do."""
     torch.set_num_threads(1)
     with quiet(), Wide():
         theirs = made(model)
         adam = torch.optim.AdamW(parameter_groups(theirs), lr=SETTINGS.lr, betas=SETTINGS.betas, eps=SETTINGS.eps)
         curve, waiting, updates = list[tuple[float, float]](), None, 0
+        layers = {_layer_of(name) for name in prompt}
+        in_time = [_layer_of(name) in layers for name, _ in theirs.named_parameters()]
+        assert {_layer_of(name) for name, _ in theirs.named_parameters()} >= layers
 
         def update(grads: list[Tensor | None]) -> float:
             for parameter, grad in zip(theirs.parameters(), grads, strict=True):
@@ -245,10 +266,12 @@ def trained(model: str, folder: str, data: str, workload: Workload, clip: bool, 
                 norm = update(grads)
                 updates += 1
             else:
-                if waiting is not None:
-                    norm = update(waiting)
-                    updates += 1
-                waiting = grads
+                late = [None] * len(grads) if waiting is None else waiting
+                due = [now if own else lag for now, lag, own in zip(grads, late, in_time, strict=True)]
+                if any(grad is not None for grad in due):
+                    norm = update(due)
+                updates += waiting is not None
+                waiting = [None if own else now for now, own in zip(grads, in_time, strict=True)]
             curve.append((loss.item(), norm))
         if waiting is not None:
             update(waiting)

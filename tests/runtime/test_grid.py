@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,34 +14,40 @@ from runtime import grid  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-SAMPLE = (4, 5, 11, 15, 18, 26, 80, 84, 97)
-"""Of `hf_grid`'s first seed."""
+SAMPLE = (11, 15, 18, 26, 97, 160)
+"""Of `hf_grid`'s first seed: those that once were wrong, and others of other types. A worker is started for each rank,
+so none has four."""
 
 
-def test_every_value_of_every_field_is_right_or_refused() -> None:
-    """A plan for each, with tied and untied weights in turn."""
-    cases = sorted((grid.draw(number) for number in range(len(grid.FIELDS))), key=lambda case: case.plan.world_size)
-    with grid.Workers() as workers:
-        actual = [(case, *workers.judged(case)) for case in cases]
+@pytest.fixture(scope="module")
+def workers() -> Iterator[grid.Workers]:
+    """For all cases: what a process loads takes it longer than the steps of a case."""
+    with grid.Workers() as made:
+        yield made
+
+
+def test_values_of_fields_are_right_or_refused(workers: grid.Workers) -> None:
+    """A plan of one or two ranks for half of the values, with tied and untied weights in turn."""
+    drawn = (grid.draw(number) for number in range(len(grid.FIELDS)) if number % 4 < 2)
+    cases = [case for case in drawn if case.plan.world_size < 4]
+    actual = [(case, *workers.judged(case)) for case in sorted(cases, key=lambda case: case.plan.world_size)]
     wrong = [f"{case}: {verdict}: {message}" for case, verdict, message in actual if verdict in grid.BAD]
     assert not wrong, "\n".join(wrong)
     verdicts = Counter(verdict for _, verdict, _ in actual)
-    assert verdicts["equal"] >= 24, verdicts
-    assert {case.plan.world_size for case, verdict, _ in actual if verdict == "equal"} == {1, 2, 4}
+    assert verdicts["equal"] >= 10, verdicts
     assert {case.config.tied for case, verdict, _ in actual if verdict == "equal"} == {True, False}
 
 
-def test_plans_train_as_transformers_does_in_train_mode(tmp_path: Path) -> None:
-    """Cases of `hf_grid`: those that once were wrong, and others of other types."""
+def test_plans_train_as_transformers_does_in_train_mode(workers: grid.Workers, tmp_path: Path) -> None:
+    """Cases of `hf_grid`."""
     pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
     from runtime import hf_grid
 
-    with grid.Workers() as workers:
-        cases = sorted((hf_grid.draw(number, tmp_path) for number in SAMPLE), key=lambda case: case.plan.world_size)
-        actual = [(case, *workers.judged(case)) for case in cases]
+    cases = sorted((hf_grid.draw(number, tmp_path) for number in SAMPLE), key=lambda case: case.plan.world_size)
+    actual = [(case, *workers.judged(case)) for case in cases]
     wrong = [f"{case}: {verdict}: {message}" for case, verdict, message in actual if verdict in grid.BAD]
     assert not wrong, "\n".join(wrong)
-    assert sum(verdict == "equal" for _, verdict, _ in actual) >= 7
+    assert sum(verdict == "equal" for _, verdict, _ in actual) >= 5
 
 
 def test_a_case_that_hangs_or_fails_is_told_from_one_that_trains() -> None:

@@ -42,8 +42,11 @@ def delay_update(program: Program) -> Program:
 
 
 def _reading(row: Row) -> Row:
-    """A tile of several blocks lists its effects itself: there too the gradient is read and stays."""
+    """A tile of several blocks lists its effects itself: there too the gradient is read and stays. A norm that was read
+    off gradients before they went down is of those that are on the host."""
     if row.override is None or row.override.effects is None:
         return row
-    changed = tuple(e._replace(op="read") if e.op == "consume" else e for e in row.override.effects)
-    return replace(row, override=replace(row.override, effects=changed))
+    changed = [effect._replace(op="read") if effect.op == "consume" else effect for effect in row.override.effects]
+    if row.kind == "NORM":
+        changed = [e._replace(ref=e.ref._replace(buffer="GH")) if e.op == "read" else e for e in changed]
+    return replace(row, override=replace(row.override, effects=tuple(changed)))

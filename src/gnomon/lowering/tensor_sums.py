@@ -16,6 +16,7 @@ import numpy as np
 
 from gnomon.errors import PlanError
 from gnomon.graph import BF16, Block, Graph, Layer
+from gnomon.lowering.gradients import WRITES_GRADIENTS
 from gnomon.plans import Layout, Mesh
 from gnomon.program import NO_UNIT, BufferRef, Communicator, Override, RowEffect
 from gnomon.program.rows import KIND, Inserted, Rows, insert
@@ -83,7 +84,8 @@ def with_tensor_sums(rows: Rows, sums: Sequence[tuple[int, str]], *, buffer: str
 
 def _anchors(rows: Rows, buffer: str) -> dict[int, list[int]]:
     """Stage -> the row, on each rank that updates it, before which its gradient must be whole: the rank's first update,
-    or the norm of all gradients where that is measured already (`streaming`)."""
+    or the norm of all gradients where that is measured already: among gradients that stay (`streaming`), or before they
+    go to the host (`offload_optimizer`)."""
     anchors: dict[int, list[int]] = {}
     updates = np.flatnonzero(rows.is_kind("OPT"))
     read = np.flatnonzero(rows.is_kind(*({"OPT", "NORM"} & {kind.name for kind in rows.kinds})))
@@ -93,9 +95,22 @@ def _anchors(rows: Rows, buffer: str) -> dict[int, list[int]]:
         anchors[stage] = [int(read[rows.rank_class[read] == cls][0]) for cls in mine]
     if not any(kind.name == "D2H" for kind in rows.kinds):
         return anchors
+    measured = _measured_norms(rows)
     for row in np.flatnonzero(rows.is_kind("D2H")).tolist():
         override = rows.overrides.get(row)
         named = [e.ref.stage for e in override.effects or () if e.ref.buffer == buffer] if override else []
         for stage in dict.fromkeys(named) or (int(rows.stage[row]),):
-            anchors.setdefault(stage, []).append(row)
+            anchors.setdefault(stage, []).append(min(row, measured.get(int(rows.rank_class[row]), row)))
     return anchors
+
+
+def _measured_norms(rows: Rows) -> dict[int, int]:
+    """Rank class -> its first norm of gradients of this step. One before all of the step's gradients is of those of the
+    step before (`delayed_update`), which were added up then."""
+    norms: dict[int, int] = {}
+    made = np.flatnonzero(rows.is_kind(*WRITES_GRADIENTS))
+    for row in np.flatnonzero(rows.is_kind("NORM")).tolist():
+        cls = int(rows.rank_class[row])
+        if (rows.rank_class[made[made < row]] == cls).any():
+            norms.setdefault(cls, row)
+    return norms

@@ -53,6 +53,7 @@ def test_jumps_give_the_times_of_single_iterations_to_the_bit(name: str) -> None
     for seed in range(25):
         rng = random.Random(seed)
         limits = {"max_batched_tokens": rng.choice((32, 256)), "max_seqs": rng.choice((2, 16)), "block_tokens": 16}
+        limits |= {"poll_steps": rng.choice((1, 7))}
         rules = price(name, **limits)
         load = random_load(rng)
         blocks = rng.choice((40, 400))
@@ -81,7 +82,7 @@ def test_a_request_alone_is_its_prompt_and_its_decodes() -> None:
     played = replay(load, rules, 1000)
     prompt = rules.batch_ticks(Batch((Piece(0, 0, 100, True),), 0, 0, ()))
     decodes = sum(rules.decode_ticks(1, keys) for keys in (101, 102, 103))
-    wait = round(rules.engine.request_s * TICKS_PER_S)
+    wait = round((rules.engine.request_s + 100 * rules.engine.request_token_s) * TICKS_PER_S)
     assert played.first_s[0] == (wait + prompt) / TICKS_PER_S
     assert played.end_s[0] == (wait + prompt + decodes) / TICKS_PER_S
     assert played.iterations == 4

@@ -147,7 +147,7 @@ class Device:
     def collectives_library(self) -> str:
         """What moves data between devices like it; two libraries do not talk to each other."""
         if self.kind == "gpu":
-            return "RCCL" if self.arch.startswith("cdna") else "NCCL"
+            return "RCCL" if self.arch.startswith(("cdna", "rdna")) else "NCCL"
         return "XLA over ICI" if self.kind == "tpu" else "gloo"
 
     def __hash__(self) -> int:  # part of every key of a memo; devices of one name seldom differ

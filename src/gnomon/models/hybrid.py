@@ -1,10 +1,11 @@
-"""Hybrids of Mamba-2, attention, feed-forward and mixture layers: Mamba-2 itself, Nemotron-H, Nemotron 3, Bamba,
-Granite 4.
+"""Hybrids of Mamba-2, gated DeltaNet, attention, feed-forward and mixture layers: Mamba-2 itself, Nemotron-H, Nemotron
+3, Bamba, Granite 4, Qwen3-Next.
 
 `hybrid(config)` returns a Graph with one call for each run of equal layers. A layer is written as its parts, each with
-a norm before and a residual around it: `M` Mamba-2, `*` attention, `-` feed-forward, `E` mixture, as Nemotron-H's
-`hybrid_override_pattern` has it; Bamba's layers are `M-` and `*-`. The convolution's weight is counted in two parts,
-over x and over B and C: as many parameters. Leaves out attention beside Mamba in one layer (Falcon-H1).
+a norm before and a residual around it: `M` Mamba-2, `D` gated DeltaNet, `*` attention, `-` feed-forward, `E` mixture,
+as Nemotron-H's `hybrid_override_pattern` has it; Bamba's layers are `M-` and `*-`, Qwen3-Next's `DE` and `*E`. The
+convolution's weight is counted in two parts, over x and over B and C: as many parameters. Leaves out attention beside
+Mamba in one layer (Falcon-H1).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from gnomon.models.parts import (
     self_attention,
 )
 
-PARTS = {"M": "mamba", "*": "self_attn", "-": "mlp", "E": "moe"}
+PARTS = {"M": "mamba", "D": "linear_attn", "*": "self_attn", "-": "mlp", "E": "moe"}
 """Letter of a layer's part -> path of its module."""
 
 
@@ -63,6 +64,29 @@ class Mamba2:
         positive(num_heads=self.num_heads, head_dim=self.head_dim, num_groups=self.num_groups)
         positive(state_size=self.state_size, conv_kernel=self.conv_kernel, chunk=self.chunk)
         divisible("num_heads", self.num_heads, "num_groups", self.num_groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """The sizes of a gated DeltaNet mixer."""
+
+    key_heads: int
+    """Heads of q and k."""
+    value_heads: int
+    """Heads of v and of the state; a multiple of key_heads."""
+    key_dim: int
+    """Width of a head of q and k."""
+    value_dim: int
+    """Width of a head of v."""
+    conv_kernel: int = 4
+    """Taps of the convolution over q, k and v."""
+    chunk: int = 64
+    """Tokens that the kernel works on at once."""
+
+    def __post_init__(self) -> None:
+        positive(key_heads=self.key_heads, value_heads=self.value_heads, key_dim=self.key_dim, value_dim=self.value_dim)
+        positive(conv_kernel=self.conv_kernel, chunk=self.chunk)
+        divisible("value_heads", self.value_heads, "key_heads", self.key_heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +140,8 @@ class HybridConfig:
     """Rotary positions in attention."""
     attention_bias: bool = False
     """Biases of q, k, v and the output."""
+    attention_gate: bool = False
+    """A gate of its own projection on what attention gives, and norms on q and k (Qwen3-Next)."""
     ffn_size: int = 1
     """Width of dense feed-forwards."""
     gated: bool = False
@@ -124,6 +150,8 @@ class HybridConfig:
     """Of both; squared ReLU in Nemotron."""
     mamba: Mamba2 | None = None
     """Of `M` parts."""
+    delta: DeltaNet | None = None
+    """Of `D` parts."""
     mixture: HybridMixture | None = None
     """Of `E` parts."""
     tied: bool = False
@@ -144,7 +172,11 @@ class HybridConfig:
         letters = set("".join((*self.layers, *self.mtp_layers)))
         if not all((*self.layers, *self.mtp_layers)) or letters - PARTS.keys():
             raise GraphError(f"layers are written with the letters {' '.join(PARTS)}, not {self.layers}")
-        for letter, what, part in (("M", "mamba", self.mamba), ("E", "mixture", self.mixture)):
+        for letter, what, part in (
+            ("M", "mamba", self.mamba),
+            ("D", "delta", self.delta),
+            ("E", "mixture", self.mixture),
+        ):
             if letter in letters and part is None:
                 raise GraphError(f"layers have {letter!r} parts: give `{what}`")
         if bool(self.mtp_layers) != bool(self.mtp_depth) or not 0 <= self.mtp_depth <= 8:
@@ -171,6 +203,29 @@ def mamba_mixer(b: BlockBuilder, x: str, hidden: Dim, m: Mamba2, path: str) -> s
         given.append(b.parameter(f"{path}.conv1d.bias_bc", two, groups, state))
     given += [b.parameter(f"{path}.{name}", heads) for name in ("dt_bias", "A_log", "D")]
     y = b.op("state_space", f"{path}.scan", tuple(given), (*b.dims(x)[:-1], groups, inner), chunk=m.chunk)
+    weight = b.parameter(f"{path}.norm.weight", groups, inner)
+    normed = b.op("norm", f"{path}.norm", (y, weight), fn="rms", over=inner.name)
+    return b.linear(f"{path}.out_proj", normed, out=(hidden,), contract=(groups, inner), bias=False)
+
+
+def delta_mixer(b: BlockBuilder, x: str, hidden: Dim, m: DeltaNet, path: str) -> str:
+    """One projection to z, v, k and q and one number a head each for decay and step, convolution and the delta rule, a
+    norm over each head, projection back. As `mamba_mixer` with v for x, k and q for B and C: the same op, whose rule
+    differs, and which only servers price.
+
+    Source: Yang, Kautz, Hatamizadeh 2024 (Gated Delta Networks); transformers modeling_qwen3_next.py, 4.57.
+    """
+    width = m.value_heads * m.value_dim
+    projected = Dim(name="ssm_proj", size=2 * width + 2 * m.key_heads * m.key_dim + 2 * m.value_heads)
+    heads, groups = Dim(name="ssm_heads", size=m.value_heads), Dim(name="ssm_groups", size=m.key_heads)
+    inner, state = Dim(name="ssm_width", size=width // m.key_heads), Dim(name="ssm_state", size=m.key_dim)
+    two, taps = Dim(name="ssm_bc", size=2), Dim(name="ssm_taps", size=m.conv_kernel)
+    joined = b.linear(f"{path}.in_proj", x, out=(projected,), contract=(hidden,), bias=False)
+    given = [joined, b.parameter(f"{path}.conv1d.weight_x", groups, inner, taps)]
+    given.append(b.parameter(f"{path}.conv1d.weight_bc", two, groups, state, taps))
+    given += [b.parameter(f"{path}.{name}", heads) for name in ("dt_bias", "A_log", "D")]
+    dims = (*b.dims(x)[:-1], groups, inner)
+    y = b.op("state_space", f"{path}.scan", tuple(given), dims, chunk=m.chunk, rule="gated_delta")
     weight = b.parameter(f"{path}.norm.weight", groups, inner)
     normed = b.op("norm", f"{path}.norm", (y, weight), fn="rms", over=inner.name)
     return b.linear(f"{path}.out_proj", normed, out=(hidden,), contract=(groups, inner), bias=False)
@@ -211,6 +266,9 @@ def _part(b: BlockBuilder, letter: str, x: str, hidden: Dim, c: HybridConfig, pa
         case "M":
             assert c.mamba is not None, "checked by HybridConfig"
             return mamba_mixer(b, x, hidden, c.mamba, path)
+        case "D":
+            assert c.delta is not None, "checked by HybridConfig"
+            return delta_mixer(b, x, hidden, c.delta, path)
         case "*":
             heads, kv_heads, head_dim = attention_dims(c.num_heads, c.num_kv_heads, c.head_dim)
             bias = c.attention_bias
@@ -223,6 +281,8 @@ def _part(b: BlockBuilder, letter: str, x: str, hidden: Dim, c: HybridConfig, pa
                 qkv_bias=bias,
                 out_bias=bias,
                 scale=c.query_scale,
+                qk_norm=c.attention_gate,
+                gated=c.attention_gate,
             )
             return self_attention(b, x, hidden, a, path)
         case "-":

@@ -81,6 +81,8 @@ class Attention(Projections):
     """Sines and cosines are multiplied by a factor, as YaRN's are (GPT-OSS); fused kernels know none."""
     values_are_keys: bool = False
     """No v_proj: what k_proj makes, before norm and rotary, is read as values too (Gemma 4's full layers)."""
+    gated: bool = False
+    """What attention gives is multiplied by the sigmoid of a projection of its own (Qwen3-Next)."""
     window: int = 0
     """Sliding window in tokens; 0 is none."""
     scale: float = 0.0
@@ -174,6 +176,9 @@ def self_attention(b: BlockBuilder, x: str, hidden: Dim, a: Attention, path: str
         bias=_linear_biases(b, path, a.heads) if a.alibi else "",
         sinks=b.parameter(f"{path}.sinks", a.heads) if a.sinks else "",
     )
+    if a.gated:
+        gate = b.linear(f"{path}.gate_proj", x, out=(a.heads, a.head_dim), contract=(hidden,), bias=a.qkv_bias)
+        core = b.op("glu", f"{path}.gate", (gate, core), fn="sigmoid")
     return b.linear(f"{path}.o_proj", core, out=(hidden,), contract=(a.heads, a.head_dim), bias=a.out_bias)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal
 
 from gnomon.errors import PlanError
 from gnomon.ops.divided import BOTH, own_collective, with_inside
@@ -41,6 +42,8 @@ class Scan:
     """HP, of all heads."""
     state: Number
     """N."""
+    rule: Literal["ssd", "gated_delta"] = "ssd"
+    """How the state changes with a token: Mamba-2's, or the gated delta rule, of which only the forward is priced."""
 
     @classmethod
     def of(cls, op: Op, block: Tensors, sizes: Sizes) -> Scan:
@@ -56,6 +59,7 @@ class Scan:
             heads=size_of(bias.dims[0], sizes),
             width=numel(y.dims[-2:], sizes),
             state=size_of(taps.dims[2], sizes),
+            rule="gated_delta" if op.attr("rule", "ssd") == "gated_delta" else "ssd",
         )
 
 

@@ -82,6 +82,31 @@ class OneShot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ggml:
+    """Products of ggml, the library under llama.cpp: seconds = start + max(bytes / bandwidth, FLOPs / peak), the peak
+    reached as rows fill a tile: rows / (rows + TILE)."""
+
+    arch: str
+    """Generation."""
+    start_s: Seconds
+    """Of a product, and of each other kernel between two."""
+    memory_share: float
+    """Part of the memory's peak at which a vector's product reads 16-bit weights."""
+    quantised_memory_share: float
+    """The same of quantised ones."""
+    quantised_share: float
+    """Part of the int8 peak (of the 16-bit one where there is none) that quantised weights reach with many rows."""
+    half_share: float
+    """Part of the 16-bit peak with 16-bit sums (half the int8 one, where there is one) that 16-bit weights reach."""
+    experts_share: float
+    """Of either, what products of experts reach."""
+    attention_share: float
+    """Speed of its attention of prompts over that of the maker's kernels."""
+    provenance: Provenance
+    """Of this row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingFile:
     """`decoding.toml`."""
 
@@ -92,6 +117,8 @@ class DecodingFile:
     experts: tuple[FewRows, ...]
     """Rows."""
     one_shot: tuple[OneShot, ...]
+    """Rows."""
+    ggml: tuple[Ggml, ...]
     """Rows."""
 
 
@@ -117,6 +144,37 @@ def experts_row(device: Device, weight_bits: float) -> FewRows:
     rows = [row for row in _file().experts if row.arch == _arch(device)]
     rows = rows or [row for row in _file().experts if row.arch == GENERIC]
     return min(rows, key=lambda row: abs(row.weight_bits - weight_bits))
+
+
+def ggml_row(device: Device, *, vulkan: bool = False) -> Ggml:
+    """The row of a device: of its generation (in Vulkan where there is one) or the generic one."""
+    names = [f"{_arch(device)}-vulkan"] * vulkan + [_arch(device), GENERIC]
+    known = {row.arch: row for row in _file().ggml}
+    return next(known[name] for name in names if name in known)
+
+
+GGML_TILE = 20
+"""Rows at which a product of ggml reaches half of what it does with many."""
+
+
+def ggml_seconds(
+    rows: Size, *, elements: Size, bits: float, moved_bytes: Size, device: Device, row: Ggml, experts: bool = False
+) -> Array:
+    """Seconds of a product of ggml on one device.
+
+    rows: that each weight is multiplied by. elements: weights that are read. bits: of one. moved_bytes: weights and
+    activations. row: of `ggml_row`.
+    """
+    half = bits > 12
+    integer = device.dense_peak.int8
+    peak = half_peak(device) if integer is None else integer / 2 if half else integer
+    share = (row.half_share if half else row.quantised_share) * (row.experts_share if experts else 1.0)
+    many = np.asarray(rows, dtype=np.float64)
+    compute = 2 * many * elements / (peak * share * many / (many + GGML_TILE))
+    memory = np.asarray(moved_bytes) / (
+        device.memory_bytes_per_s * (row.memory_share if half else row.quantised_memory_share)
+    )
+    return np.asarray(row.start_s + np.maximum(memory, np.where(many > 8, compute, 0.0)))
 
 
 def assumptions(device: Device) -> tuple[str, ...]:

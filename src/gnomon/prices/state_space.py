@@ -2,6 +2,7 @@
 
 Each is a batch of small matrix products, one for each chunk and head, or a pass over memory. Products are priced as
 batched GEMMs of these shapes with the bytes that the kernel moves: states of chunks lie in memory in fp32 between them.
+A gated delta rule is priced forward only, by a line in its tokens.
 Leaves out kernels that fuse these steps (FlashInfer's for Blackwell).
 Source: state-spaces/mamba mamba_ssm/ops/triton/ssd_combined.py `_mamba_chunk_scan_combined_fwd`, `_bwd`, read
 2026-11-22.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gnomon.errors import UnpricedError
 from gnomon.graph import DTYPE_BITS, Dtypes
 from gnomon.hardware.types import Device
 from gnomon.ops.state_space import Scan
@@ -68,10 +70,36 @@ class _Sizes:
         return self.x + 2 * self.b
 
 
+DELTA_START_S = 12e-6
+"""Of a gated delta rule over few tokens, and how long each more takes where a sequence's chunks follow each other, and
+the share of the 16-bit peak that its products reach where heads and sequences fill the device. Fitted 2026-11-29 to
+linear_attention_aiconfigurator.csv (H100, B200, L40S; vllm 0.24, sglang 0.5.14; one sequence, 16 and 32 heads of
+128 x 128, 64 to 4096 tokens): within 25 %."""
+DELTA_TOKEN_S = 45e-9
+DELTA_SHARE = 0.2
+
+
+def _delta_seconds(scan: Scan, sizes: _Sizes, device: Device, curves: Curves) -> Time:
+    """The forward of a gated delta rule over one sequence: its convolution, then chunk after chunk."""
+    head = scan.width // scan.heads
+    flops = scan.tokens * scan.heads * (4 * head * scan.state + 2 * scan.chunk * (2 * scan.state + head))
+    peak = device.dense_peak.bf16 or device.dense_peak.fp16 or device.dense_peak.fp32
+    if peak is None:
+        raise UnpricedError(f"{device.name} has no peak in 16 or 32 bits")
+    convolution = stream_seconds(sizes.taps, sizes.taps, device, curves, kernels=1)
+    return convolution + DELTA_START_S + scan.tokens * DELTA_TOKEN_S + flops / (peak * DELTA_SHARE)
+
+
 def scan_seconds(scan: Scan, dtypes: Dtypes, device: Device, curves: Curves, *, backward: bool) -> Time:
     """Seconds of the kernels of one pass over `scan`; the backward makes states and C Bᵀ again."""
     dtype = dtypes.resolve("compute")
     sizes = _Sizes(scan, DTYPE_BITS[dtype] // 8)
+    if scan.rule == "gated_delta":
+        if backward:
+            raise UnpricedError(
+                "the backward of a gated DeltaNet has no price: such models are predicted for serving only"
+            )
+        return _delta_seconds(scan, sizes, device, curves)
     product = "tf32" if dtype == "fp32" and device.kind == "gpu" else dtype
 
     def products(m: Size, n: Size, k: Size, per_chunk: Size, moved: Size) -> Time:

@@ -9,8 +9,9 @@ batches differ, and clocks that fall under load beyond what the curves say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +27,12 @@ from gnomon.prices.decoding import (
     assumptions,
     attention_row,
     experts_seconds,
+    ggml_row,
+    ggml_seconds,
     half_peak,
     kv_seconds_per_token,
     one_shot_seconds,
+    touched_experts,
 )
 from gnomon.prices.dispatch import dispatch_seconds, holders
 from gnomon.prices.links import AxisLink, axis_link
@@ -40,6 +44,14 @@ from gnomon.software.engine import Engine
 
 TICKS_PER_S = 2**50
 """The grid of the replay's time."""
+
+SCAN_STEP_S, SCAN_STATE_SHARE = 6e-6, 0.8
+"""Of the kernels of a scan's layer in an iteration of decodes, and the part of the memory's peak at which states are
+read and written: linear_attention_aiconfigurator.csv, causal_conv1d_update and
+fused_recurrent_gated_delta_rule_packed_decode on H100 and B200, 2 to 128 requests, within 15 %; 2026-11-29."""
+
+_PLAIN: Mapping[str, Any] = {"draft": "none", "draft_tokens": 0, "acceptance": 0.0, "dp": 1, "ep": 1}
+"""What a draft model's own serving has not."""
 
 QUERY_BLOCK = 128
 """Queries of a block of attention kernels."""
@@ -75,10 +87,17 @@ class KeyPrice:
 class IterationPrice:
     """Prices of the iterations of one engine on one layout. `share`: tokens of ranks of other dp groups are as many."""
 
-    def __init__(self, graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> None:
+    def __init__(
+        self, graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, draft: Graph | None = None
+    ) -> None:
+        """draft: the small model that guesses, where `serving.draft` is one."""
         _check(graph, cluster, serving, engine)
+        if (serving.draft == "model") != (draft is not None):
+            raise InputError("a draft model is priced by its graph: give both or neither (--draft-model NAME)")
         self.engine, self.serving = engine, serving
         self.device: Device = cluster.devices[0]
+        vulkan = engine.kernels == "ggml-vulkan"
+        self.ggml = None if engine.kernels == "vendor" else ggml_row(self.device, vulkan=vulkan)
         # engines take the newest kernel of a generation
         kernel: AttentionKernel = "flash3" if self.device.arch in ("hopper", "blackwell") else "flash2"
         self.curves: Curves = curves_for(self.device, attention=kernel)
@@ -90,7 +109,9 @@ class IterationPrice:
         self.pp_link = self._stages(cluster) if serving.pp > 1 else None
         self.kv_bits = kv_bits(serving.kv)
         self._products: dict[tuple[Product, int], float] = {}
-        most = engine.max_batched_tokens + engine.max_seqs
+        self.checked = 1 + serving.draft_tokens
+        """Rows of a request that decodes: the last token and the guesses."""
+        most = engine.max_batched_tokens + engine.max_seqs * self.checked
         self.grid = _grid(most)
         body, head = self._bodies(self.grid), self._head(self.grid)
         kernels = self._kernels()
@@ -98,12 +119,26 @@ class IterationPrice:
         self._body = self._dense(body, most)
         self._heads = self._dense(head, most)
         self.keys: tuple[KeyPrice, ...] = tuple(self._keys(a, count) for a, count in self.shape.attentions)
-        self._base = ticks(sum(key.base_s for key in self.keys))
-        self._each = ticks(sum(key.per_decode_s for key in self.keys) + self._state_s())
-        self._full = ticks(sum(key.per_key_s for key in self.keys if not key.window))
-        self._windows = tuple((key.window, ticks(key.per_key_s)) for key in self.keys if key.window)
+        # what an iteration gives is shared by the tokens that it makes: all that decodes pay is of one token
+        made = serving.tokens_a_check
+        self._made = made
+        scanning = sum(block.count for block in self.shape.blocks if block.scan is not None)
+        self._draft: IterationPrice | None = None
+        if draft is not None:
+            self._draft = IterationPrice(draft, cluster, replace(serving, **_PLAIN), engine)
+        guessed = self._draft.full_s * serving.draft_tokens if self._draft is not None else 0.0
+        if serving.draft == "mtp":
+            layers = sum(count for _, count in self.shape.attentions) or 1
+            guessed = sum(key.per_key_s for key in self.keys) / layers * serving.draft_tokens
+        self.full_s: float = sum(key.per_key_s for key in self.keys if not key.window)
+        self._base = ticks((sum(key.base_s for key in self.keys) + scanning * SCAN_STEP_S) / made)
+        self._each = ticks((sum(key.per_decode_s for key in self.keys) + self._state_s()) / made)
+        self._full = ticks((self.full_s + guessed) / made)
+        self._windows = tuple((key.window, ticks(key.per_key_s / made)) for key in self.keys if key.window)
         self._host, self._host_each = ticks(engine.host_step_s), ticks(engine.host_sequence_s)
+        self._host_made, self._host_each_made = ticks(engine.host_step_s / made), ticks(engine.host_sequence_s / made)
         self._floor = ticks(self.launch_floor_s)
+        self._floor_made = ticks(self.launch_floor_s / made)
         self._graph_most = max(engine.graph_sizes, default=0)
         self._decode_memo: dict[int, int] = {}
         self._piece_memo: dict[tuple[int, int], int] = {}
@@ -150,7 +185,10 @@ class IterationPrice:
 
     def _block(self, block: BlockShape, tokens: Array) -> Array:
         total = sum((self.product_s(p, tokens) for p in block.products), np.zeros_like(tokens))
-        if block.pass_kernels:
+        if block.pass_kernels and self.ggml is not None:
+            rate = self.device.memory_bytes_per_s * self.ggml.memory_share
+            total = total + block.pass_kernels * self.ggml.start_s + tokens * block.pass_bytes / rate
+        elif block.pass_kernels:
             moved = tokens * block.pass_bytes
             total = total + stream_seconds(
                 moved / 2, moved / 2, self.device, self.curves, kernels=block.pass_kernels, kind="reduce"
@@ -169,6 +207,12 @@ class IterationPrice:
     def product_s(self, product: Product, tokens: Array) -> Array:
         """Seconds of a product with weights as they are stored; wide where the device has no units for the format."""
         dtype, device = product.product, self.device
+        if self.ggml is not None:
+            elements = product.batch * product.n * product.k
+            moved = elements * product.bits / 8 + tokens * product.batch * (product.k + product.n) * 2
+            return ggml_seconds(
+                tokens, elements=elements, bits=product.bits, moved_bytes=moved, device=device, row=self.ggml
+            )
         width = 8 if dtype in ("fp8", "int8") else 4 if dtype == "fp4" else 32 if dtype == "fp32" else 16
         dtype, width = _multiplied(device, dtype, width)
         moved = product.batch * (
@@ -191,6 +235,19 @@ class IterationPrice:
         return np.asarray(seconds)
 
     def _experts_s(self, experts: Experts, tokens: Array) -> Array:
+        if self.ggml is not None:
+            rows = tokens * experts.topk * experts.local_share
+            touched = touched_experts(tokens, experts.experts, experts.topk) * experts.local_share
+            elements = touched * experts.elements
+            return ggml_seconds(
+                rows / touched,
+                elements=elements,
+                bits=experts.bits,
+                moved_bytes=elements * experts.bits / 8 + rows * experts.row_elements * 2,
+                device=self.device,
+                row=self.ggml,
+                experts=True,
+            )
         dtype = {"fp8": "fp8", "fp4": "fp4", "int8": "int8"}.get(experts.product, "bf16")
         dtype, _ = _multiplied(self.device, dtype, 8)
         peak = half_peak(self.device) if dtype == "bf16" else self.device.flops_per_s(dtype)
@@ -241,7 +298,7 @@ class IterationPrice:
         per_key = kv_seconds_per_token(
             row,
             bytes_per_token=attention.kv_elements * self.kv_bits / 8,
-            flops_per_token=attention.flops_per_key,
+            flops_per_token=attention.flops_per_key * self.checked,
             device=self.device,
         )
         heads = 1 if attention.latent else attention.kv_heads
@@ -253,34 +310,48 @@ class IterationPrice:
         )
 
     def _state_s(self) -> float:
-        """Of the states of scans for each request that decodes, read and written once."""
-        moved = self.shape.state_elements * 4  # 16 bits, twice
-        return float(moved / (self.device.memory_bytes_per_s * 0.75))
+        """Of the states of scans for each request that decodes, read and written once, in 32 bits."""
+        moved = self.shape.state_elements * 8
+        return float(moved / (self.device.memory_bytes_per_s * SCAN_STATE_SHARE))
 
     def _fixed(self, decodes: int) -> int:
         """Ticks of an iteration of decodes alone, without keys and host."""
         known = self._decode_memo.get(decodes)
         if known is None:
-            rows = min(self.engine.padded(decodes), len(self._body) - 1)
-            known = self._body[rows] + self._heads[rows] + self._base + self._each * decodes
+            rows = min(self.engine.padded(decodes) * self.checked, len(self._body) - 1)
+            known = round((self._body[rows] + self._heads[rows] + self._guesses(decodes)) / self._made)
+            known += self._base + self._each * decodes
             self._decode_memo[decodes] = known
         return known
 
+    def _guesses(self, decodes: int) -> int:
+        """Ticks of the guesses of an iteration, but for what they pay a key."""
+        count = self.serving.draft_tokens
+        if self._draft is not None:
+            return self._draft._fixed(decodes) * count
+        if self.serving.draft != "mtp":
+            return 0
+        layers = sum(block.count for block in self.shape.blocks if not block.is_head and not block.has_table)
+        rows = min(self.engine.padded(decodes), len(self._body) - 1)
+        one = self._body[rows] + ticks(sum(k.base_s + k.per_decode_s * decodes for k in self.keys))
+        return (one // layers + self._heads[rows]) * count
+
     def least_decode_ticks(self, decodes: int) -> int:
         """Ticks that no iteration with so many decodes falls under: one key each, no padding, no prompts."""
-        device = self._body[decodes] + self._heads[decodes] + self._base + self._each * decodes
-        host = self._host + self._host_each * decodes
+        rows = decodes * self.checked
+        device = int((self._body[rows] + self._heads[rows]) / self._made) + self._base + self._each * decodes
+        host = self._host_made + self._host_each_made * decodes
         return max(device, host) if self.engine.host_overlap else device + host
 
     def _floor_of(self, decodes: int) -> int:
         """Ticks that the host needs at least: its work of a step, and launches outside graphs."""
-        host = self._host + self._host_each * decodes
-        launches = 0 if decodes <= self._graph_most else self._floor
+        host = self._host_made + self._host_each_made * decodes
+        launches = 0 if decodes <= self._graph_most else self._floor_made
         return max(host, launches) if self.engine.host_overlap else launches
 
     def _behind(self, decodes: int) -> int:
         """Ticks of the host that the device waits for."""
-        return 0 if self.engine.host_overlap else self._host + self._host_each * decodes
+        return 0 if self.engine.host_overlap else self._host_made + self._host_each_made * decodes
 
     def decode_ticks(self, decodes: int, keys: int, count: int = 1) -> int:
         """Ticks of `count` iterations of so many decodes each; `keys` of the first, each next has `decodes` more."""
@@ -373,7 +444,7 @@ class IterationPrice:
                 device=self.device,
                 curves=self.curves,
             )
-            total += float(one) * layers
+            total += float(one) * layers / (self.ggml.attention_share if self.ggml is not None else 1.0)
             if attention.latent and prefix:  # keys of the prefix are made again from the latent ones
                 again = Product(
                     n=attention.heads * (attention.width - attention.latent + attention.latent_v + attention.width_v),
@@ -404,6 +475,10 @@ class IterationPrice:
         """Ticks of one iteration."""
         if not batch.pieces:
             return self.decode_ticks(batch.decodes, batch.kv_tokens)
+        if self.checked > 1 and batch.decodes:
+            # prompts whole, and of the checks beside them the part that one token pays
+            alone = Batch(batch.pieces, 0, 0, batch.preempted)
+            return self.batch_ticks(alone) + self.decode_ticks(batch.decodes, batch.kv_tokens)
         tokens, ends, device = batch.decodes, batch.decodes, 0
         for piece in batch.pieces:
             tokens += piece.new
@@ -423,6 +498,8 @@ class IterationPrice:
 
     def program_s(self, batch: Batch) -> float:
         """Seconds of an iteration op by op, without tables or a grid: what `batch_ticks` is held against."""
+        if self.checked > 1:
+            raise InputError("an iteration that checks guesses is priced by the token that it makes: use batch_ticks")
         tokens = batch.decodes + batch.new_tokens
         ends = batch.decodes + sum(piece.last for piece in batch.pieces)
         rows = self.engine.padded(tokens) if not batch.pieces else tokens
@@ -435,6 +512,7 @@ class IterationPrice:
                 keys = batch.kv_tokens if not key.window else min(batch.kv_tokens, batch.decodes * key.window)
                 device += key.base_s + key.per_decode_s * batch.decodes + key.per_key_s * keys
             device += self._state_s() * batch.decodes
+            device += SCAN_STEP_S * sum(block.count for block in self.shape.blocks if block.scan is not None)
         requests = batch.decodes + len(batch.pieces)
         host = self.engine.host_step_s + self.engine.host_sequence_s * requests
         launches = 0.0 if tokens <= self._graph_most else self.launch_floor_s

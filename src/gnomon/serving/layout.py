@@ -7,7 +7,7 @@ spelling of it (room `formats`) and what follows from it (`weights`, `iteration`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gnomon.errors import InputError, nearest
@@ -25,6 +25,8 @@ class Format:
     """Dtype of the products: a field of `PeakFlops`."""
     covers: Literal["linear", "experts", "all"]
     """linear: every matrix of the layers, not tables and heads. experts: those of experts only."""
+    rest: str = "bf16"
+    """The format of what it does not cover."""
 
 
 FORMATS: Mapping[str, Format] = {
@@ -40,6 +42,7 @@ FORMATS: Mapping[str, Format] = {
         Format(name="int4-wo", bits=4.25, product="bf16", covers="linear"),
         Format(name="nvfp4", bits=4.5, product="fp4", covers="linear"),
         Format(name="mxfp4", bits=4.25, product="fp8", covers="experts"),
+        Format(name="mxfp4-gguf", bits=4.25, product="int8", covers="experts", rest="q8_0"),
         Format(name="nf4", bits=4.127, product="bf16", covers="linear"),
         Format(name="q8_0", bits=8.5, product="int8", covers="all"),
         Format(name="q6_k", bits=6.56, product="int8", covers="all"),
@@ -58,11 +61,23 @@ KV_BITS: Mapping[str, int] = {"bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "q8_0
 
 
 def weight_format(name: str) -> Format:
-    """The format of that name. InputError with the nearest."""
-    found = FORMATS.get(name.lower())
+    """The format of that name; `q4_k:4.83` is one with as many bits a weight as a file says. InputError with the
+    nearest."""
+    plain, colon, said = name.partition(":")
+    found = FORMATS.get(plain.lower())
     if found is None:
-        raise InputError(f"weights in {name[:40]!r} are not known{nearest(name, FORMATS)}; known: {', '.join(FORMATS)}")
-    return found
+        raise InputError(
+            f"weights in {name[:40]!r} are not known{nearest(plain, FORMATS)}; known: {', '.join(FORMATS)}"
+        )
+    if not colon:
+        return found
+    try:
+        bits = float(said)
+    except ValueError:
+        bits = 0.0
+    if not 0.5 <= bits <= 64:
+        raise InputError(f"weights in {name[:40]!r}: after the colon stand the bits of a weight, as in q4_k:4.83")
+    return replace(found, name=name, bits=bits)
 
 
 def kv_bits(name: str) -> int:
@@ -70,6 +85,11 @@ def kv_bits(name: str) -> int:
     if name.lower() not in KV_BITS:
         raise InputError(f"keys in {name[:40]!r} are not known{nearest(name, KV_BITS)}; known: {', '.join(KV_BITS)}")
     return KV_BITS[name.lower()]
+
+
+Draft = Literal["none", "mtp", "ngram", "model"]
+"""mtp: a layer of the model's own made for it. ngram: matches in the text (also suffixes), at no cost on the device.
+model: a small model of the same vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +112,16 @@ class Serving:
     """A name of `KV_BITS`."""
     max_model_len: int
     """Longest request, prompt and answer together."""
+    draft: Draft = "none"
+    """Who guesses tokens that the model then checks in one iteration."""
+    draft_tokens: int = 0
+    """Guessed before each check."""
+    acceptance: float = 0.0
+    """Chance that a guess is right where all before it were."""
+    lora_rank: int = 0
+    """Of adapters on every matrix of the layers; 0: none."""
+    lora_slots: int = 0
+    """Adapters that are held at the same time, of which a batch may use all."""
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "ep", "replicas", "max_model_len"):
@@ -99,6 +129,21 @@ class Serving:
                 raise InputError(f"{name} {getattr(self, name)} must be at least 1")
         weight_format(self.weights)
         kv_bits(self.kv)
+        if (self.draft == "none") != (self.draft_tokens == 0):
+            raise InputError(
+                f"draft {self.draft!r} with {self.draft_tokens} draft_tokens: say both who guesses (mtp, ngram, model) "
+                f"and how many, or neither"
+            )
+        if not 0 <= self.draft_tokens <= 64:
+            raise InputError(f"draft_tokens {self.draft_tokens} must be from 0 to 64")
+        if not 0 <= self.acceptance <= 1:
+            raise InputError(f"acceptance {self.acceptance:g} is a chance: from 0 to 1")
+        if self.draft != "none" and not self.acceptance:
+            raise InputError("acceptance is not said: what chance a guess has depends on the text; give one, as in 0.7")
+        if self.lora_rank < 0 or self.lora_slots < 0 or bool(self.lora_rank) != bool(self.lora_slots):
+            raise InputError(
+                f"lora_rank {self.lora_rank} with {self.lora_slots} lora_slots: give both above 0, or neither"
+            )
         if self.ep > 1 and (self.tp * self.dp) % self.ep:
             raise InputError(
                 f"ep {self.ep} must divide tp x dp = {self.tp * self.dp}, the devices that share the experts"
@@ -108,3 +153,8 @@ class Serving:
     def devices(self) -> int:
         """Devices in all."""
         return self.tp * self.pp * self.dp * self.replicas
+
+    @property
+    def tokens_a_check(self) -> float:
+        """Tokens that a request gets of an iteration, on average: 1 + a + a² + … of the guesses that hold."""
+        return float(sum(self.acceptance**i for i in range(self.draft_tokens + 1))) if self.draft_tokens else 1.0

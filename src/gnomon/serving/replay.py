@@ -1,5 +1,8 @@
 """A load played through an engine's scheduler on a virtual clock: when each request waited, began, and ended.
 
+An engine whose host prepares an iteration while another runs (`Engine.host_overlap`) takes in the next what had come
+when the last began.
+
 `replay(load, price, blocks)` drives `scheduler.Scheduler` with the ticks of `iteration.IterationPrice`. Between events
 (somebody comes who could be admitted, somebody finishes, blocks run out) a decode-only batch does not change, so many
 iterations are taken at once; `one_by_one` takes them singly and gives the same times to the bit. Leaves out requests
@@ -63,7 +66,7 @@ class Played:
         return float(self.end_s.max())
 
 
-class _Times:
+class Times:
     """Columns of ticks, one entry a request."""
 
     def __init__(self, count: int) -> None:
@@ -73,21 +76,56 @@ class _Times:
         self.second = [-1] * count
         self.end = [0] * count
 
+    def played(
+        self,
+        load: Load,
+        gap_ticks: array[float],
+        gap_counts: array[int],
+        *,
+        iterations: int,
+        preemptions: int,
+        busy_s: float,
+        mean_running: float,
+        samples: tuple[tuple[float, int, int, float], ...],
+    ) -> Played:
+        """In seconds."""
+
+        def column(values: Sequence[int]) -> NDArray[np.float64]:
+            return np.array(values, dtype=np.float64) / TICKS_PER_S
+
+        second = column(self.second)
+        second[np.array(self.second) < 0] = np.nan
+        return Played(
+            arrival_s=column(self.arrival),
+            begun_s=column(self.begun),
+            first_s=column(self.first),
+            second_s=second,
+            end_s=column(self.end),
+            input_len=np.array([r.input_len for r in load.requests], dtype=np.int64),
+            output_len=np.array([r.output_len for r in load.requests], dtype=np.int64),
+            itl_s=np.frombuffer(gap_ticks, dtype=np.float64) / TICKS_PER_S if gap_ticks else np.zeros(0),
+            itl_count=np.frombuffer(gap_counts, dtype=np.int64).copy() if gap_counts else np.zeros(0, dtype=np.int64),
+            iterations=iterations,
+            preemptions=preemptions,
+            busy_s=busy_s,
+            mean_running=mean_running,
+            samples=samples,
+        )
+
 
 def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool = False) -> Played:
     """Play a load. blocks: KV blocks of the engine. InputError for a request that its memory or context never holds."""
     requests, engine = load.requests, price.engine
     count = len(requests)
     scheduler = Scheduler(engine, blocks)
-    times = _Times(count)
-    wait = ticks(engine.request_s)
+    times = Times(count)
+    wait = [ticks(engine.request_s + engine.request_token_s * r.input_len) for r in requests]
     # open: every request at its own time; closed: as many as there are clients, then one for each that ends
     closed = load.concurrency is not None
     begin = min(load.concurrency, count) if load.concurrency is not None else count
-    coming = [(0 if closed else ticks(r.arrival_s)) + wait for r in (requests[:begin] if closed else requests)]
-    due: list[tuple[int, int]] = [(at, key) for key, at in enumerate(coming)]
-    for at, key in due:
-        times.arrival[key] = at - wait
+    for key in range(begin):
+        times.arrival[key] = 0 if closed else ticks(requests[key].arrival_s)
+    due: list[tuple[int, int]] = [(times.arrival[key] + wait[key], key) for key in range(begin)]
     heapq.heapify(due)
     following = begin
     left = [r.output_len for r in requests]
@@ -102,21 +140,41 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
     finished: list[int] = []
     samples: list[tuple[float, int, int, float]] = []
     every, since = 1, 0
+    poll, looked = engine.poll_steps, engine.poll_steps
+    """Iterations of decodes alone since it looked at what has come."""
+    holds = engine.group_wait_steps if price.serving.dp > 1 else 0
+    held: set[int] = set()
+    """Requests that waited for other groups."""
+    launched = 0
+    """When the last iteration began: what comes later is not in the next one where that is prepared meanwhile."""
     while done < count:
         arrivals: list[tuple[int, int, int, int]] = []
-        while due and due[0][0] <= now:
+        idle = scheduler.running == len(finished)
+        if looked >= poll or idle:
+            looked %= poll
+        until = now if idle or not engine.host_overlap else launched
+        while due and due[0][0] <= until and (idle or not looked):
             _, key = heapq.heappop(due)
+            if holds and key not in held and not idle:
+                held.add(key)
+                heapq.heappush(due, (now + holds * price.decode_ticks(len(scheduler.decoding), scheduler.kv), key))
+                continue
             r = requests[key]
             arrivals.append((key, r.input_len, r.output_len, r.prefix_len if engine.prefix_cache else 0))
         jump = 0
         if not arrivals and not finished and not one_by_one and ends:
             limit = ends[0][0] - scheduler.steps
             jump = scheduler.steady(limit) if limit > 1 else 0
-            if jump > 1 and due and scheduler.may_admit():
-                jump = _until(due[0][0] - now, jump, scheduler, price)
+            if jump > 1 and due and (poll > 1 or holds or scheduler.may_admit()):
+                room = due[0][0] - now
+                first = _until(room, jump, scheduler, price) if room > 0 else 0
+                first += engine.host_overlap  # it is prepared for while one more runs
+                jump = min(jump, -(-(looked + max(first, 1)) // poll) * poll - looked)
         if jump > 1:
             decodes, keys = scheduler.advance(jump)
             spent = price.decode_ticks(decodes, keys, jump)
+            launched = now + spent - price.decode_ticks(decodes, keys + (jump - 1) * decodes)
+            looked += jump
             first = price.decode_ticks(decodes, keys) if fresh or last_decode != now else 0
             _gaps(gap_ticks, gap_counts, fresh, now, last_decode, first, decodes, times)
             rest = spent - first if first else spent
@@ -146,6 +204,8 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
                     now = max(now, due[0][0])
                 continue
             spent = price.batch_ticks(batch)
+            launched = now
+            looked = poll if batch.pieces else looked + 1
             for piece in batch.pieces:
                 if times.begun[piece.key] < 0:
                     times.begun[piece.key] = now
@@ -182,7 +242,7 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
             done += 1
             if closed and following < count:
                 times.arrival[following] = now
-                heapq.heappush(due, (now + wait, following))
+                heapq.heappush(due, (now + wait[following], following))
                 following += 1
         since += 1
         if since >= every:
@@ -192,21 +252,10 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
                 samples = samples[::2]
                 every *= 2
 
-    def column(values: Sequence[int]) -> NDArray[np.float64]:
-        return np.array(values, dtype=np.float64) / TICKS_PER_S
-
-    second = column(times.second)
-    second[np.array(times.second) < 0] = np.nan
-    return Played(
-        arrival_s=column(times.arrival),
-        begun_s=column(times.begun),
-        first_s=column(times.first),
-        second_s=second,
-        end_s=column(times.end),
-        input_len=np.array([r.input_len for r in requests], dtype=np.int64),
-        output_len=np.array([r.output_len for r in requests], dtype=np.int64),
-        itl_s=np.frombuffer(gap_ticks, dtype=np.float64) / TICKS_PER_S if gap_ticks else np.zeros(0),
-        itl_count=np.frombuffer(gap_counts, dtype=np.int64).copy() if gap_counts else np.zeros(0, dtype=np.int64),
+    return times.played(
+        load,
+        gap_ticks,
+        gap_counts,
         iterations=iterations,
         preemptions=preemptions,
         busy_s=busy / TICKS_PER_S,
@@ -223,7 +272,7 @@ def _gaps(
     last_decode: int,
     spent: int,
     decodes: int,
-    times: _Times,
+    times: Times,
 ) -> None:
     """Times between tokens that end with the iteration of `spent` ticks from `now`: of those that decoded before it
     from the last decode on, of those whose prompts ended since then from their first token."""

@@ -195,7 +195,7 @@ class _Walk:
 
     def stored(self, kind: str) -> Format:
         form = self.format
-        return form if form.covers == "all" or form.covers == kind or kind == "experts" else weight_format("bf16")
+        return form if form.covers == "all" or form.covers == kind or kind == "experts" else weight_format(form.rest)
 
     def shape(self) -> BlockShape:
         block = self.block

@@ -89,6 +89,15 @@ class Engine:
     """Host's time of one kernel outside a graph."""
     request_s: Seconds
     """From a request's arrival to the scheduler: server, tokenizer, processes between."""
+    request_token_s: Seconds
+    """More of it for each token of the prompt: splitting text into tokens, sending it between processes."""
+    poll_steps: int
+    """Iterations of decodes alone between two looks at what has come in; 1: it looks before each."""
+    group_wait_steps: int
+    """Iterations for which an attention group holds back a prompt until other groups have one too; 0: none."""
+    kernels: Literal["vendor", "ggml", "ggml-vulkan"]
+    """Who multiplies: the maker's libraries and what is written beside them, or ggml, in the maker's language or in
+    Vulkan."""
     one_shot_reduce: bool
     """Whether small sums over tensor-parallel ranks run as one kernel over NVLink in place of the library's."""
     facts: tuple[EngineFact, ...]
@@ -96,7 +105,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         what = f"engine {self.name!r}"
-        for name in ("max_batched_tokens", "max_seqs", "block_tokens"):
+        for name in ("max_batched_tokens", "max_seqs", "block_tokens", "poll_steps"):
             if getattr(self, name) < 1:
                 raise InputError(f"{what}: {name} must be at least 1, got {getattr(self, name)}")
         for name in ("reserved_output", "watermark", "memory_fraction"):

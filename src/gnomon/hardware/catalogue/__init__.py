@@ -19,7 +19,7 @@ from gnomon.errors import CatalogueError
 from gnomon.hardware.types import Confidence, Device, Link, Node, Price
 from gnomon.units import Bytes, BytesPerS
 
-_DEVICE_FILES = ("nvidia", "amd", "tpu", "cpu")
+_DEVICE_FILES = ("nvidia", "amd", "tpu", "cpu", "workstations")
 
 T = TypeVar("T")
 

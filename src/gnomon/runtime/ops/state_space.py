@@ -18,11 +18,14 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from gnomon.errors import InputError
 from gnomon.runtime.ops.site import Operand, Site, read
 
 
 def state_space(site: Site, joined: Tensor, *parameters: Operand) -> Tensor:
     """(…, tokens, groups, width of a group) of (…, tokens, all that the projection writes)."""
+    if site.attr("rule", "ssd") != "ssd":
+        raise InputError(f"{site.op.path}: {site.attr('rule', 'ssd')} is predicted for serving, and not run")
     named = [name.rpartition(".")[2] for name in site.op.inputs[1:]]
     held = dict(zip(named, (read(parameter) for parameter in parameters), strict=True))
     steps = site.attr("step_min", 0.0), site.attr("step_max", math.inf)

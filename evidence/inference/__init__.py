@@ -1,0 +1,3 @@
+"""Published runs of inference: read into what a person would have asked, predicted, and scored by family."""
+
+from evidence.inference.score import table as table

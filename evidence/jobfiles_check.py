@@ -22,7 +22,8 @@ from pathlib import Path
 
 from evidence.jobfiles import Listed, Outcome, index, outcomes
 from gnomon.cli.jobs import job_file, read_job
-from gnomon.cli.options import parser as gnomon_parser
+from gnomon.cli.options.flags import read
+from gnomon.cli.options.predict import PredictOptions
 from gnomon.errors import GnomonError
 from gnomon.formats.given import parse_settings
 from gnomon.formats.job import Job
@@ -243,11 +244,11 @@ class Checked:
 def job_of(outcome: Outcome, files: Path) -> Job | None:
     """The job as Gnomon reads it with the options of the table; None where there is none."""
     path = outcome.listed.below(files)
-    options = gnomon_parser().parse_args(["predict", str(path), *outcome.given])
+    options = read(PredictOptions, [str(path), *outcome.given])
     source = job_file(options)
     if source is None:
         return None
-    return read_job(source, options, options.network, parse_cluster(options.on).num_devices)
+    return read_job(source, options, options.network, parse_cluster(options.on or "").num_devices)
 
 
 def facts_of(job: Job) -> dict[str, object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from gnomon import schema
 from gnomon.cli import main
 from gnomon.cli.calibrate_from import run
+from gnomon.cli.options.tools import CalibrateOptions
 from gnomon.errors import InputError
 from gnomon.software import Stack
 
@@ -23,10 +23,10 @@ d,gpt2,1x8xa100-sxm-80gb,1024,64,3,1,,1.0
 """
 
 
-def asked(folder: Path, text: str = TABLE, *, as_json: bool = False) -> Namespace:
+def asked(folder: Path, text: str = TABLE, *, as_json: bool = False) -> CalibrateOptions:
     table = folder / "runs.csv"
     table.write_text(text)
-    return Namespace(runs=str(table), output=str(folder / "mine.toml"), json=as_json)
+    return CalibrateOptions(runs=str(table), output=str(folder / "mine.toml"), json=as_json)
 
 
 def test_it_writes_a_stack_that_predict_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from argparse import Namespace
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +18,8 @@ from in_place import in_place
 
 from gnomon import schema
 from gnomon.cli import main, plan_try
+from gnomon.cli.options.job import LocalOption
+from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.own import machine_of, runs_folder, stack_file, with_own
 from gnomon.cli.plan_try import Done, attempt, check_try
 from gnomon.errors import InputError, PlanError
@@ -228,7 +229,7 @@ def test_numbers_hold_for_one_machine_as_it_was_calibrated(home: Path) -> None:
         machine=machine_of(machine),
     )
     schema.save_file(replace(stack("gnomon"), own=own), stack_file())
-    options = Namespace(no_local_calibration=False)
+    options = LocalOption()
 
     def taken(machines: Cluster, of: Stack = stack("gnomon")) -> tuple[bool, str]:  # noqa: B008
         message: list[str] = []
@@ -290,7 +291,7 @@ def _lives(number: int) -> bool:
 
 def refused(on: str, program: str = "gnomon") -> str:
     with pytest.raises((InputError, PlanError)) as caught:
-        check_try(Namespace(on=on, try_dir=None), parse_cluster(on), stack(program))
+        check_try(PlanOptions(model="gpt2", on=on), parse_cluster(on), stack(program))
     return str(caught.value)
 
 
@@ -306,7 +307,7 @@ def test_machines_that_are_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     schema.save_file(measured_cluster(replace(MEASURED, host="elsewhere"), 16 << 30), other)
     assert "was measured on elsewhere" in refused(str(other))
     monkeypatch.setattr(plan_try, "_gpus", lambda: 8)
-    check_try(Namespace(on="8xh100-sxm", try_dir=None), parse_cluster("1x8xh100-sxm"), stack("gnomon"))
+    check_try(PlanOptions(model="gpt2", on="8xh100-sxm"), parse_cluster("1x8xh100-sxm"), stack("gnomon"))
     assert "has 16 GPUs where torch sees 8" in refused("2x8xh100-sxm")
 
 

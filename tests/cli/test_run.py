@@ -12,7 +12,8 @@ import pytest
 from gnomon import schema
 from gnomon.cli import main
 from gnomon.cli.checkpoint import plain
-from gnomon.cli.options import parser
+from gnomon.cli.options.flags import read
+from gnomon.cli.options.run import RunOptions
 from gnomon.cli.run import _resume_command, _schedule, uncalibrated
 from gnomon.errors import InputError
 from gnomon.hardware import parse_cluster
@@ -134,7 +135,7 @@ def test_a_config_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_schedule_of_the_learning_rate(words: str, rates: dict[int, float]) -> None:
     """The factor of a step by hand."""
     pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
-    options = parser().parse_args(["run", "plan.toml", *words.split()])
+    options = read(RunOptions, ["plan.toml", *words.split()])
     result = _schedule(options)
     assert {step: pytest.approx(result.factor(step)) for step in rates} == rates
     asked = words.partition("--lr-schedule ")[2].split()[:1]
@@ -151,7 +152,7 @@ def test_a_schedule_of_the_learning_rate(words: str, rates: dict[int, float]) ->
 )
 def test_schedules_that_cannot_be(words: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        _schedule(parser().parse_args(["run", "plan.toml", *words.split()]))
+        _schedule(read(RunOptions, ["plan.toml", *words.split()]))
 
 
 def test_a_machine_that_nobody_measured_is_said_to_be_a_guess(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from shutil import get_terminal_size
 
 from gnomon import orders
-from gnomon.cli.missing import refuse_servers
-from gnomon.cli.options import parser
+from gnomon.cli.options import parse, parser
+from gnomon.cli.serving import refuse_servers
 from gnomon.cli.terminal import broken
 from gnomon.errors import GnomonError
 from gnomon.late import load_late
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser().print_help(sys.stderr)
         return BAD_REQUEST
     try:
-        options = parser().parse_args(arguments)
+        name, options = parse(arguments)
     except SystemExit as error:  # argparse has printed help, the version or what is wrong
         return int(error.code or 0)
     except KeyboardInterrupt:
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         refuse_servers(options)
         # By name, so that `gnomon --help` does not load numpy and the models.
-        command: Callable[[object], int] = load_late(f"gnomon.cli.{options.command}:run")
+        command: Callable[[object], int] = load_late(f"gnomon.cli.{name}:run")
         with _as_wide_as_the_terminal():
             status = command(options)
         sys.stdout.flush()

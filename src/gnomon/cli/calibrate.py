@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from gnomon import schema
+from gnomon.cli.options.tools import CalibrateOptions
 from gnomon.cli.own import runs_folder
 from gnomon.cli.own_runs import refit
 from gnomon.cli.terminal import print_json, print_lines
@@ -33,10 +33,10 @@ SHOWN = (
 """Tables that are printed, at their largest point."""
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: CalibrateOptions) -> int:
     """Measure, write, print; with `--from`, leave it to `calibrate_from`."""
     if options.runs is not None:
-        command: Callable[[argparse.Namespace], int] = load_late("gnomon.cli.calibrate_from:run")
+        command: Callable[[CalibrateOptions], int] = load_late("gnomon.cli.calibrate_from:run")
         return command(options)
     target = local_file() if options.output is None else Path(options.output)
     _check_writable(target)

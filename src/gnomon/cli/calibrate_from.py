@@ -7,11 +7,11 @@ is written. Leaves out measuring this machine (`cli.calibrate`).
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from gnomon import schema
+from gnomon.cli.options.tools import CalibrateOptions
 from gnomon.cli.own_runs import fit_runs, read_own
 from gnomon.cli.runs_table import read_runs
 from gnomon.cli.terminal import print_json, print_lines
@@ -24,8 +24,9 @@ SHOWN = 20
 """Runs and refusals shown."""
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: CalibrateOptions) -> int:
     """Read, fit, write, print."""
+    assert options.runs is not None, "chosen by its option"
     source = Path(options.runs)
     if problem := not_writable(Path(options.output or "own.toml")):
         raise InputError(

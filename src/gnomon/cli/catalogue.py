@@ -6,12 +6,12 @@ or all in a table.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gnomon import orders, schema
+from gnomon.cli.options.tools import CatalogueOptions
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.formats.huggingface.read import READERS
 from gnomon.hardware import Device, Node, catalogue
@@ -24,7 +24,7 @@ from gnomon.software import GROUPS, stack, stacks
 _KINDS = ("devices", "clusters", "models", "stacks", "schedules", "methods")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: CatalogueOptions) -> int:
     """Print what is asked for."""
     if options.what is None:
         counts = {kind: len(_names(kind)) for kind in _KINDS}

@@ -6,7 +6,6 @@ found beside the prediction, and returns 0, or 1 where something would end the r
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.cli.models import read_model_to_run
+from gnomon.cli.options.run import CheckOptions
 from gnomon.cli.run import STACK, device_of, is_rank_0, need_torch, read_plan
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.hardware import parse_cluster
@@ -32,7 +32,7 @@ STATES = 2
 """Moments of an optimizer that a checkpoint holds beside the parameters."""
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: CheckOptions) -> int:
     """Predict, look, judge, tell."""
     began, file = perf_counter(), read_plan(options.plan)
     need_torch("looking at the ranks of a plan")

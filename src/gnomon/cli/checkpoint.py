@@ -7,15 +7,21 @@ which `gnomon run --resume` does under any plan.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from gnomon.cli.models import read_model_to_run
+from gnomon.cli.options.checkpoint import (
+    CheckpointOptions,
+    ConvertOptions,
+    ExportHfOptions,
+    InspectOptions,
+    VerifyOptions,
+)
 from gnomon.cli.run import need_torch, read_plan
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
@@ -27,10 +33,10 @@ WHOLE, DAMAGED = 0, 1
 SCHEMA = "gnomon.checkpoint.report/1"
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: CheckpointOptions) -> int:
     """Do what is asked."""
     need_torch("reading a checkpoint")
-    return _ACTIONS[options.action](options)
+    return _ACTIONS[type(options)](options)
 
 
 def _found(name: str, *, all_of_them: bool = False) -> list[Path]:
@@ -48,7 +54,7 @@ def _found(name: str, *, all_of_them: bool = False) -> list[Path]:
     return [newest]
 
 
-def _inspect(options: argparse.Namespace) -> int:
+def _inspect(options: InspectOptions) -> int:
     (path,) = _found(options.path)
     record = load_late("gnomon.runtime.checkpoint.record:read_record")(path)
     reader = load_late("gnomon.runtime.checkpoint.files:Reader")(path, record)
@@ -113,7 +119,7 @@ def _value(node: ast.expr) -> str:
     return ast.unparse(node)
 
 
-def _verify(options: argparse.Namespace) -> int:
+def _verify(options: VerifyOptions) -> int:
     problems = {path: _problems(path) for path in _found(options.path, all_of_them=True)}
     if options.json:
         checkpoints = [{"path": str(path), "problems": damage} for path, damage in problems.items()]
@@ -137,7 +143,7 @@ def _problems(path: Path) -> list[str]:
     return []
 
 
-def _convert(options: argparse.Namespace) -> int:
+def _convert(options: ConvertOptions) -> int:
     (path,) = _found(options.path)
     file = read_plan(options.plan)
     graph, _ = read_model_to_run(file.model)
@@ -183,7 +189,7 @@ def _progress(done: int, ranks: int) -> None:
         print(f"\r{done}/{ranks} files", end="\n" if done == ranks else "", file=sys.stderr, flush=True)
 
 
-def _export(options: argparse.Namespace) -> int:
+def _export(options: ExportHfOptions) -> int:
     (path,) = _found(options.path)
     model, target = Path(options.model).expanduser(), Path(options.output).expanduser()
     if problems := _problems(path):
@@ -196,4 +202,9 @@ def _export(options: argparse.Namespace) -> int:
     return WHOLE
 
 
-_ACTIONS = {"inspect": _inspect, "verify": _verify, "convert": _convert, "export-hf": _export}
+_ACTIONS: Mapping[type[CheckpointOptions], Callable[[Any], int]] = {
+    InspectOptions: _inspect,
+    VerifyOptions: _verify,
+    ConvertOptions: _convert,
+    ExportHfOptions: _export,
+}

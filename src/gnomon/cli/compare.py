@@ -6,9 +6,8 @@ recorded traces (`cli.compare_traces`).
 
 from __future__ import annotations
 
-import argparse
-
 from gnomon.cli import compare_traces
+from gnomon.cli.options.tools import CompareOptions
 from gnomon.cli.report import read_timeline
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
@@ -16,7 +15,7 @@ from gnomon.report.difference import compare, comparison_text
 from gnomon.report.tables import wrapped
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: CompareOptions) -> int:
     """Read, compare, print."""
     files = options.files
     if any(compare_traces.is_recorded(path) for path in files):

@@ -7,17 +7,17 @@ models that are Graphs.
 
 from __future__ import annotations
 
-import argparse
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from gnomon.cli.options.tools import CompileOptions
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.late import load_late
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: CompileOptions) -> int:
     built = _built(options.model)
     try:
         compiled = load_late("gnomon.compiler.command:compiled")

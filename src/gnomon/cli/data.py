@@ -6,12 +6,12 @@ out training.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+from gnomon.cli.options.run import DataOptions
 from gnomon.cli.run import need_torch, source_of
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
@@ -19,7 +19,7 @@ from gnomon.late import load_late
 from gnomon.report.tables import wrapped
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: DataOptions) -> int:
     """Read, count, write where that was asked."""
     need_torch("reading a corpus")
     source = source_of(options)

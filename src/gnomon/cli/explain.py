@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import argparse
-
 from gnomon.cli.budget import Covered
 from gnomon.cli.models import read_model
+from gnomon.cli.options.plan import ExplainOptions
 from gnomon.cli.own import with_own
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.hardware import parse_cluster
@@ -22,7 +21,7 @@ from gnomon.search.questions.reasons import explain
 from gnomon.software import stack as named_stack
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: ExplainOptions) -> int:
     """Predict the plan and its neighbours, and print."""
     file = load_plan_file(options.plan)
     graph, _ = read_model(file.model)

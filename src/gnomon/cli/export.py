@@ -6,11 +6,11 @@ must be said elsewhere. Returns 0; with `--strict` 2, and nothing is written, wh
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+from gnomon.cli.options.tools import ExportOptions
 from gnomon.cli.run import read_plan
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError, nearest
@@ -28,7 +28,7 @@ from gnomon.serving.file import ServeFile
 BAD_REQUEST = 2
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: ExportOptions) -> int:
     """Read, write, tell."""
     _check_target(options.output, force=options.force)
     if (server := _server(options.plan)) is not None:
@@ -55,7 +55,7 @@ def _server(path: str) -> ServeFile | None:
     return load_file(ServeFile, path)
 
 
-def _served(file: ServeFile, options: argparse.Namespace) -> int:
+def _served(file: ServeFile, options: ExportOptions) -> int:
     """A server as an engine's command line."""
     line, lost = command_line(file, options.to)
     if options.strict and lost:

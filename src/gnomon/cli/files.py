@@ -5,10 +5,10 @@ Leaves out what goes to the terminal, and measured steps (`gnomon run`, `gnomon 
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 
+from gnomon.cli.options.predict import PredictOptions
 from gnomon.formats.perfetto import perfetto_trace
 from gnomon.prediction import Prediction
 from gnomon.report.page import page_data, page_html
@@ -17,7 +17,7 @@ from gnomon.timeline import print_timeline
 
 
 def write_views(
-    options: argparse.Namespace, prediction: Prediction, assumed: Sequence[str] = (), notes: Sequence[str] = ()
+    options: PredictOptions, prediction: Prediction, assumed: Sequence[str] = (), notes: Sequence[str] = ()
 ) -> None:
     """Writes the predicted step, from rest, to the files that the options name."""
     timeline = prediction.timeline(steady=False)

@@ -6,11 +6,12 @@ nothing does. Leaves out the ladder itself (`search.fit`).
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
+from typing import Literal
 
 from gnomon.cli.budget import Budget
-from gnomon.cli.plan_file import plan_file
+from gnomon.cli.options.fit import FitOptions
+from gnomon.cli.plan_file import For, plan_file
 from gnomon.cli.request import Request, adapted_name, read_request
 from gnomon.cli.terminal import Progress, print_json, print_lines, written
 from gnomon.cli.values import quantity
@@ -30,7 +31,7 @@ BUDGET = "60s"
 """Processor time, unless --budget says otherwise."""
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: FitOptions) -> int:
     """Predict the ladder, print it, write the chosen plan."""
     asked = read_request(options)
     named = _named(options) if options.output else ""
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         if not options.json:
             print_lines(heading_text(fitting))
         if options.largest is not None:
-            return _largest(options, asked, fitting, progress)
+            return _largest(options, options.largest, asked, fitting, progress)
         alone = tuple(fitting.alone())
         if not options.json:
             print_lines(alone_text(fitting, alone))
@@ -66,21 +67,23 @@ def run(options: argparse.Namespace) -> int:
     else:
         print_lines((*combined_text(fitting, answer, chosen=chosen), *_assumed(asked, fitting)))
     if options.output:
-        _write(options, asked, named, answer, chosen)
+        _write(options, options.output, asked, named, answer, chosen)
     return 0 if answer.fits or answer.combined else 1
 
 
-def _largest(options: argparse.Namespace, asked: Request, fitting: Fitting, progress: Progress) -> int:
+def _largest(
+    options: FitOptions, what: Literal["batch", "seq-len"], asked: Request, fitting: Fitting, progress: Progress
+) -> int:
     """The answer to --largest."""
     if options.output is not None or options.choose is not None:
         raise InputError("--largest shows sizes and writes no plan; leave out -o and --choose")
-    sizes = tuple(largest(fitting, options.largest))
+    sizes = tuple(largest(fitting, what))
     progress.end()
     if options.json:
         assumed = (*asked.assumed, *asked.notes)
-        print_json(largest_mapping(fitting, options.largest, sizes, assumed=assumed))
+        print_json(largest_mapping(fitting, what, sizes, assumed=assumed))
     else:
-        print_lines((*largest_text(fitting, options.largest, sizes), *_assumed(asked, fitting)))
+        print_lines((*largest_text(fitting, what, sizes), *_assumed(asked, fitting)))
     return 0 if any(case.size for case in sizes) else 1
 
 
@@ -100,7 +103,7 @@ def _chosen(ladder: Ladder, number: int | None) -> Rung | None:
     return ladder.combined[number - 1]
 
 
-def _named(options: argparse.Namespace) -> str:
+def _named(options: FitOptions) -> str:
     """The model by a name that a plan file can have."""
     if options.plan is not None and options.model is None:
         given = load_plan(options.plan)
@@ -112,19 +115,18 @@ def _named(options: argparse.Namespace) -> str:
     return name
 
 
-def _write(options: argparse.Namespace, asked: Request, named: str, ladder: Ladder, chosen: Rung | None) -> None:
+def _write(options: FitOptions, output: str, asked: Request, named: str, ladder: Ladder, chosen: Rung | None) -> None:
     prediction = ladder.base if ladder.fits else chosen.prediction if chosen is not None else None
     if prediction is None:
-        raise InputError(f"nothing was found that fits, so {options.output} was not written")
+        raise InputError(f"nothing was found that fits, so {output} was not written")
     machines = options.on
-    if machines is None:
-        given = load_plan(options.plan)
+    if machines is None:  # of a plan file then, which `read_request` has read
+        given = None if options.plan is None else load_plan(options.plan)
         machines = given.on if isinstance(given, PlanFile) else asked.cluster.name
     parse_cluster(machines)
-    stack = options.stack
-    given_as = argparse.Namespace(model=named, on=machines, stack=stack)
     others = (rung.plan for rung in ladder.combined)
-    file = plan_file(given_as, asked.workload, asked.stack, prediction, asked.assumed, others=others)
-    save_plan_file(replace(file, workload=prediction.workload), options.output)
+    what = For(named, machines, options.stack)
+    file = plan_file(what, asked.workload, asked.stack, prediction, asked.assumed, others=others)
+    save_plan_file(replace(file, workload=prediction.workload), output)
     if not options.json:
-        print_lines(("", *written(options.output, "run")))
+        print_lines(("", *written(output, "run")))

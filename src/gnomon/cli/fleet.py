@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from gnomon.cli.fleet_forecast import run as forecast
 from gnomon.cli.fleet_live import run as run_live
@@ -18,6 +18,18 @@ from gnomon.cli.fleet_spot import decisions
 from gnomon.cli.fleet_spot import run as spot
 from gnomon.cli.fleet_what_if import run as what_if
 from gnomon.cli.launch import run as submit
+from gnomon.cli.options.flags import Options
+from gnomon.cli.options.fleet import (
+    DecisionsOptions,
+    FleetOptions,
+    FleetRunOptions,
+    ForecastOptions,
+    PoliciesOptions,
+    ReplayOptions,
+    SpotOptions,
+    SubmitOptions,
+    WhatIfOptions,
+)
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.fleet.page import fleet_page
 from gnomon.fleet.perfetto import fleet_trace
@@ -28,12 +40,12 @@ from gnomon.schema import save_text
 from gnomon.units import show_seconds
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: FleetOptions | SubmitOptions) -> int:
     """Do what is asked."""
-    return _ACTIONS[options.action](options)
+    return _ACTIONS[type(options)](options)
 
 
-def _replay(options: argparse.Namespace) -> int:
+def _replay(options: ReplayOptions) -> int:
     chosen = policies_of(options)
     what = asked(options, record=bool(options.output or options.trace))
     results = played(what, chosen)
@@ -116,7 +128,7 @@ def _uses(results: Sequence[Result]) -> Sequence[str]:
     return table(columns, rows)
 
 
-def _policies(options: argparse.Namespace) -> int:
+def _policies(options: PoliciesOptions) -> int:
     if options.json:
         print_json([{"name": p.name, "paper": p.paper, "about": p.about, "needs": p.needs} for p in POLICIES])
         return 0
@@ -126,13 +138,13 @@ def _policies(options: argparse.Namespace) -> int:
     return 0
 
 
-_ACTIONS: Mapping[str, Callable[[argparse.Namespace], int]] = {
-    "replay": _replay,
-    "what-if": what_if,
-    "forecast": forecast,
-    "policies": _policies,
-    "spot": spot,
-    "decisions": decisions,
-    "submit": submit,
-    "run": run_live,
+_ACTIONS: Mapping[type[Options], Callable[[Any], int]] = {
+    ReplayOptions: _replay,
+    WhatIfOptions: what_if,
+    ForecastOptions: forecast,
+    PoliciesOptions: _policies,
+    SpotOptions: spot,
+    DecisionsOptions: decisions,
+    SubmitOptions: submit,
+    FleetRunOptions: run_live,
 }

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 
-from gnomon.cli.options import parser
-from gnomon.cli.request import read_request
+from gnomon.cli.options.fleet import ForecastOptions
+from gnomon.cli.request import request_of_plan
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.fleet.planned import Forecast, Impossible, Planner, stops_paying
@@ -18,9 +17,9 @@ from gnomon.report.tables import Column, gib, number, percent, table, wrapped
 from gnomon.units import MAX_DEVICES, show_seconds
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: ForecastOptions) -> int:
     """Print the forecasts."""
-    asked = read_request(parser().parse_args(["predict", "--plan", options.plan]))
+    asked = request_of_plan(options.plan)
     planner = Planner(
         graph=asked.graph,
         cluster=asked.cluster,

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from gnomon.cli.models import read_model_to_run
+from gnomon.cli.options.fleet import FleetRunOptions
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.fleet.fates import LIVE
 from gnomon.fleet.live import Controller
@@ -18,7 +18,7 @@ from gnomon.fleet.tasks import read_tasks
 from gnomon.report.tables import Column, table
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: FleetRunOptions) -> int:
     """Drive the jobs of a table until all have ended."""
     tasks = read_tasks(options.jobs, read_model_to_run)
     folder = Path(options.folder or f"{options.jobs}.fleet")

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
 from gnomon.cli.fleet_request import Asked
+from gnomon.cli.options.fleet import TraceOptions
 from gnomon.cli.terminal import Progress
 from gnomon.fleet.forecast import Curve
 from gnomon.fleet.goodput import Profiled
@@ -56,7 +56,7 @@ def adaptive(what: Asked, chosen: Policy) -> Forecasts | None:
     return what.told
 
 
-def policies_of(options: argparse.Namespace) -> Sequence[Policy]:
+def policies_of(options: TraceOptions) -> Sequence[Policy]:
     """--policy, then --compare, each once."""
     names = [options.policy, *(options.compare.split(",") if options.compare else ())]
     return [policy(name.strip()) for name in dict.fromkeys(names)]

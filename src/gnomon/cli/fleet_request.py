@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gnomon.cli.options.fleet import TraceOptions
 from gnomon.errors import InputError
 from gnomon.fleet.costs import Costs
 from gnomon.fleet.forecast import Curve
@@ -42,7 +42,7 @@ class Asked:
     """Whether the jobs of policies that adapt learn their speeds as they run."""
 
 
-def asked(options: argparse.Namespace, *, record: bool = False, on: str | None = None) -> Asked:
+def asked(options: TraceOptions, *, record: bool = False, on: str | None = None) -> Asked:
     """What the options of a replay say. InputError for what cannot be read or replayed."""
     known, points_notes = _points(options)
     duration: Duration = nothing_known
@@ -135,7 +135,7 @@ def _possible(trace: Trace, told: Predicted, *, leave_out: bool) -> tuple[Trace,
     return kept, notes
 
 
-def _points(options: argparse.Namespace) -> tuple[Points | Profiles | None, tuple[str, ...]]:
+def _points(options: TraceOptions) -> tuple[Points | Profiles | None, tuple[str, ...]]:
     """Measured points: a folder of Pollux's tables, or one table of steps a second."""
     if not options.points:
         return None, ()
@@ -156,7 +156,7 @@ def _left_out(trace: Trace) -> str:
     return f"{len(trace.left_out):,} rows of {trace.name} are no jobs of the replay: {first}{more}"
 
 
-def _rules(options: argparse.Namespace, trace: Trace, cluster: Machines, record: bool) -> tuple[Rules, tuple[str, ...]]:
+def _rules(options: TraceOptions, trace: Trace, cluster: Machines, record: bool) -> tuple[Rules, tuple[str, ...]]:
     costs = Costs(
         restart_s=options.restart,
         resize_s=options.resize,

@@ -7,13 +7,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gnomon.cli.options import parser
-from gnomon.cli.request import read_request
+from gnomon.cli.options.fleet import DecisionsOptions, SpotOptions
+from gnomon.cli.request import request_of_plan
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.control import read_trace, replayed
 from gnomon.fleet.assumed_losses import Assumed
@@ -35,7 +34,7 @@ AROUND = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
 """Of the asked time between losses."""
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: SpotOptions) -> int:
     """Print the table."""
     assumed = _assumed(options)
     asked = _priced(options, assumed)
@@ -61,13 +60,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _priced(options: argparse.Namespace, assumed: Assumed) -> Priced:
+def _priced(options: SpotOptions, assumed: Assumed) -> Priced:
     """What the simulation takes. InputError for a plan whose stages have meshes of their own."""
-    request = read_request(parser().parse_args(["predict", "--plan", options.plan]))
+    request = request_of_plan(options.plan)
     return priced((request.graph, request.cluster, request.workload, request.stack), request.plan, assumed)
 
 
-def _assumed(options: argparse.Namespace) -> Assumed:
+def _assumed(options: SpotOptions) -> Assumed:
     return Assumed(
         come_s=options.come,
         start_s=options.start,
@@ -80,7 +79,7 @@ def _assumed(options: argparse.Namespace) -> Assumed:
     )
 
 
-def _text(options: argparse.Namespace, asked: Priced, found: Mapping[float, Mapping[System, float]]) -> list[str]:
+def _text(options: SpotOptions, asked: Priced, found: Mapping[float, Mapping[System, float]]) -> list[str]:
     costs, best = asked.costs, best_of(found[options.mtbf])
     names = {"bamboo": costs.copied_step_s, "memory": costs.memory_step_s}
     rows = [
@@ -121,7 +120,7 @@ def _text(options: argparse.Namespace, asked: Priced, found: Mapping[float, Mapp
     ]
 
 
-def decisions(options: argparse.Namespace) -> int:
+def decisions(options: DecisionsOptions) -> int:
     """Prints a recorded trace, and whether the simulated launcher decides the same; 1 where it does not."""
     trace = read_trace(Path(options.file))
     same = list(replayed(trace)) == [(look.seen, look.decision) for look in trace.looks]

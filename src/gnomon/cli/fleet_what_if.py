@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from gnomon.cli.fleet_play import played, policies_of
 from gnomon.cli.fleet_request import asked
+from gnomon.cli.options.fleet import WhatIfOptions
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.fleet.result import Result
@@ -18,7 +18,7 @@ from gnomon.hardware.specs import parse_cluster
 from gnomon.report.tables import Column, number, percent, table, wrapped
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: WhatIfOptions) -> int:
     """The cluster as it is, with more machines, and under other policies."""
     if not options.add and not options.compare:
         raise InputError("what-if needs --add CLUSTER, --compare POLICIES, or both")
@@ -75,15 +75,15 @@ def _answer(rows: Sequence[tuple[str, Result, float | None, dict[str, float]]]) 
     return "mean JCT is shorter by: " + "; ".join(parts)
 
 
-def _given(options: argparse.Namespace) -> dict[str, float]:
+def _given(options: WhatIfOptions) -> dict[str, float]:
     return {ANY: options.price} if options.price is not None else {}
 
 
-def _rent(spec: str, options: argparse.Namespace) -> float | None:
+def _rent(spec: str, options: WhatIfOptions) -> float | None:
     paid = rent(parse_cluster(spec), _given(options))
     return None if paid is None else paid.dollars_per_hour
 
 
-def _rents(spec: str, options: argparse.Namespace) -> tuple[str, ...]:
+def _rents(spec: str, options: WhatIfOptions) -> tuple[str, ...]:
     paid = rent(parse_cluster(spec), _given(options))
     return ("no public price of some device: give --price",) if paid is None else paid.sources

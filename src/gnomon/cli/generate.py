@@ -6,16 +6,16 @@ for words, not for serving.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
+from gnomon.cli.options.run import GenerateOptions
 from gnomon.cli.run import need_torch
 from gnomon.cli.terminal import print_json
 from gnomon.errors import InputError
 from gnomon.late import load_late
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: GenerateOptions) -> int:
     """Read the weights and the tokenizer, generate, print."""
     need_torch("generating")
     folder = Path(options.folder).expanduser()

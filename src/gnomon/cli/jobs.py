@@ -6,7 +6,6 @@ out the readers (`formats.programs`), and predicting.
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import os
 import re
@@ -15,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from gnomon.cli.options.job import TrainingOptions
 from gnomon.errors import CatalogueError, InputError
 from gnomon.formats import programs
 from gnomon.formats.given import Given, Network, parse_settings
@@ -24,7 +24,7 @@ from gnomon.late import load_late
 from gnomon.request.model import is_job_file, read_config
 
 
-def job_file(options: argparse.Namespace) -> tuple[programs.Format, Path] | None:
+def job_file(options: TrainingOptions) -> tuple[programs.Format, Path] | None:
     """The job file that the options name and its format; None where they name a model. InputError for a file that is
     neither, and for options that go with a job file only."""
     if options.source is not None:
@@ -81,7 +81,7 @@ def _suffix(text: str) -> str:
     return ".yaml" if re.match(r"[A-Za-z_][\w.-]*:(\s|$)", first) else ".sh"
 
 
-def read_job(source: tuple[programs.Format, Path], options: argparse.Namespace, named: str | None, devices: int) -> Job:
+def read_job(source: tuple[programs.Format, Path], options: TrainingOptions, named: str | None, devices: int) -> Job:
     """The job in a file, on so many devices, with what the options give beside it. named: a model in place of its
     own."""
     job_format, path = source

@@ -6,7 +6,6 @@ returns the exit status. Leaves out the scripts themselves (`fleet.submit`).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from gnomon.cli.options.run import LaunchOptions
 from gnomon.errors import InputError
 from gnomon.fleet.submit import (
     DEFAULT_HOURS,
@@ -48,7 +48,7 @@ RAY_HERE = "http://127.0.0.1:8265"
 """The job API of a Ray that runs on this machine."""
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: LaunchOptions) -> int:
     """Print what would be started or submitted, or do it; InputError for an option that is of no use there."""
     for name, takes in TAKES.items():
         if getattr(options, name) is not None and options.via not in takes:

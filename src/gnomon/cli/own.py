@@ -6,12 +6,12 @@ themselves, and what is fitted to them (`cli.own_runs`).
 
 from __future__ import annotations
 
-import argparse
 import platform
 from dataclasses import replace
 from pathlib import Path
 
 from gnomon import schema
+from gnomon.cli.options.job import LocalOption
 from gnomon.hardware import Cluster, local_file
 from gnomon.software import Stack, own
 
@@ -38,7 +38,7 @@ def machine_of(machines: Cluster) -> str:
     return host if measured is None else f"{measured.host}, calibrated {measured.date}"
 
 
-def with_own(stack: Stack, machines: Cluster, options: argparse.Namespace, assumed: list[str]) -> Stack:
+def with_own(stack: Stack, machines: Cluster, options: LocalOption, assumed: list[str]) -> Stack:
     """The stack with the numbers of this machine's own runs, if it is our own program, without other numbers, and there
     are some for these machines; `assumed` says so, and what is there and not taken."""
     path = stack_file()

@@ -7,10 +7,10 @@ the machines that the plan is for.
 
 from __future__ import annotations
 
-import argparse
 from importlib.util import find_spec
 
 from gnomon.cli.models import read_model_to_run
+from gnomon.cli.options.run import ParityOptions
 from gnomon.cli.run import read_plan
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
@@ -20,7 +20,7 @@ from gnomon.request.model import is_code
 EQUAL, DIFFERS = 0, 1
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: ParityOptions) -> int:
     """Shrink, train in as many processes as the small plan has ranks, compare, tell."""
     file = read_plan(options.plan)
     graph, notes = read_model_to_run(file.model)

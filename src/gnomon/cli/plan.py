@@ -6,16 +6,13 @@ nearest. Leaves out the search itself (room `search`).
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gnomon.cli.budget import ONE, Budget, Covered
-from gnomon.cli.options import defaults
-from gnomon.cli.options_plan import SHOWN
-from gnomon.cli.options_serve import refuse_others
-from gnomon.cli.plan_asked import Asked
-from gnomon.cli.plan_file import plan_file
+from gnomon.cli.options.plan import SHOWN, PlanOptions
+from gnomon.cli.plan_asked import Asked, whole_model
+from gnomon.cli.plan_file import For, plan_file
 from gnomon.cli.plan_goals import answer, is_asked, varied_machines
 from gnomon.cli.plan_lengths import plan_varied
 from gnomon.cli.plan_losses import compared
@@ -23,6 +20,7 @@ from gnomon.cli.plan_losses import mapping as losses_mapping
 from gnomon.cli.plan_losses import text as losses_text
 from gnomon.cli.plan_mixed import plan_unlike
 from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
+from gnomon.cli.serving import refuse_others
 from gnomon.cli.terminal import print_json, print_lines, written
 from gnomon.errors import InputError
 from gnomon.hardware import Cluster, parse_prices, rent
@@ -48,9 +46,10 @@ from gnomon.search.stages.uneven import Uneven, uneven
 from gnomon.software import own
 
 
-def run(options: argparse.Namespace) -> int:
+def run(given: PlanOptions) -> int:
     """Search, print, write."""
-    refuse_others(options, defaults("plan", "llama-mini", "--on", "h100-sxm"))
+    refuse_others(given)
+    options = given if given.serve else whole_model(given)
     if options.serve:
         status: int = load_late("gnomon.cli.plan_serve:run")(options)
         return status
@@ -74,14 +73,14 @@ def run(options: argparse.Namespace) -> int:
     return _one(options, asked)
 
 
-def _varied(options: argparse.Namespace, asked: Asked) -> int:
+def _varied(options: PlanOptions, asked: Asked) -> int:
     """Plans for a batch of several lengths."""
     if is_asked(options) or asked.chosen.late:
         raise InputError("--lengths is a question of its own; ask it without the others")
     return plan_varied(options, asked)
 
 
-def _unlike(options: argparse.Namespace, asked: Asked) -> int:
+def _unlike(options: PlanOptions, asked: Asked) -> int:
     """Plans over devices of several kinds."""
     if options.try_:
         raise InputError("--try is for equal devices, and these are of several kinds; name one of them with --on")
@@ -92,7 +91,7 @@ def _unlike(options: argparse.Namespace, asked: Asked) -> int:
     return plan_unlike(options, asked)
 
 
-def _other(options: argparse.Namespace, asked: Asked) -> int:
+def _other(options: PlanOptions, asked: Asked) -> int:
     """Another question than the fastest plan."""
     if options.try_:
         raise InputError("--try runs the best plans of one search; ask other questions without it")
@@ -116,7 +115,7 @@ def _other(options: argparse.Namespace, asked: Asked) -> int:
     return answer(options, question, asked.machines, asked.workload, asked.assumed)
 
 
-def _prices(options: argparse.Namespace, machines: Cluster) -> dict[str, float]:
+def _prices(options: PlanOptions, machines: Cluster) -> dict[str, float]:
     """Those of `--price`. InputError for the price of a device that no machines have which are asked about."""
     prices = parse_prices(tuple(options.price))
     clusters = (machines, *varied_machines(options))
@@ -148,7 +147,7 @@ class Answer:
         return replace(best, plan=other.plan, prediction=other) if other and other.step_s < best.step_s else best
 
 
-def _found(options: argparse.Namespace, asked: Asked, budget: Budget) -> Result:
+def _found(options: PlanOptions, asked: Asked, budget: Budget) -> Result:
     """The search, with its progress shown: of the fastest plans if so many are asked for, else of unlike ones."""
     wanted = max(SHOWN, options.try_ or 0)
     if options.top is not None:
@@ -179,7 +178,7 @@ def _search(asked: Asked, top: int, budget: Budget, *, unlike: bool) -> Result:
     return result
 
 
-def _searched(options: argparse.Namespace, asked: Asked, budget: Budget) -> Answer:
+def _searched(options: PlanOptions, asked: Asked, budget: Budget) -> Answer:
     """The search, uneven stages, and the choices beyond both."""
     exact = exportable(_found(options, asked, budget), asked.target)
     result, stages = _with_stages(options, exact, budget)
@@ -198,7 +197,7 @@ def _searched(options: argparse.Namespace, asked: Asked, budget: Budget) -> Answ
     )
 
 
-def _with_stages(options: argparse.Namespace, result: Result, more: More = always) -> tuple[Result, Uneven | None]:
+def _with_stages(options: PlanOptions, result: Result, more: More = always) -> tuple[Result, Uneven | None]:
     """The result with uneven stages among its plans, and what they gain; as it is if they are not wanted."""
     told = Covered("plans cut into uneven stages:")
     stages = None if options.equal_stages else uneven(result, cut=options.layers_per_stage, told=told, more=more)
@@ -206,7 +205,7 @@ def _with_stages(options: argparse.Namespace, result: Result, more: More = alway
     return (result, None) if stages is None else (stages.merged(result), stages)
 
 
-def _with_tensors(options: argparse.Namespace, result: Result, more: More) -> tuple[Result, ByTensor | None]:
+def _with_tensors(options: PlanOptions, result: Result, more: More) -> tuple[Result, ByTensor | None]:
     """The result with a plan that recomputes tensor by tensor among its plans, and what that gains; as it is where it
     is not asked for."""
     if not options.sac_ilp:
@@ -217,7 +216,7 @@ def _with_tensors(options: argparse.Namespace, result: Result, more: More) -> tu
     return tensors.merged(result), tensors
 
 
-def _one(options: argparse.Namespace, asked: Asked) -> int:
+def _one(options: PlanOptions, asked: Asked) -> int:
     """The fastest plan: searched, tried if asked, written and printed."""
     cost = rent(asked.machines, _prices(options, asked.machines))
     with Budget(options.budget, ONE) as budget:
@@ -302,7 +301,8 @@ def _replicas(result: Result, asked: Asked) -> Dapple:
     )
 
 
-def _file(options: argparse.Namespace, result: Result, best: Found, assumed: list[str]) -> PlanFile:
+def _file(options: PlanOptions, result: Result, best: Found, assumed: list[str]) -> PlanFile:
     faster = tuple(candidate.plan for candidate in result.near if candidate.step_s < best.step_s)
     others = (candidate.plan for candidate in result.best)
-    return plan_file(options, result.workload, result.stack, best.prediction, assumed, others=others, too_large=faster)
+    named = For(options.model, options.on, options.stack)
+    return plan_file(named, result.workload, result.stack, best.prediction, assumed, others=others, too_large=faster)

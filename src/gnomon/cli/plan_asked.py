@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnomon import orders
 from gnomon.cli.models import read_model
+from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.own import with_own
 from gnomon.cli.plan_choices import Chosen
 from gnomon.cli.plan_goals import name_of
@@ -51,6 +51,12 @@ FIELDS = {
 """Option -> field of a point that it fixes."""
 
 
+def whole_model(options: PlanOptions) -> PlanOptions:
+    """The options with a MODEL that says its adapters and inputs itself, as plan files name it."""
+    named = adapted_name(options, options.model) or options.model
+    return replace(options, model=with_inputs(named, options.inputs, options.seq_len))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """What was asked of one search."""
@@ -77,10 +83,8 @@ class Asked:
         return self.graph, self.machines, self.workload, self.stack, self.goal
 
     @staticmethod
-    def read(options: argparse.Namespace) -> Asked:
-        """From the options. InputError, PlanError or CatalogueError say what is wrong."""
-        options.model = adapted_name(options, options.model)
-        options.model = with_inputs(options.model, options.inputs, options.seq_len)
+    def read(options: PlanOptions) -> Asked:
+        """From the options, whose model is whole. InputError, PlanError or CatalogueError say what is wrong."""
         graph, notes = read_model(options.model)
         machines = parse_cluster(options.on)
         assumed: list[str] = []
@@ -130,7 +134,7 @@ class Asked:
         )
 
 
-def _stages_of(cut: tuple[int, ...], options: argparse.Namespace) -> dict[str, object]:
+def _stages_of(cut: tuple[int, ...], options: PlanOptions) -> dict[str, object]:
     """What `--layers-per-stage` fixes: the pipeline ranks. InputError for what contradicts it."""
     virtual = options.vpp or orders.find(options.schedule or orders.DEFAULT).stages[0]
     ranks, rest = divmod(len(cut), virtual)
@@ -144,7 +148,7 @@ def _stages_of(cut: tuple[int, ...], options: argparse.Namespace) -> dict[str, o
     return {"pp": ranks, "virtual_stages": virtual}
 
 
-def _stack(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Stack:
+def _stack(options: PlanOptions, machines: Cluster, assumed: list[str]) -> Stack:
     """The stack that is named; for this machine, Gnomon's own runtime, with what runs of it have shown."""
     if options.stack is not None:
         stack = named_stack(options.stack)
@@ -158,7 +162,7 @@ def _stack(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -
     return with_own(stack, machines, options, assumed)
 
 
-def _base(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Plan:
+def _base(options: PlanOptions, machines: Cluster, assumed: list[str]) -> Plan:
     return Plan(precision=given_precision(options, machines, assumed), optimizer=Optimizer(clip=not options.no_clip))
 
 
@@ -170,10 +174,10 @@ def _config(model: str) -> ModelConfig | None:
         return None
 
 
-def _workload(options: argparse.Namespace, graph: Graph, assumed: list[str]) -> Workload:
+def _workload(options: PlanOptions, graph: Graph, assumed: list[str]) -> Workload:
     varied = {name_of(text) for text in options.vary}
     if options.lengths:
-        return with_sizes(listed_lengths(options, graph, RouterLoad()), graph, options, assumed)
+        return with_sizes(listed_lengths(options.lengths, options, graph, RouterLoad()), graph, options, assumed)
     seq_len = options.seq_len
     looked_for = "seq_len" in varied or options.longest
     if looked_for and (fixed := sample_tokens(graph)) is not None:

@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gnomon import orders
 from gnomon.cli.budget import Covered
+from gnomon.cli.options.plan import PlanOptions
 from gnomon.errors import InputError, PlanError, nearest
 from gnomon.methods import bamboo, methods_named
 from gnomon.prediction.predict import PLAIN_STACK
@@ -70,7 +70,7 @@ class Chosen:
     """Whether the user asks for it, or fixes what only it can do."""
 
     @staticmethod
-    def read(options: argparse.Namespace, stack: Stack) -> Chosen:
+    def read(options: PlanOptions, stack: Stack) -> Chosen:
         """From the options. InputError or PlanError for what cannot be."""
         point: dict[str, object] = {}
         fixed: dict[str, Value] = {}
@@ -151,7 +151,7 @@ class Chosen:
         return result.best[0] if refined is None else refined.best
 
 
-def _methods(options: argparse.Namespace, stack: Stack) -> tuple[Choice, ...]:
+def _methods(options: PlanOptions, stack: Stack) -> tuple[Choice, ...]:
     """What `--methods` adds to the choices. InputError with --no-refine; PlanError for what is no method, or one that
     the stack does not run."""
     if options.methods is None or options.lengths:  # with --lengths they are no choices: `plan_lengths`

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Sequence
 from datetime import date
+from typing import NamedTuple
 
 from gnomon.late import load_late
 from gnomon.plans import Plan, PlanFile, Predicted, Workload
@@ -16,8 +16,16 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.software import Stack
 
 
+class For(NamedTuple):
+    """What a plan is for, by the names under which it was asked."""
+
+    model: str
+    on: str
+    stack: str | None
+
+
 def plan_file(
-    options: argparse.Namespace,
+    named: For,
     workload: Workload,
     stack: Stack,
     prediction: Prediction,
@@ -28,12 +36,12 @@ def plan_file(
 ) -> PlanFile:
     """The file of a predicted plan. others: plans that come after it, of which it may be one. too_large: faster plans
     that do not fit. A stack that was read from a file is named by its path, any other by its name."""
-    plan, given = prediction.plan, options.stack or ""
-    named = "" if stack is PLAIN_STACK else stack.name
+    plan, given = prediction.plan, named.stack or ""
+    known = "" if stack is PLAIN_STACK else stack.name
     return PlanFile(
-        model=options.model,
-        on=options.on,
-        stack=given if given.endswith(".toml") else named,
+        model=named.model,
+        on=named.on,
+        stack=given if given.endswith(".toml") else known,
         workload=workload,
         plan=plan,
         predicted=Predicted(

@@ -7,14 +7,15 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from gnomon.cli.budget import QUESTION, Budget
 from gnomon.cli.models import read_model
+from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.request import tokens_of, tokens_per_batch
 from gnomon.cli.terminal import Trying, print_json, print_lines
 from gnomon.cli.values import quantity
@@ -64,7 +65,7 @@ Answer = tuple[Sequence[Case], str, bool]
 """Cases, what they answer, and whether that is what was asked."""
 
 
-def is_asked(options: argparse.Namespace) -> bool:
+def is_asked(options: PlanOptions) -> bool:
     """Whether one of them is given. InputError for several, for what they do not go with, or `--html` without."""
     given = [f"--{name.replace('_', '-')}" for name in ALONE if getattr(options, name) not in (None, False)]
     if len(given) > 1:
@@ -98,15 +99,13 @@ def name_of(text: str) -> str:
     return text.partition("=")[0].strip().replace("-", "_")
 
 
-def varied_machines(options: argparse.Namespace) -> tuple[Cluster, ...]:
+def varied_machines(options: PlanOptions) -> tuple[Cluster, ...]:
     """Clusters that `--vary on` names."""
     varied = [_varied(text) for text in options.vary if name_of(text) == "on"]
     return tuple(value for each in varied for value in each.values if isinstance(value, Cluster))
 
 
-def answer(
-    options: argparse.Namespace, asked: Question, cluster: Cluster, workload: Workload, assumed: Sequence[str]
-) -> int:
+def answer(options: PlanOptions, asked: Question, cluster: Cluster, workload: Workload, assumed: Sequence[str]) -> int:
     """Search, print, draw."""
     told = Trying()
     mixed = is_mixed(cluster) and bool(options.longest or options.largest)
@@ -128,7 +127,7 @@ def answer(
     return budget.status or (0 if met else 1)
 
 
-def _cases(options: argparse.Namespace, asked: Question, cluster: Cluster, workload: Workload) -> Answer:
+def _cases(options: PlanOptions, asked: Question, cluster: Cluster, workload: Workload) -> Answer:
     if options.pareto:
         return _front(asked, cluster, workload)
     if options.longest:
@@ -174,8 +173,8 @@ def _front(asked: Question, cluster: Cluster, workload: Workload) -> Answer:
     return cases, summary, bool(cases)
 
 
-def _largest(options: argparse.Namespace, asked: Question, cluster: Cluster, workload: Workload) -> tuple[Case, ...]:
-    rule = options.largest
+def _largest(options: PlanOptions, asked: Question, cluster: Cluster, workload: Workload) -> tuple[Case, ...]:
+    rule: Any = options.largest or ""
     if rule in ("layers", "hidden", "both"):
         config, _ = read_config(options.model)
         if config is None:
@@ -191,7 +190,7 @@ def _largest(options: argparse.Namespace, asked: Question, cluster: Cluster, wor
     return largest_of(asked, cluster, workload, [read_model(name)[0] for name in names])
 
 
-def _machines(options: argparse.Namespace, asked: Question, cluster: Cluster, workload: Workload) -> Answer:
+def _machines(options: PlanOptions, asked: Question, cluster: Cluster, workload: Workload) -> Answer:
     """Fewest, fastest or cheapest machines under limits on time and devices."""
     clusters = _choices(options, cluster)
     limit, steps, what = _time_limit(options, workload)
@@ -216,7 +215,7 @@ def _machines(options: argparse.Namespace, asked: Question, cluster: Cluster, wo
     return cases, summary + _spent(best, steps), True
 
 
-def _choices(options: argparse.Namespace, cluster: Cluster) -> list[Cluster]:
+def _choices(options: PlanOptions, cluster: Cluster) -> list[Cluster]:
     """Machines to choose among, fewer devices first."""
     if not options.vary:
         return list(up_to(cluster, options.max_devices))
@@ -242,7 +241,7 @@ def _node(cluster: Cluster) -> int:
     return min(group.node.count for group in cluster.groups)
 
 
-def _time_limit(options: argparse.Namespace, workload: Workload) -> tuple[float, int, str]:
+def _time_limit(options: PlanOptions, workload: Workload) -> tuple[float, int, str]:
     """(seconds that a step may take, steps of the whole training or 0, what was asked in words)."""
     if options.max_step:
         limit = quantity("--max-step", parse_seconds, options.max_step)
@@ -250,7 +249,7 @@ def _time_limit(options: argparse.Namespace, workload: Workload) -> tuple[float,
     if not options.deadline:
         return float("inf"), 0, ""
     deadline = quantity("--deadline", parse_seconds, options.deadline)
-    tokens = quantity("--tokens", parse_count, options.tokens)
+    tokens = quantity("--tokens", parse_count, options.tokens or "")
     if not tokens or not deadline:
         raise InputError("--deadline and --tokens must be above 0")
     steps = ceil(tokens / sum(workload.sequence_lengths()))
@@ -270,7 +269,7 @@ def _spent(case: Case, steps: int) -> str:
     return words
 
 
-def _swept(options: argparse.Namespace, asked: Question, cluster: Cluster, workload: Workload) -> Answer:
+def _swept(options: PlanOptions, asked: Question, cluster: Cluster, workload: Workload) -> Answer:
     varied = tuple(_varied(text) for text in options.vary)
     cases = sweep(asked, cluster, workload, varied, tokens_per_batch=tokens_per_batch(options))
     if options.best == "step":
@@ -281,7 +280,7 @@ def _swept(options: argparse.Namespace, asked: Question, cluster: Cluster, workl
     return cases, f"cheapest: {best.label}, {dollars(best.dollars_per_token * 1e6)} for 1M tokens", True
 
 
-def _show(options: argparse.Namespace, cases: Sequence[Case], summary: str, assumed: Sequence[str]) -> None:
+def _show(options: PlanOptions, cases: Sequence[Case], summary: str, assumed: Sequence[str]) -> None:
     title = f"{options.model} on {options.on}"
     priced = (line for case in cases if case.rent is not None for line in case.rent.sources)
     taken = tuple(dict.fromkeys((*assumed, *priced)))

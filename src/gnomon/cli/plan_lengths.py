@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import argparse
-
 from gnomon.cli.budget import ONE, Budget
+from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.plan_asked import Asked
-from gnomon.cli.plan_file import plan_file
+from gnomon.cli.plan_file import For, plan_file
 from gnomon.cli.terminal import Trying, print_json, print_lines, written
 from gnomon.errors import InputError, PlanError
 from gnomon.hardware.kinds import is_mixed
@@ -27,7 +26,7 @@ OTHER = ("refine", "sac_ilp", "uneven_replicas", "layers_per_stage", "try_", "to
 """Options that are for batches of one length."""
 
 
-def plan_varied(options: argparse.Namespace, asked: Asked) -> int:
+def plan_varied(options: PlanOptions, asked: Asked) -> int:
     """Search, print, write."""
     for name in OTHER:
         if getattr(options, name):
@@ -54,7 +53,8 @@ def plan_varied(options: argparse.Namespace, asked: Asked) -> int:
         )
     trying.end()
     if options.output:
-        file = plan_file(options, asked.workload, asked.stack, made.best, asked.assumed, others=made.runners_up)
+        named = For(options.model, options.on, options.stack)
+        file = plan_file(named, asked.workload, asked.stack, made.best, asked.assumed, others=made.runners_up)
         save_plan_file(file, options.output)
     if options.json:
         print_json({**lengths_mapping(made), "assumptions": [*asked.assumed, *made.best.assumptions]})
@@ -65,7 +65,7 @@ def plan_varied(options: argparse.Namespace, asked: Asked) -> int:
     return budget.status
 
 
-def _methods(options: argparse.Namespace, stack: Stack) -> tuple[Method, ...]:
+def _methods(options: PlanOptions, stack: Stack) -> tuple[Method, ...]:
     """Those that are asked for; of `all` those for such batches that the stack runs."""
     if options.methods is None:
         return ()

@@ -6,13 +6,12 @@ other questions than the fastest plan (`plan_goals`).
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from gnomon.cli.budget import ONE, Budget, Covered
-from gnomon.cli.options_plan import SHOWN
+from gnomon.cli.options.plan import SHOWN, PlanOptions
 from gnomon.cli.plan_asked import Asked
-from gnomon.cli.plan_file import plan_file
+from gnomon.cli.plan_file import For, plan_file
 from gnomon.cli.terminal import print_json, print_lines, written
 from gnomon.plans import PlanFile, save_plan_file
 from gnomon.report.mixed import mixed_mapping, mixed_text
@@ -21,7 +20,7 @@ from gnomon.search.mixed.search import TRIES
 from gnomon.software import own
 
 
-def plan_unlike(options: argparse.Namespace, asked: Asked) -> int:
+def plan_unlike(options: PlanOptions, asked: Asked) -> int:
     """Search, print, write."""
     told, notes = Covered(), asked.notes
     with Budget(options.budget, ONE) as budget:
@@ -55,7 +54,8 @@ def plan_unlike(options: argparse.Namespace, asked: Asked) -> int:
     return budget.status
 
 
-def _file(options: argparse.Namespace, result: MixedResult, assumed: Sequence[str]) -> PlanFile:
+def _file(options: PlanOptions, result: MixedResult, assumed: Sequence[str]) -> PlanFile:
     others = (*result.best, result.equal, *(alone for _, alone in result.alone))
     plans = (candidate.plan for candidate in others if candidate is not None)
-    return plan_file(options, result.workload, result.stack, result.best[0].prediction, assumed, others=plans)
+    named = For(options.model, options.on, options.stack)
+    return plan_file(named, result.workload, result.stack, result.best[0].prediction, assumed, others=plans)

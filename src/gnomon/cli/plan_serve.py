@@ -6,10 +6,10 @@ returns 0; 1 if no candidate meets the targets. Leaves out training (`plan`).
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 
 from gnomon import schema
+from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.serve import Asked, read
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
@@ -21,9 +21,9 @@ from gnomon.serving.space import Choice, Found, best, space
 from gnomon.units import show_seconds
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: PlanOptions) -> int:
     """Search and print."""
-    axes = [name for name in ("tp", "pp", "ep", "dp", "replicas") if getattr(options, name, None) is not None]
+    axes = [name for name in ("tp", "pp", "ep", "dp", "replicas") if getattr(options, name) is not None]
     if axes:
         raise InputError(
             f"--{axes[0]} is what gnomon plan --serve chooses; leave it out, or use gnomon predict --serve"
@@ -62,7 +62,7 @@ def _row(choice: Choice) -> str:
     )
 
 
-def _text(asked: Asked, found: Found, options: argparse.Namespace) -> Iterator[str]:
+def _text(asked: Asked, found: Found, options: PlanOptions) -> Iterator[str]:
     yield (
         f"{asked.graph.name} served by {asked.engine.name} on {asked.cluster.name}: {found.size} candidates, "
         f"{found.played} played, {found.bounded} bounded, {sum(n for _, n in found.refused)} refused"

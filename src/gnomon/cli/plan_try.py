@@ -8,7 +8,6 @@ running it (`runtime`): this process does not load torch.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -28,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.own_runs import Refit, fit_folder, keep, refit
 from gnomon.cli.values import no_folder, quantity
 from gnomon.errors import InputError, PlanError, RunError
@@ -53,7 +53,7 @@ COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 RUN = "import sys; from gnomon.cli import main; sys.exit(main())"
 
 
-def check_try(options: argparse.Namespace, machines: Cluster, stack: Stack) -> None:
+def check_try(options: PlanOptions, machines: Cluster, stack: Stack) -> None:
     """InputError or PlanError, before the search, for what cannot be tried: here, by us, or at all."""
     if find_spec("torch") is None:
         raise InputError("--try runs plans with torch, which is not installed: pip install gnomon[torch]")
@@ -93,7 +93,7 @@ def _gpus() -> int:
     return int(words[-1]) if words and words[-1].isdigit() else 0
 
 
-def folder_of(options: argparse.Namespace) -> Path:
+def folder_of(options: PlanOptions) -> Path:
     """Where plan files and logs go: what was asked for, made if need be; else a new temporary folder."""
     if options.try_dir is None:
         return Path(tempfile.mkdtemp(prefix="gnomon-try-"))
@@ -105,7 +105,7 @@ def folder_of(options: argparse.Namespace) -> Path:
     return folder
 
 
-def limit_of(options: argparse.Namespace) -> float | None:
+def limit_of(options: PlanOptions) -> float | None:
     """Seconds that each may take, if asked. UnitError for what is no time, InputError for none."""
     if options.try_timeout is None:
         return None
@@ -163,7 +163,7 @@ class Tries:
 
 
 def try_plans(
-    options: argparse.Namespace, candidates: Sequence[Found], plan_file: Callable[[Found], PlanFile], machines: Cluster
+    options: PlanOptions, candidates: Sequence[Found], plan_file: Callable[[Found], PlanFile], machines: Cluster
 ) -> Tries:
     """Runs each of the plans once, in order; writes the plan file that was asked for, of the best measured, the stack
     file, and unless the user says no this machine's calibration. plan_file: of one of them."""
@@ -209,9 +209,7 @@ def _ended(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _tried(
-    options: argparse.Namespace, candidate: Found, file: PlanFile, folder: Path, which: tuple[int, int]
-) -> Attempt:
+def _tried(options: PlanOptions, candidate: Found, file: PlanFile, folder: Path, which: tuple[int, int]) -> Attempt:
     """One of them. which: (2, 5) for the second of five."""
     name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{Path(file.model).name} {short(candidate)}").strip("-")
     path = folder / f"{which[0]}-{name}-{file.workload.batch_size}x{file.workload.seq_len}.toml"

@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-import argparse
-
-from gnomon.cli.missing import asks_to_serve
-from gnomon.cli.options import defaults
-from gnomon.cli.options_serve import refuse_others
+from gnomon.cli.options.predict import PredictOptions
 from gnomon.cli.request import read_request
+from gnomon.cli.serving import asks_to_serve, refuse_others
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.late import load_late
 from gnomon.prediction import memory_copies, predict
@@ -20,13 +17,13 @@ from gnomon.search.fit.advice import advice
 from gnomon.units import show_seconds
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: PredictOptions) -> int:
     """Predict and print."""
-    refuse_others(options, defaults("predict"))
+    refuse_others(options)
     if asks_to_serve(options):
         status: int = load_late("gnomon.cli.serve:run")(options)
         return status
-    asked = read_request(options)
+    asked = read_request(options, options.lengths or ())
     prediction = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
     changes = None if prediction.has_room else advice(prediction)
     if options.html or options.trace or options.timeline:  # by name, so that text alone does not load what writes them

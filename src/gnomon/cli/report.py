@@ -6,13 +6,12 @@ gives the page its speed, MFU and memory limits. Leaves out running anything.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
-from gnomon.cli.options import parser
+from gnomon.cli.options.tools import ReportOptions
 from gnomon.cli.own_runs import accuracy
-from gnomon.cli.request import Request, read_request
+from gnomon.cli.request import Request, request_of_plan
 from gnomon.cli.terminal import print_lines
 from gnomon.errors import InputError
 from gnomon.formats.perfetto import perfetto_trace
@@ -27,11 +26,12 @@ DIFFERS = 0.001
 """Share by which a predicted timeline may differ from its plan's prediction before the page says so."""
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: ReportOptions) -> int:
     """Write the page."""
-    timelines = [read_timeline(path) for path in (options.before, options.after) if path is not None]
+    paths = [path for path in (options.before, options.after) if path is not None]
+    timelines = [read_timeline(path) for path in paths]
     prediction, asked, plan = _plan(options.plan)
-    for timeline, path in zip(timelines, (options.before, options.after), strict=False):
+    for timeline, path in zip(timelines, paths, strict=True):
         _check_ranks(timeline, path, prediction, options.plan)
     doubts = _doubts(timelines, prediction)
     notes = (*(asked.notes if asked else ()), *doubts)
@@ -84,7 +84,7 @@ def _plan(path: str | None) -> tuple[Prediction | None, Request | None, str]:
             f"{path!r} is a plan without its model and machines; give a plan file (gnomon.planfile/1), "
             f"or `gnomon predict MODEL --on CLUSTER --plan {path} --html FILE`"
         )
-    asked = read_request(parser().parse_args(["predict", "--plan", path]))
+    asked = request_of_plan(path)
     return predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack), asked, text
 
 

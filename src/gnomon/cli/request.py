@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from gnomon import orders
 from gnomon.cli.jobs import job_file, notes_of, read_job, said_of
 from gnomon.cli.models import read_model
+from gnomon.cli.options.job import AdapterOptions, BatchOptions, PrecisionOption, TrainingOptions
 from gnomon.cli.own import with_own
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError, PlanError
@@ -80,9 +80,14 @@ class Request:
     """What the model's or the job's file says that is not predicted."""
 
 
-def read_request(options: argparse.Namespace) -> Request:
-    """The request of `gnomon predict`'s options."""
-    _plan_as_model(options)
+def request_of_plan(path: str) -> Request:
+    """The request of a plan file, as it is."""
+    return read_request(TrainingOptions(plan=path))
+
+
+def read_request(given_options: TrainingOptions, lengths: tuple[int, ...] = ()) -> Request:
+    """The request of options of training. lengths: of every sequence of the batch, in place of one length of all."""
+    options = _plan_as_model(given_options)
     given_plan = None if options.plan is None else load_plan(options.plan)
     file = given_plan if isinstance(given_plan, PlanFile) else None
     machines = _machines(options, file)
@@ -104,7 +109,7 @@ def read_request(options: argparse.Namespace) -> Request:
     changed = _changed(start, options, machines, keep_mesh=base is not None, keep_precision=filled)
     given = job.workload if job else file.workload if file else None
     plan = _with_batch(changed, graph, options, given, assumed)
-    workload = with_sizes(_workload(graph, plan, options, given, assumed), graph, options, assumed)
+    workload = with_sizes(_workload(graph, plan, options, lengths, given, assumed), graph, options, assumed)
     trained = named or (file.model if file else graph.name)
     if said := too_long(trained, max(workload.sequence_lengths(), default=0)):
         assumed.append(said)
@@ -125,17 +130,18 @@ def read_request(options: argparse.Namespace) -> Request:
     )
 
 
-def _plan_as_model(options: argparse.Namespace) -> None:
+def _plan_as_model(options: TrainingOptions) -> TrainingOptions:
     """`gnomon predict plan.toml` is `gnomon predict --plan plan.toml`, as other commands take a plan file."""
     path = options.model
     if path and not is_code(path):
         check_there(parse_adapters(path)[0])
     if options.plan is None and options.source is None and path and path.endswith(".toml"):
         if is_plan_file(path):
-            options.plan, options.model = path, None
+            return replace(options, plan=path, model=None)
+    return options
 
 
-def adapted_name(options: argparse.Namespace, name: str | None) -> str | None:
+def adapted_name(options: AdapterOptions, name: str | None) -> str | None:
     """The model's name with the adapters that the options ask for. InputError for targets without a rank, and for
     adapters on a model that has some or is not named."""
     if options.lora_rank is None:
@@ -148,7 +154,7 @@ def adapted_name(options: argparse.Namespace, name: str | None) -> str | None:
     return f"{name}{Adapters(rank=options.lora_rank, targets=targets, base=options.lora_base or 'compute')}"
 
 
-def _model(name: str | None, job: Job | None, options: argparse.Namespace) -> tuple[Graph, tuple[str, ...]]:
+def _model(name: str | None, job: Job | None, options: TrainingOptions) -> tuple[Graph, tuple[str, ...]]:
     if job is not None:
         return (job.graph(), ()) if name is None or job.model is not None else read_model(name)
     if name is None:
@@ -156,7 +162,7 @@ def _model(name: str | None, job: Job | None, options: argparse.Namespace) -> tu
     return read_model(name, settings=parse_settings(options.settings), strict=options.strict)
 
 
-def _machines(options: argparse.Namespace, file: PlanFile | None) -> Cluster:
+def _machines(options: TrainingOptions, file: PlanFile | None) -> Cluster:
     if options.on is None and file is None:
         raise InputError("no machines; give --on CLUSTER, as in 4x8xh100-sxm, or a plan file that says it")
     return parse_cluster(options.on or (file.on if file else ""))
@@ -170,9 +176,7 @@ def _base_plan(given: PlanFile | Plan | None, job: Job | None) -> Plan | None:
     return None if job is None else job.plan
 
 
-def _changed(
-    plan: Plan, options: argparse.Namespace, machines: Cluster, *, keep_mesh: bool, keep_precision: bool
-) -> Plan:
+def _changed(plan: Plan, options: TrainingOptions, machines: Cluster, *, keep_mesh: bool, keep_precision: bool) -> Plan:
     """The plan with what the options say."""
     changes: dict[str, Any] = {}
     axes = ("tp", "pp", "cp", "ep", "dp_shard", "dp_replicate")
@@ -194,7 +198,7 @@ def _changed(
     return replace(plan, schedule=_schedule(plan.schedule, options), **changes)
 
 
-def given_precision(options: argparse.Namespace, machines: Cluster, assumed: list[str]) -> Precision:
+def given_precision(options: PrecisionOption, machines: Cluster, assumed: list[str]) -> Precision:
     """That of `--precision`; without it the devices' default."""
     if options.precision is not None:
         return PRECISIONS[options.precision]
@@ -221,7 +225,7 @@ def _mesh(mesh: Mesh, given: dict[str, int], devices: int) -> Mesh:
     return replace(mesh, **sizes)
 
 
-def _schedule(schedule: Schedule, options: argparse.Namespace) -> Schedule:
+def _schedule(schedule: Schedule, options: TrainingOptions) -> Schedule:
     changes: dict[str, Any] = {}
     if options.schedule is not None:
         changes["name"] = options.schedule
@@ -239,9 +243,7 @@ def _schedule(schedule: Schedule, options: argparse.Namespace) -> Schedule:
     return replace(schedule, **changes)
 
 
-def _with_batch(
-    plan: Plan, graph: Graph, options: argparse.Namespace, given: Workload | None, assumed: list[str]
-) -> Plan:
+def _with_batch(plan: Plan, graph: Graph, options: TrainingOptions, given: Workload | None, assumed: list[str]) -> Plan:
     """The plan with a micro batch, where nobody gave one: a sequence; of images as many as keep a device busy."""
     if plan.schedule.micro_batch_size is not None or plan.schedule.num_microbatches is not None:
         return plan
@@ -277,7 +279,7 @@ MOST_TOKENS = 2**28
 sequences are asked for, or all of the training in place of a step."""
 
 
-def given_batch(options: argparse.Namespace, seq_len: int) -> int | None:
+def given_batch(options: BatchOptions, seq_len: int) -> int | None:
     """Sequences of a step from `--global-batch` or `--tokens-per-batch`; None without either. InputError for more
     tokens than any step has, whose prediction would take minutes."""
     tokens = tokens_per_batch(options)
@@ -297,7 +299,7 @@ def given_batch(options: argparse.Namespace, seq_len: int) -> int | None:
     return batch
 
 
-def tokens_per_batch(options: argparse.Namespace) -> int | None:
+def tokens_per_batch(options: BatchOptions) -> int | None:
     """Tokens of `--tokens-per-batch`, in which k and M are 1,024 and its square, as batches of sequences are named."""
     if options.tokens_per_batch is None:
         return None
@@ -310,7 +312,7 @@ def tokens_per_batch(options: argparse.Namespace) -> int | None:
     return tokens
 
 
-def given_router(options: argparse.Namespace, before: RouterLoad, graph: Graph) -> RouterLoad:
+def given_router(options: BatchOptions, before: RouterLoad, graph: Graph) -> RouterLoad:
     """The load of `--router`, `--capacity` and `--pad-experts`; what they do not say stays as it was. InputError where
     they are given and the model has no experts."""
     asked = [name for name in ("router", "capacity", "pad_experts") if getattr(options, name) is not None]
@@ -369,7 +371,7 @@ def tokens_of(text: str) -> int:
     return parse_count(f"{text[:-1]}{text[-1].upper()}i" if text[-1:] in ("k", "K", "M") else text)
 
 
-def with_sizes(workload: Workload, graph: Graph, options: argparse.Namespace, assumed: list[str]) -> Workload:
+def with_sizes(workload: Workload, graph: Graph, options: BatchOptions, assumed: list[str]) -> Workload:
     """The workload with the sizes of `--size`; an encoder that nobody gives one has sequences as long as the
     decoder's."""
     given: dict[str, int] = {}
@@ -385,28 +387,34 @@ def with_sizes(workload: Workload, graph: Graph, options: argparse.Namespace, as
     return replace(workload, sizes=tuple(sizes.items())) if sizes else workload
 
 
-def listed_lengths(options: argparse.Namespace, graph: Graph, router: RouterLoad) -> Workload:
+def listed_lengths(lengths: tuple[int, ...], options: BatchOptions, graph: Graph, router: RouterLoad) -> Workload:
     """The batch of `--lengths`. InputError beside another length or size of the batch."""
     if options.seq_len is not None or options.global_batch is not None or options.tokens_per_batch is not None:
         raise InputError("--lengths gives every sequence of the batch; leave --seq-len and the batch out")
-    return Workload(lengths=options.lengths, router=given_router(options, router, graph))
+    return Workload(lengths=lengths, router=given_router(options, router, graph))
 
 
 def _workload(
-    graph: Graph, plan: Plan, options: argparse.Namespace, given: Workload | None, assumed: list[str]
+    graph: Graph,
+    plan: Plan,
+    options: TrainingOptions,
+    lengths: tuple[int, ...],
+    given: Workload | None,
+    assumed: list[str],
 ) -> Workload:
-    if getattr(options, "lengths", None):
-        listed = listed_lengths(options, graph, RouterLoad() if given is None else given.router)
+    if lengths:
+        listed = listed_lengths(lengths, options, graph, RouterLoad() if given is None else given.router)
         return listed if given is None else replace(listed, sizes=given.sizes)
     if given is not None:
         seq_len = options.seq_len or max(given.sequence_lengths(), default=1)
-        changes = {"global_batch_size": given_batch(options, seq_len), "seq_len": options.seq_len}
+        changes: dict[str, Any] = {"global_batch_size": given_batch(options, seq_len), "seq_len": options.seq_len}
         given = replace(given, router=given_router(options, given.router, graph))
         return replace(given, **{name: value for name, value in changes.items() if value is not None})
-    seq_len = options.seq_len
-    if seq_len is None:
+    if options.seq_len is None:
         seq_len, note = default_seq_len(graph)
         assumed.append(note)
+    else:
+        seq_len = options.seq_len
     batch = given_batch(options, seq_len)
     if batch is None:
         ranks = plan.stage_mesh(0).data_ranks

@@ -7,7 +7,6 @@ there. Leaves out comparing in detail: `gnomon compare` does that with the Timel
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 
 from gnomon import schema
 from gnomon.cli.models import read_model_to_run
+from gnomon.cli.options.run import DataOptions, RunOptions
 from gnomon.cli.own import with_own
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import no_folder
@@ -63,7 +63,7 @@ CHECKPOINT_EVERY = 100
 """Steps between checkpoints, where a folder for them is given and nothing else."""
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: RunOptions) -> int:
     """Read, predict, train, tell."""
     file = _on_processes(read_plan(options.plan), options.processes)
     shared = shares_processes(file, options)
@@ -177,12 +177,12 @@ def _carried_out(job: Any, *, shared: bool) -> Any:
     return load_late("gnomon.runtime.launch.train:run")(job)
 
 
-def shares_processes(file: PlanFile, options: argparse.Namespace) -> bool:
+def shares_processes(file: PlanFile, options: RunOptions) -> bool:
     """Whether ranks are logical workers, whose processes may come and go."""
     return options.processes is not None or len(set(file.plan.device_of)) < file.plan.world_size
 
 
-def _turns(file: PlanFile, options: argparse.Namespace) -> tuple[str, ...]:
+def _turns(file: PlanFile, options: RunOptions) -> tuple[str, ...]:
     """What is said of logical workers."""
     workers, processes = file.plan.world_size, len(set(file.plan.device_of))
     where = options.checkpoints or options.plan
@@ -227,7 +227,7 @@ def _lengths(plan: Plan, prediction: Prediction, packing: str | None) -> tuple[s
     return tuple(said)
 
 
-def _check_weights(options: argparse.Namespace, file: PlanFile, graph: Graph) -> None:
+def _check_weights(options: RunOptions, file: PlanFile, graph: Graph) -> None:
     """InputError for weights that are not the model's, or a folder that they cannot be written to."""
     if is_code(file.model):
         load_late("gnomon.runtime.launch.captured_job:check_trainable")(graph)
@@ -264,7 +264,7 @@ def _folder(name: str) -> Path:
     return Path(name).expanduser()
 
 
-def _source(options: argparse.Namespace, file: PlanFile) -> Path:
+def _source(options: RunOptions, file: PlanFile) -> Path:
     """Folder or config.json that says in which layout weights are."""
     return _folder(options.weights or parse_adapters(file.model)[0])
 
@@ -355,7 +355,7 @@ def _check_checkpoints(folder: Path, *, resume: bool, asked: bool) -> tuple[int,
 
 
 def _job(
-    options: argparse.Namespace,
+    options: RunOptions,
     file: PlanFile,
     graph: Graph,
     prediction: Prediction,
@@ -400,7 +400,7 @@ def _job(
     )
 
 
-def _schedule(options: argparse.Namespace) -> Any:
+def _schedule(options: RunOptions) -> Any:
     """How the learning rate changes. PlanError for steps that leave no room for it."""
     shape, lowest = options.lr_schedule, options.min_lr or 0.0
     if lowest and (shape == "constant" or lowest > options.lr):
@@ -429,23 +429,29 @@ def need_torch(what: str) -> None:
         raise InputError(f"{what} needs torch, which is not installed: pip install gnomon[torch]")
 
 
-def source_of(options: argparse.Namespace) -> Any:
+def source_of(options: RunOptions | DataOptions) -> Any:
     """The text that was asked for, or the function that makes batches."""
     if options.data is not None and is_code(options.data):
         return load_late("gnomon.runtime.data.own_batches:OwnData")(name=options.data)
     paths = {
-        name: None if getattr(options, option) is None else Path(getattr(options, option)).expanduser()
-        for name, option in (("path", "data"), ("tokenizer", "tokenizer"), ("chat_template", "chat_template"))
+        name: None if path is None else Path(path).expanduser()
+        for name, path in (
+            ("path", options.data),
+            ("tokenizer", options.tokenizer),
+            ("chat_template", options.chat_template),
+        )
     }
     return load_late("gnomon.runtime.data.store:Source")(
         **paths, column=options.column or "", packing=options.packing or ""
     )
 
 
-def _check_there(options: argparse.Namespace) -> None:
+def _check_there(options: RunOptions) -> None:
     """InputError for files that are not there, before torch is loaded and anything is started."""
-    for option, what in (("data", "folder or file with text in it"), ("tokenizer", "folder or file of a tokenizer")):
-        name = getattr(options, option)
+    for option, name, what in (
+        ("data", options.data, "folder or file with text in it"),
+        ("tokenizer", options.tokenizer, "folder or file of a tokenizer"),
+    ):
         paths = (
             ()
             if name is None or (option == "data" and is_code(name))
@@ -455,7 +461,7 @@ def _check_there(options: argparse.Namespace) -> None:
             raise InputError(f"{name!r} does not exist; name a {what} (--{option})")
 
 
-def _resume_command(options: argparse.Namespace) -> str:
+def _resume_command(options: RunOptions) -> str:
     """The same command with --resume."""
     words = ["gnomon", "run", options.plan, "--steps", str(options.steps)]
     paths = ("weights", "export", "data", "tokenizer", "chat_template", "column", "packing")
@@ -479,7 +485,7 @@ def _resume_command(options: argparse.Namespace) -> str:
 
 
 def _before(
-    file: PlanFile, prediction: Prediction, notes: Sequence[str], options: argparse.Namespace, *, done: int
+    file: PlanFile, prediction: Prediction, notes: Sequence[str], options: RunOptions, *, done: int
 ) -> tuple[str, ...]:
     """What is trained and expected. done: steps behind it already."""
     tokens = counted_in_step(file, prediction)
@@ -568,7 +574,7 @@ def _finite(loss: float | None) -> float | None:
     return loss if loss is not None and isfinite(loss) else None
 
 
-def _after(options: argparse.Namespace, told: Told) -> None:
+def _after(options: RunOptions, told: Told) -> None:
     """Write the Timeline, say how it went."""
     outcome = told.outcome
     written = []

@@ -12,9 +12,10 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from gnomon.cli.options_plan import add_run_options
+from gnomon.cli.options.flags import add_flags, flags, made
+from gnomon.cli.options.job import LayoutOptions, TrainingOptions
 from gnomon.cli.request import read_request
 from gnomon.errors import GnomonError, InputError, nearest
 from gnomon.formats.job import read_source
@@ -34,30 +35,30 @@ NEEDED = (("model",), ("on",), ("seq_len",), ("global_batch", "tokens_per_batch"
 changes its work."""
 
 
-class _Options(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
     """`gnomon predict`'s options, whose mistakes are errors of a table."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message)
 
 
-def _options() -> _Options:
-    made = _Options(add_help=False, allow_abbrev=False)
+def _parser() -> _Parser:
+    parser = _Parser(add_help=False, allow_abbrev=False)
     for name in WHAT:
-        made.add_argument(f"--{name}")
-    add_run_options(made)
-    made.set_defaults(source=None, network=None, settings=[], vocab_size=None, strict=False)
-    return made
+        parser.add_argument(f"--{name}")
+    add_flags(parser, LayoutOptions)
+    return parser
 
 
-def _switches(options: argparse.ArgumentParser) -> Mapping[str, bool]:
+def _switches() -> Mapping[str, bool]:
     """Column -> whether it is a switch, of all columns that say what ran."""
-    return {a.dest: a.nargs == 0 for a in options._actions if a.dest != "no_local_calibration"}
+    how = {name: flag.is_switch for name, flag in flags(LayoutOptions).items() if name != "no_local_calibration"}
+    return dict.fromkeys(WHAT, False) | how
 
 
 def columns() -> tuple[str, ...]:
     """All columns that a table may have."""
-    return ("id", *_switches(_options()), *MEASURED)
+    return ("id", *_switches(), *MEASURED)
 
 
 def read_runs(path: Path) -> tuple[MeasuredRun, ...]:
@@ -129,10 +130,10 @@ def _run(given: Mapping[str, str], line: int) -> MeasuredRun:
     )
 
 
-def _asked(given: Mapping[str, str]) -> argparse.Namespace:
-    """The options of `gnomon predict` that a row stands for."""
-    parser, arguments = _options(), []
-    for column, switch in _switches(parser).items():
+def _asked(given: Mapping[str, str]) -> TrainingOptions:
+    """The options that a row stands for."""
+    arguments = []
+    for column, switch in _switches().items():
         if column not in given:
             continue
         option, value = f"--{column.replace('_', '-')}", given[column]
@@ -140,10 +141,10 @@ def _asked(given: Mapping[str, str]) -> argparse.Namespace:
             raise InputError(f"{column} is {value[:40]!r}; give yes or no")
         arguments += ([option] if YES[value] else []) if switch else [f"{option}={value}"]
     try:
-        parsed: Any = parser.parse_args(arguments)
+        parsed = _parser().parse_args(arguments)
     except InputError as error:
         raise InputError(str(error).replace("argument --", "column ", 1)) from None
-    return argparse.Namespace(**vars(parsed))
+    return made(TrainingOptions, parsed)
 
 
 def _number(column: str, text: str) -> float:

@@ -7,11 +7,11 @@ files.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic, sleep
 
+from gnomon.cli.options.run import ScaleOptions
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.request.scale import JobState, ask, is_running, read_state
@@ -22,7 +22,7 @@ SHOWN = 5
 """Changes that are listed."""
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: ScaleOptions) -> int:
     """Ask, wait, tell."""
     folder = Path(options.job).expanduser()
     folder = folder.with_suffix(".checkpoints") if folder.suffix == ".toml" else folder

@@ -6,14 +6,18 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gnomon.cli.models import read_model
+from gnomon.cli.options.flags import given
+from gnomon.cli.options.plan import PlanOptions
+from gnomon.cli.options.predict import PredictOptions
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.formats.engines import read_command
+from gnomon.formats.given import parse_settings
 from gnomon.formats.job import read_source
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, rent
@@ -25,6 +29,8 @@ from gnomon.serving.layout import Serving
 from gnomon.serving.requests import Load, at_rate, closed, from_csv, poisson
 from gnomon.software.engine import Engine, engine
 from gnomon.units import parse_seconds, show_bytes
+
+ServedOptions = PredictOptions | PlanOptions
 
 REQUESTS_A_CLIENT, MOST_REQUESTS, LEAST_REQUESTS = 10, 4000, 32
 
@@ -42,7 +48,7 @@ class Asked:
     assumed: tuple[str, ...]
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: PredictOptions) -> int:
     """Predict and print."""
     asked = read(options)
     problem = refusal(asked.graph, asked.cluster, asked.serving, asked.engine)
@@ -112,14 +118,16 @@ def _refused(asked: Asked, problem: str, *, as_json: bool) -> int:
     return 1
 
 
-def read(options: argparse.Namespace) -> Asked:
+def read(options: ServedOptions) -> Asked:
     """The options, resolved. What nobody gave is assumed, and said."""
     assumed: list[str] = []
     options = _from_command(options, assumed)
     if options.model is None:
         raise InputError("no model; give a name (`gnomon catalogue models`) or a config.json")
-    settings = dict(getattr(options, "settings", None) or ())
-    graph, notes = read_model(options.model, settings=settings, strict=bool(getattr(options, "strict", False)))
+    if isinstance(options, PredictOptions):
+        graph, notes = read_model(options.model, settings=parse_settings(options.settings), strict=options.strict)
+    else:
+        graph, notes = read_model(options.model)
     assumed += notes
     if options.on is None:
         raise InputError("no machines; give --on CLUSTER, as in 4xh100-sxm")
@@ -148,14 +156,13 @@ def read(options: argparse.Namespace) -> Asked:
     )
 
 
-def _from_command(options: argparse.Namespace, assumed: list[str]) -> argparse.Namespace:
+def _from_command(options: ServedOptions, assumed: list[str]) -> ServedOptions:
     """The options with those of `--from vllm serve.sh`; what is given beside it goes before."""
-    given = getattr(options, "source", None)
-    if given is None:
+    if not isinstance(options, PredictOptions) or options.source is None:
         return options
-    program, path = given
+    program, path = options.source
     file, unread = read_command(read_source(Path(path))[0], program, options.on or "")
-    said = {
+    said: dict[str, Any] = {
         "model": file.model,
         "engine": file.engine,
         "tp": file.serving.tp,
@@ -169,9 +176,9 @@ def _from_command(options: argparse.Namespace, assumed: list[str]) -> argparse.N
         "max_num_batched_tokens": file.max_batched_tokens,
         "memory_fraction": file.memory_fraction,
     }
-    merged = vars(options) | {name: value for name, value in said.items() if getattr(options, name) is None}
+    beside = given(options)
     assumed += [f"{path}: not read: {what}" for what in unread]
-    return argparse.Namespace(**merged)
+    return replace(options, **{name: value for name, value in said.items() if name not in beside})
 
 
 def _spaced(text: str) -> str:
@@ -180,7 +187,7 @@ def _spaced(text: str) -> str:
     return f"{digits} {text[len(digits) :].strip()}"
 
 
-def _engine(record: Engine, options: argparse.Namespace, cluster: Cluster, assumed: list[str]) -> Engine:
+def _engine(record: Engine, options: ServedOptions, cluster: Cluster, assumed: list[str]) -> Engine:
     """The record with the user's limits; of smaller devices, the smaller defaults of vLLM and SGLang."""
     least = min(d.memory_bytes for d in cluster.devices) / 2**30
     if record.name == "vllm" and (least < 70 or any("a100" in d.name for d in cluster.devices)):
@@ -203,7 +210,7 @@ def _engine(record: Engine, options: argparse.Namespace, cluster: Cluster, assum
     )
 
 
-def read_load(options: argparse.Namespace, assumed: list[str]) -> Load:
+def read_load(options: ServedOptions, assumed: list[str]) -> Load:
     """Requests from a trace, or from lengths with a concurrency or a rate."""
     if options.concurrency is not None and options.rate is not None:
         raise InputError("--concurrency and --rate both say how requests come; use one of them")
@@ -232,16 +239,17 @@ def read_load(options: argparse.Namespace, assumed: list[str]) -> Load:
     if clients is None:
         clients = 1
         assumed.append("concurrency not given: 1, each request after the one before (--concurrency, --rate)")
-    count = options.num_requests
-    if count is None:
+    if options.num_requests is not None:
+        count = options.num_requests
+    else:
         count = max(LEAST_REQUESTS, clients, min(MOST_REQUESTS, REQUESTS_A_CLIENT * clients))
         assumed.append(f"{count} requests by {clients} clients that all begin at once (--num-requests)")
     return closed(options.input_len, options.output_len, clients, count, spread=spread)
 
 
-def _serving(options: argparse.Namespace, graph: Graph, cluster: Cluster, load: Load, assumed: list[str]) -> Serving:
-    pp, dp = getattr(options, "pp", None) or 1, options.dp or 1
-    tp, replicas = getattr(options, "tp", None), options.replicas
+def _serving(options: ServedOptions, graph: Graph, cluster: Cluster, load: Load, assumed: list[str]) -> Serving:
+    pp, dp = options.pp or 1, options.dp or 1
+    tp, replicas = options.tp, options.replicas
     devices = cluster.num_devices
     if tp is None:
         tp = max(1, devices // (pp * dp * (replicas or 1)))
@@ -263,7 +271,7 @@ def _serving(options: argparse.Namespace, graph: Graph, cluster: Cluster, load: 
         tp=tp,
         pp=pp,
         dp=dp,
-        ep=getattr(options, "ep", None) or (tp * dp if dp > 1 else 1),
+        ep=options.ep or (tp * dp if dp > 1 else 1),
         replicas=replicas,
         weights=weights,
         kv=options.kv or "bf16",

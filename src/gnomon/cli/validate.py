@@ -6,15 +6,15 @@ package).
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
+from gnomon.cli.options.tools import ValidateOptions
 from gnomon.cli.runs_table import read_runs
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.report.measured import compared, comparison_text
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: ValidateOptions) -> int:
     """Read, predict, print."""
     done, refused = compared(read_runs(Path(options.table)))
     if options.json:

@@ -1,0 +1,61 @@
+"""Options of `gnomon checkpoint` and its actions.
+
+Leaves out what they do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnomon.cli.options.flags import Options, option, positional, switch
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions(Options):
+    """A checkpoint, or a folder of them."""
+
+    path: str = positional(metavar="PATH", help="a checkpoint, or a folder of them: its newest whole one")
+    json: bool = switch("--json", help="for programs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions(CheckpointOptions):
+    """Step, plan, contents, and what it goes on from."""
+
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(CheckpointOptions):
+    """Every checksum."""
+
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions(CheckpointOptions):
+    """The same for another plan."""
+
+    plan: str = option("--plan", required=True, metavar="PLAN.toml", help="of the ranks that will read it")
+    output: str = option("-o", "--output", required=True, metavar="FOLDER", help="to write to")
+    dry_run: bool = switch("--dry-run", help="only say bytes, seconds and memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportHfOptions(CheckpointOptions):
+    """Its weights as safetensors."""
+
+    model: str = option("--model", required=True, metavar="FOLDER", help="whose config.json the plan was made for")
+    output: str = option("-o", "--output", required=True, metavar="FOLDER", help="to write to")
+
+
+ABOUT = """\
+PATH is a checkpoint of gnomon run, or the folder of --checkpoints. A run reads
+one under any plan; convert writes one file for each rank of another plan.
+
+examples:
+  gnomon checkpoint verify saved
+  gnomon checkpoint convert saved --plan other.toml -o resharded --dry-run
+  gnomon checkpoint export-hf saved --model path/to/hf_folder -o weights
+
+exit status: 0 done; 1 a checkpoint is damaged; 2 the request is wrong."""

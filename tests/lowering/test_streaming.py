@@ -16,9 +16,9 @@ from gnomon.lowering.delayed_update import delay_update
 from gnomon.lowering.streaming import stream_gradients
 from gnomon.models.presets import model
 from gnomon.plans import Mesh, Offload, Optimizer, Plan, Saved, Schedule, Workload
+from gnomon.plans.precision import default_precision
 from gnomon.prediction import host_memory, predict
 from gnomon.program import Program, issue_order_peak, parse_program, print_program, validate
-from gnomon.search.planning import default_precision
 from gnomon.simulate import Clock, durations, play
 
 BLOCKS = """\

@@ -11,6 +11,7 @@ from gnomon.errors import GnomonError, PlanError
 from gnomon.hardware import Cluster, local_cluster, parse_cluster, scaled
 from gnomon.models.presets import CONFIGS, build, model
 from gnomon.plans import Goal, Plan, Workload
+from gnomon.plans.workload import whole_sequences
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import make_space, parse_limit
@@ -26,7 +27,7 @@ from gnomon.search.questions.goals import (
     up_to,
 )
 from gnomon.search.questions.largest import grown, largest, largest_of, unit
-from gnomon.search.questions.sweep import Varied, sequences, sweep, vary
+from gnomon.search.questions.sweep import Varied, sweep, vary
 from gnomon.search.results import Found, Result
 
 CLUSTER = parse_cluster("1x2xa100-sxm-80gb")
@@ -142,9 +143,9 @@ def test_tokens_of_a_batch_are_whole_sequences() -> None:
     varied = (Varied(name="seq_len", values=(64, 128)),)
     cases = sweep(ASKED, CLUSTER, WORK, varied, tokens_per_batch=1024)
     assert [case.workload.global_batch_size for case in cases] == [16, 8]
-    assert sequences(4 * 2**20, 4096) == 1024
+    assert whole_sequences(4 * 2**20, 4096) == 1024
     with pytest.raises(PlanError, match=r"the nearest are 3,997,696 \(976\) or 4,001,792 \(977 sequences\)"):
-        sequences(4_000_000, 4096)
+        whole_sequences(4_000_000, 4096)
 
 
 def test_the_cheapest_is_not_the_fastest() -> None:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gnomon.cli.options.job import TrainingOptions
+from gnomon.cli.options.job import PASTED, TrainingOptions
 from gnomon.errors import CatalogueError, InputError
 from gnomon.formats import programs
 from gnomon.formats.given import Given, Network, parse_settings
@@ -49,10 +49,6 @@ def job_file(options: TrainingOptions) -> tuple[programs.Format, Path] | None:
     if options.network is not None:
         raise InputError("--model is the network of a job file; give the file, or the model alone as MODEL")
     return None
-
-
-PASTED = "-"
-"""In place of a file: what comes by standard input, as a command from a bug report does."""
 
 
 def pasted() -> Path:

@@ -13,7 +13,6 @@ from gnomon.late import load_late
 from gnomon.prediction import memory_copies, predict
 from gnomon.report.prediction import prediction_text
 from gnomon.report.tables import wrapped
-from gnomon.search.fit.advice import advice
 from gnomon.units import show_seconds
 
 
@@ -25,7 +24,8 @@ def run(options: PredictOptions) -> int:
         return status
     asked = read_request(options, options.lengths or ())
     prediction = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
-    changes = None if prediction.has_room else advice(prediction)
+    # By name, so that a plan that fits does not load the search.
+    changes = None if prediction.has_room else load_late("gnomon.search.fit.advice:advice")(prediction)
     if options.html or options.trace or options.timeline:  # by name, so that text alone does not load what writes them
         load_late("gnomon.cli.files:write_views")(options, prediction, asked.assumed, asked.notes)
     copies = memory_copies(prediction, options.memory_checkpoint_every) if options.memory_checkpoint_every else None

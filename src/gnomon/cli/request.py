@@ -9,24 +9,22 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnomon import orders
-from gnomon.cli.jobs import job_file, notes_of, read_job, said_of
 from gnomon.cli.models import read_model
-from gnomon.cli.options.job import AdapterOptions, BatchOptions, PrecisionOption, TrainingOptions
+from gnomon.cli.options.job import PASTED, AdapterOptions, BatchOptions, PrecisionOption, TrainingOptions
 from gnomon.cli.own import with_own
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError, PlanError
 from gnomon.formats.given import SEQ_LEN, parse_settings
-from gnomon.formats.job import Job, read_source
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
+from gnomon.late import load_late
 from gnomon.models.lora import Adapters, parse_adapters
 from gnomon.models.t5 import ENC_SEQ
 from gnomon.orders.interleaved_one_f_one_b import ORDER as INTERLEAVED
 from gnomon.plans import (
-    Fp8,
     Mesh,
     Plan,
     PlanFile,
@@ -39,22 +37,16 @@ from gnomon.plans import (
     load_plan,
 )
 from gnomon.plans.check import learned_positions, open_dims, sample_tokens
-from gnomon.plans.workload import MAX_SEQUENCES
+from gnomon.plans.precision import PRECISIONS, default_precision
+from gnomon.plans.workload import MAX_SEQUENCES, whole_sequences
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.request.model import check_there, is_code, too_long, with_inputs
-from gnomon.search.planning import default_precision
-from gnomon.search.questions.sweep import sequences
+from gnomon.request.model import check_there, is_a_file, is_code, read_source, too_long, with_inputs
 from gnomon.software import Stack, able
 from gnomon.software import stack as named_stack
 from gnomon.units import parse_count
 
-PRECISIONS = {
-    "bf16": Precision(),
-    "fp16": Precision(param="fp16", compute="fp16"),
-    "fp32": Precision(param="fp32", compute="fp32", master="none"),
-    "fp8": Precision(fp8=Fp8(recipe="tensorwise")),
-}
-
+if TYPE_CHECKING:
+    from gnomon.formats.job import Job
 
 IMAGE_TOKENS = 2**14
 """Patches of the samples of a microbatch where nobody says how many there are: what keeps a device busy."""
@@ -92,12 +84,13 @@ def read_request(given_options: TrainingOptions, lengths: tuple[int, ...] = ()) 
     file = given_plan if isinstance(given_plan, PlanFile) else None
     machines = _machines(options, file)
     assumed: list[str] = []
-    job = None
-    source, named = job_file(options), options.model
+    job: Job | None = None
+    named = options.model
+    source = load_late("gnomon.cli.jobs:job_file")(options) if _may_be_job(options) else None
     if source is not None:
         named = options.network or (named if options.source is not None else None)
-        job = read_job(source, options, named, machines.num_devices)
-        assumed += said_of(job, machines.num_devices)
+        job = load_late("gnomon.cli.jobs:read_job")(source, options, named, machines.num_devices)
+        assumed += load_late("gnomon.cli.jobs:said_of")(job, machines.num_devices)
     named = adapted_name(options, named)
     if named is not None:
         named = with_inputs(named, options.inputs, options.seq_len)
@@ -114,7 +107,7 @@ def read_request(given_options: TrainingOptions, lengths: tuple[int, ...] = ()) 
     if said := too_long(trained, max(workload.sequence_lengths(), default=0)):
         assumed.append(said)
     if job is not None:
-        notes += notes_of(job)
+        notes += load_late("gnomon.cli.jobs:notes_of")(job)
     name = options.stack if options.stack is not None or file is None else file.stack or None
     given_stack = able(job.stack, job.plan, "the job's own file") if job else PLAIN_STACK
     stack = named_stack(name) if name is not None else given_stack
@@ -128,6 +121,12 @@ def read_request(given_options: TrainingOptions, lengths: tuple[int, ...] = ()) 
         assumed=tuple(assumed),
         notes=notes,
     )
+
+
+def _may_be_job(options: TrainingOptions) -> bool:
+    """Whether the options may name a job file: only then are its readers loaded."""
+    name = options.model or ""
+    return options.source is not None or options.network is not None or name == PASTED or is_a_file(name)
 
 
 def _plan_as_model(options: TrainingOptions) -> TrainingOptions:
@@ -289,7 +288,7 @@ def given_batch(options: BatchOptions, seq_len: int) -> int | None:
                 f"--tokens-per-batch {options.tokens_per_batch} is over the limit of {MOST_TOKENS:,} tokens; give "
                 f"those of one optimizer step, not of the training (--tokens, with --deadline)"
             )
-        return sequences(tokens, seq_len)
+        return whole_sequences(tokens, seq_len)
     batch: int | None = options.global_batch
     if batch is not None and batch <= MAX_SEQUENCES and batch * seq_len > MOST_TOKENS:
         raise InputError(

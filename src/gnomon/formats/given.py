@@ -14,11 +14,26 @@ from dataclasses import dataclass, field
 
 from gnomon.errors import InputError
 from gnomon.graph import Graph
-from gnomon.models.decoder import DecoderConfig
-from gnomon.models.presets import Config
+from gnomon.models.decoder import DecoderConfig, decoder
+from gnomon.models.presets import Config, build
+from gnomon.models.presets import model as preset
 
 Network = Config | DecoderConfig | Graph
 """What a job trains: the config of a decoder, or a Graph of anything else."""
+
+
+def network_graph(model: Network | str) -> Graph:
+    """The Graph of what a job trains. CatalogueError for a name that nobody knows."""
+    match model:
+        case Graph():
+            return model
+        case str(name):
+            return preset(name)
+        case DecoderConfig():
+            return decoder(model)
+        case config:
+            return build(config)
+
 
 SEQ_LEN = 4096
 """Tokens of a sequence when nobody says, and the model has positions for so many."""

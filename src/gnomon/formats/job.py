@@ -13,13 +13,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from gnomon.errors import InputError, nearest
-from gnomon.formats.given import GIVE_MODEL, NOTHING, Given, Network
+from gnomon.formats.given import GIVE_MODEL, NOTHING, Given, Network, network_graph
 from gnomon.formats.keys import MAX_CHARACTERS, Keys
 from gnomon.formats.shell import UNKNOWN, offered
 from gnomon.graph import Graph
-from gnomon.models.decoder import DecoderConfig, decoder
-from gnomon.models.presets import Config, build
-from gnomon.models.presets import model as preset
+from gnomon.models.presets import Config
 from gnomon.plans import Plan, Workload
 from gnomon.software import Stack, with_facts
 
@@ -75,19 +73,6 @@ class Job:
         if self.model is None:
             raise InputError(f"this job file does not say which model it trains; {GIVE_MODEL}")
         return network_graph(self.model)
-
-
-def network_graph(model: Network | str) -> Graph:
-    """The Graph of what a job trains. CatalogueError for a name that nobody knows."""
-    match model:
-        case Graph():
-            return model
-        case str(name):
-            return preset(name)
-        case DecoderConfig():
-            return decoder(model)
-        case config:
-            return build(config)
 
 
 def layers_of(model: Network | str) -> int:

@@ -17,9 +17,9 @@ from typing import Literal
 from gnomon.errors import InputError
 from gnomon.formats.deepspeed import read as deepspeed
 from gnomon.formats.deepspeed.shipped import named_stage, shipped
-from gnomon.formats.given import Given, Network
+from gnomon.formats.given import Given, Network, network_graph
 from gnomon.formats.hub import network_called
-from gnomon.formats.job import Fields, Job, chosen, divides, microbatches, network_graph, read_source
+from gnomon.formats.job import Fields, Job, chosen, divides, microbatches, read_source
 from gnomon.formats.keys import read_json
 from gnomon.formats.shell import unknown
 from gnomon.models.lora import Adapters, with_adapters

@@ -199,3 +199,15 @@ class Workload:
         if self.distribution is not None:
             return self.distribution.draw(self.batch_size, seed)
         return self.lengths or (self.seq_len,) * self.batch_size
+
+
+def whole_sequences(tokens: int, seq_len: int) -> int:
+    """Sequences of a step with so many tokens. PlanError, with the nearest numbers of tokens, if they are not whole."""
+    count, rest = divmod(tokens, seq_len)
+    if rest:
+        near = f"{count * seq_len:,} ({count}) or " if count else ""
+        raise PlanError(
+            f"{tokens:,} tokens are not whole sequences of {seq_len}; the nearest are {near}{(count + 1) * seq_len:,} "
+            f"({count + 1} sequences)"
+        )
+    return count

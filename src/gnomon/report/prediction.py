@@ -7,16 +7,20 @@ repeats. Leaves out the timeline.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from gnomon.graph import Graph
+from gnomon.late import load_late
 from gnomon.plans import Plan, SavedRule, Workload, batch
 from gnomon.prediction import Prediction, RankMemory
 from gnomon.report.tables import Column, gib, memory_unit, number, percent, ranges, table, wrapped
-from gnomon.search.fit.advice import Advised
-from gnomon.search.refinement.choices import made, show_value
 from gnomon.software import beyond_lines
 from gnomon.units import show_seconds
+
+if TYPE_CHECKING:
+    from gnomon.search.fit.advice import Advised
 
 ROWS = 8
 """Rank classes shown; the tightest are."""
@@ -113,12 +117,21 @@ def describe(plan: Plan, workload: Workload) -> str:
     tokens = f"{count} microbatch{'es' if count > 1 else ''} of {microbatch}"
     if shortest < longest:
         tokens = f"{len(lengths)} sequences of {shortest} to {longest} tokens"
-    words = (
-        f"; {choice.name} {show_value(choice, value, plan)}" for choice, value in made(plan) if choice.name != "fp8"
-    )
+    words = load_late("gnomon.search.refinement.choices:described")(plan) if has_choices(plan) else ()
     return (
         f"{axes}; ZeRO {plan.optimizer.zero}; {plan.schedule.name}{stages}, {tokens}; {precision}; "
-        f"recompute {_recompute(plan)}{''.join(words)}"
+        f"recompute {_recompute(plan)}{''.join(f'; {word}' for word in words)}"
+    )
+
+
+def has_choices(plan: Plan) -> bool:
+    """Whether values of `search.refinement.CHOICES` may differ from the defaults: only then is the search loaded."""
+    usual = Plan()
+    return (
+        plan.overlap != usual.overlap
+        or replace(plan.optimizer, zero=0, clip=True) != replace(usual.optimizer, zero=0, clip=True)
+        or plan.mesh.order != usual.mesh.order
+        or bool(plan.saved.rules or plan.schedule.passes)
     )
 
 

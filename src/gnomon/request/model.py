@@ -10,30 +10,37 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gnomon.errors import CatalogueError, InputError
-from gnomon.formats import programs
-from gnomon.formats.given import Network
-from gnomon.formats.hub import download, find_network, folder_of, is_hub_id
-from gnomon.formats.huggingface.read import read_hf_config
-from gnomon.formats.job import network_graph, read_source
+from gnomon.formats.given import Network, network_graph
 from gnomon.graph import Graph
+from gnomon.late import load_late
 from gnomon.models.decoder import DecoderConfig
 from gnomon.models.lora import parse_adapters, with_adapters
 from gnomon.models.presets import CONFIGS, Config, known_name, positions
 from gnomon.models.presets import model as preset
 
 
+def is_a_file(name: str) -> bool:
+    """Whether a name is that of a file; a name that the system does not take is not."""
+    try:
+        return Path(name).is_file()
+    except OSError:
+        return False
+
+
 def is_job_file(name: str) -> bool:
     """Whether a name is that of a file, and the file is no model's config."""
     path = Path(name)
-    try:
-        if not path.is_file():
-            return False
-    except OSError:
+    if not is_a_file(name):
         return False
-    return path.suffix != ".json" or programs.recognised(path) is not None
+    return path.suffix != ".json" or _format_of(path) is not None
 
+
+if TYPE_CHECKING:
+    from gnomon.formats.format import Format
+    from gnomon.formats.huggingface.read import HfModel
 
 CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*(\(.*\))?", re.DOTALL)
 """A model that is code: `my_project.model:build`, with its inputs in brackets."""
@@ -81,16 +88,14 @@ def read_model(
         network, taken = named_network(name)
         return network_graph(network), (taken,) if taken else ()
     if path.is_file() and is_job_file(name):
-        job_format = programs.recognised(path)
+        job_format = _format_of(path)
         what = "no model: give a name (`gnomon catalogue models`) or a Hugging Face config.json"
         if job_format is not None:
             what = f"a job file of {job_format.name}: `gnomon predict {name} --on CLUSTER` reads it"
         elif path.suffix == ".toml":
             what += "; a plan file goes behind --plan"
         raise InputError(f"{name!r} is {what}")
-    text, source = read_source(path)
-    label = path.resolve().parent.name if path.name == "config.json" else path.stem
-    model = read_hf_config(text, label or source, settings=settings, strict=strict)
+    model = _read_config(path, settings=settings, strict=strict)
     return model.graph, model.notes
 
 
@@ -100,12 +105,35 @@ def read_config(name: str) -> tuple[Config | None, Graph]:
         return None, read_model(name)[0]
     path = _config_path(name)
     if path.suffix == ".json" or path.is_file():
-        text, source = read_source(path)
-        label = path.resolve().parent.name if path.name == "config.json" else path.stem
-        model = read_hf_config(text, label or source)
+        model = _read_config(path)
         return model.config, model.graph
     network, _ = named_network(name)
     return None if isinstance(network, Graph | DecoderConfig) else network, network_graph(network)
+
+
+# By name, so that a preset's prediction loads no reader of files.
+
+
+def _format_of(path: Path) -> Format | None:
+    """The program whose job file it is."""
+    found: Format | None = load_late("gnomon.formats.programs:recognised")(path)
+    return found
+
+
+def _read_config(path: Path, *, settings: Mapping[str, str] | None = None, strict: bool = False) -> HfModel:
+    """What a config.json says, called by its folder or its own name."""
+    text, source = read_source(path)
+    label = path.resolve().parent.name if path.name == "config.json" else path.stem
+    model: HfModel = load_late("gnomon.formats.huggingface.read:read_hf_config")(
+        text, label or source, settings=settings, strict=strict
+    )
+    return model
+
+
+def read_source(path: Path) -> tuple[str, str]:
+    """(text, name for messages) of a file, as `formats.job.read_source`."""
+    text, name = load_late("gnomon.formats.job:read_source")(path)
+    return text, name
 
 
 def _config_path(name: str) -> Path:
@@ -148,10 +176,11 @@ def known_model(name: str) -> str:
     try:
         return known_name(name)
     except CatalogueError as error:
-        if is_hub_id(name):
+        hub: Any = load_late("gnomon.formats:hub")
+        if hub.is_hub_id(name):
             raise CatalogueError(
-                f"{error}, and there is no such file or folder; if the hub has it, {download(name)}, then give "
-                f"{folder_of(name)} as the model"
+                f"{error}, and there is no such file or folder; if the hub has it, {hub.download(name)}, then give "
+                f"{hub.folder_of(name)} as the model"
             ) from None
         if "/" in name:
             raise InputError(f"cannot read {name[:80]!r}: there is no such file or folder; check the path") from None
@@ -165,7 +194,8 @@ def named_network(name: str) -> tuple[Network, str]:
         network: Network | str = known_model(name)
         taken = ""
     except CatalogueError:
-        if (found := find_network(name)) is None:
+        found = load_late("gnomon.formats.hub:find_network")(name)
+        if found is None:
             raise
         network, taken = found
     if isinstance(network, str):

@@ -4,12 +4,12 @@
 simulator decides.
 """
 
+from gnomon.plans.precision import default_precision as default_precision
 from gnomon.search.exact.solve import solve as solve
 from gnomon.search.mixed.plan_mixed import MixedResult as MixedResult
 from gnomon.search.mixed.plan_mixed import plan_mixed as plan_mixed
 from gnomon.search.mixed.results import MixedFound as MixedFound
 from gnomon.search.planning import Loss as Loss
-from gnomon.search.planning import default_precision as default_precision
 from gnomon.search.planning import loss as loss
 from gnomon.search.planning import plan as plan
 from gnomon.search.results import Counts as Counts

@@ -13,7 +13,8 @@ from gnomon.errors import PlanError
 from gnomon.graph import Graph, with_dispatch
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import graph_of
-from gnomon.plans import Goal, Offload, Optimizer, Plan, Precision, Workload
+from gnomon.plans import Goal, Offload, Optimizer, Plan, Workload
+from gnomon.plans.precision import default_precision
 from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.bounds.families import Job
@@ -203,17 +204,6 @@ def _on_host(result: Result, fixed: Mapping[str, object], limits: Iterable[Limit
                 f"--no-clip {asked}"
             )
     return ""
-
-
-def default_precision(cluster: Cluster) -> Precision:
-    """Mixed precision in bf16 where every device has it; else in fp16 where all are GPUs that have that, which is what
-    runs on V100 and T4; else fp32."""
-    devices = {group.node.device for group in cluster.groups}
-    if all(device.dense_peak.bf16 is not None for device in devices):
-        return Precision()
-    if all(device.kind == "gpu" and device.dense_peak.fp16 is not None for device in devices):
-        return Precision(param="fp16", compute="fp16")
-    return Precision(param="fp32", compute="fp32", master="none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,9 @@ AXES = Group("axes (ranks; dp-shard is what remains unless given)")
 ADAPTERS = Group("adapters on a frozen model; MODEL+lora16 and MODEL+qlora16 say the same")
 HOW = Group("how it is run")
 
+PASTED = "-"
+"""In place of a file: what comes by standard input, as a command from a bug report does."""
+
 
 def counts(text: str) -> tuple[int, ...]:
     """Whole numbers by commas, for argparse."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gnomon import orders
 from gnomon.errors import FormatError, InputError, nearest
-from gnomon.formats.given import GIVE_MODEL, NOTHING, Given
+from gnomon.formats.given import GIVE_MODEL, NOTHING, Given, network_graph
 from gnomon.formats.job import (
     Fields,
     Job,
@@ -27,7 +27,6 @@ from gnomon.formats.job import (
     give_variable,
     layers_of,
     microbatches,
-    network_graph,
     read_source,
 )
 from gnomon.formats.launched import launched_devices

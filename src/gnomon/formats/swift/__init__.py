@@ -15,8 +15,8 @@ from pathlib import Path
 
 from gnomon.errors import InputError
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given, Network
-from gnomon.formats.job import Fields, Job, network_graph
+from gnomon.formats.given import Given, Network, network_graph
+from gnomon.formats.job import Fields, Job
 from gnomon.formats.megatron.options import known_options
 from gnomon.formats.megatron.read import job_of as megatron_job
 from gnomon.formats.shell import Launch

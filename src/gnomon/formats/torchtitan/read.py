@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gnomon import orders
 from gnomon.errors import FormatError, InputError
-from gnomon.formats.given import NOTHING, Given, Network
+from gnomon.formats.given import NOTHING, Given, Network, network_graph
 from gnomon.formats.job import (
     Fields,
     Job,
@@ -28,7 +28,6 @@ from gnomon.formats.job import (
     flatten,
     layers_of,
     microbatches,
-    network_graph,
     read_source,
     shorten,
 )

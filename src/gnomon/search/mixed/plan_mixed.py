@@ -17,6 +17,7 @@ from gnomon.hardware import Cluster, parse_cluster
 from gnomon.hardware.kinds import Kind
 from gnomon.models.presets import model as preset
 from gnomon.plans import Goal, Plan, Workload
+from gnomon.plans.precision import default_precision
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.budget import More, always
@@ -27,7 +28,6 @@ from gnomon.search.mixed.first_fit import FIT_TRIES, FirstFit, roomiest
 from gnomon.search.mixed.results import MixedFound, fits
 from gnomon.search.mixed.search import TRIES, Ended, Large, MixedSearch
 from gnomon.search.mixed.space import MixedSpace, make_mixed_space
-from gnomon.search.planning import default_precision
 from gnomon.search.requests import SPARING, check_request, with_fixed_batch
 from gnomon.search.results import Counts
 from gnomon.search.results import unlike as alternatives

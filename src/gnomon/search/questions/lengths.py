@@ -19,11 +19,11 @@ from gnomon.hardware import Cluster
 from gnomon.methods import METHODS, Method
 from gnomon.methods.method import StandIn
 from gnomon.plans import Goal, Mesh, Plan, Workload
+from gnomon.plans.precision import default_precision
 from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.budget import More, always
 from gnomon.search.exact.solve import solve
-from gnomon.search.planning import default_precision
 from gnomon.search.questions.reasons import changes
 from gnomon.search.requests import check_request
 from gnomon.search.results import memory_limit

@@ -14,6 +14,7 @@ from gnomon.errors import GnomonError, PlanError, nearest
 from gnomon.hardware import Cluster, scaled
 from gnomon.hardware.kinds import is_mixed
 from gnomon.plans import Plan, Workload
+from gnomon.plans.workload import whole_sequences
 from gnomon.prediction import host_memory, predict
 from gnomon.search.questions.goals import Case, Question, of_nodes
 from gnomon.search.results import Found, memory_limit
@@ -74,7 +75,7 @@ def sweep(
             machines, work = _changed(machines, work, name, value)
             labels.append(label(name, value))
         if tokens_per_batch is not None:
-            work = replace(work, global_batch_size=sequences(tokens_per_batch, work.seq_len))
+            work = replace(work, global_batch_size=whole_sequences(tokens_per_batch, work.seq_len))
         cases.append(asked.best(machines, work, label=" ".join(labels)))
     return tuple(_with_plans_of(asked, case, cases) for case in cases)
 
@@ -132,15 +133,3 @@ def label(name: str, value: Value) -> str:
     if name == "memory":
         return f"memory={show_bytes(value)}"
     return f"{name}={value:g}x" if name in ("network", "links") else f"{name}={value}"
-
-
-def sequences(tokens: int, seq_len: int) -> int:
-    """Sequences of a step with so many tokens. PlanError, with the nearest numbers of tokens, if they are not whole."""
-    count, rest = divmod(tokens, seq_len)
-    if rest:
-        near = f"{count * seq_len:,} ({count}) or " if count else ""
-        raise PlanError(
-            f"{tokens:,} tokens are not whole sequences of {seq_len}; the nearest are {near}{(count + 1) * seq_len:,} "
-            f"({count + 1} sequences)"
-        )
-    return count

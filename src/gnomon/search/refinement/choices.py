@@ -310,6 +310,11 @@ def made(plan: Plan) -> tuple[tuple[Choice, Value], ...]:
     return tuple((option, option.of(plan)) for option in CHOICES if option.of(plan) != option.of(usual))
 
 
+def described(plan: Plan) -> tuple[str, ...]:
+    """Those choices in words, less fp8, which a plan's precision says."""
+    return tuple(f"{of.name} {show_value(of, value, plan)}" for of, value in made(plan) if of.name != "fp8")
+
+
 def choice(name: str) -> Choice:
     """The choice of that name. PlanError with the nearest otherwise."""
     for option in CHOICES:

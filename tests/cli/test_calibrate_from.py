@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,6 @@ def test_nothing_to_fit(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    options = asked(tmp_path)
-    options.output = str(tmp_path / "none" / "mine.toml")
+    options = replace(asked(tmp_path), output=str(tmp_path / "none" / "mine.toml"))
     with pytest.raises(InputError, match="none"):
         run(options)

@@ -105,6 +105,13 @@ def folder_of(hub_id: str) -> str:
     return hub_id.partition("/")[2]
 
 
+def how_to_get(name: str) -> str | None:
+    """What to do where a name is an id of the hub whose sizes are not known; None where it is no such id."""
+    if not is_hub_id(name):
+        return None
+    return f"if the hub has it, {download(name)}, then give {folder_of(name)} as the model"
+
+
 def download(hub_id: str) -> str:
     """What to do to have the config.json of a model of the hub."""
     return f"download its config.json: hf download {hub_id} config.json --local-dir {folder_of(hub_id)}"

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gnomon.errors import CatalogueError, InputError
 from gnomon.formats.given import Network, network_graph
@@ -176,12 +176,8 @@ def known_model(name: str) -> str:
     try:
         return known_name(name)
     except CatalogueError as error:
-        hub: Any = load_late("gnomon.formats:hub")
-        if hub.is_hub_id(name):
-            raise CatalogueError(
-                f"{error}, and there is no such file or folder; if the hub has it, {hub.download(name)}, then give "
-                f"{hub.folder_of(name)} as the model"
-            ) from None
+        if (how := load_late("gnomon.formats.hub:how_to_get")(name)) is not None:
+            raise CatalogueError(f"{error}, and there is no such file or folder; {how}") from None
         if "/" in name:
             raise InputError(f"cannot read {name[:80]!r}: there is no such file or folder; check the path") from None
         raise CatalogueError(f"{error}; of any other give its config.json, or the folder of it") from None

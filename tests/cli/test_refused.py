@@ -196,7 +196,10 @@ ASKED = [
     ),
     ("plan llama-tiny --on 1x2xh100-sxm --global-batch 4 --stack megatron-lm --zero 2", "runs only ZeRO 0, 1; ask for"),
     ("plan llama-tiny --on 1x2xh100-sxm --global-batch 4 --allow fp8 --no-refine", "--no-refine leaves out"),
-    ("plan llama-tiny --on 1x2xh100-sxm --global-batch 4 --refine --no-refine", "argument --refine/--no-refine: it is given twice; keep one"),
+    (
+        "plan llama-tiny --on 1x2xh100-sxm --global-batch 4 --refine --no-refine",
+        "--refine/--no-refine: it is given twice",
+    ),
     ("plan llama-tiny --on 1x2xh100-sxm --global-batch 4 --try 2", "--try"),
     ("plan llama-tiny --on 1x2xh100-sxm --global-batch 4 --fix order=tp,pp", "must name each of pp, dp_replicate"),
     ("explain spoilt.toml", "cluster '1x4xa100-sxm-80gb' has 4"),

@@ -18,14 +18,14 @@ from gnomon.formats.yaml_file import read_yaml
 from gnomon.late import load_late
 from gnomon.schema.toml import parse_toml
 
-_MODELS = "huggingface"
-"""The folder of models' configs, which are no job files."""
+_NO_JOBS = ("huggingface", "kineto")
+"""Folders of what is no job file: models' configs, what a profiler recorded."""
 
 
 def names() -> tuple[str, ...]:
     """Names of all programs, by the alphabet, nothing loaded."""
     folders = (path.parent.name for path in Path(__file__).parent.glob("*/__init__.py"))
-    return tuple(sorted(name.replace("_", "-") for name in folders if name != _MODELS))
+    return tuple(sorted(name.replace("_", "-") for name in folders if name not in _NO_JOBS))
 
 
 def written() -> tuple[str, ...]:

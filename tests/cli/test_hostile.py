@@ -256,7 +256,7 @@ def test_interrupted_while_loading() -> None:
     hooks = (
         "class H:\n def find_spec(self, name, *_):\n  if name == 'gnomon.cli': raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, H())\n",
-        "import gnomon.cli\ndef stop(): raise KeyboardInterrupt\ngnomon.cli.parser = stop\n",
+        "import gnomon.cli\ndef stop(_): raise KeyboardInterrupt\ngnomon.cli.parse = stop\n",
     )
     for hook in hooks:
         code = f"{early}{hook}runpy.run_module('gnomon', run_name='__main__')"

@@ -307,7 +307,7 @@ def test_choices_are_tried_unless_left_out(tmp_path: Path, capsys: pytest.Captur
     ("more", "message"),
     [
         (["--allow", "fp8", "--no-refine"], "--allow fp8 is for what --no-refine leaves out"),
-        (["--refine", "--no-refine"], "not allowed with argument --refine"),
+        (["--refine", "--no-refine"], "it is given twice"),
         (["--on", "1x2xv100-sxm-32gb", "--precision", "bf16"], "use --precision fp16 or fp32, or devices with bf16"),
         (["--fix", "prefetch"], "has no value"),
         (["--fix", "prefetsh=1"], "did you mean 'prefetch'"),

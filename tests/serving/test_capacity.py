@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from gnomon.errors import InputError
 from gnomon.hardware import parse_cluster
+from gnomon.models.hybrid import DeltaNet, HybridConfig, HybridMixture, hybrid
 from gnomon.models.presets import model
-from gnomon.serving.capacity import caching, capacity, changes, kv_tokens, most_model_len, refusal
+from gnomon.serving.capacity import caching, capacity, changes, kv_tokens, most_model_len, most_of, refusal
 from gnomon.serving.layout import Serving
+from gnomon.serving.scheduler import Scheduler
 from gnomon.serving.weights import shape_of
 from gnomon.software.engine import engine
 
@@ -35,9 +40,34 @@ def test_tokens_from_given_bytes(
 
 def test_layers_of_two_kinds_share_pools_of_equal_pages() -> None:
     """gpt-oss: 18 layers see 128 keys, 18 see all; what vLLM prints changes with max_model_len at equal bytes."""
-    found = {n: tokens("gpt-oss-120b", Serving(max_model_len=n), "vllm", 57.24 * GIB) for n in (2068, 9472)}
+    later = replace(engine("vllm"), hybrid_tokens="length")  # 0.22
+    layers = {
+        n: caching(shape_of(model("gpt-oss-120b"), Serving(max_model_len=n)), Serving(max_model_len=n))
+        for n in (2068, 9472)
+    }
+    found = {n: kv_tokens(kinds, 57.24 * GIB, later, n)[2] for n, kinds in layers.items()}
     assert found[2068] == pytest.approx(825_607, rel=2e-4)
     assert found[9472] == pytest.approx(886_768, rel=2e-4)
+
+
+def test_states_make_pages_of_attention_as_large_and_groups_share_the_blocks() -> None:
+    """Qwen3.6-35B-A3B: 30 layers of gated DeltaNet, 10 of attention; a log prints 47.55 GiB, 623,040 tokens."""
+    delta = DeltaNet(key_heads=16, value_heads=32, key_dim=128, value_dim=128)
+    experts = HybridMixture(
+        num_experts=256, experts_per_token=8, expert_ffn_size=512, shared_ffn_size=512, sigmoid=False
+    )
+    graph = hybrid(
+        HybridConfig(
+            name="q", layers=("DE", "DE", "DE", "*E") * 10, hidden_size=2048, vocab_size=248320, num_heads=16,
+            num_kv_heads=2, head_dim=256, rotary=True, attention_gate=True, gated=True, activation="silu", delta=delta,
+            mixture=experts,
+        )
+    )  # fmt: skip
+    serving = Serving(max_model_len=8192)
+    layers = caching(shape_of(graph, serving), serving)
+    state = next(kind.state_bytes for kind in layers if kind.state_bytes)
+    assert state == 32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2
+    assert kv_tokens(layers, 47.55 * GIB, engine("vllm"), 8192)[2] == 623_040
 
 
 def test_a_block_is_all_or_nothing() -> None:
@@ -69,3 +99,22 @@ def test_parts_add_up_and_flags_move_them() -> None:
     assert held.weights_bytes == pytest.approx(70.55e9 * 2 / 4, rel=0.01)
     narrow = capacity(graph, on, Serving(max_model_len=4096, tp=4, kv="fp8"), engine("vllm"))
     assert narrow.kv_tokens == pytest.approx(2 * held.kv_tokens, abs=32)
+
+
+def test_without_chunks_a_prompt_over_the_budget_is_refused_at_the_start_and_by_the_scheduler() -> None:
+    graph, on = model("llama-3.1-8b"), parse_cluster("h100-sxm")
+    rules = replace(engine("vllm"), chunked_prefill=False, max_batched_tokens=2048)
+    said = refusal(graph, on, Serving(max_model_len=4096), rules)
+    assert said is not None and "2048 must not be smaller than max_model_len 4096" in said
+    with pytest.raises(InputError, match="wait for ever"):
+        Scheduler(rules, 1000).step([(0, 3000, 10, 0)], ())
+
+
+def test_the_largest_batch_that_starts() -> None:
+    graph, on = model("llama-3.1-8b"), parse_cluster("rtx-4090")
+    rules = replace(engine("vllm"), max_seqs=8192)
+    serving = Serving(max_model_len=4096)
+    assert refusal(graph, on, serving, rules) is not None
+    most = most_of(graph, on, serving, rules, "max_seqs")
+    assert refusal(graph, on, serving, replace(rules, max_seqs=most)) is None
+    assert refusal(graph, on, serving, replace(rules, max_seqs=most + 1)) is not None

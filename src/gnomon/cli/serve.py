@@ -23,7 +23,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, rent
 from gnomon.report.serving import forecast_text
 from gnomon.report.tables import wrapped
-from gnomon.serving.capacity import capacity, changes, most_model_len, refusal
+from gnomon.serving.capacity import capacity, changes, most_model_len, most_of, refusal
 from gnomon.serving.forecast import Target, serve
 from gnomon.serving.layout import Serving
 from gnomon.serving.requests import Load, at_rate, closed, from_csv, poisson
@@ -90,12 +90,18 @@ def _refused(asked: Asked, problem: str, *, as_json: bool) -> int:
     helps = changes(asked.graph, asked.cluster, asked.serving, asked.engine)
     most = most_model_len(asked.graph, asked.cluster, asked.serving, asked.engine)
     held = capacity(asked.graph, asked.cluster, asked.serving, asked.engine)
+    seqs, budget = (
+        most_of(asked.graph, asked.cluster, asked.serving, asked.engine, name)
+        for name in ("max_seqs", "max_batched_tokens")
+    )
     if as_json:
         print_json(
             {
                 "starts": False,
                 "reason": problem,
                 "largest_max_model_len": most,
+                "largest_max_num_seqs": seqs,
+                "largest_max_num_batched_tokens": budget,
                 "weights_bytes": held.weights_bytes,
                 "activation_bytes": held.activation_bytes,
                 "own_bytes": held.own_bytes,
@@ -106,6 +112,8 @@ def _refused(asked: Asked, problem: str, *, as_json: bool) -> int:
         return 1
     lines = [*wrapped(problem, indent=""), ""]
     lines.append(f"largest max_model_len that starts as it is: {most or 'none'}")
+    lines.append(f"largest max_num_seqs that starts as it is: {seqs or 'none'}")
+    lines.append(f"largest max_num_batched_tokens that starts as it is: {budget or 'none'}")
     for way in helps:
         lines.append(
             f"  {way.change}: starts, {way.kv_tokens:,} KV tokens, {way.concurrency:.2f} such requests at a time"

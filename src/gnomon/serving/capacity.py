@@ -16,12 +16,13 @@ from gnomon.graph import Graph
 from gnomon.hardware.types import Cluster, Device
 from gnomon.prices.allocator import communicator_bytes
 from gnomon.serving.layout import FORMATS, Serving, kv_bits, weight_format
-from gnomon.serving.weights import Shape, shape_of
+from gnomon.serving.weights import BlockShape, Shape, shape_of
 from gnomon.software.engine import Engine
 from gnomon.units import Bytes, show_bytes
 
-SCAN_STATE_BITS = 16
-"""Of an element of a scan's state (vllm: mamba_cache_dtype auto takes the model's)."""
+SCAN_STATE_BITS = {"ssd": 16, "gated_delta": 32}
+"""Of an element of a scan's state by its rule (vllm: mamba_ssm_cache_dtype auto takes the model's; configs of gated
+DeltaNet say float32). What its convolution keeps is in 16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,20 +88,26 @@ def caching(shape: Shape, serving: Serving) -> tuple[Layers, ...]:
                 count=ceil(block.count / serving.pp),
                 bytes_per_token=0.0,
                 window=0,
-                state_bytes=block.scan_elements * SCAN_STATE_BITS // 8,
+                state_bytes=block.scan_elements * SCAN_STATE_BITS[_rule(block)] // 8 + block.taps_elements * 2,
             )
         )
     return tuple(found)
 
 
-def _grouped(layers: tuple[Layers, ...], kv_bytes: float, engine: Engine, longest: int) -> tuple[float, int, float]:
-    """(bytes of a block, blocks, blocks of the longest request) of pools of equal pages.
+def _rule(block: BlockShape) -> str:
+    assert block.scan is not None
+    return str(block.scan[0].attr("rule", "ssd"))
+
+
+def _grouped(layers: tuple[Layers, ...], kv_bytes: float, engine: Engine, longest: int) -> tuple[float, int, int, int]:
+    """(bytes of a block, blocks, blocks of the longest request, tokens dealt to a group) of pools of equal pages.
 
     Layers are dealt into groups of one kind and equal size, the last of a kind filled up; a page of every group is as
     large as the largest kind's (a state's pages are made as large by blocks of more tokens). Source: the sdist of vllm
     0.19.0, v1/core/kv_cache_utils.py _get_kv_cache_groups_uniform_page_size, unify_kv_cache_spec_page_size,
     get_max_concurrency_for_kv_cache_config, and max_memory_usage_bytes of v1/kv_cache_interface.py. A state that makes
-    attention's blocks larger is from memory, not verified.
+    attention's blocks larger is from memory; a log of
+    Qwen3.6-35B-A3B agrees with it to a block.
     """
     counts = [kind.count for kind in layers]
     least, most = min(counts), max(counts)
@@ -122,7 +129,8 @@ def _grouped(layers: tuple[Layers, ...], kv_bytes: float, engine: Engine, longes
             need += groups * (ceil(seen / tokens) + 1)
         else:
             need += groups * ceil(longest / tokens)
-    return block, int(max(kv_bytes, 0) // block), need
+    blocks = int(max(kv_bytes, 0) // block)
+    return block, blocks, need, blocks // sum(ceil(kind.count / size) for kind in layers) * tokens
 
 
 def kv_tokens(
@@ -132,8 +140,7 @@ def kv_tokens(
 
     Where all layers cache alike, a block is `block_tokens` tokens of every layer. Where they differ the engine's record
     says how it shares them out; `blocks` are then those of `block_tokens` tokens that requests of `longest` can use,
-    and tokens are concurrency * `longest`, as two logs of vllm 0.22 have it (0.19.0 prints blocks // groups * tokens of
-    a block).
+    and tokens what `Engine.hybrid_tokens` says that it prints.
     """
     uniform = len(layers) == 1 and not layers[0].state_bytes and not layers[0].window
     tokens = engine.block_tokens
@@ -150,9 +157,10 @@ def kv_tokens(
             blocks = int(free // block)
         return block, blocks, blocks * tokens, blocks / ceil(longest / tokens)
     if engine.hybrid_cache == "grouped" and any(kind.bytes_per_token for kind in layers):
-        block, pages, need = _grouped(layers, kv_bytes, engine, longest)
+        block, pages, need, dealt = _grouped(layers, kv_bytes, engine, longest)
         concurrency = pages / need
-        return block, int(concurrency * ceil(longest / tokens)), int(concurrency * longest), concurrency
+        printed = dealt if engine.hybrid_tokens == "groups" else int(concurrency * longest)
+        return block, int(concurrency * ceil(longest / tokens)), printed, concurrency
     each = 0.0
     for kind in layers:
         kept = min(longest, kind.window + engine.block_tokens) if kind.window else longest
@@ -186,7 +194,7 @@ def activation_bytes(shape: Shape, serving: Serving, engine: Engine) -> float:
 
 def capacity(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> Capacity:
     """What one device holds under an engine's rules."""
-    shape, device = shape_of(graph, serving), cluster.devices[0]
+    shape, device = shape_of(graph, serving, engine.expert_multiples), cluster.devices[0]
     weights = _stage_weights(shape, serving)
     activations = activation_bytes(shape, serving, engine)
     ranks = serving.tp * serving.dp
@@ -256,6 +264,22 @@ def most_model_len(graph: Graph, cluster: Cluster, serving: Serving, engine: Eng
     return low
 
 
+def most_of(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, name: str) -> int:
+    """The largest `max_seqs` or `max_batched_tokens` (name) up to the engine's own with which it starts as it is
+    otherwise; 0 if none does."""
+
+    def starts(value: int) -> bool:
+        return capacity(graph, cluster, serving, replace(engine, **{name: value})).fits
+
+    low, high = 0, int(getattr(engine, name))
+    if starts(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if starts(middle) else (low, middle)
+    return low
+
+
 def changes(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> tuple[Help, ...]:
     """What would help, each alone, the most tokens first: only what makes the engine start, or hold more."""
     now = capacity(graph, cluster, serving, engine)
@@ -291,6 +315,11 @@ def _ways(cluster: Cluster, serving: Serving, engine: Engine) -> Iterator[tuple[
 
 def refusal(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> str | None:
     """The one line that an engine's refusal to start comes down to; None if it starts."""
+    if not engine.chunked_prefill and serving.max_model_len > engine.max_batched_tokens:
+        return (
+            f"{engine.name} would not start: without chunked prefill max_num_batched_tokens "
+            f"{engine.max_batched_tokens} must not be smaller than max_model_len {serving.max_model_len}"
+        )
     now = capacity(graph, cluster, serving, engine)
     if now.fits:
         return None

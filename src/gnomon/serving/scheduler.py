@@ -141,6 +141,12 @@ class Scheduler:
         for key in finished:
             self._release(key)
         for key, prompt, most, cached in arrivals:
+            new = prompt - min(cached, prompt - 1)
+            if not self.engine.chunked_prefill and new > self.engine.max_batched_tokens:
+                raise InputError(
+                    f"a prompt of {new} tokens is more than max_batched_tokens {self.engine.max_batched_tokens}, and "
+                    f"without chunked prefill it would wait for ever; cut prompts in chunks or raise the budget"
+                )
             needs = -(-(prompt + most - 1) // self.size)
             if needs > self.total - self.low:
                 raise InputError(
@@ -300,8 +306,8 @@ class Scheduler:
     def _admission(self, run: Running, budget: int, begun: bool) -> int | None:
         """Blocks promised beside those of its prompt, if the request may be admitted now; else None.
 
-        begun: whether other prompts are in the batch already. A prompt longer than a whole budget goes alone where
-        prompts are not cut.
+        begun: whether other prompts are in the batch already. Where prompts are not cut, one that grew longer than a
+        whole budget, preempted with what it had answered, goes alone.
         """
         engine = self.engine
         missing = run.prompt - run.cached

@@ -77,6 +77,8 @@ class Experts:
     elements: int
     """Weights of one expert on a rank."""
     hidden: int
+    stored: float
+    """Weights as an engine stores them, filled up, over those."""
     row_elements: int
     """Activations read and written for a (token, expert) pair."""
     bits: float
@@ -95,6 +97,8 @@ class BlockShape:
     experts: Experts | None
     scan_elements: int
     """Elements of the state of a scan for each sequence; 0: none."""
+    taps_elements: int
+    """Elements of the last inputs of a scan's convolution for each sequence."""
     scan: tuple[Op, Block] | None
     pass_bytes: int
     """Bytes of passes over activations for each token: norms, activations, rotary, router."""
@@ -151,7 +155,8 @@ def _base(dim: Dim) -> str:
 class _Walk:
     """One block's ops, gathered."""
 
-    def __init__(self, block: Block, serving: Serving, count: int) -> None:
+    def __init__(self, block: Block, serving: Serving, count: int, multiples: tuple[int, ...]) -> None:
+        self.multiples = multiples
         self.block, self.serving, self.count = block, serving, count
         self.format = weight_format(serving.weights)
         self.sizes: dict[str, int] = {}
@@ -256,7 +261,7 @@ class _Walk:
         attention = self._attention(cores[0], latent) if cores else None
         weights = sum(p.n * p.k * p.batch * p.bits / 8 for p in products)
         if experts is not None:
-            weights += experts.elements * experts.bits / 8 * experts.experts * experts.local_share
+            weights += experts.elements * experts.stored * experts.bits / 8 * experts.experts * experts.local_share
         if table is not None:
             weights += self.size(block.tensor(table.inputs[1]).dims) * self.stored("table").bits / 8
         named = {block.tensor(name).name for op in (*linears, *grouped) for name in op.inputs[1:2]}
@@ -272,6 +277,7 @@ class _Walk:
             attention=attention,
             experts=experts,
             scan_elements=int(scan.width * scan.state) if scan is not None else 0,
+            taps_elements=_taps(scans[0], block, scan) if scan is not None else 0,
             scan=(scans[0], block) if scans else None,
             pass_bytes=pass_bytes,
             pass_kernels=pass_kernels,
@@ -301,11 +307,19 @@ class _Walk:
             topk=topk,
             local_share=1 / serving.ep,
             elements=sum(self.size(w.dims[1:]) for w in weights),
+            stored=self._filled(hidden, width) if form.bits < 6 else 1.0,
             hidden=hidden,
             row_elements=2 * hidden + 3 * width,
             bits=form.bits,
             product=form.product,
         )
+
+    def _filled(self, hidden: int, width: int) -> float:
+        """Weights of experts as they are loaded, over those that are computed with."""
+        rows, columns = (
+            -(-size // many) * many / size for size, many in zip((hidden, width), self.multiples, strict=True)
+        )
+        return rows * columns
 
     def _attention(self, op: Op, latent: bool) -> Attention:
         q, k, v = (self.block.tensor(name) for name in op.inputs[:3])
@@ -351,6 +365,12 @@ class _Walk:
         return int(total), kernels + cached
 
 
+def _taps(op: Op, block: Block, scan: Scan) -> int:
+    """Elements of the inputs that a scan's convolution keeps: all its taps but the one of the newest token."""
+    taps = block.tensor(op.inputs[1]).dims[-1].size or 1
+    return int((taps - 1) * (scan.width + 2 * scan.groups * scan.state))
+
+
 def _is_tied(graph: Graph, name: str) -> bool:
     """Whether a block's table of tokens is also the matrix of a later block."""
     full: dict[str, set[str]] = {}
@@ -360,12 +380,12 @@ def _is_tied(graph: Graph, name: str) -> bool:
     return any(name in blocks and len(blocks) > 1 for blocks in full.values())
 
 
-def shape_of(graph: Graph, serving: Serving) -> Shape:
-    """The shape of a model on one rank. InputError for a model that makes no tokens one after another."""
+def shape_of(graph: Graph, serving: Serving, multiples: tuple[int, ...] = (1, 1)) -> Shape:
+    """The shape of a model on one rank. multiples: `Engine.expert_multiples`. InputError for a model that makes no tokens one after another."""
     counts: dict[str, int] = {}
     for call in graph.calls:
         counts[call.block] = counts.get(call.block, 0) + call.repeat
-    blocks = tuple(_Walk(graph.block(name), serving, count).shape() for name, count in counts.items())
+    blocks = tuple(_Walk(graph.block(name), serving, count, multiples).shape() for name, count in counts.items())
     blocks = tuple(
         replace(b, weight_bytes=0.0) if b.has_table and _is_tied(graph, b.name) else b for b in blocks
     )  # the head's matrix is the table

@@ -75,6 +75,12 @@ class Engine:
     hybrid_cache: Literal["grouped", "window", "full"]
     """KV memory of layers that differ. grouped: pools of equal pages, layers grouped by kind and filled up. window:
     each layer what it needs. full: as if every layer saw everything."""
+    hybrid_tokens: Literal["length", "groups"]
+    """What is printed as KV tokens of layers that differ. length: requests of the longest length that fit, times that
+    length. groups: blocks of one group, times the tokens of a block."""
+    expert_multiples: tuple[int, ...]
+    """Multiples to which (hidden size, width on a rank) of 4-bit experts are filled up as they are loaded; (1, 1): they
+    are not."""
     reserved_bytes: Bytes
     """Context, libraries' workspaces and graphs' own memory on each device."""
     logits_copies: float

@@ -381,7 +381,10 @@ def _is_tied(graph: Graph, name: str) -> bool:
 
 
 def shape_of(graph: Graph, serving: Serving, multiples: tuple[int, ...] = (1, 1)) -> Shape:
-    """The shape of a model on one rank. multiples: `Engine.expert_multiples`. InputError for a model that makes no tokens one after another."""
+    """The shape of a model on one rank. multiples: `Engine.expert_multiples`.
+
+    InputError for a model that makes no tokens one after another.
+    """
     counts: dict[str, int] = {}
     for call in graph.calls:
         counts[call.block] = counts.get(call.block, 0) + call.repeat

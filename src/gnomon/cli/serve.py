@@ -90,10 +90,8 @@ def _refused(asked: Asked, problem: str, *, as_json: bool) -> int:
     helps = changes(asked.graph, asked.cluster, asked.serving, asked.engine)
     most = most_model_len(asked.graph, asked.cluster, asked.serving, asked.engine)
     held = capacity(asked.graph, asked.cluster, asked.serving, asked.engine)
-    seqs, budget = (
-        most_of(asked.graph, asked.cluster, asked.serving, asked.engine, name)
-        for name in ("max_seqs", "max_batched_tokens")
-    )
+    seqs = most_of(asked.graph, asked.cluster, asked.serving, asked.engine, "max_seqs")
+    budget = most_of(asked.graph, asked.cluster, asked.serving, asked.engine, "max_batched_tokens")
     if as_json:
         print_json(
             {

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Literal
 
 from gnomon.errors import InputError
 from gnomon.graph import Graph
@@ -264,12 +265,15 @@ def most_model_len(graph: Graph, cluster: Cluster, serving: Serving, engine: Eng
     return low
 
 
-def most_of(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, name: str) -> int:
+def most_of(
+    graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, name: Literal["max_seqs", "max_batched_tokens"]
+) -> int:
     """The largest `max_seqs` or `max_batched_tokens` (name) up to the engine's own with which it starts as it is
     otherwise; 0 if none does."""
 
     def starts(value: int) -> bool:
-        return capacity(graph, cluster, serving, replace(engine, **{name: value})).fits
+        tried = replace(engine, max_seqs=value) if name == "max_seqs" else replace(engine, max_batched_tokens=value)
+        return capacity(graph, cluster, serving, tried).fits
 
     low, high = 0, int(getattr(engine, name))
     if starts(high):

@@ -35,8 +35,8 @@ OPTIONAL = {"yaml": "formats", "tokenizers": "runtime", "jinja2": "runtime", "py
 """Package of an extra -> the room that may import it, inside a function: without the extra all else works."""
 LATE = "late.py"
 """The one module that imports by a string which it does not know (`gnomon.late.load_late`)."""
-FACE = ("__init__", "__main__")
-"""The package's own two modules stand below every room: they may import all, and no room imports them."""
+FACE = ("__init__", "__main__", "watch")
+"""The package's own modules stand below every room: they may import all, and no room imports them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ import gnomon  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
 from gnomon.plans import Mesh, Plan, PlanFile, Schedule, Workload, save_plan_file  # noqa: E402
 from gnomon.runtime.watch.drift import Expected, Parts, expected_of, judge, memory_drift  # noqa: E402
+from gnomon.runtime.watch.script import main as script_main  # noqa: E402
 from gnomon.runtime.watch.watch import Watch, watch  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -285,12 +287,62 @@ def test_the_plan_file_of_one_s_own_module_is_taken(tmp_path: Path) -> None:
         assert watching.expected is not None and watching.expected.parts.step_s > 0
 
 
-def test_without_a_plan_it_is_said_what_to_expect_and_why_no_more() -> None:
-    model, out = torch.nn.Linear(2, 2), io.StringIO()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def _loop(model: nn.Module, batch: Tensor, steps: int = 16, accumulate: int = 1) -> tuple[Watch, str]:
+    out = io.StringIO()
+    optimizer = torch.optim.AdamW(model.parameters())
     with watch(model, optimizer, out=out) as watching:
-        for _ in watching.data(range(16)):
-            model(torch.ones(1, 2)).sum().backward()
+        for _ in watching.data(range(steps)):
+            for _ in range(accumulate):
+                model(batch).square().mean().backward()
             optimizer.step()
-    assert out.getvalue().count("no plan was given, so nothing says what this machine could do") == 1
-    assert "gnomon plan MODULE:FUNCTION(" in out.getvalue()
+            optimizer.zero_grad()
+    return watching, out.getvalue()
+
+
+def test_without_a_plan_the_loop_is_captured_and_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gnomon.runtime.watch.expect._machine", lambda device, ranks: f"{ranks}xcpu-process")
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 50))
+    watching, said = _loop(model, torch.zeros(4, 6, dtype=torch.long), accumulate=3)
+    assert said.count("captured, and predicted on") == 1 and "no plan was given" not in said
+    assert watching.expected is not None and watching.expected.parts.step_s > 0
+    assert watching._seen is None, "the batch is kept no longer than it is needed"
+
+
+@pytest.mark.parametrize("machine", ["not calibrated", "nameless"])
+def test_without_a_plan_it_is_said_why_nothing_more_is_known(
+    machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if machine == "nameless":
+        monkeypatch.setattr("gnomon.runtime.watch.expect._machine", lambda device, ranks: "1xno-such-device")
+    else:
+        monkeypatch.setenv("GNOMON_HOME", str(tmp_path))
+    watching, said = _loop(nn.Linear(2, 2), torch.ones(1, 2))
+    why = "no-such-device" if machine == "nameless" else "run gnomon calibrate"
+    assert said.count("no plan was given") == 1 and why in said
+    assert watching.expected is None
+
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+if __name__ == "__main__":
+    discriminator, model = nn.Linear(4, 4), nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(int(sys.argv[1])):
+        x = torch.randint(0, 10, (2, 3))
+        discriminator(torch.ones(1, 4))
+        nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_script_is_watched_without_an_edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, records = tmp_path / "train.py", tmp_path / "steps.jsonl"
+    script.write_text(SCRIPT)
+    monkeypatch.setattr("sys.argv", ["pytest"])
+    monkeypatch.setattr("sys.path", ["", *sys.path])
+    assert script_main(["--records", str(records), str(script), "14"]) == 0
+    steps = [json.loads(line)["step"] for line in records.read_text().splitlines()]
+    assert steps == list(range(2, 14)), "from the second update that is seen, which is the script's third"
+    assert script_main([str(tmp_path / "missing.py")]) == 2

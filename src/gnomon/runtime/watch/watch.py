@@ -35,6 +35,7 @@ from gnomon.prediction import Prediction, predict
 from gnomon.request import arguments
 from gnomon.request.model import is_code
 from gnomon.runtime.watch.drift import WORDS, Drift, Expected, Parts, expected_of, judge, memory_drift, typical
+from gnomon.runtime.watch.expect import Seen, expect, reason
 
 WARM_UP = 3
 """First steps, which are slower than the rest and count in no window."""
@@ -43,11 +44,14 @@ WINDOW = 8
 LINE_S = 10.0
 """Seconds between lines, where nothing new drifts."""
 UNPLANNED = (
-    "expect {:.3g} s a step, as the first ones took: no plan was given, so nothing says what this machine could do; "
-    "gnomon.watch(model, optimizer, plan) compares with a prediction (gnomon calibrate, then gnomon plan "
-    "MODULE:FUNCTION(…) --on local -o plan.toml)"
+    "expect {:.3g} s a step, as the first ones took: no plan was given, and what this machine could do is not known: {}"
 )
-"""What to expect of later steps where there is no plan, after the first window."""
+"""What to expect of later steps where there is no plan and the loop cannot be predicted, after the first window."""
+PREDICTED = (
+    "expect {:.3g} s a step ({:.3g} to {:.3g}): the module as it was called, captured, and predicted on {}; the first "
+    "steps took {:.3g}"
+)
+"""What to expect where there is no plan and the loop could be predicted."""
 Batch = TypeVar("Batch")
 Record = dict[str, Any]
 
@@ -87,6 +91,8 @@ class Watch:
         self._now = _event if self._cuda is not None else clock
         self._phase: Literal["between", "evaluating", "loading", "forward", "backward", "after"] = "between"
         self._told_data = self._said_what_to_expect = False
+        self._seen = None if expected is not None else Seen()
+        self._loop = (model, optimizer)
         self._last: Any = None
         self._open = _Step()
         self._late: deque[_Step] = deque()
@@ -103,7 +109,7 @@ class Watch:
 
     def _hook(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._handles: list[Any] = [
-            model.register_forward_pre_hook(self._forward_begins, prepend=True),
+            model.register_forward_pre_hook(self._forward_begins, prepend=True, with_kwargs=True),
             model.register_forward_hook(self._forward_ends),
             optimizer.register_step_pre_hook(self._update_begins),
             optimizer.register_step_post_hook(self._update_ends),
@@ -166,8 +172,10 @@ class Watch:
         step.waits = [(w[0] or part, w[1], w[2]) for w in step.waits if w[0] or part]
         self._last = mark
 
-    def _forward_begins(self, module: nn.Module, args: Any) -> None:
+    def _forward_begins(self, module: nn.Module, args: Any, named: Any) -> None:
         between = "loop_s" if self._told_data else "data_s"
+        if self._seen is not None and torch.is_grad_enabled():
+            self._seen.forward("cpu" if self._cuda is None else self._cuda.type, args, named)
         if not torch.is_grad_enabled():
             self._cut(between)
         else:
@@ -204,6 +212,8 @@ class Watch:
         self._cut("update_s")
         self._phase = "between"
         self.steps += 1
+        if self._seen is not None:
+            self._seen.step()
         if self.steps > 1:  # the first has no beginning
             self._late.append(self._open)
         self._open = _Step()
@@ -260,6 +270,20 @@ class Watch:
         if self._first is None:
             self._first = now
 
+    def _expect(self, took_s: float) -> str:
+        """Predicts the loop as it is, once, on the rank that tells; what to say of it."""
+        assert self._seen is not None, "only a loop without a plan asks"
+        seen, self._seen = self._seen, None
+        try:
+            prediction = expect(*self._loop, seen)
+        except Exception as error:  # a module of the user's may fail in any way when it is captured: training goes on
+            return UNPLANNED.format(took_s, reason(error))
+        finally:
+            self._last = self._now() if self._last is not None else None  # capturing is no part of a step
+        self.expected = expected_of(prediction)
+        band = prediction.band
+        return PREDICTED.format(prediction.step_s, band.low_s, band.high_s, prediction.cluster, took_s)
+
     def _count_retries(self) -> int:
         return 0 if self._cuda is None else int(torch.cuda.memory_stats(self._cuda).get("num_alloc_retries", 0))
 
@@ -276,7 +300,7 @@ class Watch:
             return
         if self.expected is None and not self._said_what_to_expect and number > WARM_UP + WINDOW:
             self._said_what_to_expect = True
-            print(UNPLANNED.format(typical(self.recent).step_s), file=self.out, flush=True)
+            print(self._expect(typical(self.recent).step_s), file=self.out, flush=True)
         if new or monotonic() - self._printed >= LINE_S:
             self._printed = monotonic()
             print(self.line(number, memory), file=self.out, flush=True)
@@ -325,8 +349,10 @@ def watch(
     """Watches a training loop from here on: a line now and then, and a record of each step. All ranks must call it.
 
     model: what the loop calls, DDP and FSDP2 included. plan: a plan file, whose plan is predicted anew, or a
-    Prediction; None: the first steps alone are compared with. records: takes each record on every rank, or a file that
-    rank 0 writes, one JSON object a line. out: where rank 0's lines go; None for none. clock: seconds, on a CPU.
+    Prediction; None: after the first steps the module is captured with the inputs that it was called with and predicted
+    on this machine, and where that cannot be done the first steps alone are compared with. records: takes each record
+    on every rank, or a file that rank 0 writes, one JSON object a line. out: where rank 0's lines go; None for none.
+    clock: seconds, on a CPU.
     InputError for other types, and as `predict`.
     """
     if not isinstance(model, nn.Module):

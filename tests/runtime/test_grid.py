@@ -11,6 +11,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from runtime import grid  # noqa: E402
+from runtime.parity import FP64, WORKLOAD  # noqa: E402
+
+from gnomon.plans import Layout, Mesh, Plan  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -48,6 +51,19 @@ def test_plans_train_as_transformers_does_in_train_mode(workers: grid.Workers, t
     wrong = [f"{case}: {verdict}: {message}" for case, verdict, message in actual if verdict in grid.BAD]
     assert not wrong, "\n".join(wrong)
     assert sum(verdict == "equal" for _, verdict, _ in actual) >= 5
+
+
+def test_norms_of_heads_together_are_divided(workers: grid.Workers, tmp_path: Path) -> None:
+    """OLMo-2's queries and keys are normed over all heads, of which ranks of tp have parts."""
+    pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
+    from runtime import hf_grid
+
+    hf_grid.prepared(tmp_path, "olmo2")
+    plan = Plan(mesh=Mesh(tp=2), layout=Layout(sequence_parallel=True), precision=FP64)
+    case = hf_grid.HfCase(
+        number=0, model="olmo2", folder=tmp_path, plan=plan, workload=WORKLOAD, data="documents", measured=False
+    )
+    assert workers.judged(case) == ("equal", "")
 
 
 def test_a_case_that_hangs_or_fails_is_told_from_one_that_trains() -> None:

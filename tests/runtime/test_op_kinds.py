@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
+import gnomon  # noqa: E402
 from gnomon import ops  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
-from gnomon.graph import BlockBuilder, Call, Dim, Graph, Tensor  # noqa: E402
+from gnomon.graph import BF16, BlockBuilder, Call, Dim, Graph, Tensor  # noqa: E402
+from gnomon.plans import Layout, Mesh, Pass, Plan, Schedule, Workload  # noqa: E402
+from gnomon.runtime import Job, run  # noqa: E402
+from gnomon.runtime.launch.elastic_launch import run_elastic  # noqa: E402
+from gnomon.runtime.launch.partial_reduce_launch import run_partial_reduce  # noqa: E402
+from gnomon.runtime.module.blocks import BlockRun  # noqa: E402
 from gnomon.runtime.ops import check_runnable, function_of  # noqa: E402
 from gnomon.runtime.ops.site import Site  # noqa: E402
 from gnomon.runtime.optim.update import MATRIX_RULES  # noqa: E402
+from gnomon.sharding import shard_block  # noqa: E402
 from gnomon.software.own import WHOLE_MATRIX_OPTIMIZERS  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -59,22 +68,53 @@ def test_what_a_kind_keeps_is_what_autograd_keeps(kind: str, values: dict[str, f
     assert {named[pointer] for pointer in kept} == set(op.rules.saved(op, block, {"a", "b", "y"}))
 
 
-def test_a_kind_that_only_lowered_blocks_have_is_refused() -> None:
+def scores() -> Graph:
+    """Of a kind that only lowered blocks have."""
     b = BlockBuilder("scores")
     x = b.input("x", Dim(name="batch"), Dim(name="hidden", size=8))
     block = b.build(b.op("softmax", "weights", (x,)))
     call = Call(block="scores", name="scores", inputs=(("x", "x"),))
-    graph = Graph(
+    return Graph(
         name="g",
         outputs=("scores.weights",),
         inputs=(Tensor(name="x", dims=block.tensor("x").dims),),
         blocks=(block,),
         calls=(call,),
     )
-    with pytest.raises(PlanError, match="scores/weights is of kind 'softmax', which the runtime has no function for"):
-        check_runnable(graph)
+
+
+NO_FUNCTION = "scores/weights is of kind 'softmax', which the runtime has no function for"
+
+
+def test_a_kind_that_only_lowered_blocks_have_is_refused() -> None:
+    with pytest.raises(PlanError, match=NO_FUNCTION):
+        check_runnable(scores())
     with pytest.raises(PlanError, match="'softmax' has no torch function"):
         function_of("softmax")
+    sharded = shard_block(scores().block("scores"), Layout(), Mesh(), {"batch": 1}, BF16)
+    with pytest.raises(PlanError, match=NO_FUNCTION):
+        BlockRun(sharded, {})
+
+
+def test_every_launcher_refuses_before_a_process_starts() -> None:
+    """Those that go on without the processes they lose, the ones that come and go, and one's own loop."""
+    plan, workload = Plan(mesh=Mesh(dp_replicate=2)), Workload(global_batch_size=4, seq_len=8)
+    in_memory = Job(graph=scores(), plan=plan, workload=workload, steps=1, memory_checkpoint_every=1)
+    copied = replace(plan, mesh=Mesh(pp=2), schedule=Schedule(passes=(Pass(name="bamboo"),)))
+    jobs = {
+        "stays": replace(in_memory, memory_checkpoint_every=0),
+        "survives": in_memory,
+        "copies": replace(in_memory, memory_checkpoint_every=0, plan=copied),
+    }
+    for name, job in jobs.items():
+        with pytest.raises(PlanError, match=NO_FUNCTION):
+            run(job)
+            raise AssertionError(name)
+    for launcher in (run_elastic, run_partial_reduce):
+        with pytest.raises(PlanError, match=NO_FUNCTION):
+            launcher(jobs["stays"])
+    with pytest.raises(PlanError, match=NO_FUNCTION):  # and not that it wants two processes
+        gnomon.prepare(scores(), plan, workload=workload)
 
 
 def test_update_rules_that_look_at_whole_matrices_are_those_of_the_list() -> None:

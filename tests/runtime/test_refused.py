@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 from runtime import parity  # noqa: E402
 
 from gnomon.errors import PlanError  # noqa: E402
-from gnomon.graph import BlockBuilder, Call, Dim, Graph, product  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.models.vit import VitConfig, vit  # noqa: E402
 from gnomon.plans import (  # noqa: E402
@@ -32,7 +31,6 @@ from gnomon.plans import (  # noqa: E402
 from gnomon.runtime.mesh.groups import Groups, coordinates, meshes_of  # noqa: E402
 from gnomon.runtime.mesh.routes import rows_of  # noqa: E402
 from gnomon.runtime.module.apply import apply, check_before, check_plan, dtypes  # noqa: E402
-from gnomon.software import own  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -132,17 +130,6 @@ def test_ranks_of_a_stage_in_another_order_than_its_processes_have() -> None:
     stage = Stage(calls=("*",), mesh=Mesh(tp=2), devices="1,0")
     with pytest.raises(PlanError, match="stage 0 lists its ranks as 1,0.*ascending order.*placement"):
         meshes_of(Plan(stages=(stage,)))
-
-
-def test_a_norm_over_all_heads_together_is_not_divided_over_tp() -> None:
-    b = BlockBuilder("layer")
-    heads, head_dim = Dim(name="heads", size=4), Dim(name="head_dim", size=2)
-    x = b.input("x", Dim(name="batch"), product("row", heads, head_dim))
-    block = b.build(b.norm("q_norm", x, product("row", heads, head_dim), fn="rms", bias=False))
-    call = Call(block="layer", name="layer", inputs=(("x", "x"),))
-    graph = Graph(name="g", inputs=(block.tensor("x"),), blocks=(block,), calls=(call,), outputs=("layer.q_norm",))
-    assert own.joined_norm_reason(graph, 1) is None
-    assert "q_norm is over heads x head_dim together, of which tp = 2" in (own.joined_norm_reason(graph, 2) or "")
 
 
 def test_an_action_that_begins_inside_a_run_of_recomputed_layers() -> None:

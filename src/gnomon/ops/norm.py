@@ -18,6 +18,9 @@ from gnomon.ops.strategy import Division, Strategy
 from gnomon.tensors.dims import Dim, size_of
 from gnomon.tensors.tensor import Tensor
 
+PARTS_OF_ROWS = "parts_of_rows"
+"""Strategy of a norm whose rows tp divides: heads that are normed together (OLMo-2's queries and keys)."""
+
 
 def _saves_norm(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
     """Input, weight and statistics."""
@@ -70,11 +73,13 @@ def _norm(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
         )
         return (with_inside(plain, "local", sums),)
 
-    if plain.inputs[0].dim_of("tp") != over:
-        return (plain,)
+    divided = plain.inputs[0].dim_of("tp")
+    whole = next((dim for dim in setting.block.tensor(op.inputs[0]).dims if dim.name == over), None)
+    if divided is None or whole is None or divided not in [over, *(atom.name for atom in whole.atoms)]:
+        return (plain,)  # ranks have whole rows
     size = row_elements(op, setting, plain.inputs[0], over) * (4 if op.attr("fn", "") == "rms" else 8)
     inside = tuple(own_collective(op, setting, "all_reduce", "tp", size, phase, op.inputs[0]) for phase in BOTH)
-    return (with_inside(plain, "local", inside),)
+    return (with_inside(plain, PARTS_OF_ROWS, inside),)
 
 
 NORM = OpKind(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from gnomon import orders
-from gnomon.graph import Graph
+from gnomon.graph import Block, Graph
 from gnomon.orders.one_f_one_b import DAPPLE
 from gnomon.plans import Mesh, Plan, Precision
 
@@ -185,15 +185,18 @@ def precision_reason(precision: Precision) -> str | None:
 def model_reason(graph: Graph) -> str | None:
     """Why it does not run the model under any plan: its Graph leaves some of its mathematics out, or has an op that
     is a step of others as kernels run them. None otherwise."""
-    if graph.left_out:
-        return f"{graph.name} cannot be run: {graph.left_out}"
-    for block in graph.blocks:
-        for op in block.ops:
-            if op.rules.runs == "lowered":
-                return (
-                    f"{graph.name} cannot be run: {block.name}/{op.path} is of kind {op.kind!r}, which the runtime has "
-                    f"no function for; it is a step of other kinds"
-                )
+    why = graph.left_out or next((reason for block in graph.blocks if (reason := block_reason(block))), None)
+    return f"{graph.name} cannot be run: {why}" if why else None
+
+
+def block_reason(block: Block) -> str | None:
+    """Why it does not run a block; None where it does."""
+    for op in block.ops:
+        if op.rules.runs == "lowered":
+            return (
+                f"{block.name}/{op.path} is of kind {op.kind!r}, which the runtime has no function for; it is a step "
+                f"of other kinds"
+            )
     return None
 
 
@@ -210,22 +213,6 @@ def tensor_parallel_reason(graph: Graph, tp: int) -> str | None:
     }
     if uneven := [size for size in vocabularies if size % tp]:
         return f"the runtime does not pad the vocabulary, and tp = {tp} does not divide {uneven[0]}"
-    return None
-
-
-def joined_norm_reason(graph: Graph, tp: int) -> str | None:
-    """Why it does not divide heads over so many ranks where a norm goes over all of them together (OLMo-2); None where
-    it does."""
-    for block in graph.blocks if tp > 1 else ():
-        for op in block.ops:
-            over = op.attr("over", "") if op.kind == "norm" and op.captured is None else ""
-            joined = [dim for dim in block.tensor(op.inputs[0]).dims if dim.name == over and len(dim.atoms) > 1]
-            if joined:
-                heads = " x ".join(atom.name for atom in joined[0].atoms)
-                return (
-                    f"{graph.name}: {op.path} is over {heads} together, of which tp = {tp} ranks would have a part "
-                    f"each, and the runtime does not add up its squares over ranks; use tp = 1"
-                )
     return None
 
 

@@ -30,6 +30,7 @@ from gnomon.runtime.launch.exported_checkpoint import exported, keeping
 from gnomon.runtime.launch.membership import Membership, kernels_of, noted, say_kernels
 from gnomon.runtime.launch.replaceable import Replaceable, set_up
 from gnomon.runtime.launch.train import Job, Outcome, corpus_of
+from gnomon.runtime.module.apply import check_before
 from gnomon.runtime.processes import instruction_sets
 from gnomon.runtime.processes.faults import ended
 from gnomon.runtime.processes.local import FailedError
@@ -44,6 +45,7 @@ def run_elastic(job: Job, *, threads: int = 1, pause_s: Sequence[float] = ()) ->
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise PlanError("torchrun starts its own processes; run a plan with --processes without it")
+    check_before(job.graph, job.plan)
     check_elastic(job)
     start = placed(job.plan, Observation(processes=max(job.plan.device_of) + 1))
     corpus_of(job)  # text becomes tokens once, before processes wait for each other

@@ -31,6 +31,7 @@ from gnomon.request.runnable import read_runnable_model
 from gnomon.runtime.checkpoint import load, save
 from gnomon.runtime.checkpoint.pretrained import gathered, values_of
 from gnomon.runtime.launch.own_module import OwnModule
+from gnomon.runtime.module.apply import check_before
 from gnomon.runtime.optim.update import AdamWSettings
 from gnomon.runtime.processes.launch import BACKENDS, meet_by_torchrun, own_device
 from gnomon.runtime.step.evaluate import evaluate
@@ -147,6 +148,7 @@ def prepare(
         graph = own.graph
     else:
         graph = model if isinstance(model, Graph) else read_runnable_model(str(model))[0]
+    check_before(graph, decided)
     owns = _join(decided, BACKENDS[device])
     try:
         return PreparedJob(

@@ -26,6 +26,7 @@ from gnomon.runtime.checkpoint import newest
 from gnomon.runtime.launch.exported_checkpoint import exported, keeping
 from gnomon.runtime.launch.partial_reduce import Ended, Result, check_partial_reduce, read_result, train_partial
 from gnomon.runtime.launch.train import WARM_UP, Job, Outcome, Record, corpus_of, preload_of
+from gnomon.runtime.module.apply import check_before
 from gnomon.runtime.processes.faults import ended
 from gnomon.runtime.processes.local import FailedError, Processes
 from gnomon.runtime.watch.progress import Progress
@@ -63,6 +64,7 @@ def run_told(job: Job, *, threads: int = 1, pause_s: Sequence[float] = ()) -> To
     slower device."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise PlanError("torchrun starts its own processes; run a plan with partial_reduce without it")
+    check_before(job.graph, job.plan)
     check_partial_reduce(job)
     corpus = corpus_of(job)  # text becomes tokens once, before processes wait for each other
     launched = _Launched(job, threads, tuple(pause_s))

@@ -14,6 +14,7 @@ from gnomon.runtime.launch.replaceable import LOOK_S
 from gnomon.runtime.launch.replaceable_ranks import SOON_S, ReplaceableRanks, Train
 from gnomon.runtime.launch.survivors import check_surviving, train_surviving
 from gnomon.runtime.launch.train import Job, Outcome, corpus_of
+from gnomon.runtime.module.apply import check_before
 
 
 def run_surviving(job: Job, *, threads: int = 1) -> Outcome:
@@ -22,6 +23,7 @@ def run_surviving(job: Job, *, threads: int = 1) -> Outcome:
     PlanError as `check_surviving`. PeerError, with the newest checkpoint, where more processes were lost than may be
     replaced; SystemExit (130, 143) if a signal ended processes that did not end by themselves.
     """
+    check_before(job.graph, job.plan)
     check_surviving(job)
     corpus_of(job)  # text becomes tokens once, before processes wait for each other
     return _Launched(job, threads, train_surviving).outcome()

@@ -16,6 +16,7 @@ from gnomon.runtime.launch.replaceable import LOOK_S
 from gnomon.runtime.launch.replaceable_ranks import SOON_S, ReplaceableRanks
 from gnomon.runtime.launch.takeover import NOBODY_COMES, check_with_copies, train_with_copies
 from gnomon.runtime.launch.train import Job, Outcome, corpus_of
+from gnomon.runtime.module.apply import check_before
 
 
 def run_with_copies(job: Job, *, threads: int = 1) -> Outcome:
@@ -24,6 +25,7 @@ def run_with_copies(job: Job, *, threads: int = 1) -> Outcome:
     PlanError as `check_with_copies`. RunError, with the newest checkpoint, where a stage was lost with the copy of it
     and processes are not replaced; SystemExit (130, 143) if a signal ended processes that did not end by themselves.
     """
+    check_before(job.graph, job.plan)
     check_with_copies(job)
     corpus_of(job)  # text becomes tokens once, before processes wait for each other
     return exported(job, _Launched(keeping(job), threads, train_with_copies).outcome())

@@ -209,11 +209,11 @@ def run(job: Job, *, threads: int = 1) -> Outcome:
     threads: of torch, in each process. A run that lost a process is started again `job.max_restarts` times, from its
     newest checkpoint; then PeerError. SystemExit (130, 143) if a signal ended processes that did not end by themselves.
     """
+    check_before(job.graph, job.plan)
     if job.memory_checkpoint_every:
         return load_late("gnomon.runtime.launch.survivors_launch:run_surviving")(job, threads=threads)
     if bamboo.METHOD.used(job.plan):
         return load_late("gnomon.runtime.launch.takeover_launch:run_with_copies")(job, threads=threads)
-    check_before(job.graph, job.plan)
     size, backend = job.plan.world_size, BACKENDS[job.device]
     if "TORCHELASTIC_RUN_ID" in os.environ:
         places = job.plan.device_of

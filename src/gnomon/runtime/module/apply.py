@@ -391,8 +391,6 @@ def check_mesh(graph: Graph, plan: Plan, mesh: Mesh) -> None:
     ways = mesh.tp * mesh.cp
     if plan.layout.sequence_parallel and mesh.tp > 1 and (reason := uneven_positions_reason(graph, ways)):
         raise PlanError(reason)
-    if reason := own.joined_norm_reason(graph, mesh.tp):
-        raise PlanError(reason)
     if mesh.cp > 1 and own.has_scan(graph):
         raise PlanError(f"{graph.name}: {own.WHOLE_SCANS}; use cp = 1")
     sharded = sharded_blocks(graph, plan, mesh)

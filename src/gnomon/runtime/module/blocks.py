@@ -27,7 +27,7 @@ from gnomon.runtime.data.packing import Packing
 from gnomon.runtime.module.block_ops import BlockOp, Need, OpInput
 from gnomon.runtime.module.moves import Step, moved, run, steps
 from gnomon.runtime.module.straight import Straight, straight
-from gnomon.runtime.ops import function_of
+from gnomon.runtime.ops import check_block, function_of
 from gnomon.runtime.ops.captured import Call, calls, captured, drawn, written
 from gnomon.runtime.ops.collective_matmul import Cut, Product, gathered_linears, scattered_linear
 from gnomon.runtime.ops.linear import linear, operand_of, result_of
@@ -60,6 +60,7 @@ class BlockRun:
     ) -> None:
         """capacity: rows that an expert takes of a rank's tokens, over the mean; 0 for all. splits: linears that are
         cut along their tokens (`cut_linears`)."""
+        check_block(sharded.block)
         self.capacity = capacity
         self.block, self.axes, self.keep_gathered = sharded.block, axes, keep_gathered
         self.homes = sharded.homes
@@ -164,6 +165,7 @@ class BlockRun:
             axes=self.axes,
             divided=_dividing_positions(op.inputs[:1], strategy.inputs[:1], self.block),
             keep_gathered=self.keep_gathered,
+            ways=_ways(sharded, self.axes),
         )
         no_grad = site.attr("no_grad", False)
         return BlockOp(site, tuple(inputs), tuple(leave), tuple(enter), last, any(leave) or any(enter), parts, no_grad)

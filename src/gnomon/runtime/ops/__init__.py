@@ -10,7 +10,7 @@ from functools import cache
 
 from gnomon import ops
 from gnomon.errors import PlanError
-from gnomon.graph import Graph
+from gnomon.graph import Block, Graph
 from gnomon.late import load_late
 from gnomon.runtime.ops.site import Function
 from gnomon.software import own
@@ -31,3 +31,9 @@ def check_runnable(graph: Graph) -> None:
     run."""
     if reason := own.model_reason(graph):
         raise PlanError(reason)
+
+
+def check_block(block: Block) -> None:
+    """PlanError for a block with a kind that the runtime does not run."""
+    if reason := own.block_reason(block):
+        raise PlanError(f"the runtime cannot run a block: {reason}")

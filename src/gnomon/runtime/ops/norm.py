@@ -2,8 +2,9 @@
 
 Statistics are kept for backward, which recomputes the normalised values. torch's fused kernels do it where it has them
 (LayerNorm; RMSNorm on GPUs), a kernel for each arithmetic step elsewhere. A weight may have more of the last dims, as
-that of Mamba-2's norm over each group of channels. Attributes: `fn` (rms, layer), `eps`, and
-`offset`, which is added to the weight (Gemma). Groups of channels are in `image`. Leaves out a dim that ranks divide.
+that of Mamba-2's norm over each group of channels. Attributes: `fn` (rms, layer), `eps`, and `offset`, which is added
+to the weight (Gemma). Where tp divides rows (heads that are normed together, OLMo-2), ranks add up their statistics,
+forward and backward. Groups of channels are in `image`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor
 
 from gnomon.errors import PlanError
+from gnomon.ops.norm import PARTS_OF_ROWS
+from gnomon.runtime.mesh.collectives import all_reduce
 from gnomon.runtime.ops.image import group_norm
-from gnomon.runtime.ops.site import ANCHOR, Operand, Site, read
+from gnomon.runtime.ops.site import ALONE, ANCHOR, Axis, Operand, Site, read
 from gnomon.runtime.parameters.parameters import Weight
 
 
@@ -70,6 +73,17 @@ class _FusedNorm(torch.autograd.Function):
         return dx, None, None, None, None, None, None
 
 
+def _mean(x: Tensor, over: Axis) -> Tensor:
+    """Of each row, of which all ranks have parts of one length. Where several have the same part (copies of a key-value
+    head) they all count alike: forward each part is there as often as any other, and backward each copy's gradient is
+    a term of it."""
+    mean = x.mean(-1, keepdim=True)
+    if over.group is not None:
+        all_reduce(mean, over.group)
+        mean /= over.ranks
+    return mean
+
+
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -81,12 +95,14 @@ class _Norm(torch.autograd.Function):
         eps: float,
         offset: float,
         anchor: Tensor | None,
+        over: Axis,
     ) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean = wide.mean(-1, keepdim=True) if center else None
+        mean = _mean(wide, over) if center else None
         if mean is not None:
             wide = wide - mean
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        scale = torch.rsqrt(_mean(wide.square(), over) + eps)
+        ctx.over = over
         ctx.save_for_backward(x, scale, *(() if mean is None else (mean,)))
         ctx.weight, ctx.bias, ctx.offset = weight, bias, offset
         normed = wide * scale
@@ -105,15 +121,15 @@ class _Norm(torch.autograd.Function):
         wide = grad.to(scale.dtype)
         normed = (x.to(scale.dtype) - mean[0] if mean else x.to(scale.dtype)) * scale
         g = wide if weight is None else wide * (weight.value.to(scale.dtype) + ctx.offset)
-        dx = g - normed * (g * normed).mean(-1, keepdim=True)
+        dx = g - normed * _mean(g * normed, ctx.over)
         if mean:
-            dx = dx - g.mean(-1, keepdim=True)
+            dx = dx - _mean(g, ctx.over)
         # at once: what these sums read would be whole tensors put aside
         for parameter, terms in ((weight, wide * normed if weight is not None else wide), (bias, wide)):
             if parameter is not None:
                 vector = terms.flatten(0, -1 - len(parameter.shape)).sum(0)
                 parameter.tape.run(lambda parameter=parameter, vector=vector: parameter.add(vector), vector)
-        return (dx * scale).to(x.dtype), None, None, None, None, None, None
+        return (dx * scale).to(x.dtype), None, None, None, None, None, None, None
 
 
 def norm(site: Site, x: Operand, *parameters: Weight) -> Tensor:
@@ -126,8 +142,12 @@ def norm(site: Site, x: Operand, *parameters: Weight) -> Tensor:
     names = [name.rpartition(".")[2] for name in site.op.inputs[1:]]
     held = dict(zip(names, parameters, strict=True))
     weight, bias, offset = held.get("weight"), held.get("bias"), site.attr("offset", 0.0)
-    function = _FusedNorm if _fused(x, weight, bias, fn == "layer", offset) else _Norm
     anchor = ANCHOR if any(parameter.trained for parameter in parameters) else None
-    eps = site.attr("eps", 1e-5)
-    out: Tensor = function.apply(x, weight, bias, fn == "layer", eps, offset, anchor)  # type: ignore[no-untyped-call]
+    eps, center = site.attr("eps", 1e-5), fn == "layer"
+    over = site.axis("tp") if site.strategy == PARTS_OF_ROWS else ALONE
+    out: Tensor
+    if over.group is None and _fused(x, weight, bias, center, offset):
+        out = _FusedNorm.apply(x, weight, bias, center, eps, offset, anchor)  # type: ignore[no-untyped-call]
+    else:
+        out = _Norm.apply(x, weight, bias, center, eps, offset, anchor, over)  # type: ignore[no-untyped-call]
     return out

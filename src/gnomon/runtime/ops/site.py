@@ -21,6 +21,7 @@ from gnomon.graph import Block, Op, is_inner_first, matrix_rows
 from gnomon.ops.op import AttrValue
 from gnomon.runtime.parameters.parameters import Weight
 from gnomon.sharding.context import chunks_of
+from gnomon.tensors.dims import Dim
 from gnomon.tensors.names import TOKEN_DIMS, base
 
 Segment = tuple[int, int]
@@ -95,6 +96,8 @@ class Site:
     """Axes that divide the positions of the op's first input, the outermost first."""
     keep_gathered: bool = False
     """Whether what an op gathered is what it keeps for backward."""
+    ways: Mapping[str, int] = field(default_factory=dict)
+    """Dim -> parts that ranks divide it into."""
     weight_rows: int = field(init=False)
     """Of a contraction: how many leading dims of its weight are rows of its matrix."""
     inner_first: bool = field(init=False)
@@ -141,6 +144,10 @@ class Site:
     def dims(self, tensor: str) -> tuple[str, ...]:
         """Names of a tensor's dims, one for each dim that it has in torch."""
         return self.named[tensor]
+
+    def local(self, dim: Dim) -> int:
+        """Size of a rank's part of it; -1 for what the batch brings. Of fewer heads than ranks each has a copy."""
+        return -1 if dim.size is None else max(1, dim.size // self.ways.get(dim.name, 1))
 
     def token_dim(self, tensor: str) -> int:
         """Which dim of a tensor counts positions."""

@@ -24,7 +24,7 @@ def reshape(site: Site, x: Tensor) -> Tensor:
     names = [atom.name for dim in before for atom in dim.atoms]
     for index, dim in reversed(list(enumerate(before))):
         if len(dim.atoms) > 1:
-            x = x.unflatten(index, [atom.size or -1 for atom in dim.atoms])
+            x = x.unflatten(index, [site.local(atom) for atom in dim.atoms])
     wanted = [atom.name for dim in after for atom in dim.atoms]
     if sorted(names) != sorted(wanted):
         raise PlanError(f"{site.op.path}: the runtime cannot make dims {wanted} of {names}")

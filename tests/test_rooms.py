@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).parents[1]
 ROOMS = tuple(
     "errors units late trust schema tensors ops graph models hardware program orders plans software sharding timeline "
     "profile prices simulate lowering methods control prediction serving search formats request report fleet frontend "
-    "compiler runtime cli".split()
+    "compiler runtime serve cli".split()
 )
 FOLDERS = {
     "runtime": tuple(
@@ -30,8 +30,11 @@ FOLDERS = {
     )
 }
 """Room -> its folders, in an order of their own: a file imports only from its own folder and from folders before it."""
-TORCH_ROOMS = frozenset({"frontend", "compiler", "runtime"})
-OPTIONAL = {"yaml": "formats", "tokenizers": "runtime", "jinja2": "runtime", "pyarrow": "runtime", "scipy": "search"}
+TORCH_ROOMS = frozenset({"frontend", "compiler", "runtime", "serve"})
+OPTIONAL = {
+    **{"yaml": "formats", "tokenizers": "runtime", "jinja2": "runtime", "pyarrow": "runtime", "scipy": "search"},
+    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client", "llguidance"), "serve"),
+}
 """Package of an extra -> the room that may import it, inside a function: without the extra all else works."""
 LATE = "late.py"
 """The one module that imports by a string which it does not know (`gnomon.late.load_late`)."""

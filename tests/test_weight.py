@@ -15,7 +15,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 HEAVY = ("torch", "pandas", "scipy")
-TORCH_ROOMS = ("frontend", "compiler", "runtime")
+TORCH_ROOMS = ("frontend", "compiler", "runtime", "serve")
 
 
 def heavy_after(statement: str, folder: Path) -> set[str]:

@@ -1,5 +1,6 @@
-"""The command line: `gnomon predict`, `plan`, `fit`, `explain`, `launch`, `check`, `run`, `scale`, `checkpoint`,
-`parity`, `compare`, `report`, `calibrate`, `validate`, `compile`, `export`, `catalogue` and `fleet`.
+"""The command line: `gnomon predict`, `plan`, `fit`, `explain`, `launch`, `check`, `run`, `serve`, `generate`,
+`bench-serve`, `scale`, `checkpoint`, `parity`, `compare`, `report`, `calibrate`, `validate`, `compile`, `export`,
+`catalogue` and `fleet`.
 
 `main(argv)` parses, runs one command and returns the exit status: 0 done (for `predict` and `explain`: and it fits); 1
 a prediction was made and the plan does not fit in memory, or no machines are as fast as asked; 2 the request cannot be
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         refuse_servers(options)
         # By name, so that `gnomon --help` does not load numpy and the models.
-        command: Callable[[object], int] = load_late(f"gnomon.cli.{name}:run")
+        command: Callable[[object], int] = load_late(f"gnomon.cli.{name.replace('-', '_')}:run")
         with _as_wide_as_the_terminal():
             status = command(options)
         sys.stdout.flush()

@@ -1,45 +1,62 @@
-"""`gnomon generate`: a few words from a folder of weights, to look at what a run has learnt.
+"""`gnomon generate`: a few words from a folder of weights, by the engine of `gnomon serve`.
 
-`run(options)` prints the prompt and what the model adds, and returns 0. There is no cache of keys and values, so it is
-for words, not for serving.
+`run(options)` prints the prompt and what the model adds, as it comes, and returns 0.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from gnomon.cli.options.run import GenerateOptions
+from gnomon.cli.options.server import GenerateOptions
 from gnomon.cli.run import need_torch
 from gnomon.cli.terminal import print_json
 from gnomon.errors import InputError
 from gnomon.late import load_late
+from gnomon.software.engine import engine
+
+ALL_BYTES = 1 << 62
+"""Of keys and values: as many as one request needs."""
 
 
 def run(options: GenerateOptions) -> int:
     """Read the weights and the tokenizer, generate, print."""
     need_torch("generating")
     folder = Path(options.folder).expanduser()
-    tokenizer = Path(options.tokenizer).expanduser() if options.tokenizer else folder
-    beside = (tokenizer / "tokenizer.json").is_file() or tokenizer.is_file()
-    if options.tokenizer and not beside:
-        raise InputError(f"{tokenizer} has no tokenizer.json; name the file or its folder")
-    encoder = load_late("gnomon.runtime.data.encode:Encoder").open(tokenizer if beside else None)
-    model = load_late("gnomon.runtime.checkpoint.pretrained:load")(folder, logits=True)
-    ids = encoder.prompt(options.prompt)
+    tokenizer = Path(options.tokenizer).expanduser() if options.tokenizer else None
+    words = load_late("gnomon.serve.vocabulary:Vocabulary").open(folder, tokenizer)
+    ids = words.prompt(options.prompt)
     if not ids:
         raise InputError("the prompt has no token; give some text")
-    new = load_late("gnomon.runtime.module.generate:generate")(
-        model,
-        ids,
-        count=options.count,
+    model = load_late("gnomon.serve.load:open_model")(
+        folder,
+        replace(engine("gnomon"), max_seqs=1),
+        dtype=options.dtype,
+        kv_bytes=ALL_BYTES,
+        longest_asked=len(ids) + options.count,
+    )
+    sampling = load_late("gnomon.serve.sampling:Sampling")(
+        max_tokens=options.count,
         temperature=options.temperature,
         top_k=options.top_k,
+        top_p=options.top_p,
         seed=options.seed,
-        stop=() if encoder.end is None else (encoder.end,),
+        stop_ids=words.ends,
     )
-    text = encoder.decode(new)
+    stream = load_late("gnomon.serve.text:TextStream")(words)
+    model.add(ids, sampling, watch=[stream.push])
+    new: list[int] = []
+    if not options.json:
+        print(options.prompt, end="", flush=True)
+    while model.has_work:
+        for made in model.step():
+            if made.chosen.token not in words.ends:
+                new.append(made.chosen.token)
+        if not options.json:
+            print(stream.take(), end="", flush=True)
+    rest = stream.take(all=True)
     if options.json:
-        print_json({"schema": "gnomon.generate/1", "prompt": options.prompt, "text": text, "ids": new})
+        print_json({"schema": "gnomon.generate/1", "prompt": options.prompt, "text": stream.text, "ids": new})
     else:
-        print(f"{options.prompt}{text}")
+        print(rest)
     return 0

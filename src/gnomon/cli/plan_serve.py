@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from gnomon import schema
 from gnomon.cli.options.plan import PlanOptions
-from gnomon.cli.serve import Asked, read
+from gnomon.cli.predict_serve import Asked, read
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.hardware import rent

@@ -20,7 +20,7 @@ def run(options: PredictOptions) -> int:
     """Predict and print."""
     refuse_others(options)
     if asks_to_serve(options):
-        status: int = load_late("gnomon.cli.serve:run")(options)
+        status: int = load_late("gnomon.cli.predict_serve:run")(options)
         return status
     asked = read_request(options, options.lengths or ())
     prediction = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)

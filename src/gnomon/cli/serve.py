@@ -1,285 +1,77 @@
-"""`gnomon predict MODEL --serve`: an inference server's latencies, throughput and memory, before it is rented.
+"""`gnomon serve`: an OpenAI-compatible server of a folder of weights.
 
-`run(options)` prints and returns 0; 1 if the engine would refuse to start, with what would. Options of training beside
-`--serve` are errors. Leaves out training (`predict`).
+`run(options)` serves until it is told to end and returns 0. Leaves out predictions of servers (`predict_serve`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gnomon.cli.models import read_model
-from gnomon.cli.options.flags import given
-from gnomon.cli.options.plan import PlanOptions
-from gnomon.cli.options.predict import PredictOptions
-from gnomon.cli.terminal import print_json, print_lines
+from gnomon import schema
+from gnomon.cli.options.server import EngineOptions, ServerOptions
+from gnomon.cli.run import need_torch
+from gnomon.cli.values import quantity
 from gnomon.errors import InputError
-from gnomon.formats.engines import read_command
-from gnomon.formats.given import parse_settings
-from gnomon.formats.job import read_source
-from gnomon.graph import Graph
-from gnomon.hardware import Cluster, parse_cluster, rent
-from gnomon.report.serving import forecast_text
-from gnomon.report.tables import wrapped
-from gnomon.serving.capacity import capacity, changes, most_model_len, most_of, refusal
-from gnomon.serving.forecast import Target, serve
-from gnomon.serving.layout import Serving
-from gnomon.serving.requests import Load, at_rate, closed, from_csv, poisson
+from gnomon.late import load_late
+from gnomon.serving.file import ServeFile
 from gnomon.software.engine import Engine, engine
-from gnomon.units import parse_seconds, show_bytes
+from gnomon.units import parse_bytes, parse_seconds
 
-ServedOptions = PredictOptions | PlanOptions
-
-REQUESTS_A_CLIENT, MOST_REQUESTS, LEAST_REQUESTS = 10, 4000, 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What the options ask for."""
-
-    graph: Graph
-    cluster: Cluster
-    serving: Serving
-    engine: Engine
-    load: Load
-    target: Target | None
-    assumed: tuple[str, ...]
+KEY = "GNOMON_API_KEY"
+"""Variable with the key that requests must bear."""
+RUN_AXES = ("tp", "pp", "dp", "ep")
+"""Axes of a plan that divide one replica."""
 
 
-def run(options: PredictOptions) -> int:
-    """Predict and print."""
-    asked = read(options)
-    problem = refusal(asked.graph, asked.cluster, asked.serving, asked.engine)
-    if problem is not None:
-        return _refused(asked, problem, as_json=options.json)
-    found = serve(asked.graph, asked.cluster, asked.serving, asked.engine, asked.load, asked.target)
-    if options.json:
-        mapping = found.to_mapping()
-        mapping["assumptions"] = [*asked.assumed, *found.assumed]
-        print_json(mapping)
-        return 0
-    helps = changes(asked.graph, asked.cluster, asked.serving, asked.engine)
-    paid = rent(asked.cluster)
-    share = found.devices / asked.cluster.num_devices
-    print_lines(
-        forecast_text(
-            found,
-            _title(asked),
-            assumed=(*asked.assumed, *asked.cluster.assumptions),
-            helps=helps,
-            rent=None if paid is None else paid.dollars_per_hour * share,
-        )
-    )
-    return 0
+def run(options: ServerOptions) -> int:
+    """Serve."""
+    need_torch("serving")
+    status: int = load_late("gnomon.serve.server:serve")(settings_of(options))
+    return status
 
 
-def _title(asked: Asked) -> str:
-    s = asked.serving
-    axes = " ".join(f"{n}={getattr(s, n)}" for n in ("tp", "pp", "dp", "ep", "replicas") if getattr(s, n) > 1)
-    how = f"{len(asked.load.requests):,} requests"
-    how += f", {asked.load.concurrency} at a time" if asked.load.concurrency else ""
-    return (
-        f"{asked.graph.name} served by {asked.engine.name} {asked.engine.version} on {asked.cluster.name} "
-        f"({axes or 'one device'}, {s.weights} weights, {s.kv} keys): {how}"
-    )
+def rules_of(options: EngineOptions, base: Engine) -> Engine:
+    """The engine's record with the limits that were given."""
+    given = {"max_seqs": options.max_num_seqs, "max_batched_tokens": options.max_num_batched_tokens}
+    return replace(base, **{name: value for name, value in given.items() if value is not None})
 
 
-def _refused(asked: Asked, problem: str, *, as_json: bool) -> int:
-    helps = changes(asked.graph, asked.cluster, asked.serving, asked.engine)
-    most = most_model_len(asked.graph, asked.cluster, asked.serving, asked.engine)
-    held = capacity(asked.graph, asked.cluster, asked.serving, asked.engine)
-    seqs = most_of(asked.graph, asked.cluster, asked.serving, asked.engine, "max_seqs")
-    budget = most_of(asked.graph, asked.cluster, asked.serving, asked.engine, "max_batched_tokens")
-    if as_json:
-        print_json(
-            {
-                "starts": False,
-                "reason": problem,
-                "largest_max_model_len": most,
-                "largest_max_num_seqs": seqs,
-                "largest_max_num_batched_tokens": budget,
-                "weights_bytes": held.weights_bytes,
-                "activation_bytes": held.activation_bytes,
-                "own_bytes": held.own_bytes,
-                "kv_bytes": held.kv_bytes,
-                "helps": [{"change": h.change, "kv_tokens": h.kv_tokens, "concurrency": h.concurrency} for h in helps],
-            }
-        )
-        return 1
-    lines = [*wrapped(problem, indent=""), ""]
-    lines.append(f"largest max_model_len that starts as it is: {most or 'none'}")
-    lines.append(f"largest max_num_seqs that starts as it is: {seqs or 'none'}")
-    lines.append(f"largest max_num_batched_tokens that starts as it is: {budget or 'none'}")
-    for way in helps:
-        lines.append(
-            f"  {way.change}: starts, {way.kv_tokens:,} KV tokens, {way.concurrency:.2f} such requests at a time"
-        )
-    if not helps:
-        lines.append(
-            f"  no single change helps: {show_bytes(held.weights_bytes)} of weights a device; use more devices"
-        )
-    print_lines(lines)
-    return 1
-
-
-def read(options: ServedOptions) -> Asked:
-    """The options, resolved. What nobody gave is assumed, and said."""
-    assumed: list[str] = []
-    options = _from_command(options, assumed)
-    if options.model is None:
-        raise InputError("no model; give a name (`gnomon catalogue models`) or a config.json")
-    if isinstance(options, PredictOptions):
-        graph, notes = read_model(options.model, settings=parse_settings(options.settings), strict=options.strict)
-    else:
-        graph, notes = read_model(options.model)
-    assumed += notes
-    if options.on is None:
-        raise InputError("no machines; give --on CLUSTER, as in 4xh100-sxm")
-    cluster = parse_cluster(options.on)
-    name = options.engine
-    if name is None:
-        name = "vllm"
-        assumed.append("engine not given: vllm (--engine)")
-    record = _engine(engine(name), options, cluster, assumed)
-    load = read_load(options, assumed)
-    serving = _serving(options, graph, cluster, load, assumed)
-    target = None
-    if options.ttft is not None or options.tpot is not None:
-        target = Target(
-            ttft_s=None if options.ttft is None else parse_seconds(_spaced(options.ttft)),
-            tpot_s=None if options.tpot is None else parse_seconds(_spaced(options.tpot)),
-        )
-    return Asked(
-        graph=graph,
-        cluster=cluster,
-        serving=serving,
-        engine=record,
-        load=load,
-        target=target,
-        assumed=tuple(assumed),
-    )
-
-
-def _from_command(options: ServedOptions, assumed: list[str]) -> ServedOptions:
-    """The options with those of `--from vllm serve.sh`; what is given beside it goes before."""
-    if not isinstance(options, PredictOptions) or options.source is None:
-        return options
-    program, path = options.source
-    file, unread = read_command(read_source(Path(path))[0], program, options.on or "")
-    said: dict[str, Any] = {
-        "model": file.model,
-        "engine": file.engine,
-        "tp": file.serving.tp,
-        "pp": file.serving.pp,
-        "dp": file.serving.dp,
-        "ep": file.serving.ep,
-        "weights": file.serving.weights,
-        "kv": file.serving.kv,
-        "max_model_len": file.serving.max_model_len,
-        "max_num_seqs": file.max_seqs,
-        "max_num_batched_tokens": file.max_batched_tokens,
-        "memory_fraction": file.memory_fraction,
-    }
-    beside = given(options)
-    assumed += [f"{path}: not read: {what}" for what in unread]
-    return replace(options, **{name: value for name, value in said.items() if name not in beside})
-
-
-def _spaced(text: str) -> str:
-    """`500ms` as `500 ms`, as quantities are written."""
-    digits = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
-    return f"{digits} {text[len(digits) :].strip()}"
-
-
-def _engine(record: Engine, options: ServedOptions, cluster: Cluster, assumed: list[str]) -> Engine:
-    """The record with the user's limits; of smaller devices, the smaller defaults of vLLM and SGLang."""
-    least = min(d.memory_bytes for d in cluster.devices) / 2**30
-    if record.name == "vllm" and (least < 70 or any("a100" in d.name for d in cluster.devices)):
-        if options.max_num_seqs is None and record.max_seqs > 256:
-            record = replace(record, max_seqs=256)
-            assumed.append("max_num_seqs 256: as vllm on an A100 or less than 70 GiB")
-        if options.max_num_batched_tokens is None and record.max_batched_tokens > 2048:
-            record = replace(record, max_batched_tokens=2048)
-            assumed.append("max_num_batched_tokens 2048: as vllm on an A100 or less than 70 GiB")
-    if record.name == "sglang" and least < 60 and options.max_num_batched_tokens is None:
-        budget = 2048 if least < 35 else 4096
-        record = replace(record, max_batched_tokens=min(budget, record.max_batched_tokens))
-        assumed.append(f"max_num_batched_tokens {record.max_batched_tokens}: as sglang on less than 60 GiB")
-    fraction = options.memory_fraction
-    return replace(
-        record,
-        max_seqs=options.max_num_seqs or record.max_seqs,
-        max_batched_tokens=options.max_num_batched_tokens or record.max_batched_tokens,
-        memory_fraction=record.memory_fraction if fraction is None else fraction,
-    )
-
-
-def read_load(options: ServedOptions, assumed: list[str]) -> Load:
-    """Requests from a trace, or from lengths with a concurrency or a rate."""
-    if options.concurrency is not None and options.rate is not None:
-        raise InputError("--concurrency and --rate both say how requests come; use one of them")
-    if options.requests is not None:
-        extra = [n for n in ("input_len", "output_len", "burst", "spread") if getattr(options, n) is not None]
-        if extra:
-            raise InputError(f"--{extra[0].replace('_', '-')} and --requests both say what comes in; use one of them")
-        text, _ = read_source(Path(options.requests))
-        load = from_csv(text, source=str(options.requests), concurrency=options.concurrency)
-        if options.num_requests is not None:
-            load = replace(load, requests=load.requests[: options.num_requests])
-        return load if options.rate is None else at_rate(load, options.rate)
-    if options.input_len is None or options.output_len is None:
-        raise InputError("what is served is not said; give --input-len and --output-len, or a trace with --requests")
-    spread = options.spread or 0.0
-    if options.rate is not None:
-        count = options.num_requests or 1000
-        if options.num_requests is None:
-            assumed.append("1000 requests, times between them exponential (--num-requests)")
-        return poisson(
-            options.input_len, options.output_len, options.rate, count, spread=spread, burst=options.burst or 1
-        )
-    if options.burst is not None:
-        raise InputError("--burst says how many requests come at once; give --rate too")
-    clients = options.concurrency
-    if clients is None:
-        clients = 1
-        assumed.append("concurrency not given: 1, each request after the one before (--concurrency, --rate)")
-    if options.num_requests is not None:
-        count = options.num_requests
-    else:
-        count = max(LEAST_REQUESTS, clients, min(MOST_REQUESTS, REQUESTS_A_CLIENT * clients))
-        assumed.append(f"{count} requests by {clients} clients that all begin at once (--num-requests)")
-    return closed(options.input_len, options.output_len, clients, count, spread=spread)
-
-
-def _serving(options: ServedOptions, graph: Graph, cluster: Cluster, load: Load, assumed: list[str]) -> Serving:
-    pp, dp = options.pp or 1, options.dp or 1
-    tp, replicas = options.tp, options.replicas
-    devices = cluster.num_devices
-    if tp is None:
-        tp = max(1, devices // (pp * dp * (replicas or 1)))
-        if tp > 1:
-            assumed.append(f"tp not given: {tp}, all devices in one replica (--tp, --replicas)")
-    if replicas is None:
-        replicas = max(1, devices // (tp * pp * dp))
-        if replicas > 1:
-            assumed.append(f"replicas not given: {replicas}, as many as there are devices for (--replicas)")
-    weights = options.weights
-    if weights is None:
-        peak = cluster.devices[0].dense_peak
-        weights = "bf16" if peak.bf16 is not None else "fp16" if peak.fp16 is not None else "fp32"
-    longest = options.max_model_len
-    if longest is None:
-        longest = load.longest
-        assumed.append(f"max_model_len not given: {longest}, the longest request (--max-model-len)")
-    return Serving(
-        tp=tp,
-        pp=pp,
-        dp=dp,
-        ep=options.ep or (tp * dp if dp > 1 else 1),
-        replicas=replicas,
-        weights=weights,
-        kv=options.kv or "bf16",
+def settings_of(options: ServerOptions) -> Any:
+    """As options and the plan say; options win."""
+    plan = None if options.plan is None else schema.load_file(ServeFile, options.plan)
+    base, replicas, longest = engine("gnomon"), options.replicas or 1, options.max_model_len
+    if plan is not None:
+        if plan.engine != "gnomon":
+            raise InputError(f"{options.plan} is of {plan.engine}; make one with gnomon plan --serve --engine gnomon")
+        divided = [name for name in RUN_AXES if getattr(plan.serving, name) > 1]
+        if divided:
+            axis, ranks = divided[0], getattr(plan.serving, divided[0])
+            raise InputError(
+                f"{options.plan} has {axis} = {ranks}, and a replica is served by one process; make a plan with "
+                f"{axis} = 1, and replicas"
+            )
+        base = plan.record()
+        replicas = options.replicas or plan.serving.replicas
+        longest = options.max_model_len or plan.serving.max_model_len
+    folder = Path(options.folder).expanduser()
+    threads = options.threads or max(1, (os.cpu_count() or 1) // replicas)
+    return load_late("gnomon.serve.settings:Settings")(
+        folder=str(folder),
+        tokenizer=Path(options.tokenizer).expanduser() if options.tokenizer else None,
+        name=options.name or folder.resolve().name,
+        rules=rules_of(options, base),
+        dtype=options.dtype,
+        kv_bytes=quantity("--kv-memory", parse_bytes, options.kv_memory),
         max_model_len=longest,
+        host=options.host,
+        port=options.port,
+        api_key=options.api_key or os.environ.get(KEY, ""),
+        workers=replicas,
+        threads=threads,
+        max_waiting=options.max_waiting,
+        max_body_bytes=quantity("--max-body", parse_bytes, options.max_body),
+        drain_s=quantity("--drain", parse_seconds, options.drain),
     )

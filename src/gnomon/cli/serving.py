@@ -1,7 +1,7 @@
 """Which options are of serving and which of training, and that no program is asked for the other.
 
 `asks_to_serve(options)` says which is asked; `refuse_others(options)` and `refuse_servers(options)` raise InputError
-for what does not go with it. Leaves out predicting a server (`cli.serve`).
+for what does not go with it. Leaves out predicting a server (`cli.predict_serve`).
 """
 
 from __future__ import annotations

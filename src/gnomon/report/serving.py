@@ -1,6 +1,6 @@
 """A forecast of serving, as text: latencies with their bands, throughput, running batch, memory by what reserves it.
 
-`forecast_text(forecast)` returns lines. Leaves out pages.
+`forecast_text(forecast)` returns lines, `measured_text(measured)` those of a server that was driven. Leaves out pages.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from gnomon.report.tables import wrapped
 from gnomon.serving.capacity import Help
 from gnomon.serving.forecast import BAND, Forecast, Spread
+from gnomon.serving.measured import MeasuredLoad
 from gnomon.units import show_bytes, show_seconds
 
 
@@ -70,3 +71,16 @@ def forecast_text(
         yield "assumed"
         for note in notes:
             yield from wrapped(note, bullet="- ")
+
+
+def measured_text(found: MeasuredLoad, title: str) -> Iterator[str]:
+    """Lines. title: who was driven."""
+    clients = f", {found.concurrency} at a time" if found.concurrency else ""
+    yield f"{title}: {len(found.rows):,} requests{clients}, measured"
+    yield ""
+    yield f"{'':14}{'p50':>10}{'p90':>10}{'p99':>10}{'mean':>10}"
+    for name, spread in (("TTFT", found.ttft), ("TPOT", found.tpot), ("end to end", found.e2e)):
+        cells = "".join(f"{show_seconds(value):>10}" for value in (spread.p50, spread.p90, spread.p99, spread.mean))
+        yield f"{name:14}{cells}"
+    yield ""
+    yield f"throughput    {found.output_tokens_per_s:,.1f} output tokens/s over {show_seconds(found.span_s)}"

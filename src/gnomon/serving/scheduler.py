@@ -3,8 +3,8 @@
 `Scheduler.step(arrivals, finished)` returns a `Batch`: pieces of prompts (first token, tokens) and how many requests
 decode over how many KV tokens. Its rules are the fields of an `Engine`; no engine is named here. A decode-only batch
 stays the same until somebody finishes or comes, or blocks run out: `steady()` says for how many iterations, `advance`
-takes them at once. Blocks are counts: which block is whose is the caller's (a request's share is `Running.blocks`).
-Leaves out seconds (`iteration`), tokens, and priorities between requests.
+takes them at once. Blocks are counts, unless a `KvBlocks` says which one is whose (a request's share is
+`Running.blocks`). Leaves out seconds (`iteration`), tokens, and priorities between requests.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gnomon.errors import InputError
+from gnomon.serving.kv_blocks import KvBlocks
 from gnomon.software.engine import Engine
 
 
@@ -84,12 +85,14 @@ IDLE = Batch(pieces=(), decodes=0, kv_tokens=0, preempted=())
 
 
 class Scheduler:
-    """The state of an engine and its rules. `blocks`: KV blocks that the device has."""
+    """The state of an engine and its rules. `blocks`: KV blocks that the device has. `memory`: says which block is
+    whose, where they are real; then how much of a prompt needs no computing is what it finds as it is admitted, and
+    blocks that several requests share count once."""
 
-    def __init__(self, engine: Engine, blocks: int) -> None:
+    def __init__(self, engine: Engine, blocks: int, memory: KvBlocks | None = None) -> None:
         if blocks < 1:
             raise InputError(f"an engine with {blocks} KV blocks can serve nothing")
-        self.engine = engine
+        self.engine, self.memory = engine, memory
         self.total = self.free = blocks
         self.size = engine.block_tokens
         self.low = int(engine.watermark * blocks)
@@ -107,6 +110,8 @@ class Scheduler:
         self.admitted = 0
         self.promised = 0
         """Blocks that running requests may still take, where each is promised all it may ask for."""
+        self.growing = 0
+        """Blocks of this step's decodes, which a `memory` gives out when the batch is run."""
         self.asked = 0
         """Output tokens that running requests may still ask for."""
 
@@ -138,6 +143,7 @@ class Scheduler:
         arrivals: (key, prompt tokens, most output tokens, cached tokens) of those that came since the last step.
         finished: keys of decoding requests that have all their tokens. InputError for a request that can never fit.
         """
+        self.growing = 0
         for key in finished:
             self._release(key)
         for key, prompt, most, cached in arrivals:
@@ -208,7 +214,7 @@ class Scheduler:
             run = max(self.decoding.values(), key=lambda r: r.order)
             if self.filling and self.filling[-1].order > run.order:
                 run = self.filling.pop()
-                self.free += run.blocks
+                self._give_back(run.key, run.blocks)
                 self.asked -= run.most
                 self._again(run, run.prompt, run.most)
             else:
@@ -227,6 +233,7 @@ class Scheduler:
 
     def _take(self, blocks: int) -> None:
         self.free -= blocks
+        self.growing = blocks
         self.promised -= blocks if self.engine.preemption == "none" else 0
 
     def _again(self, run: Running, prompt: int, most: int) -> None:
@@ -240,12 +247,37 @@ class Scheduler:
     def _release(self, key: int) -> None:
         run = self.decoding.pop(key)
         held = self._held(run)
-        self.free += held
+        self._give_back(key, held)
         self.asked -= run.most - (self.steps - run.began)
         self.kv -= run.start + self.steps
         self.phases[run.start % self.size] -= 1
         if self.engine.preemption == "none":
             self.promised -= self._whole(run) - held
+
+    def _give_back(self, key: int, blocks: int) -> None:
+        if self.memory is None:
+            self.free += blocks
+        else:
+            self.memory.release(key)
+            self.free = self.memory.free
+
+    def cancel(self, key: int) -> bool:
+        """A request that nobody waits for any more leaves, wherever it is, with its blocks. Whether it was here."""
+        if key in self.decoding:
+            self._release(key)
+            return True
+        for queue in (self.filling, self.waiting):
+            run = next((run for run in queue if run.key == key), None)
+            if run is None:
+                continue
+            queue.remove(run)
+            if queue is self.filling:
+                self._give_back(key, run.blocks)
+                self.asked -= run.most
+                if self.engine.preemption == "none":
+                    self.promised -= self._whole(run) - run.blocks
+            return True
+        return False
 
     def _whole(self, run: Running) -> int:
         """Blocks of all its tokens but the last, which nobody reads."""
@@ -263,9 +295,11 @@ class Scheduler:
             if reserve is None:
                 break
             self.waiting.popleft()
+            if self.memory is not None:
+                run.cached = self.memory.admit(run.key)
             run.blocks, run.done, run.order = -(-run.prompt // self.size), run.cached, self.admitted
             self.admitted += 1
-            self.free -= run.blocks
+            self.free = self.free - run.blocks if self.memory is None else self.memory.free - self.growing
             self.promised += reserve
             self.asked += run.most
             whole = run.prompt - run.cached
@@ -309,16 +343,21 @@ class Scheduler:
         begun: whether other prompts are in the batch already. Where prompts are not cut, one that grew longer than a
         whole budget, preempted with what it had answered, goes alone.
         """
-        engine = self.engine
+        engine, shared = self.engine, 0
+        if self.memory is not None:
+            run.cached, shared = self.memory.find(run.key)
         missing = run.prompt - run.cached
         if not engine.chunked_prefill and missing > budget and (begun or missing <= engine.max_batched_tokens):
             return None
         blocks = -(-run.prompt // self.size)
         if engine.preemption == "none":
             promise = self._whole(run) - blocks
-            return promise if blocks + promise + self.low <= self.free - self.promised else None
+            return promise if blocks - shared + promise + self.low <= self.free - self.promised else None
         if not self.running:
             return 0
+        if self.memory is not None:
+            reserved = -(-int((self.asked + run.most) * engine.reserved_output) // self.size)
+            return 0 if blocks - shared + reserved + self.low <= self.free else None
         # in tokens, not blocks: a decode takes more of them than of what it may still ask for, so that who is not
         # admitted now is not admitted later in a run of decodes either
         room = (self.total - self.low - sum(run.blocks for run in self.filling)) * self.size

@@ -56,7 +56,9 @@ COMMANDS: Mapping[str, Action | Actions] = {
     "launch": Action("a plan by torchrun, Slurm, Kubernetes or Ray", "run:LaunchOptions"),
     "check": Action("whether every rank has what a plan needs; slow ranks and links", "run:CheckOptions"),
     "parity": Action("a plan against the plain model, in small", "run:ParityOptions"),
-    "generate": Action("a few words from a folder of weights", "run:GenerateOptions"),
+    "serve": Action("an OpenAI-compatible server of a folder of weights", "server:ServerOptions"),
+    "generate": Action("a few words from a folder of weights", "server:GenerateOptions"),
+    "bench-serve": Action("a server under a load, measured", "server:BenchOptions"),
     "scale": Action("another number of processes for a job that runs", "run:ScaleOptions"),
     "checkpoint": Actions(
         "look at checkpoints, check, convert and export them",

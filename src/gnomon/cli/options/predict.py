@@ -1,6 +1,6 @@
 """Options of `gnomon predict`.
 
-Leaves out reading them into values (`cli.request`, `cli.serve`).
+Leaves out reading them into values (`cli.request`, `cli.predict_serve`).
 """
 
 from __future__ import annotations

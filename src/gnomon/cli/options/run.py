@@ -1,4 +1,4 @@
-"""Options of commands that train: `gnomon run`, `launch`, `check`, `parity`, `scale`, `data` and `generate`.
+"""Options of commands that train: `gnomon run`, `launch`, `check`, `parity`, `scale` and `data`.
 
 Leaves out reading them into values.
 """
@@ -264,26 +264,3 @@ examples:
     seq_len: int = option("--seq-len", default=2048, read=count, metavar="N", help="of the rows that are counted; 2048")
     output: str | None = option("-o", "--output", read=some, metavar="PREFIX", help="write PREFIX.bin and PREFIX.idx")
     json: bool = switch("--json", help="for programs")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerateOptions(Options):
-    """Weights and a prompt."""
-
-    about = """\
-A few words from a model on one process, to look at what a run has learnt. There
-is no cache of keys and values: every token runs the whole sequence again.
-
-example:
-  gnomon generate path/to/hf_folder --prompt "Once upon a time" --count 40"""
-
-    folder: str = positional(metavar="FOLDER", help="config.json and safetensors, as gnomon run --export writes")
-    prompt: str = option("--prompt", required=True, read=some, metavar="TEXT", help="what comes before")
-    tokenizer: str | None = option("--tokenizer", read=some, metavar="FILE", help="default the folder's own, or bytes")
-    temperature: float = option(
-        "--temperature", default=0.0, read=not_negative, metavar="T", help="0, the default, takes the likeliest"
-    )
-    top_k: int = option("--top-k", default=0, read=count, metavar="K", help="draw among the K likeliest; all")
-    seed: int = option("--seed", default=0, read=at_most(2**32 - 1, least=0), metavar="N", help="of what is drawn; 0")
-    json: bool = switch("--json", help="for programs")
-    count: int = option("--count", default=32, read=count, metavar="N", help="new tokens at most; 32")

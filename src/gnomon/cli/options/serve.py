@@ -1,6 +1,6 @@
 """Options of serving: what `gnomon predict --serve` and `gnomon plan --serve` take besides.
 
-Leaves out what they mean (`cli.serve`).
+Leaves out what they mean (`cli.predict_serve`).
 """
 
 from __future__ import annotations

@@ -52,12 +52,19 @@ class ChatTemplate:
             spans.append((len(before), len(after)))
         return text, tuple(spans)
 
-    def _text(self, messages: Sequence[Mapping[str, Any]], at: str, *, prompts: bool = False) -> str:
+    def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """What stands before the assistant's next words, without marks. tools: functions that it may call."""
+        text = self._text(messages, "the conversation", prompts=True, tools=list(tools) or None)
+        return text.replace(OPEN, "").replace(CLOSE, "")
+
+    def _text(self, messages: Sequence[Mapping[str, Any]], at: str, *, prompts: bool = False, **more: Any) -> str:
         """prompts: with what stands before the assistant's next words. Before a first message there is nothing."""
         if not messages:
             return ""
         try:
-            text: str = self.template.render(messages=list(messages), add_generation_prompt=prompts, **self.specials)
+            text: str = self.template.render(
+                messages=list(messages), add_generation_prompt=prompts, **self.specials, **more
+            )
         except (self.error, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise InputError(f"{at}: the chat template of {self.where} refuses it: {error}") from error
         return text

@@ -1,0 +1,105 @@
+"""`gnomon bench-serve`: a server under a load, measured.
+
+`run(options)` sends the requests, prints percentiles as predictions have them, and returns 0; 1 if some failed. Leaves
+out predictions (`predict_serve`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gnomon.cli.options.server import BenchOptions
+from gnomon.cli.run import need_torch
+from gnomon.cli.serve import KEY
+from gnomon.cli.terminal import print_json, print_lines
+from gnomon.errors import InputError, RunError
+from gnomon.formats.job import read_source
+from gnomon.late import load_late
+from gnomon.report.serving import measured_text
+from gnomon.serving.measured import MeasuredLoad
+from gnomon.serving.requests import Load, at_rate, closed, from_csv, poisson
+
+REQUESTS, INPUT_LEN, OUTPUT_LEN = 32, 128, 32
+
+
+def run(options: BenchOptions) -> int:
+    """Drive, print, write."""
+    need_torch("driving a server")
+    load, key = load_of(options), options.api_key or os.environ.get(KEY, "")
+    with _server(options) as url:
+        rows = load_late("gnomon.serve.drive:drive")(url, load, model=options.model, key=key, seed=options.seed)
+    failed = [row.error for row in rows if row.error]
+    if len(failed) == len(rows):
+        raise RunError(f"no request was answered: {failed[0][:300]}")
+    measured = MeasuredLoad.of([row for row in rows if not row.error], concurrency=load.concurrency)
+    if options.output is not None:
+        Path(options.output).write_text(json.dumps(measured.to_mapping(), indent=1) + "\n", encoding="utf-8")
+    if options.json:
+        print_json({**measured.to_mapping(), "failed": len(failed)})
+    else:
+        print_lines(measured_text(measured, options.target))
+        if failed:
+            print_lines([f"{len(failed)} of {len(rows)} requests failed, the first: {failed[0][:200]}"])
+    return 1 if failed else 0
+
+
+def load_of(options: BenchOptions) -> Load:
+    """A trace, or requests that are alike."""
+    if options.concurrency is not None and options.rate is not None:
+        raise InputError("--concurrency and --rate both say how requests come; use one of them")
+    if options.requests is not None:
+        if options.input_len is not None or options.output_len is not None:
+            raise InputError("--requests says how long requests are; leave --input-len and --output-len out")
+        text, _ = read_source(Path(options.requests))
+        load = from_csv(text, source=options.requests, concurrency=options.concurrency)
+        if options.num_requests is not None:
+            load = replace(load, requests=load.requests[: options.num_requests])
+        return load if options.rate is None else at_rate(load, options.rate)
+    lengths: dict[str, Any] = {
+        "input_len": options.input_len or INPUT_LEN,
+        "output_len": options.output_len or OUTPUT_LEN,
+    }
+    count = options.num_requests or REQUESTS
+    if options.rate is not None:
+        return poisson(rate=options.rate, count=count, seed=options.seed, **lengths)
+    return closed(concurrency=options.concurrency or 1, count=count, **lengths)
+
+
+@contextlib.contextmanager
+def _server(options: BenchOptions) -> Iterator[str]:
+    """The address of the target; a folder is served meanwhile."""
+    if options.target.startswith(("http://", "https://")):
+        yield options.target
+        return
+    given = {
+        "--tokenizer": options.tokenizer,
+        "--dtype": options.dtype,
+        "--kv-memory": options.kv_memory,
+        "--max-model-len": options.max_model_len,
+        "--max-num-seqs": options.max_num_seqs,
+        "--max-num-batched-tokens": options.max_num_batched_tokens,
+        "--threads": options.threads,
+    }
+    command = [sys.executable, "-m", "gnomon", "serve", options.target, "--port", "0"]
+    command += [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said: list[str] = []
+        try:
+            for line in process.stderr:
+                said.append(line)
+                if line.startswith("gnomon: serving ") and " on http" in line:
+                    yield line.partition(" on ")[2].split()[0]
+                    return
+            raise RunError(f"the folder is not served: {''.join(said)[-300:].strip()}")
+        finally:
+            process.terminate()
+            process.wait()

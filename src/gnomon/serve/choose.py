@@ -1,0 +1,114 @@
+"""From logits to tokens: greedy or drawn, with penalties, the usual cuts, a grammar's mask, and log-probabilities.
+
+`choose(logits, rows)` picks a token for each row. Logits are changed in this order: bias, penalties, mask, temperature,
+top-k, top-p, min-p. A row with a seed draws the same tokens whoever runs beside it. Leaves out beams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnomon.serve.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A token of an answer."""
+
+    token: int
+    logprob: float | None
+    """Natural logarithm of its probability by the model's own logits, where it was asked for."""
+    top: tuple[tuple[int, float], ...]
+    """The same of the likeliest tokens."""
+
+
+@dataclass(slots=True)
+class Row:
+    """Whose logits a row has."""
+
+    sampling: Sampling
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    generator: torch.Generator | None
+    mask: Callable[[], Tensor | None] | None = None
+    """Of a grammar: which tokens may follow (vocabulary), None for all."""
+
+    @staticmethod
+    def of(sampling: Sampling, prompt: Sequence[int], answer: Sequence[int], index: int = 0) -> Row:
+        """index: of the answer, among several to one prompt, which draw differently."""
+        generator = None
+        if sampling.temperature > 0:
+            generator = torch.Generator()
+            if sampling.seed is None:
+                generator.seed()
+            else:
+                generator.manual_seed((sampling.seed + index) & 0x7FFF_FFFF_FFFF_FFFF)
+        return Row(sampling, prompt, answer, generator)
+
+
+def choose(logits: Tensor, rows: Sequence[Row]) -> list[Chosen]:
+    """A token of each row. logits: (rows, vocabulary)."""
+    if all(row.sampling.is_plain and row.mask is None and row.sampling.logprobs < 0 for row in rows):
+        return [Chosen(token, None, ()) for token in logits.argmax(-1).tolist()]
+    return [_choose(own, row) for own, row in zip(logits.float(), rows, strict=True)]
+
+
+def _choose(raw: Tensor, row: Row) -> Chosen:
+    """raw: (vocabulary), float32."""
+    s = row.sampling
+    logits = _changed(raw, row) if s.changes else raw
+    allowed = row.mask() if row.mask is not None else None
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -torch.inf)
+    if s.temperature == 0:
+        token = int(logits.argmax())
+    else:
+        token = _drawn(logits / s.temperature, s, row.generator)
+    if s.logprobs < 0:
+        return Chosen(token, None, ())
+    told = raw.log_softmax(-1)
+    top: tuple[tuple[int, float], ...] = ()
+    if s.logprobs:
+        best = told.topk(min(s.logprobs, len(told)))
+        top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return Chosen(token, float(told[token]), top)
+
+
+def _changed(raw: Tensor, row: Row) -> Tensor:
+    s, logits = row.sampling, raw.clone()
+    for token, value in s.logit_bias:
+        logits[token] += value
+    if s.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted({*row.prompt, *row.answer}))
+        own = logits[seen]
+        logits[seen] = torch.where(own > 0, own / s.repetition_penalty, own * s.repetition_penalty)
+    if (s.presence_penalty or s.frequency_penalty) and row.answer:
+        ids, counts = torch.tensor(list(row.answer)).unique(return_counts=True)
+        logits[ids] -= s.presence_penalty + s.frequency_penalty * counts
+    if len(row.answer) < s.min_tokens and s.stop_ids:
+        logits[torch.tensor(sorted(s.stop_ids))] = -torch.inf
+    return logits
+
+
+def _drawn(logits: Tensor, s: Sampling, generator: torch.Generator | None) -> int:
+    """top-p as transformers and vLLM have it: the likeliest tokens until their share reaches p, the one that reaches it
+    included."""
+    if 0 < s.top_k < len(logits):
+        values, ids = logits.topk(s.top_k)
+    elif s.top_p < 1:
+        values, ids = logits.sort(descending=True)
+    else:
+        values, ids = logits, None
+    shares = values.softmax(-1)
+    if s.top_p < 1:
+        shares = torch.where(shares.cumsum(-1) - shares < s.top_p, shares, 0.0)
+    if s.min_p > 0:
+        shares = torch.where(shares >= s.min_p * shares.max(), shares, 0.0)
+    # an exponential race: one number a token, and no sum that rounding could fall short of
+    race = torch.empty_like(shares).exponential_(generator=generator)
+    at = int((shares / race).argmax())
+    return at if ids is None else int(ids[at])

@@ -1,0 +1,442 @@
+"""A decoder's Graph as an engine runs it: every op of every layer bound to its weights, on rows of many sequences.
+
+`Decoder(graph, weights, …)` compiles the blocks once; `forward(rows)` returns the logits that are wanted. The Graph and
+its kinds are those of training; what differs is that ops that look beyond a token (attention, rotary angles, scans)
+read what earlier iterations left in pages and states. Linears that read the same tensor run as one product. Leaves out
+gradients, groups of ranks, and models that are no decoders.
+Shapes: activations are (1, tokens, …), with a torch dim for each dim of the Graph's tensor, products flattened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gnomon.errors import PlanError
+from gnomon.graph import Block, Graph, Layer, Op
+from gnomon.runtime.module.crossings import reads, writes
+from gnomon.runtime.ops import check_runnable, function_of
+from gnomon.runtime.ops.alibi import slopes_of
+from gnomon.runtime.ops.attention import inverse_frequencies, shared_tables
+from gnomon.runtime.ops.places import places
+from gnomon.runtime.ops.routing import Routing, routing_of
+from gnomon.runtime.ops.site import Site
+from gnomon.serve.paged import Pages, Seen
+from gnomon.serve.rows import Rows
+from gnomon.serve.scan import Scan
+from gnomon.serving.kv_blocks import KvBlocks
+
+Weights = Mapping[str, Tensor]
+"""Full name of a parameter -> its value, dim by dim as in the Graph."""
+Run = Callable[..., Any]
+"""(rows, *activations) -> what an op writes: a tensor, or several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An op, or several that run as one."""
+
+    run: Run
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    last: tuple[str, ...]
+    """What no later step reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Of what is kept between iterations."""
+
+    blocks: int
+    """Of keys and values, of layers that see all tokens."""
+    block_tokens: int
+    """Tokens of a block."""
+    max_seqs: int
+    """Requests that run at the same time."""
+    max_batched_tokens: int
+    """Tokens of an iteration."""
+
+    def window_blocks(self, window: int) -> int:
+        """Blocks that are enough for layers with a window: what running requests keep between iterations, and an
+        iteration's own tokens; never more than without a window."""
+        kept = self.max_seqs * (-(-window // self.block_tokens) + 1)
+        return min(self.blocks, kept + -(-self.max_batched_tokens // self.block_tokens) + self.max_seqs)
+
+
+class Decoder:
+    """The layers of a model, bound to weights, with their pages and states."""
+
+    def __init__(self, graph: Graph, weights: Weights, sizes: Sizes, *, dtype: torch.dtype) -> None:
+        """graph: without its loss (`graph.outputs.without_loss`). PlanError for one that is no decoder."""
+        check_runnable(graph)
+        check_decoder(graph)
+        self.graph, self.dtype, self.sizes = graph, dtype, sizes
+        self.windows = windows_of(graph)
+        self.pages: list[Pages] = []
+        self.scans: list[Scan] = []
+        self._weights = weights
+        self.layers: list[tuple[list[Step], dict[str, str], dict[str, str], bool]] = []
+        ends = {source.partition(".")[0] for source in graph.outputs}
+        for layer in graph.layers():
+            block = graph.block(layer.call.block)
+            steps = self._compiled(layer, block)
+            self.layers.append((steps, reads(layer), writes(graph, layer), layer.call.name in ends))
+        last = {name: index for index, (_, read, _, _) in enumerate(self.layers) for name in read.values()}
+        self.unread = [[name for name, at in last.items() if at == index] for index in range(len(self.layers))]
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that logits are about."""
+        return int(self.graph.source(self.graph.outputs[0])[1].dims[-1].size or 0)
+
+    def blocks(self, *, prefix_cache: bool) -> KvBlocks:
+        """Whose the pages are: nobody's yet."""
+        sizes, plain = self.sizes, not self.windows and not self.scans
+        return KvBlocks(
+            sizes.blocks,
+            sizes.block_tokens,
+            windows=self.windows,
+            window_blocks=[sizes.window_blocks(window) for window in self.windows],
+            slots=sizes.max_seqs if self.scans else 0,
+            prefix_cache=prefix_cache and plain,
+        )
+
+    @torch.inference_mode()
+    def forward(self, rows: Rows) -> Tensor:
+        """(wanted, vocabulary): logits after the wanted tokens."""
+        values: dict[str, Tensor] = {"input_ids": rows.ids.unsqueeze(0)}
+        for index, (steps, read, written, ends) in enumerate(self.layers):
+            own = {name: values[source] for name, source in read.items()}
+            if ends and not rows.all_wanted:
+                own = {name: x.index_select(1, rows.wanted) for name, x in own.items()}
+            for name in self.unread[index]:
+                values.pop(name, None)
+            for step in steps:
+                out = step.run(rows, *[own[name] for name in step.reads])
+                for name in step.last:
+                    del own[name]
+                if len(step.writes) == 1:
+                    own[step.writes[0]] = out
+                else:
+                    own.update(zip(step.writes, out, strict=True))
+            for name, full in written.items():
+                values[full] = own[name]
+        return values[self.graph.outputs[0]][0]
+
+    def copy(self, source: int, target: int) -> None:
+        """A block of keys and values of the layers that see all tokens."""
+        for pages in self.pages:
+            if pages.group == 0:
+                pages.copy(source, target)
+
+    # --- compiling
+
+    def _compiled(self, layer: Layer, block: Block) -> list[Step]:
+        steps: list[Step] = []
+        done = set[str]()
+        for op in block.ops:
+            if op.path in done or op.does == "measures distance":
+                continue
+            together = self._together(block, op)
+            done |= {one.path for one in together}
+            made = self._joined(layer, block, together) if len(together) > 1 else self._op(layer, block, op)
+            inputs = tuple(name for name in op.inputs if block.tensor(name).kind == "activation")
+            if op.does == "attends":
+                inputs = op.inputs[:3]
+            steps.append(Step(made, inputs, tuple(out for one in together for out in one.outputs), ()))
+        seen, kept = set(block.outputs), []
+        for step in reversed(steps):
+            gone = tuple(dict.fromkeys(name for name in step.reads if name not in seen))
+            seen |= set(gone)
+            kept.append(Step(step.run, step.reads, step.writes, gone))
+        return kept[::-1]
+
+    def _together(self, block: Block, op: Op) -> list[Op]:
+        """Linears that read what this one reads, from it on."""
+        if op.kind != "linear" or op.attr("factor", 1.0) != 1.0:
+            return [op]
+        alike = [
+            other
+            for other in block.ops[block.ops.index(op) :]
+            if other.kind == "linear" and other.inputs[0] == op.inputs[0] and other.attr("factor", 1.0) == 1.0
+            and other.contracts == op.contracts
+        ]  # fmt: skip
+        return alike if len(alike) > 1 else [op]
+
+    def _matrix(self, layer: Layer, block: Block, op: Op) -> tuple[Tensor, Tensor | None, tuple[int, ...], int]:
+        """(weight (out, in), bias (out), sizes of the output's dims, dims of the input that are contracted)."""
+        site = Site(op=op, block=block)
+        held = self._weight(layer, block, op.inputs[1])
+        rows = site.weight_rows
+        if site.inner_first:
+            inner, out = held.shape[:rows], held.shape[rows:]
+            matrix = held.reshape(math.prod(inner), math.prod(out)).T
+        else:
+            out, inner = held.shape[:rows], held.shape[rows:]
+            matrix = held.reshape(math.prod(out), math.prod(inner))
+        bias = self._weight(layer, block, op.inputs[2]).flatten() if len(op.inputs) > 2 else None
+        return matrix, bias, tuple(out), len(inner)
+
+    def _joined(self, layer: Layer, block: Block, ops: Sequence[Op]) -> Run:
+        parts = [self._matrix(layer, block, op) for op in ops]
+        matrix = torch.cat([part[0] for part in parts])
+        widths = [len(part[0]) for part in parts]
+        bias = None
+        if any(part[1] is not None for part in parts):
+            bias = torch.cat([torch.zeros(len(m), dtype=m.dtype) if b is None else b for m, b, _, _ in parts])
+        for op in ops:  # their memory is the joined matrix's from now on
+            self._forget(layer, op)
+        return partial(_several, product_of(matrix, bias), widths, [part[2] for part in parts], parts[0][3])
+
+    def _op(self, layer: Layer, block: Block, op: Op) -> Run:
+        match op.does:
+            case "multiplies":
+                matrix, bias, out, inner = self._matrix(layer, block, op)
+                return partial(_one, product_of(matrix, bias), out, inner, float(_number(op, "factor", 1.0)))
+            case "attends":
+                return self._attention(layer, block, op)
+            case "rotates":
+                return partial(_rotary, op, int(block.tensor(op.inputs[0]).dims[-1].size or 0))
+            case "normalises":
+                return self._norm(layer, block, op)
+            case "scans":
+                return self._scan(layer, block, op)
+            case "looks up":
+                return self._lookup(layer, block, op)
+            case "dispatches":
+                experts = next(d.size for t in block.tensors for d in t.atoms if d.name == op.attr("experts", "")) or 0
+                return partial(_dispatch, experts)
+            case "multiplies rows":
+                return self._rows(layer, block, op)
+            case "combines":
+                return _combine
+            case _:
+                return self._plain(layer, block, op)
+
+    def _plain(self, layer: Layer, block: Block, op: Op) -> Run:
+        """An op that does not look beyond a token, by its own torch function."""
+        site, function = Site(op=op, block=block), function_of(op.kind)
+        held = {n: self._weight(layer, block, n) for n in op.inputs if block.tensor(n).kind != "activation"}
+        if not held:
+            return lambda rows, *inputs: function(site, *inputs)
+
+        def run(rows: Rows, *inputs: Tensor) -> Any:
+            own = iter(inputs)
+            return function(site, *(held[name] if name in held else next(own) for name in op.inputs))
+
+        return run
+
+    def _norm(self, layer: Layer, block: Block, op: Op) -> Run:
+        fn = op.attr("fn", "rms")
+        if fn not in ("rms", "layer"):
+            raise PlanError(f"{op.path}: the engine norms by rms or layer, not by {fn!r}")
+        held = {name.rpartition(".")[2]: self._weight(layer, block, name) for name in op.inputs[1:]}
+        weight, bias = held.get("weight"), held.get("bias")
+        eps, offset = float(_number(op, "eps", 1e-5)), float(_number(op, "offset", 0.0))
+        if fn == "layer" and not offset and (weight is None or weight.dim() == 1):
+            return lambda rows, x: functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+        return partial(_norm, fn == "layer", weight, bias, eps, offset)
+
+    def _attention(self, layer: Layer, block: Block, op: Op) -> Run:
+        q, k, v = (block.tensor(name) for name in op.inputs[:3])
+        k_dim, v_dim = (int(t.dims[-1].size or 0) for t in (k, v))
+        heads, kv_heads = (math.prod(a.size or 1 for a in t.dims[-2].atoms) for t in (q, k))
+        window = int(_number(op, "window", 0))
+        seen = Seen(
+            scale=float(_number(op, "scale", 0.0)) or k_dim**-0.5,
+            causal=bool(op.attr("causal", False)),
+            window=window,
+            cap=float(_number(op, "softcap", 0.0)),
+        )
+        slopes = sinks = None
+        if len(op.inputs) > 3:
+            maker = next((other for other in block.ops if op.inputs[3] in other.outputs), None)
+            if op.attr("sinks", False):
+                sinks = self._weight(layer, block, op.inputs[3])
+            elif maker is not None and maker.does == "measures distance":
+                slopes = torch.tensor(slopes_of(heads), dtype=torch.float32)
+        group = self.windows.index(window) + 1 if window else 0
+        sizes = self.sizes
+        blocks = sizes.window_blocks(window) if window else sizes.blocks
+        pages = Pages(
+            blocks, sizes.block_tokens, kv_heads, k_dim, v_dim, self.dtype, seen, group=group, slopes=slopes,
+            sinks=sinks,
+        )  # fmt: skip
+        self.pages.append(pages)
+        return lambda rows, q, k, v: pages.attend(rows, q[0], k[0], v[0]).unsqueeze(0)
+
+    def _scan(self, layer: Layer, block: Block, op: Op) -> Run:
+        held = {name.rpartition(".")[2]: self._weight(layer, block, name) for name in op.inputs[1:]}
+        steps = float(_number(op, "step_min", 0.0)), float(_number(op, "step_max", math.inf))
+        scan = Scan(held, int(_number(op, "chunk", 128)), steps, self.sizes.max_seqs)
+        self.scans.append(scan)
+        return scan.run
+
+    def _lookup(self, layer: Layer, block: Block, op: Op) -> Run:
+        table = self._weight(layer, block, op.inputs[1])
+        if block.tensor(op.inputs[0]).kind == "activation":
+            return lambda rows, ids: functional.embedding(ids, table)
+        name = op.inputs[0]
+        return lambda rows: functional.embedding(places(block, name, rows.positions), table).unsqueeze(0)
+
+    def _rows(self, layer: Layer, block: Block, op: Op) -> Run:
+        weight = self._weight(layer, block, op.inputs[1])
+        bias = self._weight(layer, block, op.inputs[2]) if len(op.inputs) > 2 else None
+        inner_first = block.tensor(op.inputs[1]).dims[1].atoms[0].name in op.contracts
+        matrices = list(weight.transpose(1, 2) if inner_first else weight)
+        return partial(_grouped, matrices, None if bias is None else list(bias))
+
+    def _weight(self, layer: Layer, block: Block, name: str) -> Tensor:
+        """A parameter with one torch dim for each dim of the Graph's tensor."""
+        full = layer.call.parameter_name(name, layer.index)
+        shape = [math.prod(atom.size or 1 for atom in dim.atoms) for dim in block.tensor(name).dims]
+        return self._weights[full].view(shape)
+
+    def _forget(self, layer: Layer, op: Op) -> None:
+        """Weights that were joined are not kept twice."""
+        if isinstance(self._weights, dict):
+            for name in op.inputs[1:]:
+                self._weights.pop(layer.call.parameter_name(name, layer.index), None)
+
+
+def check_decoder(graph: Graph) -> None:
+    """PlanError for a model that does not go on from its own tokens."""
+    names = [tensor.name for tensor in graph.inputs]
+    causal = all(op.attr("causal", False) for b in graph.blocks for op in b.ops if op.does == "attends")
+    if names != ["input_ids"] or not causal:
+        why = f"it reads {', '.join(names)}" if names != ["input_ids"] else "its tokens see those after them"
+        raise PlanError(f"{graph.name} is no decoder ({why}); words are generated by decoders, which read input_ids")
+    if any(op.captured is not None for block in graph.blocks for op in block.ops):
+        raise PlanError(f"{graph.name} was captured, and the engine runs the models that Gnomon has; give a folder")
+
+
+def windows_of(graph: Graph) -> tuple[int, ...]:
+    """Sliding windows of its attention, rising, without those that see all tokens."""
+    found = {int(_number(op, "window", 0)) for block in graph.blocks for op in block.ops if op.does == "attends"}
+    return tuple(sorted(found - {0}))
+
+
+def _number(op: Op, name: str, default: float) -> float:
+    value = op.attr(name, default)
+    assert isinstance(value, int | float)
+    return value
+
+
+# --- what ops run
+
+
+def product_of(matrix: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """x (…, in) -> (…, out)."""
+    matrix = matrix.contiguous()
+    return lambda x: functional.linear(x, matrix, bias)
+
+
+def _flat(x: Tensor, inner: int) -> Tensor:
+    return x.flatten(-inner) if inner > 1 else x
+
+
+def _several(
+    product: Callable[[Tensor], Tensor],
+    widths: Sequence[int],
+    outs: Sequence[tuple[int, ...]],
+    inner: int,
+    rows: Rows,
+    x: Tensor,
+) -> list[Tensor]:
+    made = product(_flat(x, inner)).split(list(widths), dim=-1)
+    return [part.unflatten(-1, out) if len(out) > 1 else part for part, out in zip(made, outs, strict=True)]
+
+
+def _one(
+    product: Callable[[Tensor], Tensor], out: tuple[int, ...], inner: int, factor: float, rows: Rows, x: Tensor
+) -> Tensor:
+    made = product(_flat(x, inner))
+    if factor != 1.0:
+        made = made * factor
+    return made.unflatten(-1, out) if len(out) > 1 else made
+
+
+def _norm(
+    center: bool, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, rows: Rows, x: Tensor
+) -> Tensor:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if center:
+        wide = wide - wide.mean(-1, keepdim=True)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if offset and weight is not None:  # Gemma multiplies before it narrows
+        normed = normed * (weight.to(normed.dtype) + offset)
+        return (normed if bias is None else normed + bias.to(normed.dtype)).to(x.dtype)
+    out = normed.to(x.dtype)
+    if weight is not None:
+        out = out * weight
+    return out if bias is None else out + bias
+
+
+def _rotary(op: Op, head: int, rows: Rows, x: Tensor) -> Tensor:
+    """x: (1, tokens, …, head)."""
+    width = int(head * _number(op, "fraction", 1.0))
+    key = ("rotary", op.attrs, width, x.dtype)
+    if (made := rows.made.get(key)) is None:
+        made = rows.made[key] = _angles(op, width, rows, x.dtype)
+    cos, sin = made
+    if x.dim() > 3:
+        shape = (1, x.shape[1], *[1] * (x.dim() - 3), width // 2)
+        cos, sin = cos.view(shape), sin.view(shape)
+    turned, rest = x[..., :width], x[..., width:]
+    if op.attr("interleaved", False):
+        a, b = turned[..., 0::2], turned[..., 1::2]
+    else:
+        a, b = turned[..., : width // 2], turned[..., width // 2 :]
+    parts = [a * cos - b * sin, b * cos + a * sin]
+    return torch.cat([*parts, rest] if width < head else parts, dim=-1)
+
+
+def _angles(op: Op, width: int, rows: Rows, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(cosines, sines), (1, tokens, width / 2) each."""
+    if op.attr("scaling", "") not in ("dynamic", "longrope"):
+        longest = int(rows.lengths.max())
+        positions = 1 << max(8, (longest - 1).bit_length())  # so that a table is made anew a few times only
+        cos, sin = shared_tables(op.attrs, positions, width, dtype, rows.ids.device)
+        return cos[rows.positions].unsqueeze(0), sin[rows.positions].unsqueeze(0)
+    # angles depend on how long a sequence is when a token is computed: its prompt, or up to the token itself
+    work = torch.promote_types(dtype, torch.float32)
+    counts = torch.diff(rows.begins)
+    lengths = torch.maximum(rows.positions + 1, rows.prompts.repeat_interleave(counts))
+    angle = torch.empty((len(lengths), width // 2), dtype=work)
+    for length in lengths.unique().tolist():
+        mine = lengths == length
+        angle[mine] = rows.positions[mine, None].to(work) * inverse_frequencies(op.attrs, width, work, length)
+    factor = _number(op, "attention_factor", 1.0)
+    return (angle.cos() * factor).to(dtype).unsqueeze(0), (angle.sin() * factor).to(dtype).unsqueeze(0)
+
+
+def _dispatch(experts: int, rows: Rows, x: Tensor, indices: Tensor) -> Any:
+    routing = routing_of(indices, experts)
+    rows.made["routing"] = routing
+    return x.reshape(-1, x.shape[-1]).index_select(0, routing.order // routing.topk)
+
+
+def _grouped(matrices: Sequence[Tensor], biases: Sequence[Tensor] | None, rows: Rows, x: Tensor) -> Tensor:
+    """Each row by the weight of its own expert; experts without rows are not touched."""
+    routing: Routing = rows.made["routing"]
+    parts, at = [], list(accumulate(routing.counts, initial=0))
+    for expert, count in enumerate(routing.counts):
+        if count:
+            bias = None if biases is None else biases[expert]
+            parts.append(functional.linear(x[at[expert] : at[expert + 1]], matrices[expert], bias))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _combine(rows: Rows, x: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
+    routing: Routing = rows.made["routing"]
+    by_row = weights.reshape(-1).index_select(0, routing.order).unsqueeze(-1).to(x.dtype)
+    out = torch.zeros((indices.shape[1], x.shape[-1]), dtype=x.dtype)
+    return out.index_add_(0, routing.order // routing.topk, x * by_row).unsqueeze(0)

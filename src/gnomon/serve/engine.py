@@ -1,0 +1,230 @@
+"""The engine: requests come in, iterations run, tokens come out.
+
+`Engine.add(prompt, sampling)` queues a request, `step()` runs one iteration, which the scheduler of room `serving`
+decides, and returns the tokens that it made, `cancel(key)` ends a request wherever it is. One thread calls all three.
+Leaves out text (`text`), HTTP (`server`) and seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from gnomon.errors import InputError
+from gnomon.serve.choose import Chosen, Row, choose
+from gnomon.serve.decoder import Decoder
+from gnomon.serve.rows import Part, Rows
+from gnomon.serve.sampling import Sampling
+from gnomon.serving.kv_blocks import KvBlocks
+from gnomon.serving.scheduler import Batch, Scheduler
+from gnomon.software.engine import Engine as Rules
+
+Reason = Literal["stop", "length"]
+"""Why an answer ended, in OpenAI's words."""
+Watch = Callable[[int], bool]
+"""Is told each token of an answer; whether the answer ends with it (a stop string)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """One answer."""
+
+    key: int
+    prompt: Sequence[int]
+    sampling: Sampling
+    row: Row
+    watch: Watch | None
+    answer: list[int] = field(default_factory=list)
+    reason: Reason | None = None
+    cached: int = 0
+    """Tokens of its prompt that needed no computing when it was last admitted."""
+    preempted: int = 0
+    """Times that it lost its blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A token of a request."""
+
+    key: int
+    chosen: Chosen
+    reason: Reason | None
+    """Why the answer ends with it; None: it goes on. A token of `stop_ids` is no part of the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iteration:
+    """What an iteration did, for records that are replayed."""
+
+    arrivals: tuple[tuple[int, int, int], ...]
+    """(key, prompt tokens, most output tokens) of those that came before it."""
+    finished: tuple[int, ...]
+    cancelled: tuple[int, ...]
+    batch: Batch
+
+
+class Engine:
+    """A model that answers."""
+
+    def __init__(self, model: Decoder, rules: Rules, *, max_model_len: int) -> None:
+        """rules: the record of the engine, as predictions have it. max_model_len: tokens of prompt and answer."""
+        self.model, self.rules, self.max_model_len = model, rules, max_model_len
+        self.memory: KvBlocks = model.blocks(prefix_cache=rules.prefix_cache)
+        self.scheduler = Scheduler(rules, model.sizes.blocks, self.memory)
+        self.requests: dict[int, Request] = {}
+        self.record: list[Iteration] | None = None
+        """Where iterations are written to, if they are."""
+        self.iterations = self.preemptions = 0
+        self._next = 0
+        self._arrivals: list[Request] = []
+        self._finished: list[int] = []
+        self._cancelled: list[int] = []
+        self._after: dict[int, list[Request]] = {}
+        """Request -> others with its prompt, which come when that is computed."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no blocks."""
+        return len(self._arrivals) + len(self.scheduler.waiting) + sum(map(len, self._after.values()))
+
+    @property
+    def running(self) -> int:
+        """Requests that have blocks."""
+        return self.scheduler.running - len(self._finished)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do something."""
+        return bool(self._arrivals or self._finished or self.scheduler.running or self.scheduler.waiting)
+
+    def check(self, tokens: int, sampling: Sampling) -> None:
+        """InputError for a request that can never be answered."""
+        if tokens < 1:
+            raise InputError("a prompt has at least one token")
+        most = min(self.max_model_len, self.scheduler.longest())
+        if tokens + sampling.max_tokens > most:
+            raise InputError(
+                f"the request asks for {tokens} + {sampling.max_tokens} tokens (prompt and max_tokens), and the model "
+                f"is served with at most {most}; shorten the prompt or lower max_tokens"
+            )
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        count: int = 1,
+        watch: Sequence[Watch] = (),
+        mask: Sequence[Callable[[], Tensor | None]] = (),
+        salt: bytes = b"",
+    ) -> list[int]:
+        """Keys of `count` answers to a prompt, which is computed once where pages can be shared. watch, mask: of each
+        answer, as `Request` and `Row` say. salt: what else the prompt's keys depend on."""
+        self.check(len(prompt), sampling)
+        prompt = tuple(prompt)
+        made: list[int] = []
+        for index in range(count):
+            answer: list[int] = []
+            row = Row.of(sampling, prompt, answer, index)
+            row.mask = mask[index] if mask else None
+            request = Request(
+                key=self._next, prompt=prompt, sampling=sampling, row=row, answer=answer,
+                watch=watch[index] if watch else None,
+            )  # fmt: skip
+            self._next += 1
+            self.requests[request.key] = request
+            first = made[0] if made and self.memory.prefix_cache else None
+            self.memory.add(request.key, prompt, salt=salt, fork_of=first)
+            if first is None:
+                self._arrivals.append(request)
+            else:
+                self._after.setdefault(first, []).append(request)
+            made.append(request.key)
+        return made
+
+    def cancel(self, key: int) -> None:
+        """Nobody waits for it any more. One that has ended is left alone."""
+        request = self.requests.pop(key, None)
+        if request is None:
+            return
+        self._arrivals += self._after.pop(key, [])
+        self._after = {parent: [r for r in rest if r.key != key] for parent, rest in self._after.items()}
+        if request in self._arrivals:
+            self._arrivals.remove(request)
+        elif self.scheduler.cancel(key):
+            self._cancelled.append(key)
+        self.memory.remove(key)
+
+    def step(self) -> list[Made]:
+        """Runs an iteration; nothing where there is nothing to do."""
+        arrivals, finished, cancelled = self._arrivals, self._finished, self._cancelled
+        self._arrivals, self._finished, self._cancelled = [], [], []
+        came = [(r.key, len(r.prompt), r.sampling.max_tokens, 0) for r in arrivals]
+        batch = self.scheduler.step(came, finished)
+        for key in finished:
+            self.memory.remove(key)
+        if self.record is not None:
+            of = tuple((key, prompt, most) for key, prompt, most, _ in came)
+            self.record.append(
+                Iteration(arrivals=of, finished=tuple(finished), cancelled=tuple(cancelled), batch=batch)
+            )
+        for key in batch.preempted:
+            self.requests[key].preempted += 1
+            self.preemptions += 1
+        if not batch.pieces and not batch.decodes:
+            return []
+        self.iterations += 1
+        parts = self._parts(batch)
+        logits = self.model.forward(self._rows(parts))
+        for part in parts:
+            self.memory.written(part.key, part.start + len(part.tokens))
+        return self._chosen([part.key for part in parts if part.samples], logits)
+
+    def _parts(self, batch: Batch) -> list[Part]:
+        parts, sequences = [], self.memory.sequences
+        for piece in batch.pieces:
+            request, stop = self.requests[piece.key], piece.prefix + piece.new
+            request.cached = sequences[piece.key].found
+            tokens = sequences[piece.key].tokens[piece.prefix : stop]
+            parts.append(Part(piece.key, piece.prefix, tokens, piece.last, len(request.prompt)))
+        if batch.decodes:
+            ended = {piece.key for piece in batch.pieces if piece.last}
+            for key in self.scheduler.decode_order():
+                if key not in ended:
+                    tokens = sequences[key].tokens
+                    parts.append(Part(key, len(tokens) - 1, tokens[-1:], True, len(self.requests[key].prompt)))
+        return parts
+
+    def _rows(self, parts: Sequence[Part]) -> Rows:
+        memory = self.memory
+        for part in parts:
+            memory.extend(part.key, part.start, part.start + len(part.tokens))
+        for source, target in memory.copies:
+            self.model.copy(source, target)
+        memory.copies.clear()
+        held = [memory.sequences[part.key] for part in parts]
+        tables = [[sequence.tables[group] for sequence in held] for group in range(len(memory.pools))]
+        return Rows.of(parts, tables, [sequence.slot for sequence in held])
+
+    def _chosen(self, keys: Sequence[int], logits: Tensor) -> list[Made]:
+        requests = [self.requests[key] for key in keys]
+        out = []
+        for request, chosen in zip(requests, choose(logits, [request.row for request in requests]), strict=True):
+            token, sampling = chosen.token, request.sampling
+            stops = token in sampling.stop_ids
+            if not stops:
+                request.answer.append(token)
+            self.memory.sequences[request.key].tokens.append(token)
+            if stops or (request.watch is not None and request.watch(token)):
+                request.reason = "stop"
+            elif len(request.answer) >= sampling.max_tokens:
+                request.reason = "length"
+            out.append(Made(request.key, chosen, request.reason))
+            self._arrivals += self._after.pop(request.key, [])
+            if request.reason is not None:
+                self._finished.append(request.key)
+                del self.requests[request.key]
+        return out

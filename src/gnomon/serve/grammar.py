@@ -1,0 +1,94 @@
+"""What an answer's text must be: JSON, JSON of a schema, or a regular expression, as masks of tokens (llguidance).
+
+`Grammars(encoder).mask(text)` is the state of one answer: `allowed()` says which tokens may follow, `push(token)` moves
+on and returns whether the text is whole and nothing may follow. Written `json`, `schema:{…}` or `regex:…`. Leaves out
+where in an answer a grammar begins: it is about all of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnomon.errors import InputError
+from gnomon.runtime.data.encode import BYTES, Encoder
+
+ANY_JSON = '{"type": "object"}'
+
+
+class _Bytes:
+    """A tokenizer whose tokens are bytes, as llguidance asks for one; 0 ends a text."""
+
+    eos_token_id = 0
+    bos_token_id = None
+    special_token_ids = (0,)
+
+    def __init__(self) -> None:
+        self.tokens = [bytes([byte]) for byte in range(BYTES)]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+class Mask:
+    """The state of one answer."""
+
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self.matcher, self.vocab_size = matcher, vocab_size
+
+    def allowed(self) -> Tensor | None:
+        """(vocabulary): which tokens may follow."""
+        bits = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
+        known = np.unpackbits(bits, bitorder="little")[: self.vocab_size].astype(bool)
+        return torch.from_numpy(np.pad(known, (0, self.vocab_size - len(known))))
+
+    def push(self, token: int) -> bool:
+        """One more token; whether nothing may follow."""
+        self.matcher.consume_token(token)
+        return bool(self.matcher.is_stopped())
+
+
+class Grammars:
+    """Of one tokenizer."""
+
+    def __init__(self, encoder: Encoder, vocab_size: int) -> None:
+        """vocab_size: of the model, which may have more rows than the tokenizer has tokens."""
+        self.encoder, self.vocab_size = encoder, vocab_size
+        self._tokenizer: Any = None
+
+    def mask(self, text: str) -> Mask:
+        """InputError for a grammar that is none, or where llguidance is not installed."""
+        try:
+            import llguidance
+        except ImportError as error:
+            raise InputError(
+                "structured output needs llguidance, which is not installed: pip install gnomon[serve]"
+            ) from error
+        if self._tokenizer is None:
+            self._tokenizer = self._made(llguidance)
+        make = llguidance.LLMatcher
+        kind, _, rest = text.partition(":")
+        try:
+            if kind == "regex":
+                grammar = make.grammar_from_regex(rest)
+            else:
+                schema = rest if kind == "schema" else ANY_JSON
+                # without, a model that is unsure writes spaces until its tokens are spent
+                grammar = make.grammar_from_json_schema(schema, defaults={"whitespace_flexible": False})
+        except ValueError as error:
+            raise InputError(f"the JSON schema is none: {error}") from error
+        matcher = make(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise InputError(f"answers cannot be held to this {kind}: {str(matcher.get_error())[:300]}")
+        return Mask(matcher, self.vocab_size)
+
+    def _made(self, llguidance: Any) -> Any:
+        encoder = self.encoder
+        if encoder.tokenizer is None:
+            return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
+        if encoder.end is None:
+            raise InputError("structured output needs a tokenizer that names its end-of-text token")
+        return llguidance.LLTokenizer(encoder.tokenizer.to_str(), eos_token=encoder.end)

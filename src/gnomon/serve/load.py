@@ -1,0 +1,136 @@
+"""A folder in Hugging Face's layout as an engine that answers: `open_model(folder, …)`.
+
+Weights are read once, each in the dtype that is computed in, and matrices that are multiplied together are joined, so
+that memory is the weights' and the pages'. Leaves out tokenizers (`text`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gnomon.errors import InputError
+from gnomon.graph import Dtypes, Graph
+from gnomon.graph.outputs import without_loss
+from gnomon.plans import Layout, Mesh
+from gnomon.runtime.checkpoint.pretrained import model_of, values_of
+from gnomon.runtime.module.apply import DTYPES, slots_of
+from gnomon.runtime.parameters.parameters import Slot
+from gnomon.serve.decoder import Decoder, Sizes, check_decoder
+from gnomon.serve.engine import Engine
+from gnomon.sharding import shard_graph
+from gnomon.software.engine import Engine as Rules
+from gnomon.units import show_bytes
+
+SERVED = ("fp32", "bf16", "fp64")
+"""What the engine computes in."""
+DEFAULT_LEN = 4096
+"""Tokens of a model whose config.json does not say how long it may be."""
+
+
+def open_model(
+    folder: Path,
+    rules: Rules,
+    *,
+    dtype: str,
+    kv_bytes: int,
+    max_model_len: int | None = None,
+    longest_asked: int | None = None,
+) -> Engine:
+    """kv_bytes: of all keys and values. max_model_len: tokens of prompt and answer; None: as many as the model's
+    config.json says. longest_asked: of the only request that there will be. InputError for a folder without weights or
+    a model that is no decoder, before weights are read."""
+    if dtype not in SERVED:
+        raise InputError(f"the engine computes in {', '.join(SERVED)}, not in {dtype!r}")
+    graph = model_of(folder).graph
+    cut = without_loss(graph)
+    check_decoder(cut)
+    longest = max_len_of(folder)
+    asked = min(longest, max_model_len or longest)
+    if max_model_len is not None and max_model_len > longest:
+        raise InputError(f"max_model_len {max_model_len} is above the {longest} tokens of its config.json; lower it")
+    sizes = sizes_of(cut, rules, DTYPES[dtype], kv_bytes, min(asked, longest_asked or asked))
+    model = Decoder(cut, weights_of(folder, graph, DTYPES[dtype]), sizes, dtype=DTYPES[dtype])
+    return Engine(model, rules, max_model_len=asked)
+
+
+def weights_of(folder: Path, graph: Graph, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Each parameter, in full, dim by dim as in the Graph."""
+    values, held = values_of(folder, graph), dict[str, Tensor]()
+    for slot in whole_slots(graph):
+        value = values(slot)
+        assert value is not None, "values_of has looked at what is there"
+        held[slot.name] = value.to(dtype, copy=True).view(slot.shape)
+    return held
+
+
+def whole_slots(graph: Graph) -> list[Slot]:
+    """Every parameter and frozen weight of a model on one process."""
+    sharded = shard_graph(
+        graph, Layout(), Mesh(), {"batch": 1, "seq": 2, "enc_seq": 2}, Dtypes(param="fp32", compute="fp32")
+    )
+    trained = slots_of(graph.layers(), sharded, {}, set())
+    return [*trained, *slots_of(graph.layers(), sharded, {}, set(), frozen=True)]
+
+
+def max_len_of(folder: Path) -> int:
+    """Tokens that a model's config.json says its sequences have at most."""
+    file = (folder if folder.is_dir() else folder.parent) / "config.json"
+    values = json.loads(file.read_text(encoding="utf-8"))
+    inner = values.get("text_config")
+    for own in (values, inner if isinstance(inner, dict) else {}):
+        for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
+            if isinstance(own.get(name), int) and own[name] > 0:
+                return int(own[name])
+    return DEFAULT_LEN
+
+
+def sizes_of(graph: Graph, rules: Rules, dtype: torch.dtype, kv_bytes: int, max_model_len: int) -> Sizes:
+    """As many blocks as the bytes hold, at most what all running requests may fill. InputError where that is not even
+    one request of the longest."""
+    most = -(-max_model_len // rules.block_tokens)
+    sizes = Sizes(
+        blocks=rules.max_seqs * most,
+        block_tokens=rules.block_tokens,
+        max_seqs=rules.max_seqs,
+        max_batched_tokens=rules.max_batched_tokens,
+    )
+    block, windowed = block_bytes(graph, sizes, dtype)
+    if not block:
+        return sizes
+    blocks = min(sizes.blocks, (kv_bytes - windowed) // block)
+    if blocks < most:
+        raise InputError(
+            f"{show_bytes(kv_bytes)} of keys and values hold {max(0, blocks) * rules.block_tokens} tokens, and a "
+            f"request may have {max_model_len}; give more memory, or lower max_model_len"
+        )
+    return replace(sizes, blocks=blocks)
+
+
+def block_bytes(graph: Graph, sizes: Sizes, dtype: torch.dtype) -> tuple[int, int]:
+    """(bytes of a block in all layers that see all tokens, bytes of all blocks of layers with a window)."""
+    every = windowed = 0
+    for layer in graph.layers():
+        block = graph.block(layer.call.block)
+        for op in block.ops:
+            if op.does != "attends":
+                continue
+            tokens = sum(_row(block.tensor(name).atoms) for name in op.inputs[1:3]) * dtype.itemsize
+            window = op.attr("window", 0)
+            assert isinstance(window, int)
+            if window:
+                windowed += sizes.window_blocks(window) * sizes.block_tokens * tokens
+            else:
+                every += sizes.block_tokens * tokens
+    return every, windowed
+
+
+def _row(atoms: object) -> int:
+    made = 1
+    for atom in atoms:  # type: ignore[attr-defined]
+        made *= atom.size or 1
+    return made

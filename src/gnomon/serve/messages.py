@@ -1,0 +1,105 @@
+"""What a front end and its workers tell each other: frozen values over a pipe.
+
+Leaves out what HTTP says (`api`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnomon.serve.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Answers to a prompt."""
+
+    number: int
+    """The front end's name for it."""
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    count: int
+    """Answers."""
+    streams: bool
+    """Whether text is told as it comes; otherwise at the end."""
+    stops: tuple[str, ...] = ()
+    """Strings that end an answer."""
+    keep_stop: bool = False
+    """Whether the string that ended it is told."""
+    grammar: str = ""
+    """What an answer's text must be, as `grammar` reads it; none: anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody waits for it any more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The worker ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Of an answer."""
+
+    id: int
+    text: str
+    """Where log-probabilities were asked for."""
+    logprob: float | None
+    top: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Text and tokens of an answer since it was last told of."""
+
+    number: int
+    index: int
+    text: str
+    tokens: tuple[Token, ...]
+    reason: str | None
+    """Why it ended; None: it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Of an iteration."""
+
+    told: tuple[Told, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An ask that is not answered, and how HTTP says it."""
+
+    number: int
+    why: str
+    status: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The worker serves."""
+
+    max_model_len: int
+    """Tokens of prompt and answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """Of a worker, since its start."""
+
+    running: int
+    waiting: int
+    kv_used: float
+    """Share of the blocks that have an owner."""
+    preemptions: int
+    found_tokens: int
+    """Of prompts, that needed no computing."""
+    asked_tokens: int
+    """Of prompts, all."""
+    iterations: int

@@ -1,0 +1,258 @@
+"""Workers and who gets what: `Router` starts them, hands each ask to one, and brings them back when they die.
+
+An ask goes where least is to be computed before it is answered: prompt tokens that wait there, and its own that no
+earlier prompt of that worker begins with. Where a worker dies, its asks fail, the others' go on, and it is started
+again. Runs in the front end's event loop; one thread a worker reads its pipe. Leaves out HTTP and metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import threading
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from gnomon.errors import RunError
+from gnomon.late import load_late
+from gnomon.serve.messages import Ask, Cancel, Failed, Ready, Stats, Stop, Tokens, Told
+from gnomon.serve.settings import Settings
+
+log = logging.getLogger("gnomon.serve")
+KNOWN_BLOCKS = 1 << 16
+"""Beginnings of prompts that are remembered of a worker."""
+AGAIN_S, SOON_S = 1.0, 30.0
+"""A worker that dies is started again after the first; if it lived less than the second, twice as late each time."""
+LEAVE_S = 10.0
+"""Seconds that a worker has to end when it is told to."""
+
+Hear = Callable[[Told | Failed], None]
+"""Is told what becomes of an ask."""
+
+
+@dataclass(slots=True)
+class Open:
+    """An ask that is not answered yet."""
+
+    ask: Ask
+    hear: Hear
+    answers: int
+    """That have not ended."""
+    cost: int
+    """Prompt tokens that were to be computed for it; 0 once it answers."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """A process that has the model."""
+
+    process: BaseProcess
+    connection: Connection
+    born_s: float
+    ready: Ready | None = None
+    stats: Stats | None = None
+    asks: dict[int, Open] = field(default_factory=dict)
+    known: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    """Beginnings of prompts that it had, the longest unused first."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def cost(self) -> int:
+        """Prompt tokens that wait in it, and a token for each answer that is being made."""
+        return sum(one.cost + one.answers for one in self.asks.values())
+
+
+class Router:
+    """The workers of a server."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.workers: list[Worker | None] = [None] * settings.workers
+        self.deaths = 0
+        self.stopping = False
+        self._next = 0
+        self._delay_s = [AGAIN_S] * settings.workers
+        self._ready = asyncio.Event()
+        self._failed = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- workers
+
+    async def start(self) -> None:
+        """Starts all and returns when all serve. RunError with what one says that cannot."""
+        self.loop = asyncio.get_running_loop()
+        for index in range(len(self.workers)):
+            self._start(index)
+        await self._ready.wait()
+        if self._failed:
+            await self.stop()
+            raise RunError(self._failed)
+
+    def _start(self, index: int) -> None:
+        context = get_context("spawn")
+        ours, theirs = context.Pipe()
+        main = load_late("gnomon.serve.worker:main")
+        process = context.Process(target=main, args=(theirs, self.settings), name=f"gnomon-worker-{index}", daemon=True)
+        process.start()
+        theirs.close()
+        worker = self.workers[index] = Worker(process, ours, time.monotonic())
+        threading.Thread(target=self._listen, args=(index, worker), daemon=True).start()
+
+    def _listen(self, index: int, worker: Worker) -> None:
+        """In a thread of its own: messages of one worker, until it is gone."""
+        with suppress(RuntimeError):  # the loop has ended
+            try:
+                while True:
+                    message = worker.connection.recv()
+                    self.loop.call_soon_threadsafe(self._heard, worker, message)
+            except (EOFError, OSError):
+                self.loop.call_soon_threadsafe(self._gone, index, worker)
+
+    def _heard(self, worker: Worker, message: Any) -> None:
+        match message:
+            case Tokens(told=told):
+                for one in told:
+                    self._told(worker, one)
+            case Stats():
+                worker.stats = message
+            case Ready():
+                worker.ready = message
+                if all(one is not None and one.ready is not None for one in self.workers):
+                    self._ready.set()
+            case Failed(number=-1):
+                self._failed = message.why
+                self._ready.set()
+            case Failed():
+                if (open_ := worker.asks.pop(message.number, None)) is not None:
+                    open_.hear(message)
+
+    def _told(self, worker: Worker, told: Told) -> None:
+        open_ = worker.asks.get(told.number)
+        if open_ is None:  # cancelled meanwhile
+            return
+        open_.cost = 0
+        open_.answers -= told.reason is not None
+        if not open_.answers:
+            del worker.asks[told.number]
+        open_.hear(told)
+
+    def _gone(self, index: int, worker: Worker) -> None:
+        if self.stopping or self.workers[index] is not worker:
+            return
+        self.deaths += 1
+        lived_s = time.monotonic() - worker.born_s
+        if worker.ready is None:
+            self._failed = (
+                self._failed or f"worker {index} ended before it served (exit code {worker.process.exitcode})"
+            )
+            self._ready.set()
+        log.warning(
+            "worker %d is gone after %.0f s with %d requests; it is started again", index, lived_s, len(worker.asks)
+        )
+        self.workers[index] = None
+        for number, open_ in worker.asks.items():
+            open_.hear(Failed(number, "the process that was answering is gone; send the request again", 503))
+        worker.asks.clear()
+        worker.connection.close()
+        self._delay_s[index] = AGAIN_S if lived_s > SOON_S else min(60.0, 2 * self._delay_s[index])
+
+        async def again() -> None:
+            await asyncio.sleep(self._delay_s[index])
+            if not self.stopping:
+                self._start(index)
+
+        task = self.loop.create_task(again())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """Ends the workers; those that do not are killed."""
+        self.stopping = True
+        alive = [worker for worker in self.workers if worker is not None]
+        for worker in alive:
+            self._send(worker, Stop())
+        for worker in alive:
+            await asyncio.to_thread(worker.process.join, LEAVE_S)
+            if worker.process.is_alive():
+                worker.process.kill()
+
+    # --- asks
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a worker serves."""
+        return not self.stopping and any(one is not None and one.ready is not None for one in self.workers)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and answer."""
+        return min((one.ready.max_model_len for one in self.workers if one is not None and one.ready), default=0)
+
+    def stats(self) -> list[Stats]:
+        """Of the workers that are there."""
+        return [one.stats for one in self.workers if one is not None and one.stats is not None]
+
+    @property
+    def waiting(self) -> int:
+        """Requests of which nothing was told yet, beyond those that can run."""
+        asks = [sum(one.cost > 0 for one in worker.asks.values()) for worker in self.workers if worker is not None]
+        return max(0, sum(asks))
+
+    def submit(self, make: Callable[[int], Ask], hear: Hear) -> int | None:
+        """The number of an ask that went to a worker; None where there is none that serves."""
+        self._next += 1
+        ask = make(self._next)
+        blocks = _beginnings(ask.prompt, self.settings.rules.block_tokens)
+        best: tuple[int, Worker] | None = None
+        for worker in self.workers:
+            if worker is None or worker.ready is None:
+                continue
+            missing = len(ask.prompt) - self._found(worker, blocks) * self.settings.rules.block_tokens
+            if best is None or worker.cost + missing < best[0]:
+                best = worker.cost + missing, worker
+        if best is None:
+            return None
+        total, worker = best
+        worker.asks[ask.number] = Open(ask, hear, ask.count, max(1, total - worker.cost))
+        for block in blocks:
+            worker.known[block] = None
+            worker.known.move_to_end(block)
+        while len(worker.known) > KNOWN_BLOCKS:
+            worker.known.popitem(last=False)
+        self._send(worker, ask)
+        return ask.number
+
+    @staticmethod
+    def _found(worker: Worker, blocks: Sequence[bytes]) -> int:
+        for count, block in enumerate(blocks):
+            if block not in worker.known:
+                return count
+        return len(blocks)
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for it any more."""
+        for worker in self.workers:
+            if worker is not None and worker.asks.pop(number, None) is not None:
+                self._send(worker, Cancel(number))
+
+    def _send(self, worker: Worker, message: Any) -> None:
+        with suppress(OSError, ValueError), worker.lock:  # it is gone: the thread that reads says so
+            worker.connection.send(message)
+
+
+def _beginnings(prompt: Sequence[int], size: int) -> list[bytes]:
+    """A hash of each whole number of blocks that a prompt begins with."""
+    tokens, made, before = array("q", prompt), [], b""
+    for at in range(0, len(prompt) // size * size, size):
+        before = hashlib.blake2b(tokens[at : at + size].tobytes(), digest_size=16, key=before).digest()
+        made.append(before)
+    return made

@@ -1,0 +1,110 @@
+"""What an iteration computes, as tensors: `Rows` are the tokens of all its sequences, one after the other.
+
+`Rows.of(pieces, …)` makes them of numbers. Every op that looks beyond a token reads them: positions, where each
+sequence begins, how long it is by now, its block table of each group, and the slot of its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+I64 = torch.int64
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tokens of one sequence."""
+
+    key: int
+    """Whose."""
+    start: int
+    """Tokens before them that are computed."""
+    tokens: Sequence[int]
+    """Ids."""
+    samples: bool
+    """Whether what follows the last of them is wanted."""
+    prompt: int
+    """Tokens of the request's own prompt, on which angles of some rotary embeddings depend."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Rows:
+    """Tokens of an iteration."""
+
+    ids: Tensor
+    """(tokens)."""
+    positions: Tensor
+    """(tokens), from 0 in each sequence."""
+    begins: Tensor
+    """(sequences + 1): first token of each, and one past the last."""
+    lengths: Tensor
+    """(sequences): keys of each once these tokens are computed."""
+    prompts: Tensor
+    """(sequences): tokens of their own prompts."""
+    tables: Sequence[Tensor]
+    """Of each group (sequences, blocks), int32."""
+    slots: Tensor
+    """(sequences): of the states of scans."""
+    wanted: Tensor
+    """Tokens after which logits are wanted."""
+    all_wanted: bool
+    """Whether these are all."""
+    one_each: bool
+    """Whether every sequence has one token, and some before it."""
+    spans: Sequence[tuple[int, int, int]]
+    """Of each sequence: first token, one past the last, tokens before them that are computed."""
+    threads: int
+    """That kernels take."""
+    made: dict[Hashable, Any] = field(default_factory=dict)
+    """What the first layer that wanted it made for all of them."""
+
+    @property
+    def count(self) -> int:
+        """Sequences."""
+        return len(self.spans)
+
+    @staticmethod
+    def of(parts: Sequence[Part], tables: Sequence[Sequence[Sequence[int]]], slots: Sequence[int]) -> Rows:
+        """tables: of each group, of each part; entries that are let go are negative. slots: of each part."""
+        ids: list[int] = []
+        spans, wanted, begins = [], [], [0]
+        for part in parts:
+            first = len(ids)
+            ids.extend(part.tokens)
+            spans.append((first, len(ids), part.start))
+            begins.append(len(ids))
+            if part.samples:
+                wanted.append(len(ids) - 1)
+        one_each = len(ids) == len(parts) and all(part.start for part in parts)
+        if one_each:
+            positions = np.fromiter((part.start for part in parts), np.int64, len(parts))
+        else:
+            positions = np.concatenate([np.arange(start, start + end - first) for first, end, start in spans])
+        made = []
+        for group in tables:
+            widest = max(map(len, group), default=0)
+            table = np.zeros((len(parts), max(1, widest)), np.int32)
+            for row, blocks in zip(table, group, strict=True):
+                row[: len(blocks)] = blocks
+            made.append(torch.from_numpy(np.maximum(table, 0)))
+        lengths = [start + end - first for first, end, start in spans]
+        return Rows(
+            ids=torch.tensor(ids, dtype=I64),
+            positions=torch.from_numpy(positions),
+            begins=torch.tensor(begins, dtype=I64),
+            lengths=torch.tensor(lengths, dtype=I64),
+            prompts=torch.tensor([part.prompt for part in parts], dtype=I64),
+            tables=made,
+            slots=torch.tensor(slots, dtype=I64),
+            wanted=torch.tensor(wanted, dtype=I64),
+            all_wanted=len(wanted) == len(ids),
+            one_each=one_each,
+            spans=spans,
+            threads=torch.get_num_threads(),
+        )

@@ -1,0 +1,108 @@
+"""A Mamba-2 scan that goes on where an earlier iteration stopped: its state and the last tokens that it convolves.
+
+`Scan.run(rows, joined)` is the op `state_space` on rows of many sequences. A running request has a slot; its state is
+as long as a head is wide times its state's size, whatever its length. In float32 or wider, as in training.
+Source: Dao & Gu 2024, section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gnomon.serve.rows import Rows
+
+
+class Scan:
+    """Of one layer."""
+
+    def __init__(self, held: Mapping[str, Tensor], chunk: int, steps: tuple[float, float], slots: int) -> None:
+        """held: parameters by their last name. steps: between which dt stays. slots: of running requests."""
+        dtype = torch.promote_types(held["D"].dtype, torch.float32)
+        p = {name: tensor.to(dtype) for name, tensor in held.items()}
+        self.groups, self.width = p["weight_x"].shape[:2]
+        self.state, self.heads, self.chunk, self.steps = p["weight_bc"].shape[2], p["D"].shape[0], chunk, steps
+        self.weight = torch.cat([p["weight_x"].flatten(0, 1), p["weight_bc"].flatten(0, 2)])
+        self.bias = torch.cat([p["bias_x"].flatten(), p["bias_bc"].flatten()]) if "bias_x" in p else None
+        self.dt_bias, self.decay, self.skip = p["dt_bias"], -p["A_log"].exp(), p["D"]
+        self.dtype, self.taps = dtype, self.weight.shape[-1]
+        head = self.groups * self.width // self.heads
+        self.states = torch.zeros((slots, self.heads, head, self.state), dtype=dtype)
+        self.before = torch.zeros((slots, len(self.weight), self.taps - 1), dtype=dtype)
+        """(slots, channels, taps - 1): what the convolution reads of earlier tokens."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all slots."""
+        return self.states.nbytes + self.before.nbytes
+
+    def run(self, rows: Rows, joined: Tensor) -> Tensor:
+        """(1, tokens, groups, width) of (1, tokens, all that the projection writes)."""
+        widths = [self.width, self.width, self.state, self.state, self.heads // self.groups]
+        parts = joined[0].to(self.dtype).unflatten(-1, (self.groups, -1)).split(widths, dim=-1)
+        z, x, b, c, dt = (part.flatten(-2) for part in parts)
+        xbc = torch.cat([x, b, c], dim=-1)
+        dt = functional.softplus(dt + self.dt_bias).clamp(*self.steps)
+        out = self._one_each(rows, xbc, dt) if rows.one_each else self._pieces(rows, xbc, dt)
+        out = (out.flatten(-2) * functional.silu(z)).unflatten(-1, (self.groups, self.width))
+        return out.to(joined.dtype).unsqueeze(0)
+
+    def _split(self, xbc: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (…, heads, head), b and c (…, heads, state)."""
+        x, b, c = xbc.split([self.groups * self.width, *[self.groups * self.state] * 2], dim=-1)
+        own = self.heads // self.groups
+        b, c = (t.unflatten(-1, (self.groups, self.state)).repeat_interleave(own, dim=-2) for t in (b, c))
+        return x.unflatten(-1, (self.heads, -1)), b, c
+
+    def _one_each(self, rows: Rows, xbc: Tensor, dt: Tensor) -> Tensor:
+        """A token of each sequence."""
+        window = torch.cat([self.before[rows.slots], xbc.unsqueeze(-1)], dim=-1)
+        self.before[rows.slots] = window[..., 1:]
+        mixed = (window * self.weight).sum(-1)
+        x, b, c = self._split(functional.silu(mixed if self.bias is None else mixed + self.bias))
+        kept = (self.decay * dt).exp()[..., None, None]
+        state = self.states[rows.slots] * kept + (x * dt[..., None])[..., None] * b[..., None, :]
+        self.states[rows.slots] = state
+        return torch.einsum("thpn,thn->thp", state, c) + x * self.skip[:, None]
+
+    def _pieces(self, rows: Rows, xbc: Tensor, dt: Tensor) -> Tensor:
+        made = []
+        for number, (begin, end, start) in enumerate(rows.spans):
+            slot = int(rows.slots[number])
+            if start == 0:
+                self.states[slot] = 0
+                self.before[slot] = 0
+            window = torch.cat([self.before[slot], xbc[begin:end].T], dim=-1)
+            self.before[slot] = window[:, window.shape[1] - self.taps + 1 :]
+            mixed = functional.conv1d(window.unsqueeze(0), self.weight[:, None], self.bias, groups=len(self.weight))
+            x, b, c = self._split(functional.silu(mixed[0].T))
+            y, self.states[slot] = resumed(
+                x * dt[begin:end, :, None], self.decay * dt[begin:end], b, c, self.chunk, self.states[slot]
+            )
+            made.append(y + x * self.skip[:, None])
+        return torch.cat(made)
+
+
+def resumed(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int, state: Tensor) -> tuple[Tensor, Tensor]:
+    """(y, state after it) with y[t] = S[t] · C[t] and S[t] = exp(decay[t]) · S[t-1] + x[t] B[t]ᵀ, from `state` on.
+
+    x: (tokens, heads, head). decay: (tokens, heads), below 0. b, c: (tokens, heads, state). state: (heads, head,
+    state). A chunk at a time: its tokens see each other through one masked product, and those before through the state.
+    """
+    made = []
+    for first in range(0, len(x), chunk):
+        xs, bs, cs = (t[first : first + chunk] for t in (x, b, c))
+        since = decay[first : first + chunk].cumsum(0).T  # (heads, chunk)
+        steps = since[:, :, None] - since[:, None, :]
+        before = torch.ones(len(xs), len(xs), dtype=torch.bool).tril()
+        within = steps.masked_fill(~before, -torch.inf).exp()
+        scores = torch.einsum("ihn,jhn->hij", cs, bs) * within
+        y = torch.einsum("hij,jhp->ihp", scores, xs)
+        y = y + torch.einsum("ihn,hpn,hi->ihp", cs, state, since.exp())
+        left = torch.einsum("jhn,hj,jhp->hpn", bs, (since[:, -1:] - since).exp(), xs)
+        state = state * since[:, -1].exp()[:, None, None] + left
+        made.append(y)
+    return torch.cat(made), state

@@ -1,0 +1,333 @@
+"""OpenAI's API over HTTP: `application(settings)` is a Starlette app, `serve(settings)` runs it until told to end.
+
+A request that cannot be read is 400, one without the key 401, one too many 429 with Retry-After, a body that is too
+long 413. A client that goes away or stops reading holds up nobody: its answers are cancelled, or wait for it apart.
+Nothing in a request is opened, imported or run. Leaves out what answers are (`api`) and who makes them (`router`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from gnomon.errors import GnomonError, InputError
+from gnomon.serve import api
+from gnomon.serve.messages import Ask, Failed, Told
+from gnomon.serve.metrics import Metrics
+from gnomon.serve.router import Router
+from gnomon.serve.settings import Settings
+from gnomon.serve.vocabulary import Vocabulary
+
+log = logging.getLogger("gnomon.serve")
+BODY_S = 30.0
+"""Seconds in which a body has come."""
+INSTALL = "a server needs starlette, uvicorn and prometheus-client: pip install gnomon[serve]"
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+class Refused(Exception):
+    """A request that is not answered, and how HTTP says so."""
+
+    def __init__(self, status: int, why: str, kind: str = "invalid_request_error", **headers: str) -> None:
+        super().__init__(why)
+        self.status, self.why, self.kind, self.headers = status, why, kind, headers
+
+
+class Server:
+    """What the handlers share."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.words = Vocabulary.open(Path(settings.folder), settings.tokenizer)
+        self.router = Router(settings)
+        self.metrics = Metrics(self.router, settings.name)
+
+    def served(self) -> api.Served:
+        """What bodies are read against."""
+        longest = self.router.max_model_len
+        return api.Served(
+            name=self.settings.name, words=self.words, max_model_len=longest, vocab_size=self.words.vocab_size
+        )
+
+    def check_key(self, header: str) -> None:
+        """Refused without the key, where there is one."""
+        key = self.settings.api_key
+        if key and not hmac.compare_digest(header.encode(), f"Bearer {key}".encode()):
+            raise Refused(401, "this server asks for its API key, as Authorization: Bearer KEY", "authentication_error")
+
+    async def body(self, request: Any) -> object:
+        """JSON of a request. Refused for what is too long, too slow or none."""
+        most = self.settings.max_body_bytes
+        parts, length = [], 0
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for part in request.stream():
+                    length += len(part)
+                    if length > most:
+                        raise Refused(413, f"the body is longer than the {most} bytes that this server takes")
+                    parts.append(part)
+        except TimeoutError:
+            raise Refused(408, f"the body did not come within {BODY_S:g} s") from None
+        try:
+            value = json.loads(b"".join(parts), parse_constant=_no_number)
+            json.dumps(value, ensure_ascii=False).encode()  # half a letter, as JSON can write one, is no text
+        except UnicodeEncodeError as error:
+            raise Refused(400, "the body has half of a surrogate pair, which is no text") from error
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, f"the body is no JSON: {str(error)[:200]}") from error
+        return value
+
+    def ask(self, wanted: api.Wanted) -> Asked:
+        """Hands what is wanted to workers. Refused where too many wait, or none serves."""
+        router, total = self.router, len(wanted.prompts) * wanted.count
+        if not router.is_ready:
+            raise Refused(503, "no worker serves now; ask again", "server_error", **{"Retry-After": "2"})
+        if router.waiting + len(wanted.prompts) > self.settings.max_waiting:
+            self.metrics.refused.inc()
+            raise Refused(
+                429,
+                f"{router.waiting} requests wait already, and at most {self.settings.max_waiting} may; ask again later",
+                "rate_limit_error",
+                **{"Retry-After": str(1 + router.waiting // 32)},
+            )
+        asked = Asked(self, wanted, total)
+        for number, prompt in enumerate(wanted.prompts):
+            asked.submit(number, prompt)
+        return asked
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+class Asked:
+    """The answers of one request, as they come."""
+
+    def __init__(self, server: Server, wanted: api.Wanted, total: int) -> None:
+        self.server, self.wanted = server, wanted
+        self.answers = api.Answers(wanted, server.settings.name)
+        self.heard: asyncio.Queue[tuple[int, Told] | Failed] = asyncio.Queue()
+        self.numbers: list[int] = []
+        self.times = [server.metrics.request(len(wanted.prompts[at // wanted.count])) for at in range(total)]
+
+    def submit(self, number: int, prompt: tuple[int, ...]) -> None:
+        """One prompt's answers to a worker."""
+        wanted = self.wanted
+
+        def make(own: int) -> Ask:
+            return Ask(
+                number=own, prompt=prompt, sampling=wanted.sampling, count=wanted.count, streams=wanted.streams,
+                stops=wanted.stops, keep_stop=wanted.keep_stop, grammar=wanted.grammar,
+            )  # fmt: skip
+
+        def hear(message: Told | Failed) -> None:
+            if isinstance(message, Failed):
+                self.heard.put_nowait(message)
+                return
+            at = number * wanted.count + message.index
+            self.times[at].told(len(message.tokens), message.reason)
+            self.heard.put_nowait((at, message))
+
+        given = self.server.router.submit(make, hear)
+        if given is None:
+            self.cancel()
+            raise Refused(503, "no worker serves now; ask again", "server_error", **{"Retry-After": "2"})
+        self.numbers.append(given)
+
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+        for number in self.numbers:
+            self.server.router.cancel(number)
+
+    async def next(self) -> tuple[int, Told]:
+        """What is told next. Refused for an ask that failed."""
+        message = await self.heard.get()
+        if isinstance(message, Failed):
+            raise Refused(
+                message.status, message.why, "server_error" if message.status >= 500 else "invalid_request_error"
+            )
+        return message
+
+    async def whole(self) -> dict[str, Any]:
+        """All answers."""
+        while not self.answers.is_done:
+            self.answers.add(*await self.next())
+        return self.answers.whole()
+
+    async def stream(self) -> AsyncIterator[str]:
+        """Server-sent events."""
+        try:
+            while not self.answers.is_done:
+                at, told = await self.next()
+                for chunk in self.answers.chunks(at, told):
+                    yield _event(chunk)
+            if self.wanted.usage:
+                yield _event(self.answers.last_chunk())
+            yield "data: [DONE]\n\n"
+        except Refused as refused:
+            yield _event(_error(refused))
+        finally:
+            self.cancel()
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+
+
+def _error(refused: Refused, param: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": refused.why, "type": refused.kind, "param": param, "code": refused.status}}
+
+
+def application(settings: Settings) -> Any:
+    """The app. InputError where packages or the tokenizer are not there."""
+    try:
+        from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+        from starlette.requests import ClientDisconnect
+        from starlette.responses import JSONResponse, Response, StreamingResponse
+        from starlette.routing import Route
+    except ImportError as error:
+        raise InputError(INSTALL) from error
+    try:
+        server = Server(settings)
+    except ImportError as error:
+        raise InputError(INSTALL) from error
+
+    def guarded(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        async def run(request: Any) -> Any:
+            try:
+                server.check_key(request.headers.get("authorization", ""))
+                return await handler(request)
+            except Refused as refused:
+                return JSONResponse(_error(refused), refused.status, refused.headers)
+            except api.ModelError as error:
+                return JSONResponse(_error(Refused(404, str(error)), "model"), 404)
+            except GnomonError as error:
+                return JSONResponse(_error(Refused(400, str(error))), 400)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except Exception as error:
+                log.exception("a request failed by a mistake of this server")
+                why = f"a mistake of this server: {type(error).__name__}"
+                return JSONResponse(_error(Refused(500, why, "server_error")), 500)
+
+        return run
+
+    def answering(read: Callable[[object, api.Served], api.Wanted]) -> Callable[[Any], Any]:
+        async def run(request: Any) -> Any:
+            body = await server.body(request)
+            wanted = await asyncio.to_thread(read, body, server.served())
+            asked = server.ask(wanted)
+            if wanted.streams:
+                return StreamingResponse(asked.stream(), media_type="text/event-stream")
+            return await _unless_gone(request, asked, JSONResponse, Response)
+
+        return guarded(run)
+
+    async def models(request: Any) -> Any:
+        length = server.router.max_model_len
+        model = {"id": settings.name, "object": "model", "created": 0, "owned_by": "gnomon", "max_model_len": length}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def model(request: Any) -> Any:
+        if request.path_params["name"] != settings.name:
+            raise Refused(404, f"there is no such model; this server has {settings.name!r}")
+        return JSONResponse({"id": settings.name, "object": "model", "created": 0, "owned_by": "gnomon"})
+
+    async def health(request: Any) -> Any:
+        return Response(status_code=200)
+
+    async def ready(request: Any) -> Any:
+        return Response(status_code=200 if server.router.is_ready else 503)
+
+    async def metrics(request: Any) -> Any:
+        return Response(server.metrics.text(), media_type=server.metrics.content_type)
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        await server.router.start()
+        length, where = server.router.max_model_len, getattr(app.state, "address", settings.host)
+        print(f"gnomon: serving {settings.name} on {where} ({length} tokens a request)", file=sys.stderr, flush=True)
+        try:
+            yield
+        finally:
+            await server.router.stop()
+
+    routes = [
+        Route("/v1/completions", answering(api.completion), methods=["POST"]),
+        Route("/v1/chat/completions", answering(api.chat), methods=["POST"]),
+        Route("/v1/models", guarded(models)),
+        Route("/v1/models/{name:path}", guarded(model)),
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/metrics", metrics),
+    ]
+    # a page in a browser could otherwise ask a server of this machine by a name that leads to it
+    hosts = [*LOCAL, "[::1]"] if settings.host in LOCAL else ["*"]
+    app = Starlette(
+        routes=routes, lifespan=lifespan, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)]
+    )
+    app.state.server = server
+    return app
+
+
+async def _unless_gone(request: Any, asked: Asked, made: Any, empty: Any) -> Any:
+    """The whole answer, cancelled where the client goes away before it is made."""
+    answering = asyncio.ensure_future(asked.whole())
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    watching = asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((answering, watching), return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            return made(answering.result())
+        return empty(status_code=499)
+    finally:
+        watching.cancel()
+        answering.cancel()
+        asked.cancel()
+
+
+def serve(settings: Settings) -> int:
+    """Runs until SIGTERM or SIGINT; requests that run then have `drain_s` to end."""
+    app = application(settings)
+    import uvicorn
+
+    try:
+        listening = socket.create_server(
+            (settings.host, settings.port), family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        )
+    except OSError as error:
+        raise InputError(f"cannot serve on {settings.host}:{settings.port}: {error.strerror}") from error
+    where = f"[{settings.host}]" if ":" in settings.host else settings.host
+    app.state.address = f"http://{where}:{listening.getsockname()[1]}"
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=max(1, int(settings.drain_s)),
+        timeout_keep_alive=30,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+    server = uvicorn.Server(config)
+
+    def ended(*_: object) -> None:
+        """uvicorn raises a signal again once it has ended as it was told; to have ended so is no failure."""
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, ended)
+    server.run(sockets=[listening])
+    return 0 if server.started else 2

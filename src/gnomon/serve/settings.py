@@ -1,0 +1,66 @@
+"""How a folder is served: `Settings`, which the front end and its workers have alike.
+
+Leaves out what a request asks for (`sampling`).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from gnomon.errors import InputError
+from gnomon.late import load_late
+from gnomon.software.engine import Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Of a server."""
+
+    folder: str
+    """With config.json and *.safetensors."""
+    tokenizer: Path | None
+    """Folder or file of tokenizer.json; None for bytes."""
+    name: str
+    """That clients ask for."""
+    rules: Engine
+    """The engine's record, with what the user set."""
+    dtype: str
+    """`fp32`, `bf16` or `fp64`."""
+    kv_bytes: int
+    """Of keys and values of a worker."""
+    max_model_len: int | None
+    """Tokens of prompt and answer; None: as long as the model's config.json says."""
+    host: str
+    port: int
+    """0 takes a free one."""
+    api_key: str
+    """That requests must bear; empty for none."""
+    workers: int
+    """Processes that each have the model."""
+    threads: int
+    """Of a worker."""
+    max_waiting: int
+    """Requests that wait; one more is refused with 429."""
+    max_body_bytes: int
+    """Of a request."""
+    drain_s: float
+    """Seconds that running requests have to end when the server is told to stop."""
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "threads", "max_body_bytes"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.port < 65536:
+            raise InputError(f"port must be from 0 (a free one) to 65535, got {self.port}")
+        if self.host not in ("127.0.0.1", "localhost", "::1") and not self.api_key:
+            raise InputError(
+                f"host {self.host} can be reached from other machines; give an API key (--api-key or "
+                f"GNOMON_API_KEY), or serve on 127.0.0.1"
+            )
+
+    def use_threads(self) -> None:
+        """Has torch take the threads of a worker."""
+        os.environ["OMP_NUM_THREADS"] = str(self.threads)
+        load_late("torch:set_num_threads")(self.threads)

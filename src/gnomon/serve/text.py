@@ -1,0 +1,72 @@
+"""Tokens as text while they come: words are told once they are whole, and stop strings are never told.
+
+`TextStream(words, stops).push(token)` returns whether a stop string ended the answer; `take()` gives what may be told
+by now. A token may be a part of a letter, and a stop string may come over several tokens, so some text is held back.
+Leaves out which tokens come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gnomon.serve.vocabulary import Vocabulary
+
+BROKEN = "\ufffd"
+"""What bytes that are no whole letter decode to."""
+LONGEST_LETTER = 16
+"""Tokens after which a letter that is still broken is told as it is."""
+
+
+class TextStream:
+    """The text of one answer."""
+
+    def __init__(self, words: Vocabulary, stops: Sequence[str] = (), *, keep_stop: bool = False) -> None:
+        """stops: strings that end the answer. keep_stop: whether it is told too."""
+        self.words, self.stops, self.keep_stop = words, tuple(stops), keep_stop
+        self.longest = max(map(len, self.stops), default=0)
+        self.ids: list[int] = []
+        self.before = 0
+        """Tokens from here on are decoded together with the new ones, for what stands between words."""
+        self.read = 0
+        """Tokens before this are in `text`."""
+        self.text = ""
+        self.told = 0
+        """Letters of it that were taken."""
+        self.ended = False
+
+    def push(self, token: int) -> bool:
+        """One more token. Whether the answer ends with it."""
+        self.ids.append(token)
+        old = self.words.decode(self.ids[self.before : self.read])
+        new = self.words.decode(self.ids[self.before :])
+        if new.endswith(BROKEN) and len(self.ids) - self.read < LONGEST_LETTER:
+            return False
+        return self._add(new[len(old) :])
+
+    def _add(self, more: str) -> bool:
+        begin = max(0, len(self.text) - self.longest + 1)
+        self.text += more
+        self.before, self.read = self.read, len(self.ids)
+        places = [(at, stop) for stop in self.stops if (at := self.text.find(stop, begin)) >= 0]
+        if places:
+            at, stop = min(places)
+            self.text = self.text[: at + len(stop) * self.keep_stop]
+            self.ended = True
+        return self.ended
+
+    def take(self, *, all: bool = False) -> str:
+        """Text since the last call. all: also what could begin a stop string, since nothing follows."""
+        if all and not self.ended and self.read < len(self.ids):
+            old = self.words.decode(self.ids[self.before : self.read])
+            self._add(self.words.decode(self.ids[self.before :])[len(old) :])
+        upto = len(self.text) if all or self.ended else len(self.text) - self._held()
+        new = self.text[self.told : upto]
+        self.told = max(self.told, upto)
+        return new
+
+    def _held(self) -> int:
+        """Letters at the end with which a stop string may begin."""
+        for count in range(min(self.longest - 1, len(self.text)), 0, -1):
+            if any(stop.startswith(self.text[-count:]) for stop in self.stops):
+                return count
+        return 0

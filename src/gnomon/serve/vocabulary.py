@@ -1,0 +1,71 @@
+"""Text and conversations as tokens and back, as a folder's own files say: `Vocabulary.open(folder, tokenizer)`.
+
+Tokens that end an answer are those that generation_config.json and config.json name beside the tokenizer's. The chat
+template is the folder's; none that a request bears is ever read. Leaves out models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gnomon.errors import InputError
+from gnomon.runtime.data.encode import Encoder
+
+
+class Vocabulary:
+    """Of a model that is served."""
+
+    def __init__(self, encoder: Encoder, ends: frozenset[int]) -> None:
+        """ends: tokens after which an answer is over."""
+        self.encoder, self.ends = encoder, ends
+        self.vocab_size = encoder.vocab_size
+
+    @staticmethod
+    def open(folder: Path, tokenizer: Path | None) -> Vocabulary:
+        """tokenizer: its file or folder; None: that in the model's folder, or bytes where there is none."""
+        beside = folder if folder.is_dir() else folder.parent
+        if tokenizer is not None and not (tokenizer.is_file() or (tokenizer / "tokenizer.json").is_file()):
+            raise InputError(f"{tokenizer} has no tokenizer.json; name the file or its folder")
+        found = tokenizer or (beside if (beside / "tokenizer.json").is_file() else None)
+        encoder = Encoder.open(found)
+        ends = {encoder.end} if encoder.end is not None else set[int]()
+        if encoder.tokenizer is not None:
+            for name in ("generation_config.json", "config.json"):
+                ends |= _ends(beside / name)
+        return Vocabulary(encoder, frozenset(ends))
+
+    def prompt(self, text: str) -> list[int]:
+        """Ids of a text, with what the tokenizer puts before it."""
+        return self.encoder.prompt(text)
+
+    def conversation(self, text: str) -> list[int]:
+        """Ids of what a chat template wrote, which has its special tokens."""
+        if self.encoder.tokenizer is None:
+            return list(text.encode())
+        ids: list[int] = self.encoder.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids."""
+        return self.encoder.decode(ids)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        """A conversation as the folder's template writes it, up to where the answer begins."""
+        chat = self.encoder.chat
+        if chat is None:
+            raise InputError(
+                f"{self.encoder.name} has no chat template, so conversations cannot be written as this model has them; "
+                f"ask /v1/completions with a text, or put a chat_template.jinja beside the tokenizer"
+            )
+        return chat.prompt(messages, tools)
+
+
+def _ends(file: Path) -> set[int]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        return set()
+    return {one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)}

@@ -1,0 +1,149 @@
+"""The engine answers as transformers' `generate` does, and as itself when requests share, are cut, or are set back.
+
+A sample of model types; `python benchmarks/serve/models.py` prints all of them over 200 tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the engine's tests need it")
+pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
+
+from runtime.hf_models import CONFIGS  # noqa: E402
+from serve.against_generate import answers, compare, greedy, served, theirs  # noqa: E402
+
+from gnomon.errors import InputError, PlanError  # noqa: E402
+from gnomon.serve.load import open_model  # noqa: E402
+from gnomon.serve.paged import Pages, Seen  # noqa: E402
+from gnomon.serve.rows import Part, Rows  # noqa: E402
+from gnomon.serve.sampling import Sampling  # noqa: E402
+from gnomon.software.engine import engine  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SAMPLE = ("gemma2", "gpt_oss", "deepseek_v3", "bloom", "phi3 (longrope)", "granitemoehybrid")
+
+
+@pytest.mark.parametrize("kind", SAMPLE)
+def test_greedy_tokens_are_those_of_generate(kind: str, tmp_path: Path) -> None:
+    compared = compare(kind, tmp_path, count=24)
+    assert not compared.refusal and compared.same == compared.count, compared
+
+
+def test_requests_that_share_are_cut_or_set_back_answer_the_same(tmp_path: Path) -> None:
+    """A prompt in pieces, one that begins like another, several answers to one prompt, and blocks that run out."""
+    model, ours = served("llama", tmp_path, max_batched_tokens=8, max_seqs=3)
+    ids = [3 + (7 * i) % 90 for i in range(40)]
+    wanted = theirs(model, ids, 30)
+    first = ours.add(ids, greedy(30))
+    assert answers(ours) == {first[0]: wanted}
+    again = ours.add(ids, greedy(30), count=3)
+    assert answers(ours) == dict.fromkeys(again, wanted)
+    assert ours.memory.found_tokens >= 32 + 2 * 39  # whole blocks of the first, and the prompt of its own first answer
+    tight = open_model(tmp_path, ours.rules, dtype="fp32", kv_bytes=9 * 16 * 2 * 2 * 16 * 4, max_model_len=128)
+    keys = [tight.add([*ids, one], greedy(50))[0] for one in (5, 6, 7)]
+    made = answers(tight)
+    assert tight.preemptions > 0
+    assert [made[key] for key in keys] == [theirs(model, [*ids, one], 50) for one in (5, 6, 7)]
+
+
+def test_a_cancelled_request_leaves_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
+    model, ours = served("mistral", tmp_path)
+    ids = [3 + (5 * i) % 90 for i in range(30)]
+    keys = [ours.add(ids[:n], greedy(20))[0] for n in (30, 12, 25)]
+    ours.step()
+    ours.cancel(keys[0])
+    ours.step()
+    ours.cancel(keys[1])
+    assert answers(ours)[keys[2]][-1] == theirs(model, ids[:25], 20)[-1]
+
+
+def test_a_seed_draws_the_same_whoever_runs_beside(tmp_path: Path) -> None:
+    _, ours = served("llama", tmp_path)
+    drawn = Sampling(max_tokens=12, temperature=0.9, top_p=0.9, top_k=40, seed=7)
+    [alone] = ours.add([5, 6, 7], drawn)
+    first = answers(ours)[alone]
+    ours.add([9] * 20, Sampling(max_tokens=20, temperature=1.0))
+    [beside] = ours.add([5, 6, 7], drawn)
+    assert answers(ours)[beside] == first
+
+
+def test_what_can_never_be_answered_is_said(tmp_path: Path) -> None:
+    _, ours = served("llama", tmp_path, length=64)
+    with pytest.raises(InputError, match=r"60 \+ 10 tokens.*at most 64"):
+        ours.add([5] * 60, greedy(10))
+    with pytest.raises(InputError, match="give more memory"):
+        open_model(tmp_path, engine("gnomon"), dtype="fp32", kv_bytes=1000)
+
+
+def test_encoders_are_refused_before_weights_are_read(tmp_path: Path) -> None:
+    config = {**CONFIGS["bert"], "model_type": "bert", "architectures": ["BertForMaskedLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PlanError, match="is no decoder"):
+        open_model(tmp_path, engine("gnomon"), dtype="fp32", kv_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "seen",
+    [
+        Seen(scale=0.3),
+        Seen(scale=0.3, window=7),
+        Seen(scale=0.3, cap=2.0),
+        Seen(scale=0.3, causal=False),
+        Seen(scale=0.3, causal=False, window=5),
+    ],
+)
+def test_attention_over_pages_is_attention(seen: Seen, dtype: torch.dtype) -> None:
+    """The kernel and PyTorch's columns of pages, against one softmax over each whole sequence in float64."""
+    torch.manual_seed(0)
+    for heads, kv_heads, k_dim, v_dim, extra in ((4, 2, 24, 8, "sinks"), (6, 2, 16, 20, "slopes"), (11, 1, 8, 32, "")):
+        shapes = [(37, 30), (3, 80), (1, 17)]  # (new tokens, before them)
+        own = {extra: torch.rand(heads)} if extra else {}
+        pages = [Pages(16, 16, kv_heads, k_dim, v_dim, dtype, seen, **own) for _ in range(2)]
+        assert pages[0].function is not None
+        pages[1].function = None
+        order, tables, whole = torch.randperm(16).tolist(), [], []
+        for new, before in shapes:
+            tables.append([order.pop() for _ in range(-(-(new + before) // 16))])
+            whole.append([torch.randn(new + before, n, d).to(dtype) for n, d in ((kv_heads, k_dim), (kv_heads, v_dim))])
+        for part in (0, 1):  # what was before, then what is new
+            cut = [slice(0, before) if part == 0 else slice(before, None) for _, before in shapes]
+            counts = [b if part == 0 else n for n, b in shapes]
+            parts = [Part(i, c.start, [0] * n, True, 1) for i, (c, n) in enumerate(zip(cut, counts, strict=True))]
+            rows = Rows.of(parts, [tables], [-1] * 3)
+            q = torch.randn(sum(counts), heads, k_dim).to(dtype)
+            k, v = (torch.cat([own[i][c] for own, c in zip(whole, cut, strict=True)]) for i in (0, 1))
+            made = [one.attend(rows, q, k, v).double() for one in pages]
+        begin = 0
+        for (new, before), (k, v) in zip(shapes, whole, strict=True):
+            wanted = _plain(q[begin : begin + new].double(), k.double(), v.double(), seen, before, own)
+            for one in made:
+                limit = 1e-5 if dtype == torch.float32 else 1e-2
+                assert (one[begin : begin + new] - wanted).abs().max() < limit
+            begin += new
+
+
+def _plain(q, k, v, seen, before, own):  # type: ignore[no-untyped-def]
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    score = torch.einsum("qhd,khd->hqk", q, k) * seen.scale
+    if seen.cap:
+        score = torch.tanh(score / seen.cap) * seen.cap
+    distance = torch.arange(len(k)) - torch.arange(before, before + len(q))[:, None]
+    if "slopes" in own:
+        score = score + own["slopes"].double()[:, None, None] * distance
+    hidden = distance > 0 if seen.causal else torch.zeros_like(distance, dtype=torch.bool)
+    if seen.window:
+        hidden = hidden | (distance.abs() >= seen.window)
+    score = score.masked_fill(hidden, -torch.inf)
+    if "sinks" in own:
+        sinks = own["sinks"].double()[:, None, None].expand(-1, len(q), 1)
+        shares = torch.cat([score, sinks], dim=-1).softmax(-1)[..., :-1]
+    else:
+        shares = score.softmax(-1)
+    return torch.einsum("hqk,khd->qhd", shares, v)

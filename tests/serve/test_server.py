@@ -1,0 +1,201 @@
+"""The server as OpenAI's own client finds it: answers, streams, structure, refusals, metrics, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: the engine's tests need it")
+for package in ("transformers", "openai", "starlette", "uvicorn", "llguidance"):
+    pytest.importorskip(package, reason=f"{package} is not installed")
+
+import openai  # noqa: E402
+from serve.served import Server, serving, write_model  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_model(folder)
+    with serving(folder, "--name", "tiny", "--max-num-seqs", "4", "--api-key", "secret", "--max-waiting", "8") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Any:
+    return server.client(api_key="secret")
+
+
+def get(server: Server, path: str) -> str:
+    with urllib.request.urlopen(server.url + path) as answer:
+        return str(answer.read().decode())
+
+
+def test_a_completion_and_its_stream_say_the_same(client: Any) -> None:
+    asked = {"model": "tiny", "prompt": "hello", "max_tokens": 12, "temperature": 0}
+    whole = client.completions.create(**asked, logprobs=2)
+    assert whole.usage.completion_tokens == 12 and whole.choices[0].finish_reason == "length"
+    assert len(whole.choices[0].logprobs.top_logprobs[0]) == 2
+    chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].text for c in chunks if c.choices) == whole.choices[0].text
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
+    several = client.completions.create(**{**asked, "prompt": ["hello", "hello"]}, n=2, echo=True)
+    assert [c.text for c in several.choices] == ["hello" + whole.choices[0].text] * 4
+
+
+def test_a_stop_string_ends_an_answer_and_is_not_told(client: Any) -> None:
+    asked = {"model": "tiny", "prompt": "abc", "max_tokens": 30, "temperature": 0.9, "seed": 5}
+    text = client.completions.create(**asked).choices[0].text
+    stop = text[4:6]
+    cut = client.completions.create(**asked, stop=[stop])
+    assert cut.choices[0].text == text[: text.index(stop)] and cut.choices[0].finish_reason == "stop"
+    told = client.completions.create(**asked, stop=[stop], stream=True)
+    assert "".join(c.choices[0].text for c in told) == cut.choices[0].text
+
+
+def test_a_conversation_goes_by_the_folders_template(client: Any) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    asked = {"model": "tiny", "max_completion_tokens": 5, "temperature": 0}
+    made = client.chat.completions.create(**asked, messages=messages, logprobs=True, top_logprobs=3)
+    assert made.usage.prompt_tokens == len("<user>hi<assistant>")
+    assert len(made.choices[0].logprobs.content) == 5 and len(made.choices[0].logprobs.content[0].top_logprobs) == 3
+    told = list(client.chat.completions.create(**asked, messages=messages, stream=True))
+    assert told[0].choices[0].delta.role == "assistant" and told[-1].choices[0].finish_reason == "length"
+    assert "".join(c.choices[0].delta.content or "" for c in told) == made.choices[0].message.content
+
+
+def test_structured_output_is_of_its_schema(client: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    ask = client.chat.completions.create
+    for seed in range(3):
+        made = ask(model="tiny", messages=[{"role": "user", "content": "q"}], response_format=form, seed=seed)
+        assert json.loads(made.choices[0].message.content)["a"] in ("x", "y")
+    tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    made = ask(model="tiny", messages=[{"role": "user", "content": "q"}], tools=[tool], tool_choice="required")
+    [call] = made.choices[0].message.tool_calls
+    assert call.function.name == "look" and json.loads(call.function.arguments)["a"] in ("x", "y")
+    assert made.choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"prompt": "x", "best_off": 3}, "best_off is not supported (did you mean 'best_of'"),
+        ({"prompt": "x", "temperature": "hot"}, "temperature is a number"),
+        ({"prompt": "x", "top_p": 0}, "top_p must be above 0"),
+        ({"prompt": "x", "max_tokens": 300}, "max_tokens is a whole number from 1 to 256"),
+        ({"prompt": "x" * 250, "max_tokens": 30}, "is more than the 256"),
+        ({"prompt": [4, 9999]}, "token 9999"),
+        ({"prompt": "\ud800"}, "no text"),
+        ({"prompt": ""}, "at least one token"),
+        ({"prompt": "x", "chat_template": "{{ 7 * 7 }}"}, "chat_template is not supported"),
+        ({"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 7}}}}, "schema"),
+        ({"prompt": "x", "guided_regex": "("}, "regex"),
+        ([], "the body is a JSON object"),
+    ],
+)
+def test_what_cannot_be_answered_is_said(server: Server, body: object, says: str) -> None:
+    status, answer = post(server, "/v1/completions", json.dumps(body).encode())
+    assert status == 400 and says in answer["error"]["message"], answer
+
+
+def post(server: Server, path: str, body: bytes, key: str = "secret") -> tuple[int, Any]:
+    request = urllib.request.Request(server.url + path, body, {"Authorization": f"Bearer {key}"})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def test_keys_models_and_bodies_are_looked_at(server: Server, client: Any) -> None:
+    assert post(server, "/v1/completions", b"{}", key="guess")[0] == 401
+    with pytest.raises(openai.NotFoundError, match="there is no model 'other'"):
+        client.completions.create(model="other", prompt="x")
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    for body in (b'{"prompt": NaN}', b"[" * 100000, b"\xff", b""):
+        assert post(server, "/v1/completions", body)[0] == 400
+    assert post(server, "/v1/completions", b" " * (5 << 20))[0] == 413
+
+
+def test_one_too_many_is_told_when_to_come_again(server: Server, client: Any) -> None:
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.completions.create(model="tiny", prompt=["x"] * 9, max_tokens=5)
+    assert int(refused.value.response.headers["retry-after"]) >= 1
+    assert client.completions.create(model="tiny", prompt="x", max_tokens=5).usage.completion_tokens
+
+
+def test_who_stops_reading_holds_up_nobody(server: Server, client: Any) -> None:
+    slow = client.completions.create(model="tiny", prompt="x", max_tokens=200, stream=True)
+    next(iter(slow))
+    for _ in range(3):
+        assert client.completions.create(model="tiny", prompt="y", max_tokens=3).choices
+    slow.close()
+    for _ in range(100):
+        if 'vllm:num_requests_running{model_name="tiny"} 0.0' in get(server, "/metrics"):
+            return
+        time.sleep(0.05)
+    raise AssertionError("its request still runs")
+
+
+def test_metrics_bear_the_names_that_dashboards_know(server: Server) -> None:
+    told = get(server, "/metrics")
+    for name in (
+        "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+        "vllm:time_to_first_token_seconds_bucket", "vllm:inter_token_latency_seconds_sum",
+        "vllm:e2e_request_latency_seconds_count", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
+        "vllm:request_success_total", "vllm:prefix_cache_hits_total",
+    ):  # fmt: skip
+        assert f"{name}{{" in told, name
+    assert get(server, "/health") == "" and get(server, "/ready") == ""
+
+
+def test_a_killed_worker_fails_its_requests_alone_and_comes_back(server: Server, client: Any) -> None:
+    stream = client.completions.create(model="tiny", prompt="x", max_tokens=200, stream=True)
+    next(iter(stream))
+    [worker] = children(server.process.pid)
+    os.kill(worker, signal.SIGKILL)
+    with pytest.raises(openai.APIError, match="the process that was answering is gone"):
+        list(stream)
+    assert get(server, "/health") == ""
+    for _ in range(600):
+        if post(server, "/v1/completions", b'{"prompt": "x", "max_tokens": 2}')[0] == 200:
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not come back")
+
+
+def children(pid: int) -> list[int]:
+    """Workers of a server: its children that load the model."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            if "resource_tracker" not in Path(f"/proc/{child}/cmdline").read_text():
+                found.append(int(child))
+    return found
+
+
+def test_told_to_end_it_answers_what_runs(server: Server, client: Any) -> None:
+    """The last of this module."""
+    stream = client.completions.create(model="tiny", prompt="x", max_tokens=150, stream=True)
+    next(iter(stream))
+    server.process.terminate()
+    assert len("".join(chunk.choices[0].text for chunk in stream)) > 0
+    assert server.process.wait(30) == 0

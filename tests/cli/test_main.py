@@ -52,9 +52,7 @@ def fresh(words: Sequence[str], *, code: str = "") -> subprocess.CompletedProces
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(capsys, "--version") == (0, f"gnomon {__version__}\n", "")
-    names = (
-        "predict plan explain validate compare run launch check parity data generate report calibrate compile export"
-    )
+    names = "predict plan explain validate compare run launch check parity data serve generate bench-serve report calibrate compile export"
     names += " catalogue checkpoint"
     for words in (("--help",), *((name, "--help") for name in names.split())):
         status, out, _ = ask(capsys, *words)

@@ -35,8 +35,11 @@ def run(options: ServerOptions) -> int:
 
 def rules_of(options: EngineOptions, base: Engine) -> Engine:
     """The engine's record with the limits that were given."""
-    given = {"max_seqs": options.max_num_seqs, "max_batched_tokens": options.max_num_batched_tokens}
-    return replace(base, **{name: value for name, value in given.items() if value is not None})
+    return replace(
+        base,
+        max_seqs=options.max_num_seqs or base.max_seqs,
+        max_batched_tokens=options.max_num_batched_tokens or base.max_batched_tokens,
+    )
 
 
 def settings_of(options: ServerOptions) -> Any:

@@ -7,7 +7,7 @@ that memory is the weights' and the pages'. Leaves out tokenizers (`text`).
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -32,7 +32,20 @@ DEFAULT_LEN = 4096
 """Tokens of a model whose config.json does not say how long it may be."""
 
 
-def open_model(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What a folder has, before weights are read."""
+
+    graph: Graph
+    """As it is trained, whose parameters the weights are."""
+    cut: Graph
+    """Without its loss."""
+    sizes: Sizes
+    max_model_len: int
+    """Tokens of prompt and answer."""
+
+
+def look(
     folder: Path,
     rules: Rules,
     *,
@@ -40,10 +53,8 @@ def open_model(
     kv_bytes: int,
     max_model_len: int | None = None,
     longest_asked: int | None = None,
-) -> Engine:
-    """kv_bytes: of all keys and values. max_model_len: tokens of prompt and answer; None: as many as the model's
-    config.json says. longest_asked: of the only request that there will be. InputError for a folder without weights or
-    a model that is no decoder, before weights are read."""
+) -> Looked:
+    """InputError or PlanError for a folder without weights, a model that is no decoder, or too little memory."""
     if dtype not in SERVED:
         raise InputError(f"the engine computes in {', '.join(SERVED)}, not in {dtype!r}")
     graph = model_of(folder).graph
@@ -54,8 +65,27 @@ def open_model(
     if max_model_len is not None and max_model_len > longest:
         raise InputError(f"max_model_len {max_model_len} is above the {longest} tokens of its config.json; lower it")
     sizes = sizes_of(cut, rules, DTYPES[dtype], kv_bytes, min(asked, longest_asked or asked))
-    model = Decoder(cut, weights_of(folder, graph, DTYPES[dtype]), sizes, dtype=DTYPES[dtype])
-    return Engine(model, rules, max_model_len=asked)
+    values_of(folder, graph)  # the files' headers: what is missing or misshapen
+    return Looked(graph=graph, cut=cut, sizes=sizes, max_model_len=asked)
+
+
+def open_model(
+    folder: Path,
+    rules: Rules,
+    *,
+    dtype: str,
+    kv_bytes: int,
+    max_model_len: int | None = None,
+    longest_asked: int | None = None,
+) -> Engine:
+    """kv_bytes: of all keys and values. max_model_len: tokens of prompt and answer; None: as many as the model's
+    config.json says. longest_asked: of the only request that there will be. Errors as `look` has them."""
+    found = look(
+        folder, rules, dtype=dtype, kv_bytes=kv_bytes, max_model_len=max_model_len, longest_asked=longest_asked
+    )
+    weights = weights_of(folder, found.graph, DTYPES[dtype])
+    model = Decoder(found.cut, weights, found.sizes, dtype=DTYPES[dtype])
+    return Engine(model, rules, max_model_len=found.max_model_len)
 
 
 def weights_of(folder: Path, graph: Graph, dtype: torch.dtype) -> dict[str, Tensor]:

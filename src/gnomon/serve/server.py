@@ -21,6 +21,7 @@ from typing import Any
 
 from gnomon.errors import GnomonError, InputError
 from gnomon.serve import api
+from gnomon.serve.load import look
 from gnomon.serve.messages import Ask, Failed, Told
 from gnomon.serve.metrics import Metrics
 from gnomon.serve.router import Router
@@ -303,6 +304,13 @@ async def _unless_gone(request: Any, asked: Asked, made: Any, empty: Any) -> Any
 
 def serve(settings: Settings) -> int:
     """Runs until SIGTERM or SIGINT; requests that run then have `drain_s` to end."""
+    look(
+        Path(settings.folder),
+        settings.rules,
+        dtype=settings.dtype,
+        kv_bytes=settings.kv_bytes,
+        max_model_len=settings.max_model_len,
+    )
     app = application(settings)
     import uvicorn
 
@@ -329,5 +337,6 @@ def serve(settings: Settings) -> int:
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, ended)
-    server.run(sockets=[listening])
+    with listening:
+        server.run(sockets=[listening])
     return 0 if server.started else 2

@@ -52,8 +52,10 @@ def fresh(words: Sequence[str], *, code: str = "") -> subprocess.CompletedProces
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(capsys, "--version") == (0, f"gnomon {__version__}\n", "")
-    names = "predict plan explain validate compare run launch check parity data serve generate bench-serve report calibrate compile export"
-    names += " catalogue checkpoint"
+    names = (
+        "predict plan explain validate compare run launch check parity data generate report calibrate compile export"
+    )
+    names += " catalogue checkpoint serve bench-serve"
     for words in (("--help",), *((name, "--help") for name in names.split())):
         status, out, _ = ask(capsys, *words)
         assert status == 0

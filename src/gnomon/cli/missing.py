@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 
 INFERENCE = (
-    "inference servers are predicted by `gnomon predict MODEL --on CLUSTER --serve` (--engine vllm and others); "
-    "all else here is about training steps"
+    "inference servers are predicted by `gnomon predict MODEL --on CLUSTER --serve` (--engine vllm and others), "
+    "and `gnomon serve FOLDER` serves weights on this machine; all else here is about training steps"
 )
 
 _ASKED = re.compile(r"(serv(e|er|ing)|infer(ence)?|decod(e|ing)|prefill|kv-?cache|ttft|tpot)s?", re.IGNORECASE)

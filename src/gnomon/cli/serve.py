@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon import schema
+from gnomon.cli.missing import INFERENCE
 from gnomon.cli.options.server import EngineOptions, ServerOptions
 from gnomon.cli.run import need_torch
 from gnomon.cli.values import quantity
@@ -29,6 +30,8 @@ RUN_AXES = ("tp", "pp", "dp", "ep")
 def run(options: ServerOptions) -> int:
     """Serve."""
     need_torch("serving")
+    if not Path(options.folder).expanduser().exists():
+        raise InputError(f"{options.folder} is no folder of weights, which gnomon serve wants; {INFERENCE}")
     status: int = load_late("gnomon.serve.server:serve")(settings_of(options))
     return status
 

@@ -12,11 +12,12 @@ from dataclasses import replace
 import numpy as np
 
 from gnomon.errors import GraphError, PlanError
+from gnomon.ops.bases import MOVES_BYTES
 from gnomon.ops.curve import Curve, Stream, once
 from gnomon.ops.divided import BOTH, own_collective, with_inside
 from gnomon.ops.kernels import Kernels
-from gnomon.ops.op import AttrValue, Op, OpKind, Problem, Steps, Tensors, attrs
-from gnomon.ops.rules import first_dims, moved, moved_back, per_element, per_element_back, saves_output
+from gnomon.ops.op import AttrValue, Op, Problem, Steps, Tensors, attrs
+from gnomon.ops.rules import cannot_write, first_dims, moved, moved_back, per_element, per_element_back, saves_output
 from gnomon.ops.strategy import Division, Strategy
 from gnomon.ops.work import CausalFlops, GradOp, Setting, Work
 from gnomon.tensors.dims import Dim, Number, numel, size_of
@@ -96,6 +97,12 @@ def _dims(op: Op, block: Tensors) -> Problem:
     if heads and kv_heads and heads % kv_heads:
         return f"{heads} query heads are not a multiple of {kv_heads} key heads"
     return None
+
+
+def _alibi_dims(op: Op, block: Tensors) -> Problem:
+    places, out = block.tensor(op.inputs[0]).dims, block.tensor(op.outputs[0]).dims
+    fits = len(places) == 1 and len(out) == 3 and out[:2] == (places[0], kv_dim(places[0]))
+    return None if fits else cannot_write(op, block)
 
 
 def _saves(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
@@ -263,28 +270,20 @@ def _strategies(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, .
     return usable
 
 
-ATTENTION = OpKind(
+ATTENTION = replace(
+    MOVES_BYTES,
     name="attention",
     signature="q, k, v[, bias or sinks] -> softmax(q kᵀ · scale) v; causal, window, scale, softcap, dropout, sinks",
-    contracts=False,
     dims=_dims,
-    memory="own",
     saves=_saves,
     forward=_work,
     backward=_work_back,
     steps=_steps,
     fused_by="attention",
-    weight_grad="together",
-    ungraded=(),
     decay="matrices",
     price="attention",
     grad_price="attention",
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
     strategies=_strategies,
-    sums=False,
     together=HEAD_DIMS,
     does="attends",
     calls="rules of the frontend",
@@ -292,90 +291,45 @@ ATTENTION = OpKind(
     torch="attention:attention",
 )
 
-SOFTMAX = OpKind(
+SOFTMAX = replace(
+    MOVES_BYTES,
     name="softmax",
     signature="x -> softmax over its last dim; fn: log for its logarithm; causal, in_place",
-    contracts=False,
     dims=first_dims,
-    memory="own",
     saves=saves_output,
     forward=per_element(5),
     backward=per_element_back(4),
-    steps="one kernel",
-    fused_by="every stack",
-    weight_grad="together",
-    ungraded=(),
-    decay="none",
     price=_reads_causal,
     grad_price=_reads_causal_back,
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    strategies="plain",
-    sums=False,
-    together=(),
     does="weighs",
-    calls="none",
-    documents=False,
     torch="lowered",
 )
 
-ROTARY = OpKind(
+ROTARY = replace(
+    MOVES_BYTES,
     name="rotary",
     signature="x[, positions] -> x turned by its position; base, scaling",
-    contracts=False,
-    dims="open",
-    memory="own",
+    dims=first_dims,
     saves="nothing",  # sines and cosines are tables
     forward=per_element(3),
     backward=per_element_back(3),
-    steps="one kernel",
-    fused_by="every stack",
-    weight_grad="together",
-    ungraded=(),
-    decay="none",
-    price=once(),
-    grad_price=once(),
     calibrated="rows read",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    strategies="plain",
-    sums=False,
-    together=(),
     does="rotates",
-    calls="none",
     documents=True,
     torch="attention:rotary",
 )
 
-ALIBI = OpKind(
+ALIBI = replace(
+    MOVES_BYTES,
     name="alibi",
     signature="positions -> bias (positions, positions, heads): linear biases in place of positions",
-    contracts=False,
-    dims="open",
-    memory="own",
+    dims=_alibi_dims,
     saves="nothing",
     forward=per_element(0),
     backward=per_element_back(0),
-    steps="one kernel",
-    fused_by="every stack",
-    weight_grad="together",
-    ungraded=(),
-    decay="none",
     price=once(kernels=2),  # distances, times slopes
     grad_price=once(kernels=2),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    strategies="plain",
-    sums=False,
-    together=(),
     does="measures distance",
-    calls="none",
-    documents=False,
     torch="alibi:alibi",
 )
 

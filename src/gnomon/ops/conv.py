@@ -6,22 +6,62 @@ Mamba-2 mixer, which is part of `state_space`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from gnomon.errors import PlanError
+from gnomon.ops.bases import CONTRACTION, MOVES_BYTES
 from gnomon.ops.curve import Product, once
 from gnomon.ops.divided import BOTH, own_collective, with_inside
-from gnomon.ops.op import Op, OpKind, Problem, Tensors
-from gnomon.ops.rules import cannot_write, multiplied, multiplied_back, per_element, per_element_back, saves_operands
+from gnomon.ops.op import Op, Problem, Tensors
+from gnomon.ops.rules import as_many, cannot_write, per_element, per_element_back
 from gnomon.ops.strategy import Division, Strategy
-from gnomon.tensors.names import base
+from gnomon.tensors.dims import Dim
+from gnomon.tensors.names import TOKEN_DIMS, base
 from gnomon.tensors.tensor import Tensor
 
 
 def _conv_dims(op: Op, block: Tensors) -> Problem:
-    image, weight = block.tensor(op.inputs[0]), block.tensor(op.inputs[1])
-    fits = op.contracts[0] in [d.name for d in image.dims] and set(op.contracts) <= {d.name for d in weight.dims}
-    return None if fits else cannot_write(op, block)
+    """(batch, in, height, width) and (out, in, kernel, kernel) give (batch, out, height / stride, width / stride)."""
+    image, weight, out = (block.tensor(name).dims for name in (*op.inputs[:2], op.outputs[0]))
+    bias = [block.tensor(name).dims for name in op.inputs[2:]]
+    if (len(image), len(weight), len(out)) != (4, 4, 4) or any(dims != weight[:1] for dims in bias):
+        return cannot_write(op, block)
+    summed = (weight[1].name, weight[2].name, weight[3].name)
+    fits = image[1] == weight[1] and op.contracts == summed and out[:2] == (image[0], weight[0])
+    return None if fits and _stride(image, out) is not None else cannot_write(op, block)
+
+
+def _stride(large: Sequence[Dim], small: Sequence[Dim]) -> int | None:
+    """How many times as high and as wide one image is as another; None where that is no whole number, or two."""
+    ratios = set[int]()
+    for one, other in zip(large[2:], small[2:], strict=True):
+        if one.size is None or other.size is None or one.size % other.size:
+            return None
+        ratios.add(one.size // other.size)
+    return ratios.pop() if len(ratios) == 1 else None
+
+
+def _upsample_dims(op: Op, block: Tensors) -> Problem:
+    image, out = block.tensor(op.inputs[0]).dims, block.tensor(op.outputs[0]).dims
+    fits = len(image) == len(out) == 4 and image[:2] == out[:2]
+    return None if fits and _stride(out, image) is not None else cannot_write(op, block)
+
+
+def _pool_dims(op: Op, block: Tensors) -> Problem:
+    """All dims but one of those over positions."""
+    x, out = block.tensor(op.inputs[0]).dims, block.tensor(op.outputs[0]).dims
+    ways = [x[:at] + x[at + 1 :] for at, dim in enumerate(x) if base(dim.name) in TOKEN_DIMS]
+    return None if out in ways else cannot_write(op, block)
+
+
+def _patchify_dims(op: Op, block: Tensors) -> Problem:
+    """(batch, channels, height, width) and (batch, patches, channels, height, width of a patch), either way."""
+    image, patches = block.tensor(op.inputs[0]).dims, block.tensor(op.outputs[0]).dims
+    if len(image) > len(patches):
+        image, patches = patches, image
+    fits = (len(image), len(patches)) == (4, 5) and image[0] == patches[0] and image[1] == patches[2]
+    return None if fits and as_many(image, patches) else cannot_write(op, block)
 
 
 def _saves_indices(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
@@ -52,119 +92,53 @@ def _kernel_height(op: Op, setting: Division) -> int:
     raise PlanError(f"{op.path}: its weight has no dim 'kernel_h', so the halo over cp is unknown; use cp = 1")
 
 
-CONV2D = OpKind(
+CONV2D = replace(
+    CONTRACTION,
     name="conv2d",
     signature="image, weight (out, in, height, width), bias -> image",
-    contracts=True,
     dims=_conv_dims,
-    memory="own",
-    saves=saves_operands,
-    forward=multiplied,
-    backward=multiplied_back,
-    steps="one kernel",
-    fused_by="every stack",
-    weight_grad="apart",
-    ungraded=(),
-    decay=(1,),
     price=Product("pixels", narrow=False),
     grad_price=Product("pixels", narrow=False),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
     strategies=_convolution,
-    sums=False,
-    together=(),
     does="convolves",
-    calls="none",
-    documents=False,
     torch="image:conv2d",
 )
 
-UPSAMPLE = OpKind(
+UPSAMPLE = replace(
+    MOVES_BYTES,
     name="upsample",
     signature="image -> larger image, each pixel repeated",
-    contracts=False,
-    dims="open",
-    memory="own",
+    dims=_upsample_dims,
     saves="nothing",
     forward=per_element(0),
     backward=per_element_back(1),
-    steps="one kernel",
-    fused_by="every stack",
-    weight_grad="together",
-    ungraded=(),
-    decay="none",
-    price=once(),
-    grad_price=once(),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    strategies="plain",
-    sums=False,
-    together=(),
-    does="computes",
-    calls="none",
-    documents=False,
     torch="image:upsample",
 )
 
-POOL = OpKind(
+POOL = replace(
+    MOVES_BYTES,
     name="pool",
     signature="x -> x over fewer positions; fn: max | mean | first",
-    contracts=False,
-    dims="open",
-    memory="own",
+    dims=_pool_dims,
     saves=_saves_indices,
     forward=per_element(1),
     backward=per_element_back(1),
-    steps="one kernel",
-    fused_by="every stack",
-    weight_grad="together",
-    ungraded=(),
-    decay="none",
     price=once("reduce"),
     grad_price=once("reduce"),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    strategies="plain",
     sums=True,
-    together=(),
-    does="computes",
-    calls="none",
-    documents=False,
     torch="views:pool",
 )
 
-PATCHIFY = OpKind(
+PATCHIFY = replace(
+    MOVES_BYTES,
     name="patchify",
     signature="image -> patches, or patches -> image",
-    contracts=False,
-    dims="open",
-    memory="own",
+    dims=_patchify_dims,
     saves="nothing",
     forward=per_element(0),
     backward=per_element_back(0),
-    steps="one kernel",
-    fused_by="every stack",
-    weight_grad="together",
-    ungraded=(),
-    decay="none",
     price=once("reduce"),
     grad_price=once("reduce"),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    strategies="plain",
-    sums=False,
-    together=(),
-    does="computes",
-    calls="none",
-    documents=False,
     torch="views:patchify",
 )
 

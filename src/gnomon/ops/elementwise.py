@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from gnomon.ops.bases import MOVES_BYTES
 from gnomon.ops.curve import Curve, once, passes
 from gnomon.ops.kernels import Kernels
-from gnomon.ops.op import Op, OpKind, Steps, Tensors, attrs
+from gnomon.ops.op import Op, Steps, Tensors, attrs
 from gnomon.ops.rules import (
     bytes_of,
     first_dims,
@@ -18,7 +19,6 @@ from gnomon.ops.rules import (
     per_element_back,
     saves_inputs,
     saves_operands,
-    saves_output,
 )
 from gnomon.ops.work import GradOp, Setting, Work
 from gnomon.tensors.tensor import Tensor
@@ -32,7 +32,8 @@ def _saves_activation(op: Op, block: Tensors, needs_grad: Collection[str]) -> tu
     return (*(op.outputs[:1] if keeps_output else op.inputs[:1]), *op.outputs[1:])
 
 
-def _saves_mask(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
+def _saves_aside(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
+    """What its kernel wrote aside: the mask of a dropout, the tanh of a softcap."""
     return op.outputs[1:]
 
 
@@ -99,6 +100,17 @@ def _mask_steps(op: Op, low: Steps, kernels: Kernels) -> None:
     low.emit(op, Tensor(name=f"{op.path}:mask", dims=x.dims, dtype="bool"))
 
 
+def _softcap_steps(op: Op, low: Steps, kernels: Kernels) -> None:
+    """tanh(x / cap) is what backward reads, and not cap times that, which others read and may keep."""
+    x = low.block.tensor(op.inputs[0])
+    low.emit(op, Tensor(name=f"{op.path}:tanh", dims=x.dims, dtype=x.dtype))
+
+
+def _softcap_work(op: Op, block: Tensors, setting: Setting) -> Work:
+    """One read and one write of each of three kernels (`price`): the tanh that is kept is one of these writes."""
+    return per_element(5)(replace(op, outputs=op.outputs[:1]), block, setting)
+
+
 def _square_back(op: Op, grad: GradOp) -> Curve:
     """Of x²: PyTorch's pow_backward copies x, doubles it and multiplies (FunctionsManual.cpp)."""
     return passes(3, 2.33) if op.attr("fn", "") == "square" else once()
@@ -109,200 +121,132 @@ def _factors_back(op: Op, grad: GradOp) -> Curve:
     return once() if len(grad.grads_out) == 1 else passes(2, 1.33)
 
 
-ACTIVATION = OpKind(
+ACTIVATION = replace(
+    MOVES_BYTES,
     name="activation",
     signature="x -> fn(x); fn: gelu | gelu_tanh | gelu_new | quick_gelu | relu | relu2 | silu | tanh | sigmoid",
-    contracts=False,
     dims=first_dims,
-    memory="own",
     saves=_saves_activation,
     forward=per_element(8),
     backward=per_element_back(10),
     steps=_activation_steps,
     fused_by="glu",
-    weight_grad="together",
-    ungraded=(),
-    decay="none",
-    price=once(),
     grad_price=_square_back,
     calibrated="elements",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    strategies="plain",
-    sums=False,
-    together=(),
-    does="computes",
     calls="rules of the frontend",
-    documents=False,
     torch="elementwise:activation",
 )
 
 GLU = replace(
-    ACTIVATION,
+    MOVES_BYTES,
     name="glu",
     signature="gate, up -> fn(gate) · up; fn: silu (SwiGLU) | gelu | gelu_tanh (GeGLU) | relu; limit, alpha",
+    dims=first_dims,
     saves=saves_inputs,
     forward=per_element(9),
     backward=per_element_back(14),
     steps=_glu_steps,
     fused_by="glu",
-    price=once(),
-    grad_price=once(),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
     does="gates",
     torch="elementwise:glu",
-    calls="none",
 )
 
 ADD = replace(
-    ACTIVATION,
+    MOVES_BYTES,
     name="add",
     signature="a, b -> a + factor · b; factor",
+    dims=first_dims,
     saves="nothing",
-    decay="matrices",
     forward=per_element(1),
     backward=_sum_back,
-    steps="one kernel",
-    fused_by="every stack",
-    price=once(),
+    decay="matrices",
     grad_price=once("reduce"),  # a broadcast operand: summed
     calibrated="elements, forward",
-    begins="random",
-    weight_sum="apart",
     gradient="passed on",
     does="adds",
-    torch="elementwise:add",
     calls="rules of the frontend",
+    torch="elementwise:add",
 )
 
 MUL = replace(
-    ACTIVATION,
+    MOVES_BYTES,
     name="mul",
     signature="a, b -> a · b",
+    dims=first_dims,
     saves=saves_operands,
-    decay="matrices",
     forward=per_element(1),
     backward=per_element_back(2),
-    steps="one kernel",
-    fused_by="every stack",
-    price=once(),
+    decay="matrices",
     grad_price=_factors_back,
     calibrated="elements",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    does="computes",
-    torch="elementwise:mul",
     calls="rules of the frontend",
+    torch="elementwise:mul",
 )
 
 SCALE = replace(
-    ACTIVATION,
+    MOVES_BYTES,
     name="scale",
     signature="x[, vector] -> x times a constant or a learned vector; factor",
-    dims="open",
+    dims=first_dims,
     saves=_saves_vector,
-    decay="matrices",
     forward=per_element(1),
     backward=per_element_back(1),
-    steps="one kernel",
-    fused_by="every stack",
-    price=once(),
-    grad_price=once(),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    does="computes",
+    decay="matrices",
     torch="elementwise:scale",
-    calls="none",
 )
 
 MODULATE = replace(
-    ACTIVATION,
+    MOVES_BYTES,
     name="modulate",
     signature="x, shift, scale -> x · (1 + scale) + shift",
-    dims="open",
+    dims=first_dims,
     saves=_saves_modulated,
-    decay="matrices",
     forward=per_element(2),
     backward=per_element_back(4),
-    steps="one kernel",
-    fused_by="every stack",
+    decay="matrices",
     price=passes(3, 1.67),  # 1 + scale, product, sum
     grad_price=passes(4, 1.67, "reduce"),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    does="computes",
     torch="elementwise:modulate",
-    calls="none",
 )
 
 SOFTCAP = replace(
-    ACTIVATION,
+    MOVES_BYTES,
     name="softcap",
     signature="x -> cap · tanh(x / cap); cap",
-    saves=saves_output,
-    forward=per_element(5),
+    dims=first_dims,
+    saves=_saves_aside,
+    forward=_softcap_work,
     backward=per_element_back(3),
-    steps="one kernel",
-    fused_by="every stack",
+    steps=_softcap_steps,
     price=passes(3, 3.0),  # divide, tanh, multiply
     grad_price=passes(3, 3.0),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    does="computes",
     torch="elementwise:softcap",
-    calls="none",
 )
 
 DROPOUT = replace(
-    ACTIVATION,
+    MOVES_BYTES,
     name="dropout",
     signature="x -> x with elements left out at random, the others scaled up; p, drawn",
-    saves=_saves_mask,
+    dims=first_dims,
+    saves=_saves_aside,
     forward=per_element(2),
     backward=per_element_back(1),
     steps=_mask_steps,
-    fused_by="every stack",
-    price=once(),
-    grad_price=once(),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
     does="drops",
-    torch="elementwise:dropped",
     calls="rules of the frontend",
+    torch="elementwise:dropped",
 )
 
 CAST = replace(
-    ACTIVATION,
+    MOVES_BYTES,
     name="cast",
     signature="x -> x in another dtype",
+    dims=first_dims,
     memory="cast",
     saves="nothing",
     forward=per_element(0),
     backward=per_element_back(0),
-    steps="one kernel",
-    fused_by="every stack",
-    price=once(),
-    grad_price=once(),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    does="computes",
     torch="elementwise:unchanged",
-    calls="none",
 )
 
 KINDS = (ACTIVATION, GLU, ADD, MUL, SCALE, MODULATE, SOFTCAP, DROPOUT, CAST)

@@ -6,9 +6,11 @@ Ids are integers, tables are (rows, width). Leaves out positions that are no tab
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
+from gnomon.ops.bases import MOVES_BYTES
 from gnomon.ops.curve import once
-from gnomon.ops.op import Op, OpKind, Problem, Tensors
+from gnomon.ops.op import Op, Problem, Tensors
 from gnomon.ops.rules import bytes_of, cannot_write, per_element, per_element_back
 from gnomon.ops.work import Setting, Work
 from gnomon.tensors.dims import numel
@@ -18,6 +20,11 @@ def _dims(op: Op, block: Tensors) -> Problem:
     ids, table, out = block.tensor(op.inputs[0]), block.tensor(op.inputs[1]), block.tensor(op.outputs[0])
     fits = not ids.is_float and out.dims == (*ids.dims, *table.dims[1:])
     return None if fits else cannot_write(op, block)
+
+
+def _timestep_dims(op: Op, block: Tensors) -> Problem:
+    times, out = block.tensor(op.inputs[0]).dims, block.tensor(op.outputs[0]).dims
+    return None if out[:-1] == times and len(out) > len(times) else cannot_write(op, block)
 
 
 def _saves(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
@@ -34,61 +41,36 @@ def _lookup_work(op: Op, block: Tensors, setting: Setting) -> Work:
     )
 
 
-EMBEDDING = OpKind(
+EMBEDDING = replace(
+    MOVES_BYTES,
     name="embedding",
     signature="ids, table -> rows of the table",
-    contracts=False,
     dims=_dims,
-    memory="own",
     saves=_saves,
     forward=_lookup_work,
     backward=per_element_back(0),
-    steps="one kernel",
-    fused_by="every stack",
     weight_grad="apart",
-    ungraded=(),
     decay=(1,),
     price=once("gather"),
     grad_price="table",
     calibrated="rows written",
-    begins="random",
     weight_sum="in place",
-    gradient="computed",
-    strategies="plain",
     sums=True,
-    together=(),
     does="looks up",
     calls="rules of the frontend",
-    documents=False,
     torch="lookup:embedding",
 )
 
-TIMESTEP = OpKind(
+TIMESTEP = replace(
+    MOVES_BYTES,
     name="timestep",
     signature="times -> sinusoidal features of a diffusion time",
-    contracts=False,
-    dims="open",
-    memory="own",
+    dims=_timestep_dims,
     saves="nothing",
     forward=per_element(0),
     backward=per_element_back(0),
-    steps="one kernel",
-    fused_by="every stack",
-    weight_grad="together",
-    ungraded=(),
-    decay="none",
     price=once(kernels=5),
     grad_price=once(kernels=5),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    strategies="plain",
-    sums=False,
-    together=(),
-    does="computes",
-    calls="none",
-    documents=False,
     torch="image:timestep",
 )
 

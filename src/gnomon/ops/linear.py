@@ -7,19 +7,18 @@ of experts (`moe`) and convolutions (`conv`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gnomon.ops.attention import pairs_of
+from gnomon.ops.bases import CONTRACTION
 from gnomon.ops.curve import Product
-from gnomon.ops.op import Op, OpKind, Problem, Tensors
+from gnomon.ops.op import Op, Problem, Tensors
 from gnomon.ops.rules import (
     Flops,
     contracted_dims,
     moved,
     moved_back,
-    multiplied,
-    multiplied_back,
     product_flops,
-    saves_operands,
 )
 from gnomon.ops.work import GradOp, Setting, Work
 from gnomon.tensors.dims import Dim, size_of
@@ -69,61 +68,28 @@ def matrix_rows(op: Op, weight: Sequence[Dim]) -> int:
     return sum(1 for dim in weight if (dim.atoms[0].name in op.contracts) is first)
 
 
-LINEAR = OpKind(
+LINEAR = replace(
+    CONTRACTION,
     name="linear",
     signature="x, weight[, bias] -> x · weightᵀ + bias",
-    contracts=True,
     dims=_dims,
-    memory="own",
-    saves=saves_operands,
-    forward=multiplied,
-    backward=multiplied_back,
-    steps="one kernel",
-    fused_by="every stack",
-    weight_grad="apart",
-    ungraded=(),
-    decay=(1,),
-    price=Product("tokens", narrow=True),
-    grad_price=Product("tokens", narrow=True),
-    calibrated="no",
-    begins="random",
     weight_sum="in place",
-    gradient="computed",
-    strategies="plain",
-    sums=False,
-    together=(),
-    does="multiplies",
     calls="rules of the frontend",
-    documents=False,
     torch="engine",
 )
 
-MATMUL = OpKind(
+MATMUL = replace(
+    CONTRACTION,
     name="matmul",
     signature="a, b -> a · b, batched over the dims that both and the result have",
-    contracts=True,
     dims=contracted_dims,
-    memory="own",
-    saves=saves_operands,
     forward=_matmul_work,
     backward=_matmul_work_back,
-    steps="one kernel",
-    fused_by="every stack",
     weight_grad="together",
-    ungraded=(),
     decay="matrices",
     price=Product("batch", narrow=False),
     grad_price=Product("batch", narrow=False),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    strategies="plain",
-    sums=False,
-    together=(),
     does="multiplies activations",
-    calls="none",
-    documents=False,
     torch="lowered",
 )
 

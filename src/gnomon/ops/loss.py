@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from gnomon.ops.bases import MOVES_BYTES
 from gnomon.ops.curve import Curve, once
 from gnomon.ops.divided import own_collective, row_elements
 from gnomon.ops.kernels import Kernels
-from gnomon.ops.op import Op, OpKind, Problem, Steps, Tensors, attrs
+from gnomon.ops.op import Op, Problem, Steps, Tensors, attrs
 from gnomon.ops.rules import cannot_write, per_element, per_element_back, saves_inputs
 from gnomon.ops.strategy import Division, Strategy
 from gnomon.tensors.names import is_sequence
@@ -19,8 +20,15 @@ from gnomon.tensors.tensor import Tensor
 
 
 def _dims(op: Op, block: Tensors) -> Problem:
-    logits, labels = block.tensor(op.inputs[0]), block.tensor(op.inputs[1])
-    return None if not labels.is_float and logits.dims[:-1] == labels.dims else cannot_write(op, block)
+    """A number, or one for each label."""
+    logits, labels, out = (block.tensor(name) for name in (*op.inputs[:2], op.outputs[0]))
+    fits = not labels.is_float and logits.dims[:-1] == labels.dims and out.dims in ((), labels.dims)
+    return None if fits else cannot_write(op, block)
+
+
+def _mse_dims(op: Op, block: Tensors) -> Problem:
+    prediction, target, out = (block.tensor(name) for name in (*op.inputs[:2], op.outputs[0]))
+    return None if prediction.dims == target.dims and out.dims == () else cannot_write(op, block)
 
 
 def _saves(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
@@ -66,61 +74,38 @@ def _loss(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
     )
 
 
-CROSS_ENTROPY = OpKind(
+CROSS_ENTROPY = replace(
+    MOVES_BYTES,
     name="cross_entropy",
     signature="logits, labels -> loss; reduction, loss_weight, nll (of the logits' log-softmax)",
-    contracts=False,
     dims=_dims,
-    memory="own",
     saves=_saves,
     forward=per_element(5),
     backward=per_element_back(3),
     steps=_steps,
     fused_by="cross_entropy",
-    weight_grad="together",
-    ungraded=(),
-    decay="none",
     price=_price,
     grad_price=once("reduce"),
     calibrated="rows read",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
     strategies=_loss,
     sums=True,
-    together=(),
     does="compares labels",
     calls="rules of the frontend",
-    documents=False,
     torch="lookup:cross_entropy",
 )
 
-MSE = OpKind(
+MSE = replace(
+    MOVES_BYTES,
     name="mse",
     signature="prediction, target -> mean of squared differences",
-    contracts=False,
-    dims="open",
-    memory="own",
+    dims=_mse_dims,
     saves=saves_inputs,
     forward=per_element(3),
     backward=per_element_back(2),
-    steps="one kernel",
-    fused_by="every stack",
-    weight_grad="together",
-    ungraded=(),
-    decay="none",
     price=once("reduce"),
     grad_price=once("reduce"),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    strategies="plain",
     sums=True,
-    together=(),
     does="compares",
-    calls="none",
-    documents=False,
     torch="image:mse",
 )
 

@@ -10,18 +10,16 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from gnomon.errors import PlanError
+from gnomon.ops.bases import CONTRACTION, MOVES_BYTES
 from gnomon.ops.curve import Product, once, passes
 from gnomon.ops.divided import BOTH, own_collective, with_inside
 from gnomon.ops.kernels import Kernels
-from gnomon.ops.op import Op, OpKind, Problem, Steps, Tensors, attrs
+from gnomon.ops.op import Op, Problem, Steps, Tensors, attrs
 from gnomon.ops.rules import (
     cannot_write,
     contracted_dims,
-    multiplied,
-    multiplied_back,
     per_element,
     per_element_back,
-    saves_operands,
 )
 from gnomon.ops.strategy import Division, Strategy
 from gnomon.tensors.dims import Number
@@ -36,6 +34,22 @@ def _grouped_dims(op: Op, block: Tensors) -> Problem:
 def _dispatch_dims(op: Op, block: Tensors) -> Problem:
     x, indices, out = block.tensor(op.inputs[0]), block.tensor(op.inputs[1]), block.tensor(op.outputs[0])
     return None if out.dims == (*indices.dims, x.dims[-1]) else cannot_write(op, block)
+
+
+def _router_dims(op: Op, block: Tensors) -> Problem:
+    """(…, experts) gives two of (…, topk); a bias is of the experts."""
+    logits, (weights, indices) = block.tensor(op.inputs[0]), (block.tensor(name) for name in op.outputs[:2])
+    biases = [block.tensor(name).dims for name in op.inputs[1:]]
+    fits = weights.dims == indices.dims and weights.dims[:-1] == logits.dims[:-1] and not indices.is_float
+    return None if fits and all(dims == logits.dims[-1:] for dims in biases) else cannot_write(op, block)
+
+
+def _combine_dims(op: Op, block: Tensors) -> Problem:
+    """(…, topk, width) by two of (…, topk) gives (…, width)."""
+    rows, weights, indices = (block.tensor(name) for name in op.inputs)
+    out = block.tensor(op.outputs[0]).dims
+    fits = rows.dims[:-1] == weights.dims == indices.dims and out == (*weights.dims[:-1], rows.dims[-1])
+    return None if fits else cannot_write(op, block)
 
 
 def _saves_router(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
@@ -80,119 +94,63 @@ def _experts(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]
     return (with_inside(plain, op.kind, tuple(inside)),)
 
 
-ROUTER = OpKind(
+ROUTER = replace(
+    MOVES_BYTES,
     name="router",
     signature="logits[, bias] -> weights, indices; fn: softmax | sigmoid; groups, normalised",
-    contracts=False,
-    dims="open",
-    memory="own",
+    dims=_router_dims,
     saves=_saves_router,
     forward=per_element(6),
     backward=per_element_back(5),
-    steps="one kernel",
-    fused_by="every stack",
-    weight_grad="together",
     ungraded=(1,),  # a bias only shifts which experts are chosen, and moves by its own rule (DeepSeek-V3, 2.1.2)
-    decay="none",
     price=passes(4, 3.0, "reduce"),  # scores, top-k, gather, normalise
     grad_price=passes(4, 3.0, "reduce"),
-    calibrated="no",
     begins="zeros",
-    weight_sum="apart",
-    gradient="computed",
-    strategies="plain",
-    sums=False,
-    together=(),
     does="routes",
-    calls="none",
-    documents=False,
     torch="routing:router",
 )
 
-DISPATCH = OpKind(
+DISPATCH = replace(
+    MOVES_BYTES,
     name="dispatch",
     signature="x, indices -> one row for each (token, chosen expert); experts",
-    contracts=False,
     dims=_dispatch_dims,
-    memory="own",
     saves=_saves_indices,
     forward=per_element(0),
     backward=per_element_back(0),
-    steps="one kernel",
-    fused_by="every stack",
-    weight_grad="together",
-    ungraded=(),
-    decay="none",
     price=once("reduce", kernels=4),  # sort by expert, counts, offsets, gather
     grad_price=once("reduce", kernels=2),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
     strategies=_experts,
-    sums=False,
-    together=(),
     does="dispatches",
-    calls="none",
-    documents=False,
     torch="engine",
 )
 
-GROUPED_LINEAR = OpKind(
+GROUPED_LINEAR = replace(
+    CONTRACTION,
     name="grouped_linear",
     signature="rows, weight (experts, out, in)[, bias] -> each row times the weight of its own expert; groups",
-    contracts=True,
     dims=_grouped_dims,
-    memory="own",
-    saves=saves_operands,
-    forward=multiplied,
-    backward=multiplied_back,
-    steps="one kernel",
-    fused_by="every stack",
-    weight_grad="apart",
-    ungraded=(),
-    decay=(1,),
     price=Product("experts", narrow=True),
     grad_price=Product("experts", narrow=True),
-    calibrated="no",
-    begins="random",
     weight_sum="in place",
-    gradient="computed",
-    strategies="plain",
-    sums=False,
-    together=(),
     does="multiplies rows",
-    calls="none",
-    documents=False,
     torch="engine",
 )
 
-COMBINE = OpKind(
+COMBINE = replace(
+    MOVES_BYTES,
     name="combine",
     signature="rows, weights, indices -> tokens; weighted",
-    contracts=False,
-    dims="open",
-    memory="own",
+    dims=_combine_dims,
     saves=_saves_combine,
     forward=per_element(2),
     backward=per_element_back(4),
     steps=_combine_steps,
     fused_by="expert_weights",
-    weight_grad="together",
-    ungraded=(),
-    decay="none",
     price=once("reduce", kernels=2),
     grad_price=once("reduce", kernels=3),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
     strategies=_experts,
-    sums=False,
-    together=(),
     does="combines",
-    calls="none",
-    documents=False,
     torch="engine",
 )
 

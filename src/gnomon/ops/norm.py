@@ -9,17 +9,25 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from gnomon.errors import GraphError
+from gnomon.ops.bases import MOVES_BYTES
 from gnomon.ops.curve import once, passes
 from gnomon.ops.divided import BOTH, own_collective, row_elements, with_inside
 from gnomon.ops.kernels import Kernels
-from gnomon.ops.op import Op, OpKind, Steps, Tensors
-from gnomon.ops.rules import first_dims, per_element, per_element_back
+from gnomon.ops.op import Op, Problem, Steps, Tensors
+from gnomon.ops.rules import cannot_write, first_dims, per_element, per_element_back
 from gnomon.ops.strategy import Division, Strategy
 from gnomon.tensors.dims import Dim, size_of
 from gnomon.tensors.tensor import Tensor
 
 PARTS_OF_ROWS = "parts_of_rows"
 """Strategy of a norm whose rows tp divides: heads that are normed together (OLMo-2's queries and keys)."""
+
+
+def _row_dims(op: Op, block: Tensors) -> Problem:
+    """All dims but one."""
+    x, out = block.tensor(op.inputs[0]).dims, block.tensor(op.outputs[0]).dims
+    ways = [x[:at] + x[at + 1 :] for at in range(len(x))]
+    return None if out in ways else cannot_write(op, block)
 
 
 def _saves_norm(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
@@ -82,61 +90,36 @@ def _norm(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
     return (with_inside(plain, PARTS_OF_ROWS, inside),)
 
 
-NORM = OpKind(
+NORM = replace(
+    MOVES_BYTES,
     name="norm",
     signature="x[, weight][, bias] -> x; fn: rms | layer | group; over, groups, eps",
-    contracts=False,
     dims=first_dims,
-    memory="own",
     saves=_saves_norm,
     forward=per_element(6),
     backward=per_element_back(9),
     steps=_steps,
     fused_by="norm",
-    weight_grad="together",
-    ungraded=(),
-    decay="none",
     price=once("reduce"),
     grad_price=once("reduce_grad", kernels=2),  # input gradient; column sums for weight and bias
     calibrated="rows read",
     begins="ones",
-    weight_sum="apart",
-    gradient="computed",
     strategies=_norm,
-    sums=False,
-    together=(),
     does="normalises",
     calls="rules of the frontend",
-    documents=False,
     torch="norm:norm",
 )
 
-ROW_STATS = OpKind(
+ROW_STATS = replace(
+    MOVES_BYTES,
     name="row_stats",
     signature="x -> one number a row: mean of squares, then rsqrt",
-    contracts=False,
-    dims="open",
-    memory="own",
+    dims=_row_dims,
     saves=_saves_stats,
     forward=per_element(2),
     backward=per_element_back(2),
-    steps="one kernel",
-    fused_by="every stack",
-    weight_grad="together",
-    ungraded=(),
-    decay="none",
     price=passes(4, 3.0, "reduce"),  # square, mean, add epsilon, rsqrt
     grad_price=passes(4, 3.0),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    strategies="plain",
-    sums=False,
-    together=(),
-    does="computes",
-    calls="none",
-    documents=False,
     torch="lowered",
 )
 

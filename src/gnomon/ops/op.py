@@ -9,11 +9,11 @@ found by name where torch is).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from gnomon.errors import GraphError, nearest
 from gnomon.late import load_late
@@ -173,6 +173,10 @@ Does: TypeAlias = Literal[
 ]
 
 
+UNSAID: Any = "unsaid"
+"""What a field of a base value is that each kind must say for itself (`bases`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpKind:
     """All that is known of one kind of op."""
@@ -184,7 +188,7 @@ class OpKind:
     contracts: bool
     """Whether it multiplies and adds over `Op.contracts`; the second input is then the weight (or right operand)."""
     dims: Callable[[Op, Tensors], Problem] | Literal["open"]
-    """What is wrong with an op's tensors. `open`: what it writes is what its builder says, of any dims."""
+    """What is wrong with an op's tensors. `open`: its dims are those that were captured, whatever they are."""
     memory: Literal["own", "view", "part", "cast"]
     """Of what it writes. own: its own. view: that of its first input, so that no bytes move, and what keeps an output
     keeps the whole input. part: a part of that. cast: that of its first input where both dtypes resolve to the same."""
@@ -274,7 +278,7 @@ class OpKind:
         return self.memory in ("view", "part")
 
 
-_NO_FAMILY = frozenset({"__init__", "op", "rules", "work", "kernels", "curve", "strategy", "divided"})
+_NO_FAMILY = frozenset({"__init__", "op", "rules", "work", "kernels", "curve", "strategy", "divided", "bases"})
 """Files of the folder that hold no kinds."""
 
 
@@ -289,6 +293,8 @@ def _kinds() -> MappingProxyType[str, OpKind]:
         family: tuple[OpKind, ...] = load_late(f"gnomon.ops.{stem}:KINDS")
         for kind in family:
             assert kind.name not in found, f"two files of ops/ hold a kind {kind.name!r}"
+            unsaid = [field.name for field in fields(kind) if getattr(kind, field.name) is UNSAID]
+            assert not unsaid, f"op kind {kind.name!r} of ops/{stem}.py does not say its {', '.join(unsaid)}"
             found[kind.name] = kind
     return MappingProxyType(found)
 

@@ -7,10 +7,12 @@ models (`views`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
+from gnomon.ops.bases import MOVES_BYTES
 from gnomon.ops.kernels import Kernels
-from gnomon.ops.op import Op, OpKind, Steps, Tensors
+from gnomon.ops.op import Op, Steps, Tensors
 from gnomon.ops.rules import bytes_of
 from gnomon.ops.work import GradOp, Setting, Work, nbytes
 from gnomon.tensors.captured import BACKWARD, Cost, Size, amount
@@ -103,32 +105,18 @@ def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
     low.emit(op, *(t for t in op.captured.tensors if t.name in op.captured.keeps))
 
 
-OPAQUE = OpKind(
+OPAQUE = replace(
+    MOVES_BYTES,
     name="opaque",
     signature="as its ATen ops say",
-    contracts=False,
     dims="open",
-    memory="own",
     saves=_saves,
     forward=_work,
     backward=_work_back,
     steps=_steps,
-    fused_by="every stack",
-    weight_grad="together",
-    ungraded=(),
     decay="matrices",
     price="aten",
     grad_price="aten",
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    strategies="plain",
-    sums=False,
-    together=(),
-    does="computes",
-    calls="none",
-    documents=False,
     torch="captured",
 )
 

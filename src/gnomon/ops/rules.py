@@ -5,11 +5,12 @@ Each has the signature of the field of `OpKind` that it is for. Leaves out rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
+from math import prod
 
 from gnomon.ops.op import Op, Problem, Tensors
 from gnomon.ops.work import GradOp, Setting, Work, nbytes
-from gnomon.tensors.dims import Number, numel
+from gnomon.tensors.dims import Dim, Number, numel
 
 
 def first_dims(op: Op, block: Tensors) -> Problem:
@@ -24,10 +25,31 @@ def first_dims(op: Op, block: Tensors) -> Problem:
     return None
 
 
+def extent(dims: Iterable[Dim]) -> int | None:
+    """Elements of a shape; None where the workload gives a size. A dim that is the same as another (`kv_seq` of `seq`)
+    is of no known size here."""
+    atoms = [atom.size for dim in dims for atom in dim.atoms]
+    return None if None in atoms else prod(size for size in atoms if size is not None)
+
+
+def as_many(before: Iterable[Dim], after: Iterable[Dim]) -> bool:
+    """Whether two shapes may have as many elements: they do, or the workload says how many."""
+    one, other = extent(before), extent(after)
+    return one is None or other is None or one == other
+
+
+def changed_dim(before: Sequence[Dim], after: Sequence[Dim]) -> int | None:
+    """The place of the one dim in which two shapes of as many dims differ; None where none or several do."""
+    if len(before) != len(after):
+        return None
+    places = [place for place, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
+    return places[0] if len(places) == 1 else None
+
+
 def cannot_write(op: Op, block: Tensors) -> str:
-    """What to say of an op whose output does not follow from its first two inputs."""
-    left, right, out = (block.tensor(name) for name in (*op.inputs[:2], op.outputs[0]))
-    return f"{op.kind} of {left} and {right} cannot write {out}"
+    """What to say of an op whose outputs do not follow from its inputs."""
+    given, made = ([str(block.tensor(name)) for name in names] for names in (op.inputs, op.outputs))
+    return f"{op.kind} of {' and '.join(given)} cannot write {' and '.join(made)}; its dims are: {op.rules.signature}"
 
 
 def contracted_dims(op: Op, block: Tensors, without: Collection[str] = ()) -> Problem:

@@ -10,10 +10,13 @@ are stored by their chosen elements alone, and a bias.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gnomon.errors import PlanError
+from gnomon.ops.bases import CONTRACTION
 from gnomon.ops.curve import Product
-from gnomon.ops.op import Op, OpKind, Problem, Tensors, TorchCall
-from gnomon.ops.rules import Flops, contracted_dims, moved, moved_back, product_flops, saves_operands
+from gnomon.ops.op import Op, Problem, Tensors, TorchCall
+from gnomon.ops.rules import Flops, contracted_dims, moved, moved_back, product_flops
 from gnomon.ops.strategy import Division, Strategy
 from gnomon.ops.work import GradOp, Setting, Work
 from gnomon.tensors.dims import Number
@@ -67,32 +70,18 @@ def _strategies(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, .
     return (plain,)
 
 
-NM_LINEAR = OpKind(
+NM_LINEAR = replace(
+    CONTRACTION,
     name="nm_linear",
     signature="x, weight (out, in) -> x · (weight with n of each m elements along in)ᵀ; n, m",
-    contracts=True,
     dims=_dims,
-    memory="own",
-    saves=saves_operands,
     forward=_work,
     backward=_work_back,
-    steps="one kernel",
-    fused_by="every stack",
     weight_grad="together",
-    ungraded=(),
-    decay=(1,),
     price=Product("tokens", narrow=False),
     grad_price=Product("tokens", narrow=False),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
     strategies=_strategies,
-    sums=False,
-    together=(),
-    does="multiplies",
     calls=(TorchCall("gnomon::nm_linear", ("x", "weight"), ("n", "m")),),
-    documents=False,
     torch="sparse_linear:nm_linear",
 )
 

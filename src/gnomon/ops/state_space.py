@@ -10,14 +10,15 @@ Source: Dao & Gu 2024, section 6; state-spaces/mamba mamba_ssm/ops/triton/ssd_co
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gnomon.errors import PlanError
+from gnomon.ops.bases import MOVES_BYTES
 from gnomon.ops.divided import BOTH, own_collective, with_inside
 from gnomon.ops.kernels import Kernels
-from gnomon.ops.op import Op, OpKind, Steps, Tensors
-from gnomon.ops.rules import moved, moved_back
+from gnomon.ops.op import Op, Problem, Steps, Tensors
+from gnomon.ops.rules import cannot_write, extent, moved, moved_back
 from gnomon.ops.strategy import Division, Strategy
 from gnomon.ops.work import GradOp, Setting, Work
 from gnomon.tensors.dims import Number, Sizes, numel, size_of
@@ -69,6 +70,21 @@ def scan_flops(op: Op, block: Tensors, sizes: Sizes, *, whole: bool) -> Number:
     s = Scan.of(op, block, sizes)
     within = 2 * s.tokens * s.chunk * (s.groups * s.state + s.width)
     return 4 * s.tokens * s.width * s.state + (within if whole else within // 2)
+
+
+def _dims(op: Op, block: Tensors) -> Problem:
+    """(…, projected) and weights of a convolution (groups, width, taps) give (…, groups, width); z and x have HP
+    elements each, B and C GN, dt H."""
+    joined, taps_x, taps_bc, out = (block.tensor(name).dims for name in (*op.inputs[:3], op.outputs[0]))
+    heads = block.tensor(op.inputs[-3]).dims
+    if len(taps_x) != 3 or len(taps_bc) != 4 or out != (*joined[:-1], *taps_x[:2]):
+        return cannot_write(op, block)
+    read = (extent(out[-2:]), extent(taps_bc[1:3]), extent(heads))
+    width = extent(joined[-1:])
+    if width is None or None in read:
+        return None
+    inner, state, own = (size or 0 for size in read)
+    return None if width == 2 * inner + 2 * state + own else cannot_write(op, block)
 
 
 def _saves(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
@@ -124,32 +140,22 @@ def _scanned(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]
     return (with_inside(plain, "exchanged", tuple(inside), local),)
 
 
-STATE_SPACE = OpKind(
+STATE_SPACE = replace(
+    MOVES_BYTES,
     name="state_space",
     signature="z x B C dt, conv weights and biases, dt bias, decay, skip -> y: Mamba-2; chunk",
-    contracts=False,
-    dims="open",
-    memory="own",
+    dims=_dims,
     saves=_saves,
     forward=_work,
     backward=_work_back,
     steps=_steps,
     fused_by="scan_recomputed",
-    weight_grad="together",
-    ungraded=(),
     decay=(1, 2),  # the convolutions' weights; mamba_ssm exempts dt bias, decay and skip
     price="scan",
     grad_price="scan",
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
     strategies=_scanned,
-    sums=False,
     together=STATE_DIMS,
     does="scans",
-    calls="none",
-    documents=False,
     torch="state_space:state_space",
 )
 

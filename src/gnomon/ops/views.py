@@ -6,14 +6,89 @@ is `reshape` too, with `captured`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from gnomon.ops.bases import MOVES_BYTES
 from gnomon.ops.curve import once
 from gnomon.ops.divided import AXES
-from gnomon.ops.op import Op, OpKind
-from gnomon.ops.rules import no_work, passed_on, per_element, per_element_back
+from gnomon.ops.op import Op, Problem, Tensors
+from gnomon.ops.rules import (
+    as_many,
+    cannot_write,
+    changed_dim,
+    extent,
+    no_work,
+    passed_on,
+    per_element,
+    per_element_back,
+)
 from gnomon.ops.strategy import Division, Strategy
+from gnomon.tensors.dims import Dim
 from gnomon.tensors.names import HEAD_DIMS
+
+
+def _reshape_dims(op: Op, block: Tensors) -> Problem:
+    """The same factors, in another order or otherwise joined; of a captured view any, as it was captured."""
+    x, out = block.tensor(op.inputs[0]), block.tensor(op.outputs[0])
+    if op.captured is not None or sorted(a.name for a in x.atoms) == sorted(a.name for a in out.atoms):
+        return None
+    return cannot_write(op, block)
+
+
+def _split_dims(op: Op, block: Tensors) -> Problem:
+    """Parts that lack one dim, as many as that is long; or parts of one dim, one after the other."""
+    x, parts = block.tensor(op.inputs[0]).dims, [block.tensor(name).dims for name in op.outputs]
+    if all(len(part) == len(x) - 1 for part in parts):
+        ways = [at for at in range(len(x)) if all(part == x[:at] + x[at + 1 :] for part in parts)]
+        return None if any(extent(x[at : at + 1]) in (None, len(parts)) for at in ways) else cannot_write(op, block)
+    places = {changed_dim(x, part) for part in parts}
+    if len(places) != 1 or None in places:
+        return cannot_write(op, block)
+    at = next(place for place in places if place is not None)
+    return None if _add_up(x[at], [part[at] for part in parts]) else cannot_write(op, block)
+
+
+def _add_up(whole: Dim, parts: Sequence[Dim]) -> bool:
+    """Whether parts are as long as the whole, as far as their sizes are known."""
+    sizes, total = [extent((part,)) for part in parts], extent((whole,))
+    return total is None or None in sizes or sum(size or 0 for size in sizes) == total
+
+
+def _rename_dims(op: Op, block: Tensors) -> Problem:
+    """As many elements at every place, but for dims of one element that the result leaves out."""
+    x, out = block.tensor(op.inputs[0]).dims, block.tensor(op.outputs[0]).dims
+    return None if as_many(x, out) and len(out) <= len(x) else cannot_write(op, block)
+
+
+def _concat_dims(op: Op, block: Tensors) -> Problem:
+    """Parts that differ from the result in one dim, which is as long as theirs together; a part may lack dims of the
+    result, over which it is spread (along the joined dim: it is one element long)."""
+    parts, out = [block.tensor(name).dims for name in op.inputs], block.tensor(op.outputs[0]).dims
+    places = {changed_dim(part, out) for part in parts if len(part) == len(out)}
+    if len(places) != 1 or None in places:
+        return cannot_write(op, block)
+    at = next(place for place in places if place is not None)
+    rest = {dim.name for place, dim in enumerate(out) if place != at}
+    lengths = list[Dim]()
+    for part in parts:
+        own = [dim for dim in part if dim.name not in rest]
+        if len(own) > 1:
+            return cannot_write(op, block)
+        lengths.append(own[0] if own else Dim(name="one", size=1))
+    return None if _add_up(out[at], lengths) else cannot_write(op, block)
+
+
+def _repeat_dims(op: Op, block: Tensors) -> Problem:
+    """One dim is as long several times, or none (a copy)."""
+    x, out = block.tensor(op.inputs[0]).dims, block.tensor(op.outputs[0]).dims
+    if x == out:
+        return None
+    at = changed_dim(x, out)
+    if at is None:
+        return cannot_write(op, block)
+    before, after = extent(x[at : at + 1]), extent(out[at : at + 1])
+    return None if before is None or after is None or after % before == 0 else cannot_write(op, block)
 
 
 def _renamed(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
@@ -30,94 +105,74 @@ def _renamed(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]
     return (Strategy(name="local", inputs=(given,), outputs=(made,), grad_partial=((),)),)
 
 
-RESHAPE = OpKind(
+RESHAPE = replace(
+    MOVES_BYTES,
     name="reshape",
     signature="x -> a view of x in other dims",
-    contracts=False,
-    dims="open",
+    dims=_reshape_dims,
     memory="view",
     saves="nothing",
     forward=no_work,
     backward=passed_on,
-    steps="one kernel",
-    fused_by="every stack",
-    weight_grad="together",
-    ungraded=(),
-    decay="none",
     price="free",
     grad_price="free",
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
     gradient="passed on",
-    strategies="plain",
-    sums=False,
-    together=(),
-    does="computes",
-    calls="none",
-    documents=False,
     torch="views:reshape",
 )
 
 SPLIT = replace(
-    RESHAPE,
+    MOVES_BYTES,
     name="split",
-    signature="x -> views of its parts along the last dim",
+    signature="x -> views of its parts along one dim, or of each of its slices",
+    dims=_split_dims,
     memory="part",
+    saves="nothing",
+    forward=no_work,
+    backward=passed_on,
+    price="free",
+    grad_price="free",
+    gradient="passed on",
     torch="views:split",
-    calls="none",
 )
 
 RENAME = replace(
-    RESHAPE,
+    MOVES_BYTES,
     name="rename",
     signature="x -> x with other names for its dims",
+    dims=_rename_dims,
+    memory="view",
+    saves="nothing",
+    forward=no_work,
+    backward=passed_on,
+    price="free",
+    grad_price="free",
+    gradient="passed on",
     strategies=_renamed,
-    together=(),
     torch="views:rename",
-    calls="none",
 )
 
 CONCAT = replace(
-    RESHAPE,
+    MOVES_BYTES,
     name="concat",
     signature="a, b, … -> one after another along a dim",
-    memory="own",
+    dims=_concat_dims,
+    saves="nothing",
     forward=per_element(0),
     backward=per_element_back(0),
-    steps="one kernel",
-    fused_by="every stack",
-    price=once(),
-    grad_price=once(),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    does="computes",
     torch="views:concat",
-    calls="none",
 )
 
 REPEAT = replace(
-    RESHAPE,
+    MOVES_BYTES,
     name="repeat",
     signature="x -> copies along a dim (kv_heads -> heads)",
-    memory="own",
+    dims=_repeat_dims,
+    saves="nothing",
     forward=per_element(0),
     backward=per_element_back(0),
-    steps="one kernel",
-    fused_by="every stack",
-    price=once(),
     grad_price=once("reduce"),
-    calibrated="no",
-    begins="random",
-    weight_sum="apart",
-    gradient="computed",
-    does="computes",
-    strategies="plain",
     together=HEAD_DIMS,
     torch="lowered",
-    calls="none",
 )
 
 KINDS = (RESHAPE, SPLIT, RENAME, CONCAT, REPEAT)

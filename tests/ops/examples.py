@@ -33,6 +33,8 @@ class Example:
     """Operands -> the op's float outputs."""
     below: Mapping[str, int] = field(default_factory=dict)
     """Of inputs of integers: they are under this."""
+    at_least: Mapping[str, int] = field(default_factory=dict)
+    """And not under this, where that is not 0."""
     meshes: tuple[Mapping[str, int], ...] = ()
     """Meshes on which it is divided."""
     divided: Callable[..., Any] | None = None
@@ -507,6 +509,46 @@ def attentions(r: Random) -> list[Example]:
     ]
 
 
+def paged(r: Random) -> list[Example]:
+    b, n, k, d, e = batch(r), dim("heads", 4), dim("kv_heads", 2), dim("head_dim", 4), dim("v_dim", 3)
+    pool, size, width = dim("blocks", 7), dim("positions", 4), dim("blocks_of_one", 3)
+
+    def block(queries: int, **values: Any) -> Block:
+        build = BlockBuilder("paged")
+        q = build.input("q", b, dim("queries", queries), n, d)
+        keys = build.state("keys", pool, size, k, d, dtype="compute", lifetime="sequence")
+        held = build.state("values", pool, size, k, e, dtype="compute", lifetime="sequence")
+        table = build.input("table", b, width, dtype="int64")
+        lengths = build.input("lengths", b, dtype="int64")
+        dims = (b, dim("queries", queries), n, e)
+        return build.build(build.op("paged_attention", "y", (q, keys, held, table, lengths), dims, **values))
+
+    def oracle(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor, window: int = 0) -> Tensor:
+        """One sequence after the other, its blocks copied together; the queries are its last positions."""
+        rows = []
+        for one, blocks, length in zip(q, table, lengths.tolist(), strict=True):
+            k_SKD, v_SKE = (pool[blocks].flatten(0, 1)[:length].repeat_interleave(2, dim=1) for pool in (keys, values))
+            at = torch.arange(length - len(one), length)[:, None] - torch.arange(length)
+            hidden = (at < 0) | (at >= window) if window else at < 0
+            scores = torch.einsum("qnd,snd->nqs", one, k_SKD) / math.sqrt(one.shape[-1])
+            weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+            rows.append(torch.einsum("nqs,sne->qne", weights, v_SKE))
+        return torch.stack(rows)
+
+    def of(queries: int, **values: Any) -> Example:
+        rows = (b.size or 0) * queries * 4  # of heads, over all positions of three blocks of four
+        return Example(
+            block=block(queries, causal=True, **values),
+            oracle=lambda *tensors: oracle(*tensors, **values),
+            below={"table": 7, "lengths": 12},
+            at_least={"lengths": queries},
+            meshes=(TP,),
+            flops=2 * rows * 12 * (4 + 3),
+        )
+
+    return [of(1), of(3), of(2, window=3)]
+
+
 def scans(r: Random) -> list[Example]:
     b, t = batch(r), dim("seq", 8)
     heads, per, groups_, state_, chunk = 4, 2, 2, r.choice((2, 3)), 4
@@ -804,6 +846,7 @@ EXAMPLES: Mapping[str, Callable[[Random], list[Example]]] = {
     "rotary": rotaries,
     "alibi": biases,
     "attention": attentions,
+    "paged_attention": paged,
     "state_space": scans,
     "router": routers,
     "dispatch": dispatches,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.runtime import collectives
+from gnomon.runtime.mesh import collectives
 from gnomon.runtime.ops.site import Axis
 
 

@@ -284,6 +284,16 @@ def _of_calls() -> dict[str, tuple[str, TorchCall]]:
     return found
 
 
+ROLES = ("heads", "kv_heads", "head_dim", "v_dim")
+"""Names of axes that say what an axis is in any model."""
+
+
+def named_axes(kind: str) -> tuple[str, ...]:
+    """Names of the axes of a kind's operands and result, where its call says them one by one."""
+    calls = ops.find(kind).calls
+    return next((call.axes for call in calls if isinstance(call, TorchCall) and isinstance(call.axes, tuple)), ())
+
+
 def _called(step: Step, out: int, trace: Trace) -> Kind | None:
     """The kind that says so of a call, of tensors in the dtype that it makes and numbers; None for others."""
     targets = {node.target for node in step.nodes}
@@ -301,9 +311,11 @@ def _called(step: Step, out: int, trace: Trace) -> Kind | None:
     if not all(isinstance(value, (int, float)) for value in given.values()):
         return None
     values = [trace.values[index] for index in operands if index is not None]
-    if len(values) < len(operands) or any(value.dtype != trace.values[out].dtype for value in values):
+    floats = [value for value in values if value.dtype.is_floating_point]
+    if len(values) < len(operands) or any(value.dtype != trace.values[out].dtype for value in floats):
         return None
-    if not values[0].grad or values[0].origin == "parameter" or not values[0].dtype.is_floating_point:
+    trains = ops.find(kind).gradient != "none"
+    if values[0].origin == "parameter" or not values[0].dtype.is_floating_point or (trains and not values[0].grad):
         return None
     if ops.find(kind).contracts and (values[1].origin != "parameter" or not values[1].grad):
         return None
@@ -344,6 +356,13 @@ def link_kind(kind: Kind, rows: list[Row], axes: Axes) -> None:
                 axes.same(a, b)
             for row in ins[1:]:
                 axes.same(row[0], out[-1])
+        case _ if named := named_axes(kind.kind):
+            first = dict[str, Any]()
+            for row, names in zip([*ins, out], named, strict=True):
+                for axis, name in zip(row, names.split(), strict=True):
+                    axes.same(first.setdefault(name, axis), axis)
+                    if name in ROLES:
+                        axes.role(axis, name)
         case _:
             for row in ins:
                 for a, b in zip(row, out, strict=True):

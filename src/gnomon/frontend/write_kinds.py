@@ -6,15 +6,26 @@ turned by views. Leaves out which step has which kind (`kinds`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gnomon import ops
 from gnomon.frontend.draft import Draft
-from gnomon.frontend.kinds import Kind
+from gnomon.frontend.kinds import Kind, named_axes
 from gnomon.frontend.records import Ref, Step
 from gnomon.frontend.write_captured import short
 from gnomon.graph import Captured, Dim, Node, Op, Tensor, Torch, Use, attrs
 from gnomon.ops.op import AttrValue
+
+
+class _Named:
+    """Tensors by name, as rules of dims ask for them."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of that name."""
+        return self.tensors[name]
 
 
 class KindWriter:
@@ -56,6 +67,8 @@ class KindWriter:
                 if out != dims[0] or any(d != (dims[0][-1],) for d in dims[1:]):
                     return False
                 values["over"] = dims[0][-1].name
+            case _ if named_axes(kind.kind):
+                pass  # its own rule looks at them, below
             case _:
                 if any(d != out for d in dims):
                     return False
@@ -70,6 +83,11 @@ class KindWriter:
         if multiplies and _copies(step, kind.operands[0]):
             names[0] = self._copied(step, names[0])
         path = self.draft.path(step, kind.kind)
+        if named_axes(kind.kind):
+            tried = Tensor(name="tried", dims=out, dtype=self.owner.dtype(kind.out))
+            op = Op(kind=kind.kind, path=path, inputs=tuple(names), outputs=("tried",), attrs=attrs(**values))
+            if op.rules.problem(op, _Named({**self.draft.tensors, "tried": tried})):
+                return False
         made = self.draft.make(kind.out, path) if renamed is None else self.draft.add(
             Tensor(name=f"{path}.y", dims=renamed, dtype=self.owner.dtype(kind.out))
         )  # fmt: skip

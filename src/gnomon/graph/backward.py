@@ -93,7 +93,7 @@ def gradients(block: Block, frozen: tuple[str, ...] = (), no_grad_inputs: tuple[
     wanted = {t.name for t in block.parameters if t.name not in frozen and t.name not in ungraded}
     wanted |= {n for n in block.inputs if block.tensor(n).is_float and n not in no_grad_inputs}
     for op in block.ops:
-        reads = any(name in wanted for name in op.inputs) and not op.attr("no_grad", False)
+        reads = any(name in wanted for name in op.inputs) and not op.stops_gradients
         if reads or op.attr("written", False):  # what is written into its memory later has gradients
             wanted |= {name for name in op.outputs if block.tensor(name).is_float and not _is_side(op, name)}
     return frozenset(wanted)
@@ -167,7 +167,7 @@ def _needed(block: Block, wanted: frozenset[str], dtypes: Dtypes) -> tuple[Saved
     roots = storages(block, dtypes)
     users: dict[str, list[str]] = {}
     for op in block.ops:
-        if not any(n in wanted for n in op.inputs) or op.attr("no_grad", False):
+        if not any(n in wanted for n in op.inputs) or op.stops_gradients:
             continue
         for name in op.rules.saved(op, block, wanted):
             root = roots[name]

@@ -21,7 +21,7 @@ def grad_work(grad: GradOp, block: Block, setting: Setting) -> Work:
     """Work of one step of the backward of a lowered block. A gradient has the dims and dtype of its tensor."""
     if grad.phase != "accumulate":
         op = block.op(grad.path)
-        return op.rules.backward(op, block, setting, grad)
+        return op.rules.backward_work(op, block, setting, grad)
     writes = bytes_of(grad.grads_out, block, setting)
     added = numel(block.tensor(grad.path).dims, setting.sizes) * (len(grad.reads) - 1)
     return Work(vector_flops=added, read_bytes=writes * len(grad.reads), write_bytes=writes)

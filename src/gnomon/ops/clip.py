@@ -19,7 +19,10 @@ CLIP = replace(
     saves=saves_inputs,  # the gradient passes where x lies between
     forward=per_element(2),
     backward=per_element_back(2),
-    calls=tuple(TorchCall(name, ("input",), ("min", "max")) for name in ("clamp", "clip")),
+    calls=tuple(
+        TorchCall(function=name, operands=("input",), numbers=("min", "max"), axes="alike")
+        for name in ("clamp", "clip")
+    ),
     torch="clip:clip",
 )
 

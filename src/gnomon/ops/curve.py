@@ -1,7 +1,8 @@
 """What a kind is priced by: a curve and how it is walked. Seconds are made of it in `prices`.
 
-`Stream` moves bytes, `Product` multiplies matrices; the words name curves of their own: attention's, a scan's, those of
-the ATen ops of a captured op, a sector and a number for each label, a table's gradient. Leaves out devices.
+`Stream` moves bytes, `Product` multiplies matrices; the words name curves of their own: attention's, that of cached
+keys in blocks (`paged`), a scan's, those of the ATen ops of a captured op, a sector and a number for each label, a
+table's gradient. Leaves out devices.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Product:
     """Whether a plan's eight- or four-bit recipe reaches it."""
 
 
-Curve: TypeAlias = Stream | Product | Literal["free", "attention", "scan", "aten", "labels", "table"]
+Curve: TypeAlias = Stream | Product | Literal["free", "attention", "paged", "scan", "aten", "labels", "table"]
 
 
 def once(walk: Walk = "plain", kernels: int = 1) -> Stream:

@@ -102,6 +102,11 @@ class Op:
         """Its part in a model."""
         return find(self.kind).does
 
+    @property
+    def stops_gradients(self) -> bool:
+        """Whether nothing that it writes gets a gradient."""
+        return bool(self.attr("no_grad", False)) or self.rules.gradient == "none"
+
     def attr(self, name: str, default: AttrValue) -> AttrValue:
         """The attribute `name`, or `default` when the op does not carry it."""
         return next((value for key, value in self.attrs if key == name), default)
@@ -137,7 +142,7 @@ class Steps:
         return out.name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TorchCall:
     """A call of the torch API that is one op of a kind."""
 
@@ -147,6 +152,9 @@ class TorchCall:
     """Names of the arguments that are tensors, which come first, in the order of the kind's inputs."""
     numbers: tuple[str, ...]
     """Names of the arguments after them, which become attributes; one that is None becomes none."""
+    axes: tuple[str, ...] | Literal["alike", "a linear's"]
+    """Names of the dims of each operand and of the result, `batch queries heads head_dim`: what has one name is one
+    axis. alike: all have those of the result. a linear's: x (…, in), weight (out, in), result (…, out)."""
 
 
 Does: TypeAlias = Literal[
@@ -155,6 +163,7 @@ Does: TypeAlias = Literal[
     "multiplies activations",
     "convolves",
     "attends",
+    "attends blocks",  # of cached keys
     "weighs",  # a softmax
     "scans",  # carries a state along a sequence
     "rotates",  # by positions
@@ -197,8 +206,8 @@ class OpKind:
     PyTorch's own formulas keep them."""
     forward: Callable[[Op, Tensors, Setting], Work]
     """FLOPs and bytes of running a lowered op once."""
-    backward: Callable[[Op, Tensors, Setting, GradOp], Work]
-    """The same of a step of its backward."""
+    backward: Callable[[Op, Tensors, Setting, GradOp], Work] | Literal["no gradient"]
+    """The same of a step of its backward; `no gradient`: it has none, as `gradient` says."""
     steps: Callable[[Op, Steps, Kernels], None] | Literal["one kernel"]
     """The ops that kernels run in its place, for a program's choices."""
     fused_by: Literal["every stack", "attention", "norm", "glu", "cross_entropy", "expert_weights", "scan_recomputed"]
@@ -222,8 +231,9 @@ class OpKind:
     """What its second input, where that is a parameter, holds before training."""
     weight_sum: Literal["in place", "apart"]
     """Whether the runtime adds gradients of its parameters up where they stay, or makes each first."""
-    gradient: Literal["computed", "passed on"]
-    """passed on: the gradients of its operands are that of its result, or views of it."""
+    gradient: Literal["computed", "passed on", "none"]
+    """passed on: the gradients of its operands are that of its result, or views of it. none: nothing that it writes
+    gets a gradient."""
     strategies: Callable[[Op, Division, Strategy], tuple[Strategy, ...]] | Literal["plain"]
     """The ways to run it on divided tensors, the layout's own choice first, given the plain one (`divided`). PlanError
     where none is known."""
@@ -256,6 +266,11 @@ class OpKind:
     def saved(self, op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
         """Names of the tensors that the backward of a lowered op reads."""
         return () if self.saves == "nothing" else self.saves(op, block, needs_grad)
+
+    def backward_work(self, op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:
+        """FLOPs and bytes of a step of its backward."""
+        assert self.backward != "no gradient", f"nothing asks for a gradient through {op.path!r}, a {self.name}"
+        return self.backward(op, block, setting, grad)
 
     def lower(self, op: Op, low: Steps, kernels: Kernels) -> None:
         """Add an op of this kind as kernels run it."""

@@ -81,7 +81,7 @@ NM_LINEAR = replace(
     price=Product("tokens", narrow=False),
     grad_price=Product("tokens", narrow=False),
     strategies=_strategies,
-    calls=(TorchCall("gnomon::nm_linear", ("x", "weight"), ("n", "m")),),
+    calls=(TorchCall(function="gnomon::nm_linear", operands=("x", "weight"), numbers=("n", "m"), axes="a linear's"),),
     torch="sparse_linear:nm_linear",
 )
 

@@ -195,6 +195,17 @@ def kv_seconds_per_token(
     return float(np.hypot(memory, compute))
 
 
+def decode_attention_seconds(
+    row: DecodeAttention, *, sequences: Size, kv_heads: Size, moved: Size, flops: Size, device: Device
+) -> Array:
+    """Seconds of one layer's attention of single queries over cached keys, on one device. moved: bytes of keys and
+    values read. flops: of q kᵀ and p v."""
+    memory = np.asarray(moved, dtype=np.float64) / (device.memory_bytes_per_s * row.memory_efficiency)
+    compute = np.asarray(flops, dtype=np.float64) / (half_peak(device) * row.compute_efficiency)
+    heads = np.asarray(sequences, dtype=np.float64) * np.asarray(kv_heads, dtype=np.float64)
+    return np.asarray(row.t0_s + row.per_head_s * heads + np.hypot(memory, compute))
+
+
 def half_peak(device: Device) -> float:
     """Dense FLOP/s in 16 bits, or in 32 where it has none."""
     for dtype in ("bf16", "fp16", "fp32"):

@@ -19,10 +19,12 @@ from gnomon.graph import Block, Dim, GradOp, Op, Setting, Work, forward_work, gr
 from gnomon.hardware.types import Device
 from gnomon.ops.attention import attention_pairs_x2
 from gnomon.ops.curve import Product, Stream
+from gnomon.ops.paged import key_positions
 from gnomon.ops.state_space import Scan
 from gnomon.prices.attention import Pieces, attention_seconds, tiled_window
 from gnomon.prices.captured import captured_price
 from gnomon.prices.curves import Curves, Size, Time, as_time
+from gnomon.prices.decoding import attention_row, decode_attention_seconds
 from gnomon.prices.gemm import gemm_seconds, peak_of
 from gnomon.prices.measured import attention_points, matmul_seconds, rule_seconds, table_seconds
 from gnomon.prices.state_space import BACKWARD_KERNELS, FORWARD_KERNELS, scan_seconds
@@ -156,6 +158,8 @@ def op_seconds(
         case "attention":
             narrow = bool(fp8)
             return _attention(op, block, setting, device, curves, causal_share, pieces, backward=False, narrow=narrow)
+        case "paged":
+            return _paged(op, block, setting, device, curves, work)
         case "scan":
             seconds = scan_seconds(Scan.of(op, block, setting.sizes), setting.dtypes, device, curves, backward=False)
             return OpPrice(device_s=seconds, kernels=FORWARD_KERNELS)
@@ -224,6 +228,26 @@ def grad_seconds(
     if not isinstance(curve, Stream):
         return _table_grad(work, device, curves)
     return _streamed(curve, work, device, curves, _load(op, block, load))
+
+
+def _paged(op: Op, block: Block, setting: Setting, device: Device, curves: Curves, work: Work) -> OpPrice:
+    """Attention of cached keys in blocks. One query a sequence: as decoding kernels are measured (`decoding`), keys
+    read at their share of the memory's peak. Several (a chunk of a prompt): as fused attention of as many queries."""
+    q, keys, values = (block.tensor(name) for name in op.inputs[:3])
+    sizes, positions = setting.sizes, key_positions(op, block, setting)
+    sequences, queries, heads = (size_of(dim, sizes) for dim in q.dims[:3])
+    kv_heads = size_of(keys.dims[2], sizes)
+    row = attention_row(device, setting.dtypes.bits(keys.dtype))
+    one = decode_attention_seconds(
+        row, sequences=sequences, kv_heads=kv_heads, moved=work.read_bytes, flops=work.matmul_flops, device=device
+    )
+    width, width_v = (size_of(tensor.dims[3], sizes) for tensor in (keys, values))
+    assert isinstance(width, int) and isinstance(width_v, int), "widths of heads are no arrays"
+    several = attention_seconds(
+        sequences, queries, positions, heads, kv_heads, width, head_dim_v=width_v,
+        causal=bool(op.attr("causal", False)), device=device, curves=curves,
+    )  # fmt: skip
+    return OpPrice(device_s=as_time(np.where(np.asarray(queries) == 1, one, several)), kernels=1)
 
 
 def _table_grad(work: Work, device: Device, curves: Curves) -> OpPrice:

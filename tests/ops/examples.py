@@ -456,7 +456,7 @@ def biases(r: Random) -> list[Example]:
 
 
 def attentions(r: Random) -> list[Example]:
-    b, t, d, e = batch(r), dim("seq", 8), dim("head_dim", 4), dim("v_head_dim", 4)
+    b, t, d, e = batch(r), dim("seq", 8), dim("head_dim", 4), dim("v_head_dim", r.choice((2, 4)))
     n, few = dim("heads", 4), dim("kv_heads", 2)
 
     def oracle(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, **rule: Any) -> Tensor:
@@ -685,6 +685,7 @@ def reshapes(r: Random) -> list[Example]:
         Example(
             block=one("reshape", {"x": (b, t, joined)}, (b, t, n, d)),
             oracle=lambda x: x.unflatten(-1, (4, 3)),
+            meshes=(TP,),
         ),
     ]
 

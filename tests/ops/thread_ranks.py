@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: the collectives of `gnomon.runtime.mesh.collectives`, by memory, with a record of each.
+"""Ranks as threads of one process: `gnomon.runtime.mesh.collectives` by memory, with a record of what was sent.
 
 `ThreadRanks(axes)` stands in for the module's `dist`. `run(function)` calls a function on every rank at once, with its
 coordinates; what ranks send is recorded as (phase, kind, axis) -> bytes of rank 0, counted as `Collective.bytes` counts

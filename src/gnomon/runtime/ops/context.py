@@ -58,12 +58,25 @@ def over_context(
     axis = site.axis("cp")
     if site.strategy == "ulysses":
         return _ulysses(q, k, v, axis, plain)
-    width = v.shape[-1]
-    if width < q.shape[-1]:  # one kernel for all: columns of zeros add nothing
-        v = functional.pad(v, (0, q.shape[-1] - width))
     function = _Ring if site.strategy == "ring" else _Gathered
     out: Tensor = function.apply(q, k, v, _Where(axis, rule, site.keep_gathered, packing))  # type: ignore[no-untyped-call]
-    return out[..., :width]
+    return out[..., : v.shape[-1]]
+
+
+def _as_wide(v: Tensor, q: Tensor) -> Tensor:
+    """Values as wide as queries: one kernel for all, and columns of zeros add nothing. They do not travel."""
+    missing = q.shape[-1] - v.shape[-1]
+    return functional.pad(v, (0, missing)) if missing > 0 else v
+
+
+def _joined(k: Tensor, v: Tensor) -> Tensor:
+    """Keys and values as one message, side by side: (B, kv heads, positions, dim of both)."""
+    return torch.cat((k, v), dim=-1)
+
+
+def _apart(joined: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """(keys, values) of such a message, of the width of `k` and the rest."""
+    return joined[..., : k.shape[-1]], joined[..., k.shape[-1] :]
 
 
 class _Ring(torch.autograd.Function):
@@ -71,13 +84,14 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, where: _Where) -> Tensor:
-        axis, keys = where.axis, torch.stack((k, v))
+        axis, keys = where.axis, _joined(k, v)
         assert axis.group is not None
         merged = Merged()
         for step in range(axis.ranks):
             following = pass_on(keys, axis.group, KEYS) if step + 1 < axis.ranks else None
             theirs = where.keys(k, (axis.index - step) % axis.ranks)
-            attend(merged, q, keys[0], keys[1], where.queries(q), theirs, where.rule, where.packing)
+            their_k, their_v = _apart(keys, k)
+            attend(merged, q, their_k, _as_wide(their_v, q), where.queries(q), theirs, where.rule, where.packing)
             if following is not None:
                 keys = arrived(*following)
         out, lse = merged.result(q)
@@ -89,23 +103,25 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         where: _Where = ctx.where
-        axis, keys = where.axis, torch.stack((k, v))
+        axis, keys = where.axis, _joined(k, v)
         assert axis.group is not None
         dq, terms = torch.zeros_like(q), torch.zeros_like(keys)
         coming = None
         for step in range(axis.ranks):
             following = pass_on(keys, axis.group, KEYS) if step + 1 < axis.ranks else None
             theirs = where.keys(k, (axis.index - step) % axis.ranks)
-            mine = torch.zeros_like(keys)
-            into = dq, mine[0], mine[1]
-            backward(grad, q, keys[0], keys[1], out, lse, where.queries(q), theirs, where.rule, into, where.packing)
+            their_k, narrow = _apart(keys, k)
+            their_v = _as_wide(narrow, q)
+            into = dq, torch.zeros_like(their_k), torch.zeros_like(their_v)
+            backward(grad, q, their_k, their_v, out, lse, where.queries(q), theirs, where.rule, into, where.packing)
+            mine = _joined(into[1], into[2][..., : narrow.shape[-1]])
             terms = mine if coming is None else arrived(*coming).add_(mine)
             coming = pass_on(terms, axis.group, GRADIENTS)
             if following is not None:
                 keys = arrived(*following)
         assert coming is not None
-        home = arrived(*coming)
-        return dq, home[0], home[1], None
+        dk, dv = _apart(arrived(*coming), k)
+        return dq, dk, dv, None
 
 
 class _Gathered(torch.autograd.Function):
@@ -116,7 +132,7 @@ class _Gathered(torch.autograd.Function):
         whole_k, whole_v = (_whole(x, where.axis) for x in (k, v))
         merged = Merged()
         every = ((0, whole_k.shape[2]),)
-        attend(merged, q, whole_k, whole_v, where.queries(q), every, where.rule, where.packing)
+        attend(merged, q, whole_k, _as_wide(whole_v, q), where.queries(q), every, where.rule, where.packing)
         out, lse = merged.result(q)
         ctx.save_for_backward(q, *((whole_k, whole_v) if where.keep else (k, v)), out, lse)
         ctx.where = where
@@ -128,10 +144,11 @@ class _Gathered(torch.autograd.Function):
         where: _Where = ctx.where
         if not where.keep:
             k, v = _whole(k, where.axis), _whole(v, where.axis)
-        dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+        wide = _as_wide(v, q)
+        dq, dk, dv = (torch.zeros_like(x) for x in (q, k, wide))
         every, into = ((0, k.shape[2]),), (dq, dk, dv)
-        backward(grad, q, k, v, out, lse, where.queries(q), every, where.rule, into, where.packing)
-        return dq, _own(dk, where.axis), _own(dv, where.axis), None
+        backward(grad, q, k, wide, out, lse, where.queries(q), every, where.rule, into, where.packing)
+        return dq, _own(dk, where.axis), _own(dv[..., : v.shape[-1]], where.axis), None
 
 
 def _whole(x: Tensor, axis: Axis) -> Tensor:

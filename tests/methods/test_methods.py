@@ -16,7 +16,8 @@ import pytest
 
 from gnomon.cli import main
 from gnomon.errors import PlanError
-from gnomon.methods import METHODS, check_methods, method, methods_named
+from gnomon.methods import check_methods, method, methods_named
+from gnomon.methods import every as every_method
 from gnomon.plans import Layout, Mesh, Optimizer, Pass, Plan, Saved, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 
@@ -52,7 +53,7 @@ def plain() -> Prediction:
     return predicted(PIPELINE)
 
 
-@pytest.mark.parametrize("name", [m.name for m in METHODS if "planned" in m.marks and m.stand_ins is None])
+@pytest.mark.parametrize("name", [m.name for m in every_method() if "planned" in m.marks and m.stand_ins is None])
 def test_what_can_be_planned_is_predicted_and_differs(name: str, plain: Prediction) -> None:
     """Those for batches of several lengths: tests/search/test_lengths.py."""
     result = method(name)
@@ -66,7 +67,7 @@ def test_what_can_be_planned_is_predicted_and_differs(name: str, plain: Predicti
     assert list(result.variants(variants[0])) == [], "a plan that has it is offered it again"
 
 
-@pytest.mark.parametrize("name", [method.name for method in METHODS if method.switch == "schedule.passes"])
+@pytest.mark.parametrize("name", [method.name for method in every_method() if method.switch == "schedule.passes"])
 def test_a_pass_is_predicted_or_refused_by_name(name: str) -> None:
     result = method(name)
     if "predicted" in result.marks:
@@ -76,7 +77,7 @@ def test_a_pass_is_predicted_or_refused_by_name(name: str) -> None:
         predicted(named(name))
 
 
-@pytest.mark.parametrize("entry", METHODS, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", every_method(), ids=lambda entry: entry.name)
 def test_a_missing_mark_has_a_reason_and_is_refused(entry: object) -> None:
     result = method(entry.name)  # type: ignore[attr-defined]
     assert set(result.marks) | set(result.missing) == {"rewritten", "planned", "predicted", "run"}
@@ -157,7 +158,9 @@ def test_a_plan_is_searched_with_methods_and_the_table_is_printed(capsys: pytest
     assert status == 2
     assert "stack megatron-lm is not known to run it" in err
     status, out, _ = answer("catalogue", "methods")
-    assert [line.split()[0] for line in out.splitlines()[1 : 1 + len(METHODS)]] == [method.name for method in METHODS]
+    assert [line.split()[0] for line in out.splitlines()[1 : 1 + len(every_method())]] == [
+        method.name for method in every_method()
+    ]
 
 
 def test_the_plan_in_the_documentation_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gnomon.errors import GnomonError, PlanError
 from gnomon.hardware import parse_cluster
-from gnomon.methods import METHODS, check_methods, method
+from gnomon.methods import check_methods, method
+from gnomon.methods import every as every_method
 from gnomon.models.presets import model
 from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Plan, Saved, Schedule, Split, Workload
 from gnomon.prediction import predict
@@ -21,7 +22,7 @@ from gnomon.search.questions.reasons import changes
 LENGTHS = (16384, 4096, 4096, *(1024,) * 5)
 GRAPH = model("llama-3.2-1b")
 NODE = parse_cluster("1x2xa100-sxm-80gb")
-MADE_FOR_LENGTHS = tuple(entry for entry in METHODS if entry.stand_ins is not None)
+MADE_FOR_LENGTHS = tuple(entry for entry in every_method() if entry.stand_ins is not None)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,8 @@ from gnomon.cli.options.tools import CatalogueOptions
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.formats.huggingface.read import READERS
 from gnomon.hardware import Device, Node, catalogue
-from gnomon.methods import MARKS, METHODS, method
+from gnomon.methods import MARKS, method
+from gnomon.methods import every as every_method
 from gnomon.models.presets import PRESETS
 from gnomon.models.presets import model as preset
 from gnomon.report.tables import Column, number, table, wrapped
@@ -57,7 +58,7 @@ def _names(kind: str) -> Sequence[str]:
         case "schedules":
             return tuple(order.name for order in orders.every())
         case "methods":
-            return tuple(entry.name for entry in METHODS)
+            return tuple(entry.name for entry in every_method())
         case _:
             return stacks()
 
@@ -224,7 +225,7 @@ def _schedules() -> Sequence[str]:
 
 def _methods() -> Sequence[str]:
     columns = [_left(name) for name in ("method", "turned on by", *MARKS)]
-    rows = [(m.name, m.switch, *("yes" if mark in m.marks else "-" for mark in MARKS)) for m in METHODS]
+    rows = [(m.name, m.switch, *("yes" if mark in m.marks else "-" for mark in MARKS)) for m in every_method()]
     return (
         *table(columns, rows),
         "",

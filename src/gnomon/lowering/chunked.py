@@ -32,7 +32,11 @@ KINDS = with_kinds(
 """The standard kinds with attention over the chunks before: their keys and values are read forward and backward, and
 backward adds to the gradients of theirs. A chunk that no other follows has neither KV nor DKV."""
 
-BUFFERS = (*STANDARD_BUFFERS, BufferClass(name="KV"), BufferClass(name="DKV"))
+BUFFERS = (
+    *STANDARD_BUFFERS,
+    BufferClass(name="KV", memory="activations"),
+    BufferClass(name="DKV", memory="activations"),
+)
 """The standard buffers, keys and values of a chunk, and their gradients."""
 
 NAME = "chunkflow"

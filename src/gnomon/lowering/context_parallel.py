@@ -35,7 +35,7 @@ KINDS = with_kinds(
 """DIAG is attention to a rank's own keys, ATTN to those of another; DROP ends a step of the ring: it waits until the
 keys and values have been sent on, and gives their buffer to the unit after next."""
 
-BUFFERS = (*STANDARD_BUFFERS, BufferClass(name="KV", pool="kv"))
+BUFFERS = (*STANDARD_BUFFERS, BufferClass(name="KV", memory="activations", pool="kv"))
 """The standard buffers; keys and values of a unit."""
 
 

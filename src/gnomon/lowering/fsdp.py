@@ -76,9 +76,9 @@ def fully_shard(
         listed.append(new.without("AR"))
     limited = limit_gathered and reshard_after_forward
     buffers = with_buffers(
-        BufferClass(name="P", per="stage", pool=POOL if limited else ""),
-        BufferClass(name="PS", lifetime="carried", per="stage"),
-        BufferClass(name="GS", per="stage"),
+        BufferClass(name="P", memory="parameters", per="stage", pool=POOL if limited else ""),
+        BufferClass(name="PS", memory="not in the step's", lifetime="carried", per="stage"),
+        BufferClass(name="GS", memory="gradients", per="stage"),
         base=program.buffers,
     )
     pools = (*program.pools, Pool(name=POOL, size=prefetch + 1)) if limited else program.pools

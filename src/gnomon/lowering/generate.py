@@ -30,7 +30,7 @@ KINDS = (
     Kind(name="PREFILL", effects=effects("read P, extend KV")),
     Kind(name="DECODE", effects=effects("read P, read KV, extend KV")),
 )
-KV = BufferClass(name="KV", lifetime="sequence", per="sequence")
+KV = BufferClass(name="KV", memory="activations", lifetime="sequence", per="sequence")
 """Keys and values of one request; its size is that of one token."""
 
 

@@ -68,8 +68,8 @@ def offload_optimizer(
                 new.after(max(ready[s] for s in tile), bucket(kind, tile))
         listed.append(new.without("OPT", moved))
     buffers = with_buffers(
-        BufferClass(name="GH", per="stage"),
-        BufferClass(name="PH", lifetime="carried", per="stage"),
+        BufferClass(name="GH", memory="not in the step's", per="stage"),
+        BufferClass(name="PH", memory="not in the step's", lifetime="carried", per="stage"),
         base=program.buffers,
     )
     return with_rows(replace(program, buffers=buffers), listed, kinds=with_kinds(*kinds.values(), base=program.kinds))

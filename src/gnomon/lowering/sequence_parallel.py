@@ -81,7 +81,7 @@ def tensor_parallel_regions(
             out += [made[place] for place in places if place.startswith("after")]
         listed.append(out)
     buffers = with_buffers(
-        *(BufferClass(name=_RENAMED[place][1]) for place in chosen),
+        *(BufferClass(name=_RENAMED[place][1], memory="not in the step's") for place in chosen),
         base=program.buffers,
     )
     kinds = with_kinds(*chosen.values(), base=program.kinds)

@@ -34,7 +34,7 @@ def skip_buffers(skips: Sequence[Skip]) -> tuple[BufferClass, ...]:
     """The standard buffers and those of the skips. A SKIP is held by the stage that sends it and by the one that
     receives it."""
     names = [f"{prefix}_{a}_{b}" for a, b in skips for prefix in ("SKIP", "DSKIP")]
-    return with_buffers(*(BufferClass(name=name) for name in names))
+    return with_buffers(*(BufferClass(name=name, memory="communication") for name in names))
 
 
 def with_skips(rows: Rows, skips: Sequence[Skip], *, blocking: bool = False) -> Rows:

@@ -80,9 +80,9 @@ def stream_gradients(
                     new.after(max(max(made[stage][-1], read.get(stage, -1)) for stage in tile), row)
         listed.append(new.without("OPT", moved))
     buffers = with_buffers(
-        BufferClass(name="GT", per="stage"),
-        BufferClass(name="GH", per="stage"),
-        BufferClass(name="PH", lifetime="carried", per="stage"),
+        BufferClass(name="GT", memory="not in the step's", per="stage"),
+        BufferClass(name="GH", memory="not in the step's", per="stage"),
+        BufferClass(name="PH", memory="not in the step's", lifetime="carried", per="stage"),
         base=program.buffers,
     )
     norm = (Kind(name=NORM, stream="compute" if kept_any else "host", comm="norm"),) if clip else ()

@@ -66,8 +66,8 @@ def shard_optimizer(
     reduction = next(kind for kind in chosen if kind.name == "REDUCE_GRAD")
     writers = frozenset(k.name for k in program.kinds if k.name != "AR" and touches(k, "G", "accumulate"))
     buffers = with_buffers(
-        BufferClass(name="PS", lifetime="carried", per="stage"),
-        *((BufferClass(name="GS", per="stage"),) if zero == 2 else ()),
+        BufferClass(name="PS", memory="not in the step's", lifetime="carried", per="stage"),
+        *((BufferClass(name="GS", memory="gradients", per="stage"),) if zero == 2 else ()),
         base=program.buffers,
     )
     if replicas:

@@ -1,31 +1,17 @@
 """Methods: published systems that rewrite a plan or its Program, one file each with a `METHOD` that says all of it.
 
-`METHODS` lists them, `method(name)` finds one; `check_methods(plan)` refuses what a plan asks in vain, and
-`rewritten(program, plan, context)` applies those that `schedule.passes` names. Leaves out schedules of pipelines, which
-are `orders`, and prices.
+The folder is the registry: `every` lists them, `method(name)` finds one; `check_methods(plan)` refuses what a plan asks
+in vain, and `rewritten(program, plan, context)` applies those that `schedule.passes` names. Leaves out schedules of
+pipelines, which are `orders`, and prices.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 from gnomon.errors import PlanError, nearest
-from gnomon.methods import (
-    async_tensor_parallel,
-    bamboo,
-    chunkflow,
-    dapple,
-    delayed_update,
-    disco,
-    easyscale,
-    heterog,
-    lina,
-    mario,
-    mimose,
-    partial_reduce,
-    sentinel,
-    skrull,
-    zero,
-    zero_offload,
-)
+from gnomon.late import load_late
 from gnomon.methods.method import MARKS as MARKS
 from gnomon.methods.method import Context as Context
 from gnomon.methods.method import Mark as Mark
@@ -35,29 +21,20 @@ from gnomon.methods.method import Simulate as Simulate
 from gnomon.plans import Plan
 from gnomon.program import Program
 
-METHODS: tuple[Method, ...] = (
-    dapple.METHOD,
-    mario.METHOD,
-    zero.METHOD,
-    zero_offload.METHOD,
-    delayed_update.METHOD,
-    async_tensor_parallel.METHOD,
-    bamboo.METHOD,
-    easyscale.METHOD,
-    partial_reduce.METHOD,
-    mimose.METHOD,
-    chunkflow.METHOD,
-    skrull.METHOD,
-    lina.METHOD,
-    sentinel.METHOD,
-    disco.METHOD,
-    heterog.METHOD,
-)
+_NO_METHOD = frozenset({"__init__", "method"})
+"""Files of the folder that hold no method."""
+
+
+@cache
+def every() -> tuple[Method, ...]:
+    """All methods of the folder, by the alphabet."""
+    stems = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in _NO_METHOD)
+    return tuple(load_late(f"gnomon.methods.{stem}:METHOD") for stem in stems)
 
 
 def method(name: str) -> Method:
     """The method of that name. PlanError with the nearest otherwise."""
-    known = {entry.name: entry for entry in METHODS}
+    known = {entry.name: entry for entry in every()}
     if name not in known:
         raise PlanError(f"unknown method {name[:40]!r}{nearest(name, known)}; there are {', '.join(known)}")
     return known[name]
@@ -71,7 +48,7 @@ def check_methods(plan: Plan, mark: Mark = "predicted") -> None:
         if entry.switch != "schedule.passes":
             raise PlanError(f"{entry.name} is turned on by {entry.switch}, not by schedule.passes; set that field")
         entry.read(given)
-    for known in METHODS:
+    for known in every():
         if not known.used(plan):
             continue
         if mark in known.missing:
@@ -84,7 +61,7 @@ def methods_named(text: str) -> tuple[Method, ...]:
     """Methods by names with commas between, or `all`: those that can be planned and change nothing in the mathematics.
     PlanError for a name that is none, or one that no plan can have yet."""
     if text.strip() == "all":
-        return tuple(entry for entry in METHODS if "planned" in entry.marks and entry.exactness != "statistical")
+        return tuple(entry for entry in every() if "planned" in entry.marks and entry.exactness != "statistical")
     names = dict.fromkeys(part.strip().replace("-", "_") for part in text.split(",") if part.strip())
     named = tuple(method(name) for name in names)
     for entry in named:

@@ -54,10 +54,10 @@ OPT_COPY = Kind(name="OPT_COPY")
 """The update of the copy, by the gradient that its rank has sent."""
 KINDS = (FRC, FORGET, SEND_COPY, RECV_COPY, OPT_COPY)
 BUFFERS = (
-    BufferClass(name="SC"),
-    BufferClass(name="KX"),
-    BufferClass(name="KD"),
-    BufferClass(name="GC", per="stage"),
+    BufferClass(name="SC", memory="not in the step's"),
+    BufferClass(name="KX", memory="not in the step's"),
+    BufferClass(name="KD", memory="not in the step's"),
+    BufferClass(name="GC", memory="not in the step's", per="stage"),
 )
 
 

@@ -40,7 +40,7 @@ KINDS = with_kinds(
 """B leaves a worker's gradient in DP, RED adds it to the running sum G, which SEND_G hands on; SEND_T spreads the
 total."""
 
-BUFFERS = (*STANDARD_BUFFERS, BufferClass(name="DP"))
+BUFFERS = (*STANDARD_BUFFERS, BufferClass(name="DP", memory="not in the step's"))
 """The standard buffers and the gradient of one worker."""
 
 

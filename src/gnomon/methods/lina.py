@@ -30,7 +30,7 @@ KINDS = (
 )
 """Backward of an expert layer: the gate's weighting, all-to-all, experts, all-to-all, and the dense rest `B`, whose
 gradients AR reduces. Gradients of the experts stay on their rank."""
-BUFFERS = tuple(BufferClass(name=name) for name in ("DC", "DE", "DD", "DA"))
+BUFFERS = tuple(BufferClass(name=name, memory="not in the step's") for name in ("DC", "DE", "DD", "DA"))
 HOLD: Mapping[str, str] = {"COMBINE": "A2A_C"}
 """From the start of a combine to the end of its all-to-all no all-reduce is started."""
 

@@ -42,7 +42,11 @@ KINDS = with_kinds(
 """QKV projects a rank's part of the divided sequences, AG_KV gathers the keys and values, DIST attends to them; LOCAL
 is all work on whole sequences. Backward in reverse; RS_DKV reduces and scatters the gradients of keys and values."""
 
-BUFFERS = (*STANDARD_BUFFERS, *(BufferClass(name=name) for name in ("KVL", "KV", "SL", "DKV", "DKVL")))
+BUFFERS = (
+    *STANDARD_BUFFERS,
+    *(BufferClass(name=name, memory="activations") for name in ("KV", "DKV")),
+    *(BufferClass(name=name, memory="not in the step's") for name in ("KVL", "SL", "DKVL")),
+)
 """The standard buffers; keys and values of a rank's part and of all, what whole sequences save, and gradients."""
 
 

@@ -19,15 +19,6 @@ from gnomon.prediction.temporary_memory import temporaries
 from gnomon.program import Program, Structure
 from gnomon.timeline import NONE, Memory, Spans, Timeline
 
-CLASS_OF: Mapping[str, str] = {
-    **dict.fromkeys(("X", "S", "HX", "EX", "KV", "DKV"), "activations"),
-    **dict.fromkeys(("Y", "DY", "DX", "SKIP", "DSKIP", "VL", "HG", "EG"), "communication"),
-    "VS": "logits",
-    "P": "parameters",
-    **dict.fromkeys(("G", "GS"), "gradients"),
-}
-"""Buffer of the Program -> class of memory; other buffers are not on the device or are counted between steps."""
-
 Longs = NDArray[np.int64]
 Doubles = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -92,8 +83,8 @@ def _moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float], n
     """What comes and goes by class: buffers, the logits among them apart, and what lives inside an action."""
     program = structure.program
     moved = held_moves(structure, pricing, sizes)
-    known = [CLASS_OF.get(b.name.partition("_")[0]) for b in program.buffers]
-    of = np.array([NONE if name is None else names.index(name) for name in known])
+    known = [buffer.memory for buffer in program.buffers]
+    of = np.array([NONE if name == "not in the step's" else names.index(name) for name in known])
     cls = of[moved.buffer]
     saved = np.array([b.name == "S" for b in program.buffers])[moved.buffer]
     share = np.array([logits_bytes(pricing, s) / max(sizes.get(f"{s}S", 0.0), 1.0) for s in range(program.num_stages)])

@@ -9,8 +9,8 @@ Left out: durations (prices are looked up by key) and what a kind computes (that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 EffectOp = Literal["read", "accumulate", "extend", "write", "consume", "free"]
 EFFECT_OPS: tuple[EffectOp, ...] = ("read", "accumulate", "extend", "write", "consume", "free")
@@ -64,12 +64,24 @@ class Kind:
             raise ValueError(f"kind {self.name} has hop {self.hop} but is not a message")
 
 
+MemoryClass: TypeAlias = Literal[
+    "parameters",
+    "gradients",
+    "activations",
+    "logits",
+    "communication",
+    "not in the step's",  # in host memory, or counted between steps with what a rank always holds
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferClass:
     """A family of buffers, one instance per stage, per unit of a stage, or per sequence of a stage."""
 
     name: str
     """Name in effects and in the table of sizes."""
+    memory: MemoryClass = field(compare=False)
+    """What class of device memory it is counted in, which text leaves out (two Programs of the same text are equal)."""
     lifetime: Lifetime = "step"
     """action: within one row. step: written and freed in the step. sequence: until an action frees it. carried:
     always there."""
@@ -106,13 +118,15 @@ def effects_text(values: tuple[Effect, ...]) -> str:
 
 
 STANDARD_BUFFERS = (
-    BufferClass(name="X"),  # input of a stage
-    BufferClass(name="S"),  # what the backward needs
-    BufferClass(name="Y"),  # output; the next stage's X when both are on one rank
-    BufferClass(name="DY"),  # gradient of the output
-    BufferClass(name="DX"),  # gradient of the input; the previous stage's DY when both are on one rank
-    BufferClass(name="P", lifetime="carried", per="stage"),  # parameters
-    BufferClass(name="G", per="stage"),  # gradients
+    BufferClass(name="X", memory="activations"),  # input of a stage
+    BufferClass(name="S", memory="activations"),  # what the backward needs
+    BufferClass(name="Y", memory="communication"),  # output; the next stage's X when both are on one rank
+    BufferClass(name="DY", memory="communication"),  # gradient of the output
+    BufferClass(
+        name="DX", memory="communication"
+    ),  # gradient of the input; the previous stage's DY when both are on one rank
+    BufferClass(name="P", memory="parameters", lifetime="carried", per="stage"),
+    BufferClass(name="G", memory="gradients", per="stage"),
 )
 """X Y DX DY are the chain between stages: the first stage has no DX (and no X unless inputs are loaded), the last
 no Y and no DY."""

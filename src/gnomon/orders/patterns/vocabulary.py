@@ -32,7 +32,14 @@ from gnomon.program.rows import Rows
 COMM = "vocabulary"
 """Stream and communicator of what pipeline ranks exchange for the embedding and the head."""
 
-BUFFERS = tuple(BufferClass(name=name) for name in ("HX", "VS", "VL", "HG", "EX", "EG"))
+BUFFERS = (
+    BufferClass(name="HX", memory="activations"),
+    BufferClass(name="VS", memory="logits"),
+    BufferClass(name="VL", memory="communication"),
+    BufferClass(name="HG", memory="communication"),
+    BufferClass(name="EX", memory="activations"),
+    BufferClass(name="EG", memory="communication"),
+)
 """HX hidden states of the last stage; VS logits of a rank's part; VL their statistics and, under vocab_2, the part's
 gradient of the hidden states; HG that gradient; EX embedded tokens; EG their gradient."""
 

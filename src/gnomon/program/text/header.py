@@ -13,7 +13,18 @@ from functools import partial
 from typing import Literal, get_args
 
 from gnomon.errors import GnomonError
-from gnomon.program.kinds import EFFECT_OPS, BufferClass, Kind, Lifetime, Per, effects, with_buffers, with_kinds
+from gnomon.program.kinds import (
+    EFFECT_OPS,
+    STANDARD_BUFFERS,
+    BufferClass,
+    Kind,
+    Lifetime,
+    MemoryClass,
+    Per,
+    effects,
+    with_buffers,
+    with_kinds,
+)
 from gnomon.program.program import MAX_STAGES, MAX_UNITS, BufferRef, Communicator, Pool, plain_units
 from gnomon.program.text.words import KIND, LARGEST, PART, Line, known_name, short
 from gnomon.program.units import Unit
@@ -123,7 +134,9 @@ class Header:
         per: Per = line.choice(get_args(Per), "what an instance belongs to")
         slots = line.count("slots", 1) if line.accept("slots") else 1
         pool = line.name("a pool") if line.accept("pool") else ""
-        self.buffers += (BufferClass(name=name, lifetime=lifetime, per=per, slots=slots, pool=pool),)
+        # text has no classes of memory: those of the standard buffers are known, the sizes of others are the reader's
+        memory: MemoryClass = next((b.memory for b in STANDARD_BUFFERS if b.name == name), "not in the step's")
+        self.buffers += (BufferClass(name=name, memory=memory, lifetime=lifetime, per=per, slots=slots, pool=pool),)
         if pool:
             self.later.append(partial(self.check_pool, line, pool, line.start))
 

@@ -16,7 +16,8 @@ from itertools import islice
 from gnomon.errors import GnomonError, PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
-from gnomon.methods import METHODS, Method
+from gnomon.methods import Method
+from gnomon.methods import every as every_method
 from gnomon.methods.method import StandIn
 from gnomon.plans import Goal, Mesh, Plan, Workload
 from gnomon.plans.precision import default_precision
@@ -114,7 +115,7 @@ def plan_lengths(
         raise PlanError("all sequences of this batch have one length; give it as seq_len, with the size of the batch")
     for method in methods:
         if method.stand_ins is None:
-            able = ", ".join(entry.name for entry in METHODS if entry.stand_ins is not None)
+            able = ", ".join(entry.name for entry in every_method() if entry.stand_ins is not None)
             raise PlanError(f"{method.name} is not for batches of several lengths; {able} are")
     limits = tuple(parse_limit(limit) if isinstance(limit, str) else limit for limit in forbid)
     asked = _Asked(

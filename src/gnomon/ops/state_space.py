@@ -84,7 +84,8 @@ def _dims(op: Op, block: Tensors) -> Problem:
     if width is None or None in read:
         return None
     inner, state, own = (size or 0 for size in read)
-    return None if width == 2 * inner + 2 * state + own else cannot_write(op, block)
+    per_head = 2 if op.attr("rule", "ssd") == "gated_delta" else 1  # the delta rule has a step beside the decay
+    return None if width == 2 * inner + 2 * state + per_head * own else cannot_write(op, block)
 
 
 def _saves(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:

@@ -385,7 +385,7 @@ def norms(r: Random) -> list[Example]:
     for fn in ("rms", "layer"):
         wide, build = dim("ffn", 8), BlockBuilder("divided")
         block = build.build(build.norm("y", build.input("x", b, t, wide), wide, fn=fn, bias=fn == "layer"))
-        found.append(Example(block=block, oracle=found[fn == "layer"].oracle, meshes=(TP,), divided=_divided_norm))
+        found.append(Example(block=block, oracle=found[fn == "layer"].oracle, meshes=(TP,)))
     build, c = BlockBuilder("group"), dim("channels", 4)
     block = build.build(build.norm("y", build.input("x", b, c, *side), c, fn="group", bias=True, groups=2))
     found.append(
@@ -769,21 +769,6 @@ def _halo(site: Any, x: Tensor, weight: Any, bias: Any) -> Tensor:
     above, below = neighbours(x[:, :, :1], x[:, :, -1:], site.axis("cp"))
     rows = torch.cat([above, x, below], dim=2)
     return functional.conv2d(rows, weight, bias, 1, (0, 1))
-
-
-def _divided_norm(site: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Statistics of a row whose elements ranks divide: sums of elements and squares, added up."""
-    from ops.own_collectives import summed
-
-    axis = site.axis("tp")
-    width = x.shape[-1] * axis.ranks
-    if site.attr("fn", "") == "rms":
-        squares = summed(x.square().sum(-1), axis)
-        return x * torch.rsqrt(squares / width + 1e-5).unsqueeze(-1) * weight
-    both = summed(torch.stack([x.sum(-1), x.square().sum(-1)]), axis) / width
-    mean, square = both[0].unsqueeze(-1), both[1].unsqueeze(-1)
-    out = (x - mean) * torch.rsqrt(square - mean.square() + 1e-5) * weight
-    return out if bias is None else out + bias
 
 
 def _divided_group_norm(site: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from random import Random
 from typing import Any
 
@@ -371,10 +372,16 @@ def simulate(
     tokens = next((a.name for a in ins[0].tensor.atoms if base(a.name) in TOKEN_DIMS), "") if ins else ""
     positions = strategy.inputs[0].axes_of(tokens) if tokens else ()
 
+    parts = Counter[str]()
+    for cut in (*ins, *outs):
+        parts |= {name: prod(mesh[axis] for axis in cut.sharding.axes_of(name)) for _, name in cut.sharding.shards}
+
     def rank_of(rank: int) -> tuple[list[Tensor], list[Tensor | None]]:
         mine = [cut.local(x.detach(), places[rank]) for cut, x in zip(ins, given, strict=True)]
         mine = [x.requires_grad_() if x.is_floating_point() else x for x in mine]
-        site = site_of(example, strategy.name, axes[rank], divided=positions, keep_gathered=layout.keep_gathered)
+        site = site_of(
+            example, strategy.name, axes[rank], divided=positions, keep_gathered=layout.keep_gathered, ways=parts
+        )
         outputs, operands = computed(site, mine, example)
         results = floats(outputs)
         ranks.phases[rank][0] = "backward"

@@ -24,8 +24,9 @@ from gnomon.hardware import Cluster, parse_cluster, rent
 from gnomon.report.serving import forecast_text
 from gnomon.report.tables import wrapped
 from gnomon.serving.capacity import capacity, changes, most_model_len, most_of, refusal
-from gnomon.serving.forecast import Target, serve
-from gnomon.serving.layout import Serving
+from gnomon.serving.forecast import Disaggregated, Target, serve, serve_pools
+from gnomon.serving.iteration import Beside
+from gnomon.serving.layout import Draft, Serving
 from gnomon.serving.requests import Load, at_rate, closed, from_csv, poisson
 from gnomon.software.engine import Engine, engine
 from gnomon.units import parse_seconds, show_bytes
@@ -45,6 +46,9 @@ class Asked:
     engine: Engine
     load: Load
     target: Target | None
+    beside: Beside | None
+    """Draft model and encoder of images."""
+    pools: Disaggregated | None
     assumed: tuple[str, ...]
 
 
@@ -54,7 +58,12 @@ def run(options: PredictOptions) -> int:
     problem = refusal(asked.graph, asked.cluster, asked.serving, asked.engine)
     if problem is not None:
         return _refused(asked, problem, as_json=options.json)
-    found = serve(asked.graph, asked.cluster, asked.serving, asked.engine, asked.load, asked.target)
+    if asked.pools is not None:
+        found = serve_pools(
+            asked.graph, asked.cluster, asked.serving, asked.engine, asked.pools, asked.load, asked.target
+        )
+    else:
+        found = serve(asked.graph, asked.cluster, asked.serving, asked.engine, asked.load, asked.target, asked.beside)
     if options.json:
         mapping = found.to_mapping()
         mapping["assumptions"] = [*asked.assumed, *found.assumed]
@@ -80,6 +89,10 @@ def _title(asked: Asked) -> str:
     axes = " ".join(f"{n}={getattr(s, n)}" for n in ("tp", "pp", "dp", "ep", "replicas") if getattr(s, n) > 1)
     how = f"{len(asked.load.requests):,} requests"
     how += f", {asked.load.concurrency} at a time" if asked.load.concurrency else ""
+    if asked.pools is not None:
+        pools = asked.pools
+        each = axes or "one device"
+        axes = f"{pools.prefill_count} engines for prompts, {pools.decode_count} for answers, each {each}"
     return (
         f"{asked.graph.name} served by {asked.engine.name} {asked.engine.version} on {asked.cluster.name} "
         f"({axes or 'one device'}, {s.weights} weights, {s.kv} keys): {how}"
@@ -151,6 +164,19 @@ def read(options: ServedOptions) -> Asked:
             ttft_s=None if options.ttft is None else parse_seconds(_spaced(options.ttft)),
             tpot_s=None if options.tpot is None else parse_seconds(_spaced(options.tpot)),
         )
+    if serving.draft != "none":
+        assumed.append(
+            f"a check of {serving.draft_tokens} guesses makes {serving.tokens_a_check:.3g} tokens on average; ITL is "
+            f"their mean share, and tokens really come in groups"
+        )
+    beside = _beside(options)
+    if beside is not None and beside.vision is not None:
+        load = replace(
+            load,
+            requests=tuple(replace(r, input_len=r.input_len + beside.image_tokens) for r in load.requests),
+        )
+        if options.max_model_len is None:
+            serving = replace(serving, max_model_len=load.longest)
     return Asked(
         graph=graph,
         cluster=cluster,
@@ -158,7 +184,41 @@ def read(options: ServedOptions) -> Asked:
         engine=record,
         load=load,
         target=target,
+        beside=beside,
+        pools=_pools(options, serving),
         assumed=tuple(assumed),
+    )
+
+
+def _beside(options: ServedOptions) -> Beside | None:
+    """The draft model and the encoder that options name."""
+    if (options.vision is None) != (options.image_tokens is None):
+        raise InputError("--vision names the encoder and --image-tokens its patches: give both or neither")
+    named = options.draft if options.draft not in (None, "mtp", "ngram") else None
+    if named is None and options.vision is None:
+        return None
+    if options.pools is not None:
+        raise InputError("--pools with --vision or a draft model is not predicted; leave one out")
+    return Beside(
+        draft=None if named is None else read_model(named)[0],
+        vision=None if options.vision is None else read_model(options.vision)[0],
+        image_tokens=options.image_tokens or 0,
+    )
+
+
+def _pools(options: ServedOptions, serving: Serving) -> Disaggregated | None:
+    """`--pools 1:3`."""
+    if options.pools is None:
+        return None
+    first, colon, last = options.pools.partition(":")
+    if not colon or not first.isdigit() or not last.isdigit() or "0" in (first, last):
+        raise InputError(
+            f"--pools {options.pools[:40]!r}: write how many engines compute prompts and how many answer, as in 1:3"
+        )
+    return Disaggregated(
+        prefill=replace(serving, draft="none", draft_tokens=0, acceptance=0.0),
+        prefill_count=int(first),
+        decode_count=int(last),
     )
 
 
@@ -208,6 +268,8 @@ def _engine(record: Engine, options: ServedOptions, cluster: Cluster, assumed: l
         record = replace(record, max_batched_tokens=min(budget, record.max_batched_tokens))
         assumed.append(f"max_num_batched_tokens {record.max_batched_tokens}: as sglang on less than 60 GiB")
     fraction = options.memory_fraction
+    if options.chunked_prefill is not None:
+        record = replace(record, chunked_prefill=options.chunked_prefill == "on")
     return replace(
         record,
         max_seqs=options.max_num_seqs or record.max_seqs,
@@ -253,10 +315,20 @@ def read_load(options: ServedOptions, assumed: list[str]) -> Load:
     return closed(options.input_len, options.output_len, clients, count, spread=spread)
 
 
+def _guesser(options: ServedOptions) -> Draft:
+    if options.draft is None:
+        return "none"
+    return "mtp" if options.draft == "mtp" else "ngram" if options.draft == "ngram" else "model"
+
+
 def _serving(options: ServedOptions, graph: Graph, cluster: Cluster, load: Load, assumed: list[str]) -> Serving:
     pp, dp = options.pp or 1, options.dp or 1
     tp, replicas = options.tp, options.replicas
     devices = cluster.num_devices
+    if options.pools is not None and replicas is None:
+        replicas = 1
+    if tp is None and options.pools is not None:
+        raise InputError("--pools says how many engines there are; give --tp too, the devices of one")
     if tp is None:
         tp = max(1, devices // (pp * dp * (replicas or 1)))
         if tp > 1:
@@ -282,4 +354,9 @@ def _serving(options: ServedOptions, graph: Graph, cluster: Cluster, load: Load,
         weights=weights,
         kv=options.kv or "bf16",
         max_model_len=longest,
+        draft=_guesser(options),
+        draft_tokens=options.draft_tokens or 0,
+        acceptance=options.acceptance or 0.0,
+        lora_rank=options.lora_rank or 0,
+        lora_slots=options.lora_slots or 0,
     )

@@ -17,7 +17,7 @@ from gnomon.graph import Graph
 from gnomon.hardware.types import Cluster, Device
 from gnomon.prices.allocator import communicator_bytes
 from gnomon.serving.layout import FORMATS, Serving, kv_bits, weight_format
-from gnomon.serving.weights import BlockShape, Shape, shape_of
+from gnomon.serving.weights import BlockShape, Shape, adapter_bytes, encoder_blocks, shape_of
 from gnomon.software.engine import Engine
 from gnomon.units import Bytes, show_bytes
 
@@ -193,10 +193,12 @@ def activation_bytes(shape: Shape, serving: Serving, engine: Engine) -> float:
     return max(layer, logits)
 
 
-def capacity(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> Capacity:
-    """What one device holds under an engine's rules."""
+def capacity(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, beside_bytes: float = 0.0) -> Capacity:
+    """What one device holds under an engine's rules. beside_bytes: weights of other models on it."""
     shape, device = shape_of(graph, serving, engine.expert_multiples), cluster.devices[0]
-    weights = _stage_weights(shape, serving)
+    weights = _stage_weights(shape, serving) + adapter_bytes(shape, serving) / serving.pp + beside_bytes
+    if serving.draft == "mtp":  # a layer of its own, as large as the model's largest
+        weights += max(b.weight_bytes for b in shape.blocks if not b.is_head and not b.has_table)
     activations = activation_bytes(shape, serving, engine)
     ranks = serving.tp * serving.dp
     own = engine.reserved_bytes + (communicator_bytes(device, ranks) if ranks > 1 and device.kind == "gpu" else 0)
@@ -225,6 +227,13 @@ def capacity(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -
         kv_tokens=tokens,
         concurrency=concurrency,
     )
+
+
+def weights_beside(graph: Graph | None, serving: Serving) -> float:
+    """Bytes of a model that runs beside on one rank, in 16 bits."""
+    if graph is None:
+        return 0.0
+    return sum(b.weight_bytes * b.count for b in encoder_blocks(graph, replace(serving, dp=1, ep=1, pp=1)))
 
 
 def _memory(device: Device) -> int:
@@ -317,14 +326,14 @@ def _ways(cluster: Cluster, serving: Serving, engine: Engine) -> Iterator[tuple[
             yield f"tp {serving.tp * factor}", replace(serving, tp=serving.tp * factor), engine
 
 
-def refusal(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> str | None:
+def refusal(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, beside_bytes: float = 0.0) -> str | None:
     """The one line that an engine's refusal to start comes down to; None if it starts."""
     if not engine.chunked_prefill and serving.max_model_len > engine.max_batched_tokens:
         return (
             f"{engine.name} would not start: without chunked prefill max_num_batched_tokens "
             f"{engine.max_batched_tokens} must not be smaller than max_model_len {serving.max_model_len}"
         )
-    now = capacity(graph, cluster, serving, engine)
+    now = capacity(graph, cluster, serving, engine, beside_bytes)
     if now.fits:
         return None
     device = cluster.devices[0].name

@@ -10,7 +10,7 @@ value that p % of requests (of pairs of tokens, for ITL) do not exceed. Leaves o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware.types import Cluster
-from gnomon.serving.capacity import Capacity, capacity, refusal
-from gnomon.serving.iteration import IterationPrice
+from gnomon.serving.capacity import Capacity, capacity, refusal, weights_beside
+from gnomon.serving.iteration import Beside, IterationPrice
 from gnomon.serving.layout import Serving
+from gnomon.serving.pools import Pool, decoding, replay_pools
 from gnomon.serving.replay import Played, replay
 from gnomon.serving.requests import Load
 from gnomon.software.engine import Engine
@@ -157,19 +158,95 @@ def check_load(graph: Graph, serving: Serving, load: Load, context: int | None) 
 
 
 def serve(
-    graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, load: Load, target: Target | None = None
+    graph: Graph,
+    cluster: Cluster,
+    serving: Serving,
+    engine: Engine,
+    load: Load,
+    target: Target | None = None,
+    beside: Beside | None = None,
 ) -> Forecast:
     """Predict. InputError where it cannot be served, with what would."""
-    price = IterationPrice(graph, cluster, serving, engine)
-    check_load(graph, serving, load, price.shape.context)
-    problem = refusal(graph, cluster, serving, engine)
-    if problem is not None:
-        raise InputError(problem)
-    held = capacity(graph, cluster, serving, engine)
+    price, held = _started(graph, cluster, serving, engine, load, beside)
     groups = serving.replicas * serving.dp * serving.pp
     # batches of a pipeline follow each other through its stages: each has its part of requests and of the memory
     played = replay(load.share(groups), price, max(1, held.blocks // serving.pp))
     return summary(serving, engine, held, played, groups, target, price.assumed)
+
+
+def _started(
+    graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, load: Load, beside: Beside | None
+) -> tuple[IterationPrice, Capacity]:
+    """Its price and memory. InputError where the engine would not start, or a request is too long."""
+    price = IterationPrice(graph, cluster, serving, engine, beside)
+    check_load(graph, serving, load, price.shape.context)
+    others = 0.0
+    if beside is not None:
+        others = weights_beside(beside.draft, serving) + weights_beside(beside.vision, serving)
+    problem = refusal(graph, cluster, serving, engine, others)
+    if problem is not None:
+        raise InputError(problem)
+    return price, capacity(graph, cluster, serving, engine, others)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disaggregated:
+    """Engines that compute prompts, beside those that answer."""
+
+    prefill: Serving
+    """Layout of one that computes prompts; `replicas` 1."""
+    prefill_count: int
+    decode_count: int
+
+
+TRANSFER_START_S = 5e-3
+"""Of one request's keys from engine to engine, however few: an estimate (mooncake's documentation has 2 to 5 ms)."""
+
+
+def serve_pools(
+    graph: Graph,
+    cluster: Cluster,
+    serving: Serving,
+    engine: Engine,
+    pools: Disaggregated,
+    load: Load,
+    target: Target | None = None,
+) -> Forecast:
+    """Predict prefill and decode in pools of their own; `serving` is the layout of an engine that answers.
+
+    Keys go over the network between nodes, or over the node's own links where all engines are in one.
+    """
+    devices = pools.prefill.devices * pools.prefill_count + serving.devices * pools.decode_count
+    if devices > cluster.num_devices:
+        raise InputError(
+            f"{pools.prefill_count} engines of {pools.prefill.devices} devices for prompts and {pools.decode_count} of "
+            f"{serving.devices} for answers need {devices} devices, and {cluster.name} has {cluster.num_devices}"
+        )
+    first, first_held = _started(graph, cluster, pools.prefill, engine, load, None)
+    last, last_held = _started(graph, cluster, serving, decoding(engine), load, None)
+    kept = sum(a.kv_elements * n for a, n in last.shape.attentions) * last.kv_bits / 8
+    heads = serving.tp if not any(a.latent for a, _ in last.shape.attentions) else 1
+    node = cluster.groups[0].node
+    inside = len(cluster.groups) == 1 and cluster.groups[0].count == 1
+    if inside or node.nic is None:
+        rate, way = node.intra.bytes_per_s, node.intra.name
+    else:
+        rate, way = node.nic.bytes_per_s * node.nics / node.count, node.nic.name
+    rate *= min(serving.devices, pools.prefill.devices)  # every rank sends its part
+
+    def transfer(tokens: int) -> float:
+        return TRANSFER_START_S + tokens * kept * heads / rate
+
+    played = replay_pools(
+        load,
+        Pool(price=first, blocks=first_held.blocks, count=pools.prefill_count * pools.prefill.dp),
+        Pool(price=last, blocks=last_held.blocks, count=pools.decode_count * serving.dp),
+        transfer,
+    )
+    whole = replace(serving, replicas=pools.decode_count)
+    found = summary(whole, engine, last_held, played, 1, target, last.assumed)
+    said = f"keys of {1024} tokens take {transfer(1024) * 1e3:.3g} ms over {way} to an engine that answers"
+    return replace(found, devices=devices, assumed=(*found.assumed, said))
 
 
 def summary(

@@ -39,7 +39,7 @@ from gnomon.prices.links import AxisLink, axis_link
 from gnomon.prices.state_space import scan_seconds
 from gnomon.serving.layout import Serving, kv_bits
 from gnomon.serving.scheduler import Batch, Piece
-from gnomon.serving.weights import Attention, BlockShape, Experts, Product, Shape, shape_of
+from gnomon.serving.weights import Attention, BlockShape, Experts, Product, Shape, encoder_blocks, shape_of
 from gnomon.software.engine import Engine
 
 TICKS_PER_S = 2**50
@@ -71,6 +71,18 @@ def _grid(most: int) -> Array:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Other models that run with the one that is served."""
+
+    draft: Graph | None
+    """The small model that guesses, where `Serving.draft` is one."""
+    vision: Graph | None
+    """The encoder of one image that each prompt begins with; None: text alone."""
+    image_tokens: int
+    """Patches of that image, which are as many tokens of the prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPrice:
     """What decodes pay in the attention layers of one kind, on one device."""
 
@@ -88,9 +100,15 @@ class IterationPrice:
     """Prices of the iterations of one engine on one layout. `share`: tokens of ranks of other dp groups are as many."""
 
     def __init__(
-        self, graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, draft: Graph | None = None
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        serving: Serving,
+        engine: Engine,
+        beside: Beside | None = None,
     ) -> None:
-        """draft: the small model that guesses, where `serving.draft` is one."""
+        """beside: other models that run with it."""
+        draft = beside.draft if beside is not None else None
         _check(graph, cluster, serving, engine)
         if (serving.draft == "model") != (draft is not None):
             raise InputError("a draft model is priced by its graph: give both or neither (--draft-model NAME)")
@@ -145,7 +163,36 @@ class IterationPrice:
         self._piece_base = ticks(self.attention_s(1, 0)) if self.keys else 0
         has_scans = any(block.scan is not None for block in self.shape.blocks)
         scans = np.array([self.scan_s(int(tokens)) for tokens in self.grid]) if has_scans else None
+        self._encoder = ticks(self._encoder_s(beside)) if beside is not None and beside.vision is not None else 0
         self._scans = [] if scans is None else self._dense(scans, most)
+
+    def _encoder_s(self, beside: Beside) -> float:
+        """Seconds of an image's way through the encoder, alone."""
+        assert beside.vision is not None
+        tokens = np.array([float(beside.image_tokens)])
+        total = 0.0
+        for block in encoder_blocks(beside.vision, replace(self.serving, dp=1, ep=1, pp=1)):
+            total += float(self._block(block, tokens)[0]) * block.count
+            if block.attention is not None:
+                a = block.attention
+                many = beside.image_tokens
+                total += block.count * float(
+                    attention_seconds(
+                        1, many, many, a.heads, a.kv_heads, a.width, causal=False, device=self.device,
+                        dtype="bf16" if self.device.dense_peak.bf16 else "fp16", curves=self.curves,
+                    )
+                )  # fmt: skip
+        return total
+
+    def _adapters_s(self, block: BlockShape, tokens: Array) -> Array:
+        """Seconds of adapters of a layer: for each matrix one kernel to the rank and one back, each reading the weights
+        of as many adapters as there are rows, at most all."""
+        used = np.minimum(tokens, self.serving.lora_slots)
+        rank, total = self.serving.lora_rank, np.zeros_like(tokens)
+        for p in block.products:
+            read = (used * rank + tokens) * (p.n + p.k) * p.batch * 2.0
+            total = total + stream_seconds(read / 2, read / 2, self.device, self.curves, kernels=2, kind="reduce")
+        return total
 
     def _stages(self, cluster: Cluster) -> AxisLink:
         step = self.serving.tp * self.serving.dp
@@ -185,6 +232,8 @@ class IterationPrice:
 
     def _block(self, block: BlockShape, tokens: Array) -> Array:
         total = sum((self.product_s(p, tokens) for p in block.products), np.zeros_like(tokens))
+        if self.serving.lora_rank and not block.is_head:
+            total = total + self._adapters_s(block, tokens)
         if block.pass_kernels and self.ggml is not None:
             rate = self.device.memory_bytes_per_s * self.ggml.memory_share
             total = total + block.pass_kernels * self.ggml.start_s + tokens * block.pass_bytes / rate
@@ -483,7 +532,7 @@ class IterationPrice:
         for piece in batch.pieces:
             tokens += piece.new
             ends += piece.last
-            device += self.piece_ticks(piece.new, piece.prefix)
+            device += self.piece_ticks(piece.new, piece.prefix) + (0 if piece.prefix else self._encoder)
         device += self._body[tokens] + self._heads[ends]
         if batch.decodes:
             device += self._base + self._each * batch.decodes + self._full * batch.kv_tokens
@@ -507,6 +556,7 @@ class IterationPrice:
         device = float(self._bodies(np.array([float(rows)]))[0])
         device += float(self._head(np.array([float(heads)]))[0]) if heads else 0.0
         device += sum(self.piece_s(piece.new, piece.prefix) for piece in batch.pieces)
+        device += self._encoder / TICKS_PER_S * sum(not piece.prefix for piece in batch.pieces)
         if batch.decodes:
             for key in self.keys:
                 keys = batch.kv_tokens if not key.window else min(batch.kv_tokens, batch.decodes * key.window)

@@ -380,6 +380,21 @@ def _is_tied(graph: Graph, name: str) -> bool:
     return any(name in blocks and len(blocks) > 1 for blocks in full.values())
 
 
+def encoder_blocks(graph: Graph, serving: Serving) -> tuple[BlockShape, ...]:
+    """Kinds of blocks of an encoder of images on one rank."""
+    counts: dict[str, int] = {}
+    for call in graph.calls:
+        counts[call.block] = counts.get(call.block, 0) + call.repeat
+    plain = replace(serving, weights="bf16")
+    return tuple(_Walk(graph.block(name), plain, count, (1, 1)).shape() for name, count in counts.items())
+
+
+def adapter_bytes(shape: Shape, serving: Serving) -> float:
+    """Of all adapters that are held on one rank, in 16 bits: rank · (rows + columns) of every matrix of the layers."""
+    each = sum((p.n + p.k) * p.batch * b.count for b in shape.blocks if not b.is_head for p in b.products)
+    return float(serving.lora_slots * serving.lora_rank * each * 2)
+
+
 def shape_of(graph: Graph, serving: Serving, multiples: tuple[int, ...] = (1, 1)) -> Shape:
     """The shape of a model on one rank. multiples: `Engine.expert_multiples`.
 

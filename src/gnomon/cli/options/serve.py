@@ -44,6 +44,12 @@ def _share(text: str) -> float:
     return value
 
 
+def _on_off(text: str) -> str:
+    if text not in ("on", "off"):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is neither on nor off")
+    return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(Options):
     """What is served, how and to whom."""
@@ -99,4 +105,37 @@ class ServeOptions(Options):
     )
     tpot: str | None = option(
         "--tpot", read=some, metavar="TIME", help="target of each further token, as in 30ms", group=SERVING
+    )
+    draft: str | None = option(
+        "--draft",
+        read=some,
+        metavar="WHO",
+        help="who guesses tokens ahead: mtp, ngram, or a small model's name",
+        group=SERVING,
+    )
+    draft_tokens: int | None = option(
+        "--draft-tokens", read=count, metavar="N", help="guesses before each check", group=SERVING
+    )
+    acceptance: float | None = option(
+        "--acceptance", read=_share, metavar="X", help="chance that a guess holds, with --draft", group=SERVING
+    )
+    lora_rank: int | None = option("--lora-rank", read=count, metavar="N", help="of adapters", group=SERVING)
+    lora_slots: int | None = option(
+        "--lora-slots", read=count, metavar="N", help="adapters held at the same time", group=SERVING
+    )
+    pools: str | None = option(
+        "--pools",
+        read=some,
+        metavar="P:D",
+        help="disaggregated: P engines compute prompts, D answer, each laid out as --tp says",
+        group=SERVING,
+    )
+    vision: str | None = option(
+        "--vision", read=some, metavar="MODEL", help="encoder of an image that each prompt begins with", group=SERVING
+    )
+    image_tokens: int | None = option(
+        "--image-tokens", read=count, metavar="N", help="patches of that image, with --vision", group=SERVING
+    )
+    chunked_prefill: str | None = option(
+        "--chunked-prefill", read=_on_off, metavar="on|off", help="whether prompts are cut at the budget", group=SERVING
     )

@@ -407,7 +407,8 @@ def torchtitan_plans(draw: st.DrawFn) -> tuple[str, Plan]:
                     FSDP,
                     replace(FSDP, compute="fp32"),
                     replace(FSDP, param="bf16", grad="bf16", states="bf16"),
-                    replace(FSDP, fp8=Fp8(recipe="rowwise", except_ops=("lm_head",), gather=draw(st.booleans()))),
+                    replace(FSDP, fp8=Fp8(recipe="tensorwise", except_ops=("lm_head",), gather=draw(st.booleans()))),
+                    replace(FSDP, fp8=Fp8(recipe="rowwise", except_ops=("lm_head",))),
                 ]
             )
         ),

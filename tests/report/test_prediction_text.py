@@ -90,7 +90,9 @@ def test_advice_stands_under_a_verdict_of_not_fitting() -> None:
     """8B with every state on each rank takes 18 x 8.03e9 bytes = 135 GiB of 79."""
     result = llama_on_eight()
     assert not result.fits
-    change = Advice(what="ZeRO stage 2", plan=result.plan, step_s=0.5, peak_bytes=70 * 2**30, limit_bytes=80 * 2**30)
+    change = Advice(
+        what="ZeRO stage 2", plan=result.plan, step_s=0.5, peak_bytes=70 * 2**30, limit_bytes=80 * 2**30, lines=()
+    )
     lines = prediction_text(result, advice=Advised(ways=(change,), tried=1, complete=True))
     verdict = next(i for i, line in enumerate(lines) if line.startswith("does not fit: "))
     title = lines.index("what would fit, fastest first")

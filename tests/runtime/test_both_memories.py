@@ -16,8 +16,8 @@ from gnomon.hardware import parse_cluster  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Offload, Optimizer, Plan  # noqa: E402
 from gnomon.prediction import host_memory, together  # noqa: E402
+from gnomon.prediction.loading import host_short  # noqa: E402
 from gnomon.runtime.watch.layer_bytes import LiveBytes  # noqa: E402
-from gnomon.search.fit.ladder import host_short  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

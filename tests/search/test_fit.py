@@ -13,8 +13,9 @@ from gnomon.hardware import parse_cluster
 from gnomon.models.presets import model
 from gnomon.plans import Mesh, Plan, Saved, Schedule, Workload
 from gnomon.prediction import Prediction, predict
+from gnomon.prediction.loading import host_short
 from gnomon.request.fit import Ladder, ladder
-from gnomon.search.fit.ladder import Fitting, cost, freed_bytes, helps, host_short
+from gnomon.search.fit.ladder import Fitting, cost, freed_bytes, helps
 from gnomon.search.fit.largest import largest
 from gnomon.search.fit.options import OPTIONS
 from gnomon.search.fit.why import unhelpful, without_room

@@ -48,6 +48,7 @@ def run(options: FitOptions) -> int:
         stack=asked.stack,
         memory_bytes=limit,
         by_tensor=options.sac_ilp,
+        terms=asked.terms,
     )
     progress = Progress("plans predicted:", 0)
     with Budget(options.budget, BUDGET) as budget:

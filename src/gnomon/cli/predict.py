@@ -11,7 +11,8 @@ from gnomon.cli.serving import asks_to_serve, refuse_others
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.late import load_late
 from gnomon.prediction import memory_copies, predict
-from gnomon.report.prediction import prediction_text
+from gnomon.prediction.loading import host_short
+from gnomon.report.prediction import host_mapping, prediction_text
 from gnomon.report.tables import wrapped
 from gnomon.units import show_seconds
 
@@ -24,8 +25,10 @@ def run(options: PredictOptions) -> int:
         return status
     asked = read_request(options, options.lengths or ())
     prediction = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
-    # By name, so that a plan that fits does not load the search.
-    changes = None if prediction.has_room else load_late("gnomon.search.fit.advice:advice")(prediction)
+    short = host_short(prediction)
+    changes = None
+    if short or not prediction.has_room:  # by name, so that a plan that fits does not load the search
+        changes = load_late("gnomon.search.fit.advice:advice")(prediction, terms=asked.terms)
     if options.html or options.trace or options.timeline:  # by name, so that text alone does not load what writes them
         load_late("gnomon.cli.files:write_views")(options, prediction, asked.assumed, asked.notes)
     copies = memory_copies(prediction, options.memory_checkpoint_every) if options.memory_checkpoint_every else None
@@ -34,9 +37,10 @@ def run(options: PredictOptions) -> int:
         mapping["assumptions"] = [*asked.assumed, *mapping["assumptions"]]
         mapping["notes"] = [*asked.notes, *mapping["notes"]]
         mapping["advice"] = [
-            {"change": c.what, "step_s": c.step_s, "peak_bytes": c.peak_bytes}
+            {"change": c.what, "step_s": c.step_s, "peak_bytes": c.peak_bytes, "lines": list(c.lines)}
             for c in (changes.ways if changes else ())
         ]
+        mapping["host_memory"] = host_mapping(prediction)
         mapping["advice_complete"] = changes is None or changes.complete
         if copies is not None:
             mapping["memory_copies"] = {
@@ -54,4 +58,4 @@ def run(options: PredictOptions) -> int:
             print_lines(("", *wrapped(said, indent="")))
         if asked.notes:
             print_lines(("", "from the file", *(line for n in asked.notes for line in wrapped(n, bullet="- "))))
-    return 0 if prediction.fits else 1
+    return 0 if prediction.fits and not short else 1

@@ -19,7 +19,7 @@ from gnomon.cli.values import quantity
 from gnomon.errors import InputError, PlanError
 from gnomon.formats.given import SEQ_LEN, parse_settings
 from gnomon.graph import Graph
-from gnomon.hardware import Cluster, parse_cluster
+from gnomon.hardware import Cluster, parse_cluster, with_host_memory
 from gnomon.late import load_late
 from gnomon.models.lora import Adapters, parse_adapters
 from gnomon.models.t5 import ENC_SEQ
@@ -43,10 +43,11 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.request.model import check_there, is_a_file, is_code, read_source, too_long, with_inputs
 from gnomon.software import Stack, able
 from gnomon.software import stack as named_stack
-from gnomon.units import parse_count
+from gnomon.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
     from gnomon.formats.job import Job
+    from gnomon.search.fit.terms import Terms
 
 IMAGE_TOKENS = 2**14
 """Patches of the samples of a microbatch where nobody says how many there are: what keeps a device busy."""
@@ -70,6 +71,8 @@ class Request:
     """What was not said, and how it was filled in."""
     notes: tuple[str, ...]
     """What the model's or the job's file says that is not predicted."""
+    terms: Terms | None
+    """The job file's own words for changes; None where they are not known."""
 
 
 def request_of_plan(path: str) -> Request:
@@ -120,6 +123,7 @@ def read_request(given_options: TrainingOptions, lengths: tuple[int, ...] = ()) 
         stack=stack,
         assumed=tuple(assumed),
         notes=notes,
+        terms=None if job is None else job.terms,
     )
 
 
@@ -164,7 +168,13 @@ def _model(name: str | None, job: Job | None, options: TrainingOptions) -> tuple
 def _machines(options: TrainingOptions, file: PlanFile | None) -> Cluster:
     if options.on is None and file is None:
         raise InputError("no machines; give --on CLUSTER, as in 4x8xh100-sxm, or a plan file that says it")
-    return parse_cluster(options.on or (file.on if file else ""))
+    machines = parse_cluster(options.on or (file.on if file else ""))
+    if options.host_memory is None:
+        return machines
+    size = quantity("--host-memory", parse_bytes, options.host_memory)
+    if size <= 0:
+        raise InputError(f"--host-memory {options.host_memory} must be more than nothing, as in 512GiB")
+    return with_host_memory(machines, size)
 
 
 def _base_plan(given: PlanFile | Plan | None, job: Job | None) -> Plan | None:

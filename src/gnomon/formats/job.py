@@ -19,6 +19,7 @@ from gnomon.formats.shell import UNKNOWN, offered
 from gnomon.graph import Graph
 from gnomon.models.presets import Config
 from gnomon.plans import Plan, Workload
+from gnomon.search.fit.terms import Terms
 from gnomon.software import Stack, with_facts
 
 ModelConfig = Config
@@ -67,6 +68,8 @@ class Job:
     """What the file leaves open, and how it was filled in."""
     stated_devices: int | None = None
     """Devices that the file itself says it is for."""
+    terms: Terms | None = None
+    """The file's own words for changes of the job; None where they are not known."""
 
     def graph(self) -> Graph:
         """The model as a Graph. InputError when the file does not name one."""

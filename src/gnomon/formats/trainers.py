@@ -82,12 +82,13 @@ class Modules:
             launch_mode="compiled" if self.compiled else None,
             moe_experts=self.experts,
             choices=able,
+            recompute=("none", "full"),
         )
 
 
-LEVERS = ("chunked_loss", "eight_bit_states", "grouped_experts")
-"""What trainers around transformers have beside what the program that shards says: Liger's loss, bitsandbytes'
-optimizers, transformers' grouped products of experts."""
+LEVERS = ("chunked_loss", "eight_bit_states")
+"""What trainers around transformers have beside what the program that shards has: Liger's loss, bitsandbytes'
+optimizers."""
 
 LIGER = ("use_liger_kernel", "enable_liger_kernel", "use_liger")
 """Switches of all of Liger's kernels: norms, activations, and the loss with the head."""
@@ -175,6 +176,9 @@ class Training:
     """The software; FSDP's or DDP's record where there is none."""
     modules: Modules | None = None
     """How the network's modules run, where they are transformers'; None where the program has its own."""
+    loads: Literal["each_rank", "first_rank"] | None = None
+    """As `Stack.loads`, where nothing else decides: transformers reads a file at a time under ZeRO 3 of DeepSpeed, and
+    for a base that is quantised."""
 
 
 def job_of(f: Fields, given: Given, asked: Training, assumed: Sequence[str] = (), stated: int | None = None) -> Job:
@@ -218,13 +222,28 @@ def job_of(f: Fields, given: Given, asked: Training, assumed: Sequence[str] = ()
         model=asked.model,
         plan=plan,
         workload=Workload(global_batch_size=total, seq_len=given.seq_len or asked.seq_len),
-        stack=record if asked.modules is None else asked.modules.of(record),
+        stack=loaded(record if asked.modules is None else asked.modules.of(record), asked),
         devices=given.devices,
         notes=tuple(f.notes),
         unexpressed=tuple(f.unexpressed),
         assumed=tuple(assumed),
         stated_devices=stated,
     )
+
+
+def loaded(record: Stack, asked: Training, zero: int = 0) -> Stack:
+    """The record with how the model is loaded. zero: DeepSpeed's stage. A base in four bits is quantised file by file
+    (huggingface/transformers v4.57 src/transformers/modeling_utils.py _load_pretrained_model; accelerate 16cb6eb
+    FullyShardedDataParallelPlugin.cpu_ram_efficient_loading)."""
+    how: str | None = asked.loads
+    if how == "each_rank" and (zero == 3 or _in_four_bits(asked.model)):
+        how = "by_file"
+    return record if how is None else chosen(record, "from_pretrained", loads=how)
+
+
+def _in_four_bits(model: Network | str) -> bool:
+    graph = network_graph(model)
+    return any(tensor.dtype == "nf4" for block in graph.blocks for tensor in block.frozen)
 
 
 def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Path | None, assumed: list[str]) -> Job:
@@ -259,7 +278,7 @@ def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Pat
     return replace(
         job,
         plan=plan,
-        stack=job.stack if asked.modules is None else asked.modules.of(job.stack),
+        stack=loaded(job.stack if asked.modules is None else asked.modules.of(job.stack), asked, plan.optimizer.zero),
         notes=(*f.notes, *notes),
         unexpressed=(*f.unexpressed, *job.unexpressed),
         assumed=(*assumed, *job.assumed),

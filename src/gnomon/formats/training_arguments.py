@@ -14,8 +14,10 @@ from dataclasses import replace
 from gnomon.formats.given import Given
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.trainer_source import Source
+from gnomon.formats.trainer_terms import HUGGING_FACE, Spelled, trainer_terms
 from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, by_deepspeed, flag, job_of, modules_of
 from gnomon.plans import Layout, Precision
+from gnomon.search.fit.terms import Style
 
 IRRELEVANT = frozenset(
     """
@@ -73,6 +75,7 @@ def sharded(f: Fields, asked: Training, *, machines: int = 1) -> Training:
         f.raw(names.get(key, f"fsdp_config.{key}"))
     recompute = flag(f, names.get("activation_checkpointing", "fsdp_config.activation_checkpointing"))
     offload = flag(f, names.get("offload_params", "fsdp_config.offload_params")) or "offload" in named
+    first = flag(f, names.get("cpu_ram_efficient_loading", "fsdp_config.cpu_ram_efficient_loading"))
     f.ignore(*names.values(), "fsdp", "fsdp_version", "fsdp_config")
     f.notes.append(f"fsdp: version {version}, read as {strategy}")
     return replace(
@@ -82,6 +85,7 @@ def sharded(f: Fields, asked: Training, *, machines: int = 1) -> Training:
         recompute=asked.recompute or recompute,
         offload=offload,
         precision=under_fsdp(asked.precision) if zero and mixed else asked.precision,
+        loads="first_rank" if first else "each_rank",
     )
 
 
@@ -114,8 +118,10 @@ def finished(
     neutral: Collection[str],
     inexpressible: Mapping[str, str],
     assumed: list[str],
+    spelled: Spelled = HUGGING_FACE,
 ) -> Job:
-    """The job, sharded as fields and launcher say, every field accounted for. assumed: begins with the source's."""
+    """The job, sharded as fields and launcher say, every field accounted for. assumed: begins with the source's.
+    spelled: the program's words for changes."""
     f = source.fields
     machines = f.peek("num_machines")
     asked = sharded(f, asked, machines=machines if isinstance(machines, int) else 1)
@@ -128,15 +134,18 @@ def finished(
         replicas=max(replicas, asked.replicas),
         layout=Layout(context="all_gather") if cp > 1 else asked.layout,
         modules=modules_of(f),
+        loads=asked.loads or "each_rank",
     )
     by_file = f.peek("deepspeed") or None
     f.ignore("deepspeed")
     f.account(neutral, inexpressible, ())
     devices = given.devices or source.stated
     given = replace(given, devices=devices)
+    style: Style = "flags" if source.program else "yaml"
     if by_file is not None:
         job = by_deepspeed(f, given, asked, "deepspeed", source.folder, assumed)
-        return replace(job, stated_devices=source.stated)
+        return replace(job, stated_devices=source.stated, terms=trainer_terms(spelled, by="deepspeed", style=style))
     if not asked.zero:
         assumed.append("no deepspeed and no fsdp in the file: replicas (--set deepspeed=zero3, --set fsdp=full_shard)")
-    return job_of(f, given, asked, assumed, stated=source.stated)
+    job = job_of(f, given, asked, assumed, stated=source.stated)
+    return replace(job, terms=trainer_terms(spelled, by="fsdp" if asked.zero else "", style=style))

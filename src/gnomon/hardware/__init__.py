@@ -33,3 +33,4 @@ from gnomon.hardware.types import Node as Node
 from gnomon.hardware.types import NodeGroup as NodeGroup
 from gnomon.hardware.types import PeakFlops as PeakFlops
 from gnomon.hardware.types import Price as Price
+from gnomon.hardware.types import with_host_memory as with_host_memory

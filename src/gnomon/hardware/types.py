@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
 from gnomon.errors import InputError, UnpricedError, nearest
@@ -369,3 +369,14 @@ class Price:
     def dollars_per_device_hour(self) -> float:
         """Dollars an hour for one device."""
         return self.dollars_per_hour / self.num_devices
+
+
+def with_host_memory(cluster: Cluster, size: int) -> Cluster:
+    """The machines with so many bytes of host memory in each node, which are then not the catalogue's."""
+    groups = (
+        replace(
+            group, node=replace(group.node, name=f"{group.node.name} with {size / 2**30:g} GiB", host_memory_bytes=size)
+        )
+        for group in cluster.groups
+    )
+    return replace(cluster, groups=tuple(groups))

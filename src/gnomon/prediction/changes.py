@@ -54,7 +54,9 @@ def zero(plan: Plan) -> Iterator[Single]:
     for stage in stages[plan.optimizer.zero + 1 :]:
         changed = replace(plan, optimizer=replace(plan.optimizer, zero=stage))
         whole = fully_sharded(changed) if stage == 3 else changed
-        without = "" if whole == changed else " without gradient buckets"
+        if stage == 3:  # whether lower stages gathered ahead says nothing of layers that are gathered one by one
+            whole = replace(whole, overlap=replace(whole.overlap, param_gather=True))
+        without = " without gradient buckets" if stage == 3 and changed.overlap.in_buckets else ""
         yield f"ZeRO stage {stage}{over}{without}", whole
 
 

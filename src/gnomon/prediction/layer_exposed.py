@@ -89,7 +89,8 @@ class LayerExposed:
             if collective in ring:
                 continue
             seconds, parts = self._seconds(collective) * collective.steps, self._parts(collective.path)
-            waited = larger(seconds / parts, seconds - busy_s * (parts - 1) / parts)
+            hidden = seconds - larger(seconds / parts, seconds - busy_s * (parts - 1) / parts)
+            waited = seconds - hidden * (self.scope.facts.cut_hides if parts > 1 else 1.0)
             out.append((collective.axis, larger(waited - self._beside(collective), 0.0)))
         return out
 

@@ -17,7 +17,7 @@ from gnomon.prices.kernels import Low
 from gnomon.sharding import ShardedBlock
 from gnomon.sharding.homes import routed_tensors
 
-_NARROW_BITS: Mapping[str, float] = {"fp8": 8 + 8 / 32, "mxfp8": 8 + 8 / 32, "fp4": 4 + 8 / 16}
+_NARROW_BITS: Mapping[str, float] = {"fp8": 8 + 8 / 32, "rowwise": 8 + 8 / 32, "mxfp8": 8 + 8 / 32, "fp4": 4 + 8 / 16}
 """Bits of a kept element: the value, and a byte of scale for 32 or 16 of them (Open Compute Project, MX v1.0)."""
 
 

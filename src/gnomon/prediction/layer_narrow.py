@@ -101,14 +101,15 @@ class LayerNarrow:
             fused = engine and made is not None and made.rules.fused_by == "norm" and name not in self.adapted
         once = engine and bool(op.contracts) and scope.block.tensor(op.inputs[1]).kind != "parameter"
         fp8 = scope.context.precision.fp8
-        searched = backward and fp8 is not None and fp8.fixed
+        searched = fp8 is not None and (fp8.recipe == "rowwise" or (backward and fp8.fixed))
         return Cast(again=again, normed=fused, share=1 / self.gathered.get(name, 1), once=once, searched=searched)
 
     def low(self, path: str) -> Low:
         fp8 = self.scope.context.precision.fp8
         if fp8 is None or path in self.wide or any(fnmatchcase(path, f"*{p}*") for p in fp8.except_ops):
             return ""
-        return "fp4" if fp8.recipe == "nvfp4" else "mxfp8" if fp8.recipe == "mxfp8" else "fp8"
+        own: dict[str, Low] = {"nvfp4": "fp4", "mxfp8": "mxfp8", "rowwise": "rowwise"}
+        return own.get(fp8.recipe, "fp8")
 
     def run_in(self, path: str) -> Low:
         """What an op multiplies in; attention in the compute dtype unless the plan narrows it too."""
@@ -121,8 +122,10 @@ class LayerNarrow:
         scope = self.scope
         total = FREE
         for op in scope.block.ops:
-            if self.low(op.path):
-                total += cast_weight_seconds(op, scope.block, scope.setting(op.path), scope.device, scope.curves)
+            if low := self.low(op.path):
+                total += cast_weight_seconds(
+                    op, scope.block, scope.setting(op.path), scope.device, scope.curves, rowwise=low == "rowwise"
+                )
         return total
 
 

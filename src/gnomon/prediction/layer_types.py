@@ -38,6 +38,8 @@ class KernelFacts:
     """Layers are Transformer Engine's: norms write eight bits, and tensor-parallel ranks gather in them."""
     fused_casts: bool = False
     """A compiler fuses a cast to eight bits with the kernel before it, unless that is a product or attention."""
+    cut_hides: float = 1.0
+    """As `Stack.cut_hides`."""
     narrow_sums: bool = False
     """Partial sums of the forward are sent in eight bits where matmuls are (`Stack.tp_reduce_dtype`)."""
     dropout_add_fused: bool = False
@@ -72,6 +74,7 @@ class KernelFacts:
             transformer_engine=stack.layers.transformer_engine is True,
             fused_casts=stack.launch.launch_mode == "compiled" and stack.layers.transformer_engine is not True,
             narrow_hidden=stack.loss.hidden_dtype == "compute",
+            cut_hides=1.0 if stack.layers.cut_hides is None else stack.layers.cut_hides,
             narrow_sums=stack.layers.tp_reduce_dtype == "fp8",
             dropout_add_fused=stack.layers.dropout_add == "fused",
             chunked_loss=stack.loss.cross_entropy == "chunked",

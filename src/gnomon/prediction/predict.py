@@ -472,11 +472,11 @@ def _validated(outlined: Outline, messages: Messages = "buffered") -> Structure:
     return validate(build(outlined, messages=messages))
 
 
-def _untried(plan: Plan) -> Iterator[str]:
+def _untried(plan: Plan, stack: Stack) -> Iterator[str]:
     """What a plan rests on that no run on record has shown (docs/accuracy.md)."""
     if plan.overlap.priority:
         yield "overlap.priority: collectives run in the order of issue"
-    if plan.overlap.splits and plan.mesh.tp > 1:
+    if plan.overlap.splits and plan.mesh.tp > 1 and stack.layers.cut_hides is None:
         yield (
             "cut products (async_tp) hide all parts of a collective but one: runs that are said to cut theirs are "
             "predicted better as if they did not"
@@ -512,7 +512,7 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
     if plan.precision.fp8 is not None:
         assumed = (
             *assumed,
-            "eight-bit products: not in routers and logits, all recipes alike; MFU over the compute dtype's peak",
+            "eight-bit products: not in routers and logits; MFU over the compute dtype's peak",
         )
     if opaque := opaque_share(pricing):
         assumed = (
@@ -522,7 +522,7 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
         )
     assumptions = (
         *assumed,
-        *_untried(plan),
+        *_untried(plan, pricing.stack),
         *cluster.assumptions,
         *apart(kinds.values()),
         *(

@@ -23,7 +23,7 @@ IN_LOOP = 0.15
 """Host time of a launch from a library's loop over that of an op from Python: 8 us (a product with its choice of
 algorithm) of some 53, which is what all stacks' runs show for an op."""
 
-EACH_EXPERT = {"": 1, "fp8": 4, "mxfp8": 4, "fp4": 4}
+EACH_EXPERT = {"": 1, "fp8": 4, "rowwise": 4, "mxfp8": 4, "fp4": 4}
 """Kernels of a product for each expert: the product; narrow, the cast of an operand and the layouts of two scales."""
 
 BOOKKEEPING = {("dispatches", False): 12, ("combines", False): 2, ("dispatches", True): 4, ("combines", True): 3}

@@ -32,8 +32,9 @@ from gnomon.prices.stream import stream_seconds
 from gnomon.prices.tpu import Shape, apart, devices_of, filled
 from gnomon.sharding.homes import routed_tensors
 
-Low: TypeAlias = Literal["", "fp8", "mxfp8", "fp4"]
-"""Dtype of narrow products; empty for none. `mxfp8`: eight bits with a scale for 32 of them."""
+Low: TypeAlias = Literal["", "fp8", "rowwise", "mxfp8", "fp4"]
+"""Dtype of narrow products; empty for none. `rowwise`: eight bits with a scale for each row of one operand and column
+of the other. `mxfp8`: with a scale for 32 of them."""
 
 Experts: TypeAlias = Literal["grouped", "looped", "fused", "eager", "stacked"]
 """How products of experts run: as one kernel for all, one after another, or (narrow ones) as one kernel with what lies
@@ -77,6 +78,12 @@ MXFP8_TIME = 1.05
 NVIDIA/TransformerEngine 1609c89 (2026-06-01) docs/examples/gemm_profiling/gemm_profiling.rst: 12 products of a layer
 4096 wide with 15872 tokens on B300, operands cast before, take 7.16 and 6.81 ms (forward 1.10, gradients 1.03). Of the
 curves' fp8 there is no MXFP8. Read 2026-11-23; taken for other shapes and devices too."""
+
+ROWWISE_TIME = 1.6
+"""Time of a product with scales by row and column (CUTLASS, `torch._scaled_mm`) over one with a scale a tensor
+(cuBLAS). Set with casts twice over (`_cast`) so that 8 H100 train Llama 3 8B 10 % faster than in bf16, as torchao's
+README of float8 has it (6,768 of 6,150 tokens/s; tensorwise 7,690), and a 70B with tp = 8 no faster
+(pytorch/torchtitan#1299). Read 2026-11-29."""
 
 ODD_ROWS_SHARE = 0.48
 """Speed of 16-bit products whose weight has a side of an odd number of elements: its rows begin at odd multiples of
@@ -279,10 +286,13 @@ def fused_dropout_seconds(op: Op, block: Block, setting: Setting, device: Device
     return OpPrice(device_s=mask / (device.memory_bytes_per_s * share), kernels=0)
 
 
-def cast_weight_seconds(op: Op, block: Block, setting: Setting, device: Device, curves: Curves) -> OpPrice:
+def cast_weight_seconds(
+    op: Op, block: Block, setting: Setting, device: Device, curves: Curves, *, rowwise: bool
+) -> OpPrice:
     """Casting the weight of a product to 8 bits, in both layouts: once a step, or once a microbatch where it is not
-    kept. Zero for ops that `fp8` leaves alone."""
-    return _cast(op.inputs[1], block, setting, device, curves, WHOLE) if _low(op, True) else FREE
+    kept. Zero for ops that `fp8` leaves alone. rowwise: scales are of rows, and of columns for the other layout."""
+    how = Cast(searched=True) if rowwise else WHOLE
+    return _cast(op.inputs[1], block, setting, device, curves, how) if _low(op, True) else FREE
 
 
 def _captured(op: Op, work: Work, setting: Setting, device: Device, curves: Curves, *, backward: bool) -> OpPrice:
@@ -459,7 +469,7 @@ def _products(
         peak = peak_of(dtype, device)
         own = matmul_seconds(device.measured, m, n, k, shape.batch, dtype=dtype, role=way, peak=peak)
         return OpPrice(device_s=own, kernels=1)
-    dtype = "fp8" if low == "mxfp8" else low or setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype)
+    dtype = "fp8" if low in ("mxfp8", "rowwise") else low or setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype)
     moved = None if low else work.read_bytes + work.write_bytes + weights
     if device.kind == "tpu":
         held = _rows(op) == "experts" and role != "right"
@@ -476,6 +486,8 @@ def _products(
         seconds = as_time(seconds / np.where(np.asarray(shape.batch) > 1, share, 1.0))
     if low == "mxfp8" and not (grouped and experts == "fused"):
         seconds = seconds * MXFP8_TIME
+    if low == "rowwise":
+        seconds = seconds * ROWWISE_TIME
     if _rows(op) == "tokens" and dtype in ("bf16", "fp16"):
         seconds = seconds / _aligned(shape.n, shape.k)
     if _rows(op) == "batch" and dtype in ("bf16", "fp16") and device.kind == "gpu":

@@ -57,8 +57,8 @@ def alone_text(fitting: Fitting, alone: Sequence[Rung]) -> tuple[str, ...]:
     columns = (Column(name="one change", align="left"), *COLUMNS)
     lines = ["", *(table_of_plans(columns, rows) if rows else ("no single change frees memory",))]
     lines += wrapped("%: how much longer a token takes than in the plan as it is", indent="") if rows else ()
-    no = [(rung.what, unhelpful(base, rung)) for rung in alone if not helps(base, rung)]
-    no += list(without_room(base.plan, alone))
+    no = [(rung.what, unhelpful(base, rung, fitting.options)) for rung in alone if not helps(base, rung)]
+    no += list(without_room(base.plan, alone, fitting.options))
     if no:
         lines += ["", "what does not help"]
         lines += [line for what, why in no for line in wrapped(f"{what}: {why}", bullet="- ")]
@@ -75,7 +75,15 @@ def combined_text(fitting: Fitting, ladder: Ladder, *, chosen: Rung | None = Non
         ]
         columns = (Column(name="what fits, fewest changes first", align="left"), *COLUMNS)
         lines += ["", *table_of_plans(columns, rows)]
-        lines += wrapped("plans that differ in more (gnomon plan) may be faster", indent="")
+        if fitting.terms is not None:
+            lines += ["in the job's own terms"]
+            lines += [
+                line
+                for i, rung in enumerate(ladder.combined, 1)
+                for line in wrapped(f"{i}: {'; '.join(fitting.lines(rung))}", bullet="  ")
+            ]
+        else:
+            lines += wrapped("plans that differ in more (gnomon plan) may be faster", indent="")
         if chosen is not None:
             first = "fastest" if chosen is ladder.fastest else "chosen"
             lines += wrapped(f"* {first}: {_host(chosen.prediction)}results: {exactness(chosen)}", indent="")
@@ -108,9 +116,9 @@ def fit_mapping(fitting: Fitting, ladder: Ladder, *, chosen: Rung | None, assume
         "step_s": base.step_s,
         "peak_bytes": base.tightest.peak_bytes,
         "limit_bytes": _limit(fitting),
-        "alone": [_rung(base, rung) for rung in ladder.alone],
+        "alone": [{**_rung(base, rung), "lines": list(fitting.lines(rung))} for rung in ladder.alone],
         "no_room_for": [{"option": name, "why": why} for name, why in without_room(base.plan, ladder.alone)],
-        "combined": [_rung(base, rung) for rung in ladder.combined],
+        "combined": [{**_rung(base, rung), "lines": list(fitting.lines(rung))} for rung in ladder.combined],
         "chosen": None if chosen is None else list(ladder.combined).index(chosen),
         "smaller_jobs": [_rung(base, rung) for rung in ladder.smaller],
         "predictions": ladder.predictions,

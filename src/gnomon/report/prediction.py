@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gnomon.graph import Graph
 from gnomon.late import load_late
 from gnomon.plans import Plan, SavedRule, Workload, batch
-from gnomon.prediction import Prediction, RankMemory
+from gnomon.prediction import Prediction, RankMemory, host_memory
+from gnomon.prediction.loading import host_limit, host_short, loading
 from gnomon.report.tables import Column, gib, memory_unit, number, percent, ranges, table, wrapped
 from gnomon.software import beyond_lines
 from gnomon.units import show_seconds
@@ -261,15 +262,52 @@ def _memory_row(rank: RankMemory, unit: int) -> tuple[str, ...]:
     return (ranges(rank.ranks), *(f"{size / unit:.1f}" for size in (*named, other, rank.peak_bytes, rank.limit_bytes)))
 
 
+def host_mapping(prediction: Prediction) -> dict[str, Any]:
+    """A node's host memory as plain values: what training holds, what loading takes, what there is."""
+    before = loading(prediction)
+    return {
+        "bytes": host_memory(prediction).bytes,
+        "loading_bytes": before.host_bytes,
+        "loading_device_bytes": before.device_bytes,
+        "limit_bytes": host_limit(prediction),
+        "fits": not host_short(prediction),
+    }
+
+
+def _host(prediction: Prediction) -> tuple[str, ...]:
+    """Lines on host memory and on loading, where either is more than nothing."""
+    held, before, limit = host_memory(prediction).bytes, loading(prediction), host_limit(prediction)
+    of = "" if limit is None else f" of {gib(limit)}"
+    lines: list[str] = []
+    if held:
+        there = "" if limit is not None else ": nobody says how much there is (--host-memory 512GiB)"
+        lines += wrapped(f"host memory a node: {gib(held)}{of} GiB while it trains{there}", indent="")
+    device = before.device_bytes > prediction.tightest.peak_bytes
+    if before.host_bytes > held or device:
+        parts = [f"{gib(before.device_bytes)} GiB of a device"] * device
+        parts += [f"{gib(before.host_bytes)}{of} GiB of a node's host memory ({before.how})"] * bool(before.host_bytes)
+        lines += wrapped(f"while it loads: {', '.join(parts)}", indent="")
+    return tuple(lines)
+
+
 def _verdict(prediction: Prediction, advice: Advised | None) -> tuple[str, ...]:
-    lines = list(wrapped(prediction.verdict, indent=""))
+    lines = [*_host(prediction), *wrapped(prediction.verdict, indent="")]
+    if short := host_short(prediction):
+        lines += wrapped(f"all the same it does not fit: {short} (--host-memory says what a node has)", indent="")
     if advice is not None and advice.ways:
         room = " with room" if prediction.fits else ""
         lines += ["", f"what would fit{room}, fastest first"]
         columns = (Column(name="  change", align="left"), Column(name="step"), Column(name="peak GiB"))
         rows = [(f"  {c.what}", show_seconds(c.step_s), gib(c.peak_bytes)) for c in advice.ways]
         lines += table(columns, rows)
-    elif advice is not None and not prediction.fits:
+        if any(change.lines for change in advice.ways):
+            lines += ["", "in the job's own terms"]
+            lines += [
+                line
+                for change in advice.ways
+                for line in wrapped(f"{change.what}: {'; '.join(change.lines)}", bullet="  ")
+            ]
+    elif advice is not None and not (prediction.fits and not short):
         lines += wrapped(_nothing(advice), indent="")
     return tuple(lines)
 

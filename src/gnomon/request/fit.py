@@ -17,6 +17,7 @@ from gnomon.prediction import predict as predict_values
 from gnomon.request import arguments
 from gnomon.search.budget import More, always
 from gnomon.search.fit.ladder import Fitting, Rung
+from gnomon.search.fit.terms import Terms
 from gnomon.software import Stack
 
 
@@ -34,6 +35,8 @@ class FitRequest:
     """What may be filled of a device; None is all of it."""
     by_tensor: bool = False
     """Where recompute makes it fit, choose what is recomputed tensor by tensor (`search.checkpointing`)."""
+    terms: Terms | None = None
+    """The words of the file that the plan is from; what it cannot say is not looked at."""
 
     def __post_init__(self) -> None:
         least = min(device.memory_bytes for device in self.cluster.devices)
@@ -43,7 +46,14 @@ class FitRequest:
     def fitting(self, *, more: More = always, told: Callable[[int], None] | None = None) -> Fitting:
         """The plan predicted, from which the ladder starts."""
         base = predict_values(self.graph, self.cluster, self.plan, self.workload, self.stack)
-        return Fitting(base=base, limit_bytes=self.memory_bytes, more=more, told=told, by_tensor=self.by_tensor)
+        return Fitting(
+            base=base,
+            limit_bytes=self.memory_bytes,
+            more=more,
+            told=told,
+            by_tensor=self.by_tensor,
+            terms=self.terms,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

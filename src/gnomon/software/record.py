@@ -101,6 +101,9 @@ class Layers:
     backward_overlap: bool | None = None
     """In the backward of a column-parallel product, its input is gathered again beside the input gradient's product,
     and input gradients are summed over ranks beside the weight gradient's."""
+    cut_hides: float | None = None
+    """Share of what a cut product (`Overlap.splits`) could hide of its collective that it does hide. Left out: all of
+    it, which is all parts but one."""
     scan_recomputed: bool | None = None
     """A state-space scan keeps its input alone, and runs once more in backward; otherwise what it wrote before the gate
     too, as mamba_ssm's kernels do."""
@@ -257,6 +260,9 @@ class Workspace:
     preloaded_kernels: bool | None = None
     """The CUDA context holds the code of every kernel from the start, as before CUDA 11.7; later releases load a kernel
     when it first runs."""
+    loads: Literal["each_rank", "first_rank", "by_file"] | None = None
+    """How a pretrained model comes through the host's memory: whole on each rank before it is divided, whole on one
+    rank of a node, or a file at a time on each. Left out: it is not known."""
     cublas_workspace_bytes: int | None = None
     """A cuBLAS workspace where the job sets it (`CUBLAS_WORKSPACE_CONFIG`). Left out: the device's default."""
 
@@ -290,7 +296,8 @@ class Runs:
     choices: tuple[str, ...] = ()
     """Further decisions that it carries out, by the names of `gnomon.search.refinement.choices`:
     `reshard_after_forward`, `optimizer_offload`, `parameter_offload`, `activation_offload`, `async_tp`, `order`,
-    `fp8`; and `parameter_disk`."""
+    `fp8`; `parameter_disk`; and those of `gnomon.search.fit.options`: `chunked_loss`, `eight_bit_states`, and
+    `cpu_offload`, which takes parameters and optimizer to the host together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,6 +101,8 @@ def _choices_beyond(stack: Stack, plan: Plan, *, tensor_parallel: bool) -> Itera
         only = "only without" if divided else "only with"
         yield f"tp {'with' if divided else 'without'} sequence parallelism (it has it {only})"
     known = (*runs.choices, *runs.overlaps)
+    both = plan.optimizer.offload is not None and plan.optimizer.offload_parameters
+    together = ("optimizer_offload", "parameter_offload") if both and "cpu_offload" in known else ()
     for name, chosen, says in _chosen(plan):
-        if chosen and known and name not in known:
+        if chosen and known and name not in (*known, *together):
             yield f"{says} (its choices: {', '.join(known)})"

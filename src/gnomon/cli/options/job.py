@@ -39,6 +39,7 @@ class JobOptions(Options):
         optional=True, metavar="MODEL", help="name, config.json or its folder, a job file, or a plan file"
     )
     on: str | None = option("--on", read=some, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm")
+    host_memory: str | None = option("--host-memory", metavar="SIZE", help="what a node's host has, as in 512GiB")
     plan: str | None = option("--plan", read=some, metavar="FILE", help="a plan in TOML; the options below change it")
     source: tuple[str, str] | None = option(
         "--from",

@@ -19,6 +19,7 @@ from gnomon.formats.given import NOTHING, SEQ_LEN, Given, Network
 from gnomon.formats.job import Fields, Job, chosen, divides, flatten, read_source
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.plans import DType, Layout, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
+from gnomon.search.fit.terms import Terms
 from gnomon.software import stack
 
 IRRELEVANT = frozenset(
@@ -141,7 +142,22 @@ def read_accelerate(
         unexpressed=tuple(f.unexpressed),
         assumed=tuple(assumed),
         stated_devices=1 if kind == "NO" else stated,
+        terms=FSDP if kind == "FSDP" else None,
     )
+
+
+FSDP = Terms(
+    style="yaml",
+    words={
+        "cpu_offload": lambda change: [("fsdp_config.fsdp_offload_params", True)],
+        "recompute": lambda change: [("fsdp_config.fsdp_activation_checkpointing", True)],
+        "reshard_after_forward": lambda change: [("fsdp_config.fsdp_sharding_strategy", "FULL_SHARD")],
+        "micro_batch_size": lambda change: [
+            ("", f"in the script: a batch of {change.micro} on each device, {change.microbatches} of them a step")
+        ],
+    },
+)
+"""Its words for changes."""
 
 
 def _by_deepspeed(f: Fields, file: str, given: Given, steps: int | None, folder: Path | None) -> Job:

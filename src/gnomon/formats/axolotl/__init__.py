@@ -13,6 +13,7 @@ from pathlib import Path
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job, flatten, read_source
+from gnomon.formats.trainer_terms import Spelled, named_file, trainer_terms
 from gnomon.formats.trainers import (
     AUTOCAST,
     BF16,
@@ -125,6 +126,7 @@ def _read(path: Path, given: Given) -> Job:
         states=states_of(f, "optimizer"),
         layout=Layout(context="ring"),
         modules=modules_of(f),
+        loads="each_rank",
     )
     if f.peek("gradient_checkpointing") == "offload":
         f.report("gradient_checkpointing", "checkpointed inputs wait on the host: memory is too large here")
@@ -141,8 +143,38 @@ def _read(path: Path, given: Given) -> Job:
     f.ignore("deepspeed")
     f.account(NEUTRAL, INEXPRESSIBLE, ())
     if by_file is not None:
-        return by_deepspeed(f, given, asked, "deepspeed", folder, assumed)
-    return job_of(f, given, asked, assumed)
+        job = by_deepspeed(f, given, asked, "deepspeed", folder, assumed)
+        return replace(job, terms=trainer_terms(SPELLED, by="deepspeed"))
+    job = job_of(f, given, asked, assumed)
+    return replace(job, terms=trainer_terms(SPELLED, by="fsdp" if asked.zero else ""))
+
+
+SPELLED = Spelled(
+    micro="micro_batch_size",
+    chunked_loss=(
+        ("plugins", "[axolotl.integrations.liger.LigerPlugin]"),
+        ("liger_fused_linear_cross_entropy", True),
+    ),
+    eight_bit=(("optimizer", "adamw_bnb_8bit"),),
+    deepspeed=named_file(
+        {
+            (1, False, False): "deepspeed_configs/zero1.json",
+            (2, True, False): "deepspeed_configs/zero2.json",
+            (3, False, False): "deepspeed_configs/zero3_bf16.json",
+            (3, False, True): "deepspeed_configs/zero3_bf16_cpuoffload_params.json",
+            (3, True, True): "deepspeed_configs/zero3_bf16_cpuoffload_all.json",
+        }
+    ),
+    fsdp_host=(("fsdp_config.offload_params", True),),
+    fsdp=(("fsdp", "[full_shard, auto_wrap]"),),
+    more={
+        "cp": lambda change: [
+            ("context_parallel_size", change.after.mesh.cp),
+            ("gradient_accumulation_steps", change.microbatches),
+        ]
+    },
+)
+"""Its words for changes."""
 
 
 FORMAT = Format(

@@ -19,6 +19,7 @@ from gnomon.errors import InputError
 from gnomon.formats.given import NOTHING, SEQ_LEN, Given, Network
 from gnomon.formats.job import Fields, Job, chosen, divides, flatten, microbatches, read_source
 from gnomon.formats.keys import read_json
+from gnomon.formats.trainer_terms import DEEPSPEED
 from gnomon.plans import DType, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
 from gnomon.software import stack
 
@@ -221,6 +222,7 @@ def job_of(
         notes=tuple(f.notes),
         unexpressed=tuple(f.unexpressed),
         assumed=tuple(assumed),
+        terms=DEEPSPEED,
     )
 
 

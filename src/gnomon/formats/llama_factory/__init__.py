@@ -14,6 +14,7 @@ from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_source import commands_of, given_flags, program_name, trainer_source
+from gnomon.formats.trainer_terms import Spelled, named_file
 from gnomon.formats.trainers import (
     AUTOCAST,
     BF16,
@@ -153,7 +154,26 @@ def _read(path: Path, given: Given) -> Job:
         states=states_of(f, "optim"),
     )
     f.ignore(*CORE)
-    return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed)
+    return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
+
+
+SPELLED = Spelled(
+    recompute=("disable_gradient_checkpointing", False),
+    chunked_loss=(("enable_liger_kernel", True),),
+    eight_bit=(("optim", "adamw_8bit"),),
+    deepspeed=named_file(
+        {
+            (0, False, False): "examples/deepspeed/ds_z0_config.json",
+            (2, False, False): "examples/deepspeed/ds_z2_config.json",
+            (2, True, False): "examples/deepspeed/ds_z2_offload_config.json",
+            (3, False, False): "examples/deepspeed/ds_z3_config.json",
+            (3, True, True): "examples/deepspeed/ds_z3_offload_config.json",
+        }
+    ),
+    fsdp_host=(("", "in the accelerate config: fsdp_offload_params: true"),),
+    fsdp=(),
+)
+"""Its words for changes."""
 
 
 FORMAT = Format(

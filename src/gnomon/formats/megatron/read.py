@@ -35,6 +35,7 @@ from gnomon.formats.megatron.forks import layers_by_type
 from gnomon.formats.megatron.model import model_of
 from gnomon.formats.megatron.options import INEXPRESSIBLE, IRRELEVANT, known_options, option_name, parse_options
 from gnomon.formats.megatron.recompute import module_rules
+from gnomon.formats.megatron.terms import TERMS
 from gnomon.formats.shell import Launch, Script, launches
 from gnomon.graph import Graph
 from gnomon.plans import (
@@ -216,6 +217,7 @@ def job_of(f: Fields, *, given: Given, name: str, base: Stack | None = None) -> 
         notes=tuple(f.notes),
         unexpressed=tuple(f.unexpressed),
         assumed=tuple(assumed),
+        terms=TERMS,
     )
 
 

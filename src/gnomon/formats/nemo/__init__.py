@@ -20,6 +20,7 @@ from gnomon.formats.job import Fields, Job, flatten, read_source
 from gnomon.formats.launched import launched, overrides
 from gnomon.formats.megatron.options import known_options
 from gnomon.formats.megatron.read import job_of
+from gnomon.formats.megatron.terms import renamed
 from gnomon.formats.references import resolved
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_source import commands_of, program_name
@@ -141,6 +142,17 @@ def _tree(path: Path, given: Given) -> tuple[dict[str, object], str, tuple[str, 
     return {**base, **values, **given.values()}, command.file, (said,)
 
 
+def _spelled(key: str, value: object) -> tuple[str, object]:
+    """NeMo's name of one of Megatron-LM's options."""
+    name = key.replace("-", "_").replace("recompute_", "activations_checkpoint_")
+    return (f"model.{name}", value) if name != "use_distributed_optimizer" else OPTIMIZER
+
+
+OPTIMIZER = ("model.optim.name", "distributed_fused_adam")
+HYDRA = renamed(_spelled, "hydra")
+"""Its words for changes."""
+
+
 def _looks(sample: Sample) -> bool:
     if not sample.values:
         return any(_wanted(command) for command in commands_of(sample))
@@ -227,6 +239,7 @@ def _read(path: Path, given: Given) -> Job:
         unexpressed=(*whole.unexpressed, *job.unexpressed),
         assumed=(*assumed, *job.assumed),
         stated_devices=stated,
+        terms=HYDRA if path.suffix not in (".yaml", ".yml") else HYDRA.written_as("yaml"),
     )
 
 

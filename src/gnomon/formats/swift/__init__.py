@@ -19,8 +19,10 @@ from gnomon.formats.given import Given, Network, network_graph
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.megatron.options import known_options
 from gnomon.formats.megatron.read import job_of as megatron_job
+from gnomon.formats.megatron.terms import renamed
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_source import Source, commands_of, program_name, trainer_source
+from gnomon.formats.trainer_terms import FSDP_HOST, Spelled, named_file
 from gnomon.formats.trainers import (
     AUTOCAST,
     BF16,
@@ -168,7 +170,33 @@ def _by_trainer(source: Source, given: Given, word: str) -> Job:
         optimizer=optimizer_of(f, "optim", "adamw_torch"),
         states=states_of(f, "optim"),
     )
-    return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed)
+    return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
+
+
+SPELLED = Spelled(
+    deepspeed=named_file(
+        {
+            (0, False, False): "zero0",
+            (1, False, False): "zero1",
+            (2, False, False): "zero2",
+            (2, True, False): "zero2_offload",
+            (3, False, False): "zero3",
+            (3, True, True): "zero3_offload",
+        }
+    ),
+    fsdp_host=FSDP_HOST,
+    fsdp=(),
+)
+"""Its words for changes of `swift sft | pt | rlhf`."""
+
+
+def _as_value(key: str, value: object) -> tuple[str, object]:
+    """Megatron-LM's option as `megatron sft` takes it."""
+    return key.replace("-", "_"), "true" if value is True else value
+
+
+MEGATRON = renamed(_as_value, "flags")
+"""Its words for changes of `megatron sft | pt | rlhf`."""
 
 
 def _length(f: Fields, given: Given, assumed: list[str]) -> int:
@@ -238,6 +266,7 @@ def _by_megatron(source: Source, given: Given, word: str) -> Job:
         unexpressed=(*f.unexpressed, *job.unexpressed),
         assumed=(*assumed, *job.assumed),
         stated_devices=source.stated,
+        terms=MEGATRON,
     )
 
 

@@ -32,6 +32,7 @@ from gnomon.formats.job import (
     shorten,
 )
 from gnomon.formats.torchtitan.models import flavor
+from gnomon.formats.torchtitan.terms import TERMS
 from gnomon.graph import Graph
 from gnomon.plans import (
     DType,
@@ -46,6 +47,7 @@ from gnomon.plans import (
     Saved,
     SavedRule,
     Schedule,
+    Split,
     Workload,
 )
 from gnomon.schema.toml import parse_toml
@@ -175,7 +177,7 @@ def read_torchtitan(
         schedule=replace(schedule_of(f, mesh, config, micro), rounds=rounds),
         saved=saved_of(f, config, mesh),
         layout=layout_of(f, mesh, workload.seq_len),
-        overlap=Overlap(optimizer=f.flag("optimizer.early_step_in_backward", False)),
+        overlap=Overlap(optimizer=f.flag("optimizer.early_step_in_backward", False), splits=splits_of(f, mesh)),
         optimizer=optimizer_of(f, mesh),
         precision=precision_of(f),
     )
@@ -193,6 +195,7 @@ def read_torchtitan(
         stated_devices=mesh.world_size if f.peek("parallelism.data_parallel_shard_degree") not in (None, -1) else None,
         notes=tuple(f.notes),
         unexpressed=tuple(f.unexpressed),
+        terms=TERMS,
     )
 
 
@@ -426,13 +429,21 @@ def kept_ops(graph: Graph, exchanged: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys(kept))
 
 
+def splits_of(f: Fields, mesh: Mesh) -> tuple[Split, ...]:
+    """Async tensor parallelism: inductor puts symmetric memory's fused products in place of a gather and a product, and
+    of a product and a scatter (torch/_inductor/fx_passes/micro_pipeline_tp.py)."""
+    asked = f.flag("parallelism.enable_async_tensor_parallel", False)
+    if not asked or mesh.tp == 1:
+        return ()
+    if not f.flag("compile.enable", False):
+        f.fail("parallelism.enable_async_tensor_parallel", "torchtitan asks for compile.enable with it; set it")
+    return (Split(op="*", dim="seq", parts=mesh.tp),)
+
+
 def layout_of(f: Fields, mesh: Mesh, seq_len: int) -> Layout:
     """Tensor parallelism always divides the sequence between its regions, unless the newer switch says otherwise."""
     divisor = mesh.tp * (2 * mesh.cp if mesh.cp > 1 else 1)
     divides("seq_len", seq_len, "tensor_parallel_degree x 2 x context_parallel_degree", divisor)
-    if mesh.tp > 1 and f.flag("parallelism.enable_async_tensor_parallel", False):
-        f.report("parallelism.enable_async_tensor_parallel", "transfers overlap with products; without it too slow")
-    f.ignore("parallelism.enable_async_tensor_parallel")
     rotate = f.choice(
         "parallelism.context_parallel_rotate_method", {"allgather": "all_gather", "alltoall": "ring"}, "allgather"
     )
@@ -514,6 +525,9 @@ def fp8_of(f: Fields) -> Fp8 | None:
     skipped = f.raw(f"{section}.filter_fqns") or []
     excepted = tuple("lm_head" if name == "output" else f"*{name}*" for name in skipped if name)  # type: ignore[attr-defined]
     gather = f.flag(f"{section}.enable_fsdp_float8_all_gather", False)
+    if gather and recipe == "rowwise":  # torchao gathers in eight bits with a scale a tensor only
+        f.report(f"{section}.enable_fsdp_float8_all_gather", "not with scales by row: parameters are gathered in bf16")
+        gather = False
     return Fp8(recipe=recipe, except_ops=excepted, gather=gather)  # type: ignore[arg-type]
 
 

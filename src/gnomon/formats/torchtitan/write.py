@@ -33,6 +33,7 @@ REASONS = (
     ("optimizer.zero", "torchtitan divides parameters (ZeRO 3, FSDP2) or, with replicas alone, nothing"),
     ("optimizer.clip", "the update on the host is clipped too, which is not described here"),
     ("optimizer.offload*", "enable_cpu_offload moves everything, in one piece"),
+    ("precision.fp8.gather", "torchao gathers in eight bits with a scale a tensor only"),
     ("precision.param", "FSDP2 keeps one copy of the parameters, divided, and casts as it gathers"),
     ("precision.*", "FSDP2 keeps parameters, gradients and states in training.dtype, and reduces in fp32"),
     ("saved.*", "torchtitan recomputes whole layers, all or every n-th, or every other product of a Llama's"),
@@ -61,6 +62,8 @@ def draft(asked: Asked) -> Draft:
         section, table = _fp8(fp8)
         values["model"] = {"name": name, "flavor": flavor, "converters": [section]}
         values["quantize"] = {"linear": {section: table}}
+    if plan.overlap.splits and plan.mesh.tp > 1:
+        values["compile"] = {"enable": True}  # which torchtitan asks for with async tensor parallelism
     text = emit_toml(values)
     return Draft(
         program=PROGRAM,
@@ -121,6 +124,7 @@ def _parallelism(asked: Asked, model: ModelConfig) -> dict[str, object]:
         "data_parallel_shard_degree": 1 if plain else mesh.dp_shard,
         "fsdp_reshard_after_forward": policy,
         "tensor_parallel_degree": mesh.tp,
+        "enable_async_tensor_parallel": bool(plan.overlap.splits) and mesh.tp > 1,
         "disable_loss_parallel": not layout.loss_parallel,
         "context_parallel_degree": mesh.cp,
     }
@@ -199,4 +203,4 @@ def _fp8(fp8: Fp8) -> tuple[str, dict[str, object]]:
         return "mx", {"filter_fqns": skipped}
     recipe = fp8.recipe if fp8.recipe in ("tensorwise", "rowwise") else "rowwise"
     table: dict[str, object] = {"recipe_name": recipe, "filter_fqns": skipped}
-    return "float8", table | ({"enable_fsdp_float8_all_gather": True} if fp8.gather else {})
+    return "float8", table | ({"enable_fsdp_float8_all_gather": True} if fp8.gather and recipe == "tensorwise" else {})

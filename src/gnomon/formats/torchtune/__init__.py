@@ -8,6 +8,7 @@ teachers and reference models, which are listed.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import InputError
@@ -19,6 +20,7 @@ from gnomon.formats.references import resolved
 from gnomon.formats.trainers import BF16, FP32, Training, adapted, flag, job_of, names_of, optimizer_of, states_of
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.plans import Layout
+from gnomon.search.fit.terms import Change, Setting, Terms
 from gnomon.software import stack
 
 IRRELEVANT = frozenset(
@@ -126,10 +128,33 @@ def _read(path: Path, given: Given) -> Job:
         optimizer=optimizer_of(f, "optimizer._component_", "torch.optim.AdamW"),
         states=states_of(f, "optimizer._component_"),
         clip=clip not in (None, "null"),
+        loads="each_rank",
         stack=record,
     )
     f.account(IRRELEVANT, INEXPRESSIBLE, ())
-    return job_of(f, given, asked, assumed, 1 if single else None)
+    return replace(job_of(f, given, asked, assumed, 1 if single else None), terms=TERMS)
+
+
+def _steps(change: Change) -> list[Setting]:
+    """As many sequences a step on fewer data-parallel ranks."""
+    return [("gradient_accumulation_steps", change.microbatches)]
+
+
+TERMS = Terms(
+    style="yaml",
+    words={
+        "micro_batch_size": lambda change: [
+            ("batch_size", change.micro),
+            ("gradient_accumulation_steps", change.microbatches),
+        ],
+        "recompute": lambda change: [("enable_activation_checkpointing", True)],
+        "eight_bit_states": lambda change: [("optimizer._component_", "bitsandbytes.optim.AdamW8bit")],
+        "cpu_offload": lambda change: [("fsdp_cpu_offload", True)],
+        "tp": lambda change: [("tensor_parallel_dim", change.after.mesh.tp), *_steps(change)],
+        "cp": lambda change: [("context_parallel_dim", change.after.mesh.cp), *_steps(change)],
+    },
+)
+"""Its words for changes."""
 
 
 FORMAT = Format(

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from gnomon.plans import Plan
 from gnomon.prediction import Prediction
+from gnomon.prediction.loading import host_short
 from gnomon.search.fit.ladder import Fitting
 from gnomon.search.fit.options import OPTIONS
+from gnomon.search.fit.terms import Terms
 
 TRIES = 160
 """Predictions after which no further combination is looked at: with 10 ms each, two seconds. Fewer, but FEWEST, for
@@ -40,6 +42,8 @@ class Advice:
     """Predicted peak of its tightest rank."""
     limit_bytes: int
     """Memory of that rank's device."""
+    lines: tuple[str, ...]
+    """It in the terms of the user's own file; empty where the plan is from none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +62,19 @@ NOTHING = Advised(ways=(), tried=0, complete=True)
 """Of a plan that has room."""
 
 
-def advice(prediction: Prediction, *, most: int = 4) -> Advised:
+def advice(prediction: Prediction, *, most: int = 4, terms: Terms | None = None) -> Advised:
     """Changes after which every rank fits with room, the fastest first, `most` of them; none for a plan that has it.
 
     One change at a time, then pairs, then threes …, where no smaller set is part of them that is enough, until TRIES
-    predictions are made. What the program of the prediction does not run is not among them.
+    predictions are made. What the program of the prediction does not run is not among them, nor what its file, whose
+    terms are given, cannot say.
     """
-    if prediction.has_room:
+    if prediction.has_room and not host_short(prediction):
         return NOTHING
     tries = max(FEWEST, min(TRIES, TRIES * MANY_DEVICES // prediction.plan.world_size))
     long = len(prediction.pricing.graph.layers()) * prediction.pricing.count > MOST_STREAMED
     able = [option for option in OPTIONS if not (long and option.name in STREAMED)]
-    fitting = Fitting(base=prediction, options=able, more=lambda: fitting.count < tries)
+    fitting = Fitting(base=prediction, options=able, more=lambda: fitting.count < tries, terms=terms)
     rungs = sorted(fitting.enough(), key=lambda rung: rung.step_s)
     ways = []
     for rung in rungs[:most]:
@@ -82,6 +87,7 @@ def advice(prediction: Prediction, *, most: int = 4) -> Advised:
                 step_s=rung.step_s,
                 peak_bytes=tightest.peak_bytes,
                 limit_bytes=tightest.limit_bytes,
+                lines=fitting.lines(rung),
             )
         )
     return Advised(ways=tuple(ways), tried=fitting.count, complete=not fitting.left and not long)

@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from gnomon.errors import CatalogueError, GnomonError, PlanError
-from gnomon.hardware import Node, catalogue
+from gnomon.errors import GnomonError, PlanError
 from gnomon.plans import Plan, Workload
 from gnomon.plans.check import batch
-from gnomon.prediction import Prediction, host_memory, predict
+from gnomon.prediction import Prediction, predict
 from gnomon.prediction.changes import Single
+from gnomon.prediction.loading import host_short
 from gnomon.search.budget import More, always
 from gnomon.search.checkpointing.plan import least_recompute
-from gnomon.search.fit.options import OPTIONS, ORDER, Option
-from gnomon.software import beyond, proposes
+from gnomon.search.fit.options import OF_PROGRAM, OPTIONS, ORDER, Amounts, Option
+from gnomon.search.fit.terms import Change, Terms
+from gnomon.software import Stack, beyond, proposes
 
 LARGEST = 5
 """Options in a combination, at most."""
@@ -84,12 +85,46 @@ class Fitting:
     """The budget, asked before each combination."""
     told: Callable[[int], None] | None = None
     """Is called with the number of predictions so far."""
+    terms: Terms | None = None
+    """The words of the file that the plan came from: what it cannot say is not looked at."""
     count: int = 0
     """Predictions made."""
     left: bool = False
     """Whether something was not looked at: the budget ended, or a plan would have taken minutes to play."""
     _strong: dict[str, str] = field(default_factory=dict)
-    _seen: dict[tuple[Plan, Workload], Prediction | str] = field(default_factory=dict)
+    _seen: dict[tuple[Plan, Workload, Stack], Prediction | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        stack = self.base.pricing.stack
+        # Of two options that may do the same, the program has one.
+        able = [o for o in self.options if o.name != "cpu_offload" or o.name in stack.runs.choices]
+        able = [o for o in able if o.name != "eight_bit_states" or o.name in stack.runs.choices]
+        if self.terms is not None:
+            able = [o for o in able if o.name in self.terms.words]
+        self.options = able
+
+    def lines(self, rung: Rung) -> tuple[str, ...]:
+        """A rung's changes in the terms of the user's own file; none where the plan is from no such file."""
+        return self._said(rung.options, rung.plan) or ()
+
+    def _said(self, options: Sequence[str], plan: Plan) -> tuple[str, ...] | None:
+        if self.terms is None or any(name not in self.terms.words for name in options):
+            return ()
+        return self.terms.of(options, Change(before=self.base.plan, after=plan, workload=self.base.workload))
+
+    def _stack(self, options: Sequence[str]) -> Stack:
+        """The program's record with options that no plan says."""
+        stack = self.base.pricing.stack
+        for option in self.options:
+            if option.name in options:
+                stack = option.software(stack) or stack
+        return stack
+
+    def _amounts(self, option: Option, plan: Plan) -> Amounts | None:
+        """How an option can be taken in part, where the user's file can say so."""
+        if self.terms is not None and option.name not in self.terms.in_part:
+            return None
+        return option.amounts(plan, self.base.pricing.graph)
 
     def has_room(self, prediction: Prediction) -> bool:
         """Whether every rank fits with room, and stays under the limit."""
@@ -103,21 +138,23 @@ class Fitting:
         if not proposes(stack, before, plan):
             lacking = [what for what in beyond(stack, plan) if what not in beyond(stack, before)]
             return replace(bare, why_not=f"{stack.name} does not run {'; '.join(lacking)}")
-        outcome = self._predicted(plan, work or self.base.workload)
+        if self._said(options, plan) is None:
+            return replace(bare, why_not=f"{stack.name} cannot be told to")
+        outcome = self._predicted(plan, work or self.base.workload, self._stack(options))
         if isinstance(outcome, str):
             return replace(bare, why_not=outcome)
         short = host_short(outcome, self.limit_bytes) if self.has_room(outcome) else ""
         return replace(bare, prediction=outcome, fits=self.has_room(outcome) and not short, why_not=short)
 
-    def _predicted(self, plan: Plan, work: Workload) -> Prediction | str:
-        key = (plan, work)
+    def _predicted(self, plan: Plan, work: Workload, stack: Stack) -> Prediction | str:
+        key = (plan, work, stack)
         if key not in self._seen and (long := self._too_long(plan, work)):
             self._seen[key] = long
             self.left = True
         if key not in self._seen:
             pricing = self.base.pricing
             try:
-                self._seen[key] = predict(pricing.graph, pricing.cluster, plan, work, pricing.stack)
+                self._seen[key] = predict(pricing.graph, pricing.cluster, plan, work, stack)
             except GnomonError as error:
                 self._seen[key] = str(error).partition(";")[0]
             self.count += 1
@@ -142,13 +179,16 @@ class Fitting:
     def levels(self, option: Option, plan: Plan) -> list[Single]:
         """Ways to take an option in a plan."""
         pricing = self.base.pricing
-        return list(option.levels(plan, pricing.graph, pricing.cluster))
+        plain = option.levels(plan, pricing.graph, pricing.cluster)
+        if option.name in OF_PROGRAM and option.software(pricing.stack) is None:
+            return []
+        return list(plain)
 
     def alone(self) -> Iterator[Rung]:
         """Every level of every option by itself, and half of what can be taken in part."""
-        plan, graph = self.base.plan, self.base.pricing.graph
+        plan = self.base.plan
         for option in self.options:
-            amounts = option.amounts(plan, graph)
+            amounts = self._amounts(option, plan)
             if amounts is not None and amounts.most > 1:
                 words, changed = amounts.part(amounts.most // 2)
                 if (half := self.rung((option.name,), (words,), changed)).prediction is not None:
@@ -277,7 +317,7 @@ class Fitting:
 
     def _most(self, chosen: Sequence[Option], taken: dict[str, str | None], of: Option) -> int:
         before = self._before(chosen, taken, of)
-        amounts = None if before is None else of.amounts(before[0], self.base.pricing.graph)
+        amounts = None if before is None else self._amounts(of, before[0])
         return 0 if amounts is None else amounts.most
 
     def _before(
@@ -297,7 +337,7 @@ class Fitting:
     def _level(self, option: Option, plan: Plan, wanted: str | None) -> Single | None:
         """The level of these words, or the last."""
         levels = self.levels(option, plan)
-        amounts = option.amounts(plan, self.base.pricing.graph)
+        amounts = self._amounts(option, plan)
         if wanted is not None and amounts is not None:
             levels += [amounts.part(number) for number in range(1, amounts.most)]
             return next((level for level in levels if level[0] == wanted), None)
@@ -311,7 +351,7 @@ class Fitting:
         if before is None:
             return None
         plan, words = before
-        amounts = of.amounts(plan, self.base.pricing.graph) if part else None
+        amounts = self._amounts(of, plan) if part else None
         if amounts is not None:
             words[of.name], plan = amounts.part(index)
         else:
@@ -338,31 +378,6 @@ class Fitting:
                 words = "gradients" if name == "grad" else "optimizer states"
                 narrow = replace(plan, precision=replace(precision, **{name: value}))  # type: ignore[arg-type]
                 yield self.rung((f"{name}_dtype",), (f"{words} in {value}",), narrow)
-
-
-def host_short(prediction: Prediction, limit_bytes: int | None = None) -> str:
-    """What a plan's host memory lacks; empty where it is enough, or nobody says how much there is. Of a node with only
-    some of its devices, such as one V100 of a DGX-1, all of the node's memory may be used. limit_bytes: what may be
-    filled where host and device are one memory, if that is less than a rank has."""
-    host = host_memory(prediction)
-    limit = min(host.both_limit_bytes, limit_bytes or host.both_limit_bytes)
-    if host.both_bytes > limit:
-        return f"with the host's {host.both_bytes / 2**30:.1f} of {limit / 2**30:.1f} GiB"
-    whole = [_of_whole_node(node) for node in prediction.pricing.cluster.nodes]
-    known = [size for size in whole if size is not None]
-    if len(known) < len(whole) or host.bytes <= min(known):
-        return ""
-    return f"host {host.bytes / 2**30:.0f} of {min(known) / 2**30:.0f} GiB"
-
-
-def _of_whole_node(node: Node) -> int | None:
-    """Host memory of the node in the catalogue that a smaller one was cut from; its own where there is none."""
-    try:
-        whole = catalogue.node(node.name)
-    except CatalogueError:
-        return node.host_memory_bytes
-    same = whole.device.name == node.device.name
-    return max(whole.host_memory_bytes or 0, node.host_memory_bytes or 0) or None if same else node.host_memory_bytes
 
 
 def _step(rung: Rung) -> float:

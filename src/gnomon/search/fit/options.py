@@ -17,6 +17,7 @@ from gnomon.prediction import changes
 from gnomon.prediction.changes import Single, fully_sharded
 from gnomon.search.refinement.choices import BUCKETS, Value, choice
 from gnomon.search.space.points import has_disks, repeated_layers
+from gnomon.software import Stack, with_facts
 
 Levels = Callable[[Plan, Graph, Cluster], Iterator[Single]]
 Part = Callable[[int], Single]
@@ -50,6 +51,9 @@ class Option:
     """Why a plan has no room for it."""
     amounts: Callable[[Plan, Graph], Amounts | None] = lambda plan, graph: None
     """How it can be taken in part; None where it cannot."""
+    software: Callable[[Stack], Stack | None] = lambda stack: None
+    """The program's record with it, of an option that no plan says; None where the program has it already, or has not
+    got it at all. Its levels are the plan as it is."""
 
 
 def _of_choice(name: str, words: str, values: tuple[Value, ...], after: Callable[[Plan], Plan] = lambda p: p) -> Levels:
@@ -167,6 +171,39 @@ def _context(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
             )
 
 
+def _chunked_loss(stack: Stack) -> Stack | None:
+    """Head and loss together, part by part, where the program has such a kernel."""
+    if "chunked_loss" not in stack.runs.choices or stack.loss.cross_entropy == "chunked":
+        return None
+    return with_facts(stack, "asked by fit", "2026-11-29", cross_entropy="chunked")
+
+
+def _as_it_is(words: str) -> Levels:
+    """Of an option of the program: the plan stays."""
+    return lambda plan, graph, cluster: iter(((words, plan),))
+
+
+def _eight_bit(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
+    """States of a byte each, on the device; the update of a CPU has none."""
+    narrow = plan.precision.states in ("int8", "fp8_e4m3", "fp8_e5m2")
+    if plan.optimizer.kind not in ("adamw", "adam", "lion", "momentum") or plan.optimizer.offload or narrow:
+        return
+    yield "optimizer states in eight bits", replace(plan, precision=replace(plan.precision, states="int8"))
+
+
+def _no_eight_bit(plan: Plan) -> str:
+    if plan.optimizer.offload is not None:
+        return "the update on the host has no states in eight bits"
+    return "its states are narrow already" if plan.precision.states != "fp32" else "it is no Adam and no Lion"
+
+
+def _cpu_offload(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
+    optimizer = plan.optimizer
+    if optimizer.zero == 3 and not optimizer.offload_parameters and optimizer.offload is None:
+        away = replace(optimizer, offload=Offload(), offload_parameters=True)
+        yield "parameters, gradients and states on the host", replace(plan, optimizer=away)
+
+
 def _no_shards(plan: Plan) -> str:
     if plan.optimizer.zero == 3:
         return "it is ZeRO 3 already"
@@ -256,6 +293,23 @@ OPTIONS: tuple[Option, ...] = (
         none=_no_shards,
     ),
     Option(
+        name="chunked_loss",
+        about="the loss computed with the head, part by part, so that logits are never whole (Liger, CCE)",
+        acts_on=("logits", "temporary"),
+        exactness="up to the order of sums",
+        levels=_as_it_is("loss with the head, part by part"),
+        none=lambda plan: "the program has it already, or has no such loss",
+        software=_chunked_loss,
+    ),
+    Option(
+        name="eight_bit_states",
+        about="optimizer states of a byte each, with a scale for a block of them (bitsandbytes)",
+        acts_on=("states",),
+        exactness="statistical",
+        levels=_eight_bit,
+        none=_no_eight_bit,
+    ),
+    Option(
         name="optimizer_offload",
         about="optimizer states and the update on the host (ZeRO-Offload)",
         acts_on=("states", "master", "gradients"),
@@ -273,6 +327,14 @@ OPTIONS: tuple[Option, ...] = (
         none=lambda plan: (
             "the parameters are on the host already" if choice("parameter_offload").of(plan) else "only under ZeRO 3"
         ),
+    ),
+    Option(
+        name="cpu_offload",
+        about="parameters, gradients, states and the update on the host together (FSDP's CPUOffload)",
+        acts_on=("parameters", "gradients", "states", "master"),
+        exactness="up to the order of sums",
+        levels=_cpu_offload,
+        none=lambda plan: "some of them are there already" if plan.optimizer.zero == 3 else "only under ZeRO 3",
     ),
     Option(
         name="parameter_disk",
@@ -316,3 +378,6 @@ last another division of the job over its ranks."""
 
 ORDER = ("tp", "pp", "cp", "zero", "parameter_offload", "parameter_disk", "micro_batch_size")
 """Options that others depend on: in a combination they are made first."""
+
+OF_PROGRAM = ("chunked_loss",)
+"""Options that change what the program does, and not the plan."""

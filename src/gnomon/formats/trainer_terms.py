@@ -1,0 +1,136 @@
+"""Words of trainers around transformers for changes of a job: keys of their YAML, or flags of their command.
+
+`trainer_terms(…)` puts together what they share (batch, checkpointing, Liger, optimizers, sharding by a DeepSpeed file
+or by FSDP) under each one's names; `DEEPSPEED` are those of DeepSpeed's own JSON. The rest is in the programs' folders.
+Read where the readers were read from. Leaves out what the words do (`search.fit.options`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gnomon.plans import Plan
+from gnomon.search.fit.terms import Change, Setting, Style, Terms, Words
+
+
+def _sharding(plan: Plan) -> dict[str, object]:
+    """DeepSpeed's zero_optimization of a plan."""
+    optimizer = plan.optimizer
+    out: dict[str, object] = {"stage": optimizer.zero}
+    if optimizer.offload is not None:
+        out["offload_optimizer"] = '{"device": "cpu"}'
+    if optimizer.offload_parameters:
+        out["offload_param"] = '{"device": "cpu"}' if optimizer.parameter_tier == "host" else '{"device": "nvme"}'
+    return out
+
+
+def on_host(change: Change) -> bool:
+    """Whether gradients are summed on the host where the optimizer is there, as DeepSpeed does."""
+    offload = change.after.optimizer.offload
+    return offload is None or offload.accumulate == "host"
+
+
+def _zero_json(change: Change) -> list[Setting] | None:
+    if not on_host(change):
+        return None
+    text = ", ".join(f'"{key}": {value}' for key, value in _sharding(change.after).items())
+    return [("zero_optimization", "{" + text + "}")]
+
+
+def _bucket_elements(change: Change) -> int:
+    """Elements of DeepSpeed's bucket, which a plan has in bytes of what is reduced."""
+    width = {"fp32": 4}.get(change.after.precision.reduce, 2)
+    return (change.after.overlap.bucket_bytes or 0) // width
+
+
+DEEPSPEED = Terms(
+    style="json",
+    words={
+        "zero": _zero_json,
+        "optimizer_offload": _zero_json,
+        "parameter_offload": _zero_json,
+        "parameter_disk": _zero_json,
+        "bucket_bytes": lambda change: [("zero_optimization.reduce_bucket_size", _bucket_elements(change))],
+        "prefetch": lambda change: [("zero_optimization.stage3_prefetch_bucket_size", 0)],
+        "micro_batch_size": lambda change: [
+            ("train_micro_batch_size_per_gpu", change.micro),
+            ("gradient_accumulation_steps", change.microbatches),
+        ],
+        "recompute": lambda change: [("", "in the script: model.gradient_checkpointing_enable()")],
+        "tp": lambda change: [("tensor_parallel.autotp_size", change.after.mesh.tp)],
+    },
+)
+"""Of a configuration of DeepSpeed by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spelled:
+    """One trainer's names."""
+
+    micro: str = "per_device_train_batch_size"
+    steps: str = "gradient_accumulation_steps"
+    recompute: Setting = ("gradient_checkpointing", True)
+    chunked_loss: tuple[Setting, ...] = (("use_liger_kernel", True),)
+    eight_bit: tuple[Setting, ...] = (("optim", "adamw_bnb_8bit"),)
+    deepspeed: Callable[[Plan], str]
+    """The value of `deepspeed` that shards as a plan says: a file that the project ships, or a sentence."""
+    fsdp_host: tuple[Setting, ...]
+    """What moves FSDP's parameters and states to the host."""
+    fsdp: tuple[Setting, ...]
+    """What shards a job of replicas by FSDP; empty where DeepSpeed is the way."""
+    more: Mapping[str, Words] = field(default_factory=dict)
+    """Of options beside these."""
+
+
+def trainer_terms(spelled: Spelled, *, by: str, style: Style = "yaml") -> Terms:
+    """Its terms. by: what shards the job, `deepspeed`, `fsdp` or nothing (replicas)."""
+
+    def file(change: Change) -> list[Setting] | None:
+        return [("deepspeed", spelled.deepspeed(change.after))] if on_host(change) else None
+
+    words: dict[str, Words] = {
+        "micro_batch_size": lambda change: [(spelled.micro, change.micro), (spelled.steps, change.microbatches)],
+        "recompute": lambda change: [spelled.recompute],
+        "chunked_loss": lambda change: spelled.chunked_loss,
+        "eight_bit_states": lambda change: spelled.eight_bit,
+    }
+    if by == "deepspeed":
+        words |= {
+            "zero": file,
+            "optimizer_offload": file,
+            "parameter_offload": file,
+            "bucket_bytes": lambda change: [
+                ("", f'in the DeepSpeed file: "reduce_bucket_size": {_bucket_elements(change)}')
+            ],
+            "prefetch": lambda change: [("", 'in the DeepSpeed file: "stage3_prefetch_bucket_size": 0')],
+        }
+    elif by == "fsdp":
+        words |= {
+            "cpu_offload": lambda change: spelled.fsdp_host,
+            "reshard_after_forward": lambda change: spelled.fsdp,
+        }
+    else:
+        words["zero"] = (lambda change: spelled.fsdp) if spelled.fsdp else file
+    return Terms(style=style, words={**words, **spelled.more})
+
+
+def named_file(pattern: Mapping[tuple[int, bool, bool], str]) -> Callable[[Plan], str]:
+    """The file of a plan's (stage, optimizer on the host, parameters on the host); a file of one's own otherwise."""
+
+    def name(plan: Plan) -> str:
+        optimizer = plan.optimizer
+        key = (optimizer.zero, optimizer.offload is not None, optimizer.offload_parameters)
+        if key in pattern:
+            return pattern[key]
+        text = ", ".join(f'"{name}": {value}' for name, value in _sharding(plan).items())
+        return f'a file with "zero_optimization": {{{text}}}'
+
+    return name
+
+
+FSDP_HOST: tuple[Setting, ...] = (("fsdp", "full_shard auto_wrap offload"),)
+"""TrainingArguments'."""
+
+HUGGING_FACE = Spelled(deepspeed=named_file({}), fsdp_host=FSDP_HOST, fsdp=(("fsdp", "full_shard auto_wrap"),))
+"""Scripts that parse TrainingArguments, TRL's among them."""

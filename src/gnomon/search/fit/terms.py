@@ -1,0 +1,100 @@
+"""Changes of a plan in the terms of somebody's own file: the lines of YAML, TOML or JSON, or the flags, that make them.
+
+`Terms` are a program's words for options of `search.fit.options`; an option without words is one that its files cannot
+say, which is not proposed. Leaves out the words themselves (the folders of `formats`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from gnomon.plans import Plan, Workload
+from gnomon.plans.check import batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A plan and what became of it."""
+
+    before: Plan
+    after: Plan
+    workload: Workload
+
+    @property
+    def microbatches(self) -> int:
+        """Of a step, after it."""
+        return batch(self.after, self.workload)[0]
+
+    @property
+    def micro(self) -> int:
+        """Sequences of a microbatch on one data-parallel rank, after it."""
+        return batch(self.after, self.workload)[1] // self.after.stage_mesh(0).data_ranks
+
+
+Setting: TypeAlias = tuple[str, object]
+"""(key, value) as the program spells them."""
+Words: TypeAlias = Callable[[Change], Sequence[Setting] | None]
+"""What a change sets; None where the program cannot make this one. Empty: it needs no line beside those of others."""
+
+Style = Literal["yaml", "toml", "json", "flags", "dashes", "hydra"]
+"""How settings are written: `key: value`, `[table] key = value`, `"key": value`, `--key value`, `--key` for a switch,
+`key=value`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """One program's words."""
+
+    style: Style
+    words: Mapping[str, Words]
+    """Name of an option -> what sets it."""
+    in_part: frozenset[str] = frozenset()
+    """Options that the program can take in part: a number of layers, a share."""
+
+    def of(self, options: Sequence[str], change: Change) -> tuple[str, ...] | None:
+        """Lines of these options together, each once; None where one of them cannot be said."""
+        settings: dict[str, object] = {}
+        for name in options:
+            said = self.words[name](change)
+            if said is None:
+                return None
+            settings |= dict(said)
+        return tuple(self._written(settings))
+
+    def written_as(self, style: Style) -> Terms:
+        """The same words in another style: of a command in place of a file."""
+        return replace(self, style=style)
+
+    def _written(self, settings: Mapping[str, object]) -> Iterator[str]:
+        for key, value in settings.items():
+            if not key:  # a sentence: what is done in code, or in another file
+                yield str(value)
+            elif self.style == "toml":
+                table, _, name = key.rpartition(".")
+                yield f"[{table}] {name} = {_toml(value)}"
+            elif self.style == "json":
+                yield f'"{key}": {_json(value)}'
+            elif self.style in ("flags", "dashes"):
+                name = f"--{key}"
+                if self.style == "dashes" and value is True:
+                    yield name
+                elif self.style == "dashes" and value is False:
+                    yield f"without {name}"
+                else:
+                    yield f"{name} {value}"
+            else:
+                yield f"{key}{': ' if self.style == 'yaml' else '='}{_yaml(value)}"
+
+
+def _yaml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _toml(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else _yaml(value)
+
+
+def _json(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) and not value.startswith("{") else _yaml(value)

@@ -1,4 +1,7 @@
-"""torchtitan's keys for changes of a job, as its TOML has them. Leaves out what they do (`search.fit.options`)."""
+"""torchtitan's keys for changes of a job, as its TOML has them.
+
+`TERMS` has the table and the key of each. Leaves out what they do (`search.fit.options`).
+"""
 
 from __future__ import annotations
 

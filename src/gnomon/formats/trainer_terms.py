@@ -53,6 +53,8 @@ DEEPSPEED = Terms(
         "parameter_disk": _zero_json,
         "bucket_bytes": lambda change: [("zero_optimization.reduce_bucket_size", _bucket_elements(change))],
         "prefetch": lambda change: [("zero_optimization.stage3_prefetch_bucket_size", 0)],
+        "precision": lambda change: [("bf16", '{"enabled": true}')],
+        "global_batch": lambda change: [("gradient_accumulation_steps", change.microbatches)],
         "micro_batch_size": lambda change: [
             ("train_micro_batch_size_per_gpu", change.micro),
             ("gradient_accumulation_steps", change.microbatches),
@@ -92,6 +94,9 @@ def trainer_terms(spelled: Spelled, *, by: str, style: Style = "yaml") -> Terms:
     words: dict[str, Words] = {
         "micro_batch_size": lambda change: [(spelled.micro, change.micro), (spelled.steps, change.microbatches)],
         "recompute": lambda change: [spelled.recompute],
+        "precision": lambda change: [("bf16", True)],
+        "tf32": lambda change: [("tf32", True)],
+        "global_batch": lambda change: [(spelled.steps, change.microbatches)],
         "chunked_loss": lambda change: spelled.chunked_loss,
         "eight_bit_states": lambda change: spelled.eight_bit,
     }

@@ -15,7 +15,8 @@ from gnomon.report.planning import short_plans
 from gnomon.report.prediction import WORDS, beyond_stack, describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
 from gnomon.search.fit.advice import NOTHING, Advised
-from gnomon.search.questions.reasons import SHARE, Neighbour, Other, Reasons, within_share
+from gnomon.search.fit.terms import Change, Terms
+from gnomon.search.questions.reasons import SHARE, Neighbour, Other, OtherJob, Reasons, within_share
 from gnomon.units import show_seconds
 
 _COMPUTING = ("F", "B", "I", "W")
@@ -24,8 +25,8 @@ LARGE = 0.15
 """Share of the step from which a part is named as what bounds it."""
 
 
-def reasons_text(reasons: Reasons, *, advice: Advised = NOTHING) -> tuple[str, ...]:
-    """Lines of at most 80 columns."""
+def reasons_text(reasons: Reasons, *, advice: Advised = NOTHING, terms: Terms | None = None) -> tuple[str, ...]:
+    """Lines of at most 80 columns. terms: of the job's own file."""
     prediction = reasons.prediction
     lines = [f"{prediction.model} on {prediction.cluster}", *wrapped(describe(prediction.plan, prediction.workload))]
     lines += beyond_stack(prediction)
@@ -36,6 +37,7 @@ def reasons_text(reasons: Reasons, *, advice: Advised = NOTHING) -> tuple[str, .
     for title, part in (
         ("", _runners(reasons)),
         ("", _able(reasons)),
+        ("", _other_jobs(reasons, terms)),
         (f"too large, or over {SHARE:.0%} of a device: rank, moment, what it holds most of", _large(reasons)),
         ("cannot run", _unable(reasons)),
         ("what each axis buys: the step without it", _bought(reasons)),
@@ -217,12 +219,48 @@ def _able(reasons: Reasons) -> tuple[str, ...]:
     return table(columns, rows)
 
 
+def _other_jobs(reasons: Reasons, terms: Terms | None) -> tuple[str, ...]:
+    """The same job with another precision or batch: what a token then takes, and what to write for it."""
+    if not reasons.other_jobs:
+        return ()
+    columns = (
+        Column(name="another job", align="left"),
+        Column(name="step"),
+        Column(name=f"{reasons.prediction.counted}/s/device"),
+        Column(name="GiB"),
+    )
+    rows = [
+        (
+            job.what,
+            show_seconds(job.prediction.step_s),
+            number(job.prediction.tokens_per_s_per_device, 4),
+            gib(job.prediction.tightest.peak_bytes),
+        )
+        for job in reasons.other_jobs
+    ]
+    said = [
+        line
+        for job in reasons.other_jobs
+        if (lines := own_lines(reasons, job, terms))
+        for line in wrapped(f"{job.what}: {'; '.join(lines)}", bullet="  ")
+    ]
+    return (*table(columns, rows), *said)
+
+
+def own_lines(reasons: Reasons, job: OtherJob, terms: Terms | None) -> tuple[str, ...]:
+    """What to write into the job's own file for another job; empty where that is not known."""
+    if terms is None or job.option not in terms.words:
+        return ()
+    change = Change(before=reasons.prediction.plan, after=job.prediction.plan, workload=job.prediction.workload)
+    return terms.of((job.option,), change) or ()
+
+
 def _seconds(neighbour: Neighbour) -> float:
     return neighbour.prediction.step_s if neighbour.prediction else float("inf")
 
 
-def reasons_mapping(reasons: Reasons) -> dict[str, Any]:
-    """Plain values for JSON, as `gnomon.reasons/1`."""
+def reasons_mapping(reasons: Reasons, terms: Terms | None = None) -> dict[str, Any]:
+    """Plain values for JSON, as `gnomon.reasons/1`. terms: of the job's own file."""
     return {
         "schema": "gnomon.reasons/1",
         "step_s": reasons.prediction.step_s,
@@ -230,6 +268,16 @@ def reasons_mapping(reasons: Reasons) -> dict[str, Any]:
         "breakdown_s": dict(reasons.prediction.breakdown),
         "bounded_by": bounded_by(reasons),
         "network": network(reasons),
+        "other_jobs": [
+            {
+                "change": job.what,
+                "step_s": job.prediction.step_s,
+                "per_s_per_device": job.prediction.tokens_per_s_per_device,
+                "peak_bytes": job.prediction.tightest.peak_bytes,
+                "lines": list(own_lines(reasons, job, terms)),
+            }
+            for job in reasons.other_jobs
+        ],
         "zero_peak_bytes": {str(zero): size for zero, size in reasons.zero},
         "changes": [
             {

@@ -10,7 +10,7 @@ from typing import Literal
 
 from gnomon.cli import values
 from gnomon.cli.options.flags import Group, either, option, positional, repeated, switch
-from gnomon.cli.options.job import LayoutOptions, LocalOption, StackOption
+from gnomon.cli.options.job import LayoutOptions, StackOption, TrainingOptions
 from gnomon.cli.options.serve import ServeOptions
 from gnomon.cli.values import at_most, count, new_file, number_from, some
 
@@ -191,20 +191,22 @@ none, or the request is wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainOptions(LocalOption):
-    """The plan whose reasons are asked."""
+class ExplainOptions(TrainingOptions):
+    """The plan or job whose reasons are asked."""
 
     about = """\
-PLAN.toml is a plan file, as gnomon plan -o writes it. Says what bounds the
-step, what every single change would gain or lose, which changes do not fit and
-on which rank, what faster links or larger devices would do, and whether the
-network is the problem. All numbers are predictions.
+What is explained is a plan file, as gnomon plan -o writes it, or a job as
+gnomon predict takes it: a job file of another program, or a model with options.
+Says what bounds the step, what every single change would gain or lose, which
+changes do not fit and on which rank, what another precision or a larger batch
+would do, what faster links or larger devices would do, and whether the network
+is the problem. All numbers are predictions.
 
 example:
   gnomon plan llama-3.1-8b --on 4x8xh100-sxm --global-batch 128 -o plan.toml
   gnomon explain plan.toml
+  gnomon explain pretrain.sh --on 4x8xa100-sxm-80gb
 
 exit status: 0 the plan fits; 1 it does not; 2 wrong request."""
 
-    plan: str = positional(metavar="PLAN.toml", help="a plan file")
     json: bool = switch("--json", help="for programs")

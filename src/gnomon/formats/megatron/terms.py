@@ -60,6 +60,8 @@ WORDS: dict[str, Words] = {
     "bucket_bytes": lambda change: [
         ("ddp-bucket-size", (change.after.overlap.bucket_bytes or 0) // {"fp32": 4}.get(change.after.precision.grad, 2))
     ],
+    "precision": lambda change: [("bf16", True)],
+    "global_batch": lambda change: [("global-batch-size", change.workload.global_batch_size)],
     "tp": _tensor,
     "pp": _axis("pp", "pipeline-model-parallel-size"),
     "cp": _axis("cp", "context-parallel-size"),

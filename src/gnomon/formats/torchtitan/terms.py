@@ -32,6 +32,7 @@ TERMS = Terms(
             ("training.local_batch_size", change.micro),
             ("training.global_batch_size", change.workload.global_batch_size),
         ],
+        "global_batch": lambda change: [("training.global_batch_size", change.workload.global_batch_size)],
         "recompute": _recompute,
         "reshard_after_forward": lambda change: [("parallelism.fsdp_reshard_after_forward", "always")],
         "zero": _axes,

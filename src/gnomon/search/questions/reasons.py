@@ -17,7 +17,7 @@ from gnomon import orders
 from gnomon.errors import GnomonError, PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import scaled
-from gnomon.plans import Goal, Mesh, Plan, Saved, Schedule
+from gnomon.plans import Goal, Mesh, Plan, Saved, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.search.planning import Loss, lost
 from gnomon.search.questions.stage_changes import evened, stage_changes
@@ -71,6 +71,17 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OtherJob:
+    """The job with something changed that is no decision of a plan: its mathematics, or how much comes in."""
+
+    option: str
+    """`precision` or `global_batch`, as terms of a job file name it."""
+    what: str
+    """The change in words."""
+    prediction: Prediction
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reasons:
     """Why a plan is as fast and as large as it is."""
 
@@ -83,6 +94,8 @@ class Reasons:
     """The next plans of its search."""
     too_large: tuple[Other, ...] = ()
     """Faster plans of its search that do not fit."""
+    other_jobs: tuple[OtherJob, ...] = ()
+    """The job in another precision, or with a larger batch."""
 
     @property
     def computing(self) -> float:
@@ -147,7 +160,44 @@ def explain(
         bought=bought,
         runners_up=_others(prediction, [look("", other) for other in runners_up]),
         too_large=larger,
+        other_jobs=tuple(_other_jobs(prediction)),
     )
+
+
+BATCHES = (4, 16)
+"""How many times as many sequences a step, where stages wait for each other or every step sums gradients."""
+
+
+def _other_jobs(prediction: Prediction) -> Iterator[OtherJob]:
+    """In bf16 where it computes in fp32 on devices that are faster in bf16, as when a switch was forgotten; and with
+    more sequences a step, where that makes a token at least a tenth faster."""
+    plan, work = prediction.plan, prediction.workload
+    base = prediction.tokens_per_s_per_device
+    if plan.precision.compute in ("fp32", "tf32"):
+        half = replace(plan.precision, param="bf16", compute="bf16", grad="fp32", reduce="fp32", master="fp32")
+        told = _asked(prediction, replace(plan, precision=half), work)
+        if told is not None and told.tokens_per_s_per_device > 1.1 * base:
+            yield OtherJob(option="precision", what="in bf16, with a copy of the parameters in fp32", prediction=told)
+        if plan.precision.compute == "fp32":
+            tensor = replace(plan.precision, compute="tf32")
+            told = _asked(prediction, replace(plan, precision=tensor), work)
+            if told is not None and told.tokens_per_s_per_device > 1.1 * base:
+                what = "fp32 products in TF32, which NVIDIA's containers switch on"
+                yield OtherJob(option="tf32", what=what, prediction=told)
+    total = work.global_batch_size
+    for times in BATCHES if total is not None and work.seq_len is not None and not plan.stages else ():
+        assert total is not None
+        told = _asked(prediction, plan, replace(work, global_batch_size=times * total))
+        if told is not None and told.tokens_per_s_per_device > 1.1 * base:
+            yield OtherJob(option="global_batch", what=f"global batch {total} -> {times * total}", prediction=told)
+
+
+def _asked(prediction: Prediction, plan: Plan, work: Workload) -> Prediction | None:
+    pricing = prediction.pricing
+    try:
+        return predict(pricing.graph, pricing.cluster, plan, work, pricing.stack)
+    except GnomonError:
+        return None
 
 
 def within_share(prediction: Prediction, more_bytes: int = 0) -> bool:

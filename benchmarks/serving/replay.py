@@ -44,17 +44,19 @@ def brute() -> None:
         "\n| model, devices | candidates | played | bounded | CPU-s | CPU-s of all | equal |"
         "\n|---|---|---|---|---|---|---|"
     )
-    for of, on in (("llama-3.1-8b", "8xh100-sxm"), ("qwen3-30b-a3b", "8xh100-sxm")):
+    for of, on in (("llama-3.1-8b", "8xh100-sxm"), ("qwen3-30b-a3b", "8xh100-sxm")):  # over 5,000 points each
         graph, cluster = model(of), parse_cluster(on)
         candidates = space(
             cluster,
-            [engine("vllm"), engine("sglang")],
+            [engine("vllm"), engine("sglang"), engine("tensorrt-llm")],
             1024,
             weights=("bf16", "fp8", "int4-wo"),
             kv=("bf16", "fp8"),
             max_seqs=(8, 32, 128, 512),
             budgets=(1024, 2048, 4096, 8192),
             experts="qwen3" in of,
+            fewer=True,
+            pools=True,
         )
         load, target = closed(500, 40, 64, 96), Target(ttft_s=1.0, tpot_s=0.02)
         times, found = [], []

@@ -9,7 +9,7 @@ from gnomon.models.presets import model
 from gnomon.serving.forecast import Target, serve
 from gnomon.serving.iteration import IterationPrice
 from gnomon.serving.requests import closed
-from gnomon.serving.space import best, bound, exhaustive, space
+from gnomon.serving.space import best, bound, exhaustive, fewest, space
 from gnomon.software.engine import engine
 
 
@@ -43,3 +43,34 @@ def test_no_target_can_be_met_is_an_answer() -> None:
     candidates = space(cluster, [engine("vllm")], 1024, weights=("bf16",))
     found = best(graph, cluster, candidates, closed(100, 10, 1, 2), Target(ttft_s=None, tpot_s=1e-6))
     assert found.best is None and found.size == 1
+
+
+def test_pools_and_idle_devices_are_in_the_space_and_the_fewest_are_those_of_brute_force() -> None:
+    graph, cluster = model("llama-3.1-8b"), parse_cluster("4xh100-sxm")
+    load = closed(800, 30, 24, 48)
+    candidates = space(
+        cluster,
+        [engine("vllm")],
+        1024,
+        weights=("bf16",),
+        kv=("bf16", "fp8"),
+        max_seqs=(8, 256),
+        fewer=True,
+        pools=True,
+    )
+    assert {c.pools is None for c in candidates} == {True, False}
+    assert {c.devices for c in candidates} == {1, 2, 4}
+    target = Target(ttft_s=0.6, tpot_s=0.011)
+    every = exhaustive(graph, cluster, candidates, load, target)
+    few = fewest(graph, cluster, candidates, load, target)
+    meeting = [
+        c
+        for c in candidates
+        if (found := exhaustive(graph, cluster, [c], load, target)).best is not None and found.best.meets
+    ]
+    least = min(c.devices for c in meeting)
+    assert few.best is not None and few.best.candidate.devices == least
+    smallest = exhaustive(graph, cluster, [c for c in meeting if c.devices == least], load, target)
+    assert smallest.best is not None and few.best.value == smallest.best.value
+    one = best(graph, cluster, candidates, load, target)
+    assert one.best is not None and every.best is not None and one.best.value == every.best.value

@@ -7,6 +7,7 @@ returns 0; 1 if no candidate meets the targets. Leaves out training (`plan`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gnomon import schema
 from gnomon.cli.options.plan import PlanOptions
@@ -17,7 +18,7 @@ from gnomon.hardware import rent
 from gnomon.report.tables import wrapped
 from gnomon.serving.file import ServeFile
 from gnomon.serving.forecast import Target
-from gnomon.serving.space import Choice, Found, best, space
+from gnomon.serving.space import Choice, Found, best, fewest, space
 from gnomon.units import show_seconds
 
 
@@ -28,47 +29,64 @@ def run(options: PlanOptions) -> int:
         raise InputError(
             f"--{axes[0]} is what gnomon plan --serve chooses; leave it out, or use gnomon predict --serve"
         )
-    asked = read(options)
+    names = (options.engine or "vllm").split(",")
+    asked = read(replace(options, engine=names[0]))
+    if options.fewest and asked.target is None:
+        raise InputError("--fewest asks for the fewest devices that meet targets: give --ttft, --tpot or both")
+    engines = [asked.engine, *(read(replace(options, engine=name)).engine for name in names[1:])]
     widths = (asked.serving.weights,) if options.weights else tuple(dict.fromkeys((asked.serving.weights, "fp8")))
     experts = any(op.kind == "grouped_linear" for block in asked.graph.blocks for op in block.ops)
     candidates = space(
         asked.cluster,
-        [asked.engine],
+        engines,
         asked.serving.max_model_len,
         weights=widths,
-        kv=(asked.serving.kv,),
+        kv=(asked.serving.kv,) if options.kv else tuple(dict.fromkeys((asked.serving.kv, "fp8"))),
         max_seqs=(asked.engine.max_seqs,) if options.max_num_seqs else (64, 256, asked.engine.max_seqs),
         budgets=(asked.engine.max_batched_tokens,) if options.max_num_batched_tokens else (2048, 8192),
         experts=experts,
+        fewer=options.fewest,
+        pools=True,
     )
     target = asked.target or Target(ttft_s=None, tpot_s=None)
-    found = best(asked.graph, asked.cluster, candidates, asked.load, target)
+    search = fewest if options.fewest else best
+    found = search(asked.graph, asked.cluster, candidates, asked.load, target)
     if options.json:
         print_json(_mapping(found))
     else:
         print_lines(_text(asked, found, options))
     if found.best is not None and options.output is not None:
         chosen = found.best.candidate
-        schema.save_file(ServeFile.of(options.model, asked.cluster.name, chosen.serving, chosen.engine), options.output)
+        file = ServeFile.of(options.model, asked.cluster.name, chosen.serving, chosen.engine)
+        if (pools := chosen.pools) is not None:
+            file = replace(file, prefill_count=pools.prefill_count, decode_count=pools.decode_count)
+        schema.save_file(file, options.output)
     return 0 if found.best is not None else 1
 
 
 def _row(choice: Choice) -> str:
     s, e, f = choice.candidate.serving, choice.candidate.engine, choice.forecast
-    axes = " ".join(f"{n}={getattr(s, n)}" for n in ("tp", "pp", "dp", "ep", "replicas") if getattr(s, n) > 1) or "1"
+    axes = " ".join(f"{n}={getattr(s, n)}" for n in ("tp", "pp", "dp", "ep", "replicas") if getattr(s, n) > 1)
+    pools = choice.candidate.pools
+    if pools is not None:
+        axes += f" {pools.prefill_count}P:{pools.decode_count}D"
+    formats = f"{s.weights}/{s.kv}"
     return (
-        f"  {axes:24}{s.weights:10}{e.max_seqs:>6}{e.max_batched_tokens:>7}"
-        f"{show_seconds(f.ttft.p50):>10}{show_seconds(f.tpot.p50):>10}{choice.value:>12,.0f}"
+        f"  {axes.strip() or '1':22}{e.name:13}{formats:12}{e.max_seqs:>5}{e.max_batched_tokens:>7}"
+        f"{show_seconds(f.ttft.p50):>10}{show_seconds(f.tpot.p50):>10}{choice.value:>13,.0f}"
     )
 
 
 def _text(asked: Asked, found: Found, options: PlanOptions) -> Iterator[str]:
     yield (
-        f"{asked.graph.name} served by {asked.engine.name} on {asked.cluster.name}: {found.size} candidates, "
+        f"{asked.graph.name} served on {asked.cluster.name}: {found.size} candidates, "
         f"{found.played} played, {found.bounded} bounded, {sum(n for _, n in found.refused)} refused"
     )
     yield ""
-    yield f"  {'axes':24}{'weights':10}{'seqs':>6}{'budget':>7}{'TTFT p50':>10}{'TPOT p50':>10}{'tokens/s/dev':>12}"
+    yield (
+        f"  {'axes':22}{'engine':13}{'weights/kv':12}{'seqs':>5}{'budget':>7}{'TTFT p50':>10}{'TPOT p50':>10}"
+        f"{'tokens/s/dev':>13}"
+    )
     if found.best is None:
         yield "  no candidate meets the targets; the fastest of each kind are below"
     else:
@@ -78,7 +96,8 @@ def _text(asked: Asked, found: Found, options: PlanOptions) -> Iterator[str]:
             rate = found.best.forecast.output_tokens_per_s
             share = found.best.forecast.devices / asked.cluster.num_devices
             cost = paid.dollars_per_hour * share / 3600 / rate * 1e6
-            yield f"  ${cost:.2f} a million output tokens"
+            yield f"  {found.best.forecast.devices} devices, ${cost:.2f} a million output tokens"
+        yield from _pools_or_not(found)
     yield ""
     yield "front of those played: more tokens a device, or less time a token"
     for choice in found.front:
@@ -96,6 +115,23 @@ def _text(asked: Asked, found: Found, options: PlanOptions) -> Iterator[str]:
     if options.output is not None and found.best is not None:
         yield ""
         yield f"written: {options.output}"
+
+
+def _pools_or_not(found: Found) -> Iterator[str]:
+    """Whether disaggregation pays here, by the best of either kind that was played."""
+    assert found.best is not None
+    split = [c for c in found.front if c.candidate.pools is not None]
+    if found.best.candidate.pools is not None:
+        yield "  disaggregation pays: prompts would slow decodes down by more than the devices set apart for them"
+    elif split:
+        best = max(split, key=lambda choice: choice.value)
+        longer = best.forecast.ttft.p50 / found.best.forecast.ttft.p50
+        yield (
+            f"  disaggregation gives {show_seconds(best.forecast.tpot.p50)} a token, "
+            f"{best.value / found.best.value:.0%} of the tokens and {longer:.2g} times the TTFT"
+        )
+    else:
+        yield "  disaggregation does not pay: none that was played gives more tokens or less time a token"
 
 
 def _mapping(found: Found) -> dict[str, object]:

@@ -143,6 +143,11 @@ def command_line(file: ServeFile, program: str) -> tuple[str, tuple[str, ...]]:
     for name in ("dp", "ep", "kv", "weights"):
         if name not in known.values() and said[name] not in (1, "bf16") and (program, name) != ("vllm", "ep"):
             lost.append(f"{name} {said[name]}: no option of {program}")
+    if file.prefill_count:
+        lost.append(
+            f"{file.prefill_count} engines for prompts and {file.decode_count} for answers: start as many, with a "
+            f"router that sends keys between them"
+        )
     if file.serving.replicas > 1:
         lost.append(f"{file.serving.replicas} replicas: start as many, behind a router")
     return shlex.join(words), tuple(lost)

@@ -32,6 +32,10 @@ class ServeFile:
     """As in `Engine`."""
     serving: Serving
     """Axes and formats."""
+    prefill_count: int = 0
+    """Engines that compute prompts alone, each laid out so; 0: every engine does both."""
+    decode_count: int = 0
+    """Engines that answer, beside those."""
 
     @classmethod
     def of(cls, model: str, on: str, serving: Serving, record: Engine) -> ServeFile:

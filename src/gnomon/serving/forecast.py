@@ -165,9 +165,11 @@ def serve(
     load: Load,
     target: Target | None = None,
     beside: Beside | None = None,
+    price: IterationPrice | None = None,
 ) -> Forecast:
-    """Predict. InputError where it cannot be served, with what would."""
-    price, held = _started(graph, cluster, serving, engine, load, beside)
+    """Predict. price: of these very arguments, where it is known. InputError where it cannot be served, with what
+    would."""
+    price, held = _started(graph, cluster, serving, engine, load, beside, price)
     groups = serving.replicas * serving.dp * serving.pp
     # batches of a pipeline follow each other through its stages: each has its part of requests and of the memory
     played = replay(load.share(groups), price, max(1, held.blocks // serving.pp))
@@ -175,10 +177,16 @@ def serve(
 
 
 def _started(
-    graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, load: Load, beside: Beside | None
+    graph: Graph,
+    cluster: Cluster,
+    serving: Serving,
+    engine: Engine,
+    load: Load,
+    beside: Beside | None,
+    price: IterationPrice | None = None,
 ) -> tuple[IterationPrice, Capacity]:
     """Its price and memory. InputError where the engine would not start, or a request is too long."""
-    price = IterationPrice(graph, cluster, serving, engine, beside)
+    price = price or IterationPrice(graph, cluster, serving, engine, beside)
     check_load(graph, serving, load, price.shape.context)
     others = 0.0
     if beside is not None:

@@ -10,6 +10,7 @@ batches differ, and clocks that fall under load beyond what the curves say.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -165,6 +166,14 @@ class IterationPrice:
         scans = np.array([self.scan_s(int(tokens)) for tokens in self.grid]) if has_scans else None
         self._encoder = ticks(self._encoder_s(beside)) if beside is not None and beside.vision is not None else 0
         self._scans = [] if scans is None else self._dense(scans, most)
+
+    def limited(self, serving: Serving, engine: Engine) -> IterationPrice:
+        """The same prices under other limits, none above these: `max_seqs`, `max_batched_tokens` and replicas may
+        differ. Tables are shared."""
+        assert engine.max_batched_tokens + engine.max_seqs * self.checked < len(self._body)
+        made = copy(self)
+        made.serving, made.engine = serving, engine
+        return made
 
     def _encoder_s(self, beside: Beside) -> float:
         """Seconds of an image's way through the encoder, alone."""

@@ -3,7 +3,8 @@
 `space` lists the candidates: tp x pp x dp x ep x replicas that use at most the devices, formats, limits of the engine.
 `best` plays each candidate's load, the most promising first by a bound on its output tokens a second that no replay can
 exceed, and stops where the bound is under the best found: exact over the space. `exhaustive` plays all of them and is
-what it is held against. Leaves out disaggregated pools and engines that a user did not name.
+what it is held against; `fewest` is the best of those with fewest devices. Leaves out engines that a user did not name,
+and pools whose engines are laid out differently.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware.types import Cluster
 from gnomon.serving.capacity import refusal
-from gnomon.serving.forecast import Forecast, Target, serve
-from gnomon.serving.iteration import TICKS_PER_S, IterationPrice
+from gnomon.serving.forecast import Disaggregated, Forecast, Target, serve, serve_pools
+from gnomon.serving.iteration import TICKS_PER_S, IterationPrice, pieces_of
 from gnomon.serving.layout import Serving
 from gnomon.serving.requests import Load
+from gnomon.serving.scheduler import Batch
 from gnomon.software.engine import Engine
 
 
@@ -29,6 +31,15 @@ class Candidate:
 
     serving: Serving
     engine: Engine
+    pools: Disaggregated | None = None
+    """Engines that compute prompts and that answer; None: each does both."""
+
+    @property
+    def devices(self) -> int:
+        """That it takes."""
+        if self.pools is None:
+            return self.serving.devices
+        return self.serving.devices * (self.pools.prefill_count + self.pools.decode_count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +84,14 @@ def space(
     max_seqs: Sequence[int] = (),
     budgets: Sequence[int] = (),
     experts: bool = False,
+    fewer: bool = False,
+    pools: bool = False,
 ) -> tuple[Candidate, ...]:
-    """Candidates: axes are powers of two whose product is at most the devices; attention dp only with experts."""
+    """Candidates: axes are powers of two whose product is at most the devices; attention dp only with experts.
+
+    fewer: also layouts that leave devices idle (1, 2, 4 … replicas). pools: also engines of one device group each that
+    compute prompts, 1, a quarter or half of them, beside engines that answer.
+    """
     count = cluster.num_devices
     powers = [2**i for i in range(count.bit_length()) if 2**i <= count]
     found = []
@@ -82,16 +99,21 @@ def space(
         group = tp * pp * dp
         if group > count:
             continue
+        most = count // group
+        copies = sorted({r for r in powers if r < most} | {most}) if fewer else [most]
+        firsts = sorted({1, most // 4, most // 2} - {0, most}) if pools and pp == 1 else []
         for ep in [e for e in powers if experts and e <= tp * dp] or [1]:
             if dp > 1 and ep != tp * dp:
                 continue
             for w, k, rules in product(weights, kv, engines):
+                one = Serving(tp=tp, pp=pp, dp=dp, ep=ep, weights=w, kv=k, max_model_len=longest)
                 for seqs, budget in product(max_seqs or (rules.max_seqs,), budgets or (rules.max_batched_tokens,)):
-                    serving = Serving(
-                        tp=tp, pp=pp, dp=dp, ep=ep, replicas=count // group, weights=w, kv=k, max_model_len=longest
-                    )
                     record = replace(rules, max_seqs=seqs, max_batched_tokens=budget)
-                    found.append(Candidate(serving=serving, engine=record))
+                    for replicas in copies:
+                        found.append(Candidate(serving=replace(one, replicas=replicas), engine=record))
+                    for first in firsts:
+                        both = Disaggregated(prefill=one, prefill_count=first, decode_count=most - first)
+                        found.append(Candidate(serving=one, engine=record, pools=both))
     return tuple(found)
 
 
@@ -129,36 +151,106 @@ def exhaustive(graph: Graph, cluster: Cluster, candidates: Sequence[Candidate], 
     return _search(graph, cluster, candidates, load, target, prune=False)
 
 
+def fewest(graph: Graph, cluster: Cluster, candidates: Sequence[Candidate], load: Load, target: Target) -> Found:
+    """The best of those that meet the targets with fewest devices, exactly: smaller sets are searched first."""
+    size = played = bounded = 0
+    refused: dict[str, int] = {}
+    shown: list[Choice] = []
+    for devices in sorted({candidate.devices for candidate in candidates}):
+        found = best(graph, cluster, [c for c in candidates if c.devices == devices], load, target)
+        size, played, bounded = size + found.size, played + found.played, bounded + found.bounded
+        for reason, count in found.refused:
+            refused[reason] = refused.get(reason, 0) + count
+        shown += found.front
+        if found.best is not None:
+            break
+    return Found(
+        best=found.best,
+        front=front(shown),
+        size=len(candidates),
+        played=played,
+        bounded=bounded + len(candidates) - size,
+        refused=tuple(sorted(refused.items(), key=lambda pair: -pair[1])),
+    )
+
+
+class _Prices:
+    """Prices and answers to whether an engine starts, kept by all that they depend on."""
+
+    def __init__(self, graph: Graph, cluster: Cluster, candidates: Sequence[Candidate]) -> None:
+        self.graph, self.cluster = graph, cluster
+        self.seqs = max((c.engine.max_seqs for c in candidates), default=1)
+        self.budget = max((c.engine.max_batched_tokens for c in candidates), default=1)
+        self.whole: dict[tuple[Serving, Engine], IterationPrice | InputError] = {}
+        self.starts: dict[tuple[Serving, Engine], str | None] = {}
+        self.bounds: dict[tuple[Serving, Engine, int], float] = {}
+
+    def of(self, serving: Serving, rules: Engine) -> IterationPrice:
+        """InputError where it cannot be, or the engine would not start."""
+        alone = replace(serving, replicas=1)
+        key = alone, replace(rules, max_seqs=self.seqs, max_batched_tokens=self.budget)
+        if key not in self.whole:
+            try:
+                self.whole[key] = IterationPrice(self.graph, self.cluster, *key)
+            except InputError as error:
+                self.whole[key] = error
+        price = self.whole[key]
+        if isinstance(price, InputError):
+            raise price
+        if (alone, rules) not in self.starts:
+            problem = refusal(self.graph, self.cluster, alone, rules)
+            self.starts[alone, rules] = None if problem is None else problem.partition(":")[0]
+        if (problem := self.starts[alone, rules]) is not None:
+            raise InputError(problem)
+        return price.limited(serving, rules)
+
+
+def _bound(price: IterationPrice, candidate: Candidate, load: Load, known: _Prices) -> float:
+    """`bound` of a candidate; of pools that of their engines that answer, spread over all devices."""
+    answering = candidate.pools.decode_count if candidate.pools is not None else candidate.serving.replicas
+    key = replace(candidate.serving, replicas=1), candidate.engine, answering
+    if key not in known.bounds:
+        known.bounds[key] = bound(price.limited(replace(key[0], replicas=answering), candidate.engine), load)
+    share = candidate.serving.devices * answering / candidate.devices if candidate.pools is not None else 1.0
+    return known.bounds[key] * share
+
+
 def _search(
     graph: Graph, cluster: Cluster, candidates: Sequence[Candidate], load: Load, target: Target, *, prune: bool
 ) -> Found:
     refused: dict[str, int] = {}
     order: list[tuple[float, int, IterationPrice]] = []
+    known = _Prices(graph, cluster, candidates)
     for index, candidate in enumerate(candidates):
         try:
-            price = IterationPrice(graph, cluster, candidate.serving, candidate.engine)
-            problem = refusal(graph, cluster, candidate.serving, candidate.engine)
-            if problem is not None:
-                raise InputError(problem.partition(":")[0])
+            price = known.of(candidate.serving, candidate.engine)
         except InputError as error:
             reason = str(error)
             refused[reason] = refused.get(reason, 0) + 1
             continue
-        order.append((bound(price, load), index, price))
+        order.append((_bound(price, candidate, load, known), index, price))
     order.sort(key=lambda entry: (-entry[0], entry[1]))
     chosen: Choice | None = None
     played: list[Choice] = []
     bounded = 0
+    shortest = min(r.input_len for r in load.requests)
     for limit, index, price in order:
-        if prune and chosen is not None and limit < chosen.value:
+        candidate = candidates[index]
+        if prune and (
+            (chosen is not None and limit < chosen.value)
+            # a decode alone, without keys, or the shortest prompt alone is slower than the target
+            or (target.tpot_s is not None and price.least_decode_ticks(1) / TICKS_PER_S > target.tpot_s)
+            or (target.ttft_s is not None and least_ttft_s(price, shortest) > target.ttft_s)
+        ):
             bounded += 1
             continue
-        candidate = candidates[index]
-        if prune and target.tpot_s is not None and price.least_decode_ticks(1) / TICKS_PER_S > target.tpot_s:
-            bounded += 1  # a decode alone, without keys, is slower than the target
-            continue
         try:
-            forecast = serve(graph, cluster, candidate.serving, candidate.engine, load, target)
+            if candidate.pools is not None:
+                forecast = serve_pools(
+                    graph, cluster, candidate.serving, candidate.engine, candidate.pools, load, target
+                )
+            else:
+                forecast = serve(graph, cluster, candidate.serving, candidate.engine, load, target, price=price)
         except InputError as error:
             reason = str(error)
             refused[reason] = refused.get(reason, 0) + 1
@@ -175,6 +267,14 @@ def _search(
         bounded=bounded,
         refused=tuple(sorted(refused.items(), key=lambda pair: -pair[1])),
     )
+
+
+def least_ttft_s(price: IterationPrice, shortest: int) -> float:
+    """Seconds to a first token that no request of the load falls under: the shortest prompt alone, in whole pieces."""
+    rules = price.engine
+    pieces = pieces_of(shortest, rules.max_batched_tokens if rules.chunked_prefill else shortest)
+    alone = sum(price.batch_ticks(Batch((piece,), 0, 0, ())) for piece in pieces) / TICKS_PER_S
+    return rules.request_s + rules.request_token_s * shortest + alone
 
 
 def front(choices: Sequence[Choice]) -> tuple[Choice, ...]:

@@ -106,6 +106,7 @@ class ServeOptions(Options):
     tpot: str | None = option(
         "--tpot", read=some, metavar="TIME", help="target of each further token, as in 30ms", group=SERVING
     )
+    fewest: bool = switch("--fewest", help="plan: as few devices as meet the targets", group=SERVING)
     draft: str | None = option(
         "--draft",
         read=some,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
@@ -9,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 from runtime.parity import CONFIG, SP  # noqa: E402
 
 from gnomon.errors import PlanError  # noqa: E402
+from gnomon.graph import attrs  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Layout, Mesh, Overlap, Plan, Split  # noqa: E402
 from gnomon.runtime.module.apply import check_splits, sharded_blocks  # noqa: E402
@@ -60,3 +63,18 @@ def test_tokens_that_another_op_reads_too_are_gathered_whole() -> None:
 def test_a_split_that_cuts_nothing_is_refused(plan: Plan, known: str) -> None:
     with pytest.raises(PlanError, match=f"overlap.splits of .* cuts nothing: what can be cut are linears.*{known}"):
         check_splits(plan, runs(plan))
+
+
+def test_products_that_the_engine_does_not_run_are_not_cut() -> None:
+    # an N:M linear multiplies too, but by a function of its own: cut, it would be multiplied by its whole weight
+    block = GRAPH.block("layers")
+    ops = [
+        replace(op, kind="nm_linear", attrs=attrs(n=2, m=4)) if op.path == "mlp.down_proj" else op for op in block.ops
+    ]
+    graph = replace(
+        GRAPH, blocks=tuple(replace(b, ops=tuple(ops)) if b.name == block.name else b for b in GRAPH.blocks)
+    )
+    plan = split("*down_proj")
+    blocks = sharded_blocks(graph, plan, plan.mesh)
+    made = [BlockRun(one, {"tp": Axis(ranks=2)}, splits=plan.overlap.splits) for one in blocks.values()]
+    assert not any(run.cuts for run in made)

@@ -48,9 +48,10 @@ from gnomon.simulate import Durations, Period, makespan, period
 from gnomon.simulate import simulate as play_timeline
 from gnomon.software import Stack, beyond, beyond_lines
 from gnomon.software import own as own_runtime
+from gnomon.software.record import UNSTATED
 from gnomon.timeline import Timeline
 
-PLAIN_STACK = Stack(name="unstated", version="")
+PLAIN_STACK = Stack(name=UNSTATED, version="")
 """A stack of which nothing is known; what is assumed in its place is listed with the prediction."""
 
 

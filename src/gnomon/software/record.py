@@ -291,6 +291,11 @@ class Runs:
     """ZeRO stages at which parameter gathers overlap with compute, where those are not all."""
     recompute: tuple[Literal["none", "selective", "full", "offload"], ...] = ()
     """What it can recompute, by the presets of a plan. Empty while unknown."""
+    recompute_unit: Literal["stage", "block", "none"] | None = None
+    """How finely it recomputes: so many layers of each stage; as many in every stage; all layers alike or none. Left
+    out: as `none`."""
+    own_cut: bool | None = None
+    """It divides layers among stages by a rule of its own."""
     overlaps: tuple[str, ...] = ()
     """Fields of `Overlap` that it honours."""
     choices: tuple[str, ...] = ()
@@ -298,6 +303,10 @@ class Runs:
     `reshard_after_forward`, `optimizer_offload`, `parameter_offload`, `activation_offload`, `async_tp`, `order`,
     `fp8`; `parameter_disk`; and those of `gnomon.search.fit.options`: `chunked_loss`, `eight_bit_states`, and
     `cpu_offload`, which takes parameters and optimizer to the host together."""
+
+
+UNSTATED = "unstated"
+"""Name of the record of no program in particular."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,6 +357,11 @@ class Stack:
             )
         if missing := sorted(name for name in self.settings() if name not in proven):
             raise PlanError(f"stack {self.name!r} sets {', '.join(missing)} without a source; add a fact for each")
+
+    @property
+    def is_unstated(self) -> bool:
+        """Whether nobody said which program runs the plan."""
+        return self.name == UNSTATED
 
     def settings(self) -> dict[str, object]:
         """Field -> value, of those that are set, in whatever group they are."""

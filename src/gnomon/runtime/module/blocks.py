@@ -234,7 +234,7 @@ def cut_linears(ops: Sequence[BlockOp], splits: Sequence[Split]) -> dict[str, Cu
     """By path, those of a block whose collective over tp is cut as the plan says. Inputs are cut where linears alone
     read them."""
     chosen = [op for op in ops if any(fnmatchcase(op.site.op.path, split.op) for split in splits)]
-    linears = [op for op in chosen if op.site.op.does == "multiplies" and op.site.op.captured is None]
+    linears = [op for op in chosen if op.site.op.rules.torch == "engine" and op.site.op.does == "multiplies"]
     readers: dict[Need, list[BlockOp]] = {}
     for op in ops:
         for given in op.inputs:

@@ -42,7 +42,7 @@ def written(block: Block) -> frozenset[str]:
     from_linear = dict[str, frozenset[str]]()
     found = frozenset[str]()
     for op in block.ops:
-        if op.does == "multiplies":
+        if op.rules.torch == "engine" and op.does == "multiplies":
             from_linear[op.outputs[0]] = frozenset((op.outputs[0],))
         elif op.captured is None:
             if op.rules.memory == "view" and op.inputs:

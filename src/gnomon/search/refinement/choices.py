@@ -381,7 +381,7 @@ def runs(stack: Stack, name: str) -> bool:
     """Whether a program is known to carry out a choice; of the unstated one everything is taken for granted."""
     if stack.name == own.NAME:
         return name not in own.REFUSED_CHOICES
-    return stack.name == "unstated" or name in stack.runs.choices or name in stack.runs.overlaps
+    return stack.is_unstated or name in stack.runs.choices or name in stack.runs.overlaps
 
 
 def runs_plan(stack: Stack, plan: Plan) -> bool:
@@ -393,7 +393,7 @@ def runs_value(stack: Stack, of: Choice, value: Value) -> bool:
     """Whether a program that runs a choice has this value of it; of orders, those of Megatron-LM are on record."""
     if of.name == "buckets":
         return stack.name == own.NAME or not value
-    if of.name != "order" or stack.name in ("unstated", own.NAME):
+    if of.name != "order" or (stack.is_unstated or stack.name == own.NAME):
         return True
     return value in (",".join(DENSE_AXES), ",".join(PIPELINE_INSIDE))
 

@@ -20,15 +20,11 @@ from gnomon.software import Stack
 Unit = Literal["stage", "block", "none"]
 """How finely a program recomputes: so many layers of each stage; as many in every stage; all layers or none."""
 
-UNITS: dict[str, Unit] = {"gnomon": "stage", "unstated": "stage", "megatron-lm": "block"}
-"""Stack -> its unit. Megatron-LM: --recompute-method block with one --recompute-num-layers for all stages
-(megatron/core/transformer/transformer_block.py, d98e8a6); torchtitan, nanotron, DeepSpeed and accelerate recompute all
-layers alike, or as the user's code says."""
-
 
 def unit_of(stack: Stack) -> Unit:
-    """How finely a stack recomputes; one that is not known is taken to recompute all layers alike."""
-    return UNITS.get(stack.name, "none")
+    """How finely a stack recomputes, as its record says (torchtitan and others: all layers alike, or as the user's code
+    says). Where nobody said which program runs the plan, each stage may do as it likes."""
+    return "stage" if stack.is_unstated else stack.runs.recompute_unit or "none"
 
 
 class Least:

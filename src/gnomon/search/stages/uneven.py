@@ -25,9 +25,6 @@ from gnomon.search.stages.cut import Cut, Cuts, balanced, best_split, can_cut, e
 from gnomon.search.stages.recompute import Least, Unit, unit_of
 from gnomon.search.stages.repredict import Trial, Trials
 
-OWN_RULE = frozenset({"nanotron", "deepspeed", "accelerate"})
-"""Stacks whose program divides layers among stages by a rule of its own (docs/export.md)."""
-
 ROWS = 60_000
 """Rows of Programs that may be played for one plan: a second or so."""
 
@@ -182,7 +179,7 @@ class _Pass:
         return step * min(ideal / start, 1.0)
 
     def _own_rule(self) -> bool:
-        return self.result.stack.name in OWN_RULE
+        return self.result.stack.runs.own_cut is True
 
     def _cut(self, point: Point, trials: Trials) -> bool:
         """Gives one plan its best cut; whether it is the best plan so far."""

@@ -1,6 +1,6 @@
 """Room `graph`: what a model computes.
 
-`Dim`, `Tensor`, `Op`, `Block`, `Call`, `Graph` are frozen values that check themselves; functions beside them give
+`Dim`, `Tensor`, `Op`, `Block`, `Call`, `Graph` are frozen values that check themselves; functions next to them give
 exact parameter counts, FLOPs, bytes, and the derived backward with what it must keep. Leaves out: how it is split over
 devices (`sharding`), how long it takes (`prices`).
 """
@@ -41,7 +41,7 @@ from gnomon.ops.op import AttrValue as AttrValue
 from gnomon.ops.op import Captured as Captured
 from gnomon.ops.op import Op as Op
 from gnomon.ops.op import attrs as attrs
-from gnomon.ops.opaque import captured_products as captured_products
+from gnomon.ops.opaque import captured_matmuls as captured_matmuls
 from gnomon.ops.opaque import costed_flops as costed_flops
 from gnomon.ops.work import GradOp as GradOp
 from gnomon.ops.work import Setting as Setting

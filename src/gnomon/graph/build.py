@@ -156,7 +156,7 @@ class BlockBuilder:
         """softmax(scale · q kᵀ) v for q, k, v of dims (…, seq, heads, dim); heads may be a multiple of kv heads.
 
         bias: a tensor added to the scores. sinks: a score for each head that takes part in the softmax and has no
-        value; beside a bias it cannot be. window: a query sees that many last keys (0: all); scale 0: 1/√dim.
+        value; besides a bias it cannot be. window: a query sees that many last keys (0: all); scale 0: 1/√dim.
         """
         inputs = (q, k, v, bias or sinks) if bias or sinks else (q, k, v)
         dims = (*self.dims(q)[:-1], self.dims(v)[-1])

@@ -31,7 +31,7 @@ def lower(block: Block, kernels: Kernels) -> Block:
 
 
 def _weighted(block: Block) -> frozenset[str]:
-    """Paths of the activations whose products are added up as rows of experts."""
+    """Paths of the activations whose matmuls are added up as rows of experts."""
     made_by = {name: op for op in block.ops for name in op.outputs}
     ends = (op.inputs[0] for op in block.ops if op.does == "combines")
     last = [made_by[name] for name in ends if name in made_by]

@@ -15,7 +15,7 @@ from gnomon.graph.types import Block, Call
 
 
 def losses(graph: Graph) -> tuple[str, ...]:
-    """Outputs whose sum is trained on: all cross-entropies where one is weighted beside others (multi-token
+    """Outputs whose sum is trained on: all cross-entropies where one is weighted among others (multi-token
     prediction), otherwise the first that the last layer makes."""
     calls = {call.name: graph.block(call.block) for call in graph.calls}
     weighted = {name for name, block in calls.items() if _is_weighted(block)}

@@ -4,7 +4,7 @@ A module whose experts are stacked in one parameter (experts, out, in) makes a r
 multiplies it by the weight of its expert: the weights gathered row by row (`bmm`), or the rows sorted by expert
 (`_grouped_mm`). Both are what `dispatch`, `grouped_linear` and `combine` say, which ranks of ep divide; ops on rows in
 between stay. A block in which something else happens to the rows or to the weights is left as it is, with the reason.
-Leaves out loops over experts, and products of all experts with all tokens.
+Leaves out loops over experts, and matmuls of all experts with all tokens.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ class _Rewriting:
         self.facts[made] = replace(rows, of=made)
 
     def _biased(self, op: Op) -> bool:
-        """Rows plus their experts' biases: part of the product."""
+        """Rows plus their experts' biases: part of the matmul."""
         rows, bias = self.rows.fact(op.inputs[0], "rows"), self.rows.fact(op.inputs[1], "gathered")
         last = self.ops[-1] if self.ops else None
         if rows is None or bias is None or not alike(rows, bias) or last is None or last.does != "multiplies rows":

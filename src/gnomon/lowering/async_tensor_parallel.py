@@ -1,10 +1,10 @@
-"""Asynchronous tensor parallelism: gathers and reduce-scatters as rings whose hops hide behind parts of the product.
+"""Asynchronous tensor parallelism: gathers and reduce-scatters as rings whose hops hide behind parts of the matmul.
 
 `async_tensor_parallel(program, parts=n)` takes a Program with the borders of its regions as actions
-(`tensor_parallel_regions`) and cuts each gather and the product that reads it, each product and the reduce-scatter that
+(`tensor_parallel_regions`) and cuts each gather and the matmul that reads it, each matmul and the reduce-scatter that
 follows, into one part for each rank: the own shard is multiplied while the next one arrives, and partial sums travel on
 while the next are computed. The rank's own part comes first in a gather and last in a reduce-scatter, without a hop.
-Left out: the cost of smaller products, which prices know. Bytes are those of the whole collective, (n-1)/n.
+Left out: the cost of smaller matmuls, which prices know. Bytes are those of the whole collective, (n-1)/n.
 Source: Wang et al. 2023 (decomposition with collective matmul); PyTorch's symmetric-memory implementation.
 """
 
@@ -21,7 +21,7 @@ def async_tensor_parallel(program: Program, *, parts: int) -> Program:
     """The Program with each gather and reduce-scatter cut into `parts`, as many as tensor-parallel ranks.
 
     PlanError when there is nothing to cut, and for a stage that is both gathered for and scattered: its gather wants
-    the own part first and its scatter wants it last, so give the two products a stage each.
+    the own part first and its scatter wants it last, so give the two matmuls a stage each.
     """
     names = [kind.name for kind in program.kinds]
     bordered = {

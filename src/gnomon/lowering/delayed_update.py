@@ -1,7 +1,7 @@
 """Delayed parameter update (ZeRO-Offload's DPU): the host updates with the gradients of the step before.
 
 `delay_update(program)` takes a Program whose optimizer is on the host (`offload_optimizer`) and issues the host's
-updates first: they read the gradients that the step before sent down (GH is carried) and run beside this step's
+updates first: they read the gradients that the step before sent down (GH is carried) and run alongside this step's
 forward and backward. The parameters that come back are used from the next step on, so staleness is one step; it
 changes the mathematics. The period is the longer of the host's update and the device's step.
 Left out: the first steps, which run without delay.

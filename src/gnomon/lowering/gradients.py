@@ -23,8 +23,8 @@ TIED = "embedding"
 
 
 def with_all_reduce(rows: Rows, stages: Collection[int], *, overlap: bool = True) -> Rows:
-    """The rows with an AR for each of `stages`. overlap: right after the stage's last backward, so that it runs beside
-    what follows; otherwise after all other rows of the rank."""
+    """The rows with an AR for each of `stages`. overlap: right after the stage's last backward, so that it runs
+    alongside what follows; otherwise after all other rows of the rank."""
     last, stage = last_of_stage(rows, WRITES_GRADIENTS)
     chosen = np.isin(stage, list(stages))
     return insert(rows, [_per_stage("AR", last[chosen] if overlap else _ends(rows, last[chosen]), stage[chosen])])

@@ -1,4 +1,4 @@
-"""Rows to put beside the rows of one rank class, and the questions that passes ask of effects.
+"""Rows to put among the rows of one rank class, and the questions that passes ask of effects.
 
 `Insertions` collects rows before and after existing ones and then makes the new list. `bucket` is one action for
 several stages: a reduction of their gradients together, a tile that is copied to the host. `last_row` finds the row

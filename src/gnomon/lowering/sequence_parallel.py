@@ -1,7 +1,7 @@
 """Borders of tensor-parallel regions as actions: what is gathered before a region and scattered after it.
 
 `tensor_parallel_regions(program, begin=, end=)` takes a Program whose stages are parts of a block (down to a single
-matrix product) and puts, around the regions from a stage of `begin` to the next of `end`, Megatron-LM's collectives:
+matrix matmul) and puts, around the regions from a stage of `begin` to the next of `end`, Megatron-LM's collectives:
 with sequence parallelism a gather before and a reduce-scatter after, mirrored in backward; without it an all-reduce
 after, and one of the input gradient. Both send the same bytes: 2(n-1)/n of the activation. Returns a Program.
 Left out: which parts are inside (that is the layout's), and the second gather of an input for its weight gradient.
@@ -56,7 +56,7 @@ def tensor_parallel_regions(
 ) -> Program:
     """The Program with the collectives at the borders of its tensor-parallel regions.
 
-    begin, end: stages that open and close a region (column- and row-parallel products). sequence_parallel: gather and
+    begin, end: stages that open and close a region (column- and row-parallel matmuls). sequence_parallel: gather and
     reduce-scatter, with the sequence divided between regions; otherwise all-reduces. inside: mark the rows as
     collectives inside a block, which are checked by trace. PlanError when a region ends in the last stage of a chain
     (nothing would wait for its result; give the loss a stage of its own), for other kinds than F and B on these

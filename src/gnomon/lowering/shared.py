@@ -1,9 +1,9 @@
 """Stages of one rank that hold the same parameters: a block called twice has one weight, one gradient and one update.
 
 `shared_stages` finds them; `shared_buffers` makes their P and G one buffer each; the stage that stands for the others
-is the only one that is reduced and updated. Left out: stages on one rank of which each has parameters of its own beside
-shared ones (embedding and head in a V): they keep two buffers, and sizes count what they share once. Stages on other
-ranks add up their gradients (`with_tied_all_reduce`).
+is the only one that is reduced and updated. Left out: stages on one rank of which each has parameters of its own
+besides shared ones (embedding and head in a V): they keep two buffers, and sizes count what they share once. Stages on
+other ranks add up their gradients (`with_tied_all_reduce`).
 """
 
 from __future__ import annotations

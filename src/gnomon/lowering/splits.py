@@ -1,10 +1,10 @@
 """Actions split into chunks, so that the collective of one overlaps with the computing of another.
 
 `split(program, kinds, parts)` replaces each row of `kinds` by `parts` rows. Neighbouring split rows of one stage and
-unit (a gather and the product that reads it) are a run: what only the run touches becomes one buffer a part (`XG.0 …
+unit (a gather and the matmul that reads it) are a run: what only the run touches becomes one buffer a part (`XG.0 …
 XG.3`), so that part j waits for part j; everything else is read, added to and freed as a whole. A part has the price
 name `2F.4`, a quarter of `2F`, and a part that need not travel `2AG_F.own`. Sizes of the parts add up to the whole.
-Left out: what parts cost; several smaller products take longer than one.
+Left out: what parts cost; several smaller matmuls take longer than one.
 """
 
 from __future__ import annotations

@@ -47,11 +47,11 @@ def shard_optimizer(
     """The Program under ZeRO stage `zero`, 1 or 2.
 
     blocks_per_bucket: blocks whose gradients are reduced together, once the last of them is complete.
-    overlap_reduce: reduce beside backward; otherwise on the compute stream after the last backward.
-    overlap_gather: gather the parameters of a block as soon as it is updated, beside what follows (the next step's
+    overlap_reduce: reduce alongside backward; otherwise on the compute stream after the last backward.
+    overlap_gather: gather the parameters of a block as soon as it is updated, alongside what follows (the next step's
     forward included); otherwise on the compute stream after the last update.
     replicas: hybrid sharding; an AR of each block's gradients over the replicas follows their last reduction.
-    Stage 1 reduces once, after the last unit; stage 2, if beside backward, after every unit, adding to the shard.
+    Stage 1 reduces once, after the last unit; stage 2, if alongside backward, after every unit, adding to the shard.
     All-reduces of gradients (AR) that the Program has are dropped. PlanError for another stage, tied blocks, and
     missing updates.
     """

@@ -1,4 +1,4 @@
-"""ZeRO-Offload's delayed parameter update: the host updates with the gradients of the step before, beside this step.
+"""ZeRO-Offload's delayed parameter update: the host updates with the gradients of the step before, alongside this step.
 
 This file says what the method is; lowering makes its rows (`lowering.delayed_update`), `runtime.step.host_update` runs
 them. It changes the mathematics, so no search turns it on unless it is named.

@@ -2,9 +2,9 @@
 
 This file says what the method is. Lowering makes its rows (`lowering.gradient_buckets`), `search.refinement` tries the
 sizes that cut a plan's layers differently and then cuts and actions of unequal sizes (`bucket_cuts`), and the
-simulator, which plays all-reduces beside backward, judges them. Operations that are fused are layers here: one action
-computes several, and their gradients are there only at its end. Left out: the fusion of kernels within a layer, which
-delays no reduction, since a layer's gradients are reduced together. Source: Yi et al. 2022 (DisCo, TPDS).
+simulator, which plays all-reduces alongside backward, judges them. Operations that are fused are layers here: one
+action computes several, and their gradients are there only at its end. Left out: the fusion of kernels within a layer,
+which delays no reduction, since a layer's gradients are reduced together. Source: Yi et al. 2022 (DisCo, TPDS).
 """
 
 from __future__ import annotations

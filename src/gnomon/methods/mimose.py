@@ -56,7 +56,7 @@ class Held:
     left: tuple[float, ...]
     """What its forward leaves where it is; the same as `kept` for a layer that never is."""
     work: tuple[float, ...]
-    """Most that its forward or backward takes beside what the layers before it left."""
+    """Most that its forward or backward takes besides what the layers before it left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,8 @@
 Long fine-tuning mixes short and long sequences; dividing the short ones over the context-parallel ranks pays for
 messages and tiny kernels. Which sequences go where is `lowering.packed`, since the number of microbatches follows from
 it. `microbatch_step` is the Program of one layer over such a microbatch; played, its forward takes what they lower: on
-the slowest rank the exchange of keys and values beside the whole sequences, then the divided ones. Left out: profiling
-of costs.
+the slowest rank the exchange of keys and values alongside the whole sequences, then the divided ones. Left out:
+profiling of costs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ BUFFERS = (
 def microbatch_step(unit: Unit, cp: int) -> Program:
     """One layer's forward and backward over a unit: each context-parallel rank a rank class, exchanges meet.
 
-    The exchange runs beside the whole sequences, forward and backward. A rank without whole sequences has no LOCAL;
+    The exchange runs alongside the whole sequences, forward and backward. A rank without whole sequences has no LOCAL;
     without divided ones there is no exchange.
     """
     unit.rank_tokens(cp)  # refuses ranks that are not there

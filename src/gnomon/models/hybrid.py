@@ -4,7 +4,7 @@
 `hybrid(config)` returns a Graph with one call for each run of equal layers. A layer is written as its parts, each with
 a norm before and a residual around it: `M` Mamba-2, `D` gated DeltaNet, `*` attention, `-` feed-forward, `E` mixture,
 as Nemotron-H's `hybrid_override_pattern` has it; Bamba's layers are `M-` and `*-`, Qwen3-Next's `DE` and `*E`. The
-convolution's weight is counted in two parts, over x and over B and C: as many parameters. Leaves out attention beside
+convolution's weight is counted in two parts, over x and over B and C: as many parameters. Leaves out attention besides
 Mamba in one layer (Falcon-H1).
 """
 

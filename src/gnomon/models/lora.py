@@ -1,8 +1,8 @@
 """Low-rank adapters on a frozen model: LoRA (Hu et al. 2021) and QLoRA (Dettmers et al. 2023).
 
 `with_adapters(graph, adapters)` returns the same model whose weights are read and not trained: states of the job in
-place of parameters, so they have no gradient and no optimizer state, and no product makes one. Beside each linear of a
-target stand two small ones, `lora_A` and `lora_B`, whose product is scaled and added. `parse_adapters` reads the end of
+place of parameters, so they have no gradient and no optimizer state, and no matmul makes one. Next to each linear of a
+target stand two small ones, `lora_A` and `lora_B`, whose matmul is scaled and added. `parse_adapters` reads the end of
 a model's name: `llama-3.1-70b+lora16`, `+qlora16`, `+lora16:q_proj,v_proj`. Leaves out adapters on experts and
 embeddings, dropout before them, and that the first layer's input needs no gradient.
 """
@@ -27,7 +27,7 @@ _NAME = re.compile(r"(?P<model>.+)\+(?P<kind>q?lora)(?P<rank>\d+)(?::(?P<targets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
-    """What is trained beside frozen weights."""
+    """What is trained besides frozen weights."""
 
     rank: int = 16
     """Width between the two linears of an adapter."""
@@ -42,7 +42,7 @@ class Adapters:
     dropout: float = 0.0
     """Of what `lora_B` writes."""
     base: Literal["compute", "nf4"] = "compute"
-    """How frozen linears of layers are stored: in the compute dtype, or in NF4, widened before each product."""
+    """How frozen linears of layers are stored: in the compute dtype, or in NF4, widened before each matmul."""
 
     def __post_init__(self) -> None:
         positive(rank=self.rank)
@@ -96,7 +96,7 @@ def _linears(block: Block) -> tuple[Op, ...]:
 
 
 def _frozen(block: Block, linears: tuple[Op, ...], adapters: Adapters) -> Block:
-    """The block with its parameters as states of the job, and adapters beside `linears` that are targets."""
+    """The block with its parameters as states of the job, and adapters besides `linears` that are targets."""
     narrow = {op.inputs[1] for op in linears} if adapters.base == "nf4" else set[str]()
     tensors = [
         replace(t, kind="state", lifetime="job", dtype=NF4 if t.name in narrow else "compute")
@@ -133,7 +133,7 @@ def _after(adapters: Adapters) -> tuple[tuple[str, str, tuple[tuple[str, AttrVal
 
 
 def _adapter(block: Block, op: Op, adapters: Adapters, before: str) -> tuple[tuple[Op, ...], tuple[Tensor, ...]]:
-    """The linear writing beside its name, the two small ones, their scale and the sum; and the tensors of these.
+    """The linear, writing under another name, the two small ones, their scale and the sum; and the tensors of these.
     before: what `lora_B` of another reads, in place of a `lora_A` of its own."""
     x, weight, y = (block.tensor(name) for name in (op.inputs[0], op.inputs[1], op.outputs[0]))
     inner = Dim(name="lora_rank", size=adapters.rank)

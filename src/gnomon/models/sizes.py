@@ -3,7 +3,8 @@ as graphs.
 
 `LLAMA_SIZES`, `GEMMA_SIZES` and `GRAPH_SIZES` map names to functions. Source of every row: the config.json of the
 model's repository on the Hugging Face hub; of Gemma, src/maxtext/configs/models of MaxText (e591f30). Leaves out sizes
-that have functions of their own beside their family, and Gemma 4's smallest (inputs of their own for each layer).
+that have functions of their own besides those of their family, and Gemma 4's smallest (inputs of their own for each
+layer).
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ have norms and no factor)."""
 _FULL_HEADS = {"gemma-4-26b-a4b": (2, 512), "gemma-4-31b": (4, 512)}
 """Key heads of the sixth layer, and their width."""
 _GEMMA_EXPERTS = {"gemma-4-26b-a4b": Mixture(num_experts=128, experts_per_token=8, expert_ffn_size=704)}
-"""Beside the dense feed-forward, which every token visits."""
+"""Besides the dense feed-forward, which every token visits."""
 
 
 def _gemma(row: Row, head_dim: int, window: int, query_scalar: int) -> DecoderConfig:

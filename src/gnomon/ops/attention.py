@@ -125,7 +125,7 @@ def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
         views = {t.name: t for t in low.tensors if t.name in (keys, values)}
         queries = low.step(op, "q_scaled", "scale", (queries,), replace(q, kind="activation"))
         keys = low.step(op, "k_scaled", "scale", (keys,), views[keys])
-        if not op.attr("values_in_rows", False):  # a batched product copies what does not lie so
+        if not op.attr("values_in_rows", False):  # a batched matmul copies what does not lie so
             values = low.step(op, "v_rows", "repeat", (values,), views[values])
     x = low.step(op, "scores", "matmul", (queries, keys), like, contracts=contracts, attrs=pairs)
     if op.attr("softcap", 0.0):

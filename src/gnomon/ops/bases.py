@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gnomon.ops.curve import Product, once
+from gnomon.ops.curve import Matmul, once
 from gnomon.ops.op import UNSAID, OpKind
 from gnomon.ops.rules import multiplied, multiplied_back, saves_operands
 
@@ -50,8 +50,8 @@ CONTRACTION = replace(
     backward=multiplied_back,
     weight_grad="apart",
     decay=(1,),
-    price=Product("tokens", narrow=True),
-    grad_price=Product("tokens", narrow=True),
+    price=Matmul("tokens", narrow=True),
+    grad_price=Matmul("tokens", narrow=True),
     does="multiplies",
 )
 """Activations times a weight: a matmul forward and one for each operand's gradient, that of the weight a step of its

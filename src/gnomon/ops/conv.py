@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gnomon.errors import PlanError
 from gnomon.ops.bases import CONTRACTION, MOVES_BYTES
-from gnomon.ops.curve import Product, once
+from gnomon.ops.curve import Matmul, once
 from gnomon.ops.divided import BOTH, own_collective, with_inside
 from gnomon.ops.op import Op, Problem, Tensors
 from gnomon.ops.rules import as_many, cannot_write, per_element, per_element_back
@@ -97,8 +97,8 @@ CONV2D = replace(
     name="conv2d",
     signature="image, weight (out, in, height, width), bias -> image",
     dims=_conv_dims,
-    price=Product("pixels", narrow=False),
-    grad_price=Product("pixels", narrow=False),
+    price=Matmul("pixels", narrow=False),
+    grad_price=Matmul("pixels", narrow=False),
     strategies=_convolution,
     does="convolves",
     torch="image:conv2d",

@@ -1,6 +1,6 @@
 """What a kind is priced by: a curve and how it is walked. Seconds are made of it in `prices`.
 
-`Stream` moves bytes, `Product` multiplies matrices; the words name curves of their own: attention's, that of cached
+`Stream` moves bytes, `Matmul` multiplies matrices; the words name curves of their own: attention's, that of cached
 keys in blocks (`paged`), a scan's, those of the ATen ops of a captured op, a sector and a number for each label, a
 table's gradient. Leaves out devices.
 """
@@ -17,7 +17,7 @@ gather: rows by index. scatter: rows added up by index."""
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """How an op without matrix products runs: eager PyTorch's kernels, unless its docstring says that it is fused."""
+    """How an op without matmuls runs: eager PyTorch's kernels, unless its docstring says that it is fused."""
 
     kernels: int
     """Kernels launched."""
@@ -30,17 +30,17 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """A contraction, as matrix products: forward, and one for each operand's gradient."""
+class Matmul:
+    """A contraction, as matmuls: forward, and one for each operand's gradient."""
 
     rows: Literal["tokens", "experts", "pixels", "batch"]
     """What rows of the left operand are. tokens: of all leading dims, times a weight. experts: of each expert, times
-    its own weight. pixels: an implicit product, a row for each output pixel. batch: of each matrix of a batch."""
+    its own weight. pixels: an implicit matmul, a row for each output pixel. batch: of each matrix of a batch."""
     narrow: bool
     """Whether a plan's eight- or four-bit recipe reaches it."""
 
 
-Curve: TypeAlias = Stream | Product | Literal["free", "attention", "paged", "scan", "aten", "labels", "table"]
+Curve: TypeAlias = Stream | Matmul | Literal["free", "attention", "paged", "scan", "aten", "labels", "table"]
 
 
 def once(walk: Walk = "plain", kernels: int = 1) -> Stream:

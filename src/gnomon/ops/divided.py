@@ -91,7 +91,7 @@ def _plain(op: Op, setting: Division) -> Strategy:
 
 
 def _along(op: Op, name: str, home: Sharding, axis: str, owner: str, setting: Division) -> Sharding:
-    """What a tensor must be where `axis` divides the op along `owner`: at home if that fits; of a product, divided
+    """What a tensor must be where `axis` divides the op along `owner`: at home if that fits; of a matmul, divided
     along `owner` where it has that and lies divided along another dim; else whole."""
     dim = home.dim_of(axis)
     if _agrees(op, dim, owner):

@@ -23,13 +23,13 @@ class Kernels:
     """unfused: RMSNorm in steps as in eager PyTorch, with an fp32 copy of the input. Other norms: always fused."""
     glu: Fusion
     """unfused: the activation and the product are two kernels, and the activated gate is kept too; `gelu_new` of
-    transformers runs step by step, and keeps three tensors beside its input; `relu2` is two kernels."""
+    transformers runs step by step, and keeps three tensors besides its input; `relu2` is two kernels."""
     cross_entropy: Literal[Fusion, "in_place"]
     """fused: keeps the logits and an fp32 log-sum-exp. unfused: casts the logits to fp32 and keeps the log-softmax.
     in_place: the same steps, with softmax and gradient written over the one fp32 copy, as Megatron-LM does."""
     full_recompute: Literal["whole", "needed"]
     """Of a layer of which only the input is kept. whole: its forward is run again to the end. needed: to the last
-    tensor that its backward reads, so without its last product."""
+    tensor that its backward reads, so without its last matmul."""
     expert_weights: Literal["output", "activation"] = "output"
     """Where rows of experts are multiplied by the router's weights. output: as they are added up, which keeps what the
     last product wrote. activation: before it, which keeps nothing of that; without a gate, a feed-forward then keeps

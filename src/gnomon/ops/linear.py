@@ -1,6 +1,6 @@
-"""Products with weights and of activations: `linear`, `matmul`.
+"""Matmuls with weights and of activations: `linear`, `matmul`.
 
-A product of m×k by k×n is 2·m·k·n FLOPs. Weights are (out …, in …) as in torch, or (in …, out …). Leaves out products
+A matmul of m×k by k×n is 2·m·k·n FLOPs. Weights are (out …, in …) as in torch, or (in …, out …). Leaves out matmuls
 of experts (`moe`) and convolutions (`conv`).
 """
 
@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from gnomon.ops.attention import pairs_of
 from gnomon.ops.bases import CONTRACTION
-from gnomon.ops.curve import Product
+from gnomon.ops.curve import Matmul
 from gnomon.ops.op import Op, Problem, Tensors
 from gnomon.ops.rules import (
     Flops,
     contracted_dims,
+    flops_of_matmul,
     moved,
     moved_back,
-    product_flops,
 )
 from gnomon.ops.work import GradOp, Setting, Work
 from gnomon.tensors.dims import Dim, size_of
@@ -35,7 +35,7 @@ def _dims(op: Op, block: Tensors) -> Problem:
 
 def _matmul_flops(op: Op, block: Tensors, setting: Setting) -> Flops:
     """Scores of attention in steps: what a mask lets through counts, the kernel computes all of it."""
-    sizes, full = setting.sizes, product_flops(op, block, setting)
+    sizes, full = setting.sizes, flops_of_matmul(op, block, setting)
     q_name, kv_name = op.attr("q_dim", ""), op.attr("kv_dim", "")
     if not q_name:
         return full, 0
@@ -50,7 +50,7 @@ def _matmul_work(op: Op, block: Tensors, setting: Setting) -> Work:
 
 
 def _matmul_work_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:
-    """A product for each operand that wants a gradient."""
+    """A matmul for each operand that wants a gradient."""
     flops, extra = _matmul_flops(op, block, setting) if grad.reads else (0, 0)
     times = len(grad.grads_out)
     return moved_back(op, block, setting, grad, flops=(flops * times, extra * times))
@@ -87,8 +87,8 @@ MATMUL = replace(
     backward=_matmul_work_back,
     weight_grad="together",
     decay="matrices",
-    price=Product("batch", narrow=False),
-    grad_price=Product("batch", narrow=False),
+    price=Matmul("batch", narrow=False),
+    grad_price=Matmul("batch", narrow=False),
     does="multiplies activations",
     torch="lowered",
 )

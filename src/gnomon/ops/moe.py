@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gnomon.errors import PlanError
 from gnomon.ops.bases import CONTRACTION, MOVES_BYTES
-from gnomon.ops.curve import Product, once, passes
+from gnomon.ops.curve import Matmul, once, passes
 from gnomon.ops.divided import BOTH, own_collective, with_inside
 from gnomon.ops.kernels import Kernels
 from gnomon.ops.op import Op, Problem, Steps, Tensors, attrs
@@ -130,8 +130,8 @@ GROUPED_LINEAR = replace(
     name="grouped_linear",
     signature="rows, weight (experts, out, in)[, bias] -> each row times the weight of its own expert; groups",
     dims=_grouped_dims,
-    price=Product("experts", narrow=True),
-    grad_price=Product("experts", narrow=True),
+    price=Matmul("experts", narrow=True),
+    grad_price=Matmul("experts", narrow=True),
     weight_sum="in place",
     does="multiplies rows",
     torch="engine",

@@ -40,7 +40,7 @@ class Captured:
     nodes: tuple[Node, ...]
     """ATen ops in order."""
     tensors: tuple[Tensor, ...] = ()
-    """What the nodes write beside the op's outputs, named `path:0` and on."""
+    """What the nodes write besides the op's outputs, named `path:0` and on."""
     keeps: tuple[str, ...] = ()
     """Of inputs, outputs and `tensors`, what autograd keeps for backward."""
     whole: tuple[str, ...] = ()

@@ -26,8 +26,8 @@ def _saves(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ..
     return op.captured.keeps
 
 
-def captured_products(op: Op, sizes: Sizes) -> list[tuple[Number, Number, Number, Number, int]]:
-    """(batch, rows, columns, depth, operands that want a gradient) of each matrix product of a captured op."""
+def captured_matmuls(op: Op, sizes: Sizes) -> list[tuple[Number, Number, Number, Number, int]]:
+    """(batch, rows, columns, depth, operands that want a gradient) of each matmul of a captured op."""
     assert op.captured is not None, "of captured ops only"
     known: Mapping[str, Any] = sizes
     products = []
@@ -59,7 +59,7 @@ def _captured_bytes(op: Op, block: Tensors, setting: Setting) -> tuple[Number, N
 
 def _captured_work(op: Op, block: Tensors, setting: Setting, grad: GradOp | None) -> Work:
     """A backward reads what was kept and gradients, and writes gradients; inside it does so once for each ATen op."""
-    shapes = captured_products(op, setting.sizes)
+    shapes = captured_matmuls(op, setting.sizes)
     read, written = _captured_bytes(op, block, setting)
     costed = costed_flops(op, setting.sizes, backward=grad is not None)
     if grad is None:

@@ -66,7 +66,7 @@ def contracted_dims(op: Op, block: Tensors, without: Collection[str] = ()) -> Pr
 
 
 def saves_operands(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
-    """Of a product: each operand, where the other one wants a gradient."""
+    """Of a matmul: each operand, where the other one wants a gradient."""
     left = op.inputs[:1] if op.inputs[1] in needs_grad else ()
     return (*left, *(op.inputs[1:2] if op.inputs[0] in needs_grad else ()))
 
@@ -93,8 +93,8 @@ def bytes_of(names: Collection[str], block: Tensors, setting: Setting) -> Number
     return total
 
 
-def product_flops(op: Op, block: Tensors, setting: Setting) -> Number:
-    """Of one product of a contraction."""
+def flops_of_matmul(op: Op, block: Tensors, setting: Setting) -> Number:
+    """Of one matmul of a contraction."""
     out = block.tensor(op.outputs[0])
     inner = {a.name: a for t in op.inputs[:2] for a in block.tensor(t).atoms}
     return 2 * numel(out.dims, setting.sizes) * numel((inner[name] for name in op.contracts), setting.sizes)
@@ -141,12 +141,12 @@ def per_element_back(flops: int) -> Callable[[Op, Tensors, Setting, GradOp], Wor
 
 def multiplied(op: Op, block: Tensors, setting: Setting) -> Work:
     """The forward of a contraction."""
-    return moved(op, block, setting, flops=(product_flops(op, block, setting), 0))
+    return moved(op, block, setting, flops=(flops_of_matmul(op, block, setting), 0))
 
 
 def multiplied_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:
-    """One step of its backward: a product, where an operand is read (a bias wants the incoming gradient alone)."""
-    flops = product_flops(op, block, setting) if grad.reads else 0
+    """One step of its backward: a matmul, where an operand is read (a bias wants the incoming gradient alone)."""
+    flops = flops_of_matmul(op, block, setting) if grad.reads else 0
     return moved_back(op, block, setting, grad, flops=(flops, 0))
 
 

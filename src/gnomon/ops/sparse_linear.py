@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from gnomon.errors import PlanError
 from gnomon.ops.bases import CONTRACTION
-from gnomon.ops.curve import Product
+from gnomon.ops.curve import Matmul
 from gnomon.ops.op import Op, Problem, Tensors, TorchCall
-from gnomon.ops.rules import Flops, contracted_dims, moved, moved_back, product_flops
+from gnomon.ops.rules import Flops, contracted_dims, flops_of_matmul, moved, moved_back
 from gnomon.ops.strategy import Division, Strategy
 from gnomon.ops.work import GradOp, Setting, Work
 from gnomon.tensors.dims import Number
@@ -49,12 +49,12 @@ def _flops(whole: Number, op: Op) -> Flops:
 
 
 def _work(op: Op, block: Tensors, setting: Setting) -> Work:
-    return moved(op, block, setting, flops=_flops(product_flops(op, block, setting), op))
+    return moved(op, block, setting, flops=_flops(flops_of_matmul(op, block, setting), op))
 
 
 def _work_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:
     """The input gradient needs the chosen elements; that of the weight is of all."""
-    whole = product_flops(op, block, setting)
+    whole = flops_of_matmul(op, block, setting)
     inputs = _flops(whole, op) if op.inputs[0] in grad.grads_out else (0, 0)
     weight = whole if op.inputs[1] in grad.grads_out else 0
     return moved_back(op, block, setting, grad, flops=(inputs[0] + weight, inputs[1]))
@@ -78,8 +78,8 @@ NM_LINEAR = replace(
     forward=_work,
     backward=_work_back,
     weight_grad="together",
-    price=Product("tokens", narrow=False),
-    grad_price=Product("tokens", narrow=False),
+    price=Matmul("tokens", narrow=False),
+    grad_price=Matmul("tokens", narrow=False),
     strategies=_strategies,
     calls=(TorchCall(function="gnomon::nm_linear", operands=("x", "weight"), numbers=("n", "m"), axes="a linear's"),),
     torch="sparse_linear:nm_linear",

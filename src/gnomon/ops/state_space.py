@@ -66,7 +66,7 @@ class Scan:
 
 def scan_flops(op: Op, block: Tensors, sizes: Sizes, *, whole: bool) -> Number:
     """Matrix FLOPs of the forward: states of chunks and what they give (2THPN each), C Bᵀ of a chunk (2TQGN) and its
-    product with x (2TQHP). whole: the last two as if a token saw all of its chunk; else half of them."""
+    matmul with x (2TQHP). whole: the last two as if a token saw all of its chunk; else half of them."""
     s = Scan.of(op, block, sizes)
     within = 2 * s.tokens * s.chunk * (s.groups * s.state + s.width)
     return 4 * s.tokens * s.width * s.state + (within if whole else within // 2)
@@ -84,7 +84,7 @@ def _dims(op: Op, block: Tensors) -> Problem:
     if width is None or None in read:
         return None
     inner, state, own = (size or 0 for size in read)
-    per_head = 2 if op.attr("rule", "ssd") == "gated_delta" else 1  # the delta rule has a step beside the decay
+    per_head = 2 if op.attr("rule", "ssd") == "gated_delta" else 1  # the delta rule has a step besides the decay
     return None if width == 2 * inner + 2 * state + per_head * own else cannot_write(op, block)
 
 

@@ -1,4 +1,4 @@
-"""`Strategy`: one way to run an op on divided tensors; `Division`: what the ways depend on beside the op.
+"""`Strategy`: one way to run an op on divided tensors; `Division`: what the ways depend on besides the op.
 
 A strategy names the shardings of inputs and outputs, the axes on which input gradients come out as partial sums, and
 the collectives of the op's own algorithm. Leaves out how it is found (`divided`, and the families), and time.
@@ -30,7 +30,7 @@ class Choices(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """What an op's strategies depend on beside the op."""
+    """What an op's strategies depend on besides the op."""
 
     block: Tensors
     """The block of the op, not lowered: attention is one op."""

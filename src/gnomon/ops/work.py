@@ -1,6 +1,6 @@
 """What an op asks of a device, and what turns its rules into numbers: `Work`, `Setting`, and `GradOp` of a backward.
 
-A matrix product of m×k by k×n is 2·m·k·n FLOPs. `matmul_flops` are those of the mathematics, as model FLOPs and MFU
+A matmul of m×k by k×n is 2·m·k·n FLOPs. `matmul_flops` are those of the mathematics, as model FLOPs and MFU
 count them; `extra_matmul_flops` are what the chosen kernel does beyond (flash attention's QKᵀ again, masked-out scores
 of an unfused kernel). `vector_flops` are rough (a few an element): they matter only where bytes do not, so no total of
 FLOPs includes them. Bytes: each distinct tensor read or written once. Leaves out caches, tiles, time (room `prices`).
@@ -25,7 +25,7 @@ class Work:
     """What an op asks of a device. Adds up and scales like a number."""
 
     matmul_flops: Number = 0
-    """FLOPs of matrix products and convolutions that the mathematics needs."""
+    """FLOPs of matmuls and convolutions that the mathematics needs."""
     extra_matmul_flops: Number = 0
     """Further matrix FLOPs that the kernel executes; can be negative where a kernel skips masked work that counts."""
     vector_flops: Number = 0
@@ -71,7 +71,7 @@ class GradOp:
     path: str
     """Path of the forward op; of an accumulate, the tensor's name."""
     reads: tuple[str, ...]
-    """Saved tensors and parameters read, beside the gradients of `grads_in`."""
+    """Saved tensors and parameters read, besides the gradients of `grads_in`."""
     grads_in: tuple[str, ...]
     """Tensors whose gradients are read."""
     grads_out: tuple[str, ...]

@@ -91,7 +91,7 @@ class BandNumbers:
     routed: float
     """More, with mixtures of experts."""
     eight_bit: float
-    """More, with products in eight bits."""
+    """More, with matmuls in eight bits."""
     unmeasured: float
     """More, on devices without kernel measurements."""
     below: float

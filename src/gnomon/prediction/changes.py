@@ -61,8 +61,8 @@ def zero(plan: Plan) -> Iterator[Single]:
 
 
 def fully_sharded(plan: Plan) -> Plan:
-    """A plan under ZeRO 3 without what only lower stages have: it reduces gradients block by block beside the backward,
-    so the buckets go that a program has by default below it."""
+    """A plan under ZeRO 3 without what only lower stages have: it reduces gradients block by block alongside the
+    backward, so the buckets go that a program has by default below it."""
     overlap = replace(plan.overlap, bucket_bytes=None, buckets=(), fused=(), grad_reduce=True)
     return replace(plan, overlap=overlap)
 

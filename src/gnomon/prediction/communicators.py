@@ -1,4 +1,4 @@
-"""What communication takes of a rank's memory beside tensors: groups, and flat buffers.
+"""What communication takes of a rank's memory besides tensors: groups, and flat buffers.
 
 `communicators` counts the groups that a rank communicates in, whose buffers lie outside the allocator; `flat_bytes` are
 buffers so large that none which was freed holds them. Leaves out what each group takes (`prices.allocator`).

@@ -2,7 +2,7 @@
 
 A stage's forward lasts as long as its kernels and the collectives they wait for, or as its launches if the host is
 slower, or as its offloaded activations take over the host link. Where it has a row for each layer, the rows together
-last as long as that one, unless the host waits for each layer by itself. Leaves out kernels beside those of layers,
+last as long as that one, unless the host waits for each layer by itself. Leaves out kernels besides those of layers,
 messages between stages and what happens to gradients and parameters.
 """
 
@@ -119,7 +119,7 @@ class ComputeTime:
         return self._extras[kind, block]
 
     def _beside_s(self, kind: str, block: int) -> float:
-        """What the host does beside launches."""
+        """What the host does besides launches."""
         if (kind, block) not in self._besides:
             self._besides[kind, block] = beside_s(kind, *self.priced.layers(block), self.priced.stack)
         return self._besides[kind, block]

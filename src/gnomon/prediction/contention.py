@@ -1,19 +1,18 @@
-"""Kernels and the collectives that run beside them slow each other: an outer fixed point over the timeline.
+"""Kernels and the collectives that run alongside them slow each other: an outer fixed point over the timeline.
 
-A collective of parameters or gradients takes SMs, memory bandwidth and power from the kernels beside it. How long runs
-beside what follows from the clock, and the clock from how much longer the kernels take: `contended` plays, lengthens,
-and plays again. Actions only get slower and never by more than SLOWED and BACK allow, so bounds from kernels that run
-alone stay bounds. As in Echo (arXiv 2412.12487, the successor of Merak), with one number for all kinds of kernel: there
-are no public measurements of kernels beside NCCL to fit more to.
-A collective weighs by the bytes that its link can move past each device a second, up to FULL_RATE: memory traffic and
-the SMs that copy grow with them, and one that waits for a slow network moves few. That form, a straight line through
-the origin, is a choice: runs set its upper end, and six runs over slower networks fit it.
-On a machine that `gnomon calibrate` has measured, the share is the one it saw (`Measured.lost_beside`), for collectives
-of any rate.
-Copies to and from the host go by copy engines and weigh nothing. Where a processor that was measured is device and host
-in one, they, and additions and updates on the host, take from computing what a collective does.
-Leaves out messages between stages, and collectives of whole stages, which are priced with the computing beside them
-(`step`): ZeRO 0 to 2, where runs show nothing (evidence/fits/contention).
+A collective of parameters or gradients takes SMs, memory bandwidth and power from the kernels alongside it. How long
+runs alongside what follows from the clock, and the clock from how much longer the kernels take: `contended` plays,
+lengthens, and plays again. Actions only get slower and never by more than SLOWED and BACK allow, so bounds from kernels
+that run alone stay bounds. As in Echo (arXiv 2412.12487, the successor of Merak), with one number for all kinds of
+kernel: there are no public measurements of kernels alongside NCCL to fit more to. A collective weighs by the bytes that
+its link can move past each device a second, up to FULL_RATE: memory traffic and the SMs that copy grow with them, and
+one that waits for a slow network moves few. That form, a straight line through the origin, is a choice: runs set its
+upper end, and six runs over slower networks fit it. On a machine that `gnomon calibrate` has measured, the share is the
+one it saw (`Measured.lost_beside`), for collectives of any rate. Copies to and from the host go by copy engines and
+weigh nothing. Where a processor that was measured is device and host in one, they, and additions and updates on the
+host, take from computing what a collective does. Leaves out messages between stages, and collectives of whole stages,
+which are priced with the computing alongside them (`step`): ZeRO 0 to 2, where runs show nothing
+(evidence/fits/contention).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from gnomon.simulate.beside import Beside
 from gnomon.units import quantise
 
 SLOWED = 0.5
-"""Seconds that kernels lose to each second of a collective beside them. Fitted: of 0, 0.35 and 0.5, the one with the
+"""Seconds that kernels lose to each second of a collective alongside them. Fitted: of 0, 0.35 and 0.5, the one with the
 least median error (4.9%, 4.2%, 3.7%) on 50 fully sharded runs on A100 and H100 whose models were left out of the fit of
 rates, 2026-11-22 (evidence/LOG.md)."""
 
@@ -44,9 +43,9 @@ they say nothing of what is below. Six runs of FSDP, over 50e9 and 100e9, are 22
 does not depend on the rate, and 7% with this one, 2026-11-22 (evidence/LOG.md)."""
 
 BACK = 0.0
-"""Seconds that a collective over a link of FULL_RATE loses to each second of kernels beside it; 0 leaves it as on idle
-devices, which its curve is of. Fitted: of 0, 0.1, 0.25 and 0.5, 0 has the least median error in each of three
-programs, models left out, 2026-11-22 (evidence/fits/contention). NCCL timed beside kernels would settle it."""
+"""Seconds that a collective over a link of FULL_RATE loses to each second of kernels alongside it; 0 leaves it as on
+idle devices, which its curve is of. Fitted: of 0, 0.1, 0.25 and 0.5, 0 has the least median error in each of three
+programs, models left out, 2026-11-22 (evidence/fits/contention). NCCL timed alongside kernels would settle it."""
 
 ROUNDS = 2
 """Of 43 fully sharded plans (7B to 175B, with and without pipelines, one step begun at rest and one after it)
@@ -58,8 +57,8 @@ HOST = ("D2H", "H2D", "HOST_ADD", "HOST_OPT")
 
 
 def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times | None]:
-    """(seconds of each price key, with what kernels lose to collectives beside them; the step played last on the way,
-    from which `period` may go on)."""
+    """(seconds of each price key, with what kernels lose to collectives alongside them; the step played last on the
+    way, from which `period` may go on)."""
     alone, keys = pricing.durations(structure.program), structure.program.keys
     divided = pricing.stages[0].share is not None
     lost_to_each = slowed(pricing.stages[0].device)
@@ -107,7 +106,8 @@ def _kernels(parts: Mapping[str, float]) -> tuple[float, float]:
 
 
 def weight(pricing: Pricing, key: Key, busy: float) -> float:
-    """What a second of an action takes from kernels beside it, from 0 to 1 times SLOWED; 0 for what is no transfer."""
+    """What a second of an action takes from kernels alongside it, from 0 to 1 times SLOWED; 0 for what is no
+    transfer."""
     if key.kind not in (*TRANSFERS, *SHARED, *HOST) or busy <= 0:
         return 0.0
     measured = pricing.stages[0].device.measured

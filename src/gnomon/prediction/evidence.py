@@ -41,7 +41,7 @@ class Evidence:
     routed: bool
     """Mixtures of experts."""
     eight_bit: bool
-    """Products in eight bits or fewer."""
+    """Matmuls in eight bits or fewer."""
     measured: bool
     """There are kernel measurements of every device's generation."""
     opaque: float = 0.0

@@ -1,7 +1,7 @@
 """What a layer waits for its collectives: their seconds less what its own kernels hide.
 
 `LayerExposed(scope, narrow, grads).phase(prices, flops, collectives)` is one phase: computing and exposed seconds by
-axis. Leaves out what other layers and microbatches hide, but for dispatch and combine beside another microbatch.
+axis. Leaves out what other layers and microbatches hide, but for dispatch and combine alongside another microbatch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Grads = Mapping[bool, Sequence[tuple[str, OpPrice, float]]]
 
 
 class LayerExposed:
-    """Collectives of one layer beside its kernels."""
+    """Collectives of one layer alongside its kernels."""
 
     def __init__(self, scope: LayerScope, narrow: LayerNarrow, grads: Grads) -> None:
         self.scope, self.narrow, self.grads = scope, narrow, grads
@@ -66,7 +66,7 @@ class LayerExposed:
         )
 
     def _beside_another(self, sent_s: Any, compute_s: Any) -> Any:
-        """Seconds that dispatch and combine add to another microbatch's computing of about `compute_s`, beside which
+        """Seconds that dispatch and combine add to another microbatch's computing of about `compute_s`, alongside which
         they travel: what it does not hide, and the part of the device that their kernels hold meanwhile."""
         hidden = np.minimum(sent_s, compute_s)
         return as_float(sent_s - hidden + hidden * DISPATCH_SMS / self.scope.device.num_sms)

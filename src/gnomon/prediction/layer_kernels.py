@@ -1,7 +1,7 @@
 """Seconds of a layer's kernels: of each op forward, and of each step of its backward.
 
 `LayerKernels(scope, narrow)`: `forward` by path, `grads[weight]` as (path, price, FLOPs). Leaves out collectives
-(`layer_exposed`), but for what ring attention runs beside its kernels.
+(`layer_exposed`), but for what ring attention runs besides its kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gnomon.prices.kernels import FREE, WHOLE, OpPrice, fused_dropout_seconds, g
 from gnomon.prices.ring import ring_seconds
 
 RING = ":ring"
-"""Of an attention's path: the entry of what it runs beside its kernels around a ring."""
+"""Of an attention's path: the entry of what it runs besides its kernels around a ring."""
 
 
 class LayerKernels:
@@ -81,7 +81,7 @@ class LayerKernels:
         return _launched(price, op) + self._around_experts(op, backward=False) + self._filled(op, op.outputs)
 
     def _rings(self, paths: Iterable[str], *, backward: bool) -> dict[str, OpPrice]:
-        """What attention of these paths runs beside its kernels where keys and values pass around the ranks of cp, as
+        """What attention of these paths runs besides its kernels where keys and values pass around the ranks of cp, as
         an entry of its own, which is no attention."""
         scope = self.scope
         cp, prices = scope.context.mesh.cp, {}
@@ -95,8 +95,8 @@ class LayerKernels:
         return prices
 
     def _around_experts(self, op: Op, *, backward: bool) -> OpPrice:
-        """What Megatron Core's mixtures and transformers' run around the products of experts, with one of these or with
-        a dispatch, and Megatron Core's beside a rotary embedding that its fused kernel cannot do."""
+        """What Megatron Core's mixtures and transformers' run around the matmuls of experts, with one of these or with
+        a dispatch, and Megatron Core's besides a rotary embedding that its fused kernel cannot do."""
         scope = self.scope
         context, experts = scope.context, scope.local_experts
         if scope.facts.sorted_rows and experts:

@@ -88,7 +88,7 @@ class LayerMemory:
         )
 
     def _kept_bytes(self, entry: SavedTensor, is_input: bool) -> int:
-        """Bytes of a kept tensor; what only narrow products read again is kept as they read it, with its scales."""
+        """Bytes of a kept tensor; what only narrow matmuls read again is kept as they read it, with its scales."""
         whole = self.bytes_of(entry.tensor)
         narrow = {self.low(path) for path in entry.needed_by} or {""}
         if is_input or len(narrow) > 1 or not (low := narrow.pop()):
@@ -99,7 +99,7 @@ class LayerMemory:
 
     def deferred(self) -> int:
         """Bytes that weight gradients wait for: inputs of products as they are kept, and gradients of their outputs as
-        the products read them (gathered)."""
+        the matmuls read them (gathered)."""
         steps = [grad for grad in self.back.ops if grad.phase == "weight_grad"]
         roots = storages(self.block, self.dtypes)
         reads = {roots[name] for grad in steps for name in grad.reads}

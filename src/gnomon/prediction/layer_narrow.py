@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from gnomon.graph import Op
-from gnomon.ops.curve import Product
+from gnomon.ops.curve import Matmul
 from gnomon.prediction.layer_memory import has_vocab
 from gnomon.prediction.layer_scope import LayerScope
 from gnomon.prices.kernels import FREE, Cast, Low, OpPrice, cast_weight_seconds
@@ -33,7 +33,7 @@ class LayerNarrow:
         self.gathered = self._gathered()
 
     def _wide(self) -> frozenset[str]:
-        """Paths of products that no eight-bit recipe narrows: what a router reads, logits over the vocabulary, and
+        """Paths of matmuls that no eight-bit recipe narrows: what a router reads, logits over the vocabulary, and
         adapters."""
         scope = self.scope
         routed = {op.inputs[0] for op in scope.block.ops if op.does == "routes"}
@@ -44,11 +44,11 @@ class LayerNarrow:
 
     @cached_property
     def adapted(self) -> frozenset[str]:
-        """Tensors that adapters read, in 16 bits, beside narrow products."""
+        """Tensors that adapters read, in 16 bits, besides narrow matmuls."""
         return frozenset(op.inputs[0] for op in self.scope.block.ops if op.path.endswith(".lora_A"))
 
     def _casts(self) -> dict[str, str]:
-        """Tensor that narrow products read -> path of the first, which casts it for all."""
+        """Tensor that narrow matmuls read -> path of the first, which casts it for all."""
         first: dict[str, str] = {}
         for op in self.scope.block.ops:
             if _multiplies_weights(op) and self.low(op.path):
@@ -56,7 +56,7 @@ class LayerNarrow:
         return first
 
     def _epilogues(self) -> frozenset[str]:
-        """Paths of activations between narrow products of experts, which run inside these."""
+        """Paths of activations between narrow matmuls of experts, which run inside these."""
         scope = self.scope
         narrow = {op.path for op in scope.block.ops if op.does == "multiplies rows" and self.low(op.path)}
         made = {name for op in scope.block.ops if op.path in narrow for name in op.outputs}
@@ -130,9 +130,9 @@ class LayerNarrow:
 
 
 def _multiplies_weights(op: Op) -> bool:
-    """Whether it is a product with a weight that recipes narrow."""
+    """Whether it is a matmul with a weight that recipes narrow."""
     curve = op.rules.curve(op)
-    return isinstance(curve, Product) and curve.narrow
+    return isinstance(curve, Matmul) and curve.narrow
 
 
 def _is_library(op: Op) -> bool:

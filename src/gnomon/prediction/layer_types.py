@@ -25,7 +25,7 @@ SENT_ONCE = ("fused", "hybrid_ep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFacts:
-    """Facts of a stack on which the price of a layer depends, beside `Kernels`: which libraries, what they fuse and
+    """Facts of a stack on which the price of a layer depends, besides `Kernels`: which libraries, what they fuse and
     what they overlap."""
 
     attention_kernel: AttentionKernel | None = None
@@ -37,7 +37,7 @@ class KernelFacts:
     transformer_engine: bool = False
     """Layers are Transformer Engine's: norms write eight bits, and tensor-parallel ranks gather in them."""
     fused_casts: bool = False
-    """A compiler fuses a cast to eight bits with the kernel before it, unless that is a product or attention."""
+    """A compiler fuses a cast to eight bits with the kernel before it, unless that is a matmul or attention."""
     cut_hides: float = 1.0
     """As `Stack.cut_hides`."""
     narrow_sums: bool = False
@@ -56,7 +56,7 @@ class KernelFacts:
     sorted_rows: bool = False
     """Rows of experts are brought into order in passes of their own (`Stack.moe_rows`)."""
     experts: Experts = "grouped"
-    """How products of experts run (`Stack.moe_experts`)."""
+    """How matmuls of experts run (`Stack.moe_experts`)."""
     deterministic: bool = False
     """Attention's backward adds in order, and Transformer Engine's outputs are filled before they are written."""
     narrow_hidden: bool = False

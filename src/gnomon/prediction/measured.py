@@ -1,4 +1,4 @@
-"""Runs that were measured, beside their predictions: what `gnomon validate` compares and `calibrate --from` fits to.
+"""Runs that were measured, next to their predictions: what `gnomon validate` compares and `calibrate --from` fits to.
 
 `MeasuredRun` is a run with its seconds and, if known, its peak memory. `predicted_s(run, prediction)` gives the seconds
 of what was timed, also under other numbers than those on record. Leaves out reading tables and the fit.

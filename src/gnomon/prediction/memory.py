@@ -241,7 +241,7 @@ def _at_leisure(
     """[rows] bytes that XLA does without where room is short.
 
     A collective is an op for each weight, so parameters need not be gathered before, nor whole gradients kept after,
-    the one product that they are of. A gradient of logits takes the place of the logits it is computed from, as an
+    the one matmul that they are of. A gradient of logits takes the place of the logits it is computed from, as an
     elementwise op may write over what it reads last.
     Source: XLA, hlo/analysis/hlo_dataflow_analysis.cc CanShareOperandBufferWithUser.
     """
@@ -417,7 +417,7 @@ def _static_bytes(pricing: Pricing, stage: StagePrice, kept: frozenset[int]) -> 
 
 
 def _second_gradients(pricing: Pricing, stage: StagePrice) -> int:
-    """A gradient of every parameter, in the parameters' dtype, beside the accumulated ones: the buckets of torch's
+    """A gradient of every parameter, in the parameters' dtype, besides the accumulated ones: the buckets of torch's
     DistributedDataParallel (or, where gradients are summed whole, what the last backward left), or gradients that an
     optimizer with wider ones of its own does not free. Under ZeRO 3, gradients that stay whole between microbatches."""
     stack, precision = pricing.stack, stage.plan.precision
@@ -430,7 +430,7 @@ def _second_gradients(pricing: Pricing, stage: StagePrice) -> int:
 
 
 def _unreduced(pricing: Pricing, own: Sequence[StagePrice]) -> int:
-    """Gradients before they are added up over replicas, which stay beside the sum so that it can be done again."""
+    """Gradients before they are added up over replicas, which stay next to the sum so that it can be done again."""
     return sum(stage.static_bytes()["gradients"] for stage in own) if pricing.plan.mesh.data_ranks > 1 else 0
 
 

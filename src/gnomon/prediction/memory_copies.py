@@ -1,8 +1,8 @@
 """What checkpoints in memory cost: bytes of a rank's state, sent to the next rank, and its own copy.
 
 `memory_copies(prediction, every)` prices what `runtime.checkpoint.in_memory` does after each `every`-th step: a message
-of the state from each rank to the next (the last one's to the first), and a copy of it beside. Training waits for both.
-Leaves out the few bytes of random numbers and counts, and the two small messages before.
+of the state from each rank to the next (the last one's to the first), and a copy of it as well. Training waits for
+both. Leaves out the few bytes of random numbers and counts, and the two small messages before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory of gradients on their way, as Gnomon's runtime holds them: when a reduction is waited for, and copies for it.
 
 `waited_for` is the row at which a reduction is over for memory; `copies` are the gradients of several layers that are
-copied beside each other for one reduce-scatter (`runtime.parameters.shards`). Leaves out how large gradients are
+copied next to each other for one reduce-scatter (`runtime.parameters.shards`). Leaves out how large gradients are
 (`memory`).
 """
 

@@ -1,4 +1,4 @@
-"""Seconds of collectives of parameters and gradients: what of them is exposed beside compute.
+"""Seconds of collectives of parameters and gradients: what of them compute does not hide.
 
 Where the Program's stages are whole stages, a collective that goes bucket by bucket, overlapped with compute, is priced
 as what is exposed of it; where they are layers, it is priced whole and the clock shows what overlaps. Leaves out
@@ -73,7 +73,7 @@ class ReductionTime:
         raise UnpricedError(f"stage {stage} does not hold parameter {name!r}")
 
     def parameters(self, kind: str, block: int) -> float:
-        """A collective of parameters or gradients: of whole stages, what the computing beside it leaves of it."""
+        """A collective of parameters or gradients: of whole stages, what the computing alongside it leaves of it."""
         buckets, last = 1, 0.0
         # at once: the clock shows what overlaps
         at_once = self.priced.stack.gradients.bucketed is False or (kind == "REDUCE_GRAD" and self._whole_gradients)
@@ -84,7 +84,7 @@ class ReductionTime:
         checks = buckets * check_s(self.priced.stack, ranks)
         if kind == "AR" and self.priced.plan.optimizer.zero:  # comes after a REDUCE_GRAD, which hides first
             beside = max(beside - self.reduced("REDUCE_GRAD", block, buckets), 0.0)
-        # the first layer's gather, or the last one's reduction, has nothing beside it
+        # the first layer's gather, or the last one's reduction, has nothing alongside it
         least = seconds * max(last, 1 / buckets)
         exposed = max(least, seconds - beside * (buckets - 1) / buckets)
         if checks:  # the thread that launches the backward waits for them
@@ -95,7 +95,7 @@ class ReductionTime:
         return exposed
 
     def _beside(self, kind: str, block: int) -> float:
-        """Seconds of computing that run beside a stage's collective when it goes bucket by bucket. On a measured
+        """Seconds of computing that run alongside a stage's collective when it goes bucket by bucket. On a measured
         machine Gnomon's own runtime runs, whose rows are whole: none."""
         if self.priced.stages[self.priced.blocks[block][0]].device.measured is not None:
             return 0.0
@@ -132,7 +132,7 @@ class ReductionTime:
 
     def _filled(self, stage: StagePrice, size: int) -> tuple[int, float]:
         """Buckets of torch's DistributedDataParallel, filled in the order in which gradients come: a tensor that is
-        larger than a bucket fills one, and what the first layer has comes last, with nothing beside it."""
+        larger than a bucket fills one, and what the first layer has comes last, with nothing alongside it."""
         width, counts, seen = DTYPE_BITS[self.priced.plan.precision.reduce] // 8, [0], set[str]()
         sizes = []
         for layer, price in zip(stage.in_order, stage.order, strict=True):
@@ -147,13 +147,13 @@ class ReductionTime:
         return len(counts), counts[-1] / max(sum(counts), 1)
 
     def reduced(self, kind: str, block: int, buckets: int) -> float:
-        """Seconds of a stage's collective in so many buckets, if nothing runs beside it."""
+        """Seconds of a stage's collective in so many buckets, if nothing runs alongside it."""
         if (kind, block, buckets) not in self._wired:
             self._wired[kind, block, buckets] = self._reductions(kind, block, buckets)
         return sum(seconds * self.priced.slower(link) for seconds, link in self._wired[kind, block, buckets])
 
     def together(self, kind: str, blocks: Sequence[int]) -> float:
-        """Seconds of one collective of the gradients of several layers, if nothing runs beside it."""
+        """Seconds of one collective of the gradients of several layers, if nothing runs alongside it."""
         wired = self.wired_together(kind, blocks)
         seconds = sum(seconds * self.priced.slower(link) for seconds, link in wired)
         return seconds + check_s(self.priced.stack, sum(link.ranks for _, link in wired))

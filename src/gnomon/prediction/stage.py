@@ -252,7 +252,7 @@ class StagePrice:
 
     @cached_property
     def _extra_states(self) -> tuple[int, int]:
-        """Elements of (dense, routed experts') states beside those of a parameter's size, before ZeRO divides them."""
+        """Elements of (dense, routed experts') states besides those of a parameter's size, before ZeRO divides them."""
         kind, totals = self.plan.optimizer.kind, [0, 0]
         for price, layers in self.held if kind in ("adafactor", "muon") else ():
             for experts in (False, True):
@@ -270,7 +270,7 @@ class StagePrice:
         }
 
     def _repeated(self, price: LayerPrice, layers: Sequence[Layer]) -> frozenset[str]:
-        """Parameters of a layer that one before it on this stage holds too (a head tied to the embedding beside it):
+        """Parameters of a layer that one before it on this stage holds too (a head tied to the embedding next to it):
         reduced and gathered with that one. Under ZeRO 3 each block has its own copy on the way."""
         if self.share and layers[0] in self._parts:
             before = self.share.layers[: [layer for _, layer in self.share.layers].index(layers[0])]

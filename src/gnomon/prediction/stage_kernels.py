@@ -1,8 +1,8 @@
-"""Kernels around those of a stage's layers: what a forward or backward launches beside the layers' own.
+"""Kernels around those of a stage's layers: what a forward or backward launches besides the layers' own.
 
 `around(kind, …)` returns their device seconds and launches: weight gradients added to their buffer, gathered parameters
 copied into place, weights cast to eight bits, the loss computed again for metrics. `beside_s(kind, …)`: what the host
-does beside launches, for each gradient and for each expert. Leaves out the update (`update`).
+does besides launches, for each gradient and for each expert. Leaves out the update (`update`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def around(
             total = total + _accumulate(stage, layer, stack, microbatches) * times
         if zero3 and kind in ("F", "B"):
             total = total + _copy_out(stage, layer, "before_backward" if kind == "B" else "before_forward") * times
-        if zero3 and (kind == "F" or (kind == "B" and layer.recompute.flops)):  # products that run again cast again
+        if zero3 and (kind == "F" or (kind == "B" and layer.recompute.flops)):  # matmuls that run again cast again
             total = total + _weight_cast(stage, layer) * times
         if stack.loss.loss_metrics and kind == "F":
             total = total + _loss_again(stage, layer) * (times * stack.loss.loss_metrics)
@@ -44,8 +44,8 @@ def around(
 
 
 def beside_s(kind: str, stage: StagePrice, layers: Iterable[tuple[LayerPrice, int]], stack: Stack) -> float:
-    """Host seconds of an action of this kind over layers of a stage beside launches: each weight of each expert that is
-    gathered by itself when it runs, and what Python runs as each gradient is there."""
+    """Host seconds of an action of this kind over layers of a stage besides launches: each weight of each expert that
+    is gathered by itself when it runs, and what Python runs as each gradient is there."""
     zero, each, hook = stage.plan.optimizer.zero, stack.experts.expert_gather_s, stack.gradients.gradient_hook_s
     total = 0.0
     for layer, times in layers if stage.is_sharded and zero >= 2 else ():
@@ -123,7 +123,7 @@ def _accumulate(stage: StagePrice, layer: LayerPrice, stack: Stack, microbatches
         moved = (elements * (DTYPE_BITS[precision.compute] // 8), elements * (DTYPE_BITS[precision.reduce] // 8))
         return OpPrice(device_s=float(stream_seconds(*moved, device, curves_for(device), kernels=1)), kernels=1)
     if precision.grad == precision.compute and microbatches == 1:
-        return NOTHING  # the product writes where the gradient stays
+        return NOTHING  # the matmul writes where the gradient stays
     fused = bool(stack.gradients.grad_accumulation_fused)
     added = accumulate_seconds(elements, precision, device, curves_for(device), fused=fused, tensors=tensors)
     share = 1.0 if precision.grad != precision.compute else (microbatches - 1) / microbatches

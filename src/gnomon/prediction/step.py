@@ -232,7 +232,7 @@ class Pricing:
         return parameters_s(*self.priced.layers(block), self.cluster, copies=copies)
 
     def amounts(self, key: Key) -> tuple[float, float]:
-        """(bytes that an action sends or reduces, FLOPs of its products) on one rank; 0 where it has none or where
+        """(bytes that an action sends or reduces, FLOPs of its matmuls) on one rank; 0 where it has none or where
         nobody counts them (the optimizer, copies to the host)."""
         if key.shape in self.shapes:
             return self.shapes[key.shape].amounts(key._replace(shape=""))

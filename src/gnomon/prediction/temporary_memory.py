@@ -142,8 +142,8 @@ def _inside_backward(
 
 
 def _returned(pricing: Pricing, layer: LayerPrice) -> int:
-    """Logits that the training loop, or the backward of a loss divided by vocabulary, holds beside what an unfused loss
-    keeps of them, in fp32."""
+    """Logits that the training loop, or the backward of a loss divided by vocabulary, holds besides what an unfused
+    loss keeps of them, in fp32."""
     stack = pricing.stack
     if stack.loss.cross_entropy not in ("unfused", None):
         return 0

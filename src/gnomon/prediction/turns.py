@@ -110,7 +110,7 @@ def device_turns(plan: Plan, count: int) -> tuple[tuple[Plan, Turns], ...]:
 
 
 def _parked(own: list[int], total: int) -> int:
-    """Sums that a process holds at most beside the gradient that is being made, as it adds up what it can."""
+    """Sums that a process holds at most besides the gradient that is being made, as it adds up what it can."""
     held: set[Node] = set()
     most = 0
     for worker in own:

@@ -66,7 +66,7 @@ def priced_units(
 
 def _priced(plan: Plan, unit: Unit, priced: Priced, whole: Priced) -> tuple[StagePrice, ...]:
     """Prices of a unit. Where ranks of cp have sequences of their own (Skrull), the one with most of them: what the
-    divided sequences exchange runs beside its own sequences, and their computing after."""
+    divided sequences exchange runs alongside its own sequences, and their computing after."""
     parts, _ = sequence_parts(plan, plan.stage_mesh(0))
     if not unit.local:
         return priced(*_sizes(unit.pieces, parts))

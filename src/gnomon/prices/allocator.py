@@ -177,7 +177,7 @@ ENGINE_WORKSPACE_BYTES = Figure(
     date="2026-11",
     confidence="partly",
 )
-"""Workspace of Transformer Engine's products before Hopper. From the allocator."""
+"""Workspace of Transformer Engine's matmuls before Hopper. From the allocator."""
 HOPPER_ENGINE_WORKSPACE_BYTES = Figure(
     value=32 * MIB, source=ENGINE_WORKSPACE_BYTES.source, date="2026-11", confidence="partly"
 )
@@ -320,13 +320,13 @@ def placed(
     flat: Bytes = 0,
     early: Bytes = 0,
 ) -> Placed:
-    """Tensors whose bytes peak at `allocated`, with what is beside them.
+    """Tensors whose bytes peak at `allocated`, with what the allocator holds besides.
 
     largest: bytes of the largest tensor. flat: of tensors that no block which others have left can hold. early: of
     parameters gathered before they are needed. What must be there is less than what usually is, and a job that needs
     the room gets it: communicators and free segments take less on a device that is full. The peak does not fall as
-    `allocated` grows. On a TPU nothing is beside the tensors, and XLA, which knows its memory as it schedules, gathers
-    parameters no earlier than there is room.
+    `allocated` grows. On a TPU there is nothing besides the tensors, and XLA, which knows its memory as it schedules,
+    gathers parameters no earlier than there is room.
     """
     outside = device_overhead(device, stack, communicators, exchange_peers=exchange_peers)
     if device.kind == "tpu":  # XLA lays memory out before it runs: no segments

@@ -67,7 +67,7 @@ def attention_seconds(
 
     batch, heads, kv_heads, q_len, kv_len: sizes on this device; broadcast. head_dim of q and k, head_dim_v of v and out
     (None: the same). pairs: (query, key) pairs of one head and sequence that are worked on; None is q·kv, or under a
-    causal mask what the last q of kv positions see. backward: gradients of q, k and v (five products to the forward's
+    causal mask what the last q of kv positions see. backward: gradients of q, k and v (five matmuls to the forward's
     two). kernel: None is `curves.attention_kernel`. Never under the roofline. Source of the form: Dao 2023 (blocks of
     queries), Shah et al. 2024; constants fitted, see `curves`.
     """

@@ -1,6 +1,6 @@
 """The price of a captured op that no kind says: its matrix products as products, the rest by bytes.
 
-Each ATen op is a kernel; a backward takes one for each kernel of the forward, and a product for each operand that wants
+Each ATen op is a kernel; a backward takes one for each kernel of the forward, and a matmul for each operand that wants
 a gradient. A custom op whose author says what it costs is priced by that: its seconds, or the longer of its FLOPs at
 the device's peak and its bytes. Returns a `CapturedPrice`. What it leaves out is what only a rule of its own would say
 (fusion, gathers, scans).
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gnomon.graph import Cost, Op, Setting, Work, captured_products, costed_flops
+from gnomon.graph import Cost, Op, Setting, Work, captured_matmuls, costed_flops
 from gnomon.hardware.types import Device
 from gnomon.prices.curves import Curves, Time, as_time
 from gnomon.prices.gemm import gemm_seconds, peak_of
@@ -48,7 +48,7 @@ def captured_price(
     seconds: Time = as_time(np.maximum(moving, computing)) if costs and not timed else moving
     for cost in timed:
         seconds = seconds + _said(cost, setting, backward=backward)
-    for b, m, n, k, wanted in captured_products(op, setting.sizes):
+    for b, m, n, k, wanted in captured_matmuls(op, setting.sizes):
         times = wanted if backward else 1
         if times:
             seconds = seconds + times * gemm_seconds(m, n, k, b, dtype=dtype, device=device, curves=curves)

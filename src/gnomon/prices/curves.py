@@ -39,7 +39,7 @@ FlashAttention-3 on Hopper, 4 on Blackwell. cudnn: cuDNN's fused attention, as T
 Triton's FlashAttention of 2023."""
 
 CublasRelease: TypeAlias = Literal["12.1"]
-"""Releases of cuBLAS of which there is data beside that of the GEMM rows."""
+"""Releases of cuBLAS of which there is data besides that of the GEMM rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class GemmCurve:
     """Constants of `gemm.gemm_seconds` for one dtype."""
 
     dtype: str
-    """`bf16` (also stands for fp16), `tf32`, `fp32`, `fp8`, `fp4`, `int8`: the rate that the product runs at."""
+    """`bf16` (also stands for fp16), `tf32`, `fp32`, `fp8`, `fp4`, `int8`: the rate that the matmul runs at."""
     t0_s: Seconds
     """Of an empty kernel on the device."""
     tile_overhead: float
@@ -182,12 +182,12 @@ class StreamCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """How fast products are under an older cuBLAS than that of the GEMM rows."""
+    """How fast matmuls are under an older cuBLAS than that of the GEMM rows."""
 
     cublas: CublasRelease
     """Its release."""
     speed: float
-    """Of products, over the rows'."""
+    """Of matmuls, over the rows'."""
     provenance: Provenance
     """Of this row."""
 
@@ -266,7 +266,7 @@ class Curves:
     stream: tuple[StreamCurve, ...]
     """By kind."""
     assumptions: tuple[str, ...]
-    """What was not measured on this device; to be shown beside every number made with it."""
+    """What was not measured on this device; to be shown next to every number made with it."""
 
     def gemm_for(self, dtype: str) -> GemmCurve:
         """The row for a dtype (fp16 as bf16, `fp8_e4m3` as fp8). UnpricedError if there is none."""

@@ -54,7 +54,7 @@ class FewRows:
     weight_bits: int
     """Of a weight of the experts."""
     t0_s: Seconds
-    """Of its kernels: sort of rows, both products, activation, sum."""
+    """Of its kernels: sort of rows, both matmuls, activation, sum."""
     per_expert_s: Seconds
     """Of an expert that gets rows."""
     memory_efficiency: float
@@ -83,15 +83,15 @@ class OneShot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ggml:
-    """Products of ggml, the library under llama.cpp: seconds = start + max(bytes / bandwidth, FLOPs / peak), the peak
+    """Matmuls of ggml, the library under llama.cpp: seconds = start + max(bytes / bandwidth, FLOPs / peak), the peak
     reached as rows fill a tile: rows / (rows + TILE)."""
 
     arch: str
     """Generation."""
     start_s: Seconds
-    """Of a product, and of each other kernel between two."""
+    """Of a matmul, and of each other kernel between two."""
     memory_share: float
-    """Part of the memory's peak at which a vector's product reads 16-bit weights."""
+    """Part of the memory's peak at which a vector's matmul reads 16-bit weights."""
     quantised_memory_share: float
     """The same of quantised ones."""
     quantised_share: float
@@ -99,7 +99,7 @@ class Ggml:
     half_share: float
     """Part of the 16-bit peak with 16-bit sums (half the int8 one, where there is one) that 16-bit weights reach."""
     experts_share: float
-    """Of either, what products of experts reach."""
+    """Of either, what matmuls of experts reach."""
     attention_share: float
     """Speed of its attention of prompts over that of the maker's kernels."""
     provenance: Provenance
@@ -154,13 +154,13 @@ def ggml_row(device: Device, *, vulkan: bool = False) -> Ggml:
 
 
 GGML_TILE = 20
-"""Rows at which a product of ggml reaches half of what it does with many."""
+"""Rows at which a matmul of ggml reaches half of what it does with many."""
 
 
 def ggml_seconds(
     rows: Size, *, elements: Size, bits: float, moved_bytes: Size, device: Device, row: Ggml, experts: bool = False
 ) -> Array:
-    """Seconds of a product of ggml on one device.
+    """Seconds of a matmul of ggml on one device.
 
     rows: that each weight is multiplied by. elements: weights that are read. bits: of one. moved_bytes: weights and
     activations. row: of `ggml_row`.
@@ -236,7 +236,7 @@ def experts_seconds(
     """Seconds of a layer's experts on one rank.
 
     tokens: of all ranks that share the experts. local_share: part of the experts (and so of the rows) on this rank.
-    weight_elements: of one expert on this rank, all its matrices. row_elements: read and written beside weights for a
+    weight_elements: of one expert on this rank, all its matrices. row_elements: read and written besides weights for a
     (token, expert) pair. peak: dense FLOP/s in the dtype that they multiply in.
     """
     row = experts_row(device, weight_bits)
@@ -245,7 +245,7 @@ def experts_seconds(
     moved = touched * weight_elements * weight_bits / 8 + rows * row_elements * 2
     memory = moved / (device.memory_bytes_per_s * row.memory_efficiency)
     compute = 2 * rows * weight_elements / (peak * row.compute_efficiency)
-    # many rows to an expert fill tiles: the share grows to that of grouped products of training
+    # many rows to an expert fill tiles: the share grows to that of grouped matmuls of training
     full = np.minimum(1.0, rows / np.maximum(touched, 1e-9) / 512)
     compute = compute / (1 + full * (0.55 / row.compute_efficiency - 1) * (row.compute_efficiency < 0.55))
     return np.asarray(row.t0_s + row.per_expert_s * touched + np.hypot(memory, compute))

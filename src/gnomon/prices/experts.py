@@ -1,8 +1,8 @@
-"""What mixture layers run around the products of experts. Megatron Core's: launches one expert at a time, and passes
+"""What mixture layers run around the matmuls of experts. Megatron Core's: launches one expert at a time, and passes
 over the rows that its all-to-all needs. MaxText's: rows brought into order in passes of their own. transformers' loop
 in Python: a chain of ops for each expert, and gradients of whole tensors that each expert adds a part to.
 
-A grouped product of Transformer Engine is a loop in its library: for each expert a product (`kernels.Experts`), and in
+A grouped matmul of Transformer Engine is a loop in its library: for each expert a matmul (`kernels.Experts`), and in
 eight bits a cast and the layout of scales. Rows that come from an all-to-all lie by rank and are sorted by expert;
 eight bits want rows of each expert padded. DeepEP's and HybridEP's kernels do both on the way. Leaves out the host's
 wait for the number of rows.
@@ -20,11 +20,11 @@ from gnomon.prices.kernels import Low, OpPrice
 from gnomon.prices.stream import stream_seconds
 
 IN_LOOP = 0.15
-"""Host time of a launch from a library's loop over that of an op from Python: 8 us (a product with its choice of
+"""Host time of a launch from a library's loop over that of an op from Python: 8 us (a matmul with its choice of
 algorithm) of some 53, which is what all stacks' runs show for an op."""
 
 EACH_EXPERT = {"": 1, "fp8": 4, "rowwise": 4, "mxfp8": 4, "fp4": 4}
-"""Kernels of a product for each expert: the product; narrow, the cast of an operand and the layouts of two scales."""
+"""Kernels of a matmul for each expert: the matmul; narrow, the cast of an operand and the layouts of two scales."""
 
 BOOKKEEPING = {("dispatches", False): 12, ("combines", False): 2, ("dispatches", True): 4, ("combines", True): 3}
 """(what the op does, backward) -> small kernels of the all-to-all dispatcher: counts of rows by rank and expert,
@@ -48,9 +48,9 @@ turned, though it is empty (megatron/core/models/common/embeddings/rope_utils.py
 
 LOOP_OPS = {False: 14, True: 22}
 """backward -> ATen ops, views left out, that each expert of transformers' loop adds to a step (`nonzero` of its rows,
-two `index`, the products, activation, weights, `index_add_`; their gradients, with the zeros and sums of what `index`
+two `index`, the matmuls, activation, weights, `index_add_`; their gradients, with the zeros and sums of what `index`
 read), counted by a dispatch mode over Qwen3-MoE of 5.23 with `experts_implementation = "eager"`; modules of release 4
-have one product more and no slices of a stacked tensor. A test counts them again."""
+have one matmul more and no slices of a stacked tensor. A test counts them again."""
 
 LOOP_OP = 0.27
 """Host time of one of them over that of a launch as all stacks' runs show it (16 us of 59): they are counted here one
@@ -66,7 +66,7 @@ tensor, into which its own part goes, and the sum with the gradients of experts 
 def loop_price(
     experts: int, tokens_bytes: Size, stacked_bytes: Size, device: Device, curves: Curves, *, backward: bool
 ) -> OpPrice:
-    """What transformers' loop over so many experts of a rank runs beside their products, one way. tokens_bytes: the
+    """What transformers' loop over so many experts of a rank runs besides their matmuls, one way. tokens_bytes: the
     layer's input. stacked_bytes: weights of all experts where they are slices of one tensor, or 0."""
     kernels = round(LOOP_OP * LOOP_OPS[backward] * experts)
     if not backward:
@@ -82,8 +82,9 @@ BIASED_LAUNCHES = {False: 2, True: 6}
 
 
 def extra_passes(op: Op, size: Size, experts: int, device: Device, curves: Curves, *, backward: bool) -> OpPrice:
-    """Kernels of experts with biases and a clamped gate, and of a rotary embedding with a factor, beside an activation,
-    a combine or a rotary that says so. size: bytes of one side of the gate, of the rows, or of what is turned."""
+    """Kernels of experts with biases and a clamped gate, and of a rotary embedding with a factor, besides an
+    activation, a combine or a rotary that says so. size: bytes of one side of the gate, of the rows, or of what is
+    turned."""
     if op.does == "rotates":
         reads, writes, kernels = FACTORED[backward]
     elif op.does == "gates":
@@ -95,7 +96,7 @@ def extra_passes(op: Op, size: Size, experts: int, device: Device, curves: Curve
 
 
 def loop_launches(experts: int, low: Low) -> int:
-    """Launches of one grouped product beyond its first, in launches from Python."""
+    """Launches of one grouped matmul beyond its first, in launches from Python."""
     return round(IN_LOOP * (experts * EACH_EXPERT[low] - 1))
 
 
@@ -116,7 +117,7 @@ def order_pass(
     op: Op, block: Block, setting: Setting, load: float, device: Device, curves: Curves, backward: bool
 ) -> OpPrice:
     """Rows read in one order and written in another, where that is a pass of its own (`Stack.moe_rows`): copies of
-    tokens before the experts and their gradients after; what the last product puts out, which is kept in the order of
+    tokens before the experts and their gradients after; what the last matmul puts out, which is kept in the order of
     tokens, and its gradient. load: rows over those of balanced routing."""
     combined = {other.inputs[0] for other in block.ops if other.does == "combines"}
     last = op.does == "multiplies rows" and op.outputs[0] in combined and not backward

@@ -248,7 +248,7 @@ def fitted() -> Fitted:
 
 def rates(stack: Stack, device: Device, numbers: Fitted | None = None) -> Rates:
     """A stack's rates on a device; those of all stacks where nothing was fitted (`rates_note` says so). Where a device
-    has no launches to pay for, of those of all stacks only what is of its own generation, beside the user's own
+    has no launches to pay for, of those of all stacks only what is of its own generation, besides the user's own
     numbers. numbers: in place of those on record."""
     known = numbers or fitted()
     return (known if device.kind == "gpu" else known.of_generations()).rates(stack, device.arch)
@@ -273,11 +273,11 @@ def known(stack: Stack, device: Device, numbers: Fitted | None = None) -> Known:
 
 
 NAMED = 4
-"""Sources of a fit that are named beside a prediction; of more only their number is said."""
+"""Sources of a fit that are named next to a prediction; of more only their number is said."""
 
 
 def rates_note(stack: Stack, device: Device) -> str:
-    """What the rates rest on, to be shown beside a prediction."""
+    """What the rates rest on, to be shown next to a prediction."""
     if device.measured is not None:
         own = stack.own
         fit = f"; {len(own.numbers)} numbers of {stack.name!r} fitted to {own.runs} own runs" if own else ""

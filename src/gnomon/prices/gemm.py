@@ -1,4 +1,4 @@
-"""Time of a matrix product on one device: tiles in waves over the SMs, then memory, then a launch floor.
+"""Time of a matmul on one device: tiles in waves over the SMs, then memory, then a launch floor.
 
     seconds = t0 + (compute^q + memory^q)^(1/q)
     compute = least over tile shapes and splits of k of: waves · (prologue + tile's FLOPs / (SM's peak · efficiency))
@@ -46,10 +46,10 @@ def gemm_seconds(
     curves: Curves,
     moved_bytes: Size | None = None,
 ) -> Time:
-    """Seconds of `batch` products of m×k by k×n, without host time.
+    """Seconds of `batch` matmuls of m×k by k×n, without host time.
 
     Sizes: elements, at least 1, broadcast together. dtype: what the units multiply (`bf16`, `tf32`, `fp8` …).
-    moved_bytes: operands and result of all products; None counts each once in `dtype`, results of 8 bits and fewer in
+    moved_bytes: operands and result of all matmuls; None counts each once in `dtype`, results of 8 bits and fewer in
     16. Never under the roofline (FLOPs over dense peak, bytes over peak bandwidth). UnpricedError without a peak or
     curve for the dtype. Source of the form: tile and wave quantisation as in NVIDIA's matrix-multiplication guide;
     constants fitted, see `curves`.
@@ -64,7 +64,7 @@ def gemm_seconds(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Products:
-    """Matrix products as arrays of equal shape."""
+    """Matmuls as arrays of equal shape."""
 
     m: Array
     """Rows of the result."""
@@ -73,13 +73,13 @@ class Products:
     k: Array
     """Length of the sums."""
     batch: Array
-    """Products of this shape run together."""
+    """Matmuls of this shape run together."""
     moved_bytes: Array
     """Operands and results of all of them."""
 
 
 def peak_of(dtype: str, device: Device) -> float:
-    """Dense FLOP/s for a product in `dtype`; fp32 runs on matrix units where they do full fp32 (AMD)."""
+    """Dense FLOP/s for a matmul in `dtype`; fp32 runs on matrix units where they do full fp32 (AMD)."""
     return device.flops_per_s("fp32_matrix" if dtype == "fp32" else dtype)
 
 

@@ -29,7 +29,7 @@ class HostCost:
     confidence: Literal["checked", "unchecked"]
     """Whether a measurement stands behind it."""
     assumption: str = ""
-    """What was assumed for want of a fact; to be shown beside the number."""
+    """What was assumed for want of a fact; to be shown next to the number."""
 
 
 _LAUNCHES: Mapping[str, HostCost] = {
@@ -112,7 +112,7 @@ class Sustained:
 def sustained(stack: Stack, device: Device) -> Sustained:
     """The factor of a stack on a device, with what it rests on in the note: 1 where no runs were fitted.
 
-    Kernel data are bursts at locked clocks. On H100, long runs of large products were seen at 0.85 to 0.93 of them, and
+    Kernel data are bursts at locked clocks. On H100, long runs of large matmuls were seen at 0.85 to 0.93 of them, and
     training runs at 0.77 to 0.97 depending on the software; A100 at 0.95.
     """
     note = rates_note(stack, device)

@@ -1,6 +1,6 @@
 """The price of each op of a lowered block, forward and backward: seconds on the device and kernels launched.
 
-`op_seconds` and `grad_seconds` read the curve that an op's kind names: products go to `gemm`, fused attention to
+`op_seconds` and `grad_seconds` read the curve that an op's kind names: matmuls go to `gemm`, fused attention to
 `attention`, the rest to `stream` with the bytes of its work. Sizes in the `Setting` may be arrays (many contexts at
 once). Leaves out: host time (`host`), collectives, and fusion across ops that a compiler does: what is lowered as
 separate ops is priced as separate kernels.
@@ -18,7 +18,7 @@ from gnomon.errors import UnpricedError
 from gnomon.graph import Block, Dim, GradOp, Op, Setting, Work, forward_work, grad_work, kv_dim, nbytes, numel, size_of
 from gnomon.hardware.types import Device
 from gnomon.ops.attention import attention_pairs_x2
-from gnomon.ops.curve import Product, Stream
+from gnomon.ops.curve import Matmul, Stream
 from gnomon.ops.paged import key_positions
 from gnomon.ops.state_space import Scan
 from gnomon.prices.attention import Pieces, attention_seconds, tiled_window
@@ -33,11 +33,11 @@ from gnomon.prices.tpu import Shape, apart, devices_of, filled
 from gnomon.sharding.homes import routed_tensors
 
 Low: TypeAlias = Literal["", "fp8", "rowwise", "mxfp8", "fp4"]
-"""Dtype of narrow products; empty for none. `rowwise`: eight bits with a scale for each row of one operand and column
+"""Dtype of narrow matmuls; empty for none. `rowwise`: eight bits with a scale for each row of one operand and column
 of the other. `mxfp8`: with a scale for 32 of them."""
 
 Experts: TypeAlias = Literal["grouped", "looped", "fused", "eager", "stacked"]
-"""How products of experts run: as one kernel for all, one after another, or (narrow ones) as one kernel with what lies
+"""How matmuls of experts run: as one kernel for all, one after another, or (narrow ones) as one kernel with what lies
 between them; wide ones of the last run one after another. The last two: one after another, from a loop in Python."""
 
 
@@ -74,13 +74,13 @@ GROUPED_LOW_SHARE = 0.70
 """The same in 8 bits, with the scales of each expert: 254 shapes (0.28 to 1.06)."""
 
 MXFP8_TIME = 1.05
-"""Time of a product in MXFP8 over one of the same shape with a scale a tensor, by cuBLAS on Blackwell. Source:
-NVIDIA/TransformerEngine 1609c89 (2026-06-01) docs/examples/gemm_profiling/gemm_profiling.rst: 12 products of a layer
+"""Time of a matmul in MXFP8 over one of the same shape with a scale a tensor, by cuBLAS on Blackwell. Source:
+NVIDIA/TransformerEngine 1609c89 (2026-06-01) docs/examples/gemm_profiling/gemm_profiling.rst: 12 matmuls of a layer
 4096 wide with 15872 tokens on B300, operands cast before, take 7.16 and 6.81 ms (forward 1.10, gradients 1.03). Of the
 curves' fp8 there is no MXFP8. Read 2026-11-23; taken for other shapes and devices too."""
 
 ROWWISE_TIME = 1.6
-"""Time of a product with scales by row and column (CUTLASS, `torch._scaled_mm`) over one with a scale a tensor
+"""Time of a matmul with scales by row and column (CUTLASS, `torch._scaled_mm`) over one with a scale a tensor
 (cuBLAS). Set with casts twice over (`_cast`) so that 8 H100 train Llama 3 8B 10 % faster than in bf16, as torchao's
 README of float8 has it (6,768 of 6,150 tokens/s; tensorwise 7,690), and a 70B with tp = 8 no faster
 (pytorch/torchtitan#1299). Read 2026-11-29."""
@@ -98,15 +98,15 @@ GB200 (GB300: 0.86, 0.74, 0.64; 128 and 192 backward 1.06, 0.74), cuDNN 9.22, he
 measured under a window only, which it does not skip (4096: 2.08 ms, which is the price of the whole square in bf16)."""
 
 ALIGNED = 8
-"""Elements of 16 bits in 16 bytes. Batched products with rows of another length (heads of 108, 150 or 450) run without
-tensor cores, at the price of fp32 products: cuBLAS asks for rows and pointers of 16 bytes (cuBLAS documentation, Tensor
+"""Elements of 16 bits in 16 bytes. Batched matmuls with rows of another length (heads of 108, 150 or 450) run without
+tensor cores, at the price of fp32 matmuls: cuBLAS asks for rows and pointers of 16 bytes (cuBLAS documentation, Tensor
 Core Usage, before release 11). Ten runs on A100 with such heads (CUDA 11) took 18 to 25% longer than others like them,
-which makes these products 7 to 14 times as long; fp32's prices are 7 to 12 times."""
+which makes these matmuls 7 to 14 times as long; fp32's prices are 7 to 12 times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """How the activation that a narrow product reads gets its eight bits."""
+    """How the activation that a narrow matmul reads gets its eight bits."""
 
     again: bool = False
     """Another product of the same rank has cast it already."""
@@ -157,9 +157,9 @@ def op_seconds(
             return FREE
         case "aten":
             return _captured(op, work, setting, device, curves, backward=False)
-        case Product():
+        case Matmul():
             low = _low(op, fp8)
-            price = _products(op, block, setting, device, curves, "forward", work, low, load, experts)
+            price = _matmuls(op, block, setting, device, curves, "forward", work, low, load, experts)
             price = price + _widened(op, block, setting, device, curves)
             return price + _cast(op.inputs[0], block, setting, device, curves, cast) if low else price
         case "attention":
@@ -196,7 +196,7 @@ def grad_seconds(
 ) -> OpPrice:
     """The price of one step of a derived backward; arguments as in `op_seconds`, `cast` of the incoming gradient.
 
-    A product of m×k by k×n has an input gradient of m×n by n×k and a weight gradient of n×m by m×k. fp8 casts the
+    A matmul of m×k by k×n has an input gradient of m×n by n×k and a weight gradient of n×m by m×k. fp8 casts the
     incoming gradient once, with the input gradient (without one, with the weight gradient).
     """
     work = grad_work(grad, block, setting)
@@ -217,9 +217,9 @@ def grad_seconds(
             return FREE
         case "aten":
             return _captured(op, work, setting, device, curves, backward=True)
-        case Product():
+        case Matmul():
             low = _low(op, fp8)
-            price = _product_grad(op, grad, block, setting, device, curves, work, low, load, experts)
+            price = _matmul_grad(op, grad, block, setting, device, curves, work, low, load, experts)
             if grad.phase == "weight_grad":
                 return price
             price = price + _widened(op, block, setting, device, curves)
@@ -267,7 +267,7 @@ def _table_grad(work: Work, device: Device, curves: Curves) -> OpPrice:
 
 
 def _widened(op: Op, block: Block, setting: Setting, device: Device, curves: Curves) -> OpPrice:
-    """Making a weight that is stored in four bits wide before a product, which then reads it once more. Source:
+    """Making a weight that is stored in four bits wide before a matmul, which then reads it once more. Source:
     bitsandbytes MatMul4Bit dequantizes in the forward and again in the backward."""
     weight = block.tensor(op.inputs[1])
     stored, wide = setting.dtypes.bits(weight.dtype), setting.dtypes.bits("compute")
@@ -289,7 +289,7 @@ def fused_dropout_seconds(op: Op, block: Block, setting: Setting, device: Device
 def cast_weight_seconds(
     op: Op, block: Block, setting: Setting, device: Device, curves: Curves, *, rowwise: bool
 ) -> OpPrice:
-    """Casting the weight of a product to 8 bits, in both layouts: once a step, or once a microbatch where it is not
+    """Casting the weight of a matmul to 8 bits, in both layouts: once a step, or once a microbatch where it is not
     kept. Zero for ops that `fp8` leaves alone. rowwise: scales are of rows, and of columns for the other layout."""
     how = Cast(searched=True) if rowwise else WHOLE
     return _cast(op.inputs[1], block, setting, device, curves, how) if _low(op, True) else FREE
@@ -337,9 +337,9 @@ def block_loss(op: Op, block: Block) -> bool:
 
 
 def _low(op: Op, fp8: bool | Low) -> Low:
-    """The narrow dtype that an op's products run in; empty for none."""
+    """The narrow dtype that an op's matmuls run in; empty for none."""
     curve = op.rules.curve(op)
-    if not fp8 or not isinstance(curve, Product) or not curve.narrow:
+    if not fp8 or not isinstance(curve, Matmul) or not curve.narrow:
         return ""
     return "fp8" if fp8 is True else fp8
 
@@ -396,15 +396,15 @@ def _cast(name: str, block: Block, setting: Setting, device: Device, curves: Cur
 
 
 def _rows(op: Op) -> str:
-    """What the rows of a product are (`Product.rows`); empty for what is none."""
+    """What the rows of a matmul are (`Matmul.rows`); empty for what is none."""
     curve = op.rules.curve(op)
-    return curve.rows if isinstance(curve, Product) else ""
+    return curve.rows if isinstance(curve, Matmul) else ""
 
 
 def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> Shape:
-    """The products of a contraction: rows of the left operand, columns of the right, what both share is the batch."""
+    """The matmuls of a contraction: rows of the left operand, columns of the right, what both share is the batch."""
     left, right, out = (block.tensor(name).atoms for name in (op.inputs[0], op.inputs[1], op.outputs[0]))
-    if _rows(op) == "pixels":  # an implicit product: a row for each output pixel
+    if _rows(op) == "pixels":  # an implicit matmul: a row for each output pixel
         weight = block.tensor(op.inputs[1]).dims
         depth = [dim for dim in weight if dim.name in op.contracts]
         channels = [dim for dim in weight if dim.name not in op.contracts]
@@ -430,7 +430,7 @@ def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> Shape
 
 
 def _aligned(n: Size, k: Size) -> Size:
-    """What the sides of a weight leave of the speed of its products."""
+    """What the sides of a weight leave of the speed of its matmuls."""
     odd = (np.asarray(n) % 2 == 1) & (np.asarray(k) > 1) | (np.asarray(k) % 2 == 1) & (np.asarray(n) > 1)
     share = np.where(odd, ODD_ROWS_SHARE, 1.0)
     return share if share.ndim else float(share)
@@ -440,7 +440,7 @@ def _count(dims: Iterable[Dim], sizes: Mapping[str, Any]) -> Size:
     return numel(dims, sizes)
 
 
-def _products(
+def _matmuls(
     op: Op,
     block: Block,
     setting: Setting,
@@ -452,7 +452,7 @@ def _products(
     load: float,
     experts: Experts,
 ) -> OpPrice:
-    """One of the three products of a contraction: `forward`, `left` or `right` (the gradient of that operand)."""
+    """One of the three matmuls of a contraction: `forward`, `left` or `right` (the gradient of that operand)."""
     shape = _shape(op, block, setting.sizes, load)
     weights: Size = 0
     if device.kind == "tpu" and _rows(op) in ("tokens", "experts"):
@@ -498,7 +498,7 @@ def _products(
     return OpPrice(device_s=seconds, kernels=1)
 
 
-def _product_grad(
+def _matmul_grad(
     op: Op,
     grad: GradOp,
     block: Block,
@@ -513,10 +513,10 @@ def _product_grad(
     sides = [side for side, name in zip(("left", "right"), op.inputs, strict=False) if name in grad.grads_out]
     total = FREE
     share = Work(read_bytes=work.read_bytes, write_bytes=work.write_bytes)
-    if len(sides) == 2:  # each product reads the incoming gradient and one operand, and writes the other's gradient
+    if len(sides) == 2:  # each matmul reads the incoming gradient and one operand, and writes the other's gradient
         share = Work(read_bytes=work.read_bytes // 2, write_bytes=work.write_bytes // 2)
     for side in sides:
-        total = total + _products(op, block, setting, device, curves, side, share, low, load, experts)
+        total = total + _matmuls(op, block, setting, device, curves, side, share, low, load, experts)
     if len(op.inputs) > 2 and op.inputs[2] in grad.grads_out:  # a bias: the incoming gradient summed over rows
         incoming = nbytes(block.tensor(op.outputs[0]), setting.sizes, setting.dtypes)
         total = total + OpPrice(device_s=stream_seconds(incoming, 0, device, curves, kind="reduce"), kernels=1)

@@ -1,7 +1,7 @@
 """What a collective over one group of ranks runs over: how the group lies on nodes, and the links inside and between.
 
 `axis_link(cluster, groups)` looks at all groups of an axis, which work at the same time, and returns the slowest one's
-`AxisLink`: frozen, hashable, all that the price of a collective depends on beside its kind and bytes. All rates are
+`AxisLink`: frozen, hashable, all that the price of a collective depends on besides its kind and bytes. All rates are
 peaks. Leaves out algorithms and sizes (`collectives`), groups of other axes that are busy at the same moment, and the
 network beyond one factor of oversubscription.
 """

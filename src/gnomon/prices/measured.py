@@ -97,9 +97,9 @@ def table_seconds(measured: Measured, what: str, dtype: str = "", direction: str
 def matmul_seconds(
     measured: Measured, m: Size, n: Size, k: Size, batch: Size, *, dtype: str, role: str, peak: float
 ) -> Time:
-    """Seconds of `batch` products that make m×n from sums over k, each as long as a lone one.
+    """Seconds of `batch` matmuls that make m×n from sums over k, each as long as a lone one.
 
-    role: `forward`, `input_grad` or `weight_grad`, which differ in how the operands lie. peak: FLOP/s that no product
+    role: `forward`, `input_grad` or `weight_grad`, which differ in how the operands lie. peak: FLOP/s that no matmul
     is faster than. UnpricedError if the dtype was not measured.
     """
     one = table_seconds(measured, "matmul", dtype, role, m=m, n=n, k=k)

@@ -106,7 +106,7 @@ def _passes(elements: Array, precision: Precision, device: Device, curves: Curve
 def accumulate_seconds(
     elements: Size, precision: Precision, device: Device, curves: Curves, *, fused: bool, tensors: int = 1
 ) -> OpPrice:
-    """What adding weight gradients into their buffer costs beyond the products of `kernels.grad_seconds`.
+    """What adding weight gradients into their buffer costs beyond the matmuls of `kernels.grad_seconds`.
 
     elements: of the gradients, in `tensors` parameters. fused: the product itself adds into the buffer, so only the
     wider result, read and written, is more; otherwise a kernel for each parameter reads both and writes one. For the
@@ -167,7 +167,7 @@ def orthogonal_dtype(device: Device) -> str:
 
 
 def _muon(matrices: Iterable[tuple[int, int, int]] | None, device: Device, curves: Curves) -> OpPrice:
-    """X Xᵀ, its square, and their product with X, five times."""
+    """X Xᵀ, its square, and their matmul with X, five times."""
     if matrices is None:
         raise UnpricedError("Muon has a price only with its matrices; give (count, rows, columns) of each shape")
     total = FREE

@@ -1,4 +1,4 @@
-"""What ring attention runs beside its kernels: partial outputs are merged, halves of tensors copied, gradients added.
+"""What ring attention runs besides its kernels: partial outputs are merged, halves of tensors copied, gradients added.
 
 `ring_seconds(…)` is for a causal mask and sequences dealt in zigzag, where of the steps after the first one half has
 all queries and half of the keys, and the other half of the queries and all keys. Leaves out: the kernels of attention
@@ -14,7 +14,7 @@ from gnomon.prices.kernels import OpPrice
 from gnomon.prices.stream import stream_seconds
 
 FORWARD_KERNELS, BACKWARD_KERNELS = 3, 6
-"""Launches of a step after the first beside attention's own: a copied half, two merges; copied halves, gradients of
+"""Launches of a step after the first besides attention's own: a copied half, two merges; copied halves, gradients of
 keys and values joined, sums of the gradients."""
 
 

@@ -1,6 +1,6 @@
 """Time of a Mamba-2 scan: the kernels of mamba_ssm's `ssd_combined`, one by one.
 
-Each is a batch of small matrix products, one for each chunk and head, or a pass over memory. Products are priced as
+Each is a batch of small matmuls, one for each chunk and head, or a pass over memory. Matmuls are priced as
 batched GEMMs of these shapes with the bytes that the kernel moves: states of chunks lie in memory in fp32 between them.
 A gated delta rule is priced forward only, by a line in its tokens.
 Leaves out kernels that fuse these steps (FlashInfer's for Blackwell).
@@ -72,7 +72,7 @@ class _Sizes:
 
 DELTA_START_S = 12e-6
 """Of a gated delta rule over few tokens, and how long each more takes where a sequence's chunks follow each other, and
-the share of the 16-bit peak that its products reach where heads and sequences fill the device. Fitted 2026-11-29 to
+the share of the 16-bit peak that its matmuls reach where heads and sequences fill the device. Fitted 2026-11-29 to
 linear_attention_aiconfigurator.csv (H100, B200, L40S; vllm 0.24, sglang 0.5.14; one sequence, 16 and 32 heads of
 128 x 128, 64 to 4096 tokens): within 25 %."""
 DELTA_TOKEN_S = 45e-9

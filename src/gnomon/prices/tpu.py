@@ -1,4 +1,4 @@
-"""What a TPU's matrix units, and chips that are two devices, make of a product.
+"""What a TPU's matrix units, and chips that are two devices, make of a matmul.
 
 A unit holds a square of `lanes_of` weights a side, and sides that do not fill it cost as much. A chip of TPU 7x is two
 devices to a program: each multiplies half of the rows by all of the weights, which lie in the memory of both. Leaves
@@ -43,13 +43,13 @@ def devices_of(device: Device) -> int:
 
 
 def apart(shape: Shape, device: Device) -> Shape:
-    """A product with a weight as the devices of a chip run it: each with its part of the rows."""
+    """A matmul with a weight as the devices of a chip run it: each with its part of the rows."""
     parts = devices_of(device)
     return shape if parts == 1 else replace(shape, m=np.maximum(shape.m / parts, 1), batch=shape.batch * parts)
 
 
 def filled(m: Size, n: Size, k: Size, device: Device, *, columns_held: bool) -> tuple[Size, Size, Size]:
-    """Sizes of a product filled up to the matrix unit: what is summed over, and the columns, which the unit holds; or
+    """Sizes of a matmul filled up to the matrix unit: what is summed over, and the columns, which the unit holds; or
     the rows, if a compiler may choose and they cost less."""
     side = lanes_of(device)
     rows, columns, depth = (_up(size, side) for size in (m, n, k))

@@ -331,5 +331,5 @@ def _smaller(a: Number, b: Number) -> Number:
 
 
 def _multiplies(op: Op) -> bool:
-    """Whether its weight gradient is a product of its own with the input, of whole tokens."""
+    """Whether its weight gradient is a matmul of its own with the input, of whole tokens."""
     return op.does in ("multiplies", "convolves")

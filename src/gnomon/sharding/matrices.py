@@ -72,7 +72,7 @@ class Matrix:
 
 def split_of(block: Block, name: str) -> tuple[int, int] | None:
     """(leading dims that are matrices side by side, dims before its columns) of a parameter; None where it is no
-    operand of a product or a lookup."""
+    operand of a matmul or a lookup."""
     for op in block.ops:
         if op.inputs[1:2] != (name,) or not (op.contracts or op.does == "looks up"):
             continue
@@ -140,7 +140,7 @@ def matrices_of(sharded: ShardedBlock, mesh: Mesh) -> Iterator[Matrix]:
 
 
 def extra_states(sharded: ShardedBlock, mesh: Mesh, kind: str, *, experts: bool, without: frozenset[str]) -> int:
-    """Elements of states, beside those of a parameter's size each, of routed experts' parameters or the others:
+    """Elements of states, besides those of a parameter's size each, of routed experts' parameters or the others:
     Adafactor's means by rows and columns and of vectors, and Muon's second moment of vectors and tables."""
     chosen = [m for m in matrices_of(sharded, mesh) if m.experts == experts and m.name not in without]
     if kind == "adafactor":
@@ -162,7 +162,7 @@ def bytes_in_update(
     """Collectives of one block's parameters inside the update of its stage.
 
     without: parameters that travel with another block. vocabulary: ranks of the pipeline that divide the block, in
-    place of tensor-parallel ones; they have unlike parameters beside its. Under ZeRO and tensor parallelism together a
+    place of tensor-parallel ones; they have unlike parameters besides its. Under ZeRO and tensor parallelism together a
     rank gathers the matrices that it has elements of; here, that many on average."""
     if optimizer.kind not in ("adafactor", "muon"):
         return

@@ -1,4 +1,4 @@
-"""The stacks on record: what named programs do, read from the TOML files beside this module.
+"""The stacks on record: what named programs do, read from the TOML files next to this module.
 
 `stack(name)` returns the `Stack` of a program at the version that its file names, or of a user's own `.toml` file;
 `stacks()` lists the names. Every field that is set has a source and a date in its file, and what is not known stays

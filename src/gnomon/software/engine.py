@@ -102,7 +102,7 @@ class Engine:
     group_wait_steps: int
     """Iterations for which an attention group holds back a prompt until other groups have one too; 0: none."""
     kernels: Literal["vendor", "ggml", "ggml-vulkan"]
-    """Who multiplies: the maker's libraries and what is written beside them, or ggml, in the maker's language or in
+    """Who multiplies: the maker's libraries and what is written next to them, or ggml, in the maker's language or in
     Vulkan."""
     one_shot_reduce: bool
     """Whether small sums over tensor-parallel ranks run as one kernel over NVLink in place of the library's."""

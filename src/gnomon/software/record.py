@@ -96,13 +96,13 @@ class Layers:
     transformer_engine: bool | None = None
     """Linear layers are Transformer Engine's, which has a workspace of its own."""
     tp_reduce_dtype: Literal["compute", "fp32", "fp8"] | None = None
-    """Dtype in which tensor-parallel partial sums travel. `fp8`: those of narrow products' forward, under sequence
+    """Dtype in which tensor-parallel partial sums travel. `fp8`: those of narrow matmuls' forward, under sequence
     parallelism; others in the compute dtype."""
     backward_overlap: bool | None = None
-    """In the backward of a column-parallel product, its input is gathered again beside the input gradient's product,
-    and input gradients are summed over ranks beside the weight gradient's."""
+    """In the backward of a column-parallel matmul, its input is gathered again alongside the input gradient's matmul,
+    and input gradients are summed over ranks alongside the weight gradient's."""
     cut_hides: float | None = None
-    """Share of what a cut product (`Overlap.splits`) could hide of its collective that it does hide. Left out: all of
+    """Share of what a cut matmul (`Overlap.splits`) could hide of its collective that it does hide. Left out: all of
     it, which is all parts but one."""
     scan_recomputed: bool | None = None
     """A state-space scan keeps its input alone, and runs once more in backward; otherwise what it wrote before the gate
@@ -127,7 +127,7 @@ class Launch:
     composed: bool | None = None
     """A simulator puts times of single layers one behind the other: each takes its kernels or their launches, whichever
     is longer, then its collectives, which no host issues; embedding and head have none. What one layer's profile has
-    beside the layer: `prediction.profiled`."""
+    besides the layer: `prediction.profiled`."""
     forward_launches: float | None = None
     """Host time of a launch forward over that of one backward, read where times are `composed`. Left out: 1."""
     checked_collectives: bool | None = None
@@ -168,20 +168,20 @@ class Gradients:
     grad_buffers: Literal["contiguous", "per_parameter"] | None = None
     """Gradients in buffers that live for the whole job, or allocated when first written."""
     grad_accumulation_fused: bool | None = None
-    """The weight-gradient product adds into the gradient buffer itself."""
+    """The weight-gradient matmul adds into the gradient buffer itself."""
     bucketed: bool | None = None
     """Gradients are reduced and parameters gathered part by part, overlapped with compute, which is assumed where it
     is not known. False: those of a pipeline stage (under ZeRO 3: of a layer) at once, from a buffer that lives for
     the whole job below ZeRO 2, and under ZeRO 2 and 3 from the first gradient until it is reduced."""
     reducer_buckets: bool | None = None
-    """Gradients are reduced in buckets of torch's DistributedDataParallel, beside those that are accumulated."""
+    """Gradients are reduced in buckets of torch's DistributedDataParallel, alongside those that are accumulated."""
     whole_gradients: bool | None = None
     """ZeRO 1 sums the accumulated gradients on every rank, in one all-reduce after the last backward, though a rank
     updates only its part of the parameters."""
     split_backward_frees: bool | None = None
     """A backward in two parts keeps between them only what weight gradients read, not all that the forward kept."""
     kept_gradients: bool | None = None
-    """Gradients as backward makes them, in the parameters' dtype, stay beside those accumulated in a wider one."""
+    """Gradients as backward makes them, in the parameters' dtype, stay next to those accumulated in a wider one."""
     gradient_hook_s: float | None = None
     """Host seconds of what Python runs when the gradient of one parameter is there, under ZeRO 2 and 3. Left out: none
     is known."""
@@ -219,9 +219,9 @@ class Experts:
     holds one of its experts. `hybrid_ep`: HybridEP's, which do too, with the routing of all tokens to every rank. The
     others are priced as an all-to-all of one copy an expert."""
     moe_experts: Literal["grouped", "looped", "fused", "eager", "stacked"] | None = None
-    """How experts run. `grouped`: a grouped product, the activation, another product. `looped`: the same, products of
+    """How experts run. `grouped`: a grouped matmul, the activation, another matmul. `looped`: the same, matmuls of
     one expert after those of another. `fused`: in eight bits and fewer, activation and casts are in the epilogues of
-    the products, both ways. `eager`: a loop in Python over experts that are modules, each of which looks for its rows,
+    the matmuls, both ways. `eager`: a loop in Python over experts that are modules, each of which looks for its rows,
     copies them out, computes and adds up. `stacked`: such a loop over slices of one tensor, whose gradient each expert
     makes whole. Left out: grouped."""
     expert_gather_s: float | None = None
@@ -251,7 +251,7 @@ class Messages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspace:
-    """Device memory beside tensors: the allocator, libraries, the CUDA context."""
+    """Device memory besides tensors: the allocator, libraries, the CUDA context."""
 
     allocator: Literal["caching", "expandable_segments", "graph_pool"] | None = None
     """How device memory is handed out."""
@@ -280,7 +280,7 @@ class Runs:
     contexts: tuple[Literal["ring", "all_gather", "ulysses", "none"], ...] = ()
     """How it exchanges context with cp > 1; `none`: it has no context parallelism. Empty while unknown."""
     axes: tuple[Literal["dp_replicate", "tp", "cp", "pp", "ep"], ...] = ()
-    """Axes of the mesh over which it divides ranks, beside dp_shard. Empty while unknown."""
+    """Axes of the mesh over which it divides ranks, besides dp_shard. Empty while unknown."""
     sequence_parallel: tuple[bool, ...] = ()
     """Whether it divides sequences between its tensor-parallel regions, where tp > 1: both where that is a choice."""
     keep_gathered: tuple[bool, ...] = ()
@@ -334,7 +334,7 @@ class Stack:
     messages: Messages = Messages()
     """Activations and gradients from one pipeline stage to the next."""
     workspace: Workspace = Workspace()
-    """Device memory beside tensors: the allocator, libraries, the CUDA context."""
+    """Device memory besides tensors: the allocator, libraries, the CUDA context."""
     runs: Runs = Runs()
     """What it can run: schedules, ZeRO stages, context parallelism, further choices. Empty while unknown."""
     nearest: bool | None = None

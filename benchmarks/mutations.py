@@ -329,7 +329,8 @@ def change(text: str, draw: random.Random) -> str:
 VALUES = (
     *NUMBERS, "", " ", "-", "--", "x", "8", "64", "4096", "8k", "1M", "0.5", "-3", "2x", "10GiB", "10 parsecs", "GiB",
     "7d", "-1s", "bf16", "fp8", "full", "none", "nodes=1..4", "seq_len=1k,2k", "tp>2", "pp<", "tp=2", "a=1", "a=", "=1",
-    "bucket_bytes=25MiB", "1,2,3", "9,8,8,7", "zipf:1", "zipf:", "h100", "1x8xh100-sxm", "0x8xh100-sxm", "8xh100-sxm+", "local",
+    "bucket_bytes=25MiB", "1,2,3", "9,8,8,7", "zipf:1", "zipf:", "h100", "1x8xh100-sxm", "0x8xh100-sxm", "8xh100-sxm+",
+    "local",
     "gpt2", "llama-tiny", "nope", "/", "/dev/null", "/nope/x", "ring", "one_f_one_b", "gpipe", "megatron-lm", "vllm",
     "mario", "all", "step", "cost", "layers", "\u00e9", "x" * 500, "[1]", "%s", "*", "$(x)",
 )  # fmt: skip

@@ -27,7 +27,8 @@ from gnomon.runtime import Executor
 from gnomon.runtime.calibrate.calibrate import Budget, Times, assembled, measure, memory_bytes, pooled, relative_iqr
 from gnomon.runtime.processes.launch import launch
 from gnomon.software import stack
-from gnomon.timeline import Timeline, difference, peaks
+from gnomon.timeline import Timeline, peaks
+from gnomon.timeline.difference import difference
 
 CONFIG = LlamaConfig(
     name="bytes-5m",

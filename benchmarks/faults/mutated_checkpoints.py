@@ -45,7 +45,7 @@ from gnomon.runtime.checkpoint.convert import convert
 from gnomon.runtime.checkpoint.files import Reader
 from gnomon.runtime.checkpoint.record import read_record
 from gnomon.software import stack
-from gnomon.timeline import parse_timeline, print_timeline
+from gnomon.timeline.text import parse_timeline, print_timeline
 
 LIMIT_S = 20.0
 CONFIG = LlamaConfig(

@@ -8,15 +8,13 @@ bits show of them, and what root does.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
-import secrets
 import stat
-import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from gnomon.late import load_late  # hmac, secrets and tempfile load OpenSSL: most commands sign nothing
 
 KEY_BYTES = 32
 SEAL_DIGITS = 32
@@ -103,15 +101,22 @@ class Seal:
 
     def of(self, data: bytes) -> str:
         """The signature as hexadecimal digits, fit for a name."""
-        return hmac.new(self._key, data, hashlib.sha256).hexdigest()[:SEAL_DIGITS]
+        digits: str = load_late("hmac:new")(self._key, data, "sha256").hexdigest()
+        return digits[:SEAL_DIGITS]
 
     def fits(self, data: bytes, digits: str) -> bool:
-        return hmac.compare_digest(self.of(data).encode(), digits.encode())
+        same: bool = load_late("hmac:compare_digest")(self.of(data).encode(), digits.encode())
+        return same
+
+
+def _new_key() -> bytes:
+    key: bytes = load_late("secrets:token_bytes")(KEY_BYTES)
+    return key
 
 
 def new_seal() -> Seal:
     """With a key of this process alone."""
-    return Seal(secrets.token_bytes(KEY_BYTES))
+    return Seal(_new_key())
 
 
 def user_folder() -> Path:
@@ -130,9 +135,9 @@ def seal_in(folder: Path) -> Seal | str:
     path = folder / "seal.key"
     if not path.exists():
         make_private(folder)
-        handle, part = tempfile.mkstemp(dir=folder)  # of mode 600
+        handle, part = load_late("tempfile:mkstemp")(dir=folder)  # of mode 600
         with os.fdopen(handle, "wb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
+            file.write(_new_key())
         with suppress(FileExistsError):  # another process was faster, and its key counts
             os.link(part, path)
         os.unlink(part)

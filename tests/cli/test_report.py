@@ -10,7 +10,7 @@ import pytest
 from gnomon.cli import main
 from gnomon.plans import Mesh, Plan, PlanFile, Schedule, Workload, save_plan_file
 from gnomon.schema import dump
-from gnomon.timeline import parse_timeline
+from gnomon.timeline.text import parse_timeline
 
 TINY = ["predict", "llama-tiny", "--on", "1x2xh100-sxm", "--pp", "2", "--global-batch", "4", "--seq-len", "64"]
 PLAN = Plan(mesh=Mesh(pp=2), schedule=Schedule(micro_batch_size=1))

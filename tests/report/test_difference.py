@@ -13,7 +13,8 @@ from timeline.small import Row, timeline
 from gnomon.cli import main
 from gnomon.errors import InputError
 from gnomon.report.difference import compare, comparison_text
-from gnomon.timeline import Memory, Timeline, Worker, print_timeline
+from gnomon.timeline import Memory, Timeline, Worker
+from gnomon.timeline.text import print_timeline
 
 
 def run(forward: float, backward: float, optimizer: float, *, message: float = 0.0, microbatches: int = 4) -> Timeline:

@@ -24,7 +24,8 @@ from gnomon.prediction.memory import held_moves  # noqa: E402
 from gnomon.prediction.timeline_memory import CLASS_OF  # noqa: E402
 from gnomon.runtime.watch.measure import CLASSES  # noqa: E402
 from gnomon.software import stack  # noqa: E402
-from gnomon.timeline import Timeline, memory_curve, parse_timeline, peaks, print_timeline  # noqa: E402
+from gnomon.timeline import Timeline, memory_curve, peaks  # noqa: E402
+from gnomon.timeline.text import parse_timeline, print_timeline  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -15,7 +15,9 @@ from gnomon.lowering import lower  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.program import validate  # noqa: E402
 from gnomon.simulate import durations, simulate  # noqa: E402
-from gnomon.timeline import ROLES, difference, parse_timeline, print_timeline  # noqa: E402
+from gnomon.timeline import ROLES  # noqa: E402
+from gnomon.timeline.difference import difference  # noqa: E402
+from gnomon.timeline.text import parse_timeline, print_timeline  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -9,7 +9,8 @@ from timeline.small import MESSAGE, Row, timeline
 from timeline.test_memory import held
 
 from gnomon.errors import InputError
-from gnomon.timeline import Worker, difference
+from gnomon.timeline import Worker
+from gnomon.timeline.difference import difference
 
 # The message of MESSAGE takes 2.5 seconds instead of 1.
 SLOWER: list[Row] = [

@@ -9,7 +9,8 @@ from hypothesis import given
 from timeline.small import MESSAGE, timeline, timelines
 
 from gnomon.errors import FormatError
-from gnomon.timeline import Memory, Timeline, parse_timeline, print_timeline, to_mapping
+from gnomon.timeline import Memory, Timeline
+from gnomon.timeline.text import parse_timeline, print_timeline, to_mapping
 
 TEXT = """\
 gnomon.timeline/1

@@ -11,6 +11,7 @@ and errors come at once. Leaves out all knowledge of models and machines.
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import sys
@@ -41,6 +42,8 @@ LONGEST, MOST_SAID = 80, 2000
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status of a command line; `argv` without the program's name, default the process's own."""
+    if argv is None:
+        gc.disable()  # what is loaded lives as long as the process: looking through it is a tenth of a small command
     arguments = _from_input(list(sys.argv[1:] if argv is None else argv))
     if sys.stderr is None:  # started with it closed, as `2>&-` does
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
@@ -65,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse_servers(options)
         # By name, so that `gnomon --help` does not load numpy and the models.
         command: Callable[[object], int] = load_late(f"gnomon.cli.{name.replace('-', '_')}:run")
+        if argv is None:
+            gc.freeze()
+            gc.enable()
         with _as_wide_as_the_terminal():
             status = command(options)
         sys.stdout.flush()

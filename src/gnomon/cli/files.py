@@ -13,7 +13,7 @@ from gnomon.formats.perfetto import perfetto_trace
 from gnomon.prediction import Prediction
 from gnomon.report.page import page_data, page_html
 from gnomon.schema import dump, save_text
-from gnomon.timeline import print_timeline
+from gnomon.timeline.text import print_timeline
 
 
 def write_views(

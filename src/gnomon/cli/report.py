@@ -20,7 +20,8 @@ from gnomon.prediction import Prediction, predict
 from gnomon.report.page import page_data, page_html
 from gnomon.report.tables import wrapped
 from gnomon.schema import header_of, read_file, save_text
-from gnomon.timeline import Timeline, parse_timeline
+from gnomon.timeline import Timeline
+from gnomon.timeline.text import parse_timeline
 
 DIFFERS = 0.001
 """Share by which a predicted timeline may differ from its plan's prediction before the page says so."""

@@ -39,7 +39,7 @@ from gnomon.report.tables import Column, gib, number, percent, table, wrapped
 from gnomon.request.model import is_code
 from gnomon.sharding.matrices import decaying
 from gnomon.software import Stack, stack
-from gnomon.timeline import print_timeline
+from gnomon.timeline.text import print_timeline
 from gnomon.units import show_bytes
 
 STACK = "gnomon"

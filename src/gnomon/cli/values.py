@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 import math
 import stat
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from gnomon.errors import InputError
+from gnomon.late import load_late
 
 T = TypeVar("T")
 
@@ -145,7 +145,7 @@ def not_writable(path: Path) -> str:
             return ""  # a pipe or a device: written as it is
         if not path.parent.exists():
             return f"there is no folder {str(path.parent)!r}"
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:40]}."):
+        with load_late("tempfile:NamedTemporaryFile")(dir=path.parent, prefix=f".{path.name[:40]}."):
             return ""
     except (OSError, ValueError) as error:
         return reason(error)
@@ -158,7 +158,7 @@ def no_folder(path: Path) -> str:
             path = path.parent
         if not path.is_dir():
             return f"{str(path)!r} is no folder"
-        with tempfile.NamedTemporaryFile(dir=path):
+        with load_late("tempfile:NamedTemporaryFile")(dir=path):
             return ""
     except (OSError, ValueError) as error:
         return reason(error)

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.timeline import NONE, ROLES, Timeline, memory_curve, rows
+from gnomon.timeline import NONE, ROLES, Timeline, memory_curve
+from gnomon.timeline.lanes import rows
 
 MESSAGES: Mapping[str, tuple[str, int]] = {"SEND_F": ("RECV_F", 1), "SEND_B": ("RECV_B", -1)}
 """Kind that sends -> (kind that receives, how many stages further)."""

@@ -8,15 +8,20 @@ size between two points is priced (`gnomon.prices.measured`), and measuring (`gn
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from statistics import median
 
 from gnomon.errors import InputError
 
 NOISY_SPREAD = 0.15
 """Relative interquartile range of repeats, at the median of all figures, from which a machine is called noisy."""
+
+
+def _median(values: Sequence[float]) -> float:
+    """Of at least one value. `statistics` would load random and OpenSSL for it."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +132,7 @@ class Measured:
     def spread(self) -> float:
         """Spread of the repeats, at the median of all figures."""
         spreads = [value for table in self.tables for value in table.spread]
-        return median(spreads) if spreads else 0.0
+        return _median(spreads) if spreads else 0.0
 
     @property
     def noisy(self) -> bool:
@@ -158,7 +163,7 @@ def merged(runs: tuple[Measured, ...]) -> Measured:
     tables = []
     for same in zip(*(run.tables for run in runs), strict=True):
         columns = {
-            name: tuple(median(values) for values in zip(*(getattr(t, name) for t in same), strict=True))
+            name: tuple(_median(values) for values in zip(*(getattr(t, name) for t in same), strict=True))
             for name in ("seconds", "alone_s", "spread")
         }
         mine = same[0]

@@ -21,6 +21,7 @@ from gnomon.plans import Layout, Mesh
 from gnomon.program import NO_UNIT, BufferRef, Communicator, Override, RowEffect
 from gnomon.program.rows import KIND, Inserted, Rows, insert
 from gnomon.sharding import shard_block
+from gnomon.units import distinct
 
 TERMS, COPIES = "tp", "kv_copies"
 """Communicators, and price names, of the two sums: over all tp ranks, and over those that hold one head's copies."""
@@ -90,8 +91,8 @@ def _anchors(rows: Rows, buffer: str) -> dict[int, list[int]]:
     updates = np.flatnonzero(rows.is_kind("OPT"))
     read = np.flatnonzero(rows.is_kind(*({"OPT", "NORM"} & {kind.name for kind in rows.kinds})))
     classes = rows.rank_class[updates]
-    for stage in np.unique(rows.stage[updates]).tolist():
-        mine = np.unique(classes[rows.stage[updates] == stage])
+    for stage in distinct(rows.stage[updates]).tolist():
+        mine = distinct(classes[rows.stage[updates] == stage])
         anchors[stage] = [int(read[rows.rank_class[read] == cls][0]) for cls in mine]
     if not any(kind.name == "D2H" for kind in rows.kinds):
         return anchors

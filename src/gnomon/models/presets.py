@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 
 from gnomon.errors import CatalogueError, InputError, nearest
 from gnomon.graph import Graph
-from gnomon.models import bert, deepseek, dit, gemma, gpt, hybrid, llama, mixtral, t5, unet, vit
+from gnomon.late import load_late
+from gnomon.models import deepseek, gpt, llama, mixtral
 from gnomon.models.lora import parse_adapters, with_adapters
 from gnomon.models.sizes import GRAPH_SIZES, LLAMA_SIZES
 
@@ -70,27 +71,38 @@ def _graph(make: Callable[[], Config]) -> Callable[[], Graph]:
     return lambda: build(make())
 
 
+def _of_family(family: str, builder: str, sizes: str) -> Callable[[], Graph]:
+    """What a file beside this one builds of its sizes: loaded when it is asked for, as most are not."""
+
+    def make() -> Graph:
+        config: object = load_late(f"gnomon.models.{family}:{sizes}")()
+        graph: Graph = load_late(f"gnomon.models.{family}:{builder}")(config)
+        return graph
+
+    return make
+
+
 PRESETS: Mapping[str, Callable[[], Graph]] = {
     **{name: _graph(make) for name, make in CONFIGS.items()},
-    "gemma-2-2b": lambda: gemma.gemma2(gemma.gemma2_2b()),
-    "gemma-2-9b": lambda: gemma.gemma2(gemma.gemma2_9b()),
-    "gemma-2-27b": lambda: gemma.gemma2(gemma.gemma2_27b()),
-    "nemotron-h-8b": lambda: hybrid.hybrid(hybrid.nemotron_h_8b()),
-    "nemotron-3-nano": lambda: hybrid.hybrid(hybrid.nemotron_3_nano()),
-    "nemotron-3-super": lambda: hybrid.hybrid(hybrid.nemotron_3_super()),
-    "nemotron-3-ultra": lambda: hybrid.hybrid(hybrid.nemotron_3_ultra()),
-    "mamba2-2.7b": lambda: hybrid.hybrid(hybrid.mamba2_2_7b()),
-    "bert-base": lambda: bert.bert(bert.bert_base()),
-    "bert-large": lambda: bert.bert(bert.bert_large()),
-    "t5-small": lambda: t5.t5(t5.t5_small()),
-    "t5-base": lambda: t5.t5(t5.t5_base()),
-    "flan-t5-base": lambda: t5.t5(t5.flan_t5_base()),
-    "vit-b-16": lambda: vit.vit(vit.vit_b16()),
-    "vit-l-16": lambda: vit.vit(vit.vit_l16()),
-    "dit-b-4": lambda: dit.dit(dit.dit_b_4()),
-    "dit-xl-2": lambda: dit.dit(dit.dit_xl_2()),
-    "ddpm-cifar10": lambda: unet.unet(unet.ddpm_cifar10()),
-    "unet-tiny": lambda: unet.unet(unet.unet_tiny()),
+    "gemma-2-2b": _of_family("gemma", "gemma2", "gemma2_2b"),
+    "gemma-2-9b": _of_family("gemma", "gemma2", "gemma2_9b"),
+    "gemma-2-27b": _of_family("gemma", "gemma2", "gemma2_27b"),
+    "nemotron-h-8b": _of_family("hybrid", "hybrid", "nemotron_h_8b"),
+    "nemotron-3-nano": _of_family("hybrid", "hybrid", "nemotron_3_nano"),
+    "nemotron-3-super": _of_family("hybrid", "hybrid", "nemotron_3_super"),
+    "nemotron-3-ultra": _of_family("hybrid", "hybrid", "nemotron_3_ultra"),
+    "mamba2-2.7b": _of_family("hybrid", "hybrid", "mamba2_2_7b"),
+    "bert-base": _of_family("bert", "bert", "bert_base"),
+    "bert-large": _of_family("bert", "bert", "bert_large"),
+    "t5-small": _of_family("t5", "t5", "t5_small"),
+    "t5-base": _of_family("t5", "t5", "t5_base"),
+    "flan-t5-base": _of_family("t5", "t5", "flan_t5_base"),
+    "vit-b-16": _of_family("vit", "vit", "vit_b16"),
+    "vit-l-16": _of_family("vit", "vit", "vit_l16"),
+    "dit-b-4": _of_family("dit", "dit", "dit_b_4"),
+    "dit-xl-2": _of_family("dit", "dit", "dit_xl_2"),
+    "ddpm-cifar10": _of_family("unet", "unet", "ddpm_cifar10"),
+    "unet-tiny": _of_family("unet", "unet", "unet_tiny"),
     **GRAPH_SIZES,
 }
 """Name -> a function returning the Graph."""

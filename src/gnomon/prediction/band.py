@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from math import exp, sqrt
+from pathlib import Path
 from typing import ClassVar
 
 from gnomon import schema
@@ -108,8 +108,7 @@ class BandNumbers:
 @cache
 def band_numbers() -> BandNumbers:
     """The numbers on record."""
-    path = files("gnomon.prediction").joinpath("band.toml")
-    return schema.load(BandNumbers, path.read_text(encoding="utf-8"), source="band.toml")
+    return schema.load_packaged(BandNumbers, Path(__file__).with_name("band.toml"))
 
 
 def log_widths(evidence: Evidence, numbers: BandNumbers) -> tuple[float, float]:

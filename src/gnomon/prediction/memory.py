@@ -26,7 +26,7 @@ from gnomon.prediction.temporary_memory import layers_behind, temporaries
 from gnomon.prices.allocator import placed, workspace_bytes
 from gnomon.program import Program, Structure, buffer_moves
 from gnomon.sharding.parameters import undivided_bytes
-from gnomon.units import show_bytes
+from gnomon.units import distinct, show_bytes
 
 Verdict = Literal["fits", "may not fit", "does not fit"]
 
@@ -161,7 +161,7 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
     for cls in range(program.num_classes):
         low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
         row = low + int(np.argmax(during[low:high]))
-        stages = tuple(dict.fromkeys(pricing.blocks[b][0] for b in np.unique(program.stage[low:high]).tolist()))
+        stages = tuple(dict.fromkeys(pricing.blocks[b][0] for b in distinct(program.stage[low:high]).tolist()))
         held = _held(program, changes, low, row)
         kind, unit = program.kinds[program.kind[row]].name, int(program.unit[row])
         moment = _WORDS.get(kind, kind.lower()) + (f" of unit {unit}" if unit >= 0 else "")

@@ -27,6 +27,7 @@ from gnomon.prices.stream import stream_seconds
 from gnomon.sharding.matrices import UpdateCollective, matrices_of
 from gnomon.sharding.parameters import waiting_bytes
 from gnomon.software import Stack
+from gnomon.units import distinct
 
 HOST_ADAM_S = 0.7e-9
 """Seconds a parameter of a vectorised Adam on all cores of a server: 8.2 s for 11.6 billion (DeepSpeed's figure)."""
@@ -133,7 +134,7 @@ def norm_s(stage: StagePrice, cluster: Cluster, stack: Stack) -> float:
     if stage.plan.optimizer.offload is not None:  # gradients add to it as they are made
         count = 0
     own = float(norm_seconds(count, stage.plan.precision, stage.device, curves_for(stage.device)))
-    devices = np.unique(stage.plan.device_of)
+    devices = distinct(np.array(stage.plan.device_of))
     if len(devices) < 2:
         return own
     summed = float(collective_seconds("all_reduce", 8, axis_link(cluster, devices[None, :])))

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -273,8 +273,7 @@ class CollectiveFile:
 @cache
 def collective_fits() -> CollectiveFile:
     """The rows of `collectives.toml`."""
-    text = files(__name__.rpartition(".")[0]).joinpath("collectives.toml").read_bytes()
-    return schema.load(CollectiveFile, text, source="prices/collectives.toml")
+    return schema.load_packaged(CollectiveFile, Path(__file__).with_name("collectives.toml"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

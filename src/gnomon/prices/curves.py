@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -321,8 +321,7 @@ _KINDS: tuple[Walk, ...] = ("plain", "reduce", "reduce_grad", "gather", "scatter
 
 @cache
 def _file(stem: str) -> CurveFile:
-    text = files(__name__.rpartition(".")[0]).joinpath("curves", f"{stem}.toml").read_bytes()
-    return schema.load(CurveFile, text, source=f"curves/{stem}.toml")
+    return schema.load_packaged(CurveFile, Path(__file__).parent / "curves" / f"{stem}.toml")
 
 
 @cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -124,8 +124,7 @@ class DecodingFile:
 
 @cache
 def _file() -> DecodingFile:
-    text = files("gnomon.prices").joinpath("decoding.toml").read_text(encoding="utf-8")
-    return schema.load(DecodingFile, text, source="decoding.toml")
+    return schema.load_packaged(DecodingFile, Path(__file__).with_name("decoding.toml"))
 
 
 def _arch(device: Device) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
@@ -242,8 +242,7 @@ class Fitted:
 @cache
 def fitted() -> Fitted:
     """The numbers on record."""
-    path = files("gnomon.prices").joinpath("fitted.toml")
-    return schema.load(Fitted, path.read_text(encoding="utf-8"), source="fitted.toml")
+    return schema.load_packaged(Fitted, Path(__file__).with_name("fitted.toml"))
 
 
 def rates(stack: Stack, device: Device, numbers: Fitted | None = None) -> Rates:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gnomon.errors import InputError, UnpricedError
 from gnomon.hardware import Cluster, Measured, Node
-from gnomon.units import BytesPerS, Seconds
+from gnomon.units import BytesPerS, Seconds, distinct
 
 Ranks = NDArray[np.int64]
 
@@ -189,7 +189,7 @@ def _inside_rates(kinds: tuple[Node, ...], kind: Ranks, members: Ranks) -> NDArr
 
 def _distinct(kind: Ranks, members: Ranks) -> tuple[Ranks, Ranks]:
     most = int(members.max()) + 1
-    return np.divmod(np.unique(kind * most + members), most)
+    return np.divmod(distinct(kind * most + members), most)
 
 
 def _ring_rate(node: Node, ranks: int) -> float:
@@ -214,7 +214,7 @@ def _across_rates(
     leaves: NDArray[np.bool_],
 ) -> NDArray[np.float64]:
     """What the ranks of a group on a node can send out of it, for each pair (group, node)."""
-    for k in np.unique(kind[leaves]).tolist():
+    for k in distinct(kind[leaves]).tolist():
         if kinds[k].nic is None:
             raise UnpricedError(
                 f"groups span several nodes, but node {kinds[k].name!r} of cluster {cluster.name!r} has no network "

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gnomon.program.dependencies import Dependencies, lanes
 from gnomon.program.program import Program
+from gnomon.units import distinct
 
 Longs = NDArray[np.int64]
 Positions = NDArray[np.int32]
@@ -167,7 +168,7 @@ def _groups(program: Program, deps: Dependencies) -> Longs | None:
         np.minimum.at(label, a, lowest)
         np.minimum.at(label, b, lowest)
     out = np.full(program.num_rows, -1, np.int64)
-    members = np.union1d(a, b)
+    members = distinct(np.concatenate([a, b]))
     out[members] = np.unique(label[members], return_inverse=True)[1]
     return out
 

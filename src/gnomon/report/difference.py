@@ -19,16 +19,13 @@ from gnomon.report.prediction import WORDS
 from gnomon.report.tables import Column, number, table, wrapped
 from gnomon.timeline import (
     ROLES,
-    Change,
-    Difference,
-    MemoryChange,
     Timeline,
-    difference,
     memory_curve,
     of_buffers,
     peaks,
     seen_buffers,
 )
+from gnomon.timeline.difference import Change, Difference, MemoryChange, difference
 
 ROWS = 12
 """Rows shown of a worker; the smallest changes are added up in one more."""

@@ -8,11 +8,11 @@ the parser runs, so that no text makes it recurse or crawl. Left out: comments, 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gnomon.errors import FormatError, InputError
+from gnomon.late import load_late
 
 MAX_TEXT_BYTES = 8_000_000
 """Largest file that is read."""
@@ -41,8 +41,10 @@ def parse_toml(raw: str | bytes, source: str) -> dict[str, object]:
     """Plain values of TOML text (bytes: UTF-8). FormatError or InputError with `source:line:column`."""
     text = _decoded(raw, source)
     _guard(text, source)
+    tomllib: Any = load_late("tomllib")  # not at the top: the package's own files are kept as JSON
     try:
-        return tomllib.loads(text + "\n")  # the newline gives errors at the end a line number
+        values: dict[str, object] = tomllib.loads(text + "\n")  # the newline gives errors at the end a line number
+        return values
     except tomllib.TOMLDecodeError as error:
         message = str(error)
         where = re.search(r" \(at line (\d+), column (\d+)\)$", message)

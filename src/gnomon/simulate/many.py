@@ -20,6 +20,7 @@ from gnomon.program import Order, Structure
 from gnomon.simulate.durations import Durations
 from gnomon.simulate.period import period
 from gnomon.simulate.together import joint
+from gnomon.units import distinct
 
 Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]
@@ -208,7 +209,7 @@ def _level_waits(order: Order, slot: Longs, a: int, b: int) -> tuple[tuple[Longs
 def _rounds(offsets: Longs, index: Longs, distance: NDArray[np.int32]) -> tuple[tuple[Longs, Longs, int], ...]:
     """Edges of one level into items in which each offset comes once and the distance is one."""
     items = []
-    for back in np.unique(distance).tolist():
+    for back in distinct(distance).tolist():
         mine = np.flatnonzero(distance == back)
         at = offsets[mine].astype(np.int64)
         rank = np.arange(len(at)) - np.searchsorted(at, at)

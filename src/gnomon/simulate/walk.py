@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gnomon.program import Order
 from gnomon.simulate.together import together
+from gnomon.units import distinct
 
 Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]
@@ -66,7 +67,7 @@ def walk(order: Order, free: bytes) -> Walk | None:
     levels = len(order.level_ptr) - 1
     if not order.size or order.size > min(LARGEST, WIDEST * levels):
         return None
-    size, later = order.size, np.unique(order.before[1])
+    size, later = order.size, distinct(order.before[1])
     members, _, group = together(order)
     joined = size + 1 + group  # node of the group of each member
     met = np.array([level for level, _, starts in order.groups for _ in starts], np.int64)  # [groups] level

@@ -8,7 +8,6 @@ None. Leaves out what a job switches: the readers in `formats` change a record b
 from __future__ import annotations
 
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 from gnomon import schema
@@ -29,8 +28,7 @@ ALIASES = {
 @cache
 def stacks() -> tuple[str, ...]:
     """Names of the stacks on record, sorted."""
-    entries = files("gnomon.software").joinpath("stacks").iterdir()
-    return tuple(sorted(path.name.removesuffix(".toml") for path in entries if path.name.endswith(".toml")))
+    return tuple(sorted(path.stem for path in (Path(__file__).parent / "stacks").glob("*.toml")))
 
 
 def stack(name: str) -> Stack:
@@ -48,5 +46,4 @@ def stack(name: str) -> Stack:
 
 @cache
 def _read(name: str) -> Stack:
-    path = files("gnomon.software").joinpath("stacks", f"{name}.toml")
-    return schema.load(Stack, path.read_text(encoding="utf-8"), source=f"{name}.toml")
+    return schema.load_packaged(Stack, Path(__file__).parent / "stacks" / f"{name}.toml")

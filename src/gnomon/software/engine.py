@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -145,8 +144,7 @@ ALIASES = {
 @cache
 def engines() -> tuple[str, ...]:
     """Names of the engines on record, sorted."""
-    entries = files("gnomon.software").joinpath("engines").iterdir()
-    return tuple(sorted(path.name.removesuffix(".toml") for path in entries if path.name.endswith(".toml")))
+    return tuple(sorted(path.stem for path in (Path(__file__).parent / "engines").glob("*.toml")))
 
 
 def engine(name: str) -> Engine:
@@ -164,5 +162,4 @@ def engine(name: str) -> Engine:
 
 @cache
 def _read(name: str) -> Engine:
-    path = files("gnomon.software").joinpath("engines", f"{name}.toml")
-    return schema.load(Engine, path.read_text(encoding="utf-8"), source=f"{name}.toml")
+    return schema.load_packaged(Engine, Path(__file__).parent / "engines" / f"{name}.toml")

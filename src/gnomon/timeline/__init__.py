@@ -1,7 +1,8 @@
 """Timelines: what every worker did when, predicted or measured, and what follows from it.
 
-The type, its text, the breakdown of a step without remainder, memory over time, the difference of two. Leaves out how
-a Timeline comes about: the simulator plays one, the runtime measures one.
+The type, the breakdown of a step without remainder, memory over time. `timeline.text` prints and parses one,
+`timeline.difference` compares two, `timeline.lanes` draws one: imported from there by what needs them. Leaves out how a
+Timeline comes about: the simulator plays one, the runtime measures one.
 """
 
 from gnomon.timeline.breakdown import PARTS as PARTS
@@ -12,21 +13,12 @@ from gnomon.timeline.breakdown import Share as Share
 from gnomon.timeline.breakdown import breakdown as breakdown
 from gnomon.timeline.breakdown import exposed_communication as exposed_communication
 from gnomon.timeline.breakdown import idle_intervals as idle_intervals
-from gnomon.timeline.difference import Change as Change
-from gnomon.timeline.difference import Difference as Difference
-from gnomon.timeline.difference import MemoryChange as MemoryChange
-from gnomon.timeline.difference import difference as difference
-from gnomon.timeline.lanes import rows as rows
 from gnomon.timeline.memory import Curve as Curve
 from gnomon.timeline.memory import Peak as Peak
 from gnomon.timeline.memory import memory_curve as memory_curve
 from gnomon.timeline.memory import of_buffers as of_buffers
 from gnomon.timeline.memory import peaks as peaks
 from gnomon.timeline.memory import seen_buffers as seen_buffers
-from gnomon.timeline.text import HEADER as HEADER
-from gnomon.timeline.text import parse_timeline as parse_timeline
-from gnomon.timeline.text import print_timeline as print_timeline
-from gnomon.timeline.text import to_mapping as to_mapping
 from gnomon.timeline.types import NONE as NONE
 from gnomon.timeline.types import ROLES as ROLES
 from gnomon.timeline.types import Memory as Memory

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gnomon.cli.options.flags import Options, option, positional, switch
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class CheckpointOptions(Options):
     """A checkpoint, or a folder of them."""
 
@@ -18,21 +18,21 @@ class CheckpointOptions(Options):
     json: bool = switch("--json", help="for programs")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class InspectOptions(CheckpointOptions):
     """Step, plan, contents, and what it goes on from."""
 
     pass
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class VerifyOptions(CheckpointOptions):
     """Every checksum."""
 
     pass
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ConvertOptions(CheckpointOptions):
     """The same for another plan."""
 
@@ -41,7 +41,7 @@ class ConvertOptions(CheckpointOptions):
     dry_run: bool = switch("--dry-run", help="only say bytes, seconds and memory")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ExportHfOptions(CheckpointOptions):
     """Its weights as safetensors."""
 

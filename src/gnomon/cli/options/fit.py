@@ -13,7 +13,7 @@ from gnomon.cli.options.job import TrainingOptions
 from gnomon.cli.values import count, new_file, some
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class FitOptions(TrainingOptions):
     """What is to fit, and how the answer is written."""
 

@@ -27,7 +27,7 @@ FLAG = "flag"
 """Key of a field's metadata under which its `Flag` lies."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Group:
     """A heading of help."""
 
@@ -35,7 +35,7 @@ class Group:
     text: str = ""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Flag:
     """How an option is written: arguments of `add_argument`."""
 
@@ -49,7 +49,7 @@ class Flag:
         return self.settings.get("action") == "store_true"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class Options:
     """What a command was asked. Its docstring is no help text: that is `about`."""
 

@@ -18,14 +18,14 @@ RULES = Group("the cluster")
 ASSUMED = Assumed()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class FleetOptions(Options):
     """What every action has."""
 
     json: bool = switch("--json", help="for programs")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class TraceOptions(Options):
     """A trace of jobs, and the rules under which it is played."""
 
@@ -121,7 +121,7 @@ class TraceOptions(Options):
     compare: str | None = option("--compare", read=some, metavar="A,B,…", help="policies to play beside it")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ReplayOptions(TraceOptions, FleetOptions):
     """A trace that is played."""
 
@@ -145,7 +145,7 @@ exit status: 0 done; 2 the request or the trace is wrong."""
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class WhatIfOptions(TraceOptions, FleetOptions):
     """A trace that is played on other machines too."""
 
@@ -163,7 +163,7 @@ example:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ForecastOptions(FleetOptions):
     """A plan on numbers of devices."""
 
@@ -190,7 +190,7 @@ example:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class SpotOptions(FleetOptions):
     """A plan whose machines are lost."""
 
@@ -262,14 +262,14 @@ example:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class DecisionsOptions(FleetOptions):
     """A recorded trace of decisions."""
 
     file: str = positional(metavar="FILE", help="that gnomon run --decisions wrote")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class SubmitOptions(LaunchOptions):
     """A plan as a job of a scheduler."""
 
@@ -284,7 +284,7 @@ example:
     via: str = option("--via", required=True, choices=("slurm", "kubernetes", "kueue", "ray"), help="what starts it")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class FleetRunOptions(FleetOptions):
     """Jobs that are run on this machine."""
 
@@ -315,7 +315,7 @@ exit status: 0 all done; 2 the request is wrong, or a job failed three times."""
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class PoliciesOptions(FleetOptions):
     """What policies are known."""
 

@@ -31,7 +31,7 @@ def counts(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class JobOptions(Options):
     """What a job is: a model and machines, a plan file, or a job file."""
 
@@ -62,7 +62,7 @@ class JobOptions(Options):
     strict: bool = switch("--strict", help="an error for a field that is not known", group=JOB)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class StackOption(Options):
     """The program that runs it."""
 
@@ -71,7 +71,7 @@ class StackOption(Options):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class LocalOption(Options):
     """Whether what runs on this machine have shown counts."""
 
@@ -80,7 +80,7 @@ class LocalOption(Options):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class BatchOptions(Options):
     """What comes in."""
 
@@ -135,7 +135,7 @@ class BatchOptions(Options):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class AdapterOptions(Options):
     """What is trained beside a frozen model."""
 
@@ -154,7 +154,7 @@ class AdapterOptions(Options):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class PrecisionOption(Options):
     """What numbers are stored and computed in."""
 
@@ -167,7 +167,7 @@ class PrecisionOption(Options):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class LayoutOptions(BatchOptions, AdapterOptions, PrecisionOption, LocalOption):
     """Batch, axes, and how a job is run."""
 
@@ -206,7 +206,7 @@ class LayoutOptions(BatchOptions, AdapterOptions, PrecisionOption, LocalOption):
     sequence_parallel: bool | None = switch("--sequence-parallel", default=None, help="with tp", group=HOW)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class TrainingOptions(JobOptions, StackOption, LayoutOptions):
     """A job, where it may come from any file."""
 

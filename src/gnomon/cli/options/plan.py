@@ -28,7 +28,7 @@ OTHER = Group("other questions")
 TRIES = Group("trying plans on this machine, with Gnomon's own runtime")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class PlanOptions(LayoutOptions, StackOption, ServeOptions):
     """What is planned for, what plans may be, and what else is asked of them."""
 
@@ -190,7 +190,7 @@ none, or the request is wrong."""
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ExplainOptions(TrainingOptions):
     """The plan or job whose reasons are asked."""
 

@@ -16,7 +16,7 @@ from gnomon.cli.values import count, new_file
 FILES = Group("files to write, of one step from rest")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class PredictOptions(TrainingOptions, ServeOptions):
     """What is to be predicted, and how the answer is written."""
 

@@ -12,7 +12,7 @@ from gnomon.cli.options.job import LocalOption
 from gnomon.cli.values import at_most, count, new_file, not_negative, number_from, rate, some
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class TextOptions(Options):
     """How text becomes tokens, and tokens rows."""
 
@@ -33,7 +33,7 @@ class TextOptions(Options):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class RunOptions(TextOptions, LocalOption):
     """What is trained, on what, for how long."""
 
@@ -152,7 +152,7 @@ stopped by ^C or SIGTERM."""
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class LaunchOptions(Options):
     """A plan that something else starts."""
 
@@ -178,7 +178,7 @@ examples:
     image: str | None = option("--image", read=some, metavar="IMAGE", help="container, for Kubernetes; gnomon:latest")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class CheckOptions(Options):
     """A plan whose ranks are looked at."""
 
@@ -201,7 +201,7 @@ exit status: 0 ready; 1 something would end the run; 2 the request is wrong."""
     json: bool = switch("--json", help="for programs")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ParityOptions(Options):
     """A plan that is compared with the plain model."""
 
@@ -223,7 +223,7 @@ wrong, or the runtime does not run the plan."""
     json: bool = switch("--json", help="for programs")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ScaleOptions(Options):
     """A job and its other number of processes."""
 
@@ -247,7 +247,7 @@ exit status: 0 done; 1 it has not changed in time; 2 the request is wrong."""
     json: bool = switch("--json", help="for programs")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class DataOptions(TextOptions):
     """A corpus."""
 

@@ -50,7 +50,7 @@ def _on_off(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ServeOptions(Options):
     """What is served, how and to whom."""
 

@@ -11,7 +11,7 @@ from gnomon.cli.options.flags import Options, option, positional, several, switc
 from gnomon.cli.values import at_most, new_file, some
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ValidateOptions(Options):
     """A table of measured runs."""
 
@@ -33,7 +33,7 @@ example of a table:
     json: bool = switch("--json", help="for programs")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class CompareOptions(Options):
     """Two Timelines."""
 
@@ -60,7 +60,7 @@ examples:
     json: bool = switch("--json", help="for programs")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ReportOptions(Options):
     """Timelines for a page."""
 
@@ -84,7 +84,7 @@ example:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class CalibrateOptions(Options):
     """What is measured, or read from runs."""
 
@@ -116,7 +116,7 @@ example:
     json: bool = switch("--json", help="for programs")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class CompileOptions(Options):
     """A module to compile."""
 
@@ -137,7 +137,7 @@ example:
     json: bool = switch("--json", help="for programs")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ExportOptions(Options):
     """A plan and the program that it is for."""
 
@@ -170,7 +170,7 @@ with --strict something is not expressed."""
 KINDS = ("devices", "clusters", "models", "stacks", "schedules", "methods")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class CatalogueOptions(Options):
     """What is asked of what is known."""
 

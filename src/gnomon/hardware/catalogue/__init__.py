@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
 from gnomon import schema
@@ -236,8 +236,7 @@ def _edits(a: str, b: str) -> int:
 
 @cache
 def _file(stem: str) -> CatalogueFile:
-    text = files(__name__).joinpath(f"{stem}.toml").read_bytes()
-    return schema.load(CatalogueFile, text, source=f"{stem}.toml")
+    return schema.load_packaged(CatalogueFile, Path(__file__).with_name(f"{stem}.toml"))
 
 
 @cache

@@ -17,7 +17,8 @@ from gnomon.report.difference import change_name, compare
 from gnomon.report.page.spans import cut, span_columns
 from gnomon.report.prediction import WORDS, between, describe
 from gnomon.report.tables import number, percent
-from gnomon.timeline import NONE, ROLES, Difference, Share, Timeline, breakdown, peaks
+from gnomon.timeline import NONE, ROLES, Share, Timeline, breakdown, peaks
+from gnomon.timeline.difference import Difference
 from gnomon.timeline.queued import share_without_a_core
 from gnomon.units import show_bytes, show_seconds
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.timeline import NONE, Timeline, rows
+from gnomon.timeline import NONE, Timeline
+from gnomon.timeline.lanes import rows
 
 TICKS = 10**8
 """Ticks that the shown time is divided into, at least a nanosecond each."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 import tomllib
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from gnomon import schema
 from gnomon.errors import FormatError, InputError, PlanError, UnitError
+from gnomon.schema.packaged import plain_values
 from gnomon.units import MAX_INTEGER, Bytes, BytesPerS, Seconds
 
 HEAD = 'schema = "gnomon.job/1"\n'
@@ -326,3 +328,20 @@ class FloatBytes:
 def test_annotations_that_no_file_could_express_are_our_mistake(cls: type) -> None:
     with pytest.raises(TypeError):
         schema.from_mapping(cls, {"value": "3 GB"})
+
+
+def test_what_is_kept_of_a_packaged_file_is_never_taken_for_another_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    path = tmp_path / "rows.toml"
+    path.write_text("a = 1\n")
+    assert plain_values(path) == {"a": 1}
+    (kept,) = (tmp_path / "__pycache__").iterdir()
+    kept.write_bytes(kept.read_bytes().replace(b'"a":1', b'"a":7'))
+    assert plain_values(path) == {"a": 7}  # it is read from there
+    path.write_text("a = 2\n")  # of the same size, in the same second
+    assert plain_values(path) == {"a": 2}
+    kept.write_bytes(kept.read_bytes()[:-2])  # cut short
+    assert plain_values(path) == {"a": 2}

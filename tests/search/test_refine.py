@@ -15,6 +15,7 @@ from gnomon.models.presets import model
 from gnomon.plans import Goal, Optimizer, Plan, Workload
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.report.prediction import has_choices
 from gnomon.search import Result, plan, solve
 from gnomon.search.refinement.choices import (
     CHOICES,
@@ -22,6 +23,7 @@ from gnomon.search.refinement.choices import (
     Value,
     allowed,
     choice,
+    described,
     fixed_base,
     of_method,
     parse_choice_limit,
@@ -167,6 +169,7 @@ def test_every_value_makes_a_plan_that_has_it(name: str) -> None:
     assert len(values) > 1 and of.of(base) in values
     for value in values:
         made = of.make(base, graph, value)
+        assert has_choices(made) or not described(made)  # without it, a heading does not load the choices
         assert of.of(made) == value
         assert predict(graph, hopper, made, Workload(global_batch_size=16, seq_len=1024)).step_s > 0
 

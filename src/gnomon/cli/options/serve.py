@@ -44,12 +44,6 @@ def _share(text: str) -> float:
     return value
 
 
-def _on_off(text: str) -> str:
-    if text not in ("on", "off"):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is neither on nor off")
-    return text
-
-
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ServeOptions(Options):
     """What is served, how and to whom."""
@@ -138,5 +132,5 @@ class ServeOptions(Options):
         "--image-tokens", read=count, metavar="N", help="patches of that image, with --vision", group=SERVING
     )
     chunked_prefill: str | None = option(
-        "--chunked-prefill", read=_on_off, metavar="on|off", help="whether prompts are cut at the budget", group=SERVING
+        "--chunked-prefill", choices=("on", "off"), help="whether prompts are cut at the budget", group=SERVING
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 from gnomon.formats.huggingface.read import read_hf_config
 from gnomon.formats.job import network_graph
 from gnomon.hardware import parse_cluster
-from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
-from gnomon.prediction import predict
+from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Precision, RouterLoad, Saved, Schedule, Workload
+from gnomon.prediction import Prediction, predict
 from gnomon.prices.experts import LOOP_OPS
 from gnomon.software import stack, with_facts
 
@@ -131,3 +132,24 @@ def test_a_prediction_says_that_experts_are_a_loop() -> None:
     )
     said = [line for line in made.assumptions if "one after another from Python" in line]
     assert said and "gathers each of their weights by itself" in said[0] and "grouped_mm" in said[0]
+
+
+def test_an_allgather_dispatch_sends_every_token_to_every_rank_however_it_is_routed() -> None:
+    """Megatron Core's allgather dispatcher over 8 ranks: 8 tokens for each that all-to-all sends to 2 experts; and the
+    host waits for it, since each rank asks how many tokens are its own."""
+    plan = Plan(mesh=Mesh(dp_shard=16, ep=8), schedule=Schedule(micro_batch_size=1), optimizer=Optimizer(zero=1))
+    work = Workload(global_batch_size=32, seq_len=4096)
+
+    def made(how: str, router: RouterLoad | None = None) -> Prediction:
+        record = with_facts(stack("megatron-lm"), "test", "2026-11-29", moe_dispatch=how)
+        load = work if router is None else replace(work, router=router)
+        return predict("mixtral-8x7b", "2x8xh100-sxm", plan, load, record)
+
+    def exchanged(of: Prediction) -> float:
+        return sum(of.pricing.stages[0].phase(name).comm_s["ep"] for name in ("forward", "input_grad", "weight_grad"))
+
+    sent, gathered = made("all_to_all"), made("all_gather")
+    assert 2.5 < exchanged(gathered) / exchanged(sent) < 5
+    assert exchanged(made("all_gather", RouterLoad(kind="zipf", s=0.5))) == pytest.approx(exchanged(gathered))
+    forward = gathered.pricing.stages[0].phase("forward")
+    assert forward.waited_s > forward.comm_s["ep"] / 2 and sent.pricing.stages[0].phase("forward").waited_s == 0

@@ -128,16 +128,19 @@ class LayerPricing:
         return self._asked(phase, paths)
 
     def _asked(self, phase: Phase, paths: Iterable[str]) -> Phase:
-        """A forward over these ops with what the host waits for in it, where experts run in a loop in Python: all but
-        the work on their rows, since each expert asks the device which rows are its own."""
+        """A forward over these ops with what the host waits for in it. Where experts run in a loop in Python that is
+        all but the work on their rows, since each expert asks the device which rows are its own; where tokens are
+        gathered, also the gather, since each rank asks how many of them have chosen its experts (a masked select)."""
         scope = self.scope
-        if scope.facts.experts not in ("eager", "stacked") or not scope.local_experts:
+        gathers = scope.facts.gathered_tokens and scope.context.mesh.ep > 1
+        if (scope.facts.experts not in ("eager", "stacked") and not gathers) or not scope.local_experts:
             return phase
         rows = routed_tensors(scope.block)
         forward = self.prices.forward
         before = (op for op in (scope.ops.get(path) for path in paths) if op is not None)
         waited = sum(float(forward[op.path].device_s) for op in before if not rows.intersection(op.outputs))
-        return replace(phase, waited_s=waited)
+        sent = sum(phase.comm_s.get(axis, 0.0) for axis in ("ep", "etp")) / 2  # there; as much comes back
+        return replace(phase, waited_s=waited + (sent if gathers else 0.0))
 
     def _backward(self, *, weight: bool) -> Phase:
         steps = self.prices.grads[weight]

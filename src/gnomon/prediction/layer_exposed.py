@@ -112,6 +112,8 @@ class LayerExposed:
         """One round; rows that skewed routing sends to the busiest rank with it."""
         scope = self.scope
         skewed = collective.inside and collective.axis in ("ep", "etp")
+        if skewed and scope.facts.gathered_tokens and scope.context.mesh.ep > 1:
+            return self._gathered_s(collective)
         size = collective.bytes * (scope.context.load if skewed else 1.0)
         if self.narrow.narrow_gather(collective) or self.narrow.narrow_sum(collective):
             size = size * 8 / DTYPE_BITS[scope.context.precision.compute]
@@ -121,6 +123,19 @@ class LayerExposed:
         else:
             seconds = collective_seconds(collective.kind, size, link)
         elapsed: float = as_float(seconds)
+        return elapsed
+
+    def _gathered_s(self, collective: Collective) -> float:
+        """A dispatch or combine that gathers tokens of all ranks and scatters their sums (Megatron Core's allgather
+        dispatcher): a token goes once to every rank, whichever experts it has chosen, however routing is skewed."""
+        scope = self.scope
+        router = next(op for op in scope.block.ops if op.does == "routes")
+        chosen = scope.block.tensor(router.outputs[0]).dims[-1].size
+        assert chosen is not None
+        size = collective.bytes * scope.context.mesh.ep / chosen
+        outward = (scope.does(collective.path) == "dispatches") == (collective.phase == "forward")
+        kind = "all_gather" if outward else "reduce_scatter"
+        elapsed: float = as_float(collective_seconds(kind, size, self.links[collective.axis]))
         return elapsed
 
     def _copies(self, link: AxisLink) -> dict[str, float]:

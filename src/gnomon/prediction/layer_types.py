@@ -50,6 +50,8 @@ class KernelFacts:
     """A backward's collectives overlap with the matmuls that do not need them."""
     fused_dispatch: bool = False
     """A token goes once to each node that holds one of its experts (`Stack.moe_dispatch`)."""
+    gathered_tokens: bool = False
+    """Each rank of experts has all tokens of the others, and picks those of its own experts (`Stack.moe_dispatch`)."""
     routing_gathered: bool = False
     """HybridEP: before a forward's dispatch each rank gathers which experts every token of the others chose, and copies
     of tokens are sent with the weights of all experts in the NVLink domain."""
@@ -80,6 +82,7 @@ class KernelFacts:
             chunked_loss=stack.loss.cross_entropy == "chunked",
             backward_overlap=stack.layers.backward_overlap is True,
             fused_dispatch=stack.experts.moe_dispatch in SENT_ONCE,
+            gathered_tokens=stack.experts.moe_dispatch == "all_gather",
             routing_gathered=stack.experts.moe_dispatch == "hybrid_ep",
             sorted_rows=stack.experts.moe_rows == "sorted",
             experts=stack.experts.moe_experts or "grouped",

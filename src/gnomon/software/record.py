@@ -216,8 +216,8 @@ class Experts:
 
     moe_dispatch: Literal["all_to_all", "all_gather", "fused", "hybrid_ep"] | None = None
     """How tokens get to their experts when ep > 1. `fused`: DeepEP's kernels, which send a token once to each node that
-    holds one of its experts. `hybrid_ep`: HybridEP's, which do too, with the routing of all tokens to every rank. The
-    others are priced as an all-to-all of one copy an expert."""
+    holds one of its experts. `hybrid_ep`: HybridEP's, which do too, with the routing of all tokens to every rank.
+    `all_gather`: all tokens to every rank, and sums scattered back. `all_to_all`: one copy an expert."""
     moe_experts: Literal["grouped", "looped", "fused", "eager", "stacked"] | None = None
     """How experts run. `grouped`: a grouped matmul, the activation, another matmul. `looped`: the same, matmuls of
     one expert after those of another. `fused`: in eight bits and fewer, activation and casts are in the epilogues of

@@ -146,7 +146,9 @@ def test_an_allgather_dispatch_sends_every_token_to_every_rank_however_it_is_rou
         return predict("mixtral-8x7b", "2x8xh100-sxm", plan, load, record)
 
     def exchanged(of: Prediction) -> float:
-        return sum(of.pricing.stages[0].phase(name).comm_s.get("ep", 0.0) for name in ("forward", "input_grad", "weight_grad"))
+        return sum(
+            of.pricing.stages[0].phase(name).comm_s.get("ep", 0.0) for name in ("forward", "input_grad", "weight_grad")
+        )
 
     sent, gathered = made("all_to_all"), made("all_gather")
     assert 2.5 < exchanged(gathered) / exchanged(sent) < 5

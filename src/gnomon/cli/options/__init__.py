@@ -52,6 +52,7 @@ COMMANDS: Mapping[str, Action | Actions] = {
     "explain": Action("why a plan is as fast and as large as it is", "plan:ExplainOptions"),
     "validate": Action("your measured runs beside their predictions", "tools:ValidateOptions"),
     "compare": Action("where a prediction and a measured run differ", "tools:CompareOptions"),
+    "diff": Action("what a change of a job does to speed and memory, for CI", "diff:DiffOptions"),
     "run": Action("train by a plan file, and compare with its prediction", "run:RunOptions"),
     "launch": Action("a plan by torchrun, Slurm, Kubernetes or Ray", "run:LaunchOptions"),
     "check": Action("whether every rank has what a plan needs; slow ranks and links", "run:CheckOptions"),

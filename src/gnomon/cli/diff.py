@@ -23,7 +23,7 @@ from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import quantity
 from gnomon.errors import GnomonError, InputError
 from gnomon.prediction import Prediction, predict
-from gnomon.report.change import JobChange, annotations, change_of, change_text, summary
+from gnomon.report.change import JobChange, annotation_lines, change_of, change_text, summary
 from gnomon.units import parse_bytes, show_bytes
 
 
@@ -42,7 +42,7 @@ def run(options: DiffOptions) -> int:
     else:
         print_lines(change_text(change, passed))
     if options.github:
-        print_lines(annotations(change, passed))
+        print_lines(annotation_lines(change, passed))
         if target := os.environ.get("GITHUB_STEP_SUMMARY"):
             with Path(target).open("a", encoding="utf-8") as file:
                 file.write(summary(change, passed))

@@ -1,6 +1,6 @@
 """What a change of a job does: two predictions next to each other, field by field, as text, JSON and annotations.
 
-`change_of(before, after)` compares them; `change_text` is for people, `to_mapping` for programs, `annotations` for
+`change_of(before, after)` compares them; `change_text` is for people, `to_mapping` for programs, `annotation_lines` for
 GitHub, `summary` its step summary in Markdown. Leaves out reading the jobs (`cli.diff`) and measured steps
 (`report.difference`).
 """
@@ -267,7 +267,7 @@ def _signed(value: float) -> str:
     return number(value) if value <= 0 else f"+{number(value)}"
 
 
-def annotations(change: JobChange, limits: Sequence[str]) -> tuple[str, ...]:
+def annotation_lines(change: JobChange, limits: Sequence[str]) -> tuple[str, ...]:
     """GitHub's workflow commands: an error for each limit that is passed, else one notice."""
     file = f"file={_property(change.after.source)}," if ":" not in change.after.source else ""
     title = "title=gnomon diff"

@@ -120,6 +120,7 @@ CHANGES = {
     "layout.sequence_parallel": Change(False),
     "layout.context": Change("ulysses"),
     "layout.context_order": Change("contiguous"),
+    "layout.dispatch": Change("fused", name=MOE),
     "layout.vocab_parallel": Change(False),
     "layout.loss_parallel": Change(False),
     "layout.keep_gathered": Change(True),
@@ -243,7 +244,7 @@ def test_a_field_is_written_or_listed(program: str, field: str) -> None:
     of_pipelines = ("schedule.virtual_stages", "schedule.placement", "schedule.rounds", "overlap.pipeline_sends")
     if plan.mesh.pp == 1 and field in of_pipelines:
         return  # it has no effect on one stage
-    if plan.mesh.cp == 1 and field.startswith("layout.context"):
+    if plan.mesh.cp == 1 and field.startswith("layout.context") or plan.mesh.ep == 1 and field == "layout.dispatch":
         return
     before = export(program, plan, change.name)
     after = export(program, changed(plan, field, change.value), change.name)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gnomon.errors import FormatError, GnomonError, InputError
 from gnomon.formats.given import Given
 from gnomon.formats.job import Job
-from gnomon.formats.megatron.read import read_megatron
+from gnomon.formats.megatron.read import DISPATCHERS, read_megatron
 from gnomon.formats.megatron.recompute import module_rules
 from gnomon.formats.megatron_bridge.read import read_megatron_bridge
 from gnomon.models.decoder import DecoderConfig
@@ -27,6 +27,7 @@ from gnomon.models.llama import LlamaConfig, llama3_1_70b
 from gnomon.models.mixtral import mixtral_8x7b
 from gnomon.models.presets import build
 from gnomon.plans import Plan, Saved, SavedRule, check
+from gnomon.prediction import predict
 
 SCRIPTS = Path(__file__).parent / "fixtures/megatron"
 GPT: dict[str, Any] = {
@@ -176,7 +177,7 @@ def test_a_deepseek_shape() -> None:
     model = result.model
     assert isinstance(model, DeepseekConfig)
     assert (model.num_dense_layers, model.num_shared_experts, model.mtp_modules) == (2, 2, 1)
-    assert (result.plan.mesh.ep, result.plan.mesh.etp, result.stack.experts.moe_dispatch) == (8, 1, "all_to_all")
+    assert (result.plan.mesh.ep, result.plan.mesh.etp, result.plan.layout.dispatch) == (8, 1, "all_to_all")
     assert result.unexpressed == ()
 
 
@@ -212,9 +213,30 @@ def test_fused_experts_and_dispatch_beside_another_microbatch() -> None:
         fp8_recipe="mxfp8",
         fp8_dot_product_attention=True,
     )
-    assert (result.stack.experts.moe_dispatch, result.stack.experts.moe_experts) == ("fused", "fused")
+    assert (result.plan.layout.dispatch, result.stack.experts.moe_experts) == ("fused", "fused")
     assert result.plan.overlap.experts and result.plan.precision.fp8 is not None and result.plan.precision.fp8.attention
     assert not {u.field for u in result.unexpressed} & {"overlap_moe_expert_parallel_comm", "fp8_dot_product_attention"}
+
+
+@pytest.mark.parametrize("written", DISPATCHERS.values())
+def test_how_tokens_get_to_experts_and_how_experts_run(written: tuple[str, str | None]) -> None:
+    kind, backend = written
+    more = {} if backend is None else {"moe_flex_dispatcher_backend": backend}
+    asked: dict[str, Any] = {
+        "num_experts": 8,
+        "moe_router_topk": 2,
+        "expert_model_parallel_size": 4,
+        "moe_token_dispatcher_type": kind,
+    }
+    grouped, alone = job(**asked, **more, moe_grouped_gemm=True), job(**asked, **more)
+    dispatch = grouped.plan.layout.dispatch
+    assert dispatch is not None and DISPATCHERS[dispatch] == written
+    assert [one.stack.experts.moe_experts for one in (grouped, alone)] == ["looped", "sequential"]
+    assert any("moe_grouped_gemm" in note for note in grouped.notes)
+    steps = [predict(one.graph(), "1x8xh100-sxm", one.plan, one.workload, one.stack) for one in (grouped, alone)]
+    assert steps[1].step_s > steps[0].step_s
+    said = [any("--moe-grouped-gemm" in line for line in one.assumptions) for one in steps]
+    assert said == [False, True]
 
 
 def test_deterministic_mode_is_the_stacks() -> None:

@@ -17,7 +17,7 @@ from gnomon.models.presets import model
 from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Plan, Saved, Schedule, Split, Workload
 from gnomon.prediction import predict
 from gnomon.search.questions.lengths import Lengths, fields_of, plan_lengths
-from gnomon.search.questions.reasons import changes
+from gnomon.search.refinement.changes import changes
 
 LENGTHS = (16384, 4096, 4096, *(1024,) * 5)
 GRAPH = model("llama-3.2-1b")

@@ -15,7 +15,8 @@ from gnomon.report.prediction import describe
 from gnomon.report.reasons import bounded_by, network, reasons_text, sharding, where
 from gnomon.search import plan
 from gnomon.search.fit.advice import advice
-from gnomon.search.questions.reasons import MORE_MEMORY, Reasons, changes, explain, undone, within_share, without
+from gnomon.search.questions.reasons import MORE_MEMORY, Reasons, explain, undone, within_share, without
+from gnomon.search.refinement.changes import changes
 
 PLAN = Plan(
     mesh=Mesh(pp=2, dp_shard=4, tp=2),

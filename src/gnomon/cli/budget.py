@@ -69,6 +69,26 @@ class Budget:
         return 128 + signal.SIGINT if self.stopped else 0
 
 
+class Passing:
+    """Progress of the passes after a search: what its `on_pass` calls. Used as `with Passing() as told:`."""
+
+    def __init__(self) -> None:
+        self._name, self._covered = "", Covered()
+
+    def __enter__(self) -> Passing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._covered.end()
+
+    def __call__(self, name: str, done: int, most: int) -> None:
+        """So many of at most so many plans of a pass were looked at."""
+        if name != self._name:
+            self._covered.end()
+            self._name, self._covered = name, Covered(name)
+        self._covered(done, most)
+
+
 class Covered:
     """Progress of a search, which says how many points there are when it begins: what its `told` calls."""
 

@@ -6,10 +6,10 @@ nearest. Leaves out the search itself (room `search`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from gnomon.cli.budget import ONE, Budget, Covered
+from gnomon.cli.budget import ONE, Budget, Covered, Passing
 from gnomon.cli.options.plan import SHOWN, PlanOptions
 from gnomon.cli.plan_asked import Asked, whole_model
 from gnomon.cli.plan_file import For, plan_file
@@ -28,21 +28,17 @@ from gnomon.hardware.kinds import is_mixed
 from gnomon.hardware.rent import ANY
 from gnomon.late import load_late
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
-from gnomon.plans import PlanFile, Saved, save_plan_file
+from gnomon.plans import Plan, PlanFile, Saved, save_plan_file
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, result_mapping
 from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
 from gnomon.request.exported import comes_back, exportable
 from gnomon.search import Found, Result, parse_limit, plan, unlike
-from gnomon.search.budget import More, always
-from gnomon.search.checkpointing.improve import ByTensor, by_tensor
 from gnomon.search.mixed.search import TRIES
+from gnomon.search.passes import Improved, improve
 from gnomon.search.questions.goals import Question
 from gnomon.search.refinement.make_fit import Spare
-from gnomon.search.refinement.refine import Refined
-from gnomon.search.stages.dapple import Dapple, dapple
-from gnomon.search.stages.uneven import Uneven, uneven
 from gnomon.software import own
 
 
@@ -107,8 +103,8 @@ def _other(options: PlanOptions, asked: Asked) -> int:
         limits=tuple(parse_limit(text) for text in asked.chosen.forbid),
         goal=asked.goal,
         prices=_prices(options, asked.machines),
-        improve=None if exact else lambda result: asked.chosen.best(_with_stages(options, result)[0]),
-        beyond=() if sizes else asked.chosen.beyond,
+        improve=None if exact else lambda result: _improved(options, asked, result),
+        beyond=tuple(name for name in asked.chosen.beyond if not sizes or name == "dispatch"),
         spare=asked.chosen.spare() if sizes else Spare(),
         tries=options.tries or TRIES,
     )
@@ -126,25 +122,6 @@ def _prices(options: PlanOptions, machines: Cluster) -> dict[str, float]:
             f"leave it out"
         )
     return prices
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """The search's result, and what was made of its best plans."""
-
-    result: Result
-    """With the best uneven stages among its plans."""
-    stages: Uneven | None
-    tensors: ByTensor | None
-    refined: Refined | None
-    replicas: Dapple | None
-
-    @property
-    def best(self) -> Found:
-        """The fastest of all."""
-        best = self.result.best[0] if self.refined is None else self.refined.best
-        other = None if self.replicas is None else self.replicas.best
-        return replace(best, plan=other.plan, prediction=other) if other and other.step_s < best.step_s else best
 
 
 def _found(options: PlanOptions, asked: Asked, budget: Budget) -> Result:
@@ -178,42 +155,26 @@ def _search(asked: Asked, top: int, budget: Budget, *, unlike: bool) -> Result:
     return result
 
 
-def _searched(options: PlanOptions, asked: Asked, budget: Budget) -> Answer:
+def _searched(options: PlanOptions, asked: Asked, budget: Budget) -> Improved:
     """The search, uneven stages, and the choices beyond both."""
-    exact = exportable(_found(options, asked, budget), asked.target)
-    result, stages = _with_stages(options, exact, budget)
-    if stages is not None and not comes_back(result.best[0], asked.target):
-        result, stages = exact, None
-    result, tensors = _with_tensors(options, result, budget)
+    result = exportable(_found(options, asked, budget), asked.target)
     if asked.chosen.asked and asked.stack is PLAIN_STACK:
         asked.assumed.append("stack not given: taken to run every choice that --refine tries (--stack)")
-    refined = asked.chosen.refined(result, budget)
-    return Answer(
-        result=result,
-        stages=stages,
-        tensors=tensors,
-        refined=refined if refined is None or comes_back(refined.best, asked.target) else None,
-        replicas=_replicas(result, asked) if options.uneven_replicas else None,
+    passes = asked.chosen.passes(
+        uneven_stages=not options.equal_stages,
+        layers_per_stage=options.layers_per_stage,
+        by_tensor=options.sac_ilp,
+        replicas=_replica_base(asked) if options.uneven_replicas else None,
     )
+    with Passing() as told:
+        return improve(result, passes, accepts=lambda found: comes_back(found, asked.target), on_pass=told, more=budget)
 
 
-def _with_stages(options: PlanOptions, result: Result, more: More = always) -> tuple[Result, Uneven | None]:
-    """The result with uneven stages among its plans, and what they gain; as it is if they are not wanted."""
-    told = Covered("plans cut into uneven stages:")
-    stages = None if options.equal_stages else uneven(result, cut=options.layers_per_stage, told=told, more=more)
-    told.end()
-    return (result, None) if stages is None else (stages.merged(result), stages)
-
-
-def _with_tensors(options: PlanOptions, result: Result, more: More) -> tuple[Result, ByTensor | None]:
-    """The result with a plan that recomputes tensor by tensor among its plans, and what that gains; as it is where it
-    is not asked for."""
-    if not options.sac_ilp:
-        return result, None
-    told = Covered("plans given the least recomputation:")
-    tensors = by_tensor(result, told=told, more=more)
-    told.end()
-    return tensors.merged(result), tensors
+def _improved(options: PlanOptions, asked: Asked, result: Result) -> Found:
+    """The best plan of a search of another question, with uneven stages and choices beyond the search."""
+    passes = asked.chosen.passes(uneven_stages=not options.equal_stages, layers_per_stage=options.layers_per_stage)
+    with Passing() as told:
+        return improve(result, passes, on_pass=told).best
 
 
 def _one(options: PlanOptions, asked: Asked) -> int:
@@ -246,7 +207,9 @@ def _one(options: PlanOptions, asked: Asked) -> int:
         more |= {} if tries is None or again is None else {"ranked_again": ranked_mapping(again, tries.attempts)}
         more |= {} if made.replicas is None else {"uneven_replicas": replicas_mapping(made.replicas)}
         more |= {} if lost is None else {"losses": losses_mapping(lost)}
-        mapping = result_mapping(result, rent=cost, stages=made.stages, refined=made.refined, tensors=made.tensors)
+        mapping = result_mapping(
+            result, rent=cost, stages=made.stages, refined=made.refined, tensors=made.tensors, climbed=made.climbed
+        )
         print_json({**mapping, **more, "assumptions": taken})
     else:
         text = plan_text(
@@ -257,13 +220,14 @@ def _one(options: PlanOptions, asked: Asked) -> int:
             refined=made.refined,
             stages=made.stages,
             tensors=made.tensors,
+            climbed=made.climbed,
         )
         print_lines(text)
         if lost is not None:
             print_lines(losses_text(lost))
         if made.replicas is not None:
-            before = result.best[0] if made.refined is None else made.refined.best
-            print_lines(replicas_text(made.replicas, before.step_s))
+            before = made.climbed or made.refined
+            print_lines(replicas_text(made.replicas, (before.best if before else result.best[0]).step_s))
         if tries is not None:
             print_lines(("", *tries.text(options.output)))
             if again is not None:
@@ -274,12 +238,12 @@ def _one(options: PlanOptions, asked: Asked) -> int:
     return budget.status or (0 if tries is None else tries.status())
 
 
-def _replicas(result: Result, asked: Asked) -> Dapple:
-    """What DAPPLE's planner finds on the same machines. InputError for a stack that does not run such stages, and for
-    what is fixed that its plans do not have."""
-    if result.stack is not PLAIN_STACK and result.stack.name != own.NAME:
+def _replica_base(asked: Asked) -> Plan:
+    """The base plan of DAPPLE's planner. InputError for a stack that does not run such stages, and for what is fixed
+    that its plans do not have."""
+    if asked.stack is not PLAIN_STACK and asked.stack.name != own.NAME:
         raise InputError(
-            f"stages with other numbers of replicas are not run by {result.stack.name}; leave out --uneven-replicas, "
+            f"stages with other numbers of replicas are not run by {asked.stack.name}; leave out --uneven-replicas, "
             f"or plan for gnomon run with --stack {own.NAME}"
         )
     plain = {"zero", "recompute"}
@@ -296,9 +260,7 @@ def _replicas(result: Result, asked: Asked) -> Dapple:
         base = replace(base, optimizer=replace(base.optimizer, zero=zero))  # type: ignore[arg-type]
     if preset is not None:
         base = replace(base, saved=Saved(preset=preset))  # type: ignore[arg-type]
-    return dapple(
-        result.graph, result.cluster, result.workload, base=base, stack=result.stack, limit_bytes=result.limit_bytes
-    )
+    return base
 
 
 def _file(options: PlanOptions, result: Result, best: Found, assumed: list[str]) -> PlanFile:

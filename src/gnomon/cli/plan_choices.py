@@ -1,7 +1,7 @@
 """`gnomon plan`: what `--fix`, `--forbid`, `--allow`, `--refine` and `--methods` say of choices and fields.
 
 `Chosen.read(options, stack)` tells apart what the exact search fixes or forbids from what the refinement does;
-`Chosen.best(found)` refines. Leaves out both searches.
+`Chosen.passes` is what follows that search. Leaves out both searches.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gnomon import orders
-from gnomon.cli.budget import Covered
 from gnomon.cli.options.plan import PlanOptions
 from gnomon.errors import InputError, PlanError, nearest
 from gnomon.methods import bamboo, methods_named
+from gnomon.plans import Plan
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Limit, Point
-from gnomon.search.budget import More, always
+from gnomon.search.passes import Passes
 from gnomon.search.refinement.choices import (
     NAMES,
     Choice,
@@ -30,9 +30,10 @@ from gnomon.search.refinement.choices import (
     runs_value,
 )
 from gnomon.search.refinement.make_fit import Spare
-from gnomon.search.refinement.refine import QUICK, THOROUGH, Effort, Refined, refine
+from gnomon.search.refinement.refine import QUICK, THOROUGH, Effort
 from gnomon.search.results import Found, Result
 from gnomon.search.space.points import BEYOND
+from gnomon.search.stages.cut import Cut
 from gnomon.software import Stack, own
 
 FLAGS = ("sequence_parallel", "keep_gathered", "overlap")
@@ -124,31 +125,29 @@ class Chosen:
         names = [name for name in self.fixed if name not in self.late]
         return tuple(name for name in names if not choice(name).values(candidate.plan, result.graph, result.cluster))
 
-    def refined(self, result: Result, more: More = always) -> Refined | None:
-        """What the choices gain on the plans of a search; None where they are left out."""
-        if self.effort is None:
-            return None
-        told = Covered("choices tried:")
-        refined = refine(
-            result,
+    def passes(
+        self,
+        *,
+        uneven_stages: bool,
+        layers_per_stage: Cut | None,
+        by_tensor: bool = False,
+        replicas: Plan | None = None,
+    ) -> Passes:
+        """What follows the exact search."""
+        return Passes(
+            uneven_stages=uneven_stages,
+            layers_per_stage=layers_per_stage,
+            by_tensor=by_tensor,
+            effort=self.effort,
             choices=self.open,
             forbid=self.limits,
             fixed=self.late,
-            effort=self.effort,
-            told=told,
-            more=more,
+            replicas=replicas,
         )
-        told.end()
-        return refined
 
     def spare(self) -> Spare:
         """What may make further work fit; nothing where the refinement is left out."""
         return Spare() if self.effort is None else Spare(choices=self.open, forbid=self.limits)
-
-    def best(self, result: Result) -> Found:
-        """The best plan of a search, refined as far as is asked."""
-        refined = self.refined(result)
-        return result.best[0] if refined is None else refined.best
 
 
 def _methods(options: PlanOptions, stack: Stack) -> tuple[Choice, ...]:

@@ -38,6 +38,7 @@ REASONS: Mapping[str, str] = {
     "saved.*": "the program recomputes in its own units; what is written keeps no more than was asked",
     "layout.sequence_parallel": "with tensor parallelism the program decides this",
     "layout.context": "the program has no such exchange for attention",
+    "layout.dispatch": "the program sends tokens to their experts in its own way",
     "layout.context_order": "the program orders context-parallel parts by its own rule",
     "layout.rules": "layout of single dims: the program's modules decide",
     "layout.*": "the program's tensor parallelism decides this",

@@ -122,6 +122,10 @@ def _layout(layout: Layout, mesh: Mesh) -> Layout:
         layout = replace(layout, sequence_parallel=False, vocab_parallel=True, loss_parallel=True)
     if mesh.cp == 1:
         layout = replace(layout, context=_LAYOUT.context, context_order=_LAYOUT.context_order)
+    if mesh.ep == 1:
+        layout = replace(layout, dispatch=None)
+    elif layout.dispatch is None:  # priced as that, and what files without a choice do
+        layout = replace(layout, dispatch="all_to_all")
     if mesh.cp == 1 and not layout.sequence_parallel:
         layout = replace(layout, keep_gathered=False)
     return layout

@@ -191,6 +191,11 @@ class Saved:
             )
 
 
+Dispatch = Literal["all_to_all", "all_gather", "fused", "hybrid_ep"]
+"""How tokens get to experts of other ranks: one copy for each expert by all-to-all; all tokens to all ranks; kernels
+that send a token once to each node that holds one of its experts, DeepEP's (`fused`) or HybridEP's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRule:
     """A dim on chosen axes, in place of the usual ones."""
@@ -225,6 +230,8 @@ class Layout:
     context_order: Literal["contiguous", "zigzag"] = "zigzag"
     """Which part a rank holds: the r-th of cp, or the r-th and the r-th from the end of 2·cp, which evens out a
     causal mask."""
+    dispatch: Dispatch | None = None
+    """How tokens get to their experts when ep > 1. Left out: as the program that runs the plan does by default."""
     vocab_parallel: bool = True
     """Divide the embedding and the head by vocabulary over tp."""
     loss_parallel: bool = True

@@ -16,9 +16,17 @@ from gnomon.prediction.layer_scope import LayerScope
 from gnomon.prediction.numbers import as_float
 from gnomon.prediction.profiled import profiled_forward, unprofiled
 from gnomon.prices.deterministic import FILLED, filled_seconds, in_order
-from gnomon.prices.experts import extra_passes, loop_launches, loop_price, order_pass, row_passes
+from gnomon.prices.experts import (
+    extra_passes,
+    loop_launches,
+    loop_price,
+    order_pass,
+    row_passes,
+    sequential_price,
+)
 from gnomon.prices.kernels import FREE, WHOLE, OpPrice, fused_dropout_seconds, grad_seconds, op_seconds
 from gnomon.prices.ring import ring_seconds
+from gnomon.sharding.homes import routed_tensors
 
 RING = ":ring"
 """Of an attention's path: the entry of what it runs besides its kernels around a ring."""
@@ -111,6 +119,32 @@ class LayerKernels:
             )
         if scope.facts.experts in ("eager", "stacked") and op.does == "dispatches" and experts:
             return self._loop(op, backward=backward)
+        if scope.facts.experts == "sequential" and experts:
+            return self._one_by_one(op, backward=backward) + self._around_rows(op, backward=backward)
+        return self._around_rows(op, backward=backward)
+
+    def _one_by_one(self, op: Op, *, backward: bool) -> OpPrice:
+        """Modules of experts that Python runs one after another."""
+        scope = self.scope
+        if op.does not in ("multiplies rows", "gates", "dispatches", "combines"):
+            return FREE
+        if op.does == "multiplies rows" and not self._leads(op):
+            return FREE
+        rows = scope.block.tensor(op.outputs[0] if op.does == "dispatches" else op.inputs[0])
+        moved = nbytes(rows, scope.sharded.sizes(op.path), scope.dtypes) * scope.context.load
+        if op.does == "gates" and not any(name in routed_tensors(scope.block) for name in op.inputs):
+            return FREE  # that of a shared expert
+        low = self.narrow.low(op.path)
+        return sequential_price(op, scope.local_experts, low, moved, scope.device, scope.curves, backward=backward)
+
+    def _leads(self, op: Op) -> bool:
+        """Whether a product of experts is the first over its rows: gate and up are one product."""
+        return next(o for o in self.scope.block.ops if o.kind == op.kind and o.inputs[0] == op.inputs[0]) is op
+
+    def _around_rows(self, op: Op, *, backward: bool) -> OpPrice:
+        """Megatron Core's passes over rows of experts, and launches from the loop of a library."""
+        scope = self.scope
+        context, experts = scope.context, scope.local_experts
         if not scope.facts.transformer_engine or not experts:
             return FREE
         if op.attr("factor", False):
@@ -118,8 +152,8 @@ class LayerKernels:
             return extra_passes(op, turned, experts, scope.device, scope.curves, backward=backward)
         low = self.narrow.low(op.path)
         if op.does == "multiplies rows":
-            mates = [o.path for o in scope.block.ops if o.kind == op.kind and o.inputs[0] == op.inputs[0]]
-            looped = mates[0] == op.path and not (low and scope.facts.experts == "fused")  # gate and up are one product
+            looped = self._leads(op) and scope.facts.experts != "sequential"
+            looped = looped and not (low and scope.facts.experts == "fused")
             return FREE if not looped else OpPrice(device_s=0.0, kernels=loop_launches(experts, low))
         does = op.does
         if does not in ("dispatches", "combines", "gates"):

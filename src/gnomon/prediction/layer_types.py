@@ -20,7 +20,7 @@ from gnomon.sharding import ShardedBlock
 from gnomon.software import Stack
 
 SENT_ONCE = ("fused", "hybrid_ep")
-"""Of `Stack.moe_dispatch`: kernels that send a token once to each node."""
+"""Of `Layout.dispatch` and `Stack.moe_dispatch`: kernels that send a token once to each node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,9 @@ class KernelFacts:
     backward_overlap: bool = False
     """A backward's collectives overlap with the matmuls that do not need them."""
     fused_dispatch: bool = False
-    """A token goes once to each node that holds one of its experts (`Stack.moe_dispatch`)."""
+    """A token goes once to each node that holds one of its experts (`Layout.dispatch`)."""
     gathered_tokens: bool = False
-    """Each rank of experts has all tokens of the others, and picks those of its own experts (`Stack.moe_dispatch`)."""
+    """Each rank of experts has all tokens of the others, and picks those of its own experts (`Layout.dispatch`)."""
     routing_gathered: bool = False
     """HybridEP: before a forward's dispatch each rank gathers which experts every token of the others chose, and copies
     of tokens are sent with the weights of all experts in the NVLink domain."""
@@ -67,8 +67,10 @@ class KernelFacts:
     """Kernels are those of a profile of one layer (`prediction.profiled`)."""
 
     @staticmethod
-    def of(stack: Stack) -> KernelFacts:
-        """What a stack says; what it does not say is taken as not done."""
+    def of(stack: Stack, layout: Layout) -> KernelFacts:
+        """What a stack says; what it does not say is taken as not done. layout: of the plan, which may say how tokens
+        get to their experts."""
+        dispatch = layout.dispatch or stack.experts.moe_dispatch
         return KernelFacts(
             attention_kernel=stack.layers.attention_kernel,
             cublas=stack.layers.cublas,
@@ -81,9 +83,9 @@ class KernelFacts:
             dropout_add_fused=stack.layers.dropout_add == "fused",
             chunked_loss=stack.loss.cross_entropy == "chunked",
             backward_overlap=stack.layers.backward_overlap is True,
-            fused_dispatch=stack.experts.moe_dispatch in SENT_ONCE,
-            gathered_tokens=stack.experts.moe_dispatch == "all_gather",
-            routing_gathered=stack.experts.moe_dispatch == "hybrid_ep",
+            fused_dispatch=dispatch in SENT_ONCE,
+            gathered_tokens=dispatch == "all_gather",
+            routing_gathered=dispatch == "hybrid_ep",
             sorted_rows=stack.experts.moe_rows == "sorted",
             experts=stack.experts.moe_experts or "grouped",
             deterministic=stack.layers.deterministic is True,

@@ -377,7 +377,7 @@ def _workers(
         [],
         dict[Mesh, tuple[dict[str, int], float]](),
     )
-    facts = KernelFacts.of(stack)
+    facts = KernelFacts.of(stack, plan.layout)
     for stage in range(plan.num_stages):
         mesh = plan.stage_mesh(stage)
         if mesh not in seen:

@@ -29,14 +29,28 @@ _USUAL: Mapping[str, tuple[object, str]] = {
 def expert_lines(stack: Stack, graph: Graph, plan: Plan) -> tuple[str, ...]:
     """How experts run, where that is a loop in Python: it often is most of the step."""
     how = stack.experts.moe_experts
-    routed = [b for b in graph.blocks for op in b.ops if op.does == "multiplies rows"]
-    if how not in ("eager", "stacked") or not routed:
+    if not any(op.does == "multiplies rows" for block in graph.blocks for op in block.ops):
         return ()
+    dispatch = plan.layout.dispatch or stack.experts.moe_dispatch
+    ep = max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
+    lines: tuple[str, ...] = ()
+    if ep > 1 and dispatch in ("fused", "hybrid_ep") and stack.is_unstated:
+        lines = ("the program is taken to have DeepEP's kernels (--fix dispatch=all_to_all plans without)",)
+    if how == "sequential":
+        lines += (
+            "experts run one after another from Python, each product and activation by itself (SequentialMLP): as many "
+            "launches as a rank has experts; --moe-grouped-gemm runs them together",
+        )
+    if how not in ("eager", "stacked"):
+        return lines
     what = "each a module of its own" if how == "eager" else "each a slice of one tensor, whose gradient it makes whole"
     said = f"experts run one after another from Python, {what}: a chain of launches for each expert and layer"
     if how == "eager" and plan.optimizer.zero == 3 and stack.experts.expert_gather_s is not None:
         said += "; ZeRO 3 gathers each of their weights by itself"
-    return (f"{said} (transformers before release 5; experts_implementation = grouped_mm from then on)",)
+    return (
+        *lines,
+        f"{said} (transformers before release 5; experts_implementation = grouped_mm from then on)",
+    )
 
 
 def on_cpu(cluster: Cluster) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from gnomon.hardware import Cluster
 from gnomon.prices.collectives import algorithm_costs, bound_seconds, collective_seconds
 from gnomon.prices.links import AxisLink
 
@@ -37,6 +38,18 @@ src/megatron/bridge/perf_recipes/_common.py moe_hybridep_num_sms; DeepEP's own d
 
 RDMA = ("infiniband", "roce")
 """Kinds of network that the share is for; over others the all-to-all's own price stands."""
+
+
+ARCHES = ("hopper", "blackwell", "blackwell-ultra")
+"""Generations whose devices run these kernels between nodes: they need SM90's instructions, NVLink and RDMA (README,
+Requirements; on Ampere they are built without the transport between nodes)."""
+
+
+def sends_once(cluster: Cluster) -> bool:
+    """Whether such kernels run on the cluster's devices and links, as far as is known."""
+    nodes = [group.node for group in cluster.groups]
+    linked = all(node.device.arch in ARCHES and node.device.fabric_bytes_per_s for node in nodes)
+    return linked and (cluster.num_nodes == 1 or all(node.nic is not None and node.nic.kind in RDMA for node in nodes))
 
 
 @lru_cache(maxsize=1024)

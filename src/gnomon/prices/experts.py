@@ -100,6 +100,24 @@ def loop_launches(experts: int, low: Low) -> int:
     return round(IN_LOOP * (experts * EACH_EXPERT[low] - 1))
 
 
+def sequential_price(
+    op: Op, experts: int, low: Low, rows_bytes: Size, device: Device, curves: Curves, *, backward: bool
+) -> OpPrice:
+    """What Megatron Core's SequentialMLP runs beside the products and activations of so many experts of a rank, which
+    are launched one by one from Python: further launches of each, and at the combine the copy that joins what the
+    experts put out; of the gradients of rows, which were cut from one tensor, at the dispatch.
+    Source: NVIDIA/Megatron-LM d98e8a6 megatron/core/transformer/moe/experts.py SequentialMLP.forward (torch.split,
+    a loop over local_experts, torch.cat)."""
+    if op.does == "multiplies rows":
+        return OpPrice(device_s=0.0, kernels=experts * EACH_EXPERT[low] - 1)
+    if op.does == "gates":
+        return OpPrice(device_s=0.0, kernels=experts - 1)
+    joins = op.does == ("dispatches" if backward else "combines")
+    if not joins or experts == 1:
+        return OpPrice(device_s=0.0, kernels=0)
+    return OpPrice(device_s=stream_seconds(rows_bytes, rows_bytes, device, curves, kernels=1), kernels=1)
+
+
 def row_passes(
     does: str, rows_bytes: Size, experts: int, low: Low, device: Device, curves: Curves, *, backward: bool
 ) -> OpPrice:

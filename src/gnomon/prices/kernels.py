@@ -36,9 +36,9 @@ Low: TypeAlias = Literal["", "fp8", "rowwise", "mxfp8", "fp4"]
 """Dtype of narrow matmuls; empty for none. `rowwise`: eight bits with a scale for each row of one operand and column
 of the other. `mxfp8`: with a scale for 32 of them."""
 
-Experts: TypeAlias = Literal["grouped", "looped", "fused", "eager", "stacked"]
+Experts: TypeAlias = Literal["grouped", "looped", "fused", "sequential", "eager", "stacked"]
 """How matmuls of experts run: as one kernel for all, one after another, or (narrow ones) as one kernel with what lies
-between them; wide ones of the last run one after another. The last two: one after another, from a loop in Python."""
+between them; wide ones of the last run one after another. The last three: one after another, from a loop in Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

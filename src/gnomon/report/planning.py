@@ -24,6 +24,7 @@ from gnomon.search import Found, Result, loss
 from gnomon.search.checkpointing.improve import ByTensor
 from gnomon.search.questions.goals import tokens_of
 from gnomon.search.refinement.choices import NAMES, show_value
+from gnomon.search.refinement.neighbours import Climbed
 from gnomon.search.refinement.refine import Refined
 from gnomon.search.results import safest
 from gnomon.search.stages.uneven import Uneven
@@ -49,17 +50,22 @@ def plan_text(
     refined: Refined | None = None,
     stages: Uneven | None = None,
     tensors: ByTensor | None = None,
+    climbed: Climbed | None = None,
 ) -> tuple[str, ...]:
     """Lines of at most 80 columns. rent: of the cluster, if it has a price. refined: of the best plans, if asked.
-    stages: what uneven ones gain. tensors: what recomputation tensor by tensor gains."""
-    best = result.best[0] if refined is None else refined.best
+    stages: what uneven ones gain. tensors: what recomputation tensor by tensor gains. climbed: what neighbours gain."""
+    before = result.best[0] if refined is None else refined.best
+    best = before if climbed is None else climbed.best
+    changed = (refined is not None and bool(refined.steps)) or best is not before
     lines = [f"{result.graph.name} on {result.cluster.name}", *wrapped(describe(best.plan, result.workload))]
     lines += wrapped(_choices(best))
     lines += wrapped(links_text(best.plan, result.cluster))
     lines += ["", *_speed(best, rent), "", *wrapped(best.prediction.verdict, indent="")]
     lines += wrapped(_limit(result), indent="")
-    lines += ["", *_runners(result, refined=refined is not None and bool(refined.steps)), *_safer(best, result)]
+    lines += ["", *_runners(result, refined=changed), *_safer(best, result)]
     lines += ["", *(refined_text(refined) if refined else wrapped(_LEFT, indent=""))]
+    if climbed is not None:
+        lines += ["", *climbed_text(climbed, before)]
     if faster := _too_large(result):
         lines += ["", *faster]
     lines += ["", *_covered(result)]
@@ -238,6 +244,28 @@ def refined_text(refined: Refined) -> tuple[str, ...]:
     return (*table(columns, rows), *wrapped(summary))
 
 
+def climbed_text(climbed: Climbed, before: Found) -> tuple[str, ...]:
+    """What plans one change away from the best gain, a line each. before: where the climb began."""
+    if not climbed.steps:
+        return wrapped(f"neighbours of the best plan: {climbed.tried} predicted, none is faster", indent="")
+    columns = (Column(name="neighbours", align="left"), Column(name="step"), Column(name="gains %"), Column(name="GiB"))
+    rows, step_s = list[tuple[str, ...]](), before.step_s
+    for what, prediction in climbed.steps:
+        gains = percent(1 - prediction.step_s / step_s)
+        rows.append((what, show_seconds(prediction.step_s), gains, _peak(prediction)))
+        step_s = prediction.step_s
+    return (*table(columns, rows), *wrapped(f"{climbed.tried} plans one change away were predicted"))
+
+
+def climbed_mapping(climbed: Climbed) -> dict[str, Any]:
+    """Plain values for JSON."""
+    return {
+        "steps": [{"change": what, "step_s": made.step_s} for what, made in climbed.steps],
+        "predictions": climbed.tried,
+        "prediction": climbed.best.prediction.to_mapping(),
+    }
+
+
 def _peak(prediction: Prediction) -> str:
     return gib(prediction.tightest.peak_bytes)
 
@@ -294,6 +322,7 @@ def _too_large(result: Result) -> tuple[str, ...]:
 def _covered(result: Result) -> tuple[str, ...]:
     counts = result.counts
     if result.open_s is not None:
+        near = f"; {result.neighbours} plans one change away from the best were predicted" if result.neighbours else ""
         gain = 1 - result.open_s / result.best[0].step_s
         if not result.open_s:
             proved = "some of them have no bound yet, so a faster one may be among them"
@@ -303,7 +332,7 @@ def _covered(result: Result) -> tuple[str, ...]:
         else:
             proved = "none is faster than the best, but alternatives may be missing"
         return wrapped(
-            f"budget spent: {counts.left:,} of {counts.space:,} plans were not looked at (--budget): {proved}",
+            f"budget spent: {counts.left:,} of {counts.space:,} plans were not looked at (--budget): {proved}{near}",
             indent="",
         )
     return wrapped(
@@ -343,11 +372,13 @@ def result_mapping(
     stages: Uneven | None = None,
     refined: Refined | None = None,
     tensors: ByTensor | None = None,
+    climbed: Climbed | None = None,
 ) -> dict[str, Any]:
     """Plain values for JSON, as `gnomon.search/1`. rent: of the cluster, if it has a price. stages: what uneven ones
-    gain. refined: of the best plans, if asked. `safest` is an index into `best`."""
+    gain. refined: of the best plans, if asked. climbed: what neighbours gained. `safest` is an index into `best`."""
     counts = result.counts
-    safer = safest(result.best[0] if refined is None else refined.best, result.best)
+    last = climbed or refined
+    safer = safest(result.best[0] if last is None else last.best, result.best)
     step = None if rent is None else rent.dollars_per_hour / 3600 * result.best[0].step_s
     return {
         "schema": "gnomon.search/1",
@@ -386,4 +417,5 @@ def result_mapping(
         "safest": None if safer is None else result.best.index(safer),
         **({} if tensors is None else {"by_tensor": by_tensor_mapping(tensors)}),
         **({} if refined is None else {"refined": refined_mapping(refined)}),
+        **({} if climbed is None else {"neighbours": climbed_mapping(climbed)}),
     }

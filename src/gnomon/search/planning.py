@@ -21,6 +21,7 @@ from gnomon.search.bounds.families import Job
 from gnomon.search.budget import More, always, until
 from gnomon.search.exact.solve import solve
 from gnomon.search.refinement.choices import runs
+from gnomon.search.refinement.neighbours import climb
 from gnomon.search.requests import (
     LEAST,
     SPARING,
@@ -73,8 +74,8 @@ def plan(
     routed = with_dispatch(graph)
     if routed is not graph and fixed.get("ep", 1) != 1:
         graph = routed
-    check_request(graph, machines, workload, base, fixed, machines.num_devices)
     beyond = [name for name in BEYOND if runs(stack, name)] if beyond is None else beyond
+    check_request(graph, machines, workload, base, fixed, machines.num_devices)
     space = make_space(graph, machines, workload, base=base, fixed=fixed, limits=limits, stack=stack, beyond=beyond)
     size = space.size
     progress = None if told is None else lambda done, best: told(done, size, best)
@@ -90,6 +91,9 @@ def plan(
         result = replace(
             result, best=moved.best, counts=result.counts + moved.counts, open_s=min(left) if left else None
         )
+    if result.best and result.counts.left:
+        climbed = climb(result, result.best[0])
+        result = replace(result.led_by(climbed.best if climbed.steps else None), neighbours=climbed.tried)
     if result.best:
         return result
     if result.counts.left:

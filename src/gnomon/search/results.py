@@ -175,6 +175,9 @@ class Result:
     """Of the plans that were predicted and do not fit, the one with the lowest peak."""
     open_s: float | None = None
     """Seconds that a step of any plan that was not looked at takes at least; None where every plan was covered."""
+    neighbours: int | None = None
+    """Plans one change away from the best that were predicted after the budget was spent, until none was faster; None
+    where every plan was covered."""
     least_bytes: int | None = None
     """Bytes that every plan holds on some rank at least; None where no bound was asked."""
     why_illegal: dict[str, int] = field(default_factory=dict)

@@ -107,6 +107,11 @@ LACKS = (
         "late (optimizer.delay) with zero or tp that divide them",
         asked=lambda plan: plan.optimizer.delay > 0 and needs_whole_matrices(plan) and divides_matrices(plan),
     ),
+    Lack(
+        name="layout.dispatch = {plan.layout.dispatch!r} (tokens go to their experts by all_to_all)",
+        asked=lambda plan: plan.layout.dispatch not in (None, "all_to_all"),
+        choice="dispatch",
+    ),
     Lack(name="precision.fp8", asked=lambda plan: plan.precision.fp8 is not None, choice="fp8"),
     Lack(
         name="saved.every with a row for each layer (ZeRO 3, gradient buckets) but for overlap.fused",

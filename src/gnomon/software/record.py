@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
 from gnomon.errors import PlanError, nearest
+from gnomon.plans import Dispatch
 
 Fusion = Literal["fused", "unfused"]
 
@@ -214,16 +215,17 @@ class Update:
 class Experts:
     """How tokens get to their experts, and how experts run."""
 
-    moe_dispatch: Literal["all_to_all", "all_gather", "fused", "hybrid_ep"] | None = None
-    """How tokens get to their experts when ep > 1. `fused`: DeepEP's kernels, which send a token once to each node that
-    holds one of its experts. `hybrid_ep`: HybridEP's, which do too, with the routing of all tokens to every rank.
-    `all_gather`: all tokens to every rank, and sums scattered back. `all_to_all`: one copy an expert."""
-    moe_experts: Literal["grouped", "looped", "fused", "eager", "stacked"] | None = None
+    moe_dispatch: Dispatch | None = None
+    """How tokens get to their experts when ep > 1, unless the plan says it (`Layout.dispatch`). `fused`: DeepEP's
+    kernels, which send a token once to each node that holds one of its experts. `hybrid_ep`: HybridEP's, which do too,
+    with the routing of all tokens to every rank. `all_gather`: all tokens to every rank, and sums scattered back. `all_to_all`: one copy an expert."""
+    moe_experts: Literal["grouped", "looped", "fused", "sequential", "eager", "stacked"] | None = None
     """How experts run. `grouped`: a grouped matmul, the activation, another matmul. `looped`: the same, matmuls of
     one expert after those of another. `fused`: in eight bits and fewer, activation and casts are in the epilogues of
-    the matmuls, both ways. `eager`: a loop in Python over experts that are modules, each of which looks for its rows,
-    copies them out, computes and adds up. `stacked`: such a loop over slices of one tensor, whose gradient each expert
-    makes whole. Left out: grouped."""
+    the matmuls, both ways. `sequential`: modules one after another over rows that are sorted by expert, each matmul
+    and activation launched from Python (Megatron Core's SequentialMLP). `eager`: a loop in Python over experts that
+    are modules, each of which looks for its rows, copies them out, computes and adds up. `stacked`: such a loop over
+    slices of one tensor, whose gradient each expert makes whole. Left out: grouped."""
     expert_gather_s: float | None = None
     """Host seconds of gathering one weight of one expert under ZeRO 3, where experts are modules (`eager`) that are
     gathered when they run, in an order that nothing foretells. Left out: experts are gathered with their layer."""
@@ -296,6 +298,8 @@ class Runs:
     out: as `none`."""
     own_cut: bool | None = None
     """It divides layers among stages by a rule of its own."""
+    dispatches: tuple[Dispatch, ...] = ()
+    """How tokens can get to their experts, as options of the program. Empty: in one way only, or not known."""
     overlaps: tuple[str, ...] = ()
     """Fields of `Overlap` that it honours."""
     choices: tuple[str, ...] = ()

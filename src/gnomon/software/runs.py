@@ -44,6 +44,7 @@ def able(stack: Stack, plan: Plan, source: str) -> Stack:
         "axes": tuple(axes),
         "recompute": (plan.saved.preset,),
         "sequence_parallel": (plan.layout.sequence_parallel,),
+        "dispatches": (plan.layout.dispatch,) if plan.layout.dispatch is not None else (),
         "choices": tuple(name for name, chosen, _ in _chosen(plan) if chosen),
     }
     listed = {name: getattr(runs, name) for name in asked}
@@ -85,6 +86,9 @@ def _beyond(stack: Stack, plan: Plan) -> Iterator[str]:
         yield f"schedule {name} (it has {', '.join(runs.schedules)})"
     if runs.contexts and any(mesh.cp > 1 for mesh in meshes) and plan.layout.context not in runs.contexts:
         yield f"context parallelism by {plan.layout.context} (it has {', '.join(runs.contexts)})"
+    dispatch, divided = plan.layout.dispatch, any(mesh.ep > 1 for mesh in meshes)
+    if runs.dispatches and divided and dispatch is not None and dispatch not in runs.dispatches:
+        yield f"dispatch {dispatch} (it has {', '.join(runs.dispatches)})"
     for axis in ("dp_replicate", "tp", "cp", "ep") if runs.axes else ():
         if axis not in runs.axes and any(getattr(mesh, axis) > 1 for mesh in meshes):
             yield f"{axis} (it divides ranks over dp_shard, {', '.join(runs.axes)})"

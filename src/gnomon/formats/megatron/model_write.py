@@ -69,7 +69,6 @@ def _experts(config: MixtralConfig) -> Options:
         ("num_experts", config.num_experts),
         ("moe_router_topk", config.experts_per_token),
         ("moe_ffn_hidden_size", config.expert_ffn_size),
-        ("moe_token_dispatcher_type", "alltoall"),
         ("moe_grouped_gemm", True),
     ]
 
@@ -99,7 +98,6 @@ def _deepseek(config: DeepseekConfig, seq_len: int) -> Options:
         ("moe_shared_expert_intermediate_size", config.num_shared_experts * config.expert_ffn_size or None),
         ("moe_router_num_groups", config.num_groups if config.num_groups > 1 else None),
         ("moe_router_group_topk", config.groups_per_token if config.num_groups > 1 else None),
-        ("moe_token_dispatcher_type", "alltoall"),
         ("moe_grouped_gemm", True),
         ("mtp_num_layers", config.mtp_modules or None),
     ]

@@ -39,6 +39,7 @@ from gnomon.formats.megatron.terms import TERMS
 from gnomon.formats.shell import Launch, Script, launches
 from gnomon.graph import Graph
 from gnomon.plans import (
+    Dispatch,
     DType,
     Fp8,
     Layout,
@@ -467,7 +468,34 @@ def layout_of(f: Fields, mesh: Mesh) -> Layout:
     kind = kind if isinstance(kind, tuple) else (kind,)
     if mesh.cp > 1 and (len(set(kind)) > 1 or kind[0] not in kinds):
         f.report("cp_comm_type", "differs by layer, or works in two levels: read as a ring")
-    return Layout(sequence_parallel=sequence, context=kinds.get(str(kind[0]), "ring"))  # type: ignore[arg-type]
+    return Layout(
+        sequence_parallel=sequence,
+        context=kinds.get(str(kind[0]), "ring"),  # type: ignore[arg-type]
+        dispatch=_dispatch(f),
+    )
+
+
+DISPATCHERS: dict[Dispatch, tuple[str, str | None]] = {
+    "all_gather": ("allgather", None),
+    "all_to_all": ("alltoall", None),
+    "fused": ("flex", "deepep"),
+    "hybrid_ep": ("flex", "hybridep"),
+}
+"""How tokens get to their experts: --moe-token-dispatcher-type and --moe-flex-dispatcher-backend."""
+
+
+def _dispatch(f: Fields) -> Dispatch | None:
+    """How tokens get to their experts; None for a model without any. `flex` is DeepEP unless its backend is said."""
+    backend = f.text("moe_flex_dispatcher_backend", "deepep")
+    f.ignore("moe_enable_deepep")
+    if not (f.has("num_experts") or f.has("moe_token_dispatcher_type")):
+        return None
+    kinds = {"allgather": "allgather", "alltoall": "alltoall", "flex": "flex"}
+    kind = f.choice("moe_token_dispatcher_type", kinds, "allgather")
+    if kind == "flex" and backend not in ("deepep", "hybridep"):
+        f.fail("moe_flex_dispatcher_backend", f"{backend}: Megatron-LM has deepep and hybridep")
+    asked = kind, backend if kind == "flex" else None
+    return next(name for name, written in DISPATCHERS.items() if written == asked)
 
 
 def overlap_of(f: Fields, mesh: Mesh, virtual: int) -> Overlap:
@@ -587,14 +615,14 @@ def stack_of(f: Fields, base: Stack, plan: Plan) -> Stack:
         if f.flag(key, False):
             base = chosen(base, f"--{key.replace('_', '-')}", **{field: "unfused"})
     f.report_unless("no_rope_fusion", (False,), "rotary embeddings are priced as one kernel")
-    if f.has("num_experts") or f.has("moe_token_dispatcher_type"):
-        kinds = {"allgather": "all_gather", "alltoall": "all_to_all", "flex": "fused"}
-        dispatch = f.choice("moe_token_dispatcher_type", kinds, "allgather")
-        base = chosen(base, "mixture-of-experts options", moe_dispatch=dispatch)
+    if f.has("num_experts"):
+        if f.flag("moe_grouped_gemm", False):
+            f.notes.append("moe_grouped_gemm: products of a rank's experts are launched together")
+        elif not f.flag("deepspeed", False):
+            base = chosen(base, "no --moe-grouped-gemm", moe_experts="sequential")
         dropped = "experts are priced as if they took every token that is sent to them"
         f.report_unless("moe_expert_capacity_factor", (0, 0.0), dropped)
         if f.flag("use_transformer_engine_op_fuser", False):
             base = chosen(base, "--use-transformer-engine-op-fuser", moe_experts="fused")
     f.ignore("moe_grouped_gemm", "moe_permute_fusion", "moe_token_drop_policy", "moe_router_fusion")
-    f.ignore("moe_flex_dispatcher_backend", "moe_enable_deepep")
     return base

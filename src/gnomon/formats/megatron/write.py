@@ -12,7 +12,7 @@ from shlex import quote
 from gnomon import orders
 from gnomon.formats.export import Asked, Draft, half_of, need_model
 from gnomon.formats.megatron.model_write import model_options
-from gnomon.formats.megatron.read import DTYPE_BYTES, INTERLEAVED, PLAIN, read_megatron
+from gnomon.formats.megatron.read import DISPATCHERS, DTYPE_BYTES, INTERLEAVED, PLAIN, read_megatron
 from gnomon.formats.megatron.recompute import modules_of
 from gnomon.plans import Optimizer, Overlap, Precision, Saved
 
@@ -169,9 +169,13 @@ def _full(method: str, number: int) -> Options:
 def _layout(asked: Asked) -> Options:
     kinds = {"ring": "p2p", "ulysses": "a2a", "all_gather": "allgather"}
     layout = asked.plan.layout
+    routed = any(block.does("routes") for block in asked.graph.blocks)
+    dispatch = (*DISPATCHERS[layout.dispatch or "all_to_all"],) if routed else (None, None)
     return [
         ("sequence_parallel", layout.sequence_parallel),
         ("cp_comm_type", kinds[layout.context] if asked.plan.mesh.cp > 1 else None),
+        ("moe_token_dispatcher_type", dispatch[0]),
+        ("moe_flex_dispatcher_backend", dispatch[1]),
     ]
 
 

@@ -215,7 +215,7 @@ def kind_tables(
     """
     batch: object = np.array(micro, np.int64) if len(micro) > 1 else int(micro[0])
     prices: list[tuple[LayerPrice, ...]] = []
-    facts, known = KernelFacts.of(shared.stack), shared.known
+    facts, known = KernelFacts.of(shared.stack, plan.layout), shared.known
     for i, kind in enumerate(shared.kinds.kinds):
         whole, here, busiest = plan.stage_mesh(0), dict(links), load
         if not routed_tensors(kind.block):  # without experts, nothing lies on their axes

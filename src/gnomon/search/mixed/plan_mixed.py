@@ -189,7 +189,7 @@ def _prepared(
 ) -> tuple[MixedSpace, MixedSpace, LayerTables]:
     """The space, the same with equal shares and layers, and prices: what searches under several memory limits share."""
     space = make_mixed_space(graph, cluster, workload, base=base, fixed=dict(fixed), limits=limits, stack=stack)
-    return space, _even(space), LayerTables(graph, cluster, workload, stack, base, space.kinds)
+    return space, _even(space), LayerTables(graph, cluster, workload, stack, space.base, space.kinds)
 
 
 @lru_cache(maxsize=4)

@@ -31,6 +31,7 @@ from gnomon.plans import Mesh, Plan, Saved, Schedule, Stage, Workload, stage_lay
 from gnomon.plans.parts import Preset
 from gnomon.plans.plan import pipeline_rank
 from gnomon.plans.select import format_layers, format_ranks
+from gnomon.search.space.dispatchers import with_dispatcher
 from gnomon.search.space.points import (
     CHUNK_TOKENS,
     Context,
@@ -346,7 +347,12 @@ class MixedSpace:
                 placement=point.placement,
             ),
             saved=base.saved if base.saved.rules else Saved(preset=cast(Preset, point.recompute)),
-            layout=replace(base.layout, sequence_parallel=point.sequence_parallel, context=point.context),
+            layout=replace(
+                base.layout,
+                sequence_parallel=point.sequence_parallel,
+                context=point.context,
+                dispatch=base.layout.dispatch if max(point.ep, default=1) > 1 else None,
+            ),
             optimizer=replace(base.optimizer, zero=cast(Literal[0, 1, 2, 3], point.zero)),
             placement=() if len(used) == self.all_devices else tuple(used),
         )
@@ -474,6 +480,7 @@ def make_mixed_space(
     one that is left without a choice.
     """
     base, kinds = base or Plan(), kinds_of(cluster)
+    base = with_dispatcher(base, cluster, stack) if stack is not None else base
     fixed, limits = dict(fixed or {}), list(limits)
     _refuse(cluster, fixed, limits)
     experts = expert_ranks(graph, max(len(kind.devices) for kind in kinds))

@@ -25,7 +25,7 @@ from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.budget import More, always
 from gnomon.search.exact.solve import solve
-from gnomon.search.questions.reasons import changes
+from gnomon.search.refinement.changes import changes
 from gnomon.search.requests import check_request
 from gnomon.search.results import memory_limit
 from gnomon.search.space.points import Limit, make_space, parse_limit, saving_of

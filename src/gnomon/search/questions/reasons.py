@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from gnomon import orders
-from gnomon.errors import GnomonError, PlanError
+from gnomon.errors import GnomonError
 from gnomon.graph import Graph
 from gnomon.hardware import scaled
-from gnomon.plans import Goal, Mesh, Plan, Saved, Schedule, Workload
+from gnomon.plans import Goal, Plan, Saved, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.search.planning import Loss, lost
 from gnomon.search.questions.stage_changes import evened, stage_changes
+from gnomon.search.refinement.changes import changes, moved, with_experts
 from gnomon.search.refinement.choices import made, show_value
+from gnomon.search.space.dispatchers import dispatchers, has_dispatcher
 from gnomon.software import proposes
 
 GIB = 2**30
@@ -139,7 +140,8 @@ def explain(
         less = tuple(evened(plan, graph, prediction.workload))
     else:
         routed = any(block.does("routes") for block in graph.blocks)
-        moves, less = (*changes(plan, experts=routed), *undone(plan, graph)), tuple(without(plan))
+        moves = (*changes(plan, experts=routed), *sent_otherwise(prediction), *undone(plan, graph))
+        less = tuple(without(plan))
     total, done = len(moves) + len(less) + len(runners_up) + len(too_large), count(1)
 
     def look(what: str, changed: Plan) -> Neighbour:
@@ -220,51 +222,20 @@ def _predicted(prediction: Prediction, what: str, plan: Plan) -> Neighbour:
     return Neighbour(what=what, prediction=predicted)
 
 
-def changes(plan: Plan, *, experts: bool = False) -> Iterator[tuple[str, Plan]]:
-    """(change, plan with it), one change at a time. experts: the model has some, so that ep can grow from 1."""
-    mesh = plan.mesh
-    for axis in ("tp", "pp", "cp"):
-        size = getattr(mesh, axis)
-        if mesh.dp_shard % 2 == 0 and (changed := _moved(plan, axis, 2 * size, mesh.dp_shard // 2)):
-            yield f"{axis} {size} -> {2 * size}", changed
-        if size % 2 == 0 and (changed := _moved(plan, axis, size // 2, mesh.dp_shard * 2)):
-            yield f"{axis} {size} -> {size // 2}", changed
-    for size in (2 * mesh.ep, mesh.ep // 2) if mesh.ep > 1 or experts else ():
-        if size and (changed := _experts(plan, size)):
-            yield f"ep {mesh.ep} -> {size}", changed
-    for context in ("ring", "all_gather", "ulysses") if mesh.cp > 1 else ():
-        if context != plan.layout.context:
-            yield f"context by {context}", replace(plan, layout=replace(plan.layout, context=context))
-    micro = plan.schedule.micro_batch_size
-    for size in () if micro is None else ((2 * micro, micro // 2) if micro % 2 == 0 else (2 * micro,)):
-        yield f"microbatch {micro} -> {size}", replace(plan, schedule=replace(plan.schedule, micro_batch_size=size))
-    for zero in (0, 1, 2, 3):
-        if zero != plan.optimizer.zero and mesh.dp_shard * mesh.cp > 1:
-            name = f"ZeRO {plan.optimizer.zero} -> {zero}"
-            yield name, replace(plan, optimizer=replace(plan.optimizer, zero=zero))
-    alike = all(rule.preset is not None for rule in plan.saved.rules)  # by layer or stage: other presets
-    for preset in ("none", "selective", "full"):
-        if (preset != plan.saved.preset or plan.saved.rules) and alike:
-            yield f"recompute {preset}", replace(plan, saved=Saved(preset=preset))
-    if _equal(plan) != plan:
-        yield "equal stages", _equal(plan)
-    if mesh.tp > 1:
-        on = plan.layout.sequence_parallel
-        changed = replace(plan, layout=replace(plan.layout, sequence_parallel=not on))
-        yield "without sequence parallelism" if on else "sequence parallel", changed
-    ways = orders.find(plan.schedule.name).vocabulary
-    for how in ways if mesh.pp > 1 and mesh.tp == 1 and plan.optimizer.zero < 2 else ():
-        changed = replace(plan, schedule=replace(plan.schedule, vocabulary=how))
-        if changed != plan:
-            yield f"vocabulary {how}", changed
-    for schedule in _schedules(plan) if mesh.pp > 1 else ():
-        same = schedule.virtual_stages == plan.schedule.virtual_stages
-        yield f"schedule {schedule.name}", replace(plan if same else _equal(plan), schedule=schedule)
+def sent_otherwise(prediction: Prediction) -> Iterator[tuple[str, Plan]]:
+    """(change, plan with it), for every other way for tokens to get to their experts that machines and program have."""
+    plan, pricing = prediction.plan, prediction.pricing
+    now = plan.layout.dispatch or pricing.stack.experts.moe_dispatch or "all_to_all"
+    for way in dispatchers(pricing.cluster) if plan.mesh.ep > 1 else ():
+        if way != now and has_dispatcher(pricing.stack, way):
+            yield f"dispatch {now} -> {way}", replace(plan, layout=replace(plan.layout, dispatch=way))
 
 
 def undone(plan: Plan, graph: Graph) -> Iterator[tuple[str, Plan]]:
     """(choice, plan with its default), for every choice beyond the exact search that the plan makes otherwise."""
     for option, value in made(plan):
+        if option.name == "dispatch":  # `sent_otherwise` says what each way takes
+            continue
         usual = option.of(Plan())
         yield (
             f"{option.name} {show_value(option, value, plan)} -> {show_value(option, usual, plan)}",
@@ -277,63 +248,14 @@ def without(plan: Plan) -> Iterator[tuple[str, Plan]]:
     mesh = plan.mesh
     for axis in ("tp", "cp", "pp"):
         size = getattr(mesh, axis)
-        if size > 1 and (changed := _moved(plan, axis, 1, mesh.dp_shard * size)):
+        if size > 1 and (changed := moved(plan, axis, 1, mesh.dp_shard * size)):
             yield f"{axis} {size}", changed
-    if mesh.ep > 1 and (changed := _experts(plan, 1)):
+    if mesh.ep > 1 and (changed := with_experts(plan, 1)):
         yield f"ep {mesh.ep}", changed
     if plan.optimizer.zero and mesh.dp_shard * mesh.cp > 1:
         yield f"ZeRO {plan.optimizer.zero}", replace(plan, optimizer=replace(plan.optimizer, zero=0))
     if plan.saved.preset != "none" and not plan.saved.rules:
         yield f"recompute {plan.saved.preset}", replace(plan, saved=Saved())
-
-
-def _experts(plan: Plan, size: int) -> Plan | None:
-    try:
-        return replace(plan, mesh=replace(plan.mesh, ep=size))
-    except PlanError:  # more ranks than experts may refold
-        return None
-
-
-def _moved(plan: Plan, axis: str, size: int, shards: int) -> Plan | None:
-    """Ranks moved between an axis and data parallelism; None where too few are left to the experts. Matmuls cut into as
-    many parts as there are tensor-parallel ranks stay so."""
-    try:
-        mesh: Mesh = replace(plan.mesh, **{axis: size, "dp_shard": shards})  # type: ignore[arg-type]
-    except PlanError:
-        return None
-    schedule = plan.schedule
-    if mesh.pp == 1:  # nothing to schedule
-        schedule = replace(schedule, name=orders.DEFAULT, virtual_stages=1, placement="loop", layers_per_stage=())
-    sequence = plan.layout.sequence_parallel or axis == "tp"
-    layout = replace(plan.layout, sequence_parallel=sequence)
-    if axis == "pp":
-        plan, schedule = _equal(plan), replace(schedule, layers_per_stage=())
-    splits = plan.overlap.splits
-    if axis == "tp":
-        splits = tuple(replace(s, parts=size) if s.parts == plan.mesh.tp else s for s in splits) if size > 1 else ()
-    overlap = replace(plan.overlap, splits=splits)
-    return replace(plan, mesh=mesh, schedule=schedule, layout=layout, overlap=overlap)
-
-
-def _equal(plan: Plan) -> Plan:
-    """The plan with equal stages, which all save alike."""
-    rules = tuple(rule for rule in plan.saved.rules if not rule.stages)
-    schedule = replace(plan.schedule, layers_per_stage=())
-    return replace(plan, schedule=schedule, saved=replace(plan.saved, rules=rules))
-
-
-def _schedules(plan: Plan) -> Iterator[Schedule]:
-    for order in orders.every():
-        if order.tried and order.name != plan.schedule.name:
-            virtual = order.stages[0]
-            layers = plan.schedule.layers_per_stage if virtual == plan.schedule.virtual_stages else ()
-            yield replace(
-                plan.schedule,
-                name=order.name,
-                virtual_stages=virtual,
-                placement=order.placement,
-                layers_per_stage=layers,
-            )
 
 
 def _links(prediction: Prediction) -> Iterator[Sensitivity]:

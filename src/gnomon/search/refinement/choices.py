@@ -16,10 +16,11 @@ from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.methods import Method
-from gnomon.plans import Fp8, Offload, Plan, SavedRule, Split
+from gnomon.plans import Dispatch, Fp8, Offload, Plan, SavedRule, Split
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.search.refinement.bucket_cuts import Grain, cut_of, with_grain
 from gnomon.search.refinement.bucket_sizes import bucket_sizes
+from gnomon.search.space.dispatchers import dispatchers, has_dispatcher
 from gnomon.search.space.points import Limit, has_disks, repeated_layers
 from gnomon.software import Stack, own
 from gnomon.units import parse_bytes, show_bytes
@@ -143,6 +144,26 @@ def _may_go_away(plan: Plan) -> tuple[Value, ...]:
     return (False, True) if _sharded(plan) or plan.mesh.dp_shard * plan.mesh.cp == 1 else ()
 
 
+USUAL = "default"
+"""How tokens get to their experts where a plan leaves it to the program."""
+
+
+def _dispatch_of(plan: Plan) -> Value:
+    return plan.layout.dispatch or USUAL
+
+
+def _dispatch(plan: Plan, _: Graph, value: Value) -> Plan:
+    return replace(plan, layout=replace(plan.layout, dispatch=None if value == USUAL else value))  # type: ignore[arg-type]
+
+
+def _dispatch_values(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Value, ...]:
+    """Its own, and what may be faster on the machines: DeepEP's kernels, or both an all-to-all and a gather."""
+    if plan.mesh.ep == 1 or not any(block.does("dispatches") for block in graph.blocks):
+        return ()
+    ways = dispatchers(cluster)
+    return tuple(dict.fromkeys((_dispatch_of(plan), *(ways[:1] if ways[0] == "fused" else ways))))
+
+
 def _order(plan: Plan, _: Graph, value: Value) -> Plan:
     return replace(plan, mesh=replace(plan.mesh, order=tuple(str(value).split(","))))
 
@@ -237,6 +258,13 @@ CHOICES: tuple[Choice, ...] = (
         make=_order,
     ),
     Choice(
+        name="dispatch",
+        says="how tokens get to their experts (ep > 1); fused: DeepEP's kernels",
+        values=_dispatch_values,
+        of=_dispatch_of,
+        make=_dispatch,
+    ),
+    Choice(
         name="async_tp",
         says="async tensor parallelism: TP matmuls are chunked so that collectives overlap with them",
         values=lambda plan, _, __: (False, True) if plan.mesh.tp > 1 and plan.layout.sequence_parallel else (),
@@ -286,7 +314,7 @@ CHOICES: tuple[Choice, ...] = (
 
 NAMES = tuple(choice.name for choice in CHOICES)
 
-WORDS = {"fp8": ("none", *get_args(get_type_hints(Fp8)["recipe"]))}
+WORDS = {"fp8": ("none", *get_args(get_type_hints(Fp8)["recipe"])), "dispatch": (USUAL, *get_args(Dispatch))}
 """Choices with few words as values."""
 
 
@@ -381,7 +409,11 @@ def runs(stack: Stack, name: str) -> bool:
     """Whether a program is known to carry out a choice; of the unstated one everything is taken for granted."""
     if stack.name == own.NAME:
         return name not in own.REFUSED_CHOICES
-    return stack.is_unstated or name in stack.runs.choices or name in stack.runs.overlaps
+    if stack.is_unstated:
+        return True
+    if name == "dispatch":
+        return bool(stack.runs.dispatches)
+    return name in stack.runs.choices or name in stack.runs.overlaps
 
 
 def runs_plan(stack: Stack, plan: Plan) -> bool:
@@ -393,6 +425,8 @@ def runs_value(stack: Stack, of: Choice, value: Value) -> bool:
     """Whether a program that runs a choice has this value of it; of orders, those of Megatron-LM are on record."""
     if of.name == "buckets":
         return stack.name == own.NAME or not value
+    if of.name == "dispatch":
+        return value == USUAL or has_dispatcher(stack, value)
     if of.name != "order" or (stack.is_unstated or stack.name == own.NAME):
         return True
     return value in (",".join(DENSE_AXES), ",".join(PIPELINE_INSIDE))

@@ -7,13 +7,14 @@ the search; it is not shown to be the best of all. Leaves out what the choices a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gnomon.errors import GnomonError, PlanError
 from gnomon.methods.disco import USUAL
 from gnomon.plans import Plan, stage_layers
-from gnomon.prediction import Prediction, host_memory, predict
+from gnomon.prediction import Prediction, Timed, host_memory, predict
 from gnomon.search.budget import More, always
 from gnomon.search.refinement.bucket_cuts import Grain, both_ways, cut_of, search, seed, with_grain
 from gnomon.search.refinement.choices import CHOICES, Choice, Value, runs_plan, runs_value, shown_grain
@@ -37,15 +38,22 @@ class Effort:
     """Times that each choice is looked at, at most."""
     gain: float
     """Share of the step by which a change must shorten it: less is no reason to differ from the default."""
+    barren: int
+    """Plans that fit in which a choice gained nothing, after which it is not tried in further ones."""
 
 
-THOROUGH = Effort(starts=3, large=3, tries=240, rounds=240, gain=1e-4)
+THOROUGH = Effort(starts=3, large=3, tries=240, rounds=240, gain=1e-4, barren=240)
 """Until nothing gains any more."""
 
-QUICK = Effort(starts=5, large=3, tries=80, rounds=1, gain=5e-3)
+QUICK = Effort(starts=5, large=3, tries=80, rounds=1, gain=5e-3, barren=2)
 """Each choice once, on the best plans and their alternatives, since one may mean nothing in the first (asynchronous
-tensor parallelism without it) or give more to a plan that takes less memory, and on faster ones that do not fit."""
+tensor parallelism without it) or give more to a plan that takes less memory, and on faster ones that do not fit. One
+that gains nothing in two plans where it means something is left: it hardly does in the others, which are alike."""
 
+
+MAY_FIT = 1.05
+"""Times the best plan's step that a faster plan which does not fit may take with the choice that makes it fit: others
+would have to gain the rest."""
 
 GRAINS = 30
 """Ways to put layers into gradient buckets and actions that are tried beside those that a search begins at, at most."""
@@ -153,7 +161,13 @@ class _Descent:
         self.tried = 0
         self.cut = False
         """Whether something was not predicted, for want of tries or of time."""
+        self.best_s = result.best[0].step_s if result.best and not fixed else float("inf")
+        """Step of the best plan so far."""
         self.known: dict[Plan, Prediction | None] = {}
+        self.slow: dict[Plan, float] = {}
+        """Plans of which only the step was asked, with it: no faster than what they were to be."""
+        self.barren: Counter[str] = Counter()
+        """Choice -> plans that fit in which it gained nothing."""
 
     def down(self, start: Found) -> tuple[Step, ...] | None:
         """Changes from a plan on, each of which shortens the step (or makes the plan fit), until none does. None if it
@@ -170,7 +184,8 @@ class _Descent:
             steps.append(Step(choice=choice, before=before, after=value, prediction=fixed))
         best = prediction.step_s
         if not self._fits(prediction):  # of all choices the one with which it fits and is fastest
-            able = [made for choice in self.choices if (made := self._best_of(choice, plan)) is not None]
+            than_s = self.best_s * MAY_FIT
+            able = [made for choice in self.choices if (made := self._best_of(choice, plan, than_s)) is not None]
             if not able:
                 return None
             first = min(able, key=lambda step: step.prediction.step_s)
@@ -179,12 +194,17 @@ class _Descent:
         for _ in range(self.effort.rounds):
             moved = False
             for choice in self.choices:
-                made = self._best_of(choice, plan)
-                if made is not None and made.prediction.step_s < best * (1 - self.effort.gain):
+                if self.barren[choice.name] >= self.effort.barren:
+                    continue
+                made = self._best_of(choice, plan, best * (1 - self.effort.gain))
+                if made is not None:
                     best, plan, moved = made.prediction.step_s, made.prediction.plan, True
                     steps.append(made)
+                elif self._open(choice, plan, choice.of(plan)):
+                    self.barren[choice.name] += 1
             if not moved:
                 break
+        self.best_s = min(self.best_s, best)
         return tuple(steps)
 
     def regrained(self, found: Found) -> tuple[Step, ...]:
@@ -243,10 +263,12 @@ class _Descent:
                 )
                 yield Found(point=point, plan=plan, prediction=prediction)
 
-    def _best_of(self, choice: Choice, plan: Plan) -> Step | None:
-        """The value of a choice with which the plan fits and is fastest; None where it fits with none."""
+    def _best_of(self, choice: Choice, plan: Plan, than_s: float = float("inf")) -> Step | None:
+        """The value of a choice with which the plan fits, is fastest and below `than_s`; None without one."""
         before = choice.of(plan)
-        tried = [(value, self._predicted(choice, plan, value)) for value in self._open(choice, plan, before)]
+        tried = [
+            (value, self._predicted(choice, plan, value, than_s=than_s)) for value in self._open(choice, plan, before)
+        ]
         able = [(value, prediction) for value, prediction in tried if prediction is not None and self._fits(prediction)]
         if not able:
             return None
@@ -259,12 +281,17 @@ class _Descent:
         mine = [limit for limit in self.forbid if limit.field == choice.name]
         return [value for value in values if value != before and not any(limit.forbids(value) for limit in mine)]
 
-    def _predicted(self, choice: Choice, plan: Plan, value: Value, *, within: bool = True) -> Prediction | None:
-        """None for a plan that cannot run, and when no predictions (`within` their number) or no time is left."""
+    def _predicted(
+        self, choice: Choice, plan: Plan, value: Value, *, within: bool = True, than_s: float = float("inf")
+    ) -> Prediction | None:
+        """None for a plan that cannot run or takes `than_s` or more, and when no predictions (`within` their number)
+        or no time is left. Memory is half of what a prediction costs, and asked only of plans that are fast enough."""
         result = self.result
         try:
             changed = choice.make(plan, result.graph, value)
             if not runs_plan(result.stack, changed):
+                return None
+            if self.slow.get(changed, 0.0) >= than_s:
                 return None
             if changed not in self.known:
                 if (within and self.tried >= self.effort.tries) or (self.tried and not self.more()):
@@ -274,10 +301,16 @@ class _Descent:
                 if self.told is not None:
                     self.told(self.tried, self.effort.tries)
                 self.known[changed] = None
-                self.known[changed] = predict(result.graph, result.cluster, changed, result.workload, result.stack)
+                timed = Timed.of(result.graph, result.cluster, changed, result.workload, result.stack)
+                if timed.step_s >= than_s:
+                    del self.known[changed]
+                    self.slow[changed] = timed.step_s
+                    return None
+                self.known[changed] = timed.prediction()
         except GnomonError:
             return None
-        return self.known[changed]
+        made = self.known[changed]
+        return made if made is not None and made.step_s < than_s else None
 
     def _fits(self, prediction: Prediction) -> bool:
         limit = self.result.limit_bytes

@@ -21,6 +21,7 @@ from gnomon.hardware.kinds import is_mixed, kinds_of
 from gnomon.plans import Mesh, Plan, Saved, SavedRule, Schedule, Split, Workload
 from gnomon.plans.select import place
 from gnomon.prices.collectives import copy_seconds
+from gnomon.search.space.dispatchers import with_dispatcher
 from gnomon.sharding import shard_graph
 from gnomon.sharding.context import whole_sequence_reason
 from gnomon.software import Stack, own
@@ -31,7 +32,7 @@ nothing and has them wait on the host. (Selective recomputation with offload is 
 the sums of rows again, at the price of all of attention.)"""
 Context = Literal["ring", "all_gather", "ulysses"]
 
-BEYOND = ("async_tp", "activation_offload", "optimizer_offload", "parameter_offload", "parameter_disk")
+BEYOND = ("dispatch", "async_tp", "activation_offload", "optimizer_offload", "parameter_offload", "parameter_disk")
 """Choices (`search.refinement.choices`) that the exact search can have too."""
 
 MOST_VIRTUAL_STAGES = 8
@@ -180,6 +181,7 @@ class Space:
                 sequence_parallel=point.sequence_parallel,
                 keep_gathered=point.keep_gathered,
                 context=point.context,
+                dispatch=base.layout.dispatch if point.ep > 1 else None,
             ),
             saved=self.saved(point.recompute, point.pp * point.virtual_stages),
             optimizer=replace(base.optimizer, zero=point.zero),  # type: ignore[arg-type]
@@ -336,6 +338,8 @@ def make_space(
             f"several use gnomon.search.plan_mixed, or `gnomon plan`"
         )
     base = base or Plan()
+    if "dispatch" in beyond and stack is not None:
+        base = with_dispatcher(base, cluster, stack)
     if stack is not None and stack.name == own.NAME:
         _check_own(graph, base)
     num_layers = count_layers(graph)

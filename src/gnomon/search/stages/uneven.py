@@ -18,9 +18,10 @@ from gnomon.graph import Graph
 from gnomon.plans import Plan, Saved, layer_presets, stage_layers
 from gnomon.prediction import Prediction, predict
 from gnomon.search.budget import More, always
-from gnomon.search.questions.reasons import changes
+from gnomon.search.refinement.changes import changes
+from gnomon.search.refinement.neighbours import allowed, point_of, unsaved
 from gnomon.search.results import Found, Result
-from gnomon.search.space.points import Point, Space
+from gnomon.search.space.points import Point
 from gnomon.search.stages.cut import Cut, Cuts, balanced, best_split, can_cut, equal, plainest
 from gnomon.search.stages.recompute import Least, Unit, unit_of
 from gnomon.search.stages.repredict import Trial, Trials
@@ -31,8 +32,11 @@ ROWS = 60_000
 PLANS = 4
 """Plans that are cut in each round, at most."""
 
+BARREN = 2
+"""Plans cut one after the other without a gain, after which a round ends."""
+
 ROUNDS = 3
-"""The search's best plans; then, while that finds a better one, plans one change away from it."""
+"""The search's best plans; then, as long as that finds a better one, plans one change away from it."""
 
 _TIE = 1e-3
 """Share of the step by which a cut may be slower than the best one if its stages are nearer to equal."""
@@ -97,10 +101,10 @@ def uneven(
             f"each stage at least one, and all of them together"
         )
     run = _Pass(result, cut, told, more if cut is None else always)
-    run.round([(candidate.point, candidate.prediction) for candidate in (*result.best, *result.near)])
+    first = run.round([(candidate.point, candidate.prediction) for candidate in (*result.best, *result.near)])
     if cut is not None and run.best is None:
         raise PlanError(f"no plan of the search fits with layers_per_stage {cut}; leave it open, or allow more memory")
-    for _ in range(ROUNDS - 1 if cut is None else 0):
+    for _ in range(ROUNDS - 1 if cut is None and (first or not result.best) else 0):
         leader = run.best[1] if run.best is not None else result.best[0] if result.best else None
         if leader is None or not run.round(list(run.neighbours(leader))):
             break
@@ -138,7 +142,7 @@ class _Pass:
         """Cuts the most promising plans; whether one is the best so far."""
         promising: list[tuple[float, int, Point, Trials]] = []
         for index, (point, prediction) in enumerate(plans):
-            shape = _shape(prediction.plan)
+            shape = unsaved(prediction.plan)
             if shape in self.done or not self.more():
                 continue
             self.done.add(shape)
@@ -153,10 +157,11 @@ class _Pass:
             hope = self._hope(trials)
             if hope < self.worst:
                 promising.append((hope, index, point, trials))
-        better = False
+        better, barren = False, 0
         for hope, _, point, trials in sorted(promising, key=lambda entry: entry[:2])[:PLANS]:
-            if hope < self.worst and self.more():
-                better |= self._cut(point, trials)
+            if hope < self.worst and barren < BARREN and self.more():
+                gained = self._cut(point, trials)
+                better, barren = better or gained, 0 if gained else barren + 1
         return better
 
     def _hope(self, trials: Trials) -> float:
@@ -210,11 +215,13 @@ class _Pass:
         """Plans one change of axes, microbatch or schedule away that the search was free to take, predicted."""
         own = "none" if leader.point.recompute == "offload" else leader.point.recompute
         saved = Saved(preset=own if self.unit == "none" else "none")
-        plain = replace(_shape(leader.plan), saved=saved)
+        plain = replace(unsaved(leader.plan), saved=saved)
         for what, plan in changes(plain):
             point = point_of(plan, leader.point)
             kept = what.split(" ")[0] in ("tp", "pp", "microbatch", "schedule")
-            if not kept or not _allowed(point, self.space) or _shape(plan) in self.done or not self.more():
+            if not kept or not allowed(point, self.space, recompute=False):
+                continue
+            if unsaved(plan) in self.done or not self.more():
                 continue
             try:
                 prediction = predict(
@@ -225,11 +232,6 @@ class _Pass:
             yield point, prediction
 
 
-def _shape(plan: Plan) -> Plan:
-    """What of a plan the pass does not choose."""
-    return replace(plan, saved=Saved(), schedule=replace(plan.schedule, layers_per_stage=()))
-
-
 def _longest(weights: Sequence[float], trials: Trials, cut: Cut) -> float:
     """Seconds of the rank with the most work."""
     total = np.concatenate([[0.0], np.cumsum(weights)])
@@ -238,33 +240,6 @@ def _longest(weights: Sequence[float], trials: Trials, cut: Cut) -> float:
     for rank, (a, b) in zip(ranks, trials.recut.bounds(cut), strict=True):
         busy[rank] += float(total[b] - total[a])
     return max(busy)
-
-
-def point_of(plan: Plan, like: Point) -> Point:
-    """The point of a plan with one mesh; what only a point says is that of `like`."""
-    mesh, schedule = plan.mesh, plan.schedule
-    return like._replace(
-        tp=mesh.tp,
-        cp=mesh.cp,
-        ep=mesh.ep,
-        pp=mesh.pp,
-        dp_replicate=mesh.dp_replicate,
-        dp_shard=mesh.dp_shard,
-        schedule=schedule.name,
-        virtual_stages=schedule.virtual_stages,
-        micro_batch_size=schedule.micro_batch_size or 1,
-        sequence_parallel=plan.layout.sequence_parallel,
-        recompute=plan.saved.preset,
-        zero=plan.optimizer.zero,
-    )
-
-
-def _allowed(point: Point, space: Space) -> bool:
-    """Whether each field is one of the space's choices, whatever is recomputed."""
-    fields = [name for name in Point._fields if name != "recompute"]
-    free = all(getattr(point, name) in getattr(space, name) for name in fields if name != "virtual_stages")
-    return free and (point.virtual_stages == 1 or (point.schedule, point.virtual_stages) in space.pipelines(point.pp)) \
-        and space.runs(point.pp, point.zero)  # fmt: skip
 
 
 def reasons(prediction: Prediction) -> tuple[str, ...]:

@@ -218,7 +218,8 @@ class Experts:
     moe_dispatch: Dispatch | None = None
     """How tokens get to their experts when ep > 1, unless the plan says it (`Layout.dispatch`). `fused`: DeepEP's
     kernels, which send a token once to each node that holds one of its experts. `hybrid_ep`: HybridEP's, which do too,
-    with the routing of all tokens to every rank. `all_gather`: all tokens to every rank, and sums scattered back. `all_to_all`: one copy an expert."""
+    with the routing of all tokens to every rank. `all_gather`: all tokens to every rank, and sums scattered back.
+    `all_to_all`: one copy an expert."""
     moe_experts: Literal["grouped", "looped", "fused", "sequential", "eager", "stacked"] | None = None
     """How experts run. `grouped`: a grouped matmul, the activation, another matmul. `looped`: the same, matmuls of
     one expert after those of another. `fused`: in eight bits and fewer, activation and casts are in the epilogues of

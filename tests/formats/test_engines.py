@@ -2,24 +2,101 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from gnomon.errors import FormatError, InputError
-from gnomon.formats.engines import OPTIONS, command_line, read_command
+from gnomon.formats.engine_options import known
+from gnomon.formats.engines import ENGINE_OF, OPTIONS, command_line, read_command
 from gnomon.serving.file import ServeFile
 from gnomon.serving.layout import Serving
+
+EXPRESSES: Mapping[str, tuple[dict[str, object], dict[str, object], int]] = {
+    # what a file may differ in (axes and formats; limits), and how many lines say what is lost
+    "vllm": ({"tp": 4, "pp": 2, "weights": "fp8", "kv": "fp8"}, {"memory_fraction": 0.85}, 0),
+    "sglang": ({"tp": 4, "pp": 2, "weights": "fp8", "kv": "fp8"}, {"memory_fraction": 0.85}, 0),
+    "tensorrt-llm": ({"tp": 4, "pp": 2}, {"memory_fraction": 0.85}, 0),
+    "llama.cpp": ({"kv": "q8_0"}, {"memory_fraction": 1.0}, 1),
+    "openvino": ({"kv": "int8", "max_model_len": 4096}, {"memory_fraction": 0.9}, 2),
+    "dynamo": ({"tp": 2, "weights": "fp8"}, {"memory_fraction": 0.85, "prefill_count": 1, "decode_count": 3}, 0),
+}
 
 
 @pytest.mark.parametrize("program", OPTIONS)
 def test_what_is_written_reads_back(program: str) -> None:
-    narrow = {} if program == "tensorrt-llm" else {"weights": "fp8", "kv": "fp8"}
+    axes, limits, lines = EXPRESSES[program]
     file = ServeFile(
-        model="llama-3.1-70b", on="8xh100-sxm", engine=program, max_seqs=64, max_batched_tokens=4096,
-        memory_fraction=0.85, serving=Serving(tp=4, pp=2, max_model_len=8192, **narrow),
+        model="llama-3.1-70b", on="8xh100-sxm", engine=ENGINE_OF.get(program, program), max_seqs=64,
+        max_batched_tokens=4096, serving=Serving(**{"max_model_len": 8192, **axes}), **limits,  # type: ignore[arg-type]
     )  # fmt: skip
     line, lost = command_line(file, program)
     back, unread = read_command(line, program, "8xh100-sxm")
-    assert (back, unread, lost) == (file, (), ())
+    assert (back, len(lost)) == (file, lines)
+    assert [said for said in unread if not said.startswith("max_model_len")] == []
+
+
+COMPOSE = """
+services:
+  proxy:
+    image: nginx
+    command: nginx -g "daemon off;"
+  llm:
+    image: vllm/vllm-openai:v0.19.0
+    environment: {MODEL: meta/M}
+    deploy: {replicas: 2}
+    command: --model $MODEL -tp 4 --max-model-len 16k --gpu-memory-utilization 0.92 --port 8000
+"""
+
+MANIFEST = """
+apiVersion: v1
+kind: Service
+metadata: {name: llm}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: llm}
+spec:
+  replicas: 3
+  template:
+    spec:
+      containers:
+        - name: server
+          image: lmsysorg/sglang:v0.5.14
+          command: [python3, -m, sglang.launch_server]
+          args: [--model-path, $(MODEL), --tp, "2", --mem-fraction-static, "0.8", --scheduler-recv-interval, "10"]
+          env: [{name: MODEL, value: meta/M}]
+"""
+
+
+def test_containers_are_read_as_they_stand() -> None:
+    file, unread = read_command(COMPOSE, "vllm", "8xh100-sxm")
+    assert (file.model, file.serving.tp, file.serving.replicas, file.memory_fraction) == ("meta/M", 4, 2, 0.92)
+    assert (file.serving.max_model_len, unread) == (16_000, ())
+    file, unread = read_command(MANIFEST, "sglang", "8xh100-sxm")
+    assert (file.model, file.serving.tp, file.serving.replicas, file.memory_fraction) == ("meta/M", 2, 3, 0.8)
+    assert unread[0] == "--scheduler-recv-interval 10"
+    with pytest.raises(FormatError, match="none of its 2 containers starts `llama-server`"):
+        read_command(COMPOSE, "llama.cpp", "h100-sxm")
+
+
+def test_options_are_those_of_the_program_itself() -> None:
+    _, unread = read_command("vllm serve M --tensor-paralel-size 2 --max-model-len 10", "vllm", "h100-sxm")
+    assert len(unread) == 1 and unread[0].startswith("vllm 0.19.0 has no option --tensor-paralel-size (did you mean")
+    for line, said in (
+        ("vllm serve M --mamba-cache-dtype fp99", "is none of"),
+        ("vllm serve M --max-loras many", "is no number"),
+    ):
+        with pytest.raises(FormatError, match=said):
+            read_command(line, "vllm", "h100-sxm")
+    for program, rows in OPTIONS.items():
+        options = known(ENGINE_OF.get(program, program))
+        assert [name for name in rows if options.says(name)] == [] and options.release
+
+
+def test_slots_of_llama_cpp_share_the_context() -> None:
+    file, _ = read_command("llama-server -m m.gguf -c 32768 -np 4 -ngl 99 -ub 512", "llama.cpp", "rtx-4090")
+    assert (file.serving.max_model_len, file.max_seqs) == (8192, 4)
 
 
 def test_a_line_as_it_stands_names_what_is_not_read() -> None:

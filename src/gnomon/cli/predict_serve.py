@@ -231,6 +231,8 @@ def _from_command(options: ServedOptions, assumed: list[str]) -> ServedOptions:
     said: dict[str, Any] = {
         "model": file.model,
         "engine": file.engine,
+        "replicas": file.serving.replicas if file.serving.replicas > 1 else None,
+        "pools": f"{file.prefill_count}:{file.decode_count}" if file.prefill_count else None,
         "tp": file.serving.tp,
         "pp": file.serving.pp,
         "dp": file.serving.dp,

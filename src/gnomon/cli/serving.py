@@ -12,7 +12,7 @@ from gnomon.cli.options.job import JobOptions, StackOption
 from gnomon.cli.options.serve import ServeOptions
 from gnomon.errors import InputError
 
-COMMANDS_READ = ("vllm", "sglang", "tensorrt-llm")
+COMMANDS_READ = ("vllm", "sglang", "tensorrt-llm", "llama.cpp", "openvino", "dynamo")
 """Programs whose command lines `gnomon predict --from` reads (`formats.engines.BEGINS`)."""
 
 SHARED = ("model", "on", "output", "tp", "pp", "ep", "json", "settings", "strict", "source")

@@ -1,8 +1,9 @@
 """Servers as the command lines of inference engines: written from a `ServeFile`, and read back.
 
 `command_line(file, program)` returns the line; `read_command(text, program, on)` the file that it says, with every
-option that is not read named. An option's name and what it sets are one row of `OPTIONS`; options that change no
-prediction are in `IGNORED`. Only the programs in `OPTIONS` are known. Leaves out compose files and manifests.
+option that is not read named. The text may be a command line, a script, a compose file or a Kubernetes manifest. An
+option's name and what it sets are one row of `OPTIONS`; options that change no prediction are in `IGNORED`; names and
+values are held against the program's own list (`engine_options`). Only the programs in `OPTIONS` are known.
 Source: options of the sdist of vllm 0.19.0 (engine/arg_utils.py), the wheel of sglang 0.5.14 (srt/server_args.py) and
 NVIDIA/TensorRT-LLM at 00209af (tensorrt_llm/commands/serve.py), read there; the parsers themselves were not run.
 """
@@ -16,6 +17,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from gnomon.errors import FormatError, InputError, nearest
+from gnomon.formats.containers import words_of
+from gnomon.formats.engine_options import known
 from gnomon.serving.file import ServeFile
 from gnomon.serving.layout import FORMATS, KV_BITS, Serving
 from gnomon.software.engine import engine
@@ -24,6 +27,9 @@ BEGINS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("vllm", "serve"),
     "sglang": ("python", "-m", "sglang.launch_server"),
     "tensorrt-llm": ("trtllm-serve",),
+    "llama.cpp": ("llama-server",),
+    "openvino": ("ovms",),
+    "dynamo": ("python", "-m", "dynamo.vllm"),
 }
 """Program -> the words before its options; the model follows, or is an option."""
 
@@ -61,10 +67,28 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "--max_num_tokens": "max_batched_tokens",
         "--kv_cache_free_gpu_memory_fraction": "memory_fraction",
     },
+    "llama.cpp": {
+        "--model": "model",
+        "--parallel": "max_seqs",
+        "--ctx-size": "max_model_len",
+        "--batch-size": "max_batched_tokens",
+        "--cache-type-k": "kv",
+    },
+    "openvino": {
+        "--source_model": "model",
+        "--max_num_seqs": "max_seqs",
+        "--max_num_batched_tokens": "max_batched_tokens",
+        "--kv_cache_precision": "kv",
+    },
 }
 """Program -> option -> field of `ServeFile` or `Serving`."""
 
-SPELLED: Mapping[str, Mapping[str, str]] = {
+OPTIONS = {**OPTIONS, "dynamo": {"--model": "model", **OPTIONS["vllm"]}}
+
+ENGINE_OF = {"dynamo": "vllm"}
+"""Program -> the engine that it runs, where that is another."""
+
+SPELLED: dict[str, Mapping[str, str]] = {
     "vllm": {
         "-tp": "--tensor-parallel-size",
         "-pp": "--pipeline-parallel-size",
@@ -86,7 +110,16 @@ SPELLED: Mapping[str, Mapping[str, str]] = {
         "--moe_expert_parallel_size": "--ep_size",
         "--free_gpu_memory_fraction": "--kv_cache_free_gpu_memory_fraction",
     },
+    "llama.cpp": {
+        "-m": "--model",
+        "-np": "--parallel",
+        "-c": "--ctx-size",
+        "-b": "--batch-size",
+        "-ctk": "--cache-type-k",
+    },
+    "openvino": {},
 }
+SPELLED = {**SPELLED, "dynamo": SPELLED["vllm"]}
 """Program -> other names of its options."""
 
 IGNORED = (
@@ -98,11 +131,25 @@ IGNORED = (
     "--tokenizer",
     "--trust-remote-code",
     "--model-id",
+    "--alias",
+    "-a",
+    "--jinja",
+    "-ngl",
+    "--n-gpu-layers",
+    "--rest_port",
+    "--model_name",
+    "--model_repository_path",
+    "--task",
+    "--tool-call-parser",
+    "--reasoning-parser",
+    "--chat-template",
+    "--download-dir",
+    "--disable-log-requests",
 )
 """Options that change no prediction."""
 
-FLAGS = ("--trust-remote-code", "--enable-expert-parallel", "--enable-dp-attention")
-"""Options without a value."""
+FLAGS = ("--enable-expert-parallel", "--enable-dp-attention", "--is-prefill-worker")
+"""Options without a value that are read."""
 
 SUFFIXED = ("--max-model-len", "--max-num-batched-tokens", "--context-length")
 """Options of vllm and sglang that take 8k for 8000 and 8K for 8192."""
@@ -117,18 +164,22 @@ def command_line(file: ServeFile, program: str) -> tuple[str, tuple[str, ...]]:
         raise InputError(f"no export to {program[:40]!r}{nearest(program, OPTIONS)}; known: {', '.join(OPTIONS)}")
     said: dict[str, Any] = {f.name: getattr(file, f.name) for f in fields(ServeFile) if f.name != "serving"}
     said |= {f.name: getattr(file.serving, f.name) for f in fields(Serving)}
+    own = ENGINE_OF.get(program, program)
+    if program == "llama.cpp":  # slots share the context
+        said["max_model_len"] *= said["max_seqs"]
     if program == "sglang":  # its tp counts the groups of attention dp
         said["tp"] *= said["dp"]
     words = [*BEGINS[program]]
-    known = OPTIONS[program]
-    if "model" not in known.values():
+    rows = OPTIONS[program]
+    if "model" not in rows.values():
         words.append(file.model)
-    lost = [f"engine {file.engine}: written for {program}"] if file.engine != program else []
-    for option, name in known.items():
+    lost = [f"engine {file.engine}: written for {own}"] if file.engine != own else []
+    for option, name in rows.items():
         value = said[name]
         if name == "kv":
-            if value in ("fp8", "int8"):
-                words += [option, "fp8_e4m3" if program == "sglang" else "fp8"]
+            if value in ("fp8", "int8", "q8_0"):
+                spelled = {"sglang": "fp8_e4m3", "llama.cpp": "q8_0", "openvino": "u8"}.get(program, "fp8")
+                words += [option, spelled]
         elif name == "weights":
             if value in NARROW:
                 words += [option, NARROW[value]]
@@ -136,13 +187,23 @@ def command_line(file: ServeFile, program: str) -> tuple[str, tuple[str, ...]]:
                 lost.append(f"weights {value}: a checkpoint stored so")
         elif name not in ("pp", "dp", "ep") or value > 1:
             words += [option, str(value)]
-    if program == "vllm" and file.serving.ep > 1:
+    if own == "vllm" and file.serving.ep > 1:
         words.append("--enable-expert-parallel")
     if program == "sglang" and file.serving.dp > 1:
         words.append("--enable-dp-attention")
     for name in ("dp", "ep", "kv", "weights"):
-        if name not in known.values() and said[name] not in (1, "bf16") and (program, name) != ("vllm", "ep"):
+        if name not in rows.values() and said[name] not in (1, "bf16") and (own, name) != ("vllm", "ep"):
             lost.append(f"{name} {said[name]}: no option of {program}")
+    for name in ("tp", "pp"):
+        if name not in rows.values() and said[name] > 1:
+            lost.append(f"{name} {said[name]}: no option of {program}")
+    for name in ("max_model_len", "memory_fraction"):
+        if name not in rows.values():
+            lost.append(f"{name} {said[name]}: {program} has no such option")
+    if file.serving.draft != "none" or file.serving.lora_rank:
+        lost.append("guesses and adapters: their options name files that are not known here")
+    if program == "dynamo":
+        return _workers(shlex.join(words), file), tuple(lost)
     if file.prefill_count:
         lost.append(
             f"{file.prefill_count} engines for prompts and {file.decode_count} for answers: start as many, with a "
@@ -153,24 +214,35 @@ def command_line(file: ServeFile, program: str) -> tuple[str, tuple[str, ...]]:
     return shlex.join(words), tuple(lost)
 
 
+def _workers(line: str, file: ServeFile) -> str:
+    """The script that starts a frontend and all engines of dynamo."""
+    first = [f"{line} --is-prefill-worker &"] * file.prefill_count
+    last = [f"{line} &"] * (file.decode_count or file.serving.replicas)
+    return "\n".join(("python -m dynamo.frontend &", *first, *last, "wait"))
+
+
 def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str, ...]]:
-    """(server, options that were not read) of a command line as it stands, `\\` at line ends included.
+    """(server, options that were not read) of a command line as it stands, `\\` at line ends included, or of the
+    container of a compose file or manifest that starts the program.
 
     What it does not set is the engine's own default. FormatError for a line that is not the program's, a value that is
     no number where one belongs, or an option given twice.
     """
     if program not in OPTIONS:
         raise InputError(f"no reader of {program[:40]!r}{nearest(program, OPTIONS)}; known: {', '.join(OPTIONS)}")
+    begins, options = list(BEGINS[program]), known(ENGINE_OF.get(program, program))
+    container = words_of(text, begins)
     try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
+        words = container.words if container else shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise FormatError(f"the command line of {program} cannot be read: {error}") from None
-    begins = list(BEGINS[program])
     at = next((i for i in range(len(words)) if _is_begin(words[i : i + len(begins)], begins)), None)
     if at is None:
         raise FormatError(f"no `{' '.join(begins)}` in it; give the command line that starts {program}")
     rest, values, unread = words[at + len(begins) :], dict[str, Any](), list[str]()
     flags: set[str] = set()
+    if program == "dynamo" and "&" in rest:
+        rest = rest[: rest.index("&")]
     while rest:
         word, equals, given = rest.pop(0).partition("=")
         word = SPELLED[program].get(word, word)
@@ -182,11 +254,14 @@ def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str
         if word in FLAGS:
             flags.add(word)
             continue
-        if not equals and rest and not rest[0].startswith("--"):
+        if not equals and not options.is_flag(word) and rest and not rest[0].startswith("--"):
             given = rest.pop(0)
-        name = OPTIONS[program].get(word)
+        name = "model" if word == "--model" else OPTIONS[program].get(word)
         if name is None:
-            if word not in IGNORED:
+            if (problem := options.says(word)) is not None:
+                unread.append(problem)
+            elif word not in IGNORED:
+                options.check(word, given)
                 unread.append(f"{word}{f' {given}' if given else ''}")
             continue
         if name in values:
@@ -194,7 +269,7 @@ def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str
         values[name] = _value(word, name, given)
     if "model" not in values:
         raise FormatError(f"the command line of {program} names no model")
-    record = engine(program)
+    record = engine(ENGINE_OF.get(program, program))
     axes: dict[str, Any] = {name: values[name] for name in ("tp", "pp", "dp", "ep") if name in values}
     if "--enable-expert-parallel" in flags:
         axes["ep"] = axes.get("tp", 1) * axes.get("dp", 1)
@@ -205,6 +280,14 @@ def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str
             axes["tp"] = axes["tp"] // axes["dp"]
         else:
             axes["replicas"] = axes.pop("dp")
+    if program == "llama.cpp" and "max_model_len" in values:  # slots share the context
+        values["max_model_len"] //= values.get("max_seqs", record.max_seqs)
+    if container is not None and container.replicas > 1:
+        axes["replicas"] = axes.get("replicas", 1) * container.replicas
+    counts = [words[i : i + len(begins)] == begins for i in range(len(words))] if program == "dynamo" else []
+    first = words.count("--is-prefill-worker") if program == "dynamo" else 0
+    if sum(counts) > 1 and not first:
+        axes["replicas"] = sum(counts)
     if "max_model_len" not in values:
         unread.append("max_model_len is not said: 4096 is taken")
     serving = Serving(
@@ -213,7 +296,10 @@ def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str
     )  # fmt: skip
     file = ServeFile.of(values["model"], on, serving, record)
     limits = {n: values[n] for n in ("max_seqs", "max_batched_tokens", "memory_fraction") if n in values}
-    return replace(file, **limits), tuple(unread)
+    file = replace(file, **limits)
+    if first:
+        file = replace(file, prefill_count=first, decode_count=sum(counts) - first)
+    return file, tuple(unread)
 
 
 def started_by(text: str) -> str | None:
@@ -230,9 +316,16 @@ def _value(word: str, name: str, text: str) -> Any:
     if name in ("model",):
         return text
     if name == "kv":
-        kept = {"auto": "bf16", "bfloat16": "bf16", "float16": "fp16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}.get(
-            text, text
-        )
+        kept = {
+            "auto": "bf16",
+            "bfloat16": "bf16",
+            "float16": "fp16",
+            "f16": "fp16",
+            "f32": "fp32",
+            "fp8_e4m3": "fp8",
+            "fp8_e5m2": "fp8",
+            "u8": "int8",
+        }.get(text, text)
         if kept not in KV_BITS:
             raise FormatError(f"{word} {text[:40]!r} is no format of keys that is known")
         return kept

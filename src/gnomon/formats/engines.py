@@ -246,6 +246,7 @@ def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str
     while rest:
         word, equals, given = rest.pop(0).partition("=")
         word = SPELLED[program].get(word, word)
+        word = SPELLED[program].get(options.resolved(word), options.resolved(word))
         if not word.startswith("-"):
             if "model" in values:
                 unread.append(word)

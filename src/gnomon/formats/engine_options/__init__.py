@@ -28,6 +28,13 @@ class EngineOptions:
     names: Mapping[str, str]
     """Any name -> the one that it stands for."""
 
+    def resolved(self, word: str) -> str:
+        """The option that a word stands for: itself, or the only one that begins so, as argparse has it."""
+        if word in self.takes or not self.whole or not word.startswith("--"):
+            return word
+        meant = {first for name, first in self.names.items() if name.startswith(word)}
+        return meant.pop() if len(meant) == 1 else word
+
     def says(self, word: str) -> str | None:
         """What is wrong with an option's name; None if it is known, or could be."""
         if word in self.takes or not self.whole:

@@ -20,9 +20,9 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 ROOMS = tuple(
-    "errors units late trust schema tensors ops graph models hardware program orders plans software sharding timeline "
-    "profile prices simulate lowering methods control prediction serving search formats request report fleet frontend "
-    "compiler runtime serve cli".split()
+    "errors units late trust schema storage tensors ops graph models hardware program orders plans software sharding "
+    "timeline profile prices simulate lowering methods control prediction serving search formats request report fleet "
+    "frontend compiler runtime serve cli".split()
 )
 FOLDERS = {
     "runtime": tuple(

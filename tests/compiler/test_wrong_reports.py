@@ -94,6 +94,26 @@ REPORTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[tor
         (full(0, torch.bfloat16),),
         (full(0.1, torch.bfloat16),),
     ),
+    "norm of one number": (
+        lambda x: torch.linalg.vector_norm(x, dim=-1) * 1.0,
+        (torch.zeros(240, 1),),
+        (torch.full((240, 1), -1e20),),
+    ),
+    "norm of one number many times": (
+        lambda x: torch.linalg.vector_norm(x.expand(240, 5), dim=-1) * 1.0,
+        (torch.zeros(240, 1),),
+        (torch.full((240, 1), -3.0),),
+    ),
+    "gradient of gelu tanh where its parts cancel": (
+        lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
+        (torch.ones(N), torch.zeros(N)),
+        (torch.ones(N), torch.linspace(-5, -2, 240).view(N)),
+    ),
+    "gradient of a mean square of 2e38": (
+        lambda g, x, y: aten.mse_loss_backward(g, x, y, 1) + 0.0,
+        (torch.ones(()), torch.zeros(N), torch.zeros(N)),
+        (torch.ones(()), full(2e38), full(-1e38)),
+    ),
     "hardtanh's gradient of NaN": (
         lambda g, x: aten.hardtanh_backward(g, x, -1.0, 1.0) * 2,
         (torch.ones(N), torch.zeros(N)),
@@ -153,3 +173,27 @@ def test_a_kernel_is_compared_once_more_on_a_later_call(monkeypatch: pytest.Monk
     torch.testing.assert_close(got, torch.sigmoid(x * 2 + 1))
     assert made.trials[number].kept is False and made.trials[number].verdict["wrong"]
     torch.testing.assert_close(run(made, x)[0], torch.sigmoid(x * 2 + 1))
+
+
+def test_a_group_that_is_given_back_keeps_the_layout_that_others_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ATen's gradients lie as it likes; the next kernel reads them as they were declared, in every call."""
+    monkeypatch.setattr(gate.Trial, "_judged", lambda *_: {"kept": False})
+    g, x, y = torch.ones(()), torch.randn(7, 64).t(), torch.randn(64, 14)[:, ::2]
+    made = compiled(lambda g, x, y: aten.mse_loss_backward(g * 1.0, x, y, 1), g, x, y)
+    [declared] = [node.meta["val"].stride() for node in made.program.planned[0].outputs]
+    for _ in range(2):
+        [got] = run(made, g, x, y)
+        assert got.stride() == declared
+        torch.testing.assert_close(got, aten.mse_loss_backward(g, x, y, 1))
+
+
+def test_what_eager_itself_has_wrong_has_a_bound() -> None:
+    """Sums that cancel leave rounding to both; more than that is a wrong kernel."""
+    x = torch.randn(4, 64) * 1e6
+    x = torch.cat([x, -x.flip(-1)], -1)
+    aten_ = lambda x: (x.sum(-1, keepdim=True) + 0 * x,)  # noqa: E731
+    wanted = aten_(x)
+    rounding = (x.double().flip(-1).cumsum(-1)[:, -1:].float() + 0 * x,)
+    assert gate.as_right(rounding, wanted, aten_, (x,))
+    assert not gate.as_right((wanted[0] + 1e5,), wanted, aten_, (x,))
+    assert not gate.as_right((wanted[0] * float("nan"),), wanted, aten_, (x,))

@@ -35,8 +35,8 @@ from gnomon.runtime.parameters.frozen import four_bit_of  # noqa: E402
 from gnomon.runtime.parameters.parameters import CPU  # noqa: E402
 from gnomon.runtime.step.execute import Executor  # noqa: E402
 from gnomon.runtime.watch.measure import CLASSES, Recorder  # noqa: E402
-from gnomon.sharding.parameters import nf4_bytes  # noqa: E402
 from gnomon.software import stack  # noqa: E402
+from gnomon.storage.tables import nf4_bytes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -200,7 +200,7 @@ class Compiled:
 
         def both(writer: Writer, planned: Planned) -> list[str]:
             if not self.kept(planned):
-                return writer.aten_lines(planned)
+                return writer.given_back(planned)
             return self._by(
                 writer, planned, lambda trial: checks.setdefault(planned.number, Again(trial.run, trial.aten))
             )
@@ -228,11 +228,11 @@ class Compiled:
         return trial is not None and bool(trial.kept)
 
     def _chosen(self, writer: Writer, planned: Planned) -> list[str]:
-        return writer.kernel_lines(planned) if self.kept(planned) else writer.aten_lines(planned)
+        return writer.kernel_lines(planned) if self.kept(planned) else writer.given_back(planned)
 
     def _on_trial(self, writer: Writer, planned: Planned) -> list[str]:
         if planned.function is None:
-            return writer.aten_lines(planned)
+            return writer.given_back(planned)
         return self._by(writer, planned, lambda trial: self.trials.setdefault(planned.number, trial))
 
     def _by(self, writer: Writer, planned: Planned, called: Callable[[Trial], Any]) -> list[str]:
@@ -241,7 +241,7 @@ class Compiled:
         symbols = sorted(writer.symbols_of(planned))
         made = f"({', '.join(writer.name(n) for n in planned.outputs)},)"
         functions = {}
-        for which, lines in (("run", writer.kernel_lines(planned)), ("aten", writer.aten_lines(planned))):
+        for which, lines in (("run", writer.kernel_lines(planned)), ("aten", writer.given_back(planned))):
             body = [*lines, f"return {made}"]
             functions[which] = f"def {which}({', '.join([*names, *symbols])}):\n" + "\n".join(LINES + x for x in body)
         scope = dict(writer.scope())

@@ -78,6 +78,9 @@ class Convolution(Tried):
     """One convolution and what follows it, as a function of the image, the tensor that is added (if any), and the
     tensors that it is packed from: weight, bias (if any), and the batch norm's four (if any)."""
 
+    checked = False
+    """Both ways are oneDNN's, and packed weights are kept by their addresses."""
+
     def __init__(self, sizes: tuple[Any, ...], bias: bool, eps: float | None, added: bool, relu: bool) -> None:
         """sizes: of the image, then stride, padding, dilation, groups. eps: of the batch norm, None without one."""
         super().__init__("convolution", f"convolution {sizes} {bias} {eps} {added} {relu}", True)

@@ -171,6 +171,8 @@ def expression(text: Text, value: int, last: str | None, partial: bool) -> str:
         return f"-{args[0]}"
     if ins.op == "not":
         return f"~{args[0]}"
+    if ins.op == "bf16" and any(one.dtype in (torch.float32, torch.float64) for one in nest.body.inputs):
+        return f"vbf16(quiet({args[0]}))"
     return f"{CALLS.get(ins.op, f'v{ins.op}')}({', '.join(args)})"
 
 

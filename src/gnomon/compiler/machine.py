@@ -79,6 +79,11 @@ def this_machine() -> Machine:
     )
 
 
+def has_features(names: frozenset[str]) -> bool:
+    """Whether the processor has all of these flags of /proc/cpuinfo, and GNOMON_ISA_NAME asks for no narrower set."""
+    return names <= _cpuinfo()[0] and this_machine().isa.name == SETS[0].name
+
+
 @cache
 def cxx() -> str | None:
     """The C++ compiler, or None: CXX where it is set, else g++, c++ or clang++."""

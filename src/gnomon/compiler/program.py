@@ -351,7 +351,7 @@ class Writer:
         call = f"{function}({', '.join([array, *pointers])})"
         if not may_fail(planned):
             return [*out, call]
-        return [*out, f"if {call}:", *(LINES + line for line in self.aten_lines(planned))]
+        return [*out, f"if {call}:", *(LINES + line for line in self.given_back(planned))]
 
     def _launched(self, planned: Planned, kernel: TritonKernel) -> list[str]:
         """A call of a Triton kernel, and ATen in its place where it does not fit these sizes."""
@@ -361,7 +361,7 @@ class Writer:
         given += [self.name(node) for node in planned.outputs]
         function = self.constant(planned.function)
         call = f"{function}({table}({', '.join(names)}), {', '.join(given)})"
-        return [f"if {call}:", *(LINES + line for line in self.aten_lines(planned))]
+        return [f"if {call}:", *(LINES + line for line in self.given_back(planned))]
 
     def scope(self) -> dict[str, Any]:
         return {**self.constants, **_SIZE_FUNCTIONS}
@@ -372,6 +372,12 @@ class Writer:
     def _host_sizes(self, planned: Planned) -> Iterable[Size]:
         nest = planned.kernel.nest
         return [*planned.kernel.sizes, *(nest.sizes[a] for a in (*nest.outer, *nest.inner))]
+
+    def given_back(self, planned: Planned) -> list[str]:
+        """The group by ATen, its results in the layouts that other kernels and callers are told of."""
+        known = set(self.symbols)
+        laid = [self.declared(node) for node in planned.outputs if _declares(node, known)]
+        return [*self.aten_lines(planned), *(line for lines in laid for line in lines)]
 
     def aten_lines(self, planned: Planned) -> list[str]:
         """The group's members, each by ATen."""

@@ -231,7 +231,7 @@ class Recurrent:
         key = size_key(second, first) if self.layers.batch_first else size_key(first, second)
         trial = self.trials.get(key)
         if trial is None:
-            made = Trial(f"{source(args[0].dtype)}// {self.layers}", self.run, self.layers.aten, share=SHARE)
+            made = Trial(f"{source(args[0].dtype)}// {self.layers}", self.run, self.layers.aten, share=SHARE, made=True)
             trial = self.trials.setdefault(key, made)
         if trial.kept is None:
             return trial(*args)  # type: ignore[no-any-return]

@@ -108,7 +108,7 @@ class Learner:
         trial = self.trials.get(key)
         if trial is None:
             text = source(args[0].dtype) + source(args[0].dtype, FORMULA)
-            made = Trial(f"{text}// {self.layers}", self._both, self._both_by_aten, share=SHARE)
+            made = Trial(f"{text}// {self.layers}", self._both, self._both_by_aten, share=SHARE, made=True)
             trial = self.trials.setdefault(key, made)
         if trial.kept is None:
             trial(*args)

@@ -34,6 +34,8 @@ class Tried:
     """Whether it gives a list of tensors in place of one."""
     effects = False
     """Whether calls do more than give a result, and keep their order."""
+    checked = True
+    """Whether it is tried on inputs of the checker's own too."""
     text: str | None = None
     """C++ of its kernel, which is compiled beside those of groups."""
 
@@ -65,7 +67,7 @@ class Tried:
 
     def trial(self) -> Trial:
         """A new trial; its results are listed."""
-        return Trial(self.source, self._listed(self.run), self._listed(self.aten))
+        return Trial(self.source, self._listed(self.run), self._listed(self.aten), made=self.checked)
 
     def _listed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return function if self.several else lambda *args: (function(*args),)

@@ -16,6 +16,7 @@ from gnomon.graph import DTYPE_BITS, Number, Tensor
 from gnomon.plans import Mesh, Optimizer, Precision
 from gnomon.sharding.block import ShardedBlock
 from gnomon.sharding.homes import routed_tensors
+from gnomon.storage.tables import nf4_bytes
 from gnomon.tensors.layout import CollectiveKind, ceil_div
 
 STATE_TENSORS = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1, "adafactor": 0, "lion": 1, "muon": 1}
@@ -57,17 +58,6 @@ def local_elements(sharded: ShardedBlock, *, experts: bool, without: frozenset[s
     routed = routed_tensors(sharded.block)
     wanted = (t for t in sharded.block.parameters if (t.name in routed) == experts and t.name not in without)
     return sum(_elements(sharded, tensor) for tensor in wanted)
-
-
-NF4_BLOCK, NF4_GROUP = 64, 256
-"""Weights in NF4 that have one scale, and such scales that have one scale (Dettmers et al. 2023)."""
-
-
-def nf4_bytes(elements: int) -> int:
-    """Bytes of a weight in NF4: four bits each, an eight-bit scale for 64 of them, an fp32 scale for 256 of these, and
-    their mean (Dettmers et al. 2023, double quantization); a multiple of four, as fp32 has to lie."""
-    blocks = -(-elements // NF4_BLOCK)
-    return -(-(-(-elements // 2) + blocks + 4 * -(-blocks // NF4_GROUP) + 4) // 4) * 4
 
 
 def frozen_bytes(sharded: ShardedBlock, *, experts: bool, only: frozenset[str] | None = None) -> int:

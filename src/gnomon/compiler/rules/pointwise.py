@@ -142,16 +142,21 @@ def clamp(self: Value, min: Any = None, max: Any = None) -> Value:
 def gelu(self: Value, *, approximate: str = "none") -> Value:
     x = self
     if approximate == "tanh":
-        return 0.5 * x * (1.0 + tanh(SQRT_2_OVER_PI * (x + 0.044715 * (x * x * x))))
+        return x * _upper_half(x)
     return 0.5 * x * (1.0 + erf(x * SQRT_HALF))
+
+
+def _upper_half(x: Value) -> Value:
+    """GELU's (1 + tanh(u)) / 2 as sigmoid(2 u): nothing cancels where x is negative."""
+    return sigmoid(2 * SQRT_2_OVER_PI * (x + 0.044715 * (x * x * x)))
 
 
 def gelu_backward(grad_output: Value, self: Value, *, approximate: str = "none") -> Value:
     x = self
     if approximate == "tanh":
-        inner = tanh(SQRT_2_OVER_PI * (x + 0.044715 * (x * x * x)))
-        slope = (1.0 - inner * inner) * (SQRT_2_OVER_PI * (1.0 + 3 * 0.044715 * (x * x)))
-        return grad_output * (0.5 * (1.0 + inner) + 0.5 * x * slope)
+        half = _upper_half(x)
+        slope = half * (1.0 - half) * (2 * SQRT_2_OVER_PI * (1.0 + 3 * 0.044715 * (x * x)))
+        return grad_output * (half + x * slope)
     bell = exp(-0.5 * (x * x))
     return grad_output * (normal_cdf(x, bell) + x * (bell * (1 / math.sqrt(2 * math.pi))))
 

@@ -14,6 +14,7 @@ import torch
 
 from gnomon.compiler.body import Tensor, UnfitError
 from gnomon.compiler.lowering import Dims, Lowering, as_type, axes_in, dims_over
+from gnomon.compiler.sizes import equal
 from gnomon.compiler.values import Value, exp, log, maximum, one, real, sqrt, where
 
 aten = torch.ops.aten
@@ -93,7 +94,11 @@ def vector_norm(node: Lowering, self: Any, ord: Any = 2, dim: Any = None, keepdi
     x, dims, over, axes = _of(node, self, dim)
     if ord not in (1, 2):
         raise UnfitError("a rare norm")
-    made = sqrt((x * x).sum(axes)) if ord == 2 else one("abs", x).sum(axes)
+    sizes = node.shape(self)
+    if all(equal(sizes[dim], 1) for dim in over):  # ATen squares nothing, so 1e20 does not overflow
+        made = one("abs", x)
+    else:
+        made = sqrt((x * x).sum(axes)) if ord == 2 else one("abs", x).sum(axes)
     return node.result(made, node.kept(dims, over, keepdim))
 
 

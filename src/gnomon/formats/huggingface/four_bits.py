@@ -17,7 +17,7 @@ from math import prod
 from gnomon.errors import InputError
 from gnomon.formats.huggingface.pieces import Piece, Shape
 from gnomon.formats.huggingface.weights import Layout
-from gnomon.sharding.parameters import NF4_BLOCK, NF4_GROUP
+from gnomon.storage.tables import NF4_BLOCK, NF4_GROUP
 
 STATE = ".quant_state.bitsandbytes__nf4"
 OTHER_STATES = (".quant_state.bitsandbytes__fp4", ".SCB")

@@ -19,33 +19,13 @@ import torch
 from torch import Tensor
 
 from gnomon.errors import PlanError
-from gnomon.sharding.parameters import NF4_BLOCK, NF4_GROUP
-
-CODE = (
-    -1.0,
-    -0.6961928009986877,
-    -0.5250730514526367,
-    -0.39491748809814453,
-    -0.28444138169288635,
-    -0.18477343022823334,
-    -0.09105003625154495,
-    0.0,
-    0.07958029955625534,
-    0.16093020141124725,
-    0.24611230194568634,
-    0.33791524171829224,
-    0.44070982933044434,
-    0.5626170039176941,
-    0.7229568362236023,
-    1.0,
-)
-"""NF4: what four bits stand for, times the largest of a block."""
+from gnomon.storage.tables import NF4_BLOCK, NF4_CODES, NF4_GROUP
 
 
 @lru_cache(maxsize=4)
 def code(device: torch.device) -> Tensor:
-    """(16): `CODE`."""
-    return torch.tensor(CODE, dtype=torch.float32, device=device)
+    """(16): what four bits stand for, times the largest of a block."""
+    return torch.tensor(NF4_CODES, dtype=torch.float32, device=device)
 
 
 @lru_cache(maxsize=4)

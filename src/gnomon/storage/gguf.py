@@ -1,0 +1,126 @@
+"""ggml's blocks: Q4_0, Q8_0, Q4_K and Q6_K. Blocks run along rows; all of a block lies side by side in one array.
+
+`widen` multiplies in the order of ggml's own dequantisation, in float32, so results are equal bit by bit.
+Source: ggml, ggml-common.h and ggml-quants.c (block_q4_0, block_q8_0, block_q4_K, block_q6_K and `dequantize_row_*`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.storage.form import Array, Arrays, Shape, Storage
+
+Block = NDArray[np.uint8]
+"""(blocks, bytes)."""
+
+
+def _half(block: Block, at: int) -> NDArray[np.float32]:
+    """(blocks, 1): the float16 at a byte."""
+    return np.ascontiguousarray(block[:, at : at + 2]).view(np.float16).astype(np.float32)
+
+
+def _as_half(x: NDArray[np.float32]) -> Block:
+    return x.astype(np.float16)[:, None].view(np.uint8)
+
+
+def _nibbles(codes: Block) -> NDArray[np.float32]:
+    """Lower halves of all bytes, then upper halves."""
+    return np.concatenate([codes & np.uint8(15), codes >> np.uint8(4)], 1).astype(np.float32)
+
+
+def _wide_q4_0(block: Block) -> NDArray[np.float32]:
+    return (_nibbles(block[:, 2:]) - np.float32(8)) * _half(block, 0)
+
+
+def _narrow_q4_0(rows: NDArray[np.float32]) -> Block:
+    """The number of the largest size, with its sign, is -8."""
+    top = np.take_along_axis(rows, np.abs(rows).argmax(1)[:, None], 1)[:, 0]
+    scale = top / np.float32(-8)
+    by = np.where(scale == 0, np.float32(0), np.float32(1) / np.where(scale == 0, np.float32(1), scale))
+    codes = np.minimum(np.trunc(rows * by[:, None] + np.float32(8.5)), 15).astype(np.uint8)
+    return np.concatenate([_as_half(scale), codes[:, :16] | codes[:, 16:] << np.uint8(4)], 1)
+
+
+def _wide_q8_0(block: Block) -> NDArray[np.float32]:
+    return np.ascontiguousarray(block[:, 2:]).view(np.int8).astype(np.float32) * _half(block, 0)
+
+
+def _narrow_q8_0(rows: NDArray[np.float32]) -> Block:
+    scale = np.abs(rows).max(1) / np.float32(127)
+    by = np.where(scale == 0, np.float32(0), np.float32(1) / np.where(scale == 0, np.float32(1), scale))
+    x = rows * by[:, None]
+    codes = (np.sign(x) * np.floor(np.abs(x) + np.float32(0.5))).astype(np.int8)
+    return np.concatenate([_as_half(scale), codes.view(np.uint8)], 1)
+
+
+def _sixes(block: Block) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """(blocks, 8) scales and minima of Q4_K, six bits each, in 12 bytes."""
+    low, mid, high = block[:, 4:8], block[:, 8:12], block[:, 12:16]
+    scales = np.concatenate([low & 63, (high & 15) | (low >> 6) << 4], 1)
+    minima = np.concatenate([mid & 63, (high >> 4) | (mid >> 6) << 4], 1)
+    return scales.astype(np.float32), minima.astype(np.float32)
+
+
+def _wide_q4_k(block: Block) -> NDArray[np.float32]:
+    scales, minima = _sixes(block)
+    each, least = _half(block, 0) * scales, _half(block, 2) * minima
+    codes = block[:, 16:].reshape(-1, 4, 1, 32) >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1) & np.uint8(15)
+    return (each[..., None] * codes.reshape(-1, 8, 32).astype(np.float32) - least[..., None]).reshape(-1, 256)
+
+
+def _wide_q6_k(block: Block) -> NDArray[np.float32]:
+    fours, twos = np.arange(0, 8, 4, dtype=np.uint8).reshape(1, 1, 2, 1), np.arange(0, 8, 2, dtype=np.uint8)
+    low = (block[:, :128].reshape(-1, 2, 1, 64) >> fours & np.uint8(15)).reshape(-1, 8, 32)
+    high = block[:, 128:192].reshape(-1, 2, 1, 32) >> twos.reshape(1, 1, 4, 1) & np.uint8(3)
+    codes = (low | high.reshape(-1, 8, 32) << np.uint8(4)).astype(np.int8) - np.int8(32)
+    scales = _half(block, 208) * np.ascontiguousarray(block[:, 192:208]).view(np.int8).astype(np.float32)
+    return (scales[..., None] * codes.reshape(-1, 16, 16).astype(np.float32)).reshape(-1, 256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    size: int
+    bytes: int
+    wide: Callable[[Block], NDArray[np.float32]]
+    narrow: Callable[[NDArray[np.float32]], Block] | None = None
+
+
+KINDS = {
+    "q4_0": _Kind(size=32, bytes=18, wide=_wide_q4_0, narrow=_narrow_q4_0),
+    "q8_0": _Kind(size=32, bytes=34, wide=_wide_q8_0, narrow=_narrow_q8_0),
+    "q4_k": _Kind(size=256, bytes=144, wide=_wide_q4_k),
+    "q6_k": _Kind(size=256, bytes=210, wide=_wide_q6_k),
+}
+"""Name -> how many numbers a block has, its bytes, what they stand for, and how numbers are rounded to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ggml(Storage):
+    kind: str
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+    def arrays(self, shape: Shape) -> dict[str, Array]:
+        kind = KINDS[self.kind]
+        return {"blocks": Array(dtype="uint8", shape=(shape[0], shape[1] // kind.size * kind.bytes))}
+
+    def unfit(self, shape: Shape) -> str:
+        size = KINDS[self.kind].size
+        return f"{shape[1]:,} columns are no multiple of blocks of {size}" if shape[1] % size else ""
+
+    def narrow(self, weight: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        kind = KINDS[self.kind]
+        if kind.narrow is None:
+            raise NotImplementedError(f"{self.kind} is read, not written")
+        return {"blocks": kind.narrow(np.asarray(weight, np.float32).reshape(-1, kind.size)).reshape(len(weight), -1)}
+
+    def widen(self, arrays: Arrays, shape: Shape) -> NDArray[np.float32]:
+        kind = KINDS[self.kind]
+        return kind.wide(arrays["blocks"].view(np.uint8).reshape(-1, kind.bytes)).reshape(shape)

@@ -2,10 +2,10 @@
 
     python benchmarks/lowbit/kernels.py [--sizes 4096x4096] [--rows 1,8,32,128] [--rounds 7] [--peers FOLDER] [--write]
 
-One thread; milliseconds of CPU of a call, medians with the least and the most beside, and for each goal the median of the
-ratios within a round. The bound is max(bytes / bandwidth, operations / peak) with this machine's own bandwidth and peaks
-as its two constants below say (measured apart, `lscpu` beside them). Peers are installed into FOLDER where they are not
-there: OpenVINO by pip, ggml (llama.cpp's kernels for this processor) by `npm pack @node-llama-cpp/linux-x64`.
+One thread; milliseconds of CPU of a call, medians with the least and the most beside, and for each goal the median of
+the ratios within a round. The bound is max(bytes / bandwidth, operations / peak) with the bandwidth and peaks of the
+machine that is named below (measured apart). Peers are installed into FOLDER where they are not there: OpenVINO by pip,
+ggml (llama.cpp's kernels for this processor) by `npm pack @node-llama-cpp/linux-x64`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -267,7 +268,7 @@ def table(size: str, rows: list[int], rounds: int, folder: Path) -> list[str]:
     found: dict[tuple[str, int], list[float]] = {}
     for m in rows:
         x = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
-        every = {name: (lambda call=call: call(x)) for name, call in calls.items()}
+        every = {name: partial(call, x) for name, call in calls.items()}
         every |= {f"ggml {kind}": ggml.call(weight.numpy(), kind, m, x) for kind in Ggml.TYPES}
         for name, took in measured(every, rounds, 0.02).items():
             found[name, m] = took
@@ -305,9 +306,9 @@ def main() -> None:
     rows = [int(one) for one in options.rows.split(",")]
     lines = [
         "# Linear layers with stored weights beside torch, OpenVINO and ggml\n",
-        f"{date.today()}, `python {' '.join(['benchmarks/lowbit/kernels.py', *sys.argv[1:]])}`, {platform.machine()}, one "
-        f"thread, torch {torch.__version__}, load average {os.getloadavg()[0]:.1f}. Milliseconds of CPU of a call: median "
-        "(least-most), and of ours how many times the bound.",
+        f"{date.today()}, `python {' '.join(['benchmarks/lowbit/kernels.py', *sys.argv[1:]])}`, {platform.machine()}, "
+        f"one thread, torch {torch.__version__}, load average {os.getloadavg()[0]:.1f}. Milliseconds of CPU of a call: "
+        "median (least-most), and of ours how many times the bound.",
     ]
     with torch.inference_mode():
         for size in options.sizes.split(","):

@@ -221,8 +221,8 @@ def _laid_scales(scales: NDArray[Any]) -> Tensor:
 
 
 def linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
-    """x (..., inputs) in float32 or bfloat16 -> (..., outputs) of its dtype. A row with a NaN or an infinity is NaN where
-    activations have eight bits."""
+    """x (..., inputs) in float32 or bfloat16 -> (..., outputs) of its dtype. A row with a NaN or an infinity is NaN
+    where activations have eight bits."""
     n, k = packed.shape
     if x.shape[-1] != k or x.dtype not in (torch.float32, torch.bfloat16):
         raise InputError(

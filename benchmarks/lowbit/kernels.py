@@ -180,8 +180,8 @@ class Ggml:
             self._held: dict[str, int] = {}
         if kind not in self._held:
             made = self.matrix(context := self._context(), number, k, n)
-            if not (self.repacked and self.alloc(context, self.repacked)) and not self.alloc(context, self.plain):
-                raise RuntimeError(kind)
+            where = self.repacked if self.repacked and kind in ("q4_0", "q4_k") else self.plain
+            assert self.alloc(context, where)
             if kind == "bf16":
                 codes = (weight.view(np.uint32) >> 16).astype(np.uint16)
             else:

@@ -1,4 +1,7 @@
-"""Numbers as they are: float32, float16, and bfloat16 as the upper halves of float32."""
+"""Numbers as they are: float32, float16, and bfloat16 as the upper halves of float32.
+
+numpy has no bfloat16: `bfloat16_of` and `wide_bfloat16` are the two directions. Leaves out complex numbers and double.
+"""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class Blocks(_Share):
         return np.kron(kept, np.ones(self.size, np.bool_)).astype(np.bool_)
 
     def of_mask(self, weight: NDArray[np.float32], mask: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
-        kept: NDArray[np.bool_] = self._tiles(mask).any(axis=(2, 3))
+        kept = np.asarray(self._tiles(mask).any(axis=(2, 3)))
         starts = np.concatenate([[0], kept.sum(1).cumsum()]).astype(np.int32)
         values = np.ascontiguousarray(self._tiles(np.where(mask, weight, 0))[kept], np.float32)
         return {"starts": starts, "columns": kept.nonzero()[1].astype(np.int32), "values": values}

@@ -31,7 +31,7 @@ import torch
 from torch.nn import functional as F
 
 from gnomon.compiler import stored
-from gnomon.storage import storage_of
+from gnomon.storage.names import storage_of
 
 RESULT = Path(__file__).parents[1] / "results" / "lowbit_kernels.md"
 BYTES_PER_S = 21.3e9

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from gnomon.compiler import stored  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
-from gnomon.storage import storage_of  # noqa: E402
+from gnomon.storage.names import storage_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 FORMS = (

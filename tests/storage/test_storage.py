@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from gnomon.errors import InputError
-from gnomon.storage import Integers, Sparse, storage_of
+from gnomon.storage.integers import Integers
+from gnomon.storage.names import storage_of
+from gnomon.storage.sparse import Sparse
 
 NAMES = (
     "fp32", "fp16", "bf16", "int8", "int8-g32", "int4-g32", "int4-g64", "int4-g128-zeros", "int2-g64", "ternary",

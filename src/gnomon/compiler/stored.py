@@ -29,9 +29,10 @@ from torch import Tensor
 from gnomon.compiler.build import ASKS, has_compiler, kernel_of
 from gnomon.compiler.machine import has_features
 from gnomon.errors import InputError
-from gnomon.storage import NF4, Dense, Integers, Storage
-from gnomon.storage.dense import bfloat16_of
-from gnomon.storage.tables import NF4_BLOCK, NF4_CODES
+from gnomon.storage.dense import Dense, bfloat16_of
+from gnomon.storage.form import Storage
+from gnomon.storage.integers import Integers
+from gnomon.storage.tables import NF4, NF4_BLOCK, NF4_CODES
 
 FORMULA = Path(__file__).with_name("cpp") / "stored.cpp"
 NEEDS = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "f16c"})

@@ -226,6 +226,7 @@ extern "C" int gnomon_kernel(const Call* given) {
                 else if (rows == 2) panels<2, 4>(c, m, last, from, to);
                 else if (rows <= 4) panels<4, 2>(c, m, last, from, to);
                 else if (rows <= 6) panels<6, 2>(c, m, last, from, to);
+                else if (!GROUP && (ACTS == 16 || c.m <= 8)) panels<8, 2>(c, m, last, from, to);   // no sums of groups
                 else panels<8, 1>(c, m, last, from, to);
                 m = last;
             }

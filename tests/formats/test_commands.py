@@ -250,3 +250,13 @@ def test_states_in_eight_bits_are_a_byte_each(tmp_path: Path) -> None:
     assert read(tmp_path, f"{RUN_CLM} --optim paged_adamw_32bit")[1].plan.precision.states == "fp32"
     by_deepspeed = read(tmp_path, f"{SWIFT} --deepspeed zero2 --optim adamw_bnb_8bit")[1].plan
     assert by_deepspeed.precision.states == "int8" and by_deepspeed.precision.master == "fp32"
+
+
+def test_expr_is_computed_as_the_shell_computes_it(tmp_path: Path) -> None:
+    """`$(expr 16 / $GPUS)`, as ms-swift's examples write their accumulation."""
+    for words in ("$(expr 16 / $N)", "`expr 16 / $N`", "$(expr $N \\* 1)"):
+        script = f"N=4\n{SWIFT} --deepspeed zero2 --gradient_accumulation_steps {words}\n"
+        job = read(tmp_path, script)[1]
+        assert job.workload.global_batch_size == 4 * job.plan.mesh.data_ranks * (
+            job.plan.schedule.micro_batch_size or 1
+        )

@@ -526,10 +526,17 @@ def quoted(text: str, script: Script) -> list[str]:
     return words
 
 
+COUNTED = re.compile(r"\s*expr\s+([^|;&<>]*?)\s*", re.DOTALL)
+"""A command that computes with whole numbers, as `expr 16 / $GPUS`, `expr $A \\* 2`."""
+
+
 def substitute(text: str, at: int, script: Script) -> tuple[Value, int]:
     """(value of the `$…` at `at`, position after it)."""
     if text[at] == "`":
-        return f"{UNKNOWN}`command`{UNKNOWN}", closing(text, at + 1, "`", 1)
+        end = closing(text, at + 1, "`", 1)
+        if (counted := COUNTED.fullmatch(text[at + 1 : end - 1])) is not None:
+            return arithmetic(counted[1].replace("\\", "").replace("'", ""), script), end
+        return f"{UNKNOWN}`command`{UNKNOWN}", end
     if text.startswith("$((", at):
         end = bracket_end(text, at + 1, 1)
         return arithmetic(text[at + 3 : end - 2], script), end
@@ -539,6 +546,8 @@ def substitute(text: str, at: int, script: Script) -> tuple[Value, int]:
             phrase = f"a command that prints {choice[1]} or {choice[2]}: taken as {choice[2]}"
             script.skipped += [phrase] if phrase not in script.skipped else []
             return choice[2], end
+        if (counted := COUNTED.fullmatch(text[at + 2 : end - 1])) is not None:
+            return arithmetic(counted[1].replace("\\", "").replace("'", ""), script), end
         return f"{UNKNOWN}$(command){UNKNOWN}", end
     if text.startswith("${", at):
         end = bracket_end(text, at + 1, 1)

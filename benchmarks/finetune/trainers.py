@@ -92,9 +92,7 @@ def jobs() -> Iterator[Job]:
         for model in ("dense", "moe"):
             for seq_len, batch in ((256, 4), (512, 2)):
                 for checkpointing in (False, True):
-                    yield Job(
-                        program=program, model=model, seq_len=seq_len, batch=batch, checkpointing=checkpointing
-                    )
+                    yield Job(program=program, model=model, seq_len=seq_len, batch=batch, checkpointing=checkpointing)
 
 
 def predicted(job: Job, folder: Path, on: str) -> tuple[float, float]:
@@ -162,7 +160,9 @@ def measured(job: Job, folder: Path) -> tuple[float, float]:
         from trl import SFTConfig, SFTTrainer
 
         arguments = SFTConfig(**common, max_length=job.seq_len, dataset_kwargs={"skip_prepare_dataset": True})
-        trainer = SFTTrainer(model=model, args=arguments, train_dataset=data, processing_class=None, callbacks=[Clock()])
+        trainer = SFTTrainer(
+            model=model, args=arguments, train_dataset=data, processing_class=None, callbacks=[Clock()]
+        )
     else:
         trainer = Trainer(model=model, args=TrainingArguments(**common), train_dataset=data, callbacks=[Clock()])
     trainer.train()
@@ -188,9 +188,7 @@ class Alive:
         class Mode(TorchDispatchMode):
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 out = func(*args, **(kwargs or {}))
-                given = {
-                    t.untyped_storage()._cdata for t in args if isinstance(t, torch.Tensor)
-                }
+                given = {t.untyped_storage()._cdata for t in args if isinstance(t, torch.Tensor)}
                 for tensor in out if isinstance(out, (tuple, list)) else (out,):
                     if not isinstance(tensor, torch.Tensor):
                         continue

@@ -32,3 +32,19 @@ def test_names_from_the_package_exist() -> None:
         if not hasattr(import_module(module), name) and find_spec(f"{module}.{name}") is None
     ]
     assert len(asked) > 100 and not missing
+
+
+def test_the_house_counts_copies_namesakes_and_quoted_kinds(tmp_path: Path) -> None:
+    twice = "def {0}({1}):\n    a = {1} + 1\n    b = a * 2\n    c = b - a\n    d = c + b\n    e = d * a\n    return e\n"
+    for file, name in (("one", "first"), ("two", "second"), ("three", "third")):
+        folder = tmp_path / file
+        folder.mkdir()
+        text = f"class Step:\n    '''softmax'''\n\n{twice.format(name, name[0])}\nASKED = op.kind == 'softmax'  # why\n"
+        (folder / "__init__.py").write_text(text, encoding="utf-8")
+    house = import_module("benchmarks.house")
+    found = house.table(tmp_path)
+    assert found["files of src"] == "3" and found["duplicate pairs of functions"] == "3"
+    assert found["class names in 3 files and more"].startswith("1 (3")
+    assert found["op kinds quoted outside ops/ and models/"] == "3"
+    assert found["op kinds that code compares `.kind` with"] == "3"
+    assert found["comment lines"] == f"{3 / 30:.1%}"

@@ -169,7 +169,7 @@ def test_fp8_halves_large_products_and_adds_casts() -> None:
     assert low.kernels == 3
     assert low.device_s == pytest.approx(product + cast)
     assert low.device_s < 0.75 * forward_of(block, "up").device_s
-    weight = cast_weight_seconds(op, block, SETTING, H100, CURVES)
+    weight = cast_weight_seconds(op, block, SETTING, H100, CURVES, rowwise=False)
     assert weight.device_s == stream_seconds(14336 * 4096 * 2, 14336 * 4096 * 2, H100, CURVES, kernels=2)
     with pytest.raises(UnpricedError, match="no peak for 'fp8'"):
         op_seconds(op, block, SETTING, A100, curves_for(A100), fp8=True)

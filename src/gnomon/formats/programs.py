@@ -18,8 +18,8 @@ from gnomon.formats.yaml_file import read_yaml
 from gnomon.late import load_late
 from gnomon.schema.toml import parse_toml
 
-_NO_JOBS = ("huggingface", "kineto")
-"""Folders of what is no job file: models' configs, what a profiler recorded."""
+_NO_JOBS = ("huggingface", "kineto", "engine_options")
+"""Folders of what is no job file: models' configs, what a profiler recorded, lists of servers' options."""
 
 
 def names() -> tuple[str, ...]:

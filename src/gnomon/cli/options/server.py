@@ -45,8 +45,9 @@ class ServerOptions(EngineOptions):
 
     about = """\
 An OpenAI-compatible server of a folder of weights on this machine's CPUs, on
-127.0.0.1. Requests are batched as `gnomon predict --serve --engine gnomon` plays
-them: one scheduler decides for both. --plan takes a file of gnomon plan --serve.
+127.0.0.1. Requests are batched as `gnomon predict --serve --engine gnomon` has
+them: one scheduler decides for both. --plan takes a file of
+gnomon plan --serve.
 Ends on SIGTERM, after the requests that run. Needs torch and gnomon[serve].
 
 examples:
@@ -109,10 +110,10 @@ class BenchOptions(EngineOptions):
     """Whom to ask, and for what."""
 
     about = """\
-Sends a trace's requests to a server at their times and tells how long they took.
+Sends a trace's requests to a server at their times and says how long they took.
 TARGET is the address of any server that speaks OpenAI's API, or a folder, which
-is served meanwhile. Prompts are made up, as long as the trace says. -o writes the
-arrival, first and last token of each request.
+is served meanwhile. Prompts are made up, as long as the trace says. -o writes
+the arrival, first and last token of each request.
 
 examples:
   gnomon bench-serve http://127.0.0.1:8000 --requests trace.csv -o measured.json

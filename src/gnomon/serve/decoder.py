@@ -10,6 +10,7 @@ Shapes: activations are (1, tokens, …), with a torch dim for each dim of the G
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,9 +30,11 @@ from gnomon.runtime.ops.attention import inverse_frequencies, shared_tables
 from gnomon.runtime.ops.places import places
 from gnomon.runtime.ops.routing import Routing, routing_of
 from gnomon.runtime.ops.site import Site
+from gnomon.serve.forward import Program
 from gnomon.serve.paged import Pages, Seen
 from gnomon.serve.rows import Rows
 from gnomon.serve.scan import Scan
+from gnomon.serve.sizes import Sizes
 from gnomon.serving.kv_blocks import KvBlocks
 
 Weights = Mapping[str, Tensor]
@@ -51,26 +54,6 @@ class Step:
     """What no later step reads."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Of what is kept between iterations."""
-
-    blocks: int
-    """Of keys and values, of layers that see all tokens."""
-    block_tokens: int
-    """Tokens of a block."""
-    max_seqs: int
-    """Requests that run at the same time."""
-    max_batched_tokens: int
-    """Tokens of an iteration."""
-
-    def window_blocks(self, window: int) -> int:
-        """Blocks that are enough for layers with a window: what running requests keep between iterations, and an
-        iteration's own tokens; never more than without a window."""
-        kept = self.max_seqs * (-(-window // self.block_tokens) + 1)
-        return min(self.blocks, kept + -(-self.max_batched_tokens // self.block_tokens) + self.max_seqs)
-
-
 class Decoder:
     """The layers of a model, bound to weights, with their pages and states."""
 
@@ -82,13 +65,20 @@ class Decoder:
         self.windows = windows_of(graph)
         self.pages: list[Pages] = []
         self.scans: list[Scan] = []
-        self._weights = weights
+        self._weights, self._read = weights, dict[str, Tensor]()
+        self._shared = _several_readers(graph)
         self.layers: list[tuple[list[Step], dict[str, str], dict[str, str], bool]] = []
+        self.program = Program.of(graph, weights, self._pages, sizes, dtype)
+        if self.program is not None:
+            self._weights = {}  # nor the files that they were read from
+            return
+        self.pages.clear()
         ends = {source.partition(".")[0] for source in graph.outputs}
         for layer in graph.layers():
             block = graph.block(layer.call.block)
             steps = self._compiled(layer, block)
             self.layers.append((steps, reads(layer), writes(graph, layer), layer.call.name in ends))
+        self._weights = {}
         last = {name: index for index, (_, read, _, _) in enumerate(self.layers) for name in read.values()}
         self.unread = [[name for name, at in last.items() if at == index] for index in range(len(self.layers))]
 
@@ -112,6 +102,8 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, rows: Rows) -> Tensor:
         """(wanted, vocabulary): logits after the wanted tokens."""
+        if self.program is not None:
+            return self.program.run(rows)
         values: dict[str, Tensor] = {"input_ids": rows.ids.unsqueeze(0)}
         for index, (steps, read, written, ends) in enumerate(self.layers):
             own = {name: values[source] for name, source in read.items()}
@@ -192,8 +184,6 @@ class Decoder:
         bias = None
         if any(part[1] is not None for part in parts):
             bias = torch.cat([torch.zeros(len(m), dtype=m.dtype) if b is None else b for m, b, _, _ in parts])
-        for op in ops:  # their memory is the joined matrix's from now on
-            self._forget(layer, op)
         return partial(_several, product_of(matrix, bias), widths, [part[2] for part in parts], parts[0][3])
 
     def _op(self, layer: Layer, block: Block, op: Op) -> Run:
@@ -246,6 +236,10 @@ class Decoder:
         return partial(_norm, fn == "layer", weight, bias, eps, offset)
 
     def _attention(self, layer: Layer, block: Block, op: Op) -> Run:
+        pages = self._pages(layer, block, op)
+        return lambda rows, q, k, v: pages.attend(rows, q[0], k[0], v[0]).unsqueeze(0)
+
+    def _pages(self, layer: Layer, block: Block, op: Op) -> Pages:
         q, k, v = (block.tensor(name) for name in op.inputs[:3])
         k_dim, v_dim = (int(t.dims[-1].size or 0) for t in (k, v))
         heads, kv_heads = (math.prod(a.size or 1 for a in t.dims[-2].atoms) for t in (q, k))
@@ -271,7 +265,7 @@ class Decoder:
             sinks=sinks,
         )  # fmt: skip
         self.pages.append(pages)
-        return lambda rows, q, k, v: pages.attend(rows, q[0], k[0], v[0]).unsqueeze(0)
+        return pages
 
     def _scan(self, layer: Layer, block: Block, op: Op) -> Run:
         held = {name.rpartition(".")[2]: self._weight(layer, block, name) for name in op.inputs[1:]}
@@ -298,13 +292,11 @@ class Decoder:
         """A parameter with one torch dim for each dim of the Graph's tensor."""
         full = layer.call.parameter_name(name, layer.index)
         shape = [math.prod(atom.size or 1 for atom in dim.atoms) for dim in block.tensor(name).dims]
-        return self._weights[full].view(shape)
-
-    def _forget(self, layer: Layer, op: Op) -> None:
-        """Weights that were joined are not kept twice."""
-        if isinstance(self._weights, dict):
-            for name in op.inputs[1:]:
-                self._weights.pop(layer.call.parameter_name(name, layer.index), None)
+        if full not in self._shared:
+            return self._weights[full].view(shape)
+        if full not in self._read:
+            self._read[full] = self._weights[full]
+        return self._read[full].view(shape)
 
 
 def check_decoder(graph: Graph) -> None:
@@ -316,6 +308,16 @@ def check_decoder(graph: Graph) -> None:
         raise PlanError(f"{graph.name} is no decoder ({why}); words are generated by decoders, which read input_ids")
     if any(op.captured is not None for block in graph.blocks for op in block.ops):
         raise PlanError(f"{graph.name} was captured, and the engine runs the models that Gnomon has; give a folder")
+
+
+def _several_readers(graph: Graph) -> frozenset[str]:
+    """Parameters that several layers read, which are held once."""
+    names = [
+        layer.call.parameter_name(tensor.name, layer.index)
+        for layer in graph.layers()
+        for tensor in graph.block(layer.call.block).parameters
+    ]
+    return frozenset(name for name, count in Counter(names).items() if count > 1)
 
 
 def windows_of(graph: Graph) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ that memory is the weights' and the pages'. Leaves out tokenizers (`text`).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from gnomon.plans import Layout, Mesh
 from gnomon.runtime.checkpoint.pretrained import model_of, values_of
 from gnomon.runtime.module.apply import DTYPES, slots_of
 from gnomon.runtime.parameters.parameters import Slot
-from gnomon.serve.decoder import Decoder, Sizes, check_decoder
+from gnomon.serve.decoder import Decoder, check_decoder
 from gnomon.serve.engine import Engine
+from gnomon.serve.sizes import Sizes
 from gnomon.sharding import shard_graph
 from gnomon.software.engine import Engine as Rules
 from gnomon.units import show_bytes
@@ -83,19 +85,30 @@ def open_model(
     found = look(
         folder, rules, dtype=dtype, kv_bytes=kv_bytes, max_model_len=max_model_len, longest_asked=longest_asked
     )
-    weights = weights_of(folder, found.graph, DTYPES[dtype])
+    weights = Weights(folder, found.graph, DTYPES[dtype])
     model = Decoder(found.cut, weights, found.sizes, dtype=DTYPES[dtype])
     return Engine(model, rules, max_model_len=found.max_model_len)
 
 
-def weights_of(folder: Path, graph: Graph, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Each parameter, in full, dim by dim as in the Graph."""
-    values, held = values_of(folder, graph), dict[str, Tensor]()
-    for slot in whole_slots(graph):
-        value = values(slot)
+class Weights(Mapping[str, Tensor]):
+    """Each parameter by its full name, in full, dim by dim as in the Graph; read anew each time that it is asked for,
+    since what is packed is not kept twice."""
+
+    def __init__(self, folder: Path, graph: Graph, dtype: torch.dtype) -> None:
+        self.values_of, self.dtype = values_of(folder, graph), dtype
+        self.slots = {slot.name: slot for slot in whole_slots(graph)}
+
+    def __getitem__(self, name: str) -> Tensor:
+        slot = self.slots[name]
+        value = self.values_of(slot)
         assert value is not None, "values_of has looked at what is there"
-        held[slot.name] = value.to(dtype, copy=True).view(slot.shape)
-    return held
+        return value.to(self.dtype, copy=True).view(slot.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.slots)
+
+    def __len__(self) -> int:
+        return len(self.slots)
 
 
 def whole_slots(graph: Graph) -> list[Slot]:
@@ -127,7 +140,8 @@ def sizes_of(graph: Graph, rules: Rules, dtype: torch.dtype, kv_bytes: int, max_
         blocks=rules.max_seqs * most,
         block_tokens=rules.block_tokens,
         max_seqs=rules.max_seqs,
-        max_batched_tokens=rules.max_batched_tokens,
+        max_batched_tokens=max(rules.max_batched_tokens, rules.max_seqs),
+        max_len=max_model_len,
     )
     block, windowed = block_bytes(graph, sizes, dtype)
     if not block:

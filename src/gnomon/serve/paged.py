@@ -9,12 +9,14 @@ Shapes: q (tokens, heads, dim), k (tokens, kv heads, dim), v (tokens, kv heads, 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +24,7 @@ from gnomon.compiler.build import kernel_of
 from gnomon.compiler.tried import text_of
 from gnomon.serve.rows import Rows
 
-FORMULA = Path(__file__).with_name("cpp") / "paged.cpp"
+CPP = Path(__file__).with_name("cpp")
 VECTOR = 16
 """Rows of values are padded to this many elements, the widest vector of floats that there is."""
 KERNELS = (torch.float32, torch.bfloat16)
@@ -49,7 +51,12 @@ class _Call(ctypes.Structure):
 @cache
 def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    return kernel_of(text_of(FORMULA, dtype), ctypes.c_void_p) if dtype in KERNELS else None
+    return kernel_of(source("paged.cpp", dtype), ctypes.c_void_p) if dtype in KERNELS else None
+
+
+def source(name: str, dtype: torch.dtype) -> str:
+    """C++ of a kernel that has attention over pages in it."""
+    return text_of(CPP / "paged.h", dtype) + (CPP / name).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +71,12 @@ class Seen:
     """Of its own position and those before it (without causality as many after it); 0 for all."""
     cap: float = 0.0
     """Scores are cut to ±cap by tanh; 0 for not."""
+
+
+def untouched(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros that take no memory until they are written to: torch's own are written as they are made."""
+    whole = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(whole).view(dtype).view(*shape)
 
 
 class Pages:
@@ -87,9 +100,8 @@ class Pages:
         each head that takes part in the softmax and has no value."""
         padded = -(-v_dim // VECTOR) * VECTOR
         self.size, self.group, self.seen, self.v_dim, self.dtype = size, group, seen, v_dim, dtype
-        # zeros: memory that nobody has written to takes no room, and what pads a row is read
-        self.keys = torch.zeros((blocks, kv_heads, k_dim, size), dtype=dtype)
-        self.values = torch.zeros((blocks, kv_heads, size, padded), dtype=dtype)
+        self.keys = untouched((blocks, kv_heads, k_dim, size), dtype)
+        self.values = untouched((blocks, kv_heads, size, padded), dtype)
         self.slopes = None if slopes is None else slopes.float().contiguous()
         self.sinks = None if sinks is None else sinks.float().contiguous()
         fits = SPAN % size == 0 and size % VECTOR == 0 and max(k_dim, padded) <= WIDEST

@@ -1,0 +1,176 @@
+// Attention over pages (gnomon/serve/paged.py): new keys and values are written where block tables say, then each query
+// meets its sequence's keys where they lie, a few blocks at a time, with the largest score and the sum so far.
+// A block of keys lies (kv head, element, token), so that a vector is one element of VW tokens and scores need no sums of
+// lanes; a block of values lies (kv head, token, element), whose rows are padded to whole vectors.
+#include "vector.h"
+#include "math.h"
+#ifndef MEMORY
+#define MEMORY float
+#endif
+typedef MEMORY S;
+
+struct Call {                                          // as _Call in paged.py has them
+    int64_t sequences, heads, kv_heads, k_dim, v_dim, v_row, size, table_row, window, causal, threads;
+    double scale, cap;
+    const S *q, *k, *v; int64_t q_row, k_row, v_in_row; // a row is a token: its heads lie one after the other
+    S *keys, *values;
+    const int32_t* tables;                             // (sequences, table_row)
+    const int64_t *begins, *lengths;                   // first query of each sequence and one past the last; keys, new ones included
+    const float *slopes, *sinks;                       // a head, or null
+    S* out;
+};
+
+namespace {
+
+constexpr int64_t SPAN = 64, WIDEST = 1024;            // keys at a time; elements of a head
+ALWAYS int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+ALWAYS float number(float x) { return x; }
+ALWAYS float number(bf16 x) { uint32_t u = (uint32_t)x.bits << 16; float f; memcpy(&f, &u, 4); return f; }
+
+struct Room {
+    alignas(64) float q[8 * WIDEST], out[8 * WIDEST], p[8 * SPAN];
+};
+
+// Queries `from` to `from + R / group` of a sequence, all heads of a group of one kv head: R rows at most, `count` real.
+template <int R>
+void rows(const Call& c, Room& m, int64_t s, int64_t h, int64_t first, int64_t count) {
+    const int64_t group = c.heads / c.kv_heads, begin = c.begins[s], total = c.begins[s + 1] - begin;
+    const int64_t length = c.lengths[s], before = length - total;
+    float largest[R], sum[R];
+    int64_t at[R];
+    for (int r = 0; r < R; r++) {
+        const int64_t row = first + least(r, count - 1), query = row / group, head = h * group + row % group;
+        const S* q = c.q + (begin + query) * c.q_row + head * c.k_dim;
+        for (int64_t d = 0; d < c.k_dim; d++) m.q[d * R + r] = number(q[d]);
+        at[r] = before + query;
+        largest[r] = -INF;
+        sum[r] = 0.0f;
+    }
+    memset(m.out, 0, sizeof(float) * (size_t)(R * c.v_row));
+    const int64_t end = c.causal ? at[R - 1] + 1 : length;
+    int64_t start = c.window ? at[0] - c.window + 1 : 0;
+    start = start < 0 ? 0 : start / c.size * c.size;
+    const int32_t* table = c.tables + s * c.table_row;
+    for (int64_t j = start; j < end; j += SPAN) {
+        const int64_t here = least(SPAN, end - j);
+        F top[R];
+        for (int r = 0; r < R; r++) top[r] = splat(-INF);
+        for (int64_t i = 0; i < here; i += VW) {
+            const int64_t position = j + i;
+            const S* k = c.keys + ((int64_t)table[position / c.size] * c.kv_heads + h) * c.k_dim * c.size + position % c.size;
+            F score[R];
+            for (int r = 0; r < R; r++) score[r] = F{};
+            for (int64_t d = 0; d < c.k_dim; d++) {
+                const F key = ld(k + d * c.size);
+                UNROLLED for (int r = 0; r < R; r++) score[r] = score[r] + key * m.q[d * R + r];
+            }
+            for (int r = 0; r < R; r++) {
+                F x = score[r] * (float)c.scale;
+                if (c.cap != 0.0) x = vtanh(x / (float)c.cap) * (float)c.cap;
+                const B place = lanes() + (int32_t)position;
+                if (c.slopes) {
+                    const int64_t head = h * group + (first + least(r, count - 1)) % group;
+                    x = x + __builtin_convertvector(place - (int32_t)at[r], F) * c.slopes[head];
+                }
+                B seen = place < (int32_t)end;
+                if (c.causal) seen = seen & (place <= (int32_t)at[r]);
+                if (c.window) seen = seen & (place > (int32_t)(at[r] - c.window));
+                if (c.window && !c.causal) seen = seen & (place < (int32_t)(at[r] + c.window));
+                x = sel(seen, x, splat(-INF));
+                top[r] = larger(top[r], x);
+                st(m.p + r * SPAN + i, x);
+            }
+        }
+        for (int r = 0; r < R; r++) {
+            const float here_top = hmax(top[r]), most = here_top > largest[r] ? here_top : largest[r];
+            if (most == -INF) {                        // nothing of these is seen
+                for (int64_t i = 0; i < here; i += VW) st(m.p + r * SPAN + i, F{});
+                continue;
+            }
+            F added = F{};
+            for (int64_t i = 0; i < here; i += VW) {
+                const F x = ld(m.p + r * SPAN + i), e = sel(x == splat(-INF), F{}, vexp(x - most));
+                added = added + e;
+                st(m.p + r * SPAN + i, e);
+            }
+            if (most != largest[r]) {
+                const float kept = largest[r] == -INF ? 0.0f : vexp(splat(largest[r] - most))[0];
+                sum[r] *= kept;
+                for (int64_t d = 0; d < c.v_row; d += VW) st(m.out + r * c.v_row + d, ld(m.out + r * c.v_row + d) * kept);
+                largest[r] = most;
+            }
+            sum[r] += hsum(added);
+        }
+        for (int64_t i = 0; i < here; i += c.size) {   // a block at a time; a span begins with one
+            const int64_t position = j + i, n = least(c.size, here - i);
+            const S* v = c.values + ((int64_t)table[position / c.size] * c.kv_heads + h) * c.size * c.v_row;
+            for (int64_t d = 0; d < c.v_row; d += VW) {
+                F o[R];
+                UNROLLED for (int r = 0; r < R; r++) o[r] = ld(m.out + r * c.v_row + d);
+                for (int64_t t = 0; t < n; t++) {
+                    const F value = ld(v + t * c.v_row + d);
+                    UNROLLED for (int r = 0; r < R; r++) o[r] = o[r] + value * m.p[r * SPAN + i + t];
+                }
+                UNROLLED for (int r = 0; r < R; r++) st(m.out + r * c.v_row + d, o[r]);
+            }
+        }
+    }
+    for (int64_t r = 0; r < count; r++) {
+        const int64_t row = first + r, query = row / group, head = h * group + row % group;
+        float all = sum[r], by = 1.0f;
+        if (c.sinks) {
+            const float sink = c.sinks[head], most = sink > largest[r] ? sink : largest[r];
+            by = vexp(splat(largest[r] - most))[0];
+            all = all * by + vexp(splat(sink - most))[0];
+        }
+        by = all > 0.0f ? by / all : 0.0f;
+        S* to = c.out + ((begin + query) * c.heads + head) * c.v_dim;
+        int64_t d = 0;
+        for (; d + VW <= c.v_dim; d += VW) st(to + d, ld(m.out + r * c.v_row + d) * by);
+        if (d < c.v_dim) st(to + d, ld(m.out + r * c.v_row + d) * by, (int)(c.v_dim - d));
+    }
+}
+
+void some(const Call& c, Room& m, int64_t s, int64_t h, int64_t first, int64_t count) {
+    if (count == 1) rows<1>(c, m, s, h, first, count);
+    else if (count == 2) rows<2>(c, m, s, h, first, count);
+    else if (count <= 4) rows<4>(c, m, s, h, first, count);
+    else rows<8>(c, m, s, h, first, count);
+}
+
+void put(const Call& c, int64_t s) {
+    const int64_t begin = c.begins[s], total = c.begins[s + 1] - begin, before = c.lengths[s] - total;
+    for (int64_t i = 0; i < total; i++) {
+        const int64_t position = before + i, block = c.tables[s * c.table_row + position / c.size], place = position % c.size;
+        for (int64_t h = 0; h < c.kv_heads; h++) {
+            const S *k = c.k + (begin + i) * c.k_row + h * c.k_dim, *v = c.v + (begin + i) * c.v_in_row + h * c.v_dim;
+            S* to = c.keys + (block * c.kv_heads + h) * c.k_dim * c.size + place;
+            for (int64_t d = 0; d < c.k_dim; d++) to[d * c.size] = k[d];
+            memcpy(c.values + ((block * c.kv_heads + h) * c.size + place) * c.v_row, v, sizeof(S) * (size_t)c.v_dim);
+        }
+    }
+}
+
+// New keys and values, and what each query sees.
+void over_pages(const Call& c) {
+    const int64_t group = c.heads / c.kv_heads, tile = group >= 8 ? 8 : 8 / group * group;
+    int64_t longest = 0;
+    for (int64_t s = 0; s < c.sequences; s++) {
+        put(c, s);
+        const int64_t n = (c.begins[s + 1] - c.begins[s]) * group;
+        longest = n > longest ? n : longest;
+    }
+    const int64_t tiles = (longest + tile - 1) / tile, units = c.sequences * c.kv_heads * tiles;
+#pragma omp parallel num_threads(c.threads) if (c.threads > 1)
+    {
+        Room m;
+#pragma omp for schedule(dynamic)
+        for (int64_t u = 0; u < units; u++) {
+            const int64_t s = u / (c.kv_heads * tiles), h = u / tiles % c.kv_heads, first = u % tiles * tile;
+            const int64_t all = (c.begins[s + 1] - c.begins[s]) * group;
+            if (first < all) some(c, m, s, h, first, least(tile, all - first));
+        }
+    }
+}
+
+}  // namespace

@@ -1,0 +1,462 @@
+"""All layers of a plain decoder in one call of a kernel: `Program.of(graph, …)` writes them as its instructions.
+
+Between two tokens there is nothing for Python to do but to say which rows there are. Matrices are packed once, as the
+kernel reads them (cpp/forward.cpp), those that read the same rows side by side; a table that is also the head's matrix
+is packed once. None for models with anything else in them (experts, scans, latent attention, learned positions …):
+these run op by op (`decoder`). Float32 and bfloat16, on processors with AVX-512.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon.compiler.build import kernel_of
+from gnomon.graph import Block, Graph, Layer, Op
+from gnomon.runtime.module.crossings import reads, writes
+from gnomon.runtime.ops.attention import shared_tables
+from gnomon.serve.paged import KERNELS, Pages, source, untouched
+from gnomon.serve.rows import Rows
+from gnomon.serve.sizes import Sizes
+
+PANEL = 16
+"""Outputs of a packed matrix side by side."""
+ALIGNED = 64
+"""Bytes at multiples of which rows of the workspace begin."""
+KINDS = "embed norm linear rotary attend glu add scale gather logits cap".split()
+GATES: Mapping[str, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "gelu_new": 2, "relu": 3}
+_NUMBERS = "kind in_ in_row with_ with_row out out_row width out_width heads flags after".split()
+
+
+class _Op(ctypes.Structure):
+    """`Op` of cpp/forward.cpp."""
+
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in _NUMBERS],
+        *[(name, ctypes.c_void_p) for name in ("weight", "bias", "more")],
+        *[(name, ctypes.c_double) for name in ("first", "second")],
+    ]
+
+
+class _Run(ctypes.Structure):
+    """`Run` of cpp/forward.cpp."""
+
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("count", "tokens", "wanted", "threads", "sequences")],
+        ("ops", ctypes.c_void_p),
+        ("room", ctypes.c_void_p),
+        *[(name, ctypes.c_void_p) for name in ("ids", "positions", "begins", "lengths", "rows")],
+        *[(name, ctypes.c_void_p) for name in ("tables", "table_rows", "logits")],
+    ]
+
+
+@cache
+def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
+    """The compiled kernel; None where it does not compile, or the processor has not what it needs."""
+    if dtype not in KERNELS:
+        return None
+    function = kernel_of(source("forward.cpp", dtype), ctypes.c_void_p)
+    nothing = _Run()
+    return None if function is None or function(ctypes.addressof(nothing)) else function
+
+
+def packed(matrix: Tensor) -> Tensor:
+    """A matrix (out, in) as the kernel reads it: (panels, in, 16), of bfloat16 (panels, in / 2, 16, 2); four panels and
+    multiples of it."""
+    out, width = matrix.shape
+    if out % (4 * PANEL):
+        matrix = torch.cat([matrix, matrix.new_zeros((-out % (4 * PANEL), width))])
+    if matrix.dtype == torch.bfloat16:
+        return matrix.view(-1, PANEL, width // 2, 2).transpose(1, 2).contiguous()
+    return matrix.view(-1, PANEL, width).transpose(1, 2).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Rows in the workspace."""
+
+    at: int
+    """Bytes from its beginning to their first element."""
+    row: int
+    """Elements from one to the next."""
+
+
+class _NotPlain(Exception):
+    """A model with an op that is no instruction."""
+
+
+class Program:
+    """The instructions, and what they read."""
+
+    def __init__(self, sizes: Sizes, dtype: torch.dtype, vocab_size: int) -> None:
+        self.ops: list[_Op] = []
+        self.held: list[object] = []
+        """Tensors and calls that instructions point to."""
+        self.tokens, self.dtype, self.vocab_size = sizes.max_batched_tokens, dtype, vocab_size
+        self.end = self.most = 0
+        """Bytes of the workspace, so far and at most."""
+        self.packed: dict[str, Tensor] = {}
+
+    @staticmethod
+    def of(
+        graph: Graph,
+        weights: Mapping[str, Tensor],
+        pages: Callable[[Layer, Block, Op], Pages],
+        sizes: Sizes,
+        dtype: torch.dtype,
+    ) -> Program | None:
+        """pages: makes those of an attention op. None where the model is not plain, or there is no kernel."""
+        if kernel(dtype) is None:
+            return None
+        vocabulary = int(graph.source(graph.outputs[0])[1].dims[-1].size or 0)
+        writer = _Writer(Program(sizes, dtype, vocabulary), graph, weights, pages, sizes)
+        try:
+            writer.check()
+        except _NotPlain:
+            return None
+        return writer.written()
+
+    def room(self, width: int) -> _Place:
+        """Rows of so many elements."""
+        at = self.end
+        self.end += -(-self.tokens * width * self.dtype.itemsize // ALIGNED) * ALIGNED
+        self.most = max(self.most, self.end)
+        return _Place(at, width)
+
+    def add(self, kind: str, *, tensors: tuple[Tensor | None, Tensor | None] = (None, None), **values: Any) -> None:
+        """An instruction. tensors: weight and bias."""
+        op = _Op(kind=KINDS.index(kind), **{"heads": 1, "with_": -1, **values})
+        op.weight, op.bias = (None if one is None else one.data_ptr() for one in tensors)
+        self.held += [one for one in tensors if one is not None]
+        self.ops.append(op)
+
+    def close(self) -> None:
+        """Nothing is added any more."""
+        self.array = (_Op * len(self.ops))(*self.ops)
+        self.workspace = untouched((self.most + ALIGNED,), torch.uint8)
+        self.call = _Run(count=len(self.ops), ops=ctypes.addressof(self.array))
+        self.call.room = -(-self.workspace.data_ptr() // ALIGNED) * ALIGNED
+
+    def run(self, rows: Rows) -> Tensor:
+        """(wanted, vocabulary), float32."""
+        function, call = kernel(self.dtype), self.call
+        assert function is not None and len(rows.ids) <= self.tokens
+        logits = torch.empty((len(rows.wanted), self.vocab_size))
+        call.tokens, call.wanted, call.threads, call.sequences = len(rows.ids), len(logits), rows.threads, rows.count
+        call.ids, call.positions, call.begins = rows.ids.data_ptr(), rows.positions.data_ptr(), rows.begins.data_ptr()
+        call.lengths, call.rows, call.logits = rows.lengths.data_ptr(), rows.wanted.data_ptr(), logits.data_ptr()
+        tables = (ctypes.c_void_p * len(rows.tables))(*[table.data_ptr() for table in rows.tables])
+        lengths = (ctypes.c_int64 * len(rows.tables))(*[table.shape[1] for table in rows.tables])
+        call.tables, call.table_rows = ctypes.addressof(tables), ctypes.addressof(lengths)
+        function(ctypes.addressof(call))
+        return logits
+
+
+class _Writer:
+    """From a Graph to instructions."""
+
+    def __init__(
+        self,
+        program: Program,
+        graph: Graph,
+        weights: Mapping[str, Tensor],
+        pages: Callable[[Layer, Block, Op], Pages],
+        sizes: Sizes,
+    ) -> None:
+        self.program, self.graph, self.weights, self.pages, self.sizes = program, graph, weights, pages, sizes
+        self.angles: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
+        self.ends = {source.partition(".")[0] for source in graph.outputs}
+
+    def check(self) -> None:
+        """_NotPlain for a model that is not."""
+        layers = self.graph.layers()
+        for layer in layers:
+            block = self.graph.block(layer.call.block)
+            if len(block.outputs) != 1 or len(block.inputs) != 1:
+                raise _NotPlain
+            for op in block.ops:
+                self._check_op(block, op)
+        chain = [*writes(self.graph, layers[0]).values()]
+        for layer in layers[1:]:
+            if [*reads(layer).values()] != chain:
+                raise _NotPlain
+            chain = [*writes(self.graph, layer).values()]
+
+    def _check_op(self, block: Block, op: Op) -> None:
+        widths = [math.prod(a.size or 1 for a in block.tensor(name).atoms) for name in (*op.inputs[:1], *op.outputs)]
+        fine = all(width % 2 == 0 for width in widths) or op.does == "looks up"
+        match op.kind:
+            case "embedding":
+                fine = fine and op.inputs[0] in block.inputs
+            case "linear":
+                fine = fine and _inner(block, op) % 2 == 0
+            case "norm":
+                weight = [block.tensor(name) for name in op.inputs[1:]]
+                fine = fine and op.attr("fn", "rms") in ("rms", "layer") and all(len(w.dims) == 1 for w in weight)
+            case "rotary":
+                fine = fine and op.attr("scaling", "") not in ("dynamic", "longrope")
+            case "attention":
+                fine = fine and not op.attr("masked", False) and self.sizes.block_tokens in (16, 32, 64)
+            case "glu":
+                fine = fine and op.attr("fn", "silu") in GATES and not op.attr("limit", 0.0)
+            case "add":
+                fine = fine and block.tensor(op.inputs[0]).dims == block.tensor(op.inputs[1]).dims
+                fine = fine and all(block.tensor(name).kind == "activation" for name in op.inputs)
+            case "scale":
+                fine = fine and len(op.inputs) == 1
+            case "reshape":
+                names = [[a.name for a in block.tensor(n).atoms] for n in (op.inputs[0], op.outputs[0])]
+                fine = fine and names[0] == names[1]
+            case "rename" | "alibi" | "softcap" | "dropout":
+                fine = op.kind != "softcap" or op.outputs[0] in block.outputs
+            case _:
+                fine = False
+        if not fine:
+            raise _NotPlain
+
+    def written(self) -> Program:
+        """The whole of it."""
+        program = self.program
+        hidden = max(
+            math.prod(a.size or 1 for a in self.graph.block(layer.call.block).tensor(name).atoms)
+            for layer in self.graph.layers()
+            if layer.call.name not in self.ends
+            for name in self.graph.block(layer.call.block).outputs
+        )
+        streams, x = [program.room(hidden), program.room(hidden)], _Place(0, 0)
+        begin = program.end
+        for number, layer in enumerate(self.graph.layers()):
+            program.end = begin
+            x = self._layer(layer, x, streams[number % 2])
+        program.close()
+        return program
+
+    def _layer(self, layer: Layer, x: _Place, target: _Place) -> _Place:
+        """Instructions of a layer that reads x; its result goes to `target`, unless it is logits."""
+        block, program = self.graph.block(layer.call.block), self.program
+        last = layer.call.name in self.ends
+        at: dict[str, _Place] = {block.inputs[0]: x}
+        if last:
+            width = self._width(block, block.inputs[0])
+            rows = program.room(width)
+            program.add("gather", in_=x.at, in_row=x.row, out=rows.at, out_row=rows.row, width=width)
+            at[block.inputs[0]] = rows
+        readers: dict[str, list[Op]] = {}
+        for op in block.ops:
+            for name in op.inputs:
+                readers.setdefault(name, []).append(op)
+
+        def room(name: str) -> _Place:
+            if name in block.outputs and not last:
+                return _Place(target.at, self._width(block, name))
+            return program.room(self._width(block, name))
+
+        done = set[str]()
+        for index, op in enumerate(block.ops):
+            if op.path in done:
+                continue
+            source, out = at.get(op.inputs[0]) if op.inputs else None, op.outputs[0]
+            if op.kind in ("reshape", "rename", "dropout"):
+                assert source is not None
+                at[out] = source
+            elif op.kind == "embedding":
+                at[out] = room(out)
+                self._embed(layer, block, op, at[out])
+            elif op.kind == "linear":
+                done |= self._linear(layer, block, index, at, readers, room, last)
+            elif op.kind == "alibi":
+                continue
+            elif op.kind == "softcap":
+                program.add("cap", width=self._width(block, out), first=float(_value(op, "cap", 1.0)))
+            else:
+                assert source is not None
+                self._other(layer, block, op, source, at, readers, room)
+        if last:
+            return x
+        made = at[block.outputs[0]]
+        if made.at != target.at:  # it is what another op wrote, or the layer's input
+            width = self._width(block, block.outputs[0])
+            program.add("scale", in_=made.at, in_row=made.row, with_=made.at, with_row=made.row, out=target.at,
+                        out_row=width, width=width, first=1.0)  # fmt: skip
+        return _Place(target.at, self._width(block, block.outputs[0]))
+
+    def _other(
+        self,
+        layer: Layer,
+        block: Block,
+        op: Op,
+        source: _Place,
+        at: dict[str, _Place],
+        readers: Mapping[str, list[Op]],
+        room: Callable[[str], _Place],
+    ) -> None:
+        program, out = self.program, op.outputs[0]
+        both: dict[str, Any] = {"in_": source.at, "in_row": source.row}
+        width = self._width(block, out)
+        head = int(block.tensor(op.inputs[0]).dims[-1].size or _size(block, op.inputs[0]))
+        match op.kind:
+            case "norm":
+                at[out] = room(out)
+                named = {name.rpartition(".")[2]: self._weight(layer, block, name) for name in op.inputs[1:]}
+                program.add(
+                    "norm", tensors=(named.get("weight"), named.get("bias")), **both, out=at[out].at,
+                    out_row=at[out].row, width=head, heads=width // head, flags=int(op.attr("fn", "rms") == "layer"),
+                    first=float(_value(op, "eps", 1e-5)), second=float(_value(op, "offset", 0.0)),
+                )  # fmt: skip
+            case "rotary":
+                at[out] = source if len(readers[op.inputs[0]]) == 1 and op.inputs[0] not in block.inputs else room(out)
+                turned = int(head * _value(op, "fraction", 1.0))
+                program.add(
+                    "rotary", tensors=self._angles(op, turned), **both, out=at[out].at, out_row=at[out].row, width=head,
+                    out_width=turned, heads=width // head, flags=int(bool(op.attr("interleaved", False))),
+                )  # fmt: skip
+            case "attention":
+                at[out] = room(out)
+                k, v = (at[name] for name in op.inputs[1:3])
+                heads = math.prod(a.size or 1 for a in block.tensor(op.inputs[0]).dims[-2].atoms)
+                pages = self.pages(layer, block, op)
+                program.held.append(pages)
+                program.add(
+                    "attend", **both, with_=k.at, with_row=k.row, after=v.at, width=v.row, out=at[out].at,
+                    out_row=at[out].row, heads=heads,
+                    flags=pages.group, more=pages.address,
+                )  # fmt: skip
+            case "glu" | "add":
+                at[out] = room(out)
+                other = at[op.inputs[1]]
+                program.add(
+                    op.kind, **both, with_=other.at, with_row=other.row, out=at[out].at, out_row=at[out].row,
+                    width=width, flags=GATES[str(op.attr("fn", "silu"))] if op.kind == "glu" else 0,
+                    first=float(_value(op, "factor", 1.0)),
+                )  # fmt: skip
+            case "scale":
+                at[out] = room(out)
+                factor = torch.tensor(_value(op, "factor", 1.0), dtype=program.dtype).item()
+                program.add("scale", **{**both, "with_": source.at, "with_row": source.row}, out=at[out].at,
+                            out_row=at[out].row, width=width, first=factor)  # fmt: skip
+
+    def _linear(
+        self,
+        layer: Layer,
+        block: Block,
+        index: int,
+        at: dict[str, _Place],
+        readers: Mapping[str, list[Op]],
+        room: Callable[[str], _Place],
+        last: bool,
+    ) -> set[str]:
+        """A product, with what reads the same rows beside it, or with the sum that alone reads it; paths that are
+        done."""
+        program, op = self.program, block.ops[index]
+        source = at[op.inputs[0]]
+        factor = float(_value(op, "factor", 1.0))
+        both: dict[str, Any] = {"in_": source.at, "in_row": source.row, "width": _inner(block, op), "first": factor}
+        out = op.outputs[0]
+        if last and (out in block.outputs or [o.kind for o in readers[out]] == ["softcap"]):
+            weight, bias = self._packed(layer, block, [op])
+            program.add("logits", tensors=(weight, bias), **both, out_width=self._width(block, out))
+            return {op.path}
+        plain = [
+            o
+            for o in block.ops[index:]
+            if o.kind == "linear" and o.inputs[0] == op.inputs[0] and not o.attr("factor", 0)
+        ]
+        if len(plain) > 1 and op in plain:
+            widths = [self._width(block, o.outputs[0]) for o in plain]
+            rows = program.room(sum(widths))
+            weight, bias = self._packed(layer, block, plain)
+            program.add("linear", tensors=(weight, bias), **both, out=rows.at, out_row=rows.row, out_width=sum(widths))
+            begin = rows.at
+            for one, width in zip(plain, widths, strict=True):
+                at[one.outputs[0]] = _Place(begin, rows.row)
+                begin += width * program.dtype.itemsize
+            return {o.path for o in plain}
+        weight, bias = self._packed(layer, block, [op])
+        following = readers.get(out, [])
+        if len(following) == 1 and following[0].kind == "add" and factor == 1.0 and out not in block.outputs:
+            added = following[0]
+            other = next(name for name in added.inputs if name != out) if added.inputs[0] != added.inputs[1] else ""
+            if other in at and out == added.inputs[1]:
+                place = at[added.outputs[0]] = room(added.outputs[0])
+                by = float(_value(added, "factor", 1.0))
+                program.add("linear", tensors=(weight, bias), **{**both, "first": by}, with_=at[other].at,
+                            with_row=at[other].row, out=place.at, out_row=place.row,
+                            out_width=self._width(block, out))  # fmt: skip
+                return {op.path, added.path}
+        at[out] = room(out)
+        program.add("linear", tensors=(weight, bias), **both, out=at[out].at, out_row=at[out].row,
+                    out_width=self._width(block, out))  # fmt: skip
+        return {op.path}
+
+    def _packed(self, layer: Layer, block: Block, ops: list[Op]) -> tuple[Tensor, Tensor | None]:
+        name = " ".join(layer.call.parameter_name(op.inputs[1], layer.index) for op in ops)
+        if name not in self.program.packed:
+            self.program.packed[name] = packed(torch.cat([self._matrix(layer, block, op) for op in ops]))
+        if all(len(op.inputs) < 3 for op in ops):
+            return self.program.packed[name], None
+        biases = [
+            self._weight(layer, block, op.inputs[2]).flatten()
+            if len(op.inputs) > 2
+            else torch.zeros(self._width(block, op.outputs[0]), dtype=self.program.dtype)
+            for op in ops
+        ]
+        return self.program.packed[name], torch.cat(biases)
+
+    def _matrix(self, layer: Layer, block: Block, op: Op) -> Tensor:
+        held, inner = self._weight(layer, block, op.inputs[1]), _inner(block, op)
+        first = block.tensor(op.inputs[1]).dims[0].atoms[0].name in op.contracts
+        return held.reshape(inner, -1).T if first else held.reshape(-1, inner)
+
+    def _embed(self, layer: Layer, block: Block, op: Op, place: _Place) -> None:
+        name = layer.call.parameter_name(op.inputs[1], layer.index)
+        width = self._width(block, op.outputs[0])
+        multiplied = any(
+            other.kind == "linear" and later.call.parameter_name(other.inputs[1], later.index) == name
+            for later in self.graph.layers()
+            for other in self.graph.block(later.call.block).ops
+        )
+        if multiplied:
+            table = self.program.packed[name] = packed(self.weights[name].view(-1, width))
+        else:
+            table = self.weights[name].view(-1, width)
+        self.program.add("embed", tensors=(table, None), out=place.at, out_row=place.row, width=width,
+                         flags=int(not multiplied))  # fmt: skip
+
+    def _angles(self, op: Op, width: int) -> tuple[Tensor, Tensor]:
+        key = (op.attrs, width)
+        if key not in self.angles:
+            positions = self.sizes.max_len
+            cos, sin = shared_tables(op.attrs, positions, width, torch.float32, torch.device("cpu"))
+            self.angles[key] = cos.to(self.program.dtype).float(), sin.to(self.program.dtype).float()
+        return self.angles[key]
+
+    def _weight(self, layer: Layer, block: Block, name: str) -> Tensor:
+        return self.weights[layer.call.parameter_name(name, layer.index)].view(
+            [math.prod(atom.size or 1 for atom in dim.atoms) for dim in block.tensor(name).dims]
+        )
+
+    def _width(self, block: Block, name: str) -> int:
+        return _size(block, name)
+
+
+def _size(block: Block, name: str) -> int:
+    """Elements of a token: dims without a size are its place."""
+    return math.prod(atom.size or 1 for atom in block.tensor(name).atoms)
+
+
+def _inner(block: Block, op: Op) -> int:
+    """Elements that a product sums over."""
+    return math.prod(a.size or 1 for a in block.tensor(op.inputs[1]).atoms if a.name in op.contracts)
+
+
+def _value(op: Op, name: str, default: float) -> float:
+    value = op.attr(name, default)
+    assert isinstance(value, int | float)
+    return value

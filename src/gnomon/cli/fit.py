@@ -18,6 +18,7 @@ from gnomon.cli.values import quantity
 from gnomon.errors import InputError
 from gnomon.hardware import parse_cluster
 from gnomon.plans import PlanFile, load_plan, save_plan_file
+from gnomon.report.assumed import material
 from gnomon.report.fit import alone_text, combined_text, fit_mapping, heading_text, largest_mapping, largest_text
 from gnomon.report.tables import wrapped
 from gnomon.request.fit import FitRequest, Ladder, ladder
@@ -89,7 +90,8 @@ def _largest(
 
 
 def _assumed(asked: Request, fitting: Fitting) -> tuple[str, ...]:
-    taken = tuple(dict.fromkeys((*asked.assumed, *asked.notes, *fitting.base.assumptions)))
+    every = tuple(dict.fromkeys((*asked.assumed, *asked.notes, *fitting.base.assumptions)))
+    taken = tuple(line for line in every if material(fitting.base, line))
     return (
         ("", "assumed", *(line for assumption in taken for line in wrapped(assumption, bullet="- "))) if taken else ()
     )

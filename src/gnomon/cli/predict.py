@@ -52,7 +52,9 @@ def run(options: PredictOptions) -> int:
             }
         print_json(mapping)
     else:
-        print_lines(prediction_text(prediction, assumed=asked.assumed, advice=changes))
+        print_lines(
+            prediction_text(prediction, assumed=asked.assumed, advice=changes, every_assumption=options.assumptions)
+        )
         if copies is not None:
             said = f"{copies.sentence}: {show_seconds(prediction.step_s + copies.step_s)} with them"
             print_lines(("", *wrapped(said, indent="")))

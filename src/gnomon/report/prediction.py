@@ -16,6 +16,7 @@ from gnomon.late import load_late
 from gnomon.plans import Plan, SavedRule, Workload, batch
 from gnomon.prediction import Prediction, RankMemory, host_memory
 from gnomon.prediction.loading import host_limit, host_short, loading
+from gnomon.report.assumed import shown
 from gnomon.report.tables import Column, gib, memory_unit, number, percent, ranges, table, wrapped
 from gnomon.software import beyond_lines
 from gnomon.units import show_seconds
@@ -61,10 +62,14 @@ WORDS = {
 
 
 def prediction_text(
-    prediction: Prediction, *, assumed: Sequence[str] = (), advice: Advised | None = None
+    prediction: Prediction,
+    *,
+    assumed: Sequence[str] = (),
+    advice: Advised | None = None,
+    every_assumption: bool = False,
 ) -> tuple[str, ...]:
     """Lines. `assumed` stands before what the prediction itself assumed; `advice` under a verdict of not fitting, or
-    maybe not, None when nothing was tried."""
+    maybe not, None when nothing was tried. every_assumption: also those that cannot change the answer."""
     lines = [
         *_heading(prediction),
         *beyond_stack(prediction),
@@ -80,7 +85,8 @@ def prediction_text(
     taken = tuple(
         assumption for assumption in dict.fromkeys((*assumed, *prediction.assumptions)) if assumption not in above
     )
-    for title, entries in (("assumed", taken), ("notes", prediction.notes)):
+    told = shown(prediction, taken, every=every_assumption)
+    for title, entries in (("assumed", told), ("notes", prediction.notes)):
         if entries:
             lines += ["", title, *(line for entry in entries for line in wrapped(entry, bullet="- "))]
     return tuple(lines)

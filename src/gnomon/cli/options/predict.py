@@ -40,6 +40,7 @@ exit status: 0 it fits; 1 it does not fit in memory; 2 wrong request."""
     memory_checkpoint_every: int | None = option(
         "--memory-checkpoint-every", read=count, metavar="N", help="say what copies in memory, as of gnomon run, cost"
     )
+    assumptions: bool = switch("--assumptions", help="list also what cannot change the answer by a tenth of its band")
     json: bool = switch("--json", help="for programs")
     html: str | None = option(
         "--html", read=new_file, metavar="FILE", help="a page with everything, for a browser", group=FILES

@@ -1,12 +1,13 @@
 """Programs whose job files can be read or written: the folders beside this file, each with a `Format` named `FORMAT`.
 
-The folders are the registry: `names` lists them, `find` loads one by name, `recognised` says whose file a path is, and
+The folders that declare one are the registry: `names` lists them, `find` loads one by name, `recognised` says whose file a path is, and
 `written` lists the programs that a plan can be exported to. Leaves out models' own configs (`huggingface`).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,14 +19,15 @@ from gnomon.formats.yaml_file import read_yaml
 from gnomon.late import load_late
 from gnomon.schema.toml import parse_toml
 
-_NO_JOBS = ("huggingface", "kineto", "engine_options")
-"""Folders of what is no job file: models' configs, what a profiler recorded, lists of servers' options."""
+_DECLARES = re.compile(r"^FORMAT\b.*=", re.MULTILINE)
+"""What the folder of a program says at its top; other folders hold models' configs, engines' options, recordings."""
 
 
 def names() -> tuple[str, ...]:
     """Names of all programs, by the alphabet, nothing loaded."""
-    folders = (path.parent.name for path in Path(__file__).parent.glob("*/__init__.py"))
-    return tuple(sorted(name.replace("_", "-") for name in folders if name not in _NO_JOBS))
+    folders = Path(__file__).parent.glob("*/__init__.py")
+    programs = (path.parent.name for path in folders if _DECLARES.search(path.read_text(encoding="utf-8")))
+    return tuple(sorted(name.replace("_", "-") for name in programs))
 
 
 def written() -> tuple[str, ...]:

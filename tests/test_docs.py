@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,9 @@ from test_rooms import ROOMS
 from gnomon.cli import main
 from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Plan, Schedule, Workload
 from gnomon.prediction import predict
+from gnomon.program import STANDARD_KINDS
+from gnomon.report.planning import PLAN_WORDS
+from gnomon.report.prediction import WORDS
 from gnomon.software import stack
 from gnomon.units import show_seconds
 
@@ -93,3 +98,68 @@ def test_the_tree_of_the_readme_is_that_of_the_package() -> None:
     rooms = [room for room in ROOMS if (package / room).is_dir() or (package / f"{room}.py").is_file()]
     text = (ROOT / "README.md").read_text(encoding="utf-8").split("    src/gnomon/")[1].split("    tests/")[0]
     assert re.findall(r"^      (\w+)/?  ", text, re.MULTILINE) == rooms
+
+
+def printed_labels() -> set[str]:
+    """Columns that `report` and `cli` write out, parts of a step, kinds of action, words of a plan in short."""
+    found: set[str] = set()
+    for path in [*(ROOT / "src/gnomon/report").rglob("*.py"), *(ROOT / "src/gnomon/cli").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.GeneratorExp | ast.ListComp) and _is_column(node.elt):
+                loop = node.generators[0].iter
+                words = loop.elts if isinstance(loop, ast.Tuple | ast.List) else []
+                found |= {str(word.value) for word in words if isinstance(word, ast.Constant)}
+            elif isinstance(node, ast.Call) and _is_column(node):
+                found |= {
+                    str(k.value.value) for k in node.keywords if k.arg == "name" and isinstance(k.value, ast.Constant)
+                }
+    kinds = {kind.name for kind in STANDARD_KINDS}
+    short = set(re.findall(r"(?<=[:;,] )(\w+)(?=:|,)", PLAN_WORDS.replace("Plans in short", "")))
+    return {label.strip() for label in (*found, *WORDS, *WORDS.values(), *kinds, *short)} - {""}
+
+
+def _is_column(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Column"
+
+
+def test_the_glossary_has_every_word_that_output_prints() -> None:
+    terms = set(re.findall(r"`([^`]+)`", (ROOT / "docs/glossary.md").read_text(encoding="utf-8")))
+    labels = printed_labels()
+    assert {"tp", "sp", "kept", "loses %", "F", "OPT", "bubble"} <= labels and len(labels) > 120
+    assert sorted(labels - terms) == []
+    assert {"UNSHARD", "etp", "z2", "rank 0, backward of unit 0"} <= terms
+
+
+TUTORIALS = sorted((ROOT / "docs").glob("tutorial_*.md"))
+
+
+def test_the_index_opens_with_the_tutorials() -> None:
+    opening = (ROOT / "docs/index.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    assert sorted(re.findall(r"\]\((tutorial_\w+\.md)\)", opening)) == [page.name for page in TUTORIALS]
+    assert len(TUTORIALS) == 4
+
+
+def steps_of(page: Path) -> Iterator[tuple[str, str]]:
+    """(command, "") or (name, text) of a file that is written, of the lines that begin with `$`."""
+    lines = iter(page.read_text(encoding="utf-8").split("\n"))
+    for line in lines:
+        if written := re.fullmatch(r"    \$ cat > (\S+) <<'END'", line):
+            body = list(iter(lambda: next(lines).removeprefix("    "), "END"))
+            yield written[1], "\n".join([*body, ""])
+        elif line.startswith("    $ gnomon "):
+            yield line.removeprefix("    $ gnomon "), ""
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_can_be_walked(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command that stands behind a `$`, in its order, in one folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GNOMON_HOME", str(tmp_path / "home"))
+    for what, text in steps_of(page):
+        if text:
+            (tmp_path / what).write_text(text, encoding="utf-8")
+        else:
+            status = main(shlex.split(what))
+            assert status in (0, 1), (what, capsys.readouterr().err)

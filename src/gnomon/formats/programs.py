@@ -1,7 +1,7 @@
 """Programs whose job files can be read or written: the folders beside this file, each with a `Format` named `FORMAT`.
 
-The folders that declare one are the registry: `names` lists them, `find` loads one by name, `recognised` says whose file
-a path is, and `written` lists the programs that a plan can be exported to. Leaves out models' own configs
+The folders that declare one are the registry: `names` lists them, `find` loads one by name, `recognised` says whose
+file a path is, and `written` lists the programs that a plan can be exported to. Leaves out models' own configs
 (`huggingface`).
 """
 

@@ -18,7 +18,9 @@ RUNS.csv is a table of published runs, one a row, with columns such as family,
 model, layers, hidden, device, num_devices, tp, pp, micro_batch, global_batch,
 metric and value. Errors are in per cent of the measured time; rho is the rank
 correlation among runs of one model on as many devices; memory the median error
-of the peak; repeats how far repeats of a measurement lie from their mean."""
+of the peak; repeats how far repeats of a measurement lie from their mean. A
+table of inference servers (it has a column load_kind) is scored as `inference`
+scores it."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0 done, 2 the request is wrong."""
     try:
         options = parser().parse_args(argv)
+        if options.command == "validate" and inference.is_table(options.table):
+            print_lines(inference.table(options.table, options.family))
+            return 0
         if options.command == "validate":
             return validate.run(options)
         if options.command == "inference":

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import csv
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evidence.inference.rows import Asked, read
 from gnomon.errors import GnomonError, InputError
@@ -29,6 +30,8 @@ from gnomon.serving.replay import Played, replay
 from gnomon.serving.requests import closed
 from gnomon.serving.scheduler import Batch, Piece
 from gnomon.software.engine import Engine
+
+Array = NDArray[np.float64]
 
 SPREAD = 0.2
 """Lengths of a closed loop's requests lie from 0.8 of the nominal ones, as the benchmark of most rows draws them."""
@@ -207,6 +210,28 @@ def scores(row: Mapping[str, str]) -> Iterator[Score]:
     yield from score("throughput", 1 / made, step / running, 1 / float(value))
 
 
+def is_table(path: str | Path) -> bool:
+    """Whether a file is a table of inference runs, by the columns that only such have."""
+    try:
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            return "load_kind" in next(csv.reader(file), [])
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _held(ratio: Array, rows: Sequence[str]) -> float:
+    """Share of measurements in the 80 % interval of measured over predicted that the other half of the rows gives;
+    halves by the digits of their names, so that neighbours are apart."""
+    odd = np.array([sum(map(ord, row)) % 2 == 1 for row in rows])
+    if min(odd.sum(), (~odd).sum()) < 10:
+        return float("nan")
+    inside = 0
+    for mine, other in ((odd, ~odd), (~odd, odd)):
+        low, high = np.quantile(1 / ratio[other], (0.1, 0.9))
+        inside += int(((1 / ratio[mine] >= low) & (1 / ratio[mine] <= high)).sum())
+    return inside / len(ratio)
+
+
 def table(path: str | Path, family: str | None = None, every: int = 1) -> tuple[str, ...]:
     """Lines: for each family and figure the number, median and p90 of errors, bias, those of the roofline, and what
     share of rows is answered. every: of equal-minded rows only each n-th, for a quick look."""
@@ -230,7 +255,7 @@ def table(path: str | Path, family: str | None = None, every: int = 1) -> tuple[
                 found[row["family"], score.figure].append(score)
     lines = [
         f"{'family':20}{'figure':18}{'n':>6}{'median':>9}{'p90':>9}{'bias':>9}{'roofline':>10}"
-        f"{'p10':>7}{'p90 of m/p':>11}"
+        f"{'p10':>7}{'p90 of m/p':>11}{'in 80 %':>9}"
     ]
     for (name, figure), rows in sorted(found.items()):
         ratio = np.array([s.predicted / s.measured for s in rows])
@@ -240,6 +265,7 @@ def table(path: str | Path, family: str | None = None, every: int = 1) -> tuple[
         lines.append(
             f"{name:20}{figure:18}{len(rows):6}{np.median(errors):9.1%}{np.quantile(errors, 0.9):9.1%}"
             f"{np.median(ratio) - 1:+9.1%}{np.median(np.abs(rough - 1)):10.1%}{low:7.2f}{high:11.2f}"
+            f"{_held(ratio, [s.row for s in rows]):9.0%}"
         )
     lines.append("")
     for name in sorted(asked):

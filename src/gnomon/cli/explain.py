@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from gnomon.cli import explain_serve
 from gnomon.cli.budget import Covered
 from gnomon.cli.options.plan import ExplainOptions
 from gnomon.cli.request import read_request
+from gnomon.cli.serving import asks_to_serve
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.plans import PlanFile, is_plan_file, load_plan
 from gnomon.prediction import predict
@@ -19,6 +21,8 @@ from gnomon.search.questions.reasons import explain
 
 def run(options: ExplainOptions) -> int:
     """Predict the plan and its neighbours, and print."""
+    if asks_to_serve(options):
+        return explain_serve.run(options)
     asked = read_request(options)
     file = _plan_file(options)
     prediction = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)

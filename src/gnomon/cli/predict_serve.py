@@ -12,7 +12,7 @@ from typing import Any
 
 from gnomon.cli.models import read_model
 from gnomon.cli.options.flags import given
-from gnomon.cli.options.plan import PlanOptions
+from gnomon.cli.options.plan import ExplainOptions, PlanOptions
 from gnomon.cli.options.predict import PredictOptions
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
@@ -31,7 +31,7 @@ from gnomon.serving.requests import Load, at_rate, closed, from_csv, poisson
 from gnomon.software.engine import Engine, engine
 from gnomon.units import parse_seconds, show_bytes
 
-ServedOptions = PredictOptions | PlanOptions
+ServedOptions = PredictOptions | PlanOptions | ExplainOptions
 
 REQUESTS_A_CLIENT, MOST_REQUESTS, LEAST_REQUESTS = 10, 4000, 32
 

@@ -191,7 +191,7 @@ none, or the request is wrong."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class ExplainOptions(TrainingOptions):
+class ExplainOptions(TrainingOptions, ServeOptions):
     """The plan or job whose reasons are asked."""
 
     about = """\
@@ -206,7 +206,12 @@ example:
   gnomon plan llama-3.1-8b --on 4x8xh100-sxm --global-batch 128 -o plan.toml
   gnomon explain plan.toml
   gnomon explain pretrain.sh --on 4x8xa100-sxm-80gb
+  gnomon explain llama-3.3-70b --serve --on 4xh100-sxm --input-len 1000 \\
+      --output-len 500 --concurrency 64 --question ttft
 
 exit status: 0 the plan fits; 1 it does not; 2 wrong request."""
 
+    question: str | None = option(
+        "--question", read=some, metavar="NAME", help="with --serve: what is asked; without it all are listed"
+    )
     json: bool = switch("--json", help="for programs")

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import pytest
 
 from gnomon.errors import FormatError, InputError
-from gnomon.formats.engine_options import known
 from gnomon.formats.engines import ENGINE_OF, OPTIONS, command_line, read_command
 from gnomon.serving.file import ServeFile
 from gnomon.serving.layout import Serving
+from gnomon.software.engine_options import known
 
 EXPRESSES: Mapping[str, tuple[dict[str, object], dict[str, object], int]] = {
     # what a file may differ in (axes and formats; limits), and how many lines say what is lost

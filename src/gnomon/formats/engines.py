@@ -3,7 +3,7 @@
 `command_line(file, program)` returns the line; `read_command(text, program, on)` the file that it says, with every
 option that is not read named. The text may be a command line, a script, a compose file or a Kubernetes manifest. An
 option's name and what it sets are one row of `OPTIONS`; options that change no prediction are in `IGNORED`; names and
-values are held against the program's own list (`engine_options`). Only the programs in `OPTIONS` are known.
+values are held against the program's own list (`software.engine_options`). Only the programs in `OPTIONS` are known.
 Source: options of the sdist of vllm 0.19.0 (engine/arg_utils.py), the wheel of sglang 0.5.14 (srt/server_args.py) and
 NVIDIA/TensorRT-LLM at 00209af (tensorrt_llm/commands/serve.py), read there; the parsers themselves were not run.
 """
@@ -18,10 +18,10 @@ from typing import Any
 
 from gnomon.errors import FormatError, InputError, nearest
 from gnomon.formats.containers import words_of
-from gnomon.formats.engine_options import known
 from gnomon.serving.file import ServeFile
 from gnomon.serving.layout import FORMATS, KV_BITS, Serving
 from gnomon.software.engine import engine
+from gnomon.software.engine_options import known
 
 BEGINS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("vllm", "serve"),

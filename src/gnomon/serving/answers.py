@@ -128,8 +128,8 @@ def _layout(q: Question) -> Iterator[str]:
     price = IterationPrice(q.graph, q.cluster, q.serving, q.engine)
     if price.tp_link is not None:
         sums = sum(b.sums * b.count for b in price.shape.blocks)
-        each = float(price._sum_s(np.array([price.shape.hidden * 2.0]))[0])
-        yield f"tp={q.serving.tp} adds {sums} sums over ranks to a step, {_s(sums * each)} at batch 1"
+        one = float(price._sum_s(np.array([price.shape.hidden * 2.0]))[0])
+        yield f"tp={q.serving.tp} adds {sums} sums over ranks to a step, {_s(sums * one)} at batch 1"
 
 
 def _limits(q: Question) -> Iterator[str]:

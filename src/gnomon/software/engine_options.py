@@ -63,7 +63,7 @@ class EngineOptions:
 @cache
 def known(program: str) -> EngineOptions:
     """The list of a program. InputError if there is none."""
-    path = files(__name__).joinpath(f"{program}.txt")
+    path = files("gnomon.software").joinpath("options", f"{program}.txt")
     if not path.is_file():
         raise InputError(f"no options of {program[:40]!r} are on record")
     head, whole, *rows = path.read_text(encoding="utf-8").splitlines()

@@ -34,6 +34,8 @@ def job_file(options: TrainingOptions) -> tuple[programs.Format, Path] | None:
         path = pasted() if options.model == PASTED else Path(options.model)
         job_format = programs.recognised(path)
         if job_format is None:
+            if wrong := programs.broken(path):
+                raise InputError(f"{options.model!r} cannot be read: {wrong}")
             known = ", ".join(programs.names())
             server = load_late("gnomon.formats.engines:started_by")(path.read_text("utf-8", "replace"))
             if server is not None:

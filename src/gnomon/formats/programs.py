@@ -78,6 +78,26 @@ def _values(text: str, path: Path) -> Mapping[str, object]:
     return {}
 
 
+def broken(path: Path) -> str:
+    """Why a JSON, TOML or YAML file holds no settings, by the first mistake in it; empty for one that does."""
+    text, _ = read_source(path)
+    kind = path.suffix.lower()
+    try:
+        if kind == ".json":
+            json.loads(text)
+        elif kind == ".toml":
+            parse_toml(text, str(path))
+        elif kind in (".yaml", ".yml"):
+            read_yaml(text, str(path))
+    except json.JSONDecodeError as error:
+        return f"line {error.lineno}, column {error.colno}: {error.msg}"
+    except GnomonError as error:
+        return str(error)
+    except (ValueError, RecursionError):
+        return ""
+    return ""
+
+
 def recognised(path: Path) -> Format | None:
     """The format of a file by what is in it; None where it is none of them. InputError for a file that is of several,
     or cannot be read."""

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from gnomon.errors import InputError
+from gnomon.errors import InputError, nearest
 from gnomon.formats.deepspeed import read as deepspeed
 from gnomon.formats.deepspeed.shipped import named_stage, shipped
 from gnomon.formats.given import Given, Network, network_graph
@@ -45,6 +45,20 @@ OPTIMIZERS = {
     "*adamw*": "adamw",
 }
 """Pattern of an optimizer's name -> ours."""
+
+NAMED = frozenset(
+    """
+    adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adamw_apex_fused adamw_anyprecision adamw_hf
+    adamw_torch_4bit adamw_torch_8bit adamw_8bit adamw_bnb_8bit adamw_32bit adamw adam adafactor ademamix ademamix_8bit
+    paged_adamw paged_adamw_32bit paged_adamw_8bit paged_ademamix_32bit paged_ademamix_8bit lion_32bit lion_8bit lion
+    paged_lion_32bit paged_lion_8bit sgd adagrad rmsprop rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit galore_adamw
+    galore_adamw_8bit galore_adafactor galore_adamw_layerwise galore_adamw_8bit_layerwise galore_adafactor_layerwise
+    lomo adalomo grokadamw schedule_free_radam schedule_free_adamw schedule_free_sgd apollo_adamw
+    apollo_adamw_layerwise stable_adamw muon optimi_adamw ao_adamw_4bit ao_adamw_8bit ao_adamw_fp8 adopt_adamw
+    came_pytorch lion_pytorch dion sinkgd q_galore_adamw8bit
+    """.split()
+)
+"""Names of transformers' OptimizerNames, and of axolotl's own."""
 
 FOUR_BIT = "its states are in four bits; read as in the parameters' dtype: memory is too large"
 PAGED = "states move to the host while device memory is short, which is not predicted: memory is too large then"
@@ -252,7 +266,7 @@ def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Pat
     Where the file is not here, its name may say the stage (`zero3_bf16.json`), which is then taken with DeepSpeed's
     defaults and listed. f: accounted for already.
     """
-    values, file = _deepspeed_values(f, key, f.peek(key), folder, assumed)
+    values, file = _deepspeed_values(f, key, inline(f, key), folder, assumed)
     if values.get("gradient_clipping") == "auto":  # max_grad_norm, which is on unless it is 0
         values = {**values, "gradient_clipping": 1.0 if asked.clip else 0.0}
     job = deepspeed.job_of(
@@ -351,7 +365,9 @@ def optimizer_of(f: Fields, key: str, default: str) -> str:
     if re.search(r"4_?bit", name):
         f.report(key, FOUR_BIT)
     kind = next((ours for pattern, ours in OPTIMIZERS.items() if fnmatchcase(name, pattern)), None)
-    if kind is None:
+    if kind is not None and key in ("optim", "optimizer") and name not in NAMED:
+        f.report(key, f"no optimizer of transformers has the name{nearest(name, NAMED)}; priced as {kind}")
+    elif kind is None:
         f.report(key, "another update; priced as AdamW")
     return kind or "adamw"
 
@@ -366,13 +382,43 @@ def states_of(f: Fields, key: str) -> Literal["int8"] | None:
 
 
 def flag(f: Fields, key: str, default: bool = False) -> bool:
-    """A switch that files write as true, "true", "auto" or 1."""
+    """A switch that files write as true, "true", "auto" or 1. InputError for a word that is neither on nor off."""
     value = f.raw(key)
     if value is None:
         return default
     if isinstance(value, str):
-        return value.lower() in ("true", "auto", "1", "yes", "on")
+        if value.lower() not in (*ON, *OFF):
+            f.fail(key, f"expected true or false, got {value!r}")
+        return value.lower() in ON
     return bool(value)
+
+
+ON = ("true", "auto", "1", "yes", "on", "full", "offload", "offload_disk", "unsloth", "legacy")
+"""Words that switch something on, the last ones in a way of their own (axolotl)."""
+OFF = ("false", "0", "no", "off", "none", "null", "")
+
+
+def either_half(f: Fields, bf16: bool, fp16: bool) -> None:
+    """InputError for both, which transformers refuses."""
+    if bf16 and fp16:
+        f.fail("fp16", "bf16 and fp16 are both switched on, of which transformers takes one; leave one out")
+
+
+def inline(f: Fields, key: str) -> object:
+    """The value of a key, or the mapping under it that was flattened; None where there is neither."""
+    value, prefix = f.peek(key), f"{key}."
+    below = {name.removeprefix(prefix): f.peek(name) for name in f.names() if name.startswith(prefix)}
+    if value not in (None, "", False) or not below:
+        return value or None
+    f.ignore(*(f"{prefix}{name}" for name in below))
+    nested: dict[str, Any] = {}
+    for name, inner in below.items():
+        *path, last = name.split(".")
+        at = nested
+        for part in path:
+            at = at.setdefault(part, {})
+        at[last] = inner
+    return nested
 
 
 def names_of(value: object) -> tuple[str, ...]:

@@ -11,11 +11,24 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from gnomon.errors import nearest
 from gnomon.formats.given import Given
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.trainer_source import Source
 from gnomon.formats.trainer_terms import HUGGING_FACE, Spelled, trainer_terms
-from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, by_deepspeed, flag, job_of, modules_of
+from gnomon.formats.trainers import (
+    AUTOCAST,
+    BF16,
+    FP16,
+    FP32,
+    Training,
+    by_deepspeed,
+    either_half,
+    flag,
+    inline,
+    job_of,
+    modules_of,
+)
 from gnomon.plans import Layout, Precision
 from gnomon.search.fit.terms import Style
 
@@ -50,12 +63,18 @@ MIXED = ("bf16", "fp16", "accelerate_bf16", "accelerate_fp16")
 SHARDS = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "hybrid_shard_zero2": 2, "no_shard": 0}
 """FSDP1's strategies, in small letters."""
 
+WRAPS = ("offload", "auto_wrap")
+"""Other words of `fsdp`."""
+
 
 def sharded(f: Fields, asked: Training, *, machines: int = 1) -> Training:
     """`asked` with what `fsdp` and `fsdp_config` say."""
     words = f.raw("fsdp")
     listed = words.split() if isinstance(words, str) else words if isinstance(words, list) else ()
     named = {str(word).lower() for word in listed}
+    if unknown := sorted(named - {*SHARDS, *WRAPS}):
+        hint = nearest(unknown[0], [*SHARDS, *WRAPS])
+        f.fail("fsdp", f"{unknown[0]!r} is none of FSDP's words{hint}: {', '.join((*SHARDS, *WRAPS))}")
     keys = [name for name in f.names() if name.startswith("fsdp_config.")]
     names = {name.removeprefix("fsdp_config.").removeprefix("fsdp_"): name for name in keys}
     version = f.raw("fsdp_version") or f.raw(names.get("version", "fsdp_version")) or 1
@@ -68,6 +87,9 @@ def sharded(f: Fields, asked: Training, *, machines: int = 1) -> Training:
     spelled = f.raw(names.get("sharding_strategy", "fsdp_config.fsdp_sharding_strategy"))
     again = f.raw(names.get("reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward"))
     strategy = strategy or str(spelled if isinstance(spelled, str) else "full_shard").lower()
+    if strategy not in SHARDS:
+        key = names.get("sharding_strategy", "fsdp_config.fsdp_sharding_strategy")
+        f.fail(key, f"{spelled!r} is no strategy of FSDP{nearest(strategy, SHARDS)}: {', '.join(SHARDS)}")
     zero = SHARDS.get(strategy, 3)
     if again is False or str(again).lower() in ("false", "shard_grad_op"):
         zero = 2
@@ -100,6 +122,7 @@ def under_fsdp(precision: Precision) -> Precision:
 def precision_of(f: Fields, *, loaded: str | None, default: str = "no") -> Precision:
     """bf16, fp16 and the dtype that the model is loaded in: `bfloat16`, `float32`, or None for fp32."""
     bf16, fp16 = flag(f, "bf16", default == "bf16"), flag(f, "fp16", default == "fp16")
+    either_half(f, bf16, fp16)
     pure = flag(f, "pure_bf16")
     if not bf16 and not fp16:
         bf16, fp16 = flag(f, "accelerate_bf16"), flag(f, "accelerate_fp16")
@@ -136,7 +159,7 @@ def finished(
         modules=modules_of(f),
         loads=asked.loads or "each_rank",
     )
-    by_file = f.peek("deepspeed") or None
+    by_file = inline(f, "deepspeed")
     f.ignore("deepspeed")
     f.account(neutral, inexpressible, ())
     devices = given.devices or source.stated

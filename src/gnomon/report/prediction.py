@@ -268,6 +268,10 @@ def _memory_row(rank: RankMemory, unit: int) -> tuple[str, ...]:
     return (ranges(rank.ranks), *(f"{size / unit:.1f}" for size in (*named, other, rank.peak_bytes, rank.limit_bytes)))
 
 
+MUCH = 0.1
+"""Share of a node's host memory from which it is said what loading takes of it."""
+
+
 def host_mapping(prediction: Prediction) -> dict[str, Any]:
     """A node's host memory as plain values: what training holds, what loading takes, what there is."""
     before = loading(prediction)
@@ -289,9 +293,10 @@ def _host(prediction: Prediction) -> tuple[str, ...]:
         there = "" if limit is not None else ": nobody says how much there is (--host-memory 512GiB)"
         lines += wrapped(f"host memory a node: {gib(held)}{of} GiB while it trains{there}", indent="")
     device = before.device_bytes > prediction.tightest.peak_bytes
-    if before.host_bytes > held or device:
+    much = before.host_bytes > held and (limit is None or before.host_bytes > MUCH * limit)
+    if much or device:
         parts = [f"{gib(before.device_bytes)} GiB of a device"] * device
-        parts += [f"{gib(before.host_bytes)}{of} GiB of a node's host memory ({before.how})"] * bool(before.host_bytes)
+        parts += [f"{gib(before.host_bytes)}{of} GiB of a node's host memory ({before.how})"] * much
         lines += wrapped(f"while it loads: {', '.join(parts)}", indent="")
     return tuple(lines)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from gnomon.errors import nearest
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job, flatten, read_source
@@ -22,7 +23,9 @@ from gnomon.formats.trainers import (
     Training,
     adapted,
     by_deepspeed,
+    either_half,
     flag,
+    inline,
     job_of,
     model_of,
     modules_of,
@@ -78,10 +81,14 @@ def _looks(sample: Sample) -> bool:
     )
 
 
+ADAPTERS = ("lora", "qlora", "llama-adapter", "oft", "dora", "vera")
+
+
 def _precision(f: Fields, adapter: bool) -> Precision:
     """bf16 (true, auto, full) loads the model in bf16 and trains it so; fp16 is autocast."""
     bf16 = f.raw("bf16")
     half = bf16 in ("auto", "full") or flag(f, "bf16") or flag(f, "bfloat16")
+    either_half(f, half and bf16 != "auto", flag(f, "fp16") or flag(f, "float16"))
     if half:
         return BF16
     return FP16 if flag(f, "fp16") or flag(f, "float16") else AUTOCAST if adapter else FP32
@@ -97,6 +104,8 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
     rank = f.integer("lora_r", 8)
     everything = flag(f, "lora_target_linear")
     targets = () if everything else names_of(f.raw("lora_target_modules"))
+    if str(adapter) not in ADAPTERS:
+        f.fail("adapter", f"{adapter!r} is no adapter{nearest(str(adapter), ADAPTERS)}: {', '.join(ADAPTERS)}")
     if adapter not in ("lora", "qlora"):
         f.report("adapter", "adapters of another form; read as LoRA of the same rank")
     if not everything and not targets:
@@ -139,7 +148,7 @@ def _read(path: Path, given: Given) -> Job:
     asked = sharded(f, replace(asked, replicas=replicas))
     if f_shard is not None and not asked.zero:
         asked = replace(asked, zero=3)
-    by_file = f.peek("deepspeed") if f.peek("deepspeed") else None
+    by_file = inline(f, "deepspeed")
     f.ignore("deepspeed")
     f.account(NEUTRAL, INEXPRESSIBLE, ())
     if by_file is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gnomon.errors import nearest
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job
@@ -21,6 +22,7 @@ from gnomon.formats.trainers import (
     FP16,
     Training,
     adapted,
+    either_half,
     flag,
     model_of,
     names_of,
@@ -73,6 +75,8 @@ STAGES = {
     "rm": "pairs of answers, scored: priced as one sequence with a language model's loss",
 }
 
+TYPES = ("lora", "oft", "freeze", "full")
+
 CORE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
 
 
@@ -99,9 +103,13 @@ def _looks(sample: Sample) -> bool:
 def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> tuple[Network | str, bool]:
     """(network, whether it is trained whole)."""
     model = model_of(f, "model_name_or_path", given, folder, assumed)
-    kind = f.raw("finetuning_type") or "lora"
+    kind = str(f.raw("finetuning_type") or "lora")
+    if kind not in TYPES:
+        f.fail("finetuning_type", f"{kind!r} is no way to fine-tune{nearest(kind, TYPES)}: {', '.join(TYPES)}")
     bits = f.raw("quantization_bit")
     f.ignore("quantization_bit", "lora_rank", "lora_target")
+    if bits is not None and kind in ("full", "freeze"):
+        f.fail("quantization_bit", f"a quantised network is trained by adapters only, not with finetuning_type: {kind}")
     if kind == "full":
         return model, True
     if kind == "freeze":
@@ -120,6 +128,7 @@ def _precision(f: Fields, whole: bool) -> Precision:
     """The model is loaded in bf16 or fp16; whole models widen their parameters to fp32 unless pure_bf16."""
     bf16 = flag(f, "bf16") or flag(f, "accelerate_bf16")
     fp16 = flag(f, "fp16") or flag(f, "accelerate_fp16")
+    either_half(f, bf16, fp16)
     pure = flag(f, "pure_bf16")
     if not whole or pure:
         return BF16

@@ -144,13 +144,12 @@ def _tree(path: Path, given: Given) -> tuple[dict[str, object], str, tuple[str, 
 
 def _spelled(key: str, value: object) -> tuple[str, object]:
     """NeMo's name of one of Megatron-LM's options."""
-    name = key.replace("-", "_").replace("recompute_", "activations_checkpoint_")
-    return (f"model.{name}", value) if name != "use_distributed_optimizer" else OPTIMIZER
+    if key == "use-distributed-optimizer":
+        return "model.optim.name", "distributed_fused_adam"
+    return "model." + key.replace("-", "_").replace("recompute_", "activations_checkpoint_"), value
 
 
-OPTIMIZER = ("model.optim.name", "distributed_fused_adam")
-HYDRA = renamed(_spelled, "hydra")
-"""Its words for changes."""
+TERMS = renamed(_spelled, "hydra")
 
 
 def _looks(sample: Sample) -> bool:
@@ -239,7 +238,7 @@ def _read(path: Path, given: Given) -> Job:
         unexpressed=(*whole.unexpressed, *job.unexpressed),
         assumed=(*assumed, *job.assumed),
         stated_devices=stated,
-        terms=HYDRA if path.suffix not in (".yaml", ".yml") else HYDRA.written_as("yaml"),
+        terms=TERMS,
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gnomon.errors import InputError
+from gnomon.errors import InputError, nearest
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network, network_graph
 from gnomon.formats.job import Fields, Job
@@ -212,6 +212,8 @@ def _network(f: Fields, given: Given, folder: Path, assumed: list[str], word: st
     network = model_of(f, key, given, folder, assumed)
     tuner = str(f.raw("tuner_type") or f.raw("train_type") or f.raw("sft_type") or ("full" if word == "pt" else "lora"))
     f.ignore("tuner_type", "train_type", "sft_type", "lora_rank", "target_modules", "quant_bits", "lora_target_modules")
+    if tuner not in TUNERS:
+        f.fail("tuner_type", f"{tuner!r} is no way to train{nearest(tuner, TUNERS)}: {', '.join(TUNERS)}")
     if tuner == "full":
         return network
     bits = f.raw("quant_bits")
@@ -222,6 +224,10 @@ def _network(f: Fields, given: Given, folder: Path, assumed: list[str], word: st
     targets = names_of(f.raw("target_modules") or f.raw("lora_target_modules"))
     everything = tuple(target for target in targets if target not in ("all-linear", "ALL", "DEFAULT"))
     return adapted(f, network, f.integer("lora_rank", 8), everything, four_bits=bits == 4, named="target_modules")
+
+
+TUNERS = """full lora qlora longlora adalora llamapro adapter vera boft fourierft reft bone lora_llm ia3 prompt
+    freeze""".split()
 
 
 def _precision(f: Fields, assumed: list[str]) -> Precision:

@@ -124,7 +124,7 @@ def _read(path: Path, given: Given) -> Job:
         layout=Layout(sequence_parallel=f.integer("tensor_parallel_dim", 1) > 1),
         offload=flag(f, "fsdp_cpu_offload"),
         recompute=flag(f, "enable_activation_checkpointing"),
-        precision=f.choice("dtype", {"bf16": BF16, "fp32": FP32}, "bf16"),
+        precision=BF16 if f.choice("dtype", {"bf16": "bf16", "fp32": "fp32"}, "bf16") == "bf16" else FP32,
         optimizer=optimizer_of(f, "optimizer._component_", "torch.optim.AdamW"),
         states=states_of(f, "optimizer._component_"),
         clip=clip not in (None, "null"),

@@ -37,10 +37,15 @@ sys.path.insert(0, str(ROOT / "tests"))
 from runtime import grid, hf_grid  # noqa: E402  (the tests run a sample of the same cases)
 
 RESULTS = ROOT / "benchmarks" / "results"
-NAMES = {"transformers": "runtime_grid_transformers.md", "plain": "runtime_grid.md"}
+NAMES = {
+    "transformers": "runtime_grid_transformers.md",
+    "balanced": "runtime_grid_balanced.md",
+    "plain": "runtime_grid.md",
+}
 DRAWN = {
     "plain": f"{len(grid.FIELDS)} values of fields, tied and untied weights in turn",
     "transformers": f"{len(hf_grid.MODELS)} types in turn, beside transformers in train mode, each document alone",
+    "balanced": f"{len(hf_grid.BALANCED)} types in turn with the loss that balances experts, beside transformers",
 }
 
 
@@ -56,9 +61,10 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first of them (default: %(default)s)")
     parser.add_argument(
         "--oracle",
-        choices=("transformers", "plain"),
+        choices=tuple(NAMES),
         default="transformers",
-        help="what plans are compared with: model types of transformers in train mode, or a plain Llama of torch",
+        help="what plans are compared with: model types of transformers in train mode, those that balance "
+        "their experts by a loss, or a plain Llama of torch",
     )
     parser.add_argument("--seed", type=int, default=0, help="another seed draws other plans")
     parser.add_argument("--only", type=int, nargs="+", help="these cases alone; writes no file")
@@ -112,7 +118,7 @@ def results(
                     if options.oracle == "plain":
                         case = grid.draw(number, options.seed)
                     else:
-                        case = hf_grid.draw(number, Path(weights), options.seed)
+                        case = hf_grid.draw(number, Path(weights), options.seed, balanced=options.oracle == "balanced")
                 answers = workers.run(case)
                 with within(options.limit):
                     verdict, message = grid.judge(case, answers)

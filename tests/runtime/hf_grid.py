@@ -64,7 +64,12 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "t5": {"num_layers": 2},
 }
 """Type, and in brackets a variant -> what differs from the sample's config (`hf_models.CONFIGS`)."""
-EXPERTS = ("mixtral", "qwen3_moe", "deepseek_v3")
+BALANCED: Mapping[str, Mapping[str, Any]] = {
+    f"{name} (balanced)": {**MODELS.get(name, {}), "output_router_logits": True, "router_aux_loss_coef": 0.5}
+    for name in ("mixtral", "qwen3_moe", "olmoe", "granitemoe")
+}
+"""The same with the loss that balances experts, of each microbatch on each data-parallel rank."""
+EXPERTS = ("mixtral", "qwen3_moe", "deepseek_v3", "olmoe", "granitemoe")
 DATA = ("stream", "documents", "padded", "masked")
 """Rows of one stream; of packed documents; each of one document and padded; with labels of -100 at random, up to whole
 rows of them."""
@@ -111,7 +116,19 @@ class HfCase:
         optimizer = self.plan.optimizer
         delay_after = optimizer.delay_after if optimizer.delay else grid.STEPS
         prompt = on_device if optimizer.delay else frozenset[str]()
-        return trained(self.model, str(self.folder), self.data, self.workload, optimizer.clip, delay_after, prompt)
+        rows = 0
+        if self.model in BALANCED:
+            ranks = self.plan.stage_mesh(0).data_ranks
+            count = self.plan.schedule.num_microbatches
+            of_unit = (
+                self.workload.global_batch_size // count
+                if count
+                else (self.plan.schedule.micro_batch_size or 0) * ranks
+            )
+            rows = of_unit // ranks
+        return trained(
+            self.model, str(self.folder), self.data, self.workload, optimizer.clip, delay_after, prompt, rows
+        )
 
 
 # --- the model, on both sides
@@ -120,7 +137,7 @@ class HfCase:
 def made(model: str) -> Any:
     """The model of transformers in float64, in train mode."""
     kind = model.partition(" ")[0]
-    return build(kind, {**CONFIGS[kind], **MODELS[model]}).train()
+    return build(kind, {**CONFIGS[kind], **MODELS.get(model, {}), **BALANCED.get(model, {})}).train()
 
 
 def prepared(folder: Path, model: str) -> None:
@@ -190,14 +207,20 @@ def documents(given: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
             yield {name: given[name][row : row + 1, first:stop] for name in ("input_ids", "labels")}
 
 
-def summed_loss(model: Any, given: Mapping[str, Tensor]) -> Tensor:
-    """Over all labels of a batch."""
+def summed_loss(model: Any, given: Mapping[str, Tensor], rows: int = 0) -> Tensor:
+    """Over all labels of a batch. rows: of each forward of a model that balances its experts, whose loss of them counts
+    once for each label; 0 for others."""
     total: Tensor = torch.zeros((), dtype=torch.float64)
-    for one in documents(given):
+    parts = (
+        [{n: x[i : i + rows] for n, x in given.items()} for i in range(0, len(given["labels"]), rows)] if rows else []
+    )
+    for one in parts or documents(given):
         inputs = {name: x for name, x in one.items() if name != "labels"}
-        logits = model(**inputs, use_cache=False).logits
-        flat, labels = logits.flatten(0, 1), one["labels"].flatten()
+        made = model(**inputs, use_cache=False)
+        flat, labels = made.logits.flatten(0, 1), one["labels"].flatten()
         total = total + functional.cross_entropy(flat, labels, ignore_index=UNLEARNT, reduction="sum")
+        if rows:
+            total = total + model.config.router_aux_loss_coef * made.aux_loss * (labels >= 0).sum()
     return total
 
 
@@ -236,9 +259,10 @@ def trained(
     clip: bool,
     delay_after: int,
     prompt: frozenset[str] = frozenset(),
+    rows: int = 0,
 ) -> Plain:
     """Steps of transformers' model in train mode. delay_after: updates before they lag by one step. prompt: parameters
-    of the Graph whose updates never do."""
+    of the Graph whose updates never do. rows: as in `summed_loss`."""
     torch.set_num_threads(1)
     with quiet(), Wide():
         theirs = made(model)
@@ -258,7 +282,7 @@ def trained(
         for step in range(grid.STEPS):
             given = batch(model, data, workload, step)
             adam.zero_grad()
-            loss = summed_loss(theirs, given) / int((given["labels"] >= 0).sum())
+            loss = summed_loss(theirs, given, rows) / int((given["labels"] >= 0).sum())
             loss.backward()  # type: ignore[no-untyped-call]
             grads = [p.grad for p in theirs.parameters()]
             norm = float("nan")
@@ -277,7 +301,7 @@ def trained(
             update(waiting)
         given = batch(model, data, workload, grid.STEPS)
         with torch.no_grad():
-            held_out = float(summed_loss(theirs, given)) / int((given["labels"] >= 0).sum())
+            held_out = float(summed_loss(theirs, given, rows)) / int((given["labels"] >= 0).sum())
         return Plain(curve=curve, held_out=held_out, parameters=_parameters(theirs, model, folder))
 
 
@@ -297,10 +321,11 @@ def _parameters(theirs: Any, model: str, folder: str) -> dict[str, NDArray[np.fl
 NAMES = (*grid.FLAT, *grid.FLAT, *grid.LOOPED, *grid.TURNED)
 
 
-def draw(number: int, folder: Path, seed: int = 0) -> HfCase:
-    """Case `number`, the same for the same seed; model types take turns."""
+def draw(number: int, folder: Path, seed: int = 0, *, balanced: bool = False) -> HfCase:
+    """Case `number`, the same for the same seed; model types take turns, or those that balance their experts."""
     rng = random.Random(f"hf/{seed}/{number}")
-    model = list(MODELS)[number % len(MODELS)]
+    models = list(BALANCED if balanced else MODELS)
+    model = models[number % len(models)]
     prepared(folder, model)
     graph, _ = read(model, str(folder))
     while True:
@@ -318,7 +343,7 @@ def _is_refused(case: HfCase, graph: Graph) -> bool:
     try:
         lower(graph, case.plan, None, case.workload)
         meshes_of(case.plan)
-        if case.model in EXPERTS:
+        if case.model.partition(" ")[0] in EXPERTS:
             _ = case.plan.mesh.experts
     except GnomonError:
         return True
@@ -326,11 +351,12 @@ def _is_refused(case: HfCase, graph: Graph) -> bool:
 
 
 def _drawn(rng: random.Random, number: int, model: str, folder: Path) -> HfCase:
-    layers = next(value for key, value in MODELS[model].items() if key.endswith(("layers", "layer")))
+    sizes = {**CONFIGS[model.partition(" ")[0]], **MODELS.get(model, {}), **BALANCED.get(model, {})}
+    layers = next(value for key, value in reversed(sizes.items()) if key.endswith(("layers", "layer")))
     name = rng.choice(NAMES)
     world = rng.choice((2, 2, 4, 4, 4))
     optimizer, overlap = _optimizer(rng), _overlap(rng)
-    unlike = rng.random() < 0.15
+    unlike = rng.random() < 0.15 and model not in BALANCED  # whose loss depends on which rows are together
     plan = grid._unlike(rng, name, world, layers) if unlike else grid._alike(rng, name, world, layers)
     if not unlike:
         mesh = plan.mesh
@@ -353,6 +379,8 @@ def _drawn(rng: random.Random, number: int, model: str, folder: Path) -> HfCase:
         plan = replace(plan, schedule=replace(plan.schedule, vocabulary=vocabulary))
     workload = Workload(global_batch_size=rng.choice((4, 8)), seq_len=8, sizes=_sizes(model))
     data = rng.choice(DATA) if rng.random() < 0.7 else "stream"
+    if model in BALANCED:  # whose forwards are of whole rows
+        data = "masked" if data == "masked" else "stream"
     return HfCase(
         number=number, model=model, folder=folder, plan=plan, workload=workload, data=data,
         measured=rng.random() < 0.15,
@@ -366,7 +394,7 @@ def _sizes(model: str) -> tuple[tuple[str, int], ...]:
 def _views(rng: random.Random, model: str, mesh: Mesh) -> dict[str, int]:
     """How the experts refold the ranks."""
     folded = mesh.dp_shard * mesh.cp * mesh.tp
-    if model not in EXPERTS or folded == 1:
+    if model.partition(" ")[0] not in EXPERTS or folded == 1:
         return {}
     ep = rng.choice([n for n in (1, 2, 4) if folded % n == 0])
     etp = rng.choice([n for n in (1, 2, 4) if (folded // ep) % n == 0])

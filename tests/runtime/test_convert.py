@@ -146,7 +146,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_plan_file(two, result / "two.toml")
     with alone():
         executor = Executor(read_runnable_model(file.model)[0], one, parity.WORKLOAD, seed=3)
-        save(result / "saved", executor, 4)
+        save(result / "saved", executor, 4, source=result / "model")
         executor.leave()
     return result
 
@@ -172,7 +172,11 @@ def test_inspect_verify_convert_and_export(folder: Path, capsys: pytest.CaptureF
     assert status == 0 and f"wrote {folder}/new/step-000004 in " in out
     assert len(list((folder / "new/step-000004").glob("*.safetensors"))) == 2
     assert asked(capsys, *convert_)[0] == 2
-    export = ("export-hf", str(folder / "new"), "--model", str(folder / "model"), "-o", str(folder / "weights"))
+    export = ("export-hf", str(folder / "new"), "-o", str(folder / "weights"))  # of the model that the run named
+    (folder / "model").rename(folder / "moved")
+    status, _, err = asked(capsys, *export)
+    assert status == 2 and f"{folder}/model, which is gone; give it with --model" in err
+    (folder / "moved").rename(folder / "model")
     status, out, err = asked(capsys, *export, "--json")
     assert status == 0, err
     exported = json.loads(out)

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 from runtime import grid  # noqa: E402
 from runtime.parity import FP64, WORKLOAD  # noqa: E402
 
-from gnomon.plans import Layout, Mesh, Plan  # noqa: E402
+from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Plan, Schedule, Workload  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -59,11 +59,55 @@ def test_norms_of_heads_together_are_divided(workers: grid.Workers, tmp_path: Pa
     from runtime import hf_grid
 
     hf_grid.prepared(tmp_path, "olmo2")
-    plan = Plan(mesh=Mesh(tp=2), layout=Layout(sequence_parallel=True), precision=FP64)
+    layout, schedule = Layout(sequence_parallel=True), Schedule(num_microbatches=2)
+    plan = Plan(mesh=Mesh(tp=2), layout=layout, schedule=schedule, precision=FP64)
     case = hf_grid.HfCase(
         number=0, model="olmo2", folder=tmp_path, plan=plan, workload=WORKLOAD, data="documents", measured=False
     )
     assert workers.judged(case) == ("equal", "")
+
+
+def test_a_table_of_three_layers_on_two_stages_with_gradient_buckets(workers: grid.Workers, tmp_path: Path) -> None:
+    """T5's: the first stage updates it for two of its layers, and must wait for the sum with the second's."""
+    pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
+    from runtime import hf_grid
+
+    hf_grid.prepared(tmp_path, "t5")
+    plan = Plan(
+        mesh=Mesh(pp=2),
+        schedule=Schedule(num_microbatches=2),
+        precision=FP64,
+        overlap=Overlap(bucket_bytes=2000),
+        optimizer=Optimizer(clip=False),  # whose norm would wait for all gradients
+    )
+    case = hf_grid.HfCase(
+        number=0, model="t5", folder=tmp_path, plan=plan, data="stream", measured=False,
+        workload=Workload(global_batch_size=4, seq_len=8, sizes=(("enc_seq", 8),)),
+    )  # fmt: skip
+    assert workers.judged(case) == ("equal", "")
+
+
+def test_experts_are_balanced_as_transformers_does(workers: grid.Workers, tmp_path: Path) -> None:
+    """The loss of each microbatch on each data-parallel rank, over two stages, cp, tp and ep, with accumulation."""
+    pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
+    from runtime import hf_grid
+
+    layout = Layout(sequence_parallel=True)
+    for number, (model, mesh) in enumerate(
+        {
+            "mixtral (balanced)": Mesh(pp=2),
+            "qwen3_moe (balanced)": Mesh(cp=2, ep=2),
+            "olmoe (balanced)": Mesh(tp=2, ep=2),
+            "granitemoe (balanced)": Mesh(dp_shard=2, ep=2),
+        }.items()
+    ):
+        hf_grid.prepared(tmp_path, model)
+        plan = Plan(mesh=mesh, layout=layout, precision=FP64, schedule=Schedule(num_microbatches=2))
+        case = hf_grid.HfCase(
+            number=number, model=model, folder=tmp_path, plan=plan, workload=Workload(global_batch_size=4, seq_len=8),
+            data="masked", measured=False,
+        )  # fmt: skip
+        assert workers.judged(case) == ("equal", ""), model
 
 
 def test_a_case_that_hangs_or_fails_is_told_from_one_that_trains() -> None:

@@ -107,6 +107,10 @@ def command(folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def losses(out: str) -> dict[int, float]:
     document = json.loads(out)
     assert document["schema"] == "gnomon.run/1"
+    optimizer = document["optimizer"]
+    assert optimizer["weight_decay"] == 0.1 and set(optimizer["decays"]).isdisjoint(optimizer["does_not_decay"])
+    assert any("q_proj" in name for name in optimizer["decays"])
+    assert any("norm" in name for name in optimizer["does_not_decay"])
     return {row["step"]: row["loss"] for row in document["steps"]}
 
 

@@ -67,6 +67,7 @@ def _inspect(options: InspectOptions) -> int:
                 "step": record.step,
                 "updates": record.updates,
                 "plan": record.plan,
+                "source": record.source,
                 "identity": dict(record.identity),
                 "files": {file.name: file.bytes for file in record.files},
                 "contents": {kind: {"tensors": count, "bytes": size} for kind, (count, size) in kinds.items()},
@@ -191,7 +192,7 @@ def _progress(done: int, ranks: int) -> None:
 
 def _export(options: ExportHfOptions) -> int:
     (path,) = _found(options.path)
-    model, target = Path(options.model).expanduser(), Path(options.output).expanduser()
+    model, target = _model_of(path, options.model), Path(options.output).expanduser()
     if problems := _problems(path):
         raise InputError(f"{problems[0]}; it is not exported")
     count = load_late("gnomon.runtime.checkpoint.pretrained:export_checkpoint")(path, target, model=model)
@@ -200,6 +201,19 @@ def _export(options: ExportHfOptions) -> int:
     else:
         print_lines((f"wrote {target}: {count:,} parameters of {path}, as safetensors with config.json",))
     return WHOLE
+
+
+def _model_of(path: Path, asked: str | None) -> Path:
+    """Whose layout and config.json the export has: what is asked, or what the run read. InputError where the checkpoint
+    names none, or one that is gone."""
+    if asked is not None:
+        return Path(asked).expanduser()
+    source: str | None = load_late("gnomon.runtime.checkpoint.record:read_record")(path).source
+    if source is None:
+        raise InputError(f"{path} does not say which folder its model was read from; give it with --model FOLDER")
+    if not Path(source).exists():
+        raise InputError(f"the model of {path} was read from {source}, which is gone; give it with --model FOLDER")
+    return Path(source)
 
 
 _ACTIONS: Mapping[type[CheckpointOptions], Callable[[Any], int]] = {

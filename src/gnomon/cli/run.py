@@ -269,6 +269,14 @@ def _source(options: RunOptions, file: PlanFile) -> Path:
     return _folder(options.weights or parse_adapters(file.model)[0])
 
 
+def _read_from(options: RunOptions, file: PlanFile) -> Path | None:
+    """What checkpoints name as the model, whole; None for one that is no file."""
+    if is_code(file.model):
+        return None
+    source = _source(options, file)
+    return source.resolve() if source.exists() else None
+
+
 def begins(model: str, weights: str | None, seed: int) -> tuple[str, ...]:
     """What the parameters begin as, said."""
     if weights is not None:
@@ -374,6 +382,7 @@ def _job(
         steps=options.steps,
         weights=None if options.weights is None else _folder(options.weights),
         export=None if options.export is None else (_folder(options.export), _source(options, file)),
+        source=_read_from(options, file),
         data=source_of(options),
         settings=settings,
         seed=options.seed,

@@ -16,9 +16,9 @@ from gnomon.graph.types import Block, Call
 
 def losses(graph: Graph) -> tuple[str, ...]:
     """Outputs whose sum is trained on: all cross-entropies where one is weighted among others (multi-token
-    prediction), otherwise the first that the last layer makes."""
+    prediction) or experts are balanced, otherwise the first that the last layer makes."""
     calls = {call.name: graph.block(call.block) for call in graph.calls}
-    weighted = {name for name, block in calls.items() if _is_weighted(block)}
+    weighted = {name for name, block in calls.items() if _is_weighted(block) or block.does("balances")}
     if weighted:
         made = {name for name, block in calls.items() if block.does("compares labels")}
         return tuple(name for name in graph.outputs if name.partition(".")[0] in made)
@@ -52,16 +52,16 @@ def without_loss(graph: Graph) -> Graph:
 
 
 def _cut(block: Block) -> Block | None:
-    """The block without its cross-entropy; None where it has none."""
+    """The block without its cross-entropy and what else is trained on; None where it has none."""
     loss = next((op for op in block.ops if op.does == "compares labels"), None)
     if loss is None:
         return None
-    ops = tuple(op for op in block.ops if op is not loss)
-    logits, labels = loss.inputs
+    ops = tuple(op for op in block.ops if op is not loss and op.does != "balances")
+    logits = loss.inputs[0]
     used = {name for op in ops for name in (*op.inputs, *op.outputs)}
     return replace(
         block,
-        inputs=tuple(name for name in block.inputs if name != labels),
+        inputs=tuple(name for name in block.inputs if name in used),
         outputs=(logits,),
         tensors=tuple(tensor for tensor in block.tensors if tensor.name in used),
         ops=ops,

@@ -1,8 +1,8 @@
 """Mixtures of experts with a softmax router: Mixtral and Qwen3-MoE.
 
 `mixtral(config)` returns a Graph of embed, layers and head; every layer routes. No token is dropped and none is padded:
-an expert's load comes from the workload's router, not from here. Leaves out: the auxiliary loss (a few reductions over
-the router's probabilities) and capacity factors.
+an expert's load comes from the workload's router, not from here. Leaves out: the loss that balances experts
+(`balance.with_balance_loss` adds it) and capacity factors.
 """
 
 from __future__ import annotations

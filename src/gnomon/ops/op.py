@@ -172,6 +172,7 @@ Does: TypeAlias = Literal[
     "looks up",  # rows of a table by ids
     "compares labels",  # a loss of classes
     "compares",  # a loss of numbers
+    "balances",  # a loss of how experts are loaded
     "routes",  # chooses experts
     "dispatches",  # makes a row of each token for each of its experts
     "combines",  # adds these rows up

@@ -55,6 +55,8 @@ def vocabulary_errors(plan: Plan, graph: Graph) -> Iterator[tuple[str, str]]:
     if optimizer.zero > 1 or optimizer.offload is not None:
         what = "an offloaded optimizer" if optimizer.offload is not None else f"optimizer.zero = {optimizer.zero}"
         yield "vocabulary", f"{asked} under {what} has no rows; use optimizer.zero = 0 or 1 on the device, or 'ends'"
+    if any(block.does("balances") for block in graph.blocks):
+        yield "vocabulary", f"{asked} divides the head, and the loss that balances experts is whole there; use 'ends'"
     yield from _of_graph(plan, graph, asked)
 
 

@@ -45,7 +45,9 @@ class ConvertOptions(CheckpointOptions):
 class ExportHfOptions(CheckpointOptions):
     """Its weights as safetensors."""
 
-    model: str = option("--model", required=True, metavar="FOLDER", help="whose config.json the plan was made for")
+    model: str | None = option(
+        "--model", metavar="FOLDER", help="whose config.json the plan was made for (default: what the checkpoint names)"
+    )
     output: str = option("-o", "--output", required=True, metavar="FOLDER", help="to write to")
 
 
@@ -56,6 +58,6 @@ one under any plan; convert writes one file for each rank of another plan.
 examples:
   gnomon checkpoint verify saved
   gnomon checkpoint convert saved --plan other.toml -o resharded --dry-run
-  gnomon checkpoint export-hf saved --model path/to/hf_folder -o weights
+  gnomon checkpoint export-hf saved -o weights
 
 exit status: 0 done; 1 a checkpoint is damaged; 2 the request is wrong."""

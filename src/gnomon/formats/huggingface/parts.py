@@ -49,8 +49,12 @@ class Wanted:
     would be a kernel of its own only here: sinks, biases of experts, multipliers, layers without rotary angles."""
 
 
-Notes = list[str]
-"""What a file says that the graph leaves out."""
+class Notes(list[str]):
+    """What a file says that the graph leaves out."""
+
+    balance: float | None = None
+    """Coefficient of the loss that balances experts, which any model's graph is given (`models.balance`); None where
+    the file adds none."""
 
 
 def heads_of(k: Keys, hidden: int) -> tuple[int, int, int]:
@@ -137,13 +141,17 @@ def factor(k: Keys, wanted: Wanted, key: str) -> float:
 def balance_loss(k: Keys, wanted: Wanted, notes: Notes, *, known: bool = True) -> None:
     """The loss of transformers that keeps experts evenly loaded, which it adds where output_router_logits is on. known:
     whether its class has one."""
-    if known:
-        only(k, wanted, "output_router_logits", False)
-    else:
+    key = "router_aux_loss_coef"
+    if known and k.flag("output_router_logits", False):
+        usual = 0.01 if k.raw("model_type") in ("olmoe", "flex_olmo") else 0.001
+        notes.balance = k.number(key, usual)
+        return
+    if not known:
         k.ignore("output_router_logits")
-    given = k.raw("router_aux_loss_coef")
+    given = k.raw(key)
     if wanted.complete and given:
-        notes.append(f"router_aux_loss_coef={given} is left out: no loss that balances experts is trained")
+        why = "output_router_logits is off" if known else "its class has no such loss"
+        notes.append(f"{key}={given} adds nothing: {why}, so transformers does not balance experts by a loss either")
 
 
 def cap(k: Keys, key: str, absent: float) -> float:

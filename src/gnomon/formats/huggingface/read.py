@@ -42,6 +42,7 @@ from gnomon.formats.huggingface.parts import (
 from gnomon.formats.keys import Keys, read_json
 from gnomon.graph import Graph
 from gnomon.models import bert, deepseek, gemma, gpt, llama, mixtral, t5, vit
+from gnomon.models.balance import with_balance_loss
 from gnomon.models.numerics import Numerics
 from gnomon.models.presets import Config, build
 
@@ -496,6 +497,8 @@ def from_hf_config(
     try:
         read = reader(keys, name, wanted or Wanted(), notes)
         graph = read if isinstance(read, Graph) else build(read)
+        if notes.balance and any(block.does("routes") for block in graph.blocks):
+            graph = with_balance_loss(graph, notes.balance)
     except GraphError as error:
         raise InputError(f"{name}: {error}", "$") from error
     for key, usual in EVERY_CLASS.items():
@@ -509,7 +512,7 @@ def from_hf_config(
         f"{key} = {str(value)[:60]}: no reader knows this key; not accounted for"
         for key, value in keys.left(HARMLESS | {"quantization_config"})
     ]
-    config = None if isinstance(read, Graph) else read
+    config = None if isinstance(read, Graph) or notes.balance else read  # of which the graph is no more
     return HfModel(graph=graph, notes=tuple(notes), config=config, numerics=numerics_of(values))
 
 

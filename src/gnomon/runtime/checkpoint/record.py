@@ -48,6 +48,9 @@ class Record:
     plan: str
     """That wrote it, for people."""
     files: tuple[File, ...]
+    source: str | None
+    """Folder or config.json that the model was read from; None where it was none (a preset, code, a Graph), or was not
+    kept yet."""
     loss_scale: tuple[float, int] | None = None
     """(scale, good steps in a row) of fp16."""
 
@@ -94,7 +97,7 @@ def read_record(path: Path) -> Record:
         files = tuple(File(**file) for file in values.pop("files"))
         if (scale := values.pop("loss_scale", None)) is not None:
             scale = float(scale[0]), int(scale[1])
-        record = Record(**values, files=files, loss_scale=scale)
+        record = Record(**{"source": None, **values}, files=files, loss_scale=scale)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise InputError(f"{path / RECORD} does not say what a checkpoint is of: {error}") from error
     _check(path, record)
@@ -108,6 +111,7 @@ def _check(path: Path, record: Record) -> None:
     if (
         not all(type(number) is int and number >= 0 for number in numbers)
         or not all(isinstance(text, str) for text in texts)
+        or not isinstance(record.source, str | None)
         or not isinstance(record.identity, dict)
         or not all(isinstance(text, str) for pair in record.identity.items() for text in pair)
     ):

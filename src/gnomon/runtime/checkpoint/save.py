@@ -32,10 +32,17 @@ class Saver:
     """Checkpoints of one run, one at a time."""
 
     def __init__(
-        self, folder: Path, executor: Executor, *, identity: Mapping[str, str] | None = None, keep: int = KEEP
+        self,
+        folder: Path,
+        executor: Executor,
+        *,
+        identity: Mapping[str, str] | None = None,
+        keep: int = KEEP,
+        source: Path | None = None,
     ) -> None:
-        """identity: what the run adds to model, precision and batch."""
-        self.folder, self.executor, self.keep = folder, executor, keep
+        """identity: what the run adds to model, precision and batch. source: what the model was read from, if it was a
+        file."""
+        self.folder, self.executor, self.keep, self.source = folder, executor, keep, source
         self.identity = {**identity_of(executor.graph, executor.plan, executor.workload), **(identity or {})}
         self.step = self.updates = 0
         self.loss_scale: tuple[float, int] | None = None
@@ -127,6 +134,7 @@ class Saver:
             identity=self.identity,
             plan=self.executor.plan.mesh.describe(),
             files=tuple(files),
+            source=None if self.source is None else str(self.source),
             loss_scale=self.loss_scale,
         )
         write_record(self._partial, record)
@@ -172,13 +180,19 @@ def _to_disk(folder: Path) -> None:
 
 
 def save(
-    folder: Path, executor: Executor, step: int, *, identity: Mapping[str, str] | None = None, keep: int = KEEP
+    folder: Path,
+    executor: Executor,
+    step: int,
+    *,
+    identity: Mapping[str, str] | None = None,
+    keep: int = KEEP,
+    source: Path | None = None,
 ) -> Path:
     """Writes `folder/step-000120` after 120 steps and returns its path; all ranks must call it.
 
     RunError on all ranks if any of them cannot write its part; checkpoints from before are left as they are.
     """
-    saver = Saver(folder, executor, identity=identity, keep=keep)
+    saver = Saver(folder, executor, identity=identity, keep=keep, source=source)
     try:
         saver.start(step, copy=False)
         done = saver.finish()

@@ -47,8 +47,9 @@ Batch = Tensor | Mapping[str, Tensor]
 class PreparedJob:
     """A model under a plan, on this process."""
 
-    def __init__(self, executor: Executor, *, owns_group: bool) -> None:
-        self.executor, self._owns_group = executor, owns_group
+    def __init__(self, executor: Executor, *, owns_group: bool, source: Path | None) -> None:
+        """source: what the model was read from, if it was a file."""
+        self.executor, self._owns_group, self._source = executor, owns_group, source
         self.steps = 0
         """Updates so far, those of a loaded checkpoint too."""
         self._recorder: Recorder | None = None
@@ -98,7 +99,7 @@ class PreparedJob:
 
     def save(self, folder: str | Path) -> Path:
         """Writes a checkpoint that any plan of the model can load; returns its path. All ranks must call it."""
-        return save(Path(folder), self.executor, self.steps)
+        return save(Path(folder), self.executor, self.steps, source=self._source)
 
     def load(self, folder: str | Path) -> int:
         """Puts the newest checkpoint of a folder in place and returns the steps behind it; 0 where there is none. All
@@ -149,11 +150,11 @@ def prepare(
     else:
         graph = model if isinstance(model, Graph) else read_runnable_model(str(model))[0]
     check_before(graph, decided)
+    source = None if own is not None or isinstance(model, Graph) or not Path(model).exists() else Path(model).resolve()
     owns = _join(decided, BACKENDS[device])
     try:
-        return PreparedJob(
-            _executor(graph, own, decided, given, file, settings, weights, seed, device), owns_group=owns
-        )
+        executor = _executor(graph, own, decided, given, file, settings, weights, seed, device)
+        return PreparedJob(executor, owns_group=owns, source=source)
     except BaseException:
         if owns:
             dist.destroy_process_group()

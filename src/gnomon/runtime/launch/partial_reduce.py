@@ -124,7 +124,9 @@ class _Worker:
         self.updates = max((update.steps for _, update in self.replica.parameters()), default=0)
         saver = None
         if self.job.checkpoints is not None:
-            saver = Saver(self.job.checkpoints, self.replica, identity=self.identity, keep=self.job.keep)
+            saver = Saver(
+                self.job.checkpoints, self.replica, identity=self.identity, keep=self.job.keep, source=self.job.source
+            )
         try:
             arrival = Arrival(worker=self.number, updates=self.updates)
             reply = self._arrive(Result(arrival=arrival, resumed_from=self.resumed_from))

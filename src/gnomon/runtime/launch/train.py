@@ -86,6 +86,8 @@ class Job:
     code: str = ""
     """The model as code, `my_project.model:build(ids=int64[batch,seq])`, which every rank builds and captures in place
     of `graph`; empty for a model of Gnomon's own."""
+    source: Path | None = None
+    """Folder or config.json that the model was read from, which its checkpoints name; None: it was no file."""
     settings: AdamWSettings = AdamWSettings()
     """The update."""
     seed: int = 0
@@ -395,7 +397,9 @@ class Loop:
         self.checkpoint: Path | None = None
         self.saver: Saver | None = None
         if job.checkpoints is not None:
-            self.saver = Saver(job.checkpoints, executor, identity=identity_of(job, corpus), keep=job.keep)
+            self.saver = Saver(
+                job.checkpoints, executor, identity=identity_of(job, corpus), keep=job.keep, source=job.source
+            )
         self.slowdown: float | None = None
         self.slowdown_said = ""
         self.waits: list[float] = []

@@ -205,4 +205,6 @@ class Shapes:
         dtype = self.dtype if tensor.dtype in ("compute", "param") else DTYPES.get(tensor.dtype)
         if dtype is None:
             raise PlanError(f"{crossing.name} crosses stages, and is {tensor.dtype}, which the runtime does not send")
+        if tensor.dtype == "fp32":  # sums in fp32 or, where a plan computes in fp64, in that
+            dtype = torch.promote_types(dtype, self.dtype)
         return Shape(sizes=tuple(lengths), dtype=dtype, rows=lengths[0] // self.sizes["batch"] if batched else 0)

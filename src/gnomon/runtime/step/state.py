@@ -199,7 +199,7 @@ class State:
             hand_out()
             return
         self.buffers.start(row, all_reduce(total, group, wait=False), total.nbytes, hand_out, (total,))
-        if len(stages) > 1:
+        if set(stages) != {row[1]}:  # the update of another stage reads the sum and waits for its own gradient alone
             self.buffers.wait(row)
 
     def unshard(self, stages: Iterable[int]) -> None:

@@ -1,0 +1,137 @@
+"""The loss that keeps a mixture's experts evenly loaded, as transformers adds it: `with_balance_loss`.
+
+A graph transformation: each layer with a router adds what it did to a load that goes from layer to layer, and the head
+has a second loss. Means are over all tokens and layers of a microbatch on one data-parallel rank. Leaves out losses of
+a layer by itself (Megatron-LM's), z-losses, and biases moved in place of a loss (DeepSeek-V3).
+Source: transformers 5.23, `load_balancing_loss_func`, which all classes with `router_aux_loss_coef` call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gnomon.errors import GraphError
+from gnomon.graph import Block, Call, Dim, Graph, Tensor
+from gnomon.ops.op import Op, attrs
+
+LOAD, OWN, BEFORE, LOSS = "router_load", "router_load_own", "router_load_before", "balance"
+SUMS = Dim(name="load_sums", size=2)
+"""Probabilities, and choices."""
+
+
+def with_balance_loss(graph: Graph, coefficient: float) -> Graph:
+    """`graph` with the loss beside its own. GraphError for a model without routers, or whose last layer has no
+    cross-entropy."""
+    routed = {block.name for block in graph.blocks if block.does("routes")}
+    head = graph.call(graph.outputs[0].partition(".")[0])
+    if not routed or not graph.block(head.block).does("compares labels"):
+        raise GraphError(f"{graph.name} has no routers, or no cross-entropy, beside which experts could be balanced")
+    calls, load, topk = list[Call](), "", 0
+    load_tensor: Tensor | None = None
+    for call in graph.calls:
+        if call.block in routed:
+            new = _loaded(call, load)
+            calls += new
+            load = f"{new[-1].name}.{LOAD}"
+            block = _with_load(graph.block(call.block), first=False)
+            load_tensor, topk = block.tensor(LOAD), _topk(block)
+        elif call is head:
+            calls.append(replace(call, inputs=(*call.inputs, (LOAD, load))))
+        else:
+            calls.append(call)
+    assert load_tensor is not None
+    blocks = list(_blocks(graph, routed, head, load_tensor, coefficient, topk))
+    used = {call.block for call in calls}
+    return replace(
+        graph,
+        blocks=tuple(block for block in blocks if block.name in used),
+        calls=tuple(calls),
+        outputs=(*graph.outputs, f"{head.name}.{LOSS}"),
+    )
+
+
+def _loaded(call: Call, load: str) -> tuple[Call, ...]:
+    """A call that adds to the load; the first of all layers begins it, and is a call by itself."""
+    chain = ((LOAD, BEFORE), *call.chain)
+    if load:
+        return (replace(call, inputs=(*call.inputs, (BEFORE, load)), chain=chain if call.repeat > 1 else ()),)
+    first = replace(call, block=_first(call.block), repeat=1, chain=())
+    if call.repeat == 1:
+        return (first,)
+    begun = replace(
+        first, name=f"{call.name}_first", family=call.group, prefix=call.group if call.prefix is None else call.prefix
+    )
+    chained = {own: out for out, own in call.chain}
+    inputs = [(own, f"{begun.name}.{chained[own]}" if own in chained else source) for own, source in call.inputs]
+    assert call.first is not None
+    rest = replace(
+        call, inputs=(*inputs, (BEFORE, f"{begun.name}.{LOAD}")), repeat=call.repeat - 1, first=call.first + 1,
+        family=begun.family, prefix=begun.prefix, chain=chain if call.repeat > 2 else (),
+    )  # fmt: skip
+    return (begun, rest)
+
+
+def _first(block: str) -> str:
+    return f"{block}_first"
+
+
+def _blocks(
+    graph: Graph, routed: Iterable[str], head: Call, load: Tensor, coefficient: float, topk: int
+) -> Iterable[Block]:
+    for block in graph.blocks:
+        if block.name in routed:
+            yield _with_load(block, first=False)
+            yield replace(_with_load(block, first=True), name=_first(block.name))
+        elif block.name == head.block:
+            yield _with_loss(block, load, coefficient, topk)
+        else:
+            yield block
+
+
+def _topk(block: Block) -> int:
+    router = next(op for op in block.ops if op.does == "routes")
+    size = block.tensor(router.outputs[0]).dims[-1].size
+    assert size is not None, "a router chooses a fixed number"
+    return size
+
+
+def _with_load(block: Block, *, first: bool) -> Block:
+    """The block with the load of its router, added to that of the layers before."""
+    routers = [op for op in block.ops if op.does == "routes"]
+    if len(routers) != 1:
+        raise GraphError(f"{block.name} has {len(routers)} routers: the balance of experts is that of one a layer")
+    logits = block.tensor(routers[0].inputs[0])
+    dims = (logits.dims[0], SUMS, logits.dims[-1])
+    tensors = [Tensor(name=LOAD, dims=dims, dtype="fp32")]
+    own = Op(
+        kind="expert_load", path=OWN, inputs=(logits.name,), outputs=(LOAD if first else OWN,),
+        attrs=attrs(topk=_topk(block)),
+    )  # fmt: skip
+    ops = [own]
+    if not first:
+        tensors += [replace(tensors[0], name=OWN), replace(tensors[0], name=BEFORE)]
+        ops.append(Op(kind="add", path=LOAD, inputs=(BEFORE, OWN), outputs=(LOAD,)))
+    return replace(
+        block,
+        inputs=block.inputs if first else (*block.inputs, BEFORE),
+        outputs=(*block.outputs, LOAD),
+        tensors=(*block.tensors, *tensors),
+        ops=(*block.ops, *ops),
+    )
+
+
+def _with_loss(block: Block, load: Tensor, coefficient: float, topk: int) -> Block:
+    """A head with the loss of the load."""
+    labels = next(op for op in block.ops if op.does == "compares labels").inputs[1]
+    op = Op(
+        kind="balance_loss", path=LOSS, inputs=(LOAD, labels), outputs=(LOSS,),
+        attrs=attrs(coefficient=coefficient, topk=topk),
+    )  # fmt: skip
+    return replace(
+        block,
+        inputs=(*block.inputs, LOAD),
+        outputs=(*block.outputs, LOSS),
+        tensors=(*block.tensors, load, Tensor(name=LOSS, dims=(), dtype="fp32")),
+        ops=(*block.ops, op),
+    )

@@ -1,0 +1,150 @@
+"""GGUF files: what they say of themselves, and their matrices as values of `gnomon.storage`.
+
+`read_gguf(path)` reads the header alone; `stored(file, name)` one matrix, as (storage, arrays, shape), of types F32,
+F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K and MXFP4. Other types are refused by name. Pure: numpy. Leaves out which tensor is
+which parameter (llama.cpp turns rows of q and k), tokenizers, and files in parts.
+Source: ggml, docs/gguf.md (versions 2 and 3), and ggml-common.h.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.errors import InputError
+from gnomon.storage.dense import Dense
+from gnomon.storage.form import Shape, Storage
+from gnomon.storage.gguf import KINDS, Ggml
+from gnomon.storage.tables import MX_BLOCK, MXFP4
+
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""Type of a value -> struct's letter."""
+TEXT, LIST = 8, 9
+TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K", 30: "BF16", 39: "MXFP4"}
+PLAIN = {"F32": ("fp32", "<f4"), "F16": ("fp16", "<f2"), "BF16": ("bf16", "<u2")}
+MX_BYTES = 1 + MX_BLOCK // 2
+MOST = 1 << 28
+"""Characters or values that one entry may have: a damaged length asks for no memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    kind: str
+    """Of TYPES, or its number."""
+    shape: tuple[int, ...]
+    """Row-major: the last runs fastest."""
+    begin: int
+    """Its first byte in the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gguf:
+    path: Path
+    metadata: Mapping[str, Any]
+    entries: Mapping[str, Entry]
+
+
+def read_gguf(path: Path) -> Gguf:
+    """InputError for a file that is none, is cut short, or is of another version."""
+    try:
+        with path.open("rb") as file:
+            return _header(path, file)
+    except (OSError, struct.error, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read as GGUF: {error}") from error
+
+
+def _header(path: Path, file: BinaryIO) -> Gguf:
+    magic, version, tensors, values = struct.unpack("<4sIQQ", file.read(24))
+    if magic != b"GGUF" or version not in (2, 3):
+        raise InputError(f"{path} is no GGUF file of version 2 or 3 ({magic!r}, {version})")
+    metadata = {}
+    for _ in range(values):
+        key = _text(path, file)
+        metadata[key] = _value(path, file, *struct.unpack("<I", file.read(4)))
+    found = []
+    for _ in range(tensors):
+        name = _text(path, file)
+        (many,) = struct.unpack("<I", file.read(4))
+        if many > 4:
+            raise InputError(f"{path}: {name} has {many} dims; GGUF has at most 4")
+        *dims, kind, offset = struct.unpack(f"<{many}QIQ", file.read(8 * many + 12))
+        found.append((name, TYPES.get(kind, str(kind)), tuple(reversed(dims)), offset))
+    align = metadata.get("general.alignment", 32)
+    if not isinstance(align, int) or align <= 0:
+        raise InputError(f"{path}: general.alignment is {align!r}")
+    begin = -(-file.tell() // align) * align
+    entries = {name: Entry(kind=kind, shape=shape, begin=begin + at) for name, kind, shape, at in found}
+    return Gguf(path=path, metadata=metadata, entries=entries)
+
+
+def _text(path: Path, file: BinaryIO) -> str:
+    (length,) = struct.unpack("<Q", file.read(8))
+    if length > MOST:
+        raise InputError(f"{path} has a text of {length:,} bytes: it is damaged")
+    return file.read(length).decode("utf-8")
+
+
+def _value(path: Path, file: BinaryIO, kind: int) -> Any:
+    if kind == TEXT:
+        return _text(path, file)
+    if kind == LIST:
+        inner, length = struct.unpack("<IQ", file.read(12))
+        if length > MOST:
+            raise InputError(f"{path} has a list of {length:,} values: it is damaged")
+        if inner in NUMBERS:
+            return list(
+                struct.unpack(f"<{length}{NUMBERS[inner]}", file.read(length * struct.calcsize(NUMBERS[inner])))
+            )
+        return [_value(path, file, inner) for _ in range(length)]
+    if kind not in NUMBERS:
+        raise InputError(f"{path} has a value of type {kind}, which GGUF does not")
+    letter = NUMBERS[kind]
+    return struct.unpack(f"<{letter}", file.read(struct.calcsize(letter)))[0]
+
+
+def stored(file: Gguf, name: str) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
+    """(storage, its arrays, (rows, columns)) of a tensor; dims before the last are rows. InputError for a type that is
+    not read, and for a file that ends before the tensor does."""
+    if name not in file.entries:
+        raise InputError(f"{file.path} has no tensor {name}")
+    entry = file.entries[name]
+    shape = (prod(entry.shape[:-1]), entry.shape[-1] if entry.shape else 1)
+    storage: Storage
+    if entry.kind in PLAIN:
+        named, dtype = PLAIN[entry.kind]
+        storage = Dense(dtype=named)
+        values = _bytes(file, name, entry, prod(shape) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
+        return storage, {"values": values}, shape
+    if entry.kind == "MXFP4":
+        storage = MXFP4()
+    elif entry.kind.lower() in KINDS:
+        storage = Ggml(kind=entry.kind.lower())
+    else:
+        raise InputError(f"{file.path}: {name} is of type {entry.kind}; {', '.join(TYPES.values())} are read")
+    if why := storage.refused(shape):
+        raise InputError(f"{file.path}: {name}: {why}")
+    if isinstance(storage, Ggml):
+        size = storage.arrays(shape)["blocks"].shape
+        return storage, {"blocks": _bytes(file, name, entry, prod(size)).reshape(size)}, shape
+    blocks = _bytes(file, name, entry, prod(shape) // MX_BLOCK * MX_BYTES).reshape(-1, MX_BYTES)
+    halves = np.concatenate([blocks[:, 1:] & np.uint8(15), blocks[:, 1:] >> np.uint8(4)], 1)  # 16 low, then 16 high
+    codes = (halves[:, ::2] | halves[:, 1::2] << np.uint8(4)).reshape(shape[0], -1)
+    return storage, {"codes": codes, "scales": blocks[:, 0].reshape(shape[0], -1)}, shape
+
+
+def _bytes(file: Gguf, name: str, entry: Entry, size: int) -> NDArray[np.uint8]:
+    with file.path.open("rb") as raw:
+        raw.seek(entry.begin)
+        read = raw.read(size)
+    if len(read) < size:
+        raise InputError(
+            f"{file.path} is cut short: {name} needs {size:,} bytes at byte {entry.begin:,}; fetch it again"
+        )
+    return np.frombuffer(read, np.uint8)

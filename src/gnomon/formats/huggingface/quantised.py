@@ -1,0 +1,243 @@
+"""Weights that other programs have quantised, as values of `gnomon.storage`: one linear layer's tensors at a time.
+
+`method_of(config)` reads a config.json's `quantization_config`; `stored(method, tensors)` gives (storage, arrays,
+shape) of a layer whose tensors come under the endings that its program writes (`qweight`, `weight_packed`, …). No number
+changes: `widen` gives what the program's own dequantisation gives. What the forms cannot hold (GPTQ's columns in the
+order of their activation, other bits) is refused by name. Pure: arrays of numpy, bfloat16 as uint16 and fp8 as uint8.
+Leaves out which layers a config leaves as they are, and NF4 (`four_bits`).
+Source: AutoGPTQ 0.7 and GPTQModel (`qlinear`), AutoAWQ 0.2 (`WQLinear_GEMM`), compressed-tensors 0.10
+(`pack_quantized`, `naive_quantized`), transformers 5.23 (`finegrained_fp8`), bitsandbytes 0.50 (`Int8Params`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.errors import InputError
+from gnomon.storage.dense import wide_bfloat16
+from gnomon.storage.float8 import Float8
+from gnomon.storage.form import Shape, Storage
+from gnomon.storage.integers import Integers
+
+Tensors = Mapping[str, NDArray[Any]]
+"""Of one layer, by the end of their names."""
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which output each four bits of a word are, from the lowest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """What a config says of all its quantised layers."""
+
+    program: str
+    """gptq, awq, compressed-tensors, fp8 or bitsandbytes-int8."""
+    bits: int = 8
+    group: int = 0
+    """Columns that share a scale; 0: all."""
+    zeros_are_less_one: bool = False
+    """Whether GPTQ's zeros are stored less one, as its first format has them."""
+    block: Shape | None = None
+
+
+def method_of(config: Mapping[str, Any]) -> Method | None:
+    """None where nothing is quantised. InputError for a way that is not read."""
+    given = config.get("quantization_config")
+    if not isinstance(given, Mapping):
+        return None
+    program = given.get("quant_method")
+    match program:
+        case "gptq":
+            bits, group = _whole(given, "bits"), _whole(given, "group_size")
+            first = given.get("checkpoint_format", "gptq") != "gptq_v2"
+            return Method(program="gptq", bits=_bits(bits, program), group=max(0, group), zeros_are_less_one=first)
+        case "awq":
+            if given.get("version", "gemm") != "gemm":
+                raise InputError(f"quantization_config: awq in version {given['version']!r}; only gemm is read")
+            bits, group = (
+                given.get("bits", given.get("w_bit", 4)),
+                given.get("group_size", given.get("q_group_size", 128)),
+            )
+            if bits != 4:
+                raise InputError(f"quantization_config: awq of {bits} bits; only 4 are read")
+            return Method(program="awq", bits=4, group=max(0, int(group)))
+        case "fp8":
+            block = given.get("weight_block_size")
+            return Method(program="fp8", block=None if block is None else (int(block[0]), int(block[1])))
+        case "compressed-tensors":
+            return _compressed(given)
+        case "bitsandbytes" if given.get("load_in_8bit"):
+            return Method(program="bitsandbytes-int8")
+    raise InputError(
+        f"quantization_config: {program!r} is not read; gptq, awq, fp8, compressed-tensors, bitsandbytes (8 bits) are"
+    )
+
+
+def _compressed(given: Mapping[str, Any]) -> Method:
+    groups = given.get("config_groups")
+    if not isinstance(groups, Mapping) or len(groups) != 1:
+        raise InputError("quantization_config: compressed-tensors with several groups of layers; one is read")
+    [group] = groups.values()
+    weights, form = group.get("weights") or {}, group.get("format") or given.get("format")
+    if form == "float-quantized":
+        return Method(program="compressed-tensors", bits=8)
+    if form not in ("pack-quantized", "int-quantized"):
+        raise InputError(
+            f"quantization_config: compressed-tensors in {form!r}; pack-, int- and float-quantized are read"
+        )
+    if weights.get("actorder") in ("group", True):
+        raise InputError("quantization_config: compressed-tensors with columns in the order of activations is not read")
+    size = weights.get("group_size") or 0
+    return Method(program="compressed-tensors", bits=_bits(weights.get("num_bits"), form), group=max(0, int(size)))
+
+
+def _whole(given: Mapping[str, Any], key: str) -> int:
+    value = given.get(key)
+    if not isinstance(value, int):
+        raise InputError(f"quantization_config: {key} is {value!r}, not a number")
+    return value
+
+
+def _bits(bits: object, of: str) -> int:
+    if bits not in (2, 4, 8):
+        raise InputError(f"quantization_config: {of} of {bits} bits; 2, 4 and 8 are read")
+    assert isinstance(bits, int)
+    return bits
+
+
+def stored(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
+    """(storage, its arrays, (outputs, inputs)) of a layer. InputError for tensors that contradict each other."""
+    match method.program:
+        case "gptq":
+            return _gptq(method, tensors)
+        case "awq":
+            return _awq(method, tensors)
+        case "fp8":
+            return _fp8(_one(tensors, "weight"), _scale_of(tensors), method.block)
+        case "bitsandbytes-int8":
+            codes, sizes = _one(tensors, "weight"), _one(tensors, "SCB").astype(np.float32)
+            return _eight(codes, (sizes / np.float32(127))[:, None])
+    if "weight_packed" in tensors:
+        return _packed(method, tensors)
+    weight = _one(tensors, "weight")
+    if weight.dtype == np.int8:
+        return _eight(weight, _number(_one(tensors, "weight_scale")).reshape(weight.shape[0], -1))
+    return _fp8(weight, _scale_of(tensors), None)
+
+
+def _one(tensors: Tensors, name: str) -> NDArray[Any]:
+    if name not in tensors:
+        raise InputError(f"a quantised layer has no {name}; it has {', '.join(sorted(tensors))}")
+    return tensors[name]
+
+
+def _number(x: NDArray[Any]) -> NDArray[np.float32]:
+    """Scales as float32: bfloat16 comes as uint16."""
+    return wide_bfloat16(x) if x.dtype == np.uint16 else x.astype(np.float32)
+
+
+def _words(packed: NDArray[Any], bits: int) -> NDArray[np.uint8]:
+    """(rows, words) of 32 bits -> (rows, words * codes), the first in the lowest bits."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    codes = packed.view(np.uint32)[..., None] >> shifts & np.uint32(2**bits - 1)
+    return codes.reshape(packed.shape[0], -1).astype(np.uint8)
+
+
+def _integers(
+    codes: NDArray[np.uint8], scales: NDArray[Any], zeros: NDArray[np.uint8] | None, bits: int, group: int
+) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
+    """codes (outputs, inputs), scales and zeros (outputs, groups)."""
+    shape = (codes.shape[0], codes.shape[1])
+    half = scales.dtype == np.float16
+    storage = Integers(
+        bits=bits,
+        group=0 if group >= shape[1] else group,
+        zeros=zeros is not None,
+        scale="float16" if half else "float32",
+    )
+    if why := storage.refused(shape):
+        raise InputError(why)
+    numbers = scales if half else _number(scales)
+    said = storage.arrays(shape)["scales"].shape
+    if numbers.shape != said:
+        raise InputError(
+            f"a layer of {shape[0]} x {shape[1]} in groups of {group} has scales of {numbers.shape}, not {said}"
+        )
+    return storage, storage.of_codes(codes, numbers, zeros), shape
+
+
+def _gptq(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
+    """qweight (inputs / codes of a word, outputs), qzeros (groups, outputs / codes), scales (groups, outputs)."""
+    codes = _words(np.ascontiguousarray(_one(tensors, "qweight").T), method.bits)
+    if "g_idx" in tensors:
+        order = tensors["g_idx"]
+        plain = np.arange(codes.shape[1]) // (method.group or codes.shape[1])
+        if not np.array_equal(order, plain):
+            raise InputError(
+                "gptq with columns in the order of their activation (desc_act) has groups that are not side by side; "
+                "it is not read: quantise with desc_act = false"
+            )
+    zeros = _words(_one(tensors, "qzeros"), method.bits).T
+    if method.zeros_are_less_one:  # in the bits of a code: 15 + 1 is 0, as AutoGPTQ computes it
+        zeros = (zeros + np.uint8(1)) & np.uint8(2**method.bits - 1)
+    return _integers(codes, _one(tensors, "scales").T, np.ascontiguousarray(zeros), method.bits, method.group)
+
+
+def _awq(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
+    """qweight (inputs, outputs / 8), qzeros (groups, outputs / 8), scales (groups, outputs)."""
+
+    def outputs(packed: NDArray[Any]) -> NDArray[np.uint8]:
+        parts = _words(packed, 4).reshape(packed.shape[0], -1, 8)
+        out = np.empty_like(parts)
+        out[..., list(AWQ_ORDER)] = parts
+        return np.ascontiguousarray(out.reshape(packed.shape[0], -1).T)
+
+    codes, zeros = outputs(_one(tensors, "qweight")), outputs(_one(tensors, "qzeros"))
+    return _integers(codes, _one(tensors, "scales").T, zeros, 4, method.group)
+
+
+def _packed(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
+    """weight_packed (outputs, inputs / codes of a word), weight_scale (outputs, groups), weight_shape and
+    weight_zero_point (outputs / codes, groups)."""
+    rows, columns = (int(one) for one in _one(tensors, "weight_shape"))
+    codes = _words(_one(tensors, "weight_packed"), method.bits)[:, :columns]
+    zeros = None
+    if "weight_zero_point" in tensors:
+        packed = tensors["weight_zero_point"]
+        zeros = np.ascontiguousarray(_words(np.ascontiguousarray(packed.T), method.bits)[:, :rows].T)
+    if codes.shape != (rows, columns):
+        raise InputError(f"weight_packed has codes of {codes.shape}, and weight_shape says {rows} x {columns}")
+    return _integers(codes, _one(tensors, "weight_scale"), zeros, method.bits, method.group)
+
+
+def _eight(codes: NDArray[Any], scales: NDArray[np.float32]) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
+    """Signed codes with a scale a row, or one for all."""
+    every = np.broadcast_to(scales, (codes.shape[0], scales.shape[1] if scales.size > 1 else 1)).copy()
+    offset = (codes.astype(np.int16) + 128).astype(np.uint8)
+    group = 0 if every.shape[1] == 1 else codes.shape[1] // every.shape[1]
+    return _integers(offset, every, None, 8, group)
+
+
+def _scale_of(tensors: Tensors) -> NDArray[np.float32]:
+    name = "weight_scale_inv" if "weight_scale_inv" in tensors else "weight_scale"
+    return _number(_one(tensors, name))
+
+
+def _fp8(
+    codes: NDArray[Any], scales: NDArray[np.float32], block: Shape | None
+) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
+    """Both of DeepSeek's `weight_scale_inv` and others' `weight_scale` multiply."""
+    shape = (codes.shape[0], codes.shape[1])
+    if block is None and scales.size > 1:
+        block = (1, 0)
+    storage = Float8(block=block)
+    said = storage.arrays(shape)["scales"].shape
+    if scales.size != said[0] * said[1]:
+        raise InputError(
+            f"fp8 of {shape[0]} x {shape[1]} in {storage.name} has {scales.size} scales, not {said[0]} x {said[1]}"
+        )
+    return storage, {"codes": codes.view(np.uint8), "scales": scales.reshape(said)}, shape

@@ -1,0 +1,129 @@
+"""Layers that GPTQ, AWQ, compressed-tensors and fp8 folders hold mean what their own formulas say, code by code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnomon.errors import InputError
+from gnomon.formats.huggingface.quantised import method_of, stored
+from gnomon.storage.dense import bfloat16_of
+
+N, K, G = 16, 64, 32
+CHANCE = np.random.default_rng(0)
+CODES = CHANCE.integers(0, 16, (N, K)).astype(np.int64)
+ZEROS = CHANCE.integers(1, 16, (N, K // G)).astype(np.int64)
+SCALES = CHANCE.uniform(0.01, 0.1, (N, K // G)).astype(np.float16)
+
+
+def wanted(codes: Any, zeros: Any, scales: Any) -> Any:
+    """(code - zero) * scale, number by number."""
+    out = np.zeros((N, K), np.float32)
+    for n in range(N):
+        for k in range(K):
+            zero = zeros[n, k // G] if zeros is not None else 8
+            out[n, k] = np.float32(codes[n, k] - zero) * np.float32(scales[n, k // G])
+    return out
+
+
+def in_words(codes: Any, order: tuple[int, ...] = tuple(range(8))) -> Any:
+    """Eight columns of four bits in a word; order: which column each four bits are."""
+    out = np.zeros((codes.shape[0], codes.shape[1] // 8), np.uint32)
+    for i, column in enumerate(order):
+        out |= codes[:, column::8].astype(np.uint32) << np.uint32(4 * i)
+    return out.view(np.int32)
+
+
+def config(**given: Any) -> dict[str, Any]:
+    return {"quantization_config": given}
+
+
+def widened(config: Any, tensors: Any) -> Any:
+    method = method_of(config)
+    assert method is not None
+    storage, arrays, shape = stored(method, tensors)
+    return storage.widen(arrays, shape)
+
+
+@pytest.mark.parametrize("form", ["gptq", "gptq_v2"])
+def test_gptq(form: str) -> None:
+    """Codes packed along inputs, zeros along outputs, in the first form less one."""
+    zeros = ZEROS - 1 if form == "gptq" else ZEROS
+    tensors = {
+        "qweight": in_words(CODES).T.copy(), "qzeros": in_words(zeros.T.copy()), "scales": SCALES.T.copy(),
+        "g_idx": np.arange(K, dtype=np.int32) // G,
+    }  # fmt: skip
+    of = config(quant_method="gptq", bits=4, group_size=G, checkpoint_format=form)
+    np.testing.assert_array_equal(widened(of, tensors), wanted(CODES, ZEROS, SCALES))
+    tensors["g_idx"] = tensors["g_idx"][::-1].copy()
+    with pytest.raises(InputError, match="desc_act"):
+        widened(of, tensors)
+
+
+def test_awq() -> None:
+    """Codes and zeros packed along outputs, in AutoAWQ's order."""
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    tensors = {
+        "qweight": in_words(CODES.T.copy(), order), "qzeros": in_words(ZEROS.T.copy(), order),
+        "scales": SCALES.T.copy(),
+    }  # fmt: skip
+    of = config(quant_method="awq", bits=4, group_size=G, version="gemm", zero_point=True)
+    np.testing.assert_array_equal(widened(of, tensors), wanted(CODES, ZEROS, SCALES))
+    with pytest.raises(InputError, match="gemv"):
+        method_of(config(quant_method="awq", bits=4, version="gemv"))
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_compressed_tensors(asymmetric: bool) -> None:
+    """Codes packed along inputs, zeros along outputs; scales in bfloat16."""
+    scales = bfloat16_of(SCALES.astype(np.float32))
+    tensors = {"weight_packed": in_words(CODES), "weight_scale": scales, "weight_shape": np.array([N, K])}
+    if asymmetric:
+        tensors["weight_zero_point"] = in_words(ZEROS.T.copy()).T.copy()
+    group = {"weights": {"num_bits": 4, "group_size": G, "symmetric": not asymmetric}}
+    of = config(quant_method="compressed-tensors", format="pack-quantized", config_groups={"group_0": group})
+    wide = (scales.astype(np.uint32) << 16).view(np.float32)
+    np.testing.assert_array_equal(widened(of, tensors), wanted(CODES, ZEROS if asymmetric else None, wide))
+
+
+def test_eight_bits() -> None:
+    codes = CHANCE.integers(-128, 128, (N, K)).astype(np.int8)
+    scales = CHANCE.uniform(0.01, 0.1, (N, 1)).astype(np.float32)
+    of = config(
+        quant_method="compressed-tensors", format="int-quantized", config_groups={"g": {"weights": {"num_bits": 8}}}
+    )
+    np.testing.assert_array_equal(
+        widened(of, {"weight": codes, "weight_scale": scales}), codes.astype(np.float32) * scales
+    )
+    of = config(quant_method="bitsandbytes", load_in_8bit=True)
+    got = widened(of, {"weight": codes, "SCB": scales[:, 0] * 127})
+    np.testing.assert_allclose(got, codes.astype(np.float32) * scales, rtol=3e-7)
+
+
+def test_fp8_blocks_and_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.randn(N, K).to(torch.float8_e4m3fn)
+    codes, scales = weight.view(torch.uint8).numpy(), CHANCE.uniform(0.5, 2, (2, 3)).astype(np.float32)
+    of = config(quant_method="fp8", weight_block_size=[8, 24])  # the last block of columns is smaller
+    spread = np.repeat(np.repeat(scales, 8, 0), 24, 1)[:, :K]
+    got = widened(of, {"weight": codes, "weight_scale_inv": scales})
+    np.testing.assert_array_equal(got, weight.float().numpy() * spread)
+    got = widened(config(quant_method="fp8"), {"weight": codes, "weight_scale": np.float32(0.5)})
+    np.testing.assert_array_equal(got, weight.float().numpy() * np.float32(0.5))
+
+
+def test_what_is_not_read_is_refused_by_name() -> None:
+    assert method_of({"hidden_size": 64}) is None
+    for given in (
+        {"quant_method": "aqlm"}, {"quant_method": "gptq", "bits": 3, "group_size": 128},
+        {"quant_method": "gptq", "bits": "4"},
+        {"quant_method": "compressed-tensors", "config_groups": {}}, {"quant_method": "awq", "bits": 8},
+    ):  # fmt: skip
+        with pytest.raises(InputError, match="quantization_config"):
+            method_of({"quantization_config": given})
+    method = method_of(config(quant_method="gptq", bits=4, group_size=G))
+    assert method is not None
+    with pytest.raises(InputError, match="has no qweight"):
+        stored(method, {"weight": CODES})

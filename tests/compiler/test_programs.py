@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 PATH = Path(__file__).parents[2] / "benchmarks/compiler/programs.py"
-SEEDS = (3, 15, 40, 166)
-"""Float32 with special numbers, mixed rows, double, and signs of what cancels."""
+SEEDS = (3, 40)
+"""Float32 with special numbers, and double."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)

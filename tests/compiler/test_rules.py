@@ -24,6 +24,8 @@ NUMBERS = {
 LEFT_OUT = {"dtype", "layout", "device", "pin_memory", "non_blocking", "memory_format", "rounding_mode", "approximate"}
 GUARDED = {aten.gelu.default, aten.hardswish_backward.default}
 """What leaves some numbers to ATen, which has two answers for them."""
+SAMPLED = {torch.float64: 2, torch.int32: 3, torch.int16: 3}
+"""Dtypes whose rules are those of another dtype but for its size -> each how many-th is tried."""
 SLOPE = 1e-6
 """Of the largest operand: erf and its like are within this of ATen's where they cancel."""
 
@@ -63,7 +65,7 @@ def tensors(op: Any, count: int, dtype: torch.dtype, chance: torch.Generator) ->
 @pytest.mark.parametrize("dtype", made.DTYPES, ids=str)
 def test_each_rule_gives_what_aten_gives(dtype: torch.dtype) -> None:
     chance, tried, wrong = torch.Generator().manual_seed(0), 0, list[str]()
-    for op in FORMULAS:
+    for op in [*FORMULAS][:: SAMPLED.get(dtype, 1)]:
         args, named = arguments(op)
         given = tensors(op, args.count("T"), dtype, chance)
 
@@ -91,7 +93,7 @@ def test_each_rule_gives_what_aten_gives(dtype: torch.dtype) -> None:
             if why := unlike(a, b, given):
                 wrong.append(f"{op}{' guarded' if guarded else ''}: {why}")
     assert not wrong, "\n".join(wrong)
-    assert tried > (60 if dtype.is_floating_point else 15)
+    assert tried > (60 if dtype.is_floating_point else 15) // SAMPLED.get(dtype, 1)
 
 
 def unlike(a: torch.Tensor, b: torch.Tensor, given: list[torch.Tensor]) -> str:

@@ -11,7 +11,7 @@ from gnomon.hardware import parse_cluster
 from gnomon.models.hybrid import DeltaNet, HybridConfig, HybridMixture, hybrid
 from gnomon.models.presets import model
 from gnomon.serving.capacity import caching, capacity, changes, kv_tokens, most_model_len, most_of, refusal
-from gnomon.serving.layout import Serving
+from gnomon.serving.layout import Serving, weight_format
 from gnomon.serving.scheduler import Scheduler
 from gnomon.serving.weights import shape_of
 from gnomon.software.engine import engine
@@ -118,3 +118,13 @@ def test_the_largest_batch_that_starts() -> None:
     most = most_of(graph, on, serving, rules, "max_seqs")
     assert refusal(graph, on, serving, replace(rules, max_seqs=most)) is None
     assert refusal(graph, on, serving, replace(rules, max_seqs=most + 1)) is not None
+
+
+def test_weights_in_groups_of_another_size_have_the_bits_of_their_arrays() -> None:
+    """Four bits, and a float16 scale (with a byte of zero) for each group."""
+    assert [weight_format(name).bits for name in ("int4-g64", "int4-g32", "int8-g128", "int4-g128-zeros")] == [
+        4.25, 4.5, 8.125, 4.1875,
+    ]  # fmt: skip
+    for name in ("int4-g7", "ternary-g64", "2:4", "int4-g100"):
+        with pytest.raises(InputError, match="are not known"):
+            weight_format(name)

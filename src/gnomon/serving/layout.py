@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gnomon.errors import InputError, nearest
+from gnomon.storage.integers import Integers
+from gnomon.storage.names import storage_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,9 @@ FORMATS: Mapping[str, Format] = {
 """Name -> format. Sources of bits: compressed-tensors (groups of 128 with 16-bit scales and zeros), OCP MX (a scale for
 32), NVFP4 (a scale for 16), bitsandbytes (NF4, scales quantised), GGUF (mean over a model's matrices)."""
 
+TYPICAL = (4096, 4096)
+"""A matrix whose bits a weight are told of a storage."""
+
 KV_BITS: Mapping[str, int] = {"bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "q8_0": 8, "fp32": 32}
 """Formats of cached keys and values -> bits."""
 
@@ -64,10 +69,11 @@ def weight_format(name: str) -> Format:
     """The format of that name; `q4_k:4.83` is one with as many bits a weight as a file says. InputError with the
     nearest."""
     plain, colon, said = name.partition(":")
-    found = FORMATS.get(plain.lower())
+    found = FORMATS.get(plain.lower()) or _of_storage(name)
     if found is None:
         raise InputError(
-            f"weights in {name[:40]!r} are not known{nearest(plain, FORMATS)}; known: {', '.join(FORMATS)}"
+            f"weights in {name[:40]!r} are not known{nearest(plain, FORMATS)}; known: {', '.join(FORMATS)}, and groups "
+            f"of another size as int4-g64, int8-g32, int4-g128-zeros"
         )
     if not colon:
         return found
@@ -78,6 +84,18 @@ def weight_format(name: str) -> Format:
     if not 0.5 <= bits <= 64:
         raise InputError(f"weights in {name[:40]!r}: after the colon stand the bits of a weight, as in q4_k:4.83")
     return replace(found, name=name, bits=bits)
+
+
+def _of_storage(name: str) -> Format | None:
+    """Integers of four or eight bits in groups, by the bits of their arrays; products as of `int4-wo`. None for another
+    name: no engine on record multiplies by other forms."""
+    try:
+        stored = storage_of(name.lower())
+    except InputError:
+        return None
+    if not isinstance(stored, Integers) or stored.bits < 4 or not stored.group or stored.refused(TYPICAL):
+        return None
+    return Format(name=stored.name, bits=stored.bits_a_weight(TYPICAL), product="bf16", covers="linear")
 
 
 def kv_bits(name: str) -> int:

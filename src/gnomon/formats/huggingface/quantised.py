@@ -1,10 +1,10 @@
 """Weights that other programs have quantised, as values of `gnomon.storage`: one linear layer's tensors at a time.
 
 `method_of(config)` reads a config.json's `quantization_config`; `stored(method, tensors)` gives (storage, arrays,
-shape) of a layer whose tensors come under the endings that its program writes (`qweight`, `weight_packed`, …). No number
-changes: `widen` gives what the program's own dequantisation gives. What the forms cannot hold (GPTQ's columns in the
-order of their activation, other bits) is refused by name. Pure: arrays of numpy, bfloat16 as uint16 and fp8 as uint8.
-Leaves out which layers a config leaves as they are, and NF4 (`four_bits`).
+shape) of a layer whose tensors come under the endings that its program writes (`qweight`, `weight_packed`, …). No
+number changes: `widen` gives what the program's own dequantisation gives. What the forms cannot hold (GPTQ's columns in
+the order of their activation, other bits) is refused by name. Pure: arrays of numpy, bfloat16 as uint16 and fp8 as
+uint8. Leaves out which layers a config leaves as they are, and NF4 (`four_bits`).
 Source: AutoGPTQ 0.7 and GPTQModel (`qlinear`), AutoAWQ 0.2 (`WQLinear_GEMM`), compressed-tensors 0.10
 (`pack_quantized`, `naive_quantized`), transformers 5.23 (`finegrained_fp8`), bitsandbytes 0.50 (`Int8Params`).
 """

@@ -626,6 +626,32 @@ def routers(r: Random) -> list[Example]:
     ]
 
 
+def loads(r: Random) -> list[Example]:
+    b, t, e = batch(r), seq(r), dim("experts", 8)
+
+    def oracle(logits: Tensor) -> Tensor:  # transformers: sums of probabilities, and a histogram of choices
+        chosen = functional.one_hot(logits.softmax(-1).topk(2, dim=-1).indices, 8).sum(2)
+        return torch.stack((logits.softmax(-1).sum(1), chosen.to(logits.dtype).sum(1)), 1)
+
+    block = one("expert_load", {"logits": (b, t, e)}, (b, dim("load_sums", 2), e), topk=2)
+    kept = "torch's softmax keeps what it wrote, in float32 or wider"
+    return [Example(block=block, oracle=oracle, meshes=(CP,), keeps=kept)]
+
+
+def balances(r: Random) -> list[Example]:
+    b, t, e = batch(r), seq(r), dim("experts", 8)
+
+    def oracle(load: Tensor, labels: Tensor) -> Tensor:  # Fedus et al. 2021, equation 4, once for each label
+        tokens = load[:, 1].detach().sum() / 2
+        shares = (load[:, 1].detach().sum(0) / tokens, load[:, 0].sum(0) / tokens)
+        return 0.1 * 8 * (shares[0] * shares[1]).sum() * labels.numel()
+
+    inputs = {"load": (b, dim("load_sums", 2), e), "labels": (b, t)}
+    block = one("balance_loss", inputs, (), integers=("labels",), coefficient=0.1, topk=2)
+    steps = "a few numbers for each expert, in steps of torch's own"
+    return [Example(block=block, oracle=oracle, below={"labels": 8}, meshes=(CP,), keeps=steps)]
+
+
 TOPK, EXPERTS = 2, 4
 
 
@@ -835,6 +861,8 @@ EXAMPLES: Mapping[str, Callable[[Random], list[Example]]] = {
     "paged_attention": paged,
     "state_space": scans,
     "router": routers,
+    "expert_load": loads,
+    "balance_loss": balances,
     "dispatch": dispatches,
     "grouped_linear": grouped,
     "combine": combines,

@@ -26,4 +26,4 @@ def balance_loss(site: Site, load: Tensor, labels: Tensor) -> Tensor:
     probabilities, counts = load[:, 0].sum(0), load[:, 1].detach().sum(0)
     tokens = counts.sum() / site.attr("topk", 1)
     uneven = (counts / tokens * probabilities / tokens).sum() * counts.numel()
-    return uneven * (site.attr("coefficient", 0.0) * (labels >= 0).sum())
+    return uneven * (labels >= 0).sum() * site.attr("coefficient", 0.0)  # a number times integers would be float32

@@ -37,7 +37,7 @@ def forecast_text(
             low, high = BAND[band]
             said = f"   {show_seconds(spread.p50 * low)} to {show_seconds(spread.p50 * high)}"
         yield f"{name:14}{cells}{said}"
-    yield "(measured over predicted, 10th to 90th percentile of the runs in docs/accuracy.md; not tested on other runs)"
+    yield "(measured over predicted, 10th to 90th percentile of runs in docs/accuracy.md; each half holds the other)"
     yield ""
     each = found.output_tokens_per_s / found.devices
     yield f"throughput    {found.output_tokens_per_s:,.0f} output tokens/s, {each:,.0f} a device"

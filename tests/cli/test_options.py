@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import FrozenInstanceError
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -12,7 +13,8 @@ from types import ModuleType
 import pytest
 
 from gnomon.cli import main
-from gnomon.cli.options import parser
+from gnomon.cli.options import COMMANDS, Actions, parse, parser
+from gnomon.cli.options.flags import Options, given
 
 Found = tuple[tuple[str, ...], argparse.Action]
 """(words of the command, one of its options)."""
@@ -127,7 +129,7 @@ def test_no_option_is_short_for_another(capsys: pytest.CaptureFixture[str]) -> N
         ("predict", "gpt2", "--on", "h100", "--decode"),
         ("predict", "gpt2", "--on", "h100", "--stack", "vllm"),
         ("plan", "gpt2", "--on", "h100", "--stack", "sglang", "--global-batch", "8"),
-        ("predict", "--on", "h100", "--from", "llama.cpp", "x"),
+        ("predict", "--on", "h100", "--from", "tgi", "x"),
     ],
 )
 def test_inference_is_pointed_to(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,3 +147,49 @@ def test_no_name_of_the_package_is_that_of_a_commands_module() -> None:
     modules = {module.name for module in iter_modules(package.__path__)}
     for name in modules & set(vars(package)):
         assert isinstance(vars(package)[name], ModuleType), name
+
+
+def option_classes() -> Iterator[tuple[str, type[Options]]]:
+    """Every command and action, and its class."""
+    for name, command in COMMANDS.items():
+        actions = command.actions.items() if isinstance(command, Actions) else [("", command)]
+        for word, action in actions:
+            module, _, of = action.options.partition(":")
+            yield f"{name} {word}".strip(), getattr(import_module(f"gnomon.cli.options.{module}"), of)
+
+
+def test_no_group_of_options_takes_the_place_of_one_in_another() -> None:
+    """Two bases with a field of one name would leave one of the two, in silence."""
+    for command, of in option_classes():
+        owners: dict[str, type] = {}
+        for base in reversed(of.__mro__):
+            for name in vars(base).get("__annotations__", {}):
+                if name != "about" and base is not of:
+                    assert name not in owners or issubclass(base, owners[name]), (command, name, base, owners[name])
+                    owners[name] = base
+
+
+def test_options_are_frozen_values() -> None:
+    _, options = parse(["predict", "gpt2", "--on", "h100", "--set", "a=1"])
+    assert given(options) == {"model": "gpt2", "on": "h100", "settings": ("a=1",)}
+    with pytest.raises(FrozenInstanceError):
+        options.model = "other"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("predict gpt2 --on h100 --vocab-size 5", "--vocab-size is for what a file leaves open, and 'gpt2' is a name"),
+        ("predict gpt2 --on h100 --strict", "--strict is for what a file leaves open, and 'gpt2' is a name"),
+        ("predict llama-mini --on 8xh100 --context ring", "--context ring says how cp ranks share a sequence"),
+        ("fit gpt2 --on h100 --memory -3GiB", "one that begins with - is written as OPTION=-VALUE"),
+        ("predict gpt2 --on h100 --serve --input-len 8 --output-len 8 --ttft 5parsecs", "--ttft: Expected seconds"),
+    ],
+)
+def test_nothing_that_was_written_is_dropped(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused(capsys, *words.split())
+
+
+def test_adapters_are_of_training_and_of_serving(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "llama-mini", "--on", "h100", "--lora-rank", "8"]) == 0
+    assert "parameters of adapters" in " ".join(capsys.readouterr().out.split())

@@ -15,6 +15,7 @@ from gnomon.cli.options.flags import given
 from gnomon.cli.options.plan import ExplainOptions, PlanOptions
 from gnomon.cli.options.predict import PredictOptions
 from gnomon.cli.terminal import print_json, print_lines
+from gnomon.cli.values import quantity
 from gnomon.errors import InputError
 from gnomon.formats.engines import read_command
 from gnomon.formats.given import parse_settings
@@ -161,8 +162,8 @@ def read(options: ServedOptions) -> Asked:
     target = None
     if options.ttft is not None or options.tpot is not None:
         target = Target(
-            ttft_s=None if options.ttft is None else parse_seconds(_spaced(options.ttft)),
-            tpot_s=None if options.tpot is None else parse_seconds(_spaced(options.tpot)),
+            ttft_s=None if options.ttft is None else quantity("--ttft", parse_seconds, _spaced(options.ttft)),
+            tpot_s=None if options.tpot is None else quantity("--tpot", parse_seconds, _spaced(options.tpot)),
         )
     if serving.draft != "none":
         assumed.append(

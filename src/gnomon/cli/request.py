@@ -160,6 +160,9 @@ def adapted_name(options: AdapterOptions, name: str | None) -> str | None:
 def _model(name: str | None, job: Job | None, options: TrainingOptions) -> tuple[Graph, tuple[str, ...]]:
     if job is not None:
         return (job.graph(), ()) if name is None or job.model is not None else read_model(name)
+    for option, given in (("--vocab-size", options.vocab_size is not None), ("--strict", options.strict)):
+        if given and name is not None and not (is_a_file(name) or Path(name).is_dir() or is_code(name)):
+            raise InputError(f"{option} is for what a file leaves open, and {name[:64]!r} is a name; leave it out")
     if name is None:
         raise InputError("no model; give a name (`gnomon catalogue models`), a config.json, or a job file")
     return read_model(name, settings=parse_settings(options.settings), strict=options.strict)
@@ -200,6 +203,9 @@ def _changed(plan: Plan, options: TrainingOptions, machines: Cluster, *, keep_me
         changes["saved"] = Saved(preset=options.recompute)
     if options.precision is not None and not keep_precision:
         changes["precision"] = PRECISIONS[options.precision]
+    mesh = changes.get("mesh", plan.mesh)
+    if options.context is not None and mesh.cp == 1 and not plan.stages:
+        raise InputError(f"--context {options.context} says how cp ranks share a sequence, and cp is 1; give --cp too")
     layout: dict[str, Any] = {"sequence_parallel": True} if options.sequence_parallel else {}
     layout |= {"context": options.context} if options.context is not None else {}
     if layout:

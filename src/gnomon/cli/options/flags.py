@@ -190,6 +190,8 @@ class Parser(argparse.ArgumentParser):
             )
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith("expected one argument"):  # as argparse says of `--memory -3GiB` and of a missing value
+            message += " (one that begins with - is written as OPTION=-VALUE)"
         self.exit(2, broken(f"{self.prog}: {message}; see {self.prog} --help", sys.stderr) + "\n")
 
 

@@ -140,7 +140,11 @@ class AdapterOptions(Options):
     """What is trained beside a frozen model."""
 
     lora_rank: int | None = option(
-        "--lora-rank", read=count, metavar="R", help="train LoRA adapters of this rank only", group=ADAPTERS
+        "--lora-rank",
+        read=count,
+        metavar="R",
+        help="train LoRA adapters of this rank only; with --serve: of those that are served",
+        group=ADAPTERS,
     )
     lora_targets: str | None = option(
         "--lora-targets",

@@ -114,7 +114,6 @@ class ServeOptions(Options):
     acceptance: float | None = option(
         "--acceptance", read=_share, metavar="X", help="chance that a guess holds, with --draft", group=SERVING
     )
-    lora_rank: int | None = option("--lora-rank", read=count, metavar="N", help="of adapters", group=SERVING)
     lora_slots: int | None = option(
         "--lora-slots", read=count, metavar="N", help="adapters held at the same time", group=SERVING
     )

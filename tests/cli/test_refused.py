@@ -154,7 +154,7 @@ READS = [
     *(("predict", "--from", name, "FILE", *ON, "--micro-batch-size=1") for name in ("megatron", "torchtitan")),
     *(("predict", "--from", name, "FILE", *ON, "--micro-batch-size=1") for name in ("deepspeed", "nanotron")),
     ("plan", "FILE", *ON, "--global-batch=8"),
-    ("explain", "FILE"),
+    ("explain", "FILE", *ON),
     ("run", "FILE"),
     ("export", "FILE", "--to", "megatron"),
     ("compare", "FILE", "FILE"),

@@ -128,3 +128,8 @@ def test_weights_in_groups_of_another_size_have_the_bits_of_their_arrays() -> No
     for name in ("int4-g7", "ternary-g64", "2:4", "int4-g100"):
         with pytest.raises(InputError, match="are not known"):
             weight_format(name)
+
+
+def test_an_engine_that_does_not_run_there_says_so_before_memory_is_counted() -> None:
+    said = refusal(model("llama-3.1-8b"), parse_cluster("tpu-v5e"), Serving(max_model_len=64), engine("vllm"))
+    assert said == "vllm does not run on a tpu (tpu-v5e); it runs on: gpu, cpu"

@@ -328,6 +328,9 @@ def _ways(cluster: Cluster, serving: Serving, engine: Engine) -> Iterator[tuple[
 
 def refusal(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, beside_bytes: float = 0.0) -> str | None:
     """The one line that an engine's refusal to start comes down to; None if it starts."""
+    first = cluster.devices[0]
+    if first.kind not in engine.devices:
+        return f"{engine.name} does not run on a {first.kind} ({first.name}); it runs on: {', '.join(engine.devices)}"
     if not engine.chunked_prefill and serving.max_model_len > engine.max_batched_tokens:
         return (
             f"{engine.name} would not start: without chunked prefill max_num_batched_tokens "

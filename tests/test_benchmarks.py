@@ -16,7 +16,7 @@ def names(path: Path) -> list[tuple[str, str]]:
     """(module, name) of what a file takes from the package, but for the rooms that need torch."""
     nodes = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.ImportFrom)]
     ours = [n for n in nodes if (n.module or "").split(".")[0] in OURS]
-    ours = [n for n in ours if not {"runtime", "frontend"} & set((n.module or "").split("."))]
+    ours = [n for n in ours if not {"runtime", "frontend", "serve"} & set((n.module or "").split("."))]
     return [(node.module or "", alias.name) for node in ours for alias in node.names]
 
 

@@ -21,6 +21,7 @@ from gnomon.serve.load import open_model  # noqa: E402
 from gnomon.serve.paged import Pages, Seen  # noqa: E402
 from gnomon.serve.rows import Part, Rows  # noqa: E402
 from gnomon.serve.sampling import Sampling  # noqa: E402
+from gnomon.serving.scheduler import Scheduler  # noqa: E402
 from gnomon.software.engine import engine  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -172,3 +173,28 @@ def test_layers_in_one_call_compute_what_ops_one_by_one_do(kind: str, tmp_path: 
     for first, second in zip(*logits, strict=True):
         if len(first):
             assert (first.float() - second.float()).abs().max() < 0.06 * second.float().abs().max()
+
+
+def test_the_simulators_scheduler_makes_the_same_batches_of_recorded_arrivals(tmp_path: Path) -> None:
+    """What the engine decided on the wall clock, decided again without blocks that are somebody's, keys or a model."""
+    _, ours = served("mistral", tmp_path, max_batched_tokens=24, max_seqs=3)
+    ours.record = []
+    rng = torch.Generator().manual_seed(1)
+    for length, most in torch.randint(1, 40, (12, 2), generator=rng).tolist():
+        key = ours.add([5 + length % 7] * length, greedy(most))[0]
+        for _ in range(most % 5):
+            ours.step()
+        if most % 6 == 0:
+            ours.cancel(key)
+    answers(ours)
+    again = Scheduler(ours.rules, ours.model.sizes.blocks)
+    compared = 0
+    for seen in ours.record:
+        for key in seen.cancelled:
+            again.cancel(key)
+        batch = again.step([(*one, 0) for one in seen.arrivals], seen.finished)
+        assert (list(batch.pieces), batch.decodes, batch.kv_tokens) == (
+            list(seen.batch.pieces), seen.batch.decodes, seen.batch.kv_tokens,
+        )  # fmt: skip
+        compared += 1
+    assert compared > 40 and again.free == again.total

@@ -78,12 +78,12 @@ def theirs(model: Any, prompt: list[int], count: int) -> list[int]:
 
 def compare(kind: str, folder: Path, *, count: int = 40) -> Compared:
     """How many greedy tokens are the same."""
+    ids = torch.randint(3, 96, (2, PROMPT), generator=torch.Generator().manual_seed(3)).tolist()
     try:
         model, ours = served(kind, folder)
+        key, *_ = ours.add(ids[0], greedy(count))
     except GnomonError as error:
         return Compared(kind=kind, refusal=str(error))
-    ids = torch.randint(3, 96, (2, PROMPT), generator=torch.Generator().manual_seed(3)).tolist()
-    key, *_ = ours.add(ids[0], greedy(count))
     ours.add(ids[1][:BESIDE], greedy(count))
     made, wanted = answers(ours)[key], theirs(model, ids[0], count)
     same = next((at for at, (a, b) in enumerate(zip(made, wanted, strict=True)) if a != b), count)

@@ -24,6 +24,9 @@ from gnomon.serve.settings import Settings
 from gnomon.serve.text import TextStream
 from gnomon.serve.vocabulary import Vocabulary
 
+TOLD_AFTER = 8
+"""Iterations after which metrics are told again, where there is work."""
+
 
 @dataclass(slots=True)
 class Answer:
@@ -167,14 +170,17 @@ def main(connection: Connection, settings: Settings) -> None:
     told = worker.stats()
     while True:
         try:
-            while connection.poll(0 if engine.has_work else None):
+            worker.step()
+            now = worker.stats()
+            if now != told and (not engine.has_work or now.iterations - told.iterations >= TOLD_AFTER):
+                connection.send(now)
+                told = now
+            waits = not engine.has_work
+            while connection.poll(None if waits else 0):
                 message = connection.recv()
                 if isinstance(message, Stop):
                     return
                 worker.take(message)
-            worker.step()
-            if (now := worker.stats()) != told and (not engine.has_work or now.iterations - told.iterations >= 8):
-                connection.send(now)
-                told = now
+                waits = False  # what it changed is to be told, even where there is nothing to do
         except (EOFError, BrokenPipeError, ConnectionResetError):  # the front end is gone
             return

@@ -94,7 +94,7 @@ def searched(model: str, program: Stack, seconds: float, top: int) -> Result:
     machines, work = parse_cluster(on), Workload(global_batch_size=batch, seq_len=seq_len)
     to = target(program, config, graph, machines, work)
     base = based(Plan(precision=default_precision(machines)), to, precision=True)
-    return exportable(plan(graph, machines, work, program, base=base, top=top, more=until(seconds)), to)
+    return exportable(plan(graph, machines, work, program, base=base, top=top, keep_going=until(seconds)), to)
 
 
 def exported_row(model: str, program: str, made: Plan, planned_s: float) -> Row:

@@ -370,7 +370,7 @@ def planned(graph: Any) -> dict[str, Any]:
 
     fixed = {dim.size for block in graph.blocks for dim in block.dims if dim.name == "batch"} - {None}
     workload = Workload(global_batch_size=8 * max(fixed, default=2), seq_len=sample_tokens(graph) or 16)
-    best = gnomon.plan(graph, "1x8xh100-sxm", workload, more=until(SEARCH_S), top=1).best
+    best = gnomon.plan(graph, "1x8xh100-sxm", workload, keep_going=until(SEARCH_S), top=1).best
     if not best:
         raise ValueError("no plan fits")
     mesh = best[0].plan.mesh

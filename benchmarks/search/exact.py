@@ -2,8 +2,8 @@
 
     python benchmarks/search/exact.py [SPACES]      # default 200; prints the line kept in results/search.md
 
-Every other space has the choices of `space.BEYOND` too: products that are cut, activations on the host; half of these
-have parameters on the host, and of two in three the update too.
+Every other space has the choices of `space.EXTRA_CHOICES` too: products that are cut, activations on the host; half of
+these have parameters on the host, and of two in three the update too.
 
 Claim: in each, the plan that the search returns is as fast as the fastest of all plans predicted one by one that fit;
 no bound on time is above its plan, none on memory rules out a plan that fits; points add up. The spaces and checks are
@@ -26,7 +26,7 @@ def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     start, points = time.process_time(), 0
     for seed in range(count):
-        points += check(seed, beyond=bool(seed % 2), away=seed % 4 == 3)
+        points += check(seed, extra_choices=bool(seed % 2), away=seed % 4 == 3)
     spent = time.process_time() - start
     print(f"{time.strftime('%Y-%m-%d')}: {count} spaces, {points:,} points, all alike; {spent:.0f} s of one core")
 

@@ -230,6 +230,8 @@ def test_choices_are_fixed_refined_and_written(tmp_path: Path, capsys: pytest.Ca
         *FEW,
         "--zero",
         "3",
+        "--tp",
+        "1",
         "--fix",
         "reshard_after_forward=no",
         "--refine",

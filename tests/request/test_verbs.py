@@ -88,7 +88,7 @@ WRONG: tuple[tuple[Callable[[], object], type[GnomonError], str], ...] = (
     (lambda: plan(fixed={"overlap": 1}), PlanError, "fixed overlap = 1 is no True or False"),
     (lambda: plan(fixed={"schedule": "1f1b"}), PlanError, r"unknown schedule '1f1b' \(here it is 'one_f_one_b'\)"),
     (lambda: plan(forbid=[3]), InputError, "forbid lists conditions such as 'pp>1', not 3"),
-    (lambda: plan(beyond=["async"]), InputError, "beyond names 'async'"),
+    (lambda: plan(extra_choices=["async"]), InputError, "extra_choices names 'async'"),
     (lambda: plan(top=0), InputError, "top = 0 plans are asked for"),
     (lambda: Workload(global_batch_size=8, seq_len=NAN), PlanError, "must be a whole number"),  # type: ignore[arg-type]
     (lambda: Workload(global_batch_size=INF, seq_len=64), PlanError, "must be a whole number"),  # type: ignore[arg-type]

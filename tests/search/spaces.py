@@ -12,7 +12,7 @@ from gnomon.models import gpt, llama, mixtral
 from gnomon.plans import Goal, Offload, Optimizer, Overlap, Plan, Precision, Workload
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Space, make_space
-from gnomon.search.space.points import BEYOND
+from gnomon.search.space.points import EXTRA_CHOICES
 from gnomon.software import Stack, own, stack
 
 CLUSTERS = (
@@ -90,7 +90,7 @@ def case(seed: int, *, beyond: bool = False, away: bool = False, disk: bool = Fa
         base
     ):  # `gnomon plan` refuses it: bounds know of no rows of layers
         base = replace(base, overlap=replace(overlap, bucket_bytes=None))
-    result = make_space(graph, cluster, workload, base=base, beyond=BEYOND if beyond else ())
+    result = make_space(graph, cluster, workload, base=base, extra_choices=EXTRA_CHOICES if beyond else ())
     few = _few(result, draw)
     if beyond:
         few = replace(few, recompute=("none", "offload"), sequence_parallel=(True,))

@@ -20,7 +20,7 @@ from gnomon.search import Point, make_space, plan, solve
 from gnomon.search.exact.solve import Search
 from gnomon.search.refinement.choices import CHOICES, allowed, choice
 from gnomon.search.refinement.refine import THOROUGH, refine
-from gnomon.search.space.points import BEYOND, saving_of
+from gnomon.search.space.points import EXTRA_CHOICES, saving_of
 from gnomon.software import stack
 
 SEEDS = range(1001, 1010)
@@ -28,7 +28,7 @@ SEEDS = range(1001, 1010)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_search_finds_what_predicting_everything_finds(seed: int) -> None:
-    check(seed, beyond=True)
+    check(seed, extra_choices=True)
 
 
 @pytest.mark.parametrize("seed", range(2001, 2010))
@@ -113,7 +113,7 @@ def large() -> Case:
         )
     )
     machines, work = parse_cluster("2x4xh100-sxm"), Workload(global_batch_size=16, seq_len=2048)
-    space = make_space(graph, machines, work, base=Plan(), beyond=BEYOND)
+    space = make_space(graph, machines, work, base=Plan(), extra_choices=EXTRA_CHOICES)
     few = replace(
         space,
         tp=(2, 4),
@@ -175,7 +175,7 @@ def test_a_plan_that_sends_activations_to_the_host_is_found_where_memory_decides
     machines, work = parse_cluster("1x8xh100-sxm"), Workload(global_batch_size=16, seq_len=65536)
     fixed = {"pp": 1, "tp": 8, "sequence_parallel": True}
     result = plan("llama-3.1-8b", machines, work, fixed=fixed, top=1)
-    plain = plan("llama-3.1-8b", machines, work, fixed=fixed, top=1, beyond=())
+    plain = plan("llama-3.1-8b", machines, work, fixed=fixed, top=1, extra_choices=())
     assert result.best[0].point.recompute == "offload" and host_memory(result.best[0].prediction).fits
     assert result.best[0].step_s < 0.99 * plain.best[0].step_s
     both = [refine(entry, effort=THOROUGH).best.step_s for entry in (result, plain)]
@@ -197,7 +197,9 @@ def test_what_the_stack_does_not_run_is_not_searched() -> None:
 
 def test_products_are_not_cut_between_nodes() -> None:
     machines = parse_cluster("2x2xh100-sxm")
-    space = make_space(model("llama-tiny"), machines, Workload(global_batch_size=8, seq_len=512), beyond=BEYOND)
+    space = make_space(
+        model("llama-tiny"), machines, Workload(global_batch_size=8, seq_len=512), extra_choices=EXTRA_CHOICES
+    )
     cut = {tp: bool(space.splits(tp, sequence_parallel=True)) for tp in (1, 2, 4)}
     assert cut == {1: False, 2: True, 4: False}
     assert not space.splits(2, sequence_parallel=False)
@@ -207,13 +209,13 @@ def test_a_base_plan_that_offloads_by_itself_is_left_as_it_is() -> None:
     graph, machines = model("llama-tiny"), parse_cluster("1x2xh100-sxm")
     work = Workload(global_batch_size=8, seq_len=512)
     base = choice("activation_offload").make(Plan(), graph, 2)
-    assert "offload" not in make_space(graph, machines, work, base=base, beyond=BEYOND).recompute
+    assert "offload" not in make_space(graph, machines, work, base=base, extra_choices=EXTRA_CHOICES).recompute
 
 
 def test_choices_that_are_searched_are_choices() -> None:
     names = {entry.name for entry in allowed(stack("gnomon"), allow=(), forbid=(), fixed=())}
-    assert set(BEYOND) <= {choice.name for choice in CHOICES}
-    assert names & {*BEYOND} == {"parameter_disk"}  # of a CPU host and device are one memory, which a disk frees
+    assert set(EXTRA_CHOICES) <= {choice.name for choice in CHOICES}
+    assert names & {*EXTRA_CHOICES} == {"parameter_disk"}  # of a CPU host and device are one memory, which a disk frees
 
 
 def test_an_optimizer_on_the_host_is_searched_where_gradients_are_not_clipped() -> None:
@@ -228,15 +230,17 @@ def test_an_optimizer_on_the_host_is_searched_where_gradients_are_not_clipped() 
     assert result.counts.space == result.counts.covered  # those of ZeRO 3 again, with parameters on the host
     assert result.counts.space == 2 * result.space.size + result.space.size // 4
     with pytest.raises(PlanError, match="fits"):
-        plan("llama-3.1-8b", "1x1xh100-sxm", work, base=free, beyond=("async_tp", "activation_offload"))
+        plan("llama-3.1-8b", "1x1xh100-sxm", work, base=free, extra_choices=("async_tp", "activation_offload"))
     roomy = plan("llama-3.1-8b", "1x8xh100-sxm", replace(work, global_batch_size=16), base=free)
-    plain = plan("llama-3.1-8b", "1x8xh100-sxm", replace(work, global_batch_size=16), base=free, beyond=BEYOND[:2])
+    plain = plan(
+        "llama-3.1-8b", "1x8xh100-sxm", replace(work, global_batch_size=16), base=free, extra_choices=EXTRA_CHOICES[:2]
+    )
     assert [candidate.step_s for candidate in roomy.best] == [candidate.step_s for candidate in plain.best]
 
 
 @pytest.mark.parametrize("seed", range(1001, 1006))
 def test_two_searches_together_find_what_predicting_both_spaces_finds(seed: int) -> None:
-    given = case(seed, beyond=True)
+    given = case(seed, extra_choices=True)
     base = replace(given.space.base, optimizer=replace(given.space.base.optimizer, clip=False))
     one = replace(given.space, base=base)
     other = replace(one, base=choice("optimizer_offload").make(base, given.graph, True))

@@ -28,7 +28,7 @@ def questions(most: int) -> Callable[[], bool]:
 
 
 def planned(most: int) -> Result:
-    return gnomon.plan("llama-3.1-8b", "1x8xh100-sxm", WORK, more=questions(most))
+    return gnomon.plan("llama-3.1-8b", "1x8xh100-sxm", WORK, keep_going=questions(most))
 
 
 @cache
@@ -56,14 +56,14 @@ def test_a_budget_that_is_not_spent_changes_nothing() -> None:
 def test_without_a_plan_in_time_the_error_says_what_was_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["gnomon.search.exact.solve"], "OVERTIME", 0)  # the room has a function of that name
     with pytest.raises(PlanError, match=r"fits in 22.0 GiB a device; the budget was spent with [\d,]+ of [\d,]+ plans"):
-        gnomon.plan("llama-3.1-8b", "1x8xh100-sxm", WORK, goal=Goal(memory_bytes=22 * 2**30), more=questions(1))
+        gnomon.plan("llama-3.1-8b", "1x8xh100-sxm", WORK, goal=Goal(memory_bytes=22 * 2**30), keep_going=questions(1))
 
 
 def test_a_large_request_without_time_to_price_its_families_has_a_plan() -> None:
     """DeepSeek-V3 on 2,048 H800: what keeps little is tried by the bounds on memory, and counts stay whole."""
     fixed = {"tp": 1, "cp": 1, "ep": 64, "overlap": True}
     work = Workload(global_batch_size=15360, seq_len=4096)
-    result = gnomon.plan("deepseek-v3", "256xhgx-h800", work, fixed=fixed, beyond=(), more=questions(40))
+    result = gnomon.plan("deepseek-v3", "256xhgx-h800", work, fixed=fixed, extra_choices=(), keep_going=questions(40))
     assert result.best and all(rank.peak_bytes <= result.limit_bytes for rank in result.best[0].prediction.memory)
     assert result.counts.left and result.counts.covered == result.counts.space
     assert {candidate.point.recompute for candidate in result.best} == {"full"}

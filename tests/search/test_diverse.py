@@ -12,7 +12,7 @@ from search.spaces import case
 from search.test_exact import predicted
 
 from gnomon.plans import Mesh, Optimizer, Plan, Saved, Schedule
-from gnomon.search import solve, unlike
+from gnomon.search import pick_diverse, solve
 from gnomon.search.results import SAME_MESH, UP_TO, most_alike, sort_of, sort_of_point
 
 PLANS = st.lists(
@@ -35,7 +35,7 @@ PLANS = st.lists(
 
 @given(plans=PLANS, few=st.integers(1, 6))
 def test_no_two_are_alike_and_few_of_one_mesh(plans: list[Plan], few: int) -> None:
-    chosen = unlike(plans, few)
+    chosen = pick_diverse(plans, few)
     sorts = [sort_of(plans[i]) for i in chosen]
     assert chosen[0] == 0 and chosen == sorted(chosen) and len(chosen) <= few
     assert len(set(sorts)) == len(sorts)
@@ -47,9 +47,9 @@ def test_no_two_are_alike_and_few_of_one_mesh(plans: list[Plan], few: int) -> No
 
 @given(plans=PLANS, few=st.integers(1, 6))
 def test_filled_up_there_are_as_many_as_are_asked_for(plans: list[Plan], few: int) -> None:
-    chosen = unlike(plans, few, fill=True)
+    chosen = pick_diverse(plans, few, fill=True)
     assert chosen == sorted(set(chosen)) and len(chosen) == min(few, len(plans))
-    assert set(unlike(plans, few)) <= set(chosen)
+    assert set(pick_diverse(plans, few)) <= set(chosen)
 
 
 def test_what_schedules_and_replicas_differ_in_is_no_alternative() -> None:
@@ -57,9 +57,9 @@ def test_what_schedules_and_replicas_differ_in_is_no_alternative() -> None:
     gpipe = replace(data, schedule=Schedule(name="gpipe"))
     hybrid = replace(data, mesh=Mesh(dp_replicate=2, dp_shard=4))
     large = replace(data, schedule=Schedule(micro_batch_size=2))
-    assert unlike([data, gpipe, hybrid, tensor], 3) == [0, 3]
-    assert unlike([data, gpipe, hybrid, tensor], 3, fill=True) == [0, 1, 3]
-    assert unlike([data, large, tensor], 3) == [0, 1, 2]
+    assert pick_diverse([data, gpipe, hybrid, tensor], 3) == [0, 3]
+    assert pick_diverse([data, gpipe, hybrid, tensor], 3, fill=True) == [0, 1, 3]
+    assert pick_diverse([data, large, tensor], 3) == [0, 1, 2]
     assert most_alike(40, 5) == SAME_MESH and most_alike(1, 5) == 5
 
 
@@ -79,6 +79,6 @@ def test_a_search_for_alternatives_finds_those_of_predicting_everything(seed: in
             wanted += [step_s] if meshes[sort[0]] <= same else []
     goal = replace(asked.goal, memory_bytes=limit)
     given = asked.graph, asked.cluster, asked.workload, asked.space, asked.stack, goal
-    result = solve(*given, top=few, unlike=True)
-    assert [candidate.step_s for candidate in result.best] == wanted[:few] and result.unlike
+    result = solve(*given, top=few, diverse=True)
+    assert [candidate.step_s for candidate in result.best] == wanted[:few] and result.diverse
     assert result.counts.covered == asked.space.size

@@ -43,9 +43,9 @@ def predicted(given: Case) -> Iterator[tuple[Point, Prediction]]:
             continue
 
 
-def check(seed: int, *, beyond: bool = False, away: bool = False, disk: bool = False) -> int:
+def check(seed: int, *, extra_choices: bool = False, away: bool = False, disk: bool = False) -> int:
     """Asserts that the search of a random space finds what predicting all of it finds; the number of points."""
-    given = case(seed, beyond=beyond, away=away, disk=disk)
+    given = case(seed, extra_choices=extra_choices, away=away, disk=disk)
     every = list(predicted(given))
     assert bool(every) == (seed not in WITHOUT) or seed not in SEEDS or away
     peaks = sorted({entry.tightest.peak_bytes for _, entry in every})

@@ -231,7 +231,7 @@ def test_a_question_that_is_stopped_says_what_it_did_not_look_at(calls: int) -> 
     whole = largest(asked, CLUSTER, work, config, "layers")
     assert not any("not looked at" in case.why for case in whole)
     try:
-        cases = largest(replace(asked, more=until(calls)), CLUSTER, work, config, "layers")
+        cases = largest(replace(asked, keep_going=until(calls)), CLUSTER, work, config, "layers")
     except PlanError as error:
         assert not calls and "the time allowed is spent" in str(error)
         return

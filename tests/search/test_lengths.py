@@ -110,7 +110,7 @@ def test_stand_ins_hold_all_tokens_and_divide_over_the_devices(lengths: list[int
 
 def test_a_budget_that_is_spent_says_so() -> None:
     asked = iter([True] * 4)
-    made = plan_lengths(GRAPH, NODE, Workload(lengths=LENGTHS), more=lambda: next(asked, False))
+    made = plan_lengths(GRAPH, NODE, Workload(lengths=LENGTHS), keep_going=lambda: next(asked, False))
     assert not made.complete
     assert made.best.step_s > 0
 

@@ -122,7 +122,7 @@ def test_the_fast_devices_take_more_and_nothing_compared_with_is_faster() -> Non
 
 
 def test_a_spent_budget_leaves_plans_over_several_kinds_and_says_what_ended_it() -> None:
-    spent = plan_mixed(model("llama", 4), MIXED, WORKLOAD, more=lambda: False)
+    spent = plan_mixed(model("llama", 4), MIXED, WORKLOAD, keep_going=lambda: False)
     assert spent.counts.priced and spent.counts.left and len(spent.best[0].kinds) == 2
     assert (spent.ended, len(spent.unfinished)) == ("budget", 3)
     text = " ".join(mixed_text(spent))

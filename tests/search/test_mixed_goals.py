@@ -108,10 +108,10 @@ def test_a_search_over_kinds_that_is_stopped_says_so() -> None:
     """At once, and in the middle of the search over kinds, which counts what is left."""
     asked = replace(ASKED, goal=Goal(memory_bytes=3 * 2**30))
     with pytest.raises(PlanError, match="no plan was found with 512 tokens: not looked at: the time allowed is spent"):
-        longest(replace(asked, more=lambda: False), MIXED, WORK, multiple=512)
+        longest(replace(asked, keep_going=lambda: False), MIXED, WORK, multiple=512)
     whole = longest(asked, MIXED, WORK, multiple=512)[-1].workload.sequence_lengths()[0]
     left = iter(range(10))
-    cases = longest(replace(asked, more=lambda: next(left, None) is not None), MIXED, WORK, multiple=512)
+    cases = longest(replace(asked, keep_going=lambda: next(left, None) is not None), MIXED, WORK, multiple=512)
     assert cases[-1].best is not None and cases[-1].workload.sequence_lengths()[0] <= whole
     assert any("the time allowed is spent" in case.why for case in cases)
     beyond = replace(WORK, seq_len=whole + 512)
@@ -125,7 +125,7 @@ def test_a_search_over_kinds_that_is_stopped_says_so() -> None:
             base=Plan(),
             fixed=FIXED,
             forbid=(),
-            more=lambda: False,
+            keep_going=lambda: False,
         )
 
 

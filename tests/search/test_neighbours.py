@@ -46,12 +46,12 @@ def faster(result: Result) -> list[str]:
 
 @pytest.mark.parametrize(("kind", "most"), [("llama", 3), ("llama", 60), ("mixtral", 3), ("mixtral", 60)])
 def test_a_cut_search_gives_no_plan_with_a_faster_neighbour(kind: str, most: int) -> None:
-    result = gnomon.plan(model(kind, 8), "2x8xmi300x", WORK, more=questions(most))
+    result = gnomon.plan(model(kind, 8), "2x8xmi300x", WORK, keep_going=questions(most))
     assert result.counts.left and result.neighbours and faster(result) == []
 
 
 def test_a_change_is_only_made_where_it_is_free_and_fits() -> None:
-    result = gnomon.plan(model("llama", 8), "1x8xh100-sxm", WORK, fixed={"tp": 2, "zero": 1}, more=questions(3))
+    result = gnomon.plan(model("llama", 8), "1x8xh100-sxm", WORK, fixed={"tp": 2, "zero": 1}, keep_going=questions(3))
     point = result.best[0].point
     assert (point.tp, point.zero) == (2, 1) and result.neighbours
     whole = gnomon.plan(model("llama", 8), "1x8xh100-sxm", WORK)

@@ -58,7 +58,7 @@ def test_progress_counts_every_plan_that_is_looked_at() -> None:
         Plan(schedule=Schedule(micro_batch_size=1)),
         Workload(global_batch_size=2, seq_len=64),
     )
-    result = explain(small, runners_up=[PLAN], told=lambda done, of: seen.append((done, of)))
+    result = explain(small, runners_up=[PLAN], on_progress=lambda done, of: seen.append((done, of)))
     assert seen == [(i + 1, len(seen)) for i in range(len(seen))] and len(seen) == len(result.neighbours) + 1
     assert result.runners_up == ()  # sixteen ranks do not run on one device
 
@@ -87,7 +87,7 @@ def test_what_is_said_of_other_machines_is_true_there() -> None:
     held = {"pp": 1, "tp": 2, "cp": 1, "micro_batch_size": 1, "zero": 1, "sequence_parallel": True}
     fixed = {**held, "schedule": "one_f_one_b", "dp_replicate": 1, "dp_shard": 8, "keep_gathered": False}
     goal = Goal(memory_bytes=int(0.92 * cluster.devices[0].memory_bytes))
-    result = plan("llama-3.1-8b", cluster, work, goal=goal, fixed=fixed, top=1, beyond=())  # recomputes
+    result = plan("llama-3.1-8b", cluster, work, goal=goal, fixed=fixed, top=1, extra_choices=())  # recomputes
     best, large = result.best[0], [candidate for candidate in result.near if candidate.step_s < result.best[0].step_s]
     told = explain(best.prediction, too_large=[entry.plan for entry in large])
     lines = {sensitivity.what: sensitivity for sensitivity in told.sensitivities}

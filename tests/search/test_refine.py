@@ -161,10 +161,12 @@ BY_BLOCK = ("reshard_after_forward", "prefetch", "parameter_offload", "parameter
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_makes_a_plan_that_has_it(name: str) -> None:
-    of, graph = choice(name), model("llama-3.2-1b")
+    of, graph = choice(name), model("qwen3-30b-a3b" if name == "dispatch" else "llama-3.2-1b")
     hopper = with_disks(parse_cluster("2x4xh100-sxm"), 1e9)
     base = Plan(optimizer=Optimizer(zero=3 if name in BY_BLOCK else 1, clip=False))
-    base = replace(base, mesh=replace(base.mesh, tp=2, dp_shard=4), layout=replace(base.layout, sequence_parallel=True))
+    ep = 4 if name == "dispatch" else 1
+    base = replace(base, mesh=replace(base.mesh, tp=2, dp_shard=4, ep=ep))
+    base = replace(base, layout=replace(base.layout, sequence_parallel=True))
     base = replace(base, schedule=replace(base.schedule, micro_batch_size=1))
     values = of.values(base, graph, hopper)
     assert len(values) > 1 and of.of(base) in values
@@ -248,7 +250,7 @@ def test_more_memory_never_gives_a_slower_plan() -> None:
     steps, methods = [], set()
     for limit in (42, 44, 52):
         goal = Goal(memory_bytes=limit * 2**30)
-        result = plan("llama-3.2-1b", "1x4xa100-sxm-80gb", work, goal=goal, fixed=fixed, unlike=True)
+        result = plan("llama-3.2-1b", "1x4xa100-sxm-80gb", work, goal=goal, fixed=fixed, diverse=True)
         refined = refine(result, choices=choices, effort=QUICK)
         assert refined.best.prediction.tightest.peak_bytes <= goal.memory_bytes  # type: ignore[operator]
         steps.append(refined.best.step_s)

@@ -14,7 +14,7 @@ from typing import Any
 
 from gnomon.cli.terminal import Progress
 from gnomon.cli.values import quantity
-from gnomon.search.budget import More, until
+from gnomon.search.budget import KeepGoing, until
 from gnomon.units import parse_seconds, show_seconds
 
 ONE, QUESTION = "60s", "10min"
@@ -54,12 +54,12 @@ class Budget:
         return not self.stopped and self._more()
 
     @property
-    def first(self) -> More:
+    def first(self) -> KeepGoing:
         """The same of the exact search's share."""
         return lambda: not self.stopped and self._first()
 
     @property
-    def half(self) -> More:
+    def half(self) -> KeepGoing:
         """The same of half of it."""
         return lambda: not self.stopped and self._half()
 
@@ -70,7 +70,7 @@ class Budget:
 
 
 class Passing:
-    """Progress of the passes after a search: what its `on_pass` calls. Used as `with Passing() as told:`."""
+    """Progress of the passes after a search: what its `on_pass` calls. Used as `with Passing() as on_progress:`."""
 
     def __init__(self) -> None:
         self._name, self._covered = "", Covered()
@@ -90,7 +90,7 @@ class Passing:
 
 
 class Covered:
-    """Progress of a search, which says how many points there are when it begins: what its `told` calls."""
+    """Progress of a search, which says how many points there are when it begins: what its `on_progress` calls."""
 
     def __init__(self, what: str = "covered") -> None:
         self._what = what

@@ -31,7 +31,7 @@ def run(options: ExplainOptions) -> int:
         prediction,
         runners_up=file.runners_up if file else (),
         too_large=file.too_large if file else (),
-        told=progress,
+        on_progress=progress,
     )
     progress.end()
     taken = (*asked.assumed, *asked.notes)

@@ -53,7 +53,7 @@ def run(options: FitOptions) -> int:
     )
     progress = Progress("plans predicted:", 0)
     with Budget(options.budget, BUDGET) as budget:
-        fitting = request.fitting(more=budget, told=lambda done: progress.say(f"plans predicted: {done}"))
+        fitting = request.fitting(keep_going=budget, on_progress=lambda done: progress.say(f"plans predicted: {done}"))
         if not options.json:
             print_lines(heading_text(fitting))
         if options.largest is not None:

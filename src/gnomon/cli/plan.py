@@ -18,7 +18,7 @@ from gnomon.cli.plan_lengths import plan_varied
 from gnomon.cli.plan_losses import compared
 from gnomon.cli.plan_losses import mapping as losses_mapping
 from gnomon.cli.plan_losses import text as losses_text
-from gnomon.cli.plan_mixed import plan_unlike
+from gnomon.cli.plan_mixed import plan_over_kinds
 from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
 from gnomon.cli.serving import refuse_others
 from gnomon.cli.terminal import print_json, print_lines, written
@@ -34,7 +34,7 @@ from gnomon.report.planning import plan_text, result_mapping
 from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
 from gnomon.request.exported import comes_back, exportable
-from gnomon.search import Found, Result, parse_limit, plan, unlike
+from gnomon.search import Found, Result, parse_limit, pick_diverse, plan
 from gnomon.search.mixed.search import TRIES
 from gnomon.search.passes import Improved, improve
 from gnomon.search.questions.goals import Question
@@ -60,7 +60,7 @@ def run(given: PlanOptions) -> int:
     if options.sac_ilp and (mixed or is_asked(options)):
         raise InputError("--sac-ilp is for the fastest plan on devices of one kind; leave it out")
     if mixed:
-        return _unlike(options, asked)
+        return _over_kinds(options, asked)
     if is_asked(options):
         return _other(options, asked)
     if options.try_:
@@ -76,7 +76,7 @@ def _varied(options: PlanOptions, asked: Asked) -> int:
     return plan_varied(options, asked)
 
 
-def _unlike(options: PlanOptions, asked: Asked) -> int:
+def _over_kinds(options: PlanOptions, asked: Asked) -> int:
     """Plans over devices of several kinds."""
     if options.try_:
         raise InputError("--try is for equal devices, and these are of several kinds; name one of them with --on")
@@ -84,7 +84,7 @@ def _unlike(options: PlanOptions, asked: Asked) -> int:
         raise InputError("--refine is for equal devices; on a mixed cluster fix choices with --fix")
     if is_asked(options):
         return _other(options, asked)
-    return plan_unlike(options, asked)
+    return plan_over_kinds(options, asked)
 
 
 def _other(options: PlanOptions, asked: Asked) -> int:
@@ -104,7 +104,7 @@ def _other(options: PlanOptions, asked: Asked) -> int:
         goal=asked.goal,
         prices=_prices(options, asked.machines),
         improve=None if exact else lambda result: _improved(options, asked, result),
-        beyond=tuple(name for name in asked.chosen.beyond if not sizes or name == "dispatch"),
+        extra_choices=tuple(name for name in asked.chosen.extra_choices if not sizes or name == "dispatch"),
         spare=asked.chosen.spare() if sizes else Spare(),
         tries=options.tries or TRIES,
     )
@@ -128,30 +128,30 @@ def _found(options: PlanOptions, asked: Asked, budget: Budget) -> Result:
     """The search, with its progress shown: of the fastest plans if so many are asked for, else of unlike ones."""
     wanted = max(SHOWN, options.try_ or 0)
     if options.top is not None:
-        return _search(asked, max(options.top, options.try_ or 0), budget, unlike=False)
-    result = _search(asked, wanted, budget, unlike=True)
+        return _search(asked, max(options.top, options.try_ or 0), budget, diverse=False)
+    result = _search(asked, wanted, budget, diverse=True)
     if options.try_ and len(result.best) < options.try_:  # as many as are asked for, be they alike
-        every = _search(asked, options.try_, budget, unlike=False).best
+        every = _search(asked, options.try_, budget, diverse=False).best
         points = {candidate.point for candidate in result.best}
         more = [candidate for candidate in every if candidate.point not in points]
         result = replace(result, best=tuple(sorted((*result.best, *more), key=lambda candidate: candidate.step_s)))
     return result
 
 
-def _search(asked: Asked, top: int, budget: Budget, *, unlike: bool) -> Result:
-    told = Covered()
+def _search(asked: Asked, top: int, budget: Budget, *, diverse: bool) -> Result:
+    on_progress = Covered()
     result = plan(
         *asked.job,
         base=asked.base,
         fixed=asked.fixed,
         forbid=asked.chosen.forbid,
-        beyond=asked.chosen.beyond,
+        extra_choices=asked.chosen.extra_choices,
         top=top,
-        unlike=unlike,
-        told=told,
-        more=budget.first,
+        diverse=diverse,
+        on_progress=on_progress,
+        keep_going=budget.first,
     )
-    told.end()
+    on_progress.end()
     return result
 
 
@@ -166,15 +166,21 @@ def _searched(options: PlanOptions, asked: Asked, budget: Budget) -> Improved:
         by_tensor=options.sac_ilp,
         replicas=_replica_base(asked) if options.uneven_replicas else None,
     )
-    with Passing() as told:
-        return improve(result, passes, accepts=lambda found: comes_back(found, asked.target), on_pass=told, more=budget)
+    with Passing() as on_progress:
+        return improve(
+            result,
+            passes,
+            accepts=lambda found: comes_back(found, asked.target),
+            on_pass=on_progress,
+            keep_going=budget,
+        )
 
 
 def _improved(options: PlanOptions, asked: Asked, result: Result) -> Found:
     """The best plan of a search of another question, with uneven stages and choices beyond the search."""
     passes = asked.chosen.passes(uneven_stages=not options.equal_stages, layers_per_stage=options.layers_per_stage)
-    with Passing() as told:
-        return improve(result, passes, on_pass=told).best
+    with Passing() as on_progress:
+        return improve(result, passes, on_pass=on_progress).best
 
 
 def _one(options: PlanOptions, asked: Asked) -> int:
@@ -192,7 +198,9 @@ def _one(options: PlanOptions, asked: Asked) -> int:
     again: Result | None = None
     if options.try_:
         every = (best, *(candidate for candidate in result.best if candidate is not best))
-        candidates = tuple(every[i] for i in unlike([candidate.plan for candidate in every], options.try_, fill=True))
+        candidates = tuple(
+            every[i] for i in pick_diverse([candidate.plan for candidate in every], options.try_, fill=True)
+        )
         tries = try_plans(
             options, candidates, lambda candidate: _file(options, result, candidate, assumed), asked.machines
         )

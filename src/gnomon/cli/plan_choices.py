@@ -32,7 +32,7 @@ from gnomon.search.refinement.choices import (
 from gnomon.search.refinement.make_fit import Spare
 from gnomon.search.refinement.refine import QUICK, THOROUGH, Effort
 from gnomon.search.results import Found, Result
-from gnomon.search.space.points import BEYOND
+from gnomon.search.space.points import EXTRA_CHOICES
 from gnomon.search.stages.cut import Cut
 from gnomon.software import Stack, own
 
@@ -63,7 +63,7 @@ class Chosen:
     """Limits on choices."""
     open: tuple[Choice, ...]
     """Choices that the refinement tries."""
-    beyond: tuple[str, ...]
+    extra_choices: tuple[str, ...]
     """Of these, what the exact search has too: all of its values are allowed."""
     effort: Effort | None
     """How much the refinement tries; None where it is left out."""
@@ -115,7 +115,9 @@ class Chosen:
             forbid=tuple(text for text, limit in limits.items() if limit is None),
             limits=tuple(limit for limit in on_choices if limit.op),
             open=() if options.refine is False else opened,
-            beyond=tuple(name for name in names if name in BEYOND and all(limit.field != name for limit in on_choices)),
+            extra_choices=tuple(
+                name for name in names if name in EXTRA_CHOICES and all(limit.field != name for limit in on_choices)
+            ),
             effort=THOROUGH if options.refine or late else QUICK if options.refine is None and opened else None,
             asked=asked,
         )

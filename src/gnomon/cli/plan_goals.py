@@ -107,13 +107,15 @@ def varied_machines(options: PlanOptions) -> tuple[Cluster, ...]:
 
 def answer(options: PlanOptions, asked: Question, cluster: Cluster, workload: Workload, assumed: Sequence[str]) -> int:
     """Search, print, draw."""
-    told = Trying()
+    on_progress = Trying()
     mixed = is_mixed(cluster) and bool(options.longest or options.largest)
     with Budget(options.budget, MIXED if mixed else QUESTION) as budget:
-        asked = replace(asked, spare=replace(asked.spare, told=told), told=told, more=budget)
+        asked = replace(
+            asked, spare=replace(asked.spare, on_progress=on_progress), on_progress=on_progress, keep_going=budget
+        )
         cases, summary, met = _cases(options, asked, cluster, workload)
         spent = "" if budget() else budget.text
-    told.end()
+    on_progress.end()
     longest_used = max((n for case in cases if case.best for n in case.workload.sequence_lengths()), default=0)
     if not options.largest and (said := too_long(options.model, longest_used)) and said not in assumed:
         assumed = (*assumed, said)

@@ -36,7 +36,7 @@ def plan_varied(options: PlanOptions, asked: Asked) -> int:
         raise InputError("--lengths is for devices of one kind; name one of these with --on")
     methods, trying = _methods(options, asked.stack), Trying()
 
-    def told(predicted: int) -> None:
+    def on_progress(predicted: int) -> None:
         if predicted % SAID_EVERY == 0:
             trying(f"plans on these lengths: {predicted}")
 
@@ -47,9 +47,9 @@ def plan_varied(options: PlanOptions, asked: Asked) -> int:
             base=asked.base,
             fixed=asked.fixed,
             forbid=options.forbid,
-            beyond=asked.chosen.beyond,
-            told=told,
-            more=budget,
+            extra_choices=asked.chosen.extra_choices,
+            on_progress=on_progress,
+            keep_going=budget,
         )
     trying.end()
     if options.output:

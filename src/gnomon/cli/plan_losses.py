@@ -17,15 +17,15 @@ from gnomon.fleet.losses import Losses
 from gnomon.plans import Plan
 from gnomon.report.tables import wrapped
 from gnomon.search import Found, Result, plan
-from gnomon.search.budget import More, always
+from gnomon.search.budget import KeepGoing, always
 
 
-def compared(asked: Asked, result: Result, best: Found, hours: float, more: More = always) -> Losses:
+def compared(asked: Asked, result: Result, best: Found, hours: float, keep_going: KeepGoing = always) -> Losses:
     """PlanError for a program that has no copies of stages, and for stages with meshes of their own."""
 
     def searched(fixed: Mapping[str, object], top: int) -> tuple[Found, ...]:
         forbid = (*asked.chosen.forbid, "pp<2")
-        return plan(*asked.job, base=asked.base, fixed=dict(fixed), forbid=forbid, top=top, more=more).best
+        return plan(*asked.job, base=asked.base, fixed=dict(fixed), forbid=forbid, top=top, keep_going=keep_going).best
 
     job = (asked.graph, asked.machines, asked.workload, asked.stack)
     return losses.compared(job, best, hours, asked.fixed, searched, result.limit_bytes, Assumed())

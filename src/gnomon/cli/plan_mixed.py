@@ -1,6 +1,6 @@
 """`gnomon plan` for a cluster of heterogeneous devices: the search over kinds, its text, and a plan file.
 
-`plan_unlike` searches, prints, writes, and returns 0. Leaves out the search itself (`search.mixed.plan_mixed`), and
+`plan_over_kinds` searches, prints, writes, and returns 0. Leaves out the search itself (`search.mixed.plan_mixed`), and
 other questions than the fastest plan (`plan_goals`).
 """
 
@@ -20,9 +20,9 @@ from gnomon.search.mixed.search import TRIES
 from gnomon.software import own
 
 
-def plan_unlike(options: PlanOptions, asked: Asked) -> int:
+def plan_over_kinds(options: PlanOptions, asked: Asked) -> int:
     """Search, print, write."""
-    told, notes = Covered(), asked.notes
+    on_progress, notes = Covered(), asked.notes
     with Budget(options.budget, ONE) as budget:
         result = plan_mixed(
             *asked.job,
@@ -30,13 +30,13 @@ def plan_unlike(options: PlanOptions, asked: Asked) -> int:
             fixed=asked.fixed,
             forbid=options.forbid,
             top=options.top or SHOWN,
-            unlike=options.top is None,
+            diverse=options.top is None,
             tries=options.tries or TRIES,
-            told=told,
-            more=budget,
+            on_progress=on_progress,
+            keep_going=budget,
             first=budget.half,
         )
-    told.end()
+    on_progress.end()
     if asked.stack.name != own.NAME and result.best[0].point is not None:
         notes = (
             *notes,

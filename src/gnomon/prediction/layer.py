@@ -138,7 +138,7 @@ class LayerPricing:
         rows = routed_tensors(scope.block)
         forward = self.prices.forward
         before = (op for op in (scope.ops.get(path) for path in paths) if op is not None)
-        waited = sum(float(forward[op.path].device_s) for op in before if not rows.intersection(op.outputs))
+        waited = sum(as_float(forward[op.path].device_s) for op in before if not rows.intersection(op.outputs))
         sent = sum(phase.comm_s.get(axis, 0.0) for axis in ("ep", "etp")) / 2  # there; as much comes back
         return replace(phase, waited_s=waited + (sent if gathers else 0.0))
 

@@ -281,7 +281,7 @@ def _runners(result: Result, *, refined: bool) -> tuple[str, ...]:
     plan is one made of these."""
     best = result.best[0]
     unit, size = memory_unit(best.prediction.tightest.peak_bytes)
-    title = "best and alternatives" if result.unlike else "the best plans"
+    title = "best and alternatives" if result.diverse else "the best plans"
     columns = (
         Column(name="before refining" if refined else title, align="left"),
         Column(name="step"),
@@ -383,7 +383,7 @@ def result_mapping(
     return {
         "schema": "gnomon.search/1",
         "limit_bytes": result.limit_bytes,
-        "unlike": result.unlike,
+        "diverse": result.diverse,
         "dollars_per_step": step,
         "dollars_per_million_tokens": None if step is None else step / tokens_of(result.best[0]) * 1e6,
         "best": [

@@ -138,6 +138,7 @@ def has_choices(plan: Plan) -> bool:
         plan.overlap != usual.overlap
         or replace(plan.optimizer, zero=0, clip=True) != replace(usual.optimizer, zero=0, clip=True)
         or plan.mesh.order != usual.mesh.order
+        or plan.layout.dispatch != usual.layout.dispatch
         or bool(plan.saved.rules or plan.schedule.passes)
     )
 

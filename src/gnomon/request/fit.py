@@ -15,7 +15,7 @@ from gnomon.plans import Plan, Workload
 from gnomon.prediction import Prediction
 from gnomon.prediction import predict as predict_values
 from gnomon.request import arguments
-from gnomon.search.budget import More, always
+from gnomon.search.budget import KeepGoing, always
 from gnomon.search.fit.ladder import Fitting, Rung
 from gnomon.search.fit.terms import Terms
 from gnomon.software import Stack
@@ -43,14 +43,14 @@ class FitRequest:
         if self.memory_bytes is not None and not 0 < self.memory_bytes:
             raise InputError(f"memory_bytes = {self.memory_bytes}; give what may be filled of a device's {least} bytes")
 
-    def fitting(self, *, more: More = always, told: Callable[[int], None] | None = None) -> Fitting:
+    def fitting(self, *, keep_going: KeepGoing = always, on_progress: Callable[[int], None] | None = None) -> Fitting:
         """The plan predicted, from which the ladder starts."""
         base = predict_values(self.graph, self.cluster, self.plan, self.workload, self.stack)
         return Fitting(
             base=base,
             limit_bytes=self.memory_bytes,
-            more=more,
-            told=told,
+            keep_going=keep_going,
+            on_progress=on_progress,
             by_tensor=self.by_tensor,
             terms=self.terms,
         )
@@ -104,13 +104,13 @@ def fit(
     *,
     memory_bytes: int | None = None,
     by_tensor: bool = False,
-    more: More = always,
+    keep_going: KeepGoing = always,
 ) -> Ladder:
     """Ways to make a plan fit: each change alone and combined, with its prediction.
 
     model, cluster, stack, and errors: as for `gnomon.predict`. memory_bytes: what may be filled of a device; all of it
     otherwise. by_tensor: where recompute makes it fit, choose tensor by tensor what is recomputed; InputError without
-    scipy. more: a budget (`gnomon.search.budget.until`).
+    scipy. keep_going: a budget (`gnomon.search.budget.until`).
     """
     asked = FitRequest(
         graph=arguments.graph(model),
@@ -121,5 +121,5 @@ def fit(
         memory_bytes=memory_bytes,
         by_tensor=by_tensor,
     )
-    fitting = asked.fitting(more=more)
+    fitting = asked.fitting(keep_going=keep_going)
     return ladder(fitting, tuple(fitting.alone()))

@@ -18,8 +18,8 @@ from gnomon.request import arguments
 from gnomon.request.runnable import refuse_unrunnable
 from gnomon.search import Limit, Result
 from gnomon.search import plan as plan_values
-from gnomon.search.budget import More, always
-from gnomon.search.space.points import BEYOND
+from gnomon.search.budget import KeepGoing, always
+from gnomon.search.space.points import EXTRA_CHOICES
 from gnomon.software import Stack
 
 
@@ -53,12 +53,12 @@ def plan(
     fixed: Mapping[str, object] | None = None,
     forbid: Iterable[str | Limit] = (),
     top: int = 5,
-    unlike: bool = False,
-    beyond: Collection[str] | None = None,
-    told: Callable[[int, int, float | None], None] | None = None,
-    more: More = always,
+    diverse: bool = False,
+    extra_choices: Collection[str] | None = None,
+    on_progress: Callable[[int, int, float | None], None] | None = None,
+    keep_going: KeepGoing = always,
 ) -> Result:
-    """The fastest plan that fits, and the next `top` - 1; with `unlike`, alternatives to it.
+    """The fastest plan that fits, and the next `top` - 1; with `diverse`, alternatives to it.
 
     model, cluster, stack: as for `predict`; the rest, and errors, as for `gnomon.search.plan`. InputError for other
     types.
@@ -70,9 +70,10 @@ def plan(
     limits = (forbid,) if isinstance(forbid, str) else tuple(forbid)
     if wrong := [limit for limit in limits if not isinstance(limit, str | Limit)]:
         raise InputError(f"forbid lists conditions such as 'pp>1', not {wrong[0]!r}")
-    if unknown := [name for name in beyond or () if name not in BEYOND]:
+    if unknown := [name for name in extra_choices or () if name not in EXTRA_CHOICES]:
         raise InputError(
-            f"beyond names {unknown[0]!r}{nearest(str(unknown[0]), BEYOND)}; there are {', '.join(BEYOND)}"
+            f"extra_choices names {unknown[0]!r}{nearest(str(unknown[0]), EXTRA_CHOICES)}; there are "
+            f"{', '.join(EXTRA_CHOICES)}"
         )
     graph, program = arguments.graph(model), arguments.stack(stack)
     if isinstance(model, str):
@@ -87,8 +88,8 @@ def plan(
         fixed=fixed,
         forbid=limits,
         top=top,
-        unlike=unlike,
-        beyond=beyond,
-        told=told,
-        more=more,
+        diverse=diverse,
+        extra_choices=extra_choices,
+        on_progress=on_progress,
+        keep_going=keep_going,
     )

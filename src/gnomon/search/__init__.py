@@ -16,7 +16,7 @@ from gnomon.search.results import Counts as Counts
 from gnomon.search.results import Found as Found
 from gnomon.search.results import Result as Result
 from gnomon.search.results import memory_limit as memory_limit
-from gnomon.search.results import unlike as unlike
+from gnomon.search.results import pick_diverse as pick_diverse
 from gnomon.search.space.points import Limit as Limit
 from gnomon.search.space.points import Point as Point
 from gnomon.search.space.points import Space as Space

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import count as counter
 from typing import Generic, TypeVar
 
-from gnomon.search.budget import More
+from gnomon.search.budget import KeepGoing
 from gnomon.search.results import Counts
 
 Item = TypeVar("Item")
@@ -53,12 +53,12 @@ class Frontier(Generic[Item]):
         self,
         expand: Callable[[Item, float], None],
         worst: Callable[[], float],
-        more: More,
+        keep_going: KeepGoing,
         pop: Callable[[], tuple[float, Item]] | None = None,
     ) -> None:
-        """Expands items until none is open whose bound is below `worst()`, or `more()` says that the budget is spent:
-        then items are left open. pop: takes the next item, if not `Frontier.pop`."""
-        while self._heap and more():
+        """Expands items until none is open whose bound is below `worst()`, or `keep_going()` says that the budget is
+        spent: then items are left open. pop: takes the next item, if not `Frontier.pop`."""
+        while self._heap and keep_going():
             bound, item = (pop or self.pop)()
             if bound >= worst():  # and so are all others
                 self._counts.too_slow += self._points(item)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import process_time
 
-More = Callable[[], bool]
+KeepGoing = Callable[[], bool]
 """Whether there is time left."""
 
 
@@ -18,7 +18,7 @@ def always() -> bool:
     return True
 
 
-def until(seconds: float) -> More:
+def until(seconds: float) -> KeepGoing:
     """True until the process has used so many seconds of processor time from now on."""
     end = process_time() + seconds
     return lambda: process_time() < end

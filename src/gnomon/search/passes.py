@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gnomon.plans import Plan
-from gnomon.search.budget import More, always
+from gnomon.search.budget import KeepGoing, always
 from gnomon.search.checkpointing.improve import ByTensor, by_tensor
 from gnomon.search.refinement.choices import Choice, Value
 from gnomon.search.refinement.neighbours import Climbed, climb
@@ -75,32 +75,32 @@ def improve(
     *,
     accepts: Callable[[Found], bool] = lambda _: True,
     on_pass: OnPass | None = None,
-    more: More = always,
+    keep_going: KeepGoing = always,
 ) -> Improved:
     """The best plan that the passes lead to from a search's result.
 
     accepts: whether a plan can be given, as where a program's file must be able to say it; a pass whose plan cannot be
-    is as if it had not been made. on_pass: is called as the passes go on. more: the budget, asked between two plans.
-    PlanError for what is fixed and no plan of the search can have.
+    is as if it had not been made. on_pass: is called as the passes go on. keep_going: the budget, asked between two
+    plans. PlanError for what is fixed and no plan of the search can have.
     """
 
-    def told(name: str) -> Callable[[int, int], None] | None:
+    def on_progress(name: str) -> Callable[[int, int], None] | None:
         return None if on_pass is None else lambda done, most: on_pass(name, done, most)
 
     given, stages, tensors = result, None, None
     if passes.uneven_stages:
-        stages = uneven(given, cut=passes.layers_per_stage, told=told(STAGES), more=more)
+        stages = uneven(given, cut=passes.layers_per_stage, on_progress=on_progress(STAGES), keep_going=keep_going)
         result = stages.merged(given)
         if not accepts(result.best[0]):
             result, stages = given, None
     if passes.by_tensor:
-        tensors = by_tensor(result, told=told(TENSORS), more=more)
+        tensors = by_tensor(result, on_progress=on_progress(TENSORS), keep_going=keep_going)
         result = tensors.merged(result)
     refined, best = None, result.best[0]
     if passes.effort is not None:
         refined = refine(
             result, choices=passes.choices, forbid=passes.forbid, fixed=passes.fixed, effort=passes.effort,
-            told=told(CHOICES), more=more,
+            on_progress=on_progress(CHOICES), keep_going=keep_going,
         )  # fmt: skip
         refined = refined if accepts(refined.best) else None
         best = best if refined is None else refined.best

@@ -18,7 +18,7 @@ from gnomon.plans.precision import default_precision
 from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.bounds.families import Job
-from gnomon.search.budget import More, always, until
+from gnomon.search.budget import KeepGoing, always, until
 from gnomon.search.exact.solve import solve
 from gnomon.search.refinement.choices import runs
 from gnomon.search.refinement.neighbours import climb
@@ -31,7 +31,7 @@ from gnomon.search.requests import (
     with_fixed_batch,
 )
 from gnomon.search.results import Found, Result
-from gnomon.search.space.points import BEYOND, Limit, Space, has_disks, make_space, parse_limit
+from gnomon.search.space.points import EXTRA_CHOICES, Limit, Space, has_disks, make_space, parse_limit
 from gnomon.software import Stack
 from gnomon.units import show_bytes, show_seconds
 
@@ -50,19 +50,20 @@ def plan(
     fixed: Mapping[str, object] | None = None,
     forbid: Iterable[str | Limit] = (),
     top: int = 5,
-    unlike: bool = False,
-    beyond: Container[str] | None = None,
-    told: Callable[[int, int, float | None], None] | None = None,
-    more: More = always,
+    diverse: bool = False,
+    extra_choices: Container[str] | None = None,
+    on_progress: Callable[[int, int, float | None], None] | None = None,
+    keep_going: KeepGoing = always,
 ) -> Result:
-    """The fastest plan that fits, and the next `top` - 1; with `unlike`, alternatives to it (`exact.shortlist.Unlike`).
+    """The fastest plan that fits, and the next `top` - 1; with `diverse`, alternatives to it
+    (`exact.shortlist.Diverse`).
 
     model, cluster: as for `predict`. base: what the search does not vary; left out, the default plan, in a precision
-    that the devices have. fixed: field of `Point` -> value. forbid: conditions such as `pp>1`. beyond: choices of
-    `space.points.BEYOND` that are searched too; left out, those that the stack runs. (Where gradients are not clipped,
-    points count again with the optimizer on the host, and those of ZeRO 3 once more with the parameters there; where
-    every node says how fast its disk is, those of ZeRO 3 again with the parameters on a disk.) told: is
-    called with the number of points covered, of all points, and the best step so far. more: the budget, as
+    that the devices have. fixed: field of `Point` -> value. forbid: conditions such as `pp>1`. extra_choices: choices
+    of `space.points.EXTRA_CHOICES` that are searched too; left out, those that the stack runs. (Where gradients are not
+    clipped, points count again with the optimizer on the host, and those of ZeRO 3 once more with the parameters there;
+    where every node says how fast its disk is, those of ZeRO 3 again with the parameters on a disk.) on_progress: is
+    called with the number of points covered, of all points, and the best step so far. keep_going: the budget, as
     `budget.until(60)`; what is found once it is spent is the result, and `Result.open_s` bounds the rest. PlanError
     when nothing can run or nothing fits, with what is nearest.
     """
@@ -74,19 +75,43 @@ def plan(
     routed = with_dispatch(graph)
     if routed is not graph and fixed.get("ep", 1) != 1:
         graph = routed
-    beyond = [name for name in BEYOND if runs(stack, name)] if beyond is None else beyond
+    extra_choices = [name for name in EXTRA_CHOICES if runs(stack, name)] if extra_choices is None else extra_choices
     check_request(graph, machines, workload, base, fixed, machines.num_devices)
-    space = make_space(graph, machines, workload, base=base, fixed=fixed, limits=limits, stack=stack, beyond=beyond)
+    space = make_space(
+        graph, machines, workload, base=base, fixed=fixed, limits=limits, stack=stack, extra_choices=extra_choices
+    )
     size = space.size
-    progress = None if told is None else lambda done, best: told(done, size, best)
-    result = solve(graph, machines, workload, space, stack, goal, top=top, unlike=unlike, told=progress, more=more)
-    others = [(graph, away) for away in _away(space, machines, beyond)]
+    progress = None if on_progress is None else lambda done, best: on_progress(done, size, best)
+    result = solve(
+        graph,
+        machines,
+        workload,
+        space,
+        stack,
+        goal,
+        top=top,
+        diverse=diverse,
+        on_progress=progress,
+        keep_going=keep_going,
+    )
+    others = [(graph, away) for away in _away(space, machines, extra_choices)]
     if routed is not graph and "ep" not in fixed:
         others += [
-            (routed, other) for other in _divided(routed, machines, workload, base, fixed, limits, stack, beyond)
+            (routed, other) for other in _divided(routed, machines, workload, base, fixed, limits, stack, extra_choices)
         ]
     for of, other in others:
-        moved = solve(of, machines, workload, other, stack, goal, top=top, unlike=unlike, known=result.best, more=more)
+        moved = solve(
+            of,
+            machines,
+            workload,
+            other,
+            stack,
+            goal,
+            top=top,
+            diverse=diverse,
+            known=result.best,
+            keep_going=keep_going,
+        )
         left = [outcome.open_s for outcome in (result, moved) if outcome.open_s is not None]
         result = replace(
             result, best=moved.best, counts=result.counts + moved.counts, open_s=min(left) if left else None
@@ -135,17 +160,17 @@ def _spent(result: Result) -> str:
     return f"{sentence}; the smallest that was predicted takes {peak}: use more devices"
 
 
-def _away(space: Space, cluster: Cluster, beyond: Container[str]) -> Iterator[Space]:
+def _away(space: Space, cluster: Cluster, extra_choices: Container[str]) -> Iterator[Space]:
     """The space with the update on the host, where gradients are not clipped, and with the parameters there too; with
     the parameters on a disk, with and without the update on the host."""
     here = space.base.optimizer
-    hosts = not here.clip and here.offload is None and "optimizer_offload" in beyond
+    hosts = not here.clip and here.offload is None and "optimizer_offload" in extra_choices
     moves = 3 in space.zero and not here.offload_parameters
-    disks = moves and "parameter_disk" in beyond and has_disks(cluster)
+    disks = moves and "parameter_disk" in extra_choices and has_disks(cluster)
     on_host, on_disk = replace(here, offload=Offload()), replace(here, offload_parameters=True, parameter_tier="disk")
     if hosts:
         yield replace(space, base=replace(space.base, optimizer=on_host))
-    if hosts and moves and "parameter_offload" in beyond:
+    if hosts and moves and "parameter_offload" in extra_choices:
         yield _by_layer(space, replace(on_host, offload_parameters=True))
     if disks:
         yield _by_layer(space, on_disk)
@@ -161,19 +186,26 @@ def _divided(
     fixed: Mapping[str, object],
     limits: Iterable[Limit],
     stack: Stack,
-    beyond: Container[str],
+    extra_choices: Container[str],
 ) -> Iterator[Space]:
     """The spaces in which ranks divide the experts of a captured model, if any is left. routed: the graph that such
     plans run (`plans.experts.under`)."""
     whole = Limit(field="ep", op="=", value=1, why="whole experts are searched apart")
     try:
         space = make_space(
-            routed, cluster, workload, base=base, fixed=fixed, limits=[*limits, whole], stack=stack, beyond=beyond
+            routed,
+            cluster,
+            workload,
+            base=base,
+            fixed=fixed,
+            limits=[*limits, whole],
+            stack=stack,
+            extra_choices=extra_choices,
         )
     except PlanError:
         return
     yield space
-    yield from _away(space, cluster, beyond)
+    yield from _away(space, cluster, extra_choices)
 
 
 def _by_layer(space: Space, optimizer: Optimizer) -> Space:
@@ -201,7 +233,7 @@ def _on_host(result: Result, fixed: Mapping[str, object], limits: Iterable[Limit
         except PlanError:
             continue
         budget = until(ON_HOST_S)
-        best = solve(graph, cluster, result.workload, space, result.stack, result.goal, top=1, more=budget).best
+        best = solve(graph, cluster, result.workload, space, result.stack, result.goal, top=1, keep_going=budget).best
         if best and host_memory(best[0].prediction).fits:
             return (
                 f"; with {what} on the host and gradients not clipped one fits, {show_seconds(best[0].step_s)} a step: "

@@ -81,7 +81,7 @@ def most_alike(meshes: int, few: int) -> int:
     return max(SAME_MESH, -(-few // max(meshes, 1)))
 
 
-def unlike(plans: Sequence[Plan], few: int, *, fill: bool = False) -> list[int]:
+def pick_diverse(plans: Sequence[Plan], few: int, *, fill: bool = False) -> list[int]:
     """Alternatives among plans in order of predicted time: each the first with its ranks on each axis, recomputation,
     ZeRO stage and microbatch, at most `most_alike` of them with the same ranks, since what a prediction has wrong of
     one it has wrong of the others. fill: with too few of them, the next in order. Indices, in order."""
@@ -162,11 +162,11 @@ class Result:
     goal: Goal
     space: Space
     best: tuple[Found, ...]
-    """The fastest plans that fit, the best first; with `unlike`, alternatives to it."""
+    """The fastest plans that fit, the best first; with `diverse`, alternatives to it."""
     counts: Counts
     limit_bytes: int
     """What a device's peak may be."""
-    unlike: bool = False
+    diverse: bool = False
     """Whether each of the best is the fastest of its sort (`sort_of`), few of one mesh (`most_alike`), up to UP_TO
     times the best step: in place of the fastest ones, alike or not."""
     near: tuple[Found, ...] = ()

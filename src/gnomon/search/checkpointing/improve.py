@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from gnomon.errors import InputError, PlanError
 from gnomon.plans import Plan, Saved
-from gnomon.search.budget import More, always
+from gnomon.search.budget import KeepGoing, always
 from gnomon.search.checkpointing.plan import least_recompute
 from gnomon.search.results import Found, Result
 from gnomon.search.stages.recompute import unit_of
@@ -48,11 +48,13 @@ class ByTensor:
         return result.led_by(self.best)
 
 
-def by_tensor(result: Result, *, told: Callable[[int, int], None] | None = None, more: More = always) -> ByTensor:
+def by_tensor(
+    result: Result, *, on_progress: Callable[[int, int], None] | None = None, keep_going: KeepGoing = always
+) -> ByTensor:
     """The best plan whose recomputation is chosen tensor by tensor; see the module.
 
-    told: is called with (plans begun, plans at most). more: the budget, asked before each plan. InputError for a stack
-    that does not run rules of tensors, and without scipy; PlanError for a base plan that says what is kept.
+    on_progress: is called with (plans begun, plans at most). keep_going: the budget, asked before each plan. InputError
+    for a stack that does not run rules of tensors, and without scipy; PlanError for a base plan that says what is kept.
     """
     check_stack(result.stack)
     if result.space.base.saved != Saved() or result.space.base.stages:
@@ -64,11 +66,11 @@ def by_tensor(result: Result, *, told: Callable[[int, int], None] | None = None,
         candidates.setdefault(replace(candidate.plan, saved=Saved()), candidate)
     best, tried, predicted = result.best[0], 0, 0
     for candidate in candidates.values():
-        if tried and not more():
+        if tried and not keep_going():
             break
         tried += 1
-        if told is not None:
-            told(tried, len(candidates))
+        if on_progress is not None:
+            on_progress(tried, len(candidates))
         offload = all(
             group.node.device.kind != "cpu" for group in result.cluster.groups
         )  # there the host is the device

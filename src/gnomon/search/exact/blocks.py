@@ -32,7 +32,7 @@ from gnomon.search.bounds.families import (
 )
 from gnomon.search.bounds.layer_tables import KindTable
 from gnomon.search.bounds.point_time import adding_s
-from gnomon.search.budget import More, always
+from gnomon.search.budget import KeepGoing, always
 from gnomon.search.exact.block_memory import BlockMemory
 from gnomon.search.exact.legality import Legality
 from gnomon.search.results import Counts
@@ -71,7 +71,7 @@ class Blocks:
         """Of the family whose rows are made."""
         self._layers = np.array([len(kind.layers) for kind in job.kinds.kinds], float)
 
-    def families(self, more: More = always) -> Iterator[tuple[float, Family]]:
+    def families(self, keep_going: KeepGoing = always) -> Iterator[tuple[float, Family]]:
         """Every family that may run, with a bound; counts what is illegal or a duplicate. more: once there is no time
         left, families come without a price, under a bound of 0."""
         space = self.space
@@ -97,7 +97,7 @@ class Blocks:
                     if self.prune and self.memory.hopeless(family):
                         self.counts.too_large += legal.blocks * len(choices.kept)
                     elif legal.blocks and choices.kept:
-                        yield self.family_bound(family) if more() else 0.0, family
+                        yield self.family_bound(family) if keep_going() else 0.0, family
 
     def family_bound(self, family: Family) -> float:
         """Seconds that every point of a family takes, at least.

@@ -1,6 +1,6 @@
 """Which plans a search keeps of those that fit: the fastest, or the fastest that are unlike.
 
-`Shortlist` keeps the fastest; `Unlike` of each sort (ranks on each axis, recomputation, ZeRO stage) the fastest, and
+`Shortlist` keeps the fastest; `Diverse` of each sort (ranks on each axis, recomputation, ZeRO stage) the fastest, and
 of these the fastest, few of one mesh. Both say what a plan must be faster than to change them, so that a search that
 leaves out the others finds exactly what predicting every plan would. Leaves out the search (`solve`).
 """
@@ -32,7 +32,7 @@ class Shortlist:
         return self.worst()
 
 
-class Unlike(Shortlist):
+class Diverse(Shortlist):
     """The `few` fastest that are unlike; none that takes more than UP_TO times the best one's step.
 
     Proof that what is left out does not matter: going through sorts by the step of their fastest plan, those of a mesh

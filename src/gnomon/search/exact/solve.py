@@ -22,10 +22,10 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.best_first import Frontier
 from gnomon.search.bounds.families import Family, Job, partly_split
 from gnomon.search.bounds.tighter_time import Loose, Played, Stalled, Tight, Tighten
-from gnomon.search.budget import More, always
+from gnomon.search.budget import KeepGoing, always
 from gnomon.search.exact.block_points import Group, Opening
 from gnomon.search.exact.blocks import SLACK, Blocks, Row
-from gnomon.search.exact.shortlist import Shortlist, Unlike
+from gnomon.search.exact.shortlist import Diverse, Shortlist
 from gnomon.search.exact.sparing import sparest, sparing_points
 from gnomon.search.results import Counts, Found, Result, memory_limit, most_alike, sort_of_point, why_not
 from gnomon.search.space.points import Point, Space
@@ -42,24 +42,35 @@ def solve(
     *,
     top: int = 5,
     prune: bool = True,
-    unlike: bool = False,
+    diverse: bool = False,
     known: Iterable[Found] = (),
     job: Job | None = None,
-    told: Told | None = None,
-    more: More = always,
+    on_progress: OnProgress | None = None,
+    keep_going: KeepGoing = always,
 ) -> Result:
-    """The `top` fastest plans of a space within the goal's memory; with `unlike`, the best and the fastest that are
-    unlike it and each other (`exact.shortlist.Unlike`).
+    """The `top` fastest plans of a space within the goal's memory; with `diverse`, the best and the fastest that are
+    unlike it and each other (`exact.shortlist.Diverse`).
 
     prune: without it every legal point is predicted, which shows that the bounds are right. known: plans of another
     space that are among those looked for. job: of the same request, from a search with another limit, whose prices
-    are used again. told: is called with the points covered so far and the best step. more: the budget, asked before
-    each item; once it is spent the best plan so far is the result (one that fits is looked for a little longer), and
-    `Result.open_s` bounds what was not looked at.
+    are used again. on_progress: is called with the points covered so far and the best step. keep_going: the budget,
+    asked before each item; once it is spent the best plan so far is the result (one that fits is looked for a little
+    longer), and `Result.open_s` bounds what was not looked at.
     """
     goal = goal or Goal()
     search = Search(
-        graph, cluster, workload, space, stack, goal, top=top, prune=prune, unlike=unlike, job=job, told=told, more=more
+        graph,
+        cluster,
+        workload,
+        space,
+        stack,
+        goal,
+        top=top,
+        prune=prune,
+        diverse=diverse,
+        job=job,
+        on_progress=on_progress,
+        keep_going=keep_going,
     )
     for candidate in known:
         search.list.add(candidate)
@@ -67,7 +78,7 @@ def solve(
     return search.result()
 
 
-Told = Callable[[int, float | None], None]
+OnProgress = Callable[[int, float | None], None]
 """Takes the points covered so far, and the step of the best plan, if there is one."""
 
 DIVE, DEEP = 8, 24
@@ -97,21 +108,21 @@ class Search:
         *,
         top: int = 1,
         prune: bool = True,
-        unlike: bool = False,
+        diverse: bool = False,
         job: Job | None = None,
-        told: Told | None = None,
-        more: More = always,
+        on_progress: OnProgress | None = None,
+        keep_going: KeepGoing = always,
     ) -> None:
         self.graph, self.cluster, self.workload, self.space = graph, cluster, workload, space
-        self.stack, self.goal, self.top, self.prune, self.told = stack, goal, top, prune, told
-        self.more, self.open_s = more, float("inf")
+        self.stack, self.goal, self.top, self.prune, self.on_progress = stack, goal, top, prune, on_progress
+        self.keep_going, self.open_s = keep_going, float("inf")
         self.job = job or Job(graph, cluster, workload, stack, space)
         self.counts = Counts(space=space.size)
         self.limit = memory_limit(cluster, goal)
         self.tighten = Tighten(self.job)
         self.blocks = Blocks(self.job, self.counts, self.limit, prune=prune)
         self.opening = Opening(self.blocks, self.tighten)
-        self.list = Unlike(top, most_alike(len(set(space.axes())), top)) if unlike else Shortlist(top)
+        self.list = Diverse(top, most_alike(len(set(space.axes())), top)) if diverse else Shortlist(top)
         self.near: list[Found] = []
         self.frontier: Frontier[_Item] = Frontier(self._points, self.counts)
         self.smallest: Found | None = None
@@ -119,10 +130,10 @@ class Search:
 
     def run(self) -> None:
         """Best first, until nothing that is left can be better, or the budget is spent."""
-        families = list(self.blocks.families(self.more))
+        families = list(self.blocks.families(self.keep_going))
         for bound, family in families:
             self.frontier.push(bound, family)
-        self.frontier.explore(self._look, self._limit, self.more, self._next)
+        self.frontier.explore(self._look, self._limit, self.keep_going, self._next)
         if self.frontier:
             self._look_for_sparing(families)
             self.open_s = self.frontier.leave(self.worst())
@@ -137,8 +148,8 @@ class Search:
             self.counts.too_slow += self._points(item)
         else:
             self._expand(item, bound)
-        if self.told is not None:
-            self.told(self.counts.covered, self.best[0].step_s if self.best else None)
+        if self.on_progress is not None:
+            self.on_progress(self.counts.covered, self.best[0].step_s if self.best else None)
 
     def _expand(self, item: _Item, bound: float) -> None:
         """The smaller items of an item, with bounds; of a point, its prediction."""
@@ -244,7 +255,7 @@ class Search:
             goal=self.goal,
             space=self.space,
             best=tuple(self.list.best),
-            unlike=isinstance(self.list, Unlike),
+            diverse=isinstance(self.list, Diverse),
             counts=self.counts,
             limit_bytes=self.limit,
             near=tuple(self.near),

@@ -74,7 +74,7 @@ def advice(prediction: Prediction, *, most: int = 4, terms: Terms | None = None)
     tries = max(FEWEST, min(TRIES, TRIES * MANY_DEVICES // prediction.plan.world_size))
     long = len(prediction.pricing.graph.layers()) * prediction.pricing.count > MOST_STREAMED
     able = [option for option in OPTIONS if not (long and option.name in STREAMED)]
-    fitting = Fitting(base=prediction, options=able, more=lambda: fitting.count < tries, terms=terms)
+    fitting = Fitting(base=prediction, options=able, keep_going=lambda: fitting.count < tries, terms=terms)
     rungs = sorted(fitting.enough(), key=lambda rung: rung.step_s)
     ways = []
     for rung in rungs[:most]:

@@ -17,7 +17,7 @@ from gnomon.plans.check import batch
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.changes import Single
 from gnomon.prediction.loading import host_short
-from gnomon.search.budget import More, always
+from gnomon.search.budget import KeepGoing, always
 from gnomon.search.checkpointing.plan import least_recompute
 from gnomon.search.fit.options import OF_PROGRAM, OPTIONS, ORDER, Amounts, Option
 from gnomon.search.fit.terms import Change, Terms
@@ -81,9 +81,9 @@ class Fitting:
     options: Sequence[Option] = OPTIONS
     by_tensor: bool = False
     """Whether combinations with recompute choose what is recomputed tensor by tensor."""
-    more: More = always
+    keep_going: KeepGoing = always
     """The budget, asked before each combination."""
-    told: Callable[[int], None] | None = None
+    on_progress: Callable[[int], None] | None = None
     """Is called with the number of predictions so far."""
     terms: Terms | None = None
     """The words of the file that the plan came from: what it cannot say is not looked at."""
@@ -158,8 +158,8 @@ class Fitting:
             except GnomonError as error:
                 self._seen[key] = str(error).partition(";")[0]
             self.count += 1
-            if self.told is not None:
-                self.told(self.count)
+            if self.on_progress is not None:
+                self.on_progress(self.count)
         return self._seen[key]
 
     def _too_long(self, plan: Plan, work: Workload) -> str:
@@ -217,7 +217,7 @@ class Fitting:
                 names = frozenset(option.name for option in chosen)
                 if any(fewer <= names for fewer in enough):
                     continue
-                if not self.more():
+                if not self.keep_going():
                     self.left = True
                     break
                 rung = self._fastest_alone(chosen[0]) if size == 1 else self._strongest(chosen)

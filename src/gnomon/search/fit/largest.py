@@ -52,7 +52,7 @@ def largest(fitting: Fitting, what: What) -> Iterator[Most]:
     made = {o.name: most for o in able if (most := _with(fitting, what, [o])) is not None}
     yield from made.values()
     best, chosen = first, list[Option]()
-    while fitting.more():
+    while fitting.keep_going():
         tried = [(o, made.get(o.name) if not chosen else _with(fitting, what, [*chosen, o])) for o in able]
         able = [o for o, most in tried if most is not None and o not in chosen]
         option, more = max(((o, most) for o, most in tried if most is not None), key=_size, default=(None, None))

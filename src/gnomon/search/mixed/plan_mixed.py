@@ -20,7 +20,7 @@ from gnomon.plans import Goal, Plan, Workload
 from gnomon.plans.precision import default_precision
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.search.budget import More, always
+from gnomon.search.budget import KeepGoing, always
 from gnomon.search.exact.solve import solve
 from gnomon.search.mixed import by_speed
 from gnomon.search.mixed.bounds import LayerTables
@@ -29,8 +29,7 @@ from gnomon.search.mixed.results import MixedFound, fits
 from gnomon.search.mixed.search import TRIES, Ended, Large, MixedSearch
 from gnomon.search.mixed.space import MixedSpace, make_mixed_space
 from gnomon.search.requests import SPARING, check_request, with_fixed_batch
-from gnomon.search.results import Counts
-from gnomon.search.results import unlike as alternatives
+from gnomon.search.results import Counts, pick_diverse
 from gnomon.search.space.points import Limit, divisors, make_space, parse_limit
 from gnomon.software import Stack
 
@@ -77,11 +76,11 @@ BY_SPEED = 8
 
 
 def _by_speed(
-    search: MixedSearch, space: MixedSpace, tables: LayerTables, limits: tuple[int, ...], more: More
+    search: MixedSearch, space: MixedSpace, tables: LayerTables, limits: tuple[int, ...], keep_going: KeepGoing
 ) -> Iterator[MixedFound]:
     """Data parallelism with shares by speed, as far as it runs and fits, while there is time; BY_SPEED in any case."""
     for tried, point in enumerate(by_speed.points(space, tables)):
-        if tried >= BY_SPEED and not more():
+        if tried >= BY_SPEED and not keep_going():
             return
         made = search.predicted(point)
         if not isinstance(made, str) and fits(made, space.kinds, limits):
@@ -107,23 +106,23 @@ def plan_mixed(
     fixed: Mapping[str, object] | None = None,
     forbid: Iterable[str | Limit] = (),
     top: int = 5,
-    unlike: bool = False,
+    diverse: bool = False,
     tries: int = TRIES,
     most_bytes: int | None = None,
     known: Sequence[MixedFound] = (),
     most_nodes: int | None = None,
-    told: Callable[[int, int], None] | None = None,
-    more: More = always,
-    first: More | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    keep_going: KeepGoing = always,
+    first: KeepGoing | None = None,
 ) -> MixedResult:
     """The fastest plan that fits, over all kinds of a mixed cluster or some of them, and the next `top` - 1.
 
     Arguments as for `plan`; `fixed` and `forbid` may name the fields in `mixed.space.OPEN_FIELDS`, of which `pp` is the
     number of stages. tries: predictions after which the search over kinds stops; so many more go to plans with equal
-    shares, which the result is compared with. unlike: of the plans that were predicted, the next that are unlike
-    (`results.unlike`). most_bytes: what any device may hold, below what the goal allows it.
+    shares, which the result is compared with. diverse: of the plans that were predicted, the next that are unlike
+    (`results.diverse`). most_bytes: what any device may hold, below what the goal allows it.
     known: plans of this work that fit; slower ones are not looked for. most_nodes: partial pipelines over kinds that
-    each search looks at, at most. more: the budget; what it leaves is counted. first: the part of it that goes to
+    each search looks at, at most. keep_going: the budget; what it leaves is counted. first: the part of it that goes to
     what the search over kinds is compared with (each kind alone, equal shares); left out, all of it. PlanError
     for a cluster of one kind, and when nothing fits.
     """
@@ -141,25 +140,28 @@ def plan_mixed(
     if most_bytes is not None:
         allowed = tuple(min(nbytes, most_bytes) for nbytes in allowed)
     asked = _Asked(graph=graph, cluster=machines, workload=workload, stack=stack, base=base, fixed=fixed, limits=limits)
-    first = first or more
+    first = first or keep_going
     alone, predicted, unfinished = _each_alone(asked, space.kinds, allowed, first)
-    even = MixedSearch(tables, workload, stack, even_space, allowed, tries=tries, most_nodes=most_nodes, more=first)
+    even = MixedSearch(
+        tables, workload, stack, even_space, allowed, tries=tries, most_nodes=most_nodes, keep_going=first
+    )
     even.run()
     size = space.size
-    progress = None if told is None else lambda done: told(done, size)
-    plain = list(_by_speed(even, space, tables, allowed, more))
+    progress = None if on_progress is None else lambda done: on_progress(done, size)
+    plain = list(_by_speed(even, space, tables, allowed, keep_going))
     every = [candidate for candidate in (*(f for _, f in alone), *even.best, *plain, *known) if candidate is not None]
     begin = list({candidate.plan: candidate for candidate in every}.values())
     search = MixedSearch(
         tables, workload, stack, space, allowed,
-        top=tries if unlike else top, tries=tries, known=begin, told=progress, most_nodes=most_nodes, more=more,
+        top=tries if diverse else top, tries=tries, known=begin, on_progress=progress, most_nodes=most_nodes,
+        keep_going=keep_going,
     )  # fmt: skip
     search.run()
     if not search.best:
         raise PlanError(_nothing_fits(graph, machines, space, search))
     best = tuple(search.best)
-    if unlike:
-        best = tuple(best[i] for i in alternatives([candidate.plan for candidate in best], top))
+    if diverse:
+        best = tuple(best[i] for i in pick_diverse([candidate.plan for candidate in best], top))
     return MixedResult(
         graph=graph,
         cluster=machines,
@@ -211,13 +213,13 @@ def fitting(
     tries: int = FIT_TRIES,
     only: bool = False,
     large: Large | None = None,
-    more: More = always,
+    keep_going: KeepGoing = always,
 ) -> MixedFound:
     """A plan over the kinds of a cluster, or on one of them, that fits: not the fastest.
 
     like: plans that fit at other work, tried first, and with `only` no others. tries: predictions after which the
-    search over kinds gives up. large: what was shown too large at less work, and what is here. more: whether to go on.
-    PlanError when none fits, which says whether all were looked at.
+    search over kinds gives up. large: what was shown too large at less work, and what is here. keep_going: whether to
+    go on. PlanError when none fits, which says whether all were looked at.
     """
     limits = tuple(forbid)
     space, _, tables = _prepared(graph, cluster, workload, stack, base, tuple(sorted(fixed.items())), limits)
@@ -251,12 +253,12 @@ def fitting(
 
     if quick := alone(True):
         return quick
-    search = FirstFit(tables, workload, stack, space, allowed, tries=tries, large=large, more=more)
+    search = FirstFit(tables, workload, stack, space, allowed, tries=tries, large=large, keep_going=keep_going)
     search.run()
     if search.best:
         return search.best[0]
     left = f"; {search.counts.left:,} plans over several kinds were not looked at" if search.counts.left else ""
-    if not more():
+    if not keep_going():
         raise PlanError(f"nothing that fits in memory was found{left}; {SPENT}")
     if made := alone(False):
         return made
@@ -278,7 +280,7 @@ class _Asked:
 
 
 def _each_alone(
-    asked: _Asked, kinds: tuple[Kind, ...], allowed: tuple[int, ...], more: More
+    asked: _Asked, kinds: tuple[Kind, ...], allowed: tuple[int, ...], keep_going: KeepGoing
 ) -> tuple[tuple[tuple[Kind, MixedFound | None], ...], int, tuple[str, ...]]:
     """The best on each kind by itself (None where it is too small for the model or has no plan that is asked for), how
     many plans were predicted, and the names of kinds whose search the budget ended. allowed: bytes that a device of
@@ -287,10 +289,10 @@ def _each_alone(
     predicted, unfinished = 0, list[str]()
     for index, (kind, limit) in enumerate(zip(kinds, allowed, strict=True)):
         try:
-            own, counts = _alone(asked, kind, limit, more=more)
+            own, counts = _alone(asked, kind, limit, keep_going=keep_going)
         except PlanError:
             best.append((kind, None))
-            if not more():
+            if not keep_going():
                 unfinished.append(kind.name)
             continue
         best.append((kind, _of_kind(own, index)))
@@ -305,7 +307,7 @@ def _of_kind(own: Prediction, index: int) -> MixedFound:
 
 
 def _alone(
-    asked: _Asked, kind: Kind, limit_bytes: int, *, quick: bool = False, more: More = always
+    asked: _Asked, kind: Kind, limit_bytes: int, *, quick: bool = False, keep_going: KeepGoing = always
 ) -> tuple[Prediction, Counts]:
     """The best plan on one kind, and how many were predicted. PlanError where nothing fits or runs there, or none was
     found in time. quick: not the fastest, but one of those that spare memory, with much room."""
@@ -317,7 +319,7 @@ def _alone(
     if quick:
         best, counts = roomiest(graph, there, workload, space, stack, limit_bytes), Counts()
     else:
-        result = solve(graph, there, workload, space, stack, own, top=1, more=more)
+        result = solve(graph, there, workload, space, stack, own, top=1, keep_going=keep_going)
         best, counts = result.best[0] if result.best else None, result.counts
     if best is None:
         raise PlanError(f"nothing fits on {there.name}")

@@ -19,7 +19,7 @@ from gnomon.errors import PlanError, ProgramError
 from gnomon.plans import Mesh, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.search.best_first import Frontier
-from gnomon.search.budget import More, always
+from gnomon.search.budget import KeepGoing, always
 from gnomon.search.mixed.bounds import (
     SLACK,
     LayerTables,
@@ -99,15 +99,15 @@ class MixedSearch:
         top: int = 1,
         tries: int = TRIES,
         known: Iterable[MixedFound] = (),
-        told: Callable[[int], None] | None = None,
+        on_progress: Callable[[int], None] | None = None,
         most_nodes: int | None = None,
         large: Large | None = None,
-        more: More = always,
+        keep_going: KeepGoing = always,
     ) -> None:
         """limits: bytes that a device of each kind may hold. known: plans that were predicted already. most_nodes:
-        partial pipelines that are looked at, at most. large: what need not be looked at. more: whether to go on."""
+        partial pipelines that are looked at, at most. large: what need not be looked at. keep_going: the budget."""
         self.tables, self.workload, self.stack, self.space, self.limits = tables, workload, stack, space, limits
-        self.top, self.tries, self.told, self.more = top, tries, told, more
+        self.top, self.tries, self.on_progress, self.keep_going = top, tries, on_progress, keep_going
         self.most_nodes = most_nodes or self.most_nodes
         self.known = {candidate.point: candidate for candidate in known if candidate.point is not None}
         self.best = sorted(known, key=lambda candidate: candidate.step_s)[:top]
@@ -126,7 +126,7 @@ class MixedSearch:
     def run(self) -> None:
         """Best first, until nothing that is left can be better, or the tries are used up, or it is stopped."""
         for shape, blocks in self.space.by_shape:
-            if self.more():
+            if self.keep_going():
                 self._begin(shape, blocks)
             else:  # nothing is known of its plans: neither that they run nor how long they take
                 self.frontier.push(0.0, Shaped(shape, tuple(blocks), legal=False))
@@ -143,7 +143,7 @@ class MixedSearch:
             self.ended = "tries"
         elif self._nodes >= self.most_nodes:
             self.ended = "nodes"
-        elif not self.more():
+        elif not self.keep_going():
             self.ended = "budget"
         return not self.ended
 
@@ -177,8 +177,8 @@ class MixedSearch:
             self._next(item)
         else:
             self._play(item)
-        if self.told is not None:
-            self.told(self.counts.covered)
+        if self.on_progress is not None:
+            self.on_progress(self.counts.covered)
 
     def _begin(self, shape: Shape, blocks: Sequence[MixedBlock]) -> None:
         """Those blocks of a shape that may run, if any may fit."""

@@ -100,14 +100,14 @@ class Question:
     """A plan made of a search's, no slower: `search.refinement.refine`. None: the search's best as it is."""
     tries: int = TRIES
     """Predictions of a search over several kinds of devices, at most; its answer may then not be the best."""
-    beyond: tuple[str, ...] = ()
+    extra_choices: tuple[str, ...] = ()
     """Choices that the exact search has too, as `make_space` takes them, on devices of one kind."""
     spare: Spare = field(default_factory=Spare)
     """Choices that make further work fit, and plans of a front with less memory, on devices of one kind."""
-    more: Callable[[], bool] = always
+    keep_going: Callable[[], bool] = always
     """The budget, asked before and during each search. Once it is spent, what was found until then is the answer, and
     cases say what was not looked at."""
-    told: Callable[[str], None] | None = None
+    on_progress: Callable[[str], None] | None = None
     """Is called by `longest` and `largest` with the case that is tried next."""
 
     def best(
@@ -136,12 +136,12 @@ class Question:
                 fixed=self.fixed,
                 limits=self.limits,
                 stack=self.stack,
-                beyond=self.beyond,
+                extra_choices=self.extra_choices,
             )
         except PlanError as error:
             return replace(case, why=str(error))
         try:
-            result = solve(self.graph, cluster, workload, space, self.stack, goal, top=1, more=self.more)
+            result = solve(self.graph, cluster, workload, space, self.stack, goal, top=1, keep_going=self.keep_going)
         except UnpricedError as error:  # a kind of device that lacks the precision
             return replace(case, why=str(error))
         case = replace(case, left=result.counts.left)
@@ -174,7 +174,7 @@ class Question:
                 most_bytes=memory_bytes,
                 known=known,
                 most_nodes=most_nodes,
-                more=self.more,
+                keep_going=self.keep_going,
             )
         except (PlanError, UnpricedError) as error:
             return replace(case, why=str(error))
@@ -194,10 +194,10 @@ class Question:
         to find: `like` are cases whose plans are tried first, and with `only` no others. large: what need not be looked
         at."""
         case = Case(label=label, cluster=cluster, workload=workload, best=None, rent=rent(cluster, self.prices))
-        if not self.more():
+        if not self.keep_going():
             return replace(case, why=NOT_TRIED)
-        if self.told is not None:
-            self.told(label)
+        if self.on_progress is not None:
+            self.on_progress(label)
         if not is_mixed(cluster):
             return replace(self, improve=None).best(cluster, workload, label=label)
         known = tuple(other.best for other in like if isinstance(other.best, MixedFound))
@@ -214,7 +214,7 @@ class Question:
                 like=known,
                 only=only,
                 large=large,
-                more=self.more,
+                keep_going=self.keep_going,
             )
         except (PlanError, UnpricedError) as error:
             return replace(case, why=str(error))
@@ -223,7 +223,7 @@ class Question:
     def fastest(self, case: Case) -> Case:
         """The same case with the fastest plan, where `fitting` or `squeezed` has found another; over
         several kinds the best of `FASTEST_NODES` partial pipelines. As it is when the time allowed is spent."""
-        if not self.more():
+        if not self.keep_going():
             return case
         if case.fitted is not None:
             better = self.squeeze(case.cluster, case.workload).fitted([case.fitted.candidate.point])
@@ -264,10 +264,10 @@ class Question:
         smaller work, whose plans are tried first."""
         if is_mixed(case.cluster) or not self.spares or case.best is not None:
             return case
-        if not self.more():
+        if not self.keep_going():
             return replace(case, why=f"{case.why}; choices beyond the exact search not tried: {SPENT}")
-        if self.spare.told is not None:
-            self.spare.told(case.label)
+        if self.spare.on_progress is not None:
+            self.spare.on_progress(case.label)
         try:
             check_request(self.graph, case.cluster, case.workload, self.base, self.fixed, case.cluster.num_devices)
         except PlanError:
@@ -311,8 +311,8 @@ def pareto(asked: Question, cluster: Cluster, workload: Workload, *, resolution_
 def _smaller(asked: Question, cases: Sequence[Case]) -> Iterator[Case]:
     """Plans with less memory than those of the cases, by choices beyond the exact search."""
     for case in cases:
-        if asked.spare.told is not None:
-            asked.spare.told(case.label)
+        if asked.spare.on_progress is not None:
+            asked.spare.on_progress(case.label)
         if isinstance(case.best, Found):
             for candidate in asked.squeeze(case.cluster, case.workload).smaller(case.best):
                 yield replace(case, label=show_bytes(_peak_bytes(candidate)), best=candidate)
@@ -447,7 +447,7 @@ def longest(
         while low and low * 2 * multiple <= most and fits(low * 2):
             low *= 2
         high = low * 2
-        while high - low > 1 and high in tried and asked.more():
+        while high - low > 1 and high in tried and asked.keep_going():
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
     if asked.spares and not is_mixed(cluster):

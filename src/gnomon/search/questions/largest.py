@@ -96,10 +96,9 @@ def largest(asked: Question, cluster: Cluster, workload: Workload, config: Confi
     """Sizes tried, the last case the largest with a plan that fits.
 
     From the model's own size it is doubled until nothing fits, or halved until something does, then halved in to the
-    unit of the rule, or until `Question.more` says no: then a case says so of the sizes between. Taken for granted:
-    where a size fits, so does a smaller one. Beyond that size, the same is done
-    with plans that fit by choices beyond the exact search (`Question.squeezed`). PlanError if not even
-    the smallest fits.
+    unit of the rule, or until `Question.keep_going` says no: then a case says so of the sizes between. Taken for
+    granted: where a size fits, so does a smaller one. Beyond that size, the same is done with plans that fit by choices
+    beyond the exact search (`Question.squeezed`). PlanError if not even the smallest fits.
     """
     step = unit(config, rule)
     tried: dict[int, Case] = {}
@@ -126,7 +125,7 @@ def largest(asked: Question, cluster: Cluster, workload: Workload, config: Confi
     least = getattr(config, "num_dense_layers", 0) + 1 if rule != "hidden" else 1
     own = config.num_heads if rule == "hidden" else config.num_layers
     low, high = _bracket(fits, max(least, own // step), least)
-    while low and high - low > 1 and asked.more():
+    while low and high - low > 1 and asked.keep_going():
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     if low and high - low > 1 and not (high in tried and tried[high].why.startswith(NOT_TRIED)):  # stopped

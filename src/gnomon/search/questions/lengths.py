@@ -23,7 +23,7 @@ from gnomon.plans import Goal, Mesh, Plan, Workload
 from gnomon.plans.precision import default_precision
 from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.search.budget import More, always
+from gnomon.search.budget import KeepGoing, always
 from gnomon.search.exact.solve import solve
 from gnomon.search.refinement.changes import changes
 from gnomon.search.requests import check_request
@@ -45,7 +45,7 @@ SAMPLED = 32
 ROUND_TO = 1024
 """Tokens to a multiple of which the mean length is rounded up: context parallelism has to divide it."""
 
-BEYOND = ("async_tp",)
+EXTRA_CHOICES = ("async_tp",)
 """Choices beyond the fields of a point that batches of several lengths have a price for."""
 
 
@@ -101,15 +101,15 @@ def plan_lengths(
     base: Plan | None = None,
     fixed: Mapping[str, object] | None = None,
     forbid: Iterable[str | Limit] = (),
-    beyond: Iterable[str] = BEYOND,
-    told: Callable[[int], None] | None = None,
-    more: More = always,
+    extra_choices: Iterable[str] = EXTRA_CHOICES,
+    on_progress: Callable[[int], None] | None = None,
+    keep_going: KeepGoing = always,
 ) -> Lengths:
     """The fastest plans for a batch of several lengths; see the module.
 
     workload: with `lengths`. methods: those that are tried, each with `stand_ins`. fixed, forbid, base, stack, goal: as
-    in `search.plan`. told: is called with the number of plans predicted. more: the budget. PlanError for a batch of one
-    length, for methods that are not for such batches, and when no plan fits.
+    in `search.plan`. on_progress: is called with the number of plans predicted. keep_going: the budget. PlanError for a
+    batch of one length, for methods that are not for such batches, and when no plan fits.
     """
     if len(set(workload.sequence_lengths())) < 2:
         raise PlanError("all sequences of this batch have one length; give it as seq_len, with the size of the batch")
@@ -127,10 +127,10 @@ def plan_lengths(
         base=base or Plan(precision=default_precision(cluster)),
         fixed=dict(fixed or {}),
         limits=limits,
-        beyond=tuple(name for name in beyond if name in BEYOND),
+        extra_choices=tuple(name for name in extra_choices if name in EXTRA_CHOICES),
         limit_bytes=memory_limit(cluster, goal or Goal()),
-        told=told,
-        more=more,
+        on_progress=on_progress,
+        keep_going=keep_going,
     )
     ways = _followed(asked, [asked.begun(None), *(asked.begun(method) for method in methods)])
     ways.sort(key=lambda way: (way.prediction is None, way.prediction.step_s if way.prediction else 0.0))
@@ -216,10 +216,10 @@ class _Asked:
     base: Plan
     fixed: dict[str, object]
     limits: tuple[Limit, ...]
-    beyond: tuple[str, ...]
+    extra_choices: tuple[str, ...]
     limit_bytes: int
-    told: Callable[[int], None] | None
-    more: More
+    on_progress: Callable[[int], None] | None
+    keep_going: KeepGoing
     known: dict[Plan, Prediction | str] = field(default_factory=dict)
     """Plan -> its prediction, or why it cannot run."""
     stand_ins: int = 0
@@ -254,7 +254,7 @@ class _Asked:
         if clash:
             name = clash[0]
             raise PlanError(f"it needs {name} = {stand_in.fixed[name]}, and {name} = {self.fixed[name]} is fixed")
-        if not self.more():
+        if not self.keep_going():
             self.spent = True
             return []
         self.stand_ins += 1
@@ -264,10 +264,18 @@ class _Asked:
         check_request(self.graph, self.cluster, work, self.base, fixed, self.cluster.num_devices)
         space = make_space(
             self.graph, self.cluster, work, base=self.base, fixed=fixed, limits=limits, stack=self.stack,
-            beyond=self.beyond,
+            extra_choices=self.extra_choices,
         )  # fmt: skip
         result = solve(
-            self.graph, self.cluster, work, space, self.stack, self.goal, top=STARTS, unlike=True, more=self.more
+            self.graph,
+            self.cluster,
+            work,
+            space,
+            self.stack,
+            self.goal,
+            top=STARTS,
+            diverse=True,
+            keep_going=self.keep_going,
         )
         self.covered += result.counts.covered
         near = [*result.best, *result.near[:STARTS], *([result.smallest] if result.smallest else [])]
@@ -279,15 +287,15 @@ class _Asked:
     def predicted(self, plan: Plan) -> Prediction | str:
         """On the true lengths, once; why it cannot run; empty when the budget is spent."""
         if plan not in self.known:
-            if self.known and not self.more():
+            if self.known and not self.keep_going():
                 self.spent = True
                 return ""
             try:
                 self.known[plan] = predict(self.graph, self.cluster, plan, self.workload, self.stack)
             except GnomonError as error:
                 self.known[plan] = str(error)
-            if self.told is not None:
-                self.told(len(self.known))
+            if self.on_progress is not None:
+                self.on_progress(len(self.known))
         return self.known[plan]
 
     def fits(self, prediction: Prediction) -> bool:

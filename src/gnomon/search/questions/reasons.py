@@ -126,12 +126,12 @@ def explain(
     *,
     runners_up: Sequence[Plan] = (),
     too_large: Sequence[Plan] = (),
-    told: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Reasons:
     """The reasons of a predicted plan; some thirty predictions.
 
-    runners_up, too_large: plans of the search that made it, as its plan file lists them. told: is called with (plans
-    predicted, all of them) after each.
+    runners_up, too_large: plans of the search that made it, as its plan file lists them. on_progress: is called with
+    (plans predicted, all of them) after each.
     """
     pricing, plan = prediction.pricing, prediction.plan
     graph = pricing.graph
@@ -146,8 +146,8 @@ def explain(
 
     def look(what: str, changed: Plan) -> Neighbour:
         neighbour = _predicted(prediction, what, changed)
-        if told is not None:
-            told(next(done), total)
+        if on_progress is not None:
+            on_progress(next(done), total)
         return neighbour
 
     moves = tuple((what, changed) for what, changed in moves if proposes(pricing.stack, plan, changed))

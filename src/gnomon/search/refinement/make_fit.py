@@ -43,7 +43,7 @@ class Spare:
     """Those that are open (`refinement.choices.allowed`); none leaves everything as the exact search has it."""
     forbid: tuple[Limit, ...] = ()
     """Values that none may take."""
-    told: Callable[[str], None] | None = None
+    on_progress: Callable[[str], None] | None = None
     """Is called with the work that is tried next."""
 
 

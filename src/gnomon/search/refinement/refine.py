@@ -15,7 +15,7 @@ from gnomon.errors import GnomonError, PlanError
 from gnomon.methods.disco import USUAL
 from gnomon.plans import Plan, stage_layers
 from gnomon.prediction import Prediction, Timed, host_memory, predict
-from gnomon.search.budget import More, always
+from gnomon.search.budget import KeepGoing, always
 from gnomon.search.refinement.bucket_cuts import Grain, both_ways, cut_of, search, seed, with_grain
 from gnomon.search.refinement.choices import CHOICES, Choice, Value, runs_plan, runs_value, shown_grain
 from gnomon.search.refinement.choices import choice as named
@@ -104,16 +104,17 @@ def refine(
     forbid: Iterable[Limit] = (),
     fixed: Mapping[str, Value] | None = None,
     effort: Effort = THOROUGH,
-    told: Callable[[int, int], None] | None = None,
-    more: More = always,
+    on_progress: Callable[[int, int], None] | None = None,
+    keep_going: KeepGoing = always,
 ) -> Refined:
     """The best plan that changes of single choices lead to, from the best plans of a search.
 
     choices: those that are open (`refinement.choices.allowed`). forbid: values that none may take. fixed: choices that
-    are made in every plan where they mean something, whatever they cost. effort: how much is tried. told: is called
-    with the number of predictions made and of the most. more: the budget. PlanError if what is fixed fits in none.
+    are made in every plan where they mean something, whatever they cost. effort: how much is tried. on_progress: is
+    called with the number of predictions made and of the most. keep_going: the budget. PlanError if what is fixed fits
+    in none.
     """
-    descent = _Descent(result, choices, tuple(forbid), fixed or {}, effort, told, more)
+    descent = _Descent(result, choices, tuple(forbid), fixed or {}, effort, on_progress, keep_going)
     near = [candidate for candidate in result.near if candidate.step_s < result.best[0].step_s]
     begins = [*result.best[: effort.starts], *near[: effort.large], *descent.for_methods()]
     descents = [(start, steps, _end(start, steps)) for start in begins if (steps := descent.down(start)) is not None]
@@ -152,11 +153,17 @@ class _Descent:
         forbid: tuple[Limit, ...],
         fixed: Mapping[str, Value],
         effort: Effort,
-        told: Callable[[int, int], None] | None,
-        more: More,
+        on_progress: Callable[[int, int], None] | None,
+        keep_going: KeepGoing,
     ) -> None:
-        self.more = more
-        self.result, self.choices, self.forbid, self.effort, self.told = result, choices, forbid, effort, told
+        self.keep_going = keep_going
+        self.result, self.choices, self.forbid, self.effort, self.on_progress = (
+            result,
+            choices,
+            forbid,
+            effort,
+            on_progress,
+        )
         self.fixed = tuple((named(name), value) for name, value in fixed.items())
         self.tried = 0
         self.cut = False
@@ -294,12 +301,12 @@ class _Descent:
             if self.slow.get(changed, 0.0) >= than_s:
                 return None
             if changed not in self.known:
-                if (within and self.tried >= self.effort.tries) or (self.tried and not self.more()):
+                if (within and self.tried >= self.effort.tries) or (self.tried and not self.keep_going()):
                     self.cut = True
                     return None
                 self.tried += 1
-                if self.told is not None:
-                    self.told(self.tried, self.effort.tries)
+                if self.on_progress is not None:
+                    self.on_progress(self.tried, self.effort.tries)
                 self.known[changed] = None
                 timed = Timed.of(result.graph, result.cluster, changed, result.workload, result.stack)
                 if timed.step_s >= than_s:

@@ -32,7 +32,14 @@ nothing and has them wait on the host. (Selective recomputation with offload is 
 the sums of rows again, at the price of all of attention.)"""
 Context = Literal["ring", "all_gather", "ulysses"]
 
-BEYOND = ("dispatch", "async_tp", "activation_offload", "optimizer_offload", "parameter_offload", "parameter_disk")
+EXTRA_CHOICES = (
+    "dispatch",
+    "async_tp",
+    "activation_offload",
+    "optimizer_offload",
+    "parameter_offload",
+    "parameter_disk",
+)
 """Choices (`search.refinement.choices`) that the exact search can have too."""
 
 MOST_VIRTUAL_STAGES = 8
@@ -324,12 +331,12 @@ def make_space(
     fixed: Mapping[str, object] | None = None,
     limits: Iterable[Limit] = (),
     stack: Stack | None = None,
-    beyond: Container[str] = (),
+    extra_choices: Container[str] = (),
 ) -> Space:
     """All choices that make sense for a model on a cluster, less what is fixed, forbidden or beyond the stack.
 
-    base: what does not vary. fixed: field of Point -> its one value. beyond: those of `BEYOND` that the space
-    has too, where the base plan leaves them open. PlanError when a field is left without a choice.
+    base: what does not vary. fixed: field of Point -> its one value. extra_choices: those of `EXTRA_CHOICES` that the
+    space has too, where the base plan leaves them open. PlanError when a field is left without a choice.
     """
     if is_mixed(cluster):
         names = " and ".join(kind.name for kind in kinds_of(cluster))
@@ -338,7 +345,7 @@ def make_space(
             f"several use gnomon.search.plan_mixed, or `gnomon plan`"
         )
     base = base or Plan()
-    if "dispatch" in beyond and stack is not None:
+    if "dispatch" in extra_choices and stack is not None:
         base = with_dispatcher(base, cluster, stack)
     if stack is not None and stack.name == own.NAME:
         _check_own(graph, base)
@@ -347,7 +354,7 @@ def make_space(
     ranks = divisors(cluster.num_devices)
     longest = max(workload.sequence_lengths(), default=1)
     ways: tuple[Recompute, ...] = ("none", "selective", "full")
-    if "activation_offload" in beyond and base.saved == Saved() and _copies(cluster):
+    if "activation_offload" in extra_choices and base.saved == Saved() and _copies(cluster):
         ways += ("offload",)
     attends = any(block.does("attends") for block in graph.blocks)
     choices: dict[str, tuple[object, ...]] = {
@@ -387,7 +394,7 @@ def make_space(
         experts=bool(experts),
         zero_in_pipeline=(stack.runs.zero_in_pipeline if stack else ()) or (0, 1, 2, 3),
         gathers_ahead=(stack.runs.gathers_ahead if stack else ()) or (0, 1, 2, 3),
-        cut=cut_ranks(cluster, base.mesh) if "async_tp" in beyond and not base.overlap.splits else 0,
+        cut=cut_ranks(cluster, base.mesh) if "async_tp" in extra_choices and not base.overlap.splits else 0,
         repeated=repeated_layers(graph),
         **choices,  # type: ignore[arg-type]
     )

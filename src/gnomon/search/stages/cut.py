@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gnomon import orders
 from gnomon.errors import PlanError
-from gnomon.search.budget import More, always
+from gnomon.search.budget import KeepGoing, always
 from gnomon.search.stages.recompute import Least
 from gnomon.search.stages.repredict import Trial, Trials
 
@@ -192,9 +192,10 @@ class Bounds:
 class Search:
     """Looks for the best cut of one plan."""
 
-    def __init__(self, trials: Trials, least: Least, *, budget: int, more: More = always) -> None:
-        """budget: cuts that may be played; one that takes a whole `predict` counts for three more. more: the time."""
-        self.trials, self.least, self.budget, self.more = trials, least, budget, more
+    def __init__(self, trials: Trials, least: Least, *, budget: int, keep_going: KeepGoing = always) -> None:
+        """budget: cuts that may be played; one that takes a whole `predict` counts for three more. keep_going: the
+        time."""
+        self.trials, self.least, self.budget, self.keep_going = trials, least, budget, keep_going
         self.layers, self.stages = len(trials.counted), trials.num_stages
         self.cuts = Cuts(every=comb(self.layers - 1, self.stages - 1))
         self.best: tuple[float, Cut, Trial] | None = None
@@ -342,7 +343,7 @@ class Search:
         return self.bounds.work(stage, first, last) < self.worst
 
     def _is_over(self) -> bool:
-        return self.spent >= self.budget or not self.more()
+        return self.spent >= self.budget or not self.keep_going()
 
     def _sweep(self, listed: Sequence[tuple[float, Cut]]) -> None:
         """Predicts the listed cuts, the least bound first, until none can be better."""
@@ -418,9 +419,9 @@ def can_cut(trials: Trials) -> str:
     return ""
 
 
-def best_split(trials: Trials, least: Least, *, budget: int = 40, more: More = always) -> Split | None:
+def best_split(trials: Trials, least: Least, *, budget: int = 40, keep_going: KeepGoing = always) -> Split | None:
     """The best cut of a plan's layers, each with the least recomputation that fits; None where none fits. budget: cuts
     that may be predicted. PlanError for a plan whose layers cannot be cut otherwise."""
     if why := can_cut(trials):
         raise PlanError(f"the layers of this plan cannot be divided otherwise: {why}; give one with several stages")
-    return Search(trials, least, budget=budget, more=more).run()
+    return Search(trials, least, budget=budget, keep_going=keep_going).run()

@@ -17,7 +17,7 @@ from gnomon.errors import GnomonError, PlanError, ProgramError
 from gnomon.graph import Graph
 from gnomon.plans import Plan, Saved, layer_presets, stage_layers
 from gnomon.prediction import Prediction, predict
-from gnomon.search.budget import More, always
+from gnomon.search.budget import KeepGoing, always
 from gnomon.search.refinement.changes import changes
 from gnomon.search.refinement.neighbours import allowed, point_of, unsaved
 from gnomon.search.results import Found, Result
@@ -82,13 +82,17 @@ class Uneven:
 
 
 def uneven(
-    result: Result, *, cut: Cut | None = None, told: Callable[[int, int], None] | None = None, more: More = always
+    result: Result,
+    *,
+    cut: Cut | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    keep_going: KeepGoing = always,
 ) -> Uneven:
     """The best plan with uneven stages, or recomputation that differs by stage; see the module.
 
     cut: layers of each stage, which then every plan has, be it faster or not. PlanError when none of the search's plans
-    can have it. told: is called with (plans begun, plans at most) before each that is cut. more: the budget, asked
-    before each plan; a cut that the user gives is made all the same.
+    can have it. on_progress: is called with (plans begun, plans at most) before each that is cut. keep_going: the
+    budget, asked before each plan; a cut that the user gives is made all the same.
     """
     exact = result.best[0].step_s if result.best else None
     if not _applies(result):
@@ -100,7 +104,7 @@ def uneven(
             f"layers_per_stage {cut} adds up to {sum(cut)} layers, but the graph has {result.space.num_layers}; give "
             f"each stage at least one, and all of them together"
         )
-    run = _Pass(result, cut, told, more if cut is None else always)
+    run = _Pass(result, cut, on_progress, keep_going if cut is None else always)
     first = run.round([(candidate.point, candidate.prediction) for candidate in (*result.best, *result.near)])
     if cut is not None and run.best is None:
         raise PlanError(f"no plan of the search fits with layers_per_stage {cut}; leave it open, or allow more memory")
@@ -123,9 +127,11 @@ def _applies(result: Result) -> bool:
 class _Pass:
     """The pass under way."""
 
-    def __init__(self, result: Result, cut: Cut | None, told: Callable[[int, int], None] | None, more: More) -> None:
-        self.more = more
-        self.result, self.space, self.cut, self.told = result, result.space, cut, told
+    def __init__(
+        self, result: Result, cut: Cut | None, on_progress: Callable[[int, int], None] | None, keep_going: KeepGoing
+    ) -> None:
+        self.keep_going = keep_going
+        self.result, self.space, self.cut, self.on_progress = result, result.space, cut, on_progress
         free = {"none", "full"} <= set(result.space.recompute)
         self.unit: Unit = unit_of(result.stack) if free else "none"
         self.best: tuple[float, Found] | None = None
@@ -143,7 +149,7 @@ class _Pass:
         promising: list[tuple[float, int, Point, Trials]] = []
         for index, (point, prediction) in enumerate(plans):
             shape = unsaved(prediction.plan)
-            if shape in self.done or not self.more():
+            if shape in self.done or not self.keep_going():
                 continue
             self.done.add(shape)
             if (
@@ -159,7 +165,7 @@ class _Pass:
                 promising.append((hope, index, point, trials))
         better, barren = False, 0
         for hope, _, point, trials in sorted(promising, key=lambda entry: entry[:2])[:PLANS]:
-            if hope < self.worst and barren < BARREN and self.more():
+            if hope < self.worst and barren < BARREN and self.keep_going():
                 gained = self._cut(point, trials)
                 better, barren = better or gained, 0 if gained else barren + 1
         return better
@@ -188,8 +194,8 @@ class _Pass:
 
     def _cut(self, point: Point, trials: Trials) -> bool:
         """Gives one plan its best cut; whether it is the best plan so far."""
-        if self.told is not None:
-            self.told(len(self.tried) + 1, PLANS * ROUNDS)
+        if self.on_progress is not None:
+            self.on_progress(len(self.tried) + 1, PLANS * ROUNDS)
         least = Least(trials, self.result.limit_bytes, self.unit)
         budget = max(8, min(120, ROWS // trials.prediction.structure.program.num_rows))
         trial: Trial | None
@@ -199,7 +205,7 @@ class _Pass:
                 cuts = Cuts(every=1)
                 cuts.predicted, cuts.too_large = int(trial is not None), int(trial is None)
             else:
-                split = best_split(trials, least, budget=budget, more=self.more)
+                split = best_split(trials, least, budget=budget, keep_going=self.keep_going)
                 trial, cuts = (plainest(split, least, _TIE), split.cuts) if split is not None else (None, Cuts())
         except (PlanError, ProgramError):
             trial, cuts = None, Cuts()
@@ -221,7 +227,7 @@ class _Pass:
             kept = what.split(" ")[0] in ("tp", "pp", "microbatch", "schedule")
             if not kept or not allowed(point, self.space, recompute=False):
                 continue
-            if unsaved(plan) in self.done or not self.more():
+            if unsaved(plan) in self.done or not self.keep_going():
                 continue
             try:
                 prediction = predict(

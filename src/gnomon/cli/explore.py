@@ -134,7 +134,7 @@ class Page:
             workload=request.workload,
             stack=request.stack,
         )
-        rungs = sorted(to_fit.fitting(more=lambda: monotonic() < until).enough(), key=lambda rung: rung.step_s)
+        rungs = sorted(to_fit.fitting(keep_going=lambda: monotonic() < until).enough(), key=lambda rung: rung.step_s)
         ways = []
         for rung in rungs[:WAYS]:
             assert rung.prediction is not None, "a rung that is enough was predicted"
@@ -152,7 +152,7 @@ class Page:
             request.workload,
             request.stack,
             top=WAYS,
-            more=lambda: monotonic() < until,
+            keep_going=lambda: monotonic() < until,
         )
         ways = []
         for one in found.best:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gnomon import schema
 from gnomon.cli.models import read_model
 from gnomon.cli.options.flags import given
 from gnomon.cli.options.plan import ExplainOptions, PlanOptions
@@ -22,6 +23,7 @@ from gnomon.formats.given import parse_settings
 from gnomon.formats.job import read_source
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, rent
+from gnomon.report.replay_page import replay_page
 from gnomon.report.serving import forecast_text
 from gnomon.report.tables import wrapped
 from gnomon.serving.capacity import capacity, changes, most_model_len, most_of, refusal
@@ -65,6 +67,8 @@ def run(options: PredictOptions) -> int:
         )
     else:
         found = serve(asked.graph, asked.cluster, asked.serving, asked.engine, asked.load, asked.target, asked.beside)
+    if options.page is not None:
+        schema.save_text(replay_page(found, _title(asked)), options.page)
     if options.json:
         mapping = found.to_mapping()
         mapping["assumptions"] = [*asked.assumed, *found.assumed]

@@ -100,6 +100,9 @@ class ServeOptions(Options):
     tpot: str | None = option(
         "--tpot", read=some, metavar="TIME", help="target of each further token, as in 30ms", group=SERVING
     )
+    page: str | None = option(
+        "--page", metavar="FILE", help="predict: the replay as a page: queue, batch, keys, first tokens", group=SERVING
+    )
     fewest: bool = switch("--fewest", help="plan: as few devices as meet the targets", group=SERVING)
     draft: str | None = option(
         "--draft",

@@ -121,7 +121,7 @@ def crossing_bytes(case: Case, graph: Graph, base: Plan) -> tuple[float, ...]:
     """Of one sequence's output of each layer."""
     one = parse_cluster(f"1x1x{case.cluster.groups[0].node.device.name}")
     work = Workload(global_batch_size=1, seq_len=case.seq_len)
-    (stage,) = predict(graph, one, replace(base, schedule=Schedule(micro_batch_size=1)), work).step.stages
+    (stage,) = predict(graph, one, replace(base, schedule=Schedule(micro_batch_size=1)), work).stages
     return tuple(float(layer.output_bytes) for layer in stage.order)
 
 

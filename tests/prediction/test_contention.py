@@ -29,7 +29,7 @@ def test_rounds_climb_and_stay_under_their_bound(nodes: int, micro: int, prefetc
         overlap=Overlap(prefetch=prefetch),
     )
     result = small(plan, f"{nodes}x8xa100-sxm-80gb", batch=64 * nodes)
-    alone, now = result.pricing.durations(result.structure.program), result.step.durations
+    alone, now = result.pricing.durations(result.structure.program), result.durations
     kernels = np.array([key.kind in PHASES for key in result.structure.program.keys])
     assert (now.busy >= alone.busy).all()
     assert (now.busy[~kernels] == alone.busy[~kernels]).all()
@@ -48,7 +48,7 @@ def test_the_way_back_only_climbs(monkeypatch: pytest.MonkeyPatch, nodes: int, b
         optimizer=Optimizer(zero=3),
     )
     result = small(plan, f"{nodes}x8xa100-sxm-80gb", batch=32 * nodes)
-    durations, before = result.pricing.durations(result.structure.program), result.step.durations.busy
+    durations, before = result.pricing.durations(result.structure.program), result.durations.busy
     alone = durations.busy
     with monkeypatch.context() as patched:
         patched.setattr(contention, "BACK", back)
@@ -69,7 +69,7 @@ def test_nothing_beside_nothing_slower() -> None:
         Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=2), optimizer=Optimizer(zero=1)),
     ):
         result = small(plan, f"1x{plan.world_size}xa100-sxm-80gb")
-        assert (result.step.durations.busy == result.pricing.durations(result.structure.program).busy).all()
+        assert (result.durations.busy == result.pricing.durations(result.structure.program).busy).all()
 
 
 def test_seconds_beside() -> None:
@@ -118,6 +118,6 @@ def test_slow_networks_take_less() -> None:
         key = next(k for k in result.structure.program.keys if k.kind == "REDUCE_GRAD")
         (link,) = {link for _, link in result.pricing.carried(key)}
         shares.append((weight(result.pricing, key, 1.0), link.across_bytes_per_s / FULL_RATE))
-        assert (result.step.durations.busy >= alone).all()
+        assert (result.durations.busy >= alone).all()
     assert [share for share, _ in shares] == [min(1.0, rate) for _, rate in shares]
     assert shares[0][0] < 1.0 == shares[-1][0]

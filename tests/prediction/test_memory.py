@@ -29,7 +29,7 @@ MIXED = Precision(param="fp16", compute="fp16", grad="fp16")
 
 def static(result: Prediction) -> dict[str, int]:
     """Bytes that stay between steps on the first stage's ranks."""
-    return result.step.stages[0].static_bytes()
+    return result.stages[0].static_bytes()
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_zero_divides_what_the_paper_says(zero: Literal[0, 1, 2, 3], per_paramet
     """Rajbhandari et al. 2020: 16Ψ, 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N, 16Ψ/N for N ranks."""
     job = replace(plan(dp_shard=8), precision=MIXED, optimizer=Optimizer(zero=zero))
     result = small(job, "1x8xh100-sxm")
-    parameters = result.step.stages[0].elements[0]
+    parameters = result.stages[0].elements[0]
     # 8 layers of 12h² + 13h, tied embedding of 51200 x 1024, 2048 positions, final norm
     assert parameters == 8 * (12 * 1024**2 + 13 * 1024) + (51200 + 2048) * 1024 + 2 * 1024
     assert sum(static(result).values()) == pytest.approx(per_parameter * parameters, rel=1e-6)
@@ -49,7 +49,7 @@ def test_zero_divides_what_the_paper_says(zero: Literal[0, 1, 2, 3], per_paramet
 def test_bytes_of_a_parameter_follow_precision_and_optimizer() -> None:
     """Parameter, gradient, master and moments: 2 + 4 + 4 + 8 as plans have it unless told; 4 + 4 in fp32 under SGD."""
     usual = small(Plan(schedule=Schedule(micro_batch_size=1)), "1x1xh100-sxm")
-    parameters = usual.step.stages[0].elements[0]
+    parameters = usual.stages[0].elements[0]
     assert sum(static(usual).values()) == 18 * parameters
     single = Precision(param="fp32", compute="fp32", master="none")
     plain = Plan(schedule=Schedule(micro_batch_size=1), optimizer=Optimizer(kind="sgd"), precision=single)
@@ -86,7 +86,7 @@ def test_activations_of_a_layer(micro: int, tp: int, sequence_parallel: bool, pr
     prediction = predict(gpt_model(2, HIDDEN, HEADS), f"1x{tp}xa100-sxm-80gb", job, workload, MEGATRON_2022)
     statistics = 0 if preset == "full" else 16 * SEQ * micro / (tp if sequence_parallel else 1)
 
-    assert prediction.step.stages[0].kept_bytes[1] == SEQ * micro * HIDDEN * per_element + statistics
+    assert prediction.stages[0].kept_bytes[1] == SEQ * micro * HIDDEN * per_element + statistics
 
 
 def test_a_loss_in_place_holds_one_fp32_copy_of_the_logits() -> None:
@@ -113,7 +113,7 @@ def test_one_f_one_b_holds_fewer_microbatches_on_later_ranks() -> None:
     """With 4 pipeline ranks, rank r holds 4 - r microbatches of its stage."""
     result = small(plan(pp=4), "1x4xh100-sxm", batch=8)
     held = [rank.by_class["activations"] + rank.by_class["logits"] for rank in result.memory]
-    own = [sum(stage.kept_bytes) for stage in result.step.stages]
+    own = [sum(stage.kept_bytes) for stage in result.stages]
     for rank, (total, entry) in enumerate(zip(held, own, strict=True)):
         assert total == pytest.approx((4 - rank) * entry, rel=0.02)
 
@@ -158,7 +158,7 @@ def test_more_recompute_never_keeps_more(micro: int, tp: int, sequence_parallel:
         job = plan(preset, micro=micro, tp=tp, sequence_parallel=sequence_parallel)
         workload = Workload(global_batch_size=4, seq_len=1024)
         prediction = predict(gpt_model(8, 1024, 16), f"1x{tp}xa100-sxm-80gb", job, workload, MEGATRON_2022)
-        kept[preset] = sum(prediction.step.stages[0].kept_bytes)
+        kept[preset] = sum(prediction.stages[0].kept_bytes)
     assert kept["full"] < kept["selective"] < kept["none"]
 
 
@@ -177,7 +177,7 @@ def test_runs_of_recomputed_layers_keep_one_input_for_each_run() -> None:
     job = plan("full")
     for every in (1, 2, 4):
         result = small(replace(job, saved=Saved(preset="full", every=every)), "1x1xh100-sxm", batch=1)
-        inputs = [kept for kept in result.step.stages[0].kept_bytes[1:-1] if kept]
+        inputs = [kept for kept in result.stages[0].kept_bytes[1:-1] if kept]
         assert inputs == [1024 * 1024 * 2] * (8 // every)
 
 
@@ -190,7 +190,7 @@ def test_runs_of_layers_that_alternate_keep_one_input_too(name: str, layers: int
             schedule=Schedule(micro_batch_size=1),
             saved=Saved(preset="full", every=every),
         )
-        stages = predict(name, "1x8xh100-sxm", job, Workload(global_batch_size=8, seq_len=4096)).step.stages
+        stages = predict(name, "1x8xh100-sxm", job, Workload(global_batch_size=8, seq_len=4096)).stages
         for stage, kept in ((stages[0], stages[0].kept_bytes[1:]), (stages[1], stages[1].kept_bytes[:-1])):
             run = [4096 * width * 2, *[0] * (every - 1)]
             assert list(kept) == (run * layers)[: layers // 2], stage.stage
@@ -201,7 +201,7 @@ def test_layers_that_alternate_move_their_inputs_to_the_host() -> None:
     rules = (SavedRule(action="recompute"), SavedRule(tensors=("input",), action="offload"))
     job = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=1), saved=Saved(rules=rules))
     kept = [
-        predict(name, "1x8xh100-sxm", job, Workload(global_batch_size=8, seq_len=4096)).step.stages[0].kept_bytes[1:-1]
+        predict(name, "1x8xh100-sxm", job, Workload(global_batch_size=8, seq_len=4096)).stages[0].kept_bytes[1:-1]
         for name in ("gpt-oss-20b", "qwen3-30b-a3b")
     ]
     assert kept == [(0,) * 24, (0,) * 48]
@@ -220,7 +220,7 @@ def test_an_encoder_output_is_kept_once() -> None:
     """Every decoder layer of T5 reads the encoder's output; it is one tensor."""
     workload = Workload(global_batch_size=1, seq_len=128, sizes=(("enc_seq", 4096),))
     prediction = predict("t5-small", "1x1xh100-sxm", Plan(schedule=Schedule(micro_batch_size=1)), workload)
-    stage = prediction.step.stages[0]
+    stage = prediction.stages[0]
     once = 4096 * 512 * 2
     shared = sum(kept.bytes for price in stage.order for kept in price.kept if kept.is_input and kept.bytes == once)
     apart = sum(kept.bytes for price in stage.order for kept in price.kept)
@@ -254,7 +254,7 @@ def test_gradients_that_stay_beside_wider_ones() -> None:
     kept = with_facts(kept_gradients=True)
     for precision, more in ((Precision(), 2), (MIXED, 0)):
         without, beside = peak(MEGATRON_2022, precision), peak(kept, precision)
-        parameters = without.step.stages[0].elements[0]
+        parameters = without.stages[0].elements[0]
         change = beside.tightest.by_class["gradients"] - without.tightest.by_class["gradients"]
         assert change == more * parameters
 
@@ -268,7 +268,7 @@ def test_gradients_that_stay_whole_between_microbatches() -> None:
             for stack in (MEGATRON_2022, with_facts(unsharded_accumulation=True))
         ]
         without, whole = (entry.tightest.by_class["gradients"] for entry in actual)
-        assert whole - without == entry * sum(actual[0].step.stages[0].elements)
+        assert whole - without == entry * sum(actual[0].stages[0].elements)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_the_update_makes_an_fp32_gradient_and_roots(step: str, bytes_per_parame
     """ZeRO 1 on two ranks, fp16 gradients: each updates half of the parameters, DeepSpeed as one flat tensor."""
     result = peak(with_facts(optimizer_step=step, grad_buffers="contiguous"), MIXED)
     assert result.tightest.peak_at == "optimizer step"
-    parameters = result.step.stages[0].elements[0]
+    parameters = result.stages[0].elements[0]
     assert result.tightest.by_class["temporary"] == pytest.approx(bytes_per_parameter * parameters, rel=1e-6)
 
 
@@ -288,7 +288,7 @@ def test_an_update_may_let_gradients_go(step: str, bytes_per_parameter: float) -
     """DeepSpeed's: fp16 gradients are joined and copied to fp32, and gone (here all of them) before roots are made."""
     facts = with_facts(optimizer_step=step, grad_buffers="contiguous", update_frees_gradients=True)
     result = peak(facts, MIXED)
-    parameters = result.step.stages[0].elements[0]
+    parameters = result.stages[0].elements[0]
     assert result.tightest.by_class["temporary"] == pytest.approx(bytes_per_parameter * parameters, rel=1e-6)
 
 
@@ -300,11 +300,11 @@ def test_zero_3_updates_its_part_in_parts(step: str, bytes_each: float) -> None:
     for most in (10**7, 10**12):
         facts = with_facts(optimizer_step=step, grad_buffers="contiguous", update_elements=most)
         prediction = predict(gpt_model(8, 1024, 16), "1x2xa100-sxm-80gb", job, workload, facts)
-        part = min(most, prediction.step.stages[0].elements[0] / 2)
+        part = min(most, prediction.stages[0].elements[0] / 2)
         updates = np.isin(
-            prediction.step.program.kind, [k.name == "OPT" for k in prediction.step.program.kinds].index(True)
+            prediction.structure.program.kind, [k.name == "OPT" for k in prediction.structure.program.kinds].index(True)
         )
-        inside = temporaries(prediction.step.program, prediction.pricing)[updates].max()
+        inside = temporaries(prediction.structure.program, prediction.pricing)[updates].max()
         assert inside == pytest.approx(bytes_each * part, rel=1e-6)
 
 
@@ -316,7 +316,7 @@ def test_fp32_gradients_need_no_copy() -> None:
 def test_flat_buffers_of_a_reduction_are_reserved_apart() -> None:
     """DeepSpeed's bucket, and the flat fp32 gradients of half of the parameters, beside what is allocated."""
     plain, flat = peak(MEGATRON_2022, MIXED), peak(with_facts(reduce_bucket_elements=10**8), MIXED)
-    parameters = plain.step.stages[0].elements[0]
+    parameters = plain.stages[0].elements[0]
     assert flat.tightest.allocated_bytes == plain.tightest.allocated_bytes
     more = flat.tightest.reserved_bytes - plain.tightest.reserved_bytes
     assert more == pytest.approx(2 * 10**8 + 4 * parameters / 2, rel=1e-6)
@@ -332,9 +332,9 @@ def test_selective_recompute_runs_fused_attention_again() -> None:
     )
     saved = kept.tightest.by_class["activations"] - again.tightest.by_class["activations"]
     assert saved == 32 * (32 // 8) * SEQ * 4
-    remade = again.step.stages[0].phase("recompute")
-    assert remade.attention_s == pytest.approx(again.step.stages[0].phase("forward").attention_s)
-    assert remade.compute_s == pytest.approx(remade.attention_s) and not kept.step.stages[0].phase("recompute").kernels
+    remade = again.stages[0].phase("recompute")
+    assert remade.attention_s == pytest.approx(again.stages[0].phase("forward").attention_s)
+    assert remade.compute_s == pytest.approx(remade.attention_s) and not kept.stages[0].phase("recompute").kernels
 
 
 def test_xla_writes_a_gradient_of_logits_over_them_where_room_is_short() -> None:
@@ -387,8 +387,8 @@ def test_a_loss_in_parts_never_has_whole_logits() -> None:
         predict("llama-3.1-8b", "1x8xh100-sxm", job, work, base.changed(facts, cross_entropy=how))
         for how in ("fused", "chunked")
     )
-    assert [part.step.stages[0].logits_bytes for part in (whole, parts)] == [8192 * 128256 * 2, 8192 * 4096 * 2]
-    inside = [part.step.stages[0].order[-1].transient_bytes for part in (whole, parts)]
+    assert [part.stages[0].logits_bytes for part in (whole, parts)] == [8192 * 128256 * 2, 8192 * 4096 * 2]
+    inside = [part.stages[0].order[-1].transient_bytes for part in (whole, parts)]
     assert inside[0] - inside[1] == 8192 * (128256 - 4096) * 2
     assert parts.memory[0].peak_bytes < whole.memory[0].peak_bytes
     assert parts.step_s == whole.step_s

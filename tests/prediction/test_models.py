@@ -97,8 +97,8 @@ def test_skewed_routing_is_slower_and_expert_parallelism_divides_experts() -> No
     padded = mixtral(8, RouterLoad(capacity=1.25, padded=True))
     assert even.step_s < padded.step_s and any("drops 0.0%" in note for note in padded.notes)
     # experts of half of 32 layers, over 8 ranks: 3 matrices of 4096 x 14336 each
-    assert mixtral(8).step.stages[0].elements[1] == 16 * 3 * 4096 * 14336
-    assert mixtral(1).step.stages[0].elements[1] == 8 * 16 * 3 * 4096 * 14336
+    assert mixtral(8).stages[0].elements[1] == 16 * 3 * 4096 * 14336
+    assert mixtral(1).stages[0].elements[1] == 8 * 16 * 3 * 4096 * 14336
 
 
 @pytest.mark.parametrize("context", ["ring", "all_gather", "ulysses"])
@@ -119,7 +119,7 @@ def test_a_ring_merges_what_its_steps_put_out() -> None:
     long = Workload(global_batch_size=2, seq_len=32768)
 
     def layer(context: Literal["ring", "all_gather"]) -> LayerPrice:
-        return llama(workload=long, mesh=Mesh(dp_shard=2, cp=4), layout=Layout(context=context)).step.stages[0].order[1]
+        return llama(workload=long, mesh=Mesh(dp_shard=2, cp=4), layout=Layout(context=context)).stages[0].order[1]
 
     ring, gathered = layer("ring"), layer("all_gather")
     assert ring.forward.attention_s == pytest.approx(gathered.forward.attention_s)
@@ -137,9 +137,9 @@ def test_weights_gathered_in_eight_bits_are_cast_by_parts() -> None:
         return llama(mesh=Mesh(dp_shard=8), optimizer=Optimizer(zero=3), precision=narrow)
 
     whole, parts = (stage(gather=gather).pricing.compute.parts("F", 1)["compute"] for gather in (False, True))
-    cast = stage().step.stages[0].order[1].weight_cast
+    cast = stage().stages[0].order[1].weight_cast
     rate = stage().pricing.priced.rates[0].compute
-    copied = stage().step.stages[0].collectives(stage().step.stages[0].order[1])[0].bytes / 2
+    copied = stage().stages[0].collectives(stage().stages[0].order[1])[0].bytes / 2
     assert whole - parts > 7 / 8 * float(cast.device_s) / rate > 0
     assert whole - parts < (7 / 8 * float(cast.device_s) + 3 * copied / 3.35e12) / rate
 
@@ -151,7 +151,7 @@ def test_a_compiler_fuses_casts() -> None:
         schedule = Schedule(micro_batch_size=1)
         plan = Plan(mesh=Mesh(dp_shard=8), schedule=schedule, optimizer=Optimizer(zero=1), precision=precision)
         made = predict(LLAMA, "1x8xh100-sxm", plan, Workload(global_batch_size=8, seq_len=2048), stack)
-        layer = made.step.stages[0].order[1]
+        layer = made.stages[0].order[1]
         return layer.forward.compute_s + layer.input_grad.compute_s
 
     narrow = Precision(fp8=Fp8(recipe="delayed"))
@@ -196,9 +196,9 @@ def test_parameters_on_the_host(ranks: int) -> None:
 
     here, there = step(), step(offload_parameters=True)
     elements = sum(here.pricing.stages[0].elements)
-    assert there.step.stages[0].static_bytes()["parameters"] == 0
-    assert here.step.stages[0].static_bytes()["parameters"] == 2 * elements / ranks
-    gathered = max(size for name, size in there.step.sizes.items() if name.endswith("P"))
+    assert there.stages[0].static_bytes()["parameters"] == 0
+    assert here.stages[0].static_bytes()["parameters"] == 2 * elements / ranks
+    gathered = max(size for name, size in there.sizes.items() if name.endswith("P"))
     assert gathered == 2 * (128_256 + 1) * 4096  # the head and the norm before it, in bf16
     assert there.tightest.peak_bytes < here.tightest.peak_bytes
     assert there.step_s > here.step_s and there.breakdown["offload"] > 0

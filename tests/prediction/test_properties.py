@@ -138,14 +138,14 @@ def test_work_is_conserved(job: Plan) -> None:
     """FLOPs of all ranks and microbatches are those of the mathematics."""
     result = small(job, SPEC, batch=32, seq_len=512)
     phases = ("forward", "input_grad", "weight_grad")
-    done = sum(stage.phase(name).flops * len(stage.ranks) for stage in result.step.stages for name in phases)
+    done = sum(stage.phase(name).flops * len(stage.ranks) for stage in result.stages for name in phases)
     assert done * result.pricing.count == pytest.approx(result.model_flops, rel=1e-12)
 
 
 def test_full_recompute_runs_the_layers_forward_again() -> None:
     """3 parts of work become 4, but for the head, which is not run again."""
     result = small(plan("full"), "1x1xh100-sxm")
-    stage = result.step.stages[0]
+    stage = result.stages[0]
     assert stage.phase("recompute").flops == stage.phase("forward").flops - stage.order[-1].forward.flops
     again = stage.phase("recompute").flops * result.pricing.count
     assert result.hfu / result.mfu == pytest.approx(1 + again / result.model_flops, rel=1e-12)

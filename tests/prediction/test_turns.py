@@ -20,7 +20,7 @@ def on(*placement: int, plan: Plan = PLAN) -> Prediction:
 
 def spent_s(prediction: Prediction) -> Counter[str]:
     """Seconds of each kind of action on the priced device."""
-    program, busy = prediction.structure.program, prediction.step.durations.busy
+    program, busy = prediction.structure.program, prediction.durations.busy
     total: Counter[str] = Counter()
     for at in program.key.tolist():
         total[program.keys[at].kind] += float(busy[at])

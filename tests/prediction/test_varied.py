@@ -40,7 +40,7 @@ def compute_s(prediction: Prediction, kinds: str = "FBCR") -> float:
     """Seconds of computing on the first rank, each action for itself."""
     keys, counts = prediction.structure.program.keys, Counter(prediction.structure.program.key.tolist())
     return sum(
-        float(prediction.step.durations.busy[at]) * times
+        float(prediction.durations.busy[at]) * times
         for at, times in counts.items()
         if keys[at].rank_class == 0 and keys[at].kind in kinds
     )

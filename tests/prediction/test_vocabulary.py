@@ -78,7 +78,7 @@ def test_a_heavy_head_is_faster_divided() -> None:
 
 def test_a_barrier_more_holds_a_microbatch_more() -> None:
     one, two = predicted("vocab_2"), predicted("vocab_1")
-    kept = one.step.sizes["0S"]
+    kept = one.sizes["0S"]
     more = [b.by_class["activations"] - a.by_class["activations"] for a, b in zip(one.memory, two.memory, strict=True)]
     assert all(kept <= entry <= kept + 4 * TOKENS * HIDDEN for entry in more)
 

@@ -51,7 +51,7 @@ def test_products_are_those_of_the_graph(name: str) -> None:
     actual, plan = predicted(name), _plan(name)
     phases = ("forward", "input_grad", "weight_grad", "recompute")
     for rank, results in jobs.results(plan.world_size).items():
-        stages = [stage for stage in actual.step.stages if rank in stage.ranks]
+        stages = [stage for stage in actual.stages if rank in stage.ranks]
         want = actual.pricing.count * sum(stage.phase(phase).flops for stage in stages for phase in phases)
         assert results.accounted[name].flops == want
 
@@ -85,7 +85,7 @@ def test_every_class_of_memory_is_as_predicted_after_every_row(name: str) -> Non
     and 10 % where nearly nothing else is kept). Messages that were sent, which live until an answer proves that they
     were taken: at most one for each microbatch both ways more than predicted. The peak of all: 5 %."""
     actual, plan = predicted(name), _plan(name)
-    message = max(size for label, size in actual.step.sizes.items() if label.endswith(("X", "DY")))
+    message = max(size for label, size in actual.sizes.items() if label.endswith(("X", "DY")))
     for memory in actual.memory:
         measured = measured_rows(name, actual, memory.rank_class)
         want = predicted_rows(actual, memory.rank_class)
@@ -126,9 +126,9 @@ def measured_rows(name: str, result: Prediction, cls: int) -> dict[str, np.ndarr
 def predicted_rows(result: Prediction, cls: int) -> dict[str, np.ndarray]:
     """The same, of the prediction: what stays, and what has come and gone by the end of each row."""
     program, rows = result.structure.program, rows_of(result, cls)
-    moves = held_moves(result.structure, result.pricing, result.step.sizes)
+    moves = held_moves(result.structure, result.pricing, result.sizes)
     rank = next(memory.ranks[0] for memory in result.memory if memory.rank_class == cls)
-    static = [stage.static_bytes() for stage in result.step.stages if rank in stage.ranks]
+    static = [stage.static_bytes() for stage in result.stages if rank in stage.ranks]
     out = {}
     for part, classes in PARTS.items():
         of_part = [CLASS_OF.get(program.buffers[buffer].name) in classes for buffer in moves.buffer.tolist()]

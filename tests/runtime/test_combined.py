@@ -208,7 +208,7 @@ def test_products_are_those_of_the_graph(name: str) -> None:
     made = predicted(name)
     phases = ("forward", "input_grad", "weight_grad", "recompute")
     for rank, result in results(name).items():
-        stages = [stage for stage in made.step.stages if rank in stage.ranks]
+        stages = [stage for stage in made.stages if rank in stage.ranks]
         assert result.flops == made.pricing.count * sum(s.phase(phase).flops for s in stages for phase in phases)
 
 

@@ -104,7 +104,7 @@ def test_what_ranks_exchange_has_the_bytes_that_sharding_says(name: str) -> None
     up by all-to-alls of as many bytes; how many rows each expert gets is told besides (int64)."""
     actual, (_, plan) = predicted(name), CASES[name]
     want, sums = Counter[tuple[str, int]](), Counter[str]()
-    for layer in actual.step.stages[0].order:
+    for layer in actual.stages[0].order:
         for c in layer.sharded.collectives:
             times = actual.pricing.count * c.steps
             if c.axis in ("ep", "etp"):
@@ -126,7 +126,7 @@ def test_what_ranks_exchange_has_the_bytes_that_sharding_says(name: str) -> None
 def test_products_are_those_of_the_graph(name: str) -> None:
     """Over all ranks. A ring computes what its chunks see, the diagonal as a square: the graph counts every pair."""
     actual = predicted(name)
-    stage = actual.step.stages[0]
+    stage = actual.stages[0]
     want = 2 * actual.pricing.count * sum(stage.phase(p).flops for p in ("forward", "input_grad", "weight_grad"))
     got = [results[name].flops for results in ran().values()]
     _, plan = CASES[name]

@@ -212,7 +212,7 @@ def test_products_are_those_of_the_graph(name: str) -> None:
     made = predicted(name)
     program = made.structure.program
     for rank, results in ran().items():
-        (stage,) = (stage for stage in made.step.stages if rank in stage.ranks)
+        (stage,) = (stage for stage in made.stages if rank in stage.ranks)
         share = stage.share
         assert share is not None
         inside = sum(stage.phase(phase).flops for phase in ("forward", "input_grad", "weight_grad", "recompute"))

@@ -148,7 +148,7 @@ def test_a_step_is_as_long_as_that_of_the_slowest_replica() -> None:
     point = MixedPoint("replicas", (0, 1), (1, 1), (4,), (4, 4), 1, False, "none", 0, "one_f_one_b")
     mixed = predict(graph, MIXED, space.plan(point), work)
     assert {rank.device for rank in mixed.memory} == {"h100-sxm-80gb", "a100-sxm-80gb"}
-    assert mixed.step.stages[0].device.name == "a100-sxm-80gb"
+    assert mixed.stages[0].device.name == "a100-sxm-80gb"
     more = predict(graph, MIXED, space.plan(point._replace(shares=(6, 2))), work)
     assert {rank.ranks for rank in more.memory} == {(0, 1), (2, 3)}
     by_device = {rank.device: rank.peak_bytes for rank in more.memory}

@@ -24,6 +24,5 @@ from gnomon.prediction.predict import predict as predict
 from gnomon.prediction.stage import StagePrice as StagePrice
 from gnomon.prediction.stage import stage_prices as stage_prices
 from gnomon.prediction.step import Pricing as Pricing
-from gnomon.prediction.step import Step as Step
 from gnomon.prediction.traffic import Traffic as Traffic
 from gnomon.prediction.traffic import traffic as traffic

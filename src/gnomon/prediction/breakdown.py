@@ -13,9 +13,9 @@ import numpy as np
 
 from gnomon.orders.patterns.vocabulary import SHARED
 from gnomon.prediction.compute_time import PHASES
-from gnomon.prediction.step import Pricing, Step
+from gnomon.prediction.step import Pricing
 from gnomon.program import Structure
-from gnomon.simulate import simulate
+from gnomon.simulate import Durations, simulate
 from gnomon.timeline import Share, breakdown
 from gnomon.units import quantise
 
@@ -31,7 +31,7 @@ LAUNCH = "launch"
 OFFLOAD = "offload"
 
 
-def step_parts(structure: Structure, step: Step, pricing: Pricing) -> dict[str, float]:
+def step_parts(structure: Structure, durations: Durations, pricing: Pricing) -> dict[str, float]:
     """Part -> seconds of the rank class that computes most, in the steady state.
 
     A kind of action (`F`, `B`, `I`, `W`, `OPT`, `NORM` …): its kernels. `R`: kernels of what is computed again. `tp
@@ -40,7 +40,7 @@ def step_parts(structure: Structure, step: Step, pricing: Pricing) -> dict[str, 
     host, and its update, that are waited for. `bubble`: waiting for other ranks' computing. `ahead`: waiting for
     nothing of this rank's, because another one sets the pace.
     """
-    spent = breakdown(simulate(structure, step.durations, steady=True))
+    spent = breakdown(simulate(structure, durations, steady=True))
     worker = min(range(len(spent.workers)), key=lambda w: spent.idle_s(spent.workers[w]))
     out: dict[str, float] = {}
     for share in spent.of(spent.workers[worker]):

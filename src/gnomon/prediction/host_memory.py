@@ -80,7 +80,7 @@ def together(prediction: Prediction) -> tuple[int, ...]:
     """
     structure, pricing = prediction.structure, prediction.pricing
     program = structure.program
-    sizes = dict(prediction.step.sizes)
+    sizes = dict(prediction.sizes)
     before = held_moves(structure, pricing, sizes)
     extra = temporaries(program, pricing, gradients_made(program, pricing, before))
     device = before.during(program.num_rows) + extra

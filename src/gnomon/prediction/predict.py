@@ -21,10 +21,11 @@ from gnomon.lowering.lower import Messages, Outline, build, outline
 from gnomon.lowering.units import worker_units
 from gnomon.methods import check_methods
 from gnomon.models.presets import graph_of
-from gnomon.plans import Mesh, Plan, Precision, Saved, Unit, Workload, batch, check, stage_layers
+from gnomon.plans import Mesh, Plan, Unit, Workload, batch, check, stage_layers
 from gnomon.plans.check import sample_tokens
 from gnomon.plans.experts import under
 from gnomon.plans.groups import layer_groups
+from gnomon.plans.unread import without
 from gnomon.prediction.band import OPAQUE, Band, band_of, memory_ratios
 from gnomon.prediction.breakdown import step_parts
 from gnomon.prediction.contention import contended
@@ -34,7 +35,7 @@ from gnomon.prediction.memory import RankMemory, rank_memory
 from gnomon.prediction.rewriting import with_methods
 from gnomon.prediction.software_kernels import expert_lines, kernels_of, on_cpu
 from gnomon.prediction.stage import StagePrice, stage_prices
-from gnomon.prediction.step import Pricing, Step, local_sizes
+from gnomon.prediction.step import Pricing, local_sizes
 from gnomon.prediction.timeline_memory import filled
 from gnomon.prediction.turns import NOTE as TURNS_NOTE
 from gnomon.prediction.turns import device_turns, shares_devices, with_switches
@@ -82,20 +83,29 @@ class Prediction:
     """What was taken for granted: figures nobody checked, facts of the stack that are not known."""
     notes: tuple[str, ...]
     """What the plan implies and a reader might not expect."""
-    step: Step = field(repr=False)
+    durations: Durations = field(repr=False)
+    """Seconds of each price key of the Program."""
+    sizes: Mapping[str, float] = field(repr=False)
+    """Bytes of each of its buffers."""
     structure: Structure = field(repr=False)
+    """The Program and what follows from its rows alone."""
     pricing: Pricing = field(repr=False)
     """Seconds of every action, and the graph, cluster and stack that they are of."""
+
+    @property
+    def stages(self) -> tuple[StagePrice, ...]:
+        """Prices of each stage's layers."""
+        return self.pricing.stages
 
     @cached_property
     def makespan_s(self) -> float:
         """Seconds of one step that starts from rest."""
-        return makespan(self.structure, self.step.durations)
+        return makespan(self.structure, self.durations)
 
     @cached_property
     def breakdown(self) -> Mapping[str, float]:
         """Part of the busiest rank's step -> seconds; they add up to the step to the bit. See `step_parts`."""
-        return step_parts(self.structure, self.step, self.pricing)
+        return step_parts(self.structure, self.durations, self.pricing)
 
     @cached_property
     def band(self) -> Band:
@@ -150,8 +160,8 @@ class Prediction:
 
         steady: one step of the steady state, which recurs every `step_s`; else one step from rest.
         """
-        played = play_timeline(self.structure, self.step.durations, steady=steady, assumptions=self.assumptions)
-        return filled(played, self.structure, self.pricing, self.step.sizes, self.memory)
+        played = play_timeline(self.structure, self.durations, steady=steady, assumptions=self.assumptions)
+        return filled(played, self.structure, self.pricing, self.sizes, self.memory)
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -204,7 +214,7 @@ class Timed:
 
     structure: Structure
     blocks: tuple[tuple[int, int], ...]
-    """As in `Step`."""
+    """(stage, layer in it) of each of the Program's stages when those are layers; (stage, -1) when whole stages."""
     every: tuple[tuple[Structure, Pricing], ...]
     """Of each kind of replica, or of each data-parallel worker where their units differ."""
     pricing: Pricing
@@ -238,7 +248,6 @@ class Timed:
         asked, plan = plan, own_runtime.followed(plan) if stack.name == own_runtime.NAME else plan
         count, size = batch(plan, workload)
         several = worker_units(graph, plan, workload)
-        bare = replace(plan, saved=Saved(), precision=Precision(), placement=())
         messages: Messages = "buffered" if stack.messages.p2p_poll_s is None else "polled"
         every = []
         if several:
@@ -246,15 +255,14 @@ class Timed:
             notes += (NOTE,)
             made = _UnitPrices(plan, graph, machines, workload, kernels, stack)
             for units in dict.fromkeys(several):
-                structure, blocks = _structure(bare, graph, len(units), messages, by_layer=by_layer, units=units)
+                structure, blocks = _structure(plan, graph, len(units), messages, by_layer=by_layer, units=units)
                 pricing = made.pricing(units, blocks)
                 every.append((with_methods(structure, (pricing,)), pricing))
         elif shares_devices(plan):
             notes += (TURNS_NOTE,)
             sizes = local_sizes(workload, size, plan.world_size)
             for own, turns in device_turns(plan, count):
-                rows = replace(own, saved=Saved(), precision=Precision(), placement=())
-                structure, blocks = _structure(rows, graph, count * turns.workers, messages, by_layer=by_layer)
+                structure, blocks = _structure(own, graph, count * turns.workers, messages, by_layer=by_layer)
                 structure = validate(with_switches(structure.program, turns))
                 kinds = _workers(own, graph, machines, workload, size, kernels, stack, sizes=sizes)[0]
                 here = (next(price for price in kinds if turns.process in price.members),)
@@ -262,8 +270,7 @@ class Timed:
         else:
             workers = _workers(plan, graph, machines, workload, size, kernels, stack)
             by_layer = by_layer or _runs_by_layer(plan, stack)
-            rows = replace(bare, precision=plan.precision) if by_layer else bare  # whose dtypes fill buckets
-            structure, blocks = _structure(rows, graph, count, messages, by_layer=by_layer)
+            structure, blocks = _structure(plan, graph, count, messages, by_layer=by_layer)
             replicas = tuple(
                 Pricing(plan, graph, machines, stack, replica, blocks, count) for replica in _replicas(plan, workers)
             )
@@ -297,14 +304,7 @@ class Timed:
     def prediction(self) -> Prediction:
         """With its memory."""
         memory, sizes = _memory(self.structure, self.pricing, self.every)
-        step = Step(
-            program=self.structure.program,
-            durations=self.durations,
-            sizes=sizes,
-            stages=self.pricing.stages,
-            blocks=self.blocks,
-        )
-        return _prediction(self, step, memory)
+        return _prediction(self, memory, sizes)
 
 
 def stages_of(
@@ -440,7 +440,6 @@ def _runs_by_layer(plan: Plan, stack: Stack) -> bool:
     return stack.name == own_runtime.NAME and own_runtime.by_layer(plan) and not own_runtime.lacking(plan)
 
 
-@lru_cache(maxsize=64)
 def _structure(
     plan: Plan,
     graph: Graph,
@@ -450,12 +449,21 @@ def _structure(
     by_layer: bool = False,
     units: tuple[Unit, ...] = (),
 ) -> tuple[Structure, tuple[tuple[int, int], ...]]:
-    """The plan's Program, validated, and what its stages stand for. What only prices depend on (precision, what is
-    saved, placement) is left at its default, so that plans share it."""
+    """The plan's Program, validated, and what its stages stand for: one for all plans that differ in prices alone."""
     schedule = replace(plan.schedule, num_microbatches=count, micro_batch_size=None)
     # Replicas with unequal shares or devices do the same at their own pace: one class, played for each, is enough.
     equal = tuple(replace(stage, shares=()) for stage in plan.stages)
-    outlined = outline(graph, replace(plan, schedule=schedule, stages=equal), by_layer=by_layer, units=units)
+    alike = replace(plan, schedule=schedule, stages=equal, placement=())
+    # dtypes fill gradient buckets, of which there are rows layer by layer only
+    read = without(alike, "saved") if by_layer else without(alike, "saved", "precision")
+    return _of_rows(read, graph, messages, by_layer, units)
+
+
+@lru_cache(maxsize=64)
+def _of_rows(
+    plan: Plan, graph: Graph, messages: Messages, by_layer: bool, units: tuple[Unit, ...]
+) -> tuple[Structure, tuple[tuple[int, int], ...]]:
+    outlined = outline(graph, plan, by_layer=by_layer, units=units)
     if outlined.layers:  # the Program's stages are then layers
         groups = layer_groups(plan, stage_layers(plan, graph))
         blocks = tuple(
@@ -489,7 +497,8 @@ def _untried(plan: Plan, stack: Stack) -> Iterator[str]:
         yield f"parameters on {where}: no run on record has them there"
 
 
-def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Prediction:
+def _prediction(played: Timed, memory: tuple[RankMemory, ...], sizes: Mapping[str, float]) -> Prediction:
+    """What a person reads of a plan that was played, and its memory."""
     structure, pricing, workload, assumed = played.structure, played.pricing, played.workload, played.assumed
     graph, cluster, plan, stack = pricing.graph, pricing.cluster, pricing.plan, pricing.stack
     steady = played.period
@@ -506,7 +515,7 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
     every = cluster.devices
     devices = Counter(every[d] for d in set(plan.device_of))
     peak = sum(device.flops_per_s(plan.precision.compute) * count for device, count in devices.items())
-    again = sum(s.phase("recompute").flops * len(s.ranks) for s in step.stages) * _microbatches(structure)
+    again = sum(s.phase("recompute").flops * len(s.ranks) for s in pricing.stages) * _microbatches(structure)
     again += _recompute_rows_flops(structure, pricing)
     kinds = {device.name: device for device in devices}
     hosts = [host_cost(stack, device) for device in kinds.values()]
@@ -550,7 +559,8 @@ def _prediction(played: Timed, step: Step, memory: tuple[RankMemory, ...]) -> Pr
         memory=memory,
         assumptions=tuple(dict.fromkeys(assumptions)),
         notes=played.notes,
-        step=step,
+        durations=played.durations,
+        sizes=sizes,
         structure=structure,
         pricing=pricing,
     )

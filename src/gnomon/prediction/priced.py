@@ -33,7 +33,7 @@ class Priced:
     stack: Stack
     stages: tuple[StagePrice, ...]
     blocks: tuple[tuple[int, int], ...]
-    """As in `Step`."""
+    """As in `Pricing`."""
     count: int
     """Microbatches."""
     numbers: Fitted

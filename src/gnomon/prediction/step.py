@@ -1,6 +1,6 @@
-"""One step of a plan: its Program with a duration for every price key and a size for every buffer.
+"""Seconds of every action of one step of a plan.
 
-`Pricing` gives the seconds of every action, from which the simulator plays a `Step`: of computing (`compute_time`),
+`Pricing` gives them for each price key of a Program, from which the simulator plays it: of computing (`compute_time`),
 collectives of parameters and gradients (`reduction_time`), messages between stages (`messages`) and the update
 (`update`). Leaves out the clock (room `simulate`), and what a person reads (`predict`).
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -59,18 +59,6 @@ FREE_KINDS = frozenset({*POLLS, "RECV_SKIP", "RECV_SKIP_GRAD", "RESHARD", "LOAD"
 """Actions that only mark a moment: a receive ends when its send does."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A Program and its prices."""
-
-    program: Program
-    durations: Durations
-    sizes: Mapping[str, float]
-    stages: tuple[StagePrice, ...]
-    blocks: tuple[tuple[int, int], ...]
-    """(stage, layer in it) of each of the Program's stages when those are layers; (stage, -1) when whole stages."""
-
-
 class Pricing:
     """Seconds of every action of a Program under one plan."""
 
@@ -88,9 +76,10 @@ class Pricing:
         shapes: Mapping[str, Pricing] | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """blocks: as in `Step`. count: microbatches. numbers: fitted to runs, in place of those on record. shapes: of
-        units that are not alike, the price of each shape; `stages` are then those of the largest. turns: of workers
-        that share the device."""
+        """blocks: (stage, layer in it) of each of the Program's stages when those are layers; (stage, -1) when whole
+        stages. count: microbatches. numbers: fitted to runs, in place of those on record. shapes: of units that are
+        not alike, the price of each shape; `stages` are then those of the largest. turns: of workers that share the
+        device."""
         self.turns = turns
         self.shapes = dict(shapes or {})
         self.plan, self.graph, self.cluster = plan, graph, cluster

@@ -28,7 +28,7 @@ def trace_of(made: Prediction) -> Trace:
     program, table = made.structure.program, made.structure.deps.table
     if made.plan.world_size > 1 or program.num_classes > 1:
         raise PlanError(f"tensors move between the tiers of one rank, and the plan has {made.plan.world_size}; use one")
-    sizes, elements, by_class = buffer_bytes(program, made.structure.deps, made.step.sizes), *_elements(made)
+    sizes, elements, by_class = buffer_bytes(program, made.structure.deps, made.sizes), *_elements(made)
     tensors: list[Tensor] = []
     numbers: dict[object, int] = {}
 
@@ -57,7 +57,7 @@ def trace_of(made: Prediction) -> Trace:
         if program.kinds[program.kind[row]].name == "OPT":
             nbytes = elements[stage] * sum(by_class[name] for name in STATES)
             used[number(("states", stage), f"states of stage {stage}", nbytes, carried=True)] = True
-        seconds.append(float(made.step.durations.busy[program.key[row]]))
+        seconds.append(float(made.durations.busy[program.key[row]]))
         uses.append(tuple(used))
         writes.append(frozenset(tensor for tensor, changes in used.items() if changes))
     inside = float(np.max(temporaries(program, made.pricing), initial=0.0))

@@ -69,7 +69,7 @@ def _who(result: MixedResult) -> tuple[str, ...]:
         Column(name="sequences of a microbatch", align="left"),
     )
     rows = []
-    for stage, price in enumerate(prediction.step.stages):
+    for stage, price in enumerate(prediction.stages):
         mesh, ranks = plan.stage_mesh(stage), plan.stage_ranks[stage]
         shares = (plan.stages[stage].shares if plan.stages else ()) or deal_out(size, mesh.data_ranks)
         groups: dict[str, list[int]] = {}

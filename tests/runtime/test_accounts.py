@@ -21,7 +21,6 @@ import gnomon  # noqa: E402
 from gnomon.plans import Plan  # noqa: E402
 from gnomon.prediction import Prediction  # noqa: E402
 from gnomon.prediction.memory import held_moves  # noqa: E402
-from gnomon.prediction.timeline_memory import CLASS_OF  # noqa: E402
 from gnomon.runtime.watch.measure import CLASSES  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 from gnomon.timeline import Timeline, memory_curve, peaks  # noqa: E402
@@ -131,7 +130,7 @@ def predicted_rows(result: Prediction, cls: int) -> dict[str, np.ndarray]:
     static = [stage.static_bytes() for stage in result.stages if rank in stage.ranks]
     out = {}
     for part, classes in PARTS.items():
-        of_part = [CLASS_OF.get(program.buffers[buffer].name) in classes for buffer in moves.buffer.tolist()]
+        of_part = [program.buffers[buffer].memory in classes for buffer in moves.buffer.tolist()]
         mine = np.array(of_part) & (moves.row >= rows.start) & (moves.row < rows.stop)
         come = np.bincount(moves.row[mine] - rows.start, moves.bytes[mine], len(rows))
         there = part == "parameters" or (part == "gradients" and result.plan.optimizer.zero < 2)

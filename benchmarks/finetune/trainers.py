@@ -1,14 +1,15 @@
 """Fine-tuning of small models by the programs that people use, on this machine's CPU: predicted against measured.
 
     gnomon calibrate --processes 1                               # once, with the machine idle
-    python benchmarks/finetune/trainers.py --peers FOLDER        # 24 jobs; prints the table kept in results/finetune.md
+    python benchmarks/finetune/trainers.py --peers FOLDER        # 24 jobs; the table is kept in results/finetune.md
 
 Each job is one command of a script around transformers' Trainer, TRL's SFTTrainer or PEFT's LoRA. Its reader makes the
 prediction (`--on local`), and the same settings train a model of that config.json for STEPS steps: the time of a step
-is the median of those after WARM, the memory the most bytes of storages alive at once in one step (a dispatch mode sees
-every op's outputs; of views once). Predicted memory is without the allocator's rounding and what lies outside tensors.
-FOLDER holds trl, peft, accelerate and datasets (`pip install --no-deps --target FOLDER …`), which Gnomon does not need;
-jobs of a program that is not there are left out and said. Claims: time within 12 % and memory within 5 %, medians.
+is the median of those after WARM, in seconds of the processor (one thread, OMP_NUM_THREADS=1: other work on the machine
+counts less), the memory the most bytes of storages alive at once in one step (a dispatch mode sees every op's outputs;
+of views once). Predicted memory is without the allocator's rounding and what lies outside tensors. FOLDER holds trl,
+peft, accelerate and datasets (`pip install --no-deps --target FOLDER …`), which Gnomon does not need; jobs of a program
+that is not there are left out and said. Aimed at: time within 12 % and memory within 5 %, medians.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-STEPS, WARM = 8, 3
+STEPS, WARM = 6, 2
 VOCAB = 4096
 DENSE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 384,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 6,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": VOCAB,
     "max_position_embeddings": 1024,
@@ -137,10 +138,10 @@ def measured(job: Job, folder: Path) -> tuple[float, float]:
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
             if len(times) == STEPS - 1:
                 alive.__enter__()
-            self.began = time.perf_counter()
+            self.began = time.process_time()
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            times.append(time.perf_counter() - self.began)
+            times.append(time.process_time() - self.began)
 
     common = dict(
         output_dir=str(folder.parent / "out"),
@@ -157,11 +158,16 @@ def measured(job: Job, folder: Path) -> tuple[float, float]:
     held = sum(t.untyped_storage().nbytes() for t in model.parameters())
     trained = sum(t.untyped_storage().nbytes() for t in model.parameters() if t.requires_grad)
     if job.program == "trl":
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordLevel
+        from transformers import PreTrainedTokenizerFast
         from trl import SFTConfig, SFTTrainer
 
+        words = Tokenizer(WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
         arguments = SFTConfig(**common, max_length=job.seq_len, dataset_kwargs={"skip_prepare_dataset": True})
         trainer = SFTTrainer(
-            model=model, args=arguments, train_dataset=data, processing_class=None, callbacks=[Clock()]
+            model=model, args=arguments, train_dataset=data, processing_class=tokenizer, callbacks=[Clock()]
         )
     else:
         trainer = Trainer(model=model, args=TrainingArguments(**common), train_dataset=data, callbacks=[Clock()])

@@ -8,6 +8,7 @@ import re
 import struct
 from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 from gnomon.cli import main  # noqa: E402
-from gnomon.errors import FormatError, InputError  # noqa: E402
+from gnomon.errors import FormatError, GnomonError, InputError  # noqa: E402
 from gnomon.runtime.data import Corpus, Encoder, Source, Tokens, Writer  # noqa: E402
 from gnomon.runtime.data import documents as documents_  # noqa: E402
 from gnomon.runtime.data.corpus import NOTHING, TRAINING, VALIDATION, Side, _packed  # noqa: E402
@@ -227,6 +228,43 @@ def test_other_damage_is_named(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match=r"is no tokenizer\.json"):
         Corpus.open(source(chats, tmp_path, tokenizer=tmp_path / "tokenizer.json"))
+
+
+def broken(data: bytes, how: Random) -> bytes:
+    """Cut off, with other bytes, with more of them, or all others."""
+    at = how.randrange(len(data))
+    return how.choice(
+        (
+            data[:at],
+            data[:at] + how.randbytes(3) + data[at + 3 :],
+            data[:at] + how.randbytes(50) + data[at:],
+            how.randbytes(200),
+            b"",
+        )
+    )
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.txt", "x.parquet", "x.bin", "x.idx"])
+def test_a_broken_file_is_read_or_is_one_line(name: str, tmp_path: Path) -> None:
+    """Never another error, whatever is in it."""
+    lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in TEXTS)
+    parquet.write_table(pyarrow.table({"text": TEXTS}), tmp_path / "x.parquet")
+    with Writer(tmp_path / "x", np.dtype(np.uint16)) as made:
+        for _ in range(9):
+            made.add(np.arange(30))
+            made.end()
+        made.finish()
+    (tmp_path / "x.jsonl").write_bytes(lines)
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(lines))
+    (tmp_path / "x.txt").write_text("".join(TEXTS))
+    whole, how = (tmp_path / name).read_bytes(), Random(name)
+    read = tmp_path / name.replace(".idx", ".bin")
+    for attempt in range(25):
+        (tmp_path / name).write_bytes(broken(whole, how))
+        try:
+            Corpus.open(Source(path=read, cache=tmp_path / f"cache-{attempt}"), lambda line: None).check(8)
+        except GnomonError as error:
+            assert "\n" not in str(error).strip()
 
 
 def test_what_lies_beside_the_files_that_are_read_is_said(tmp_path: Path) -> None:

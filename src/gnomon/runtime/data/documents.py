@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +154,8 @@ def documents(listing: Found, *, column: str = "") -> Iterator[Document]:
             raise unreadable(error) from error
         except EOFError as error:  # of gzip
             raise InputError(f"{path} is damaged: it ends too early") from error
+        except zlib.error as error:
+            raise InputError(f"{path} is damaged: {error}") from error
 
 
 def _text(path: Path) -> Iterator[Document]:

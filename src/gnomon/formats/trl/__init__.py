@@ -14,7 +14,7 @@ from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_source import commands_of, program_name, trainer_source
-from gnomon.formats.trainers import Training, adapted, flag, model_of, names_of, optimizer_of, states_of
+from gnomon.formats.trainers import LIGER, Training, adapted, flag, model_of, names_of, optimizer_of, states_of
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, finished, precision_of
 
@@ -43,6 +43,11 @@ PAIRS = "preference learning: two answers a sample and a reference model run for
 
 
 REWARD = "two answers a sample, scored by a head of one output: priced as one sequence with a language model's loss"
+
+METRICS = (
+    "SFTTrainer computes them from the logits of each step, beside the loss: up to eleven more tensors of the logits' "
+    "size (1.16 on a CPU, benchmarks/results/finetune.md), so memory is too small here; use_liger_kernel has no logits"
+)
 
 PROGRAMS = frozenset(
     """
@@ -113,8 +118,11 @@ def _read(path: Path, given: Given) -> Job:
         f.note_default("script", name, REWARD)
     elif f.has("beta") or f.has("loss_type") or any(kind in name for kind in PREFERENCE):
         f.note_default("beta", str(f.peek("beta")), PAIRS)
-    elif not flag(f, "packing"):
-        f.note_default("packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
+    else:
+        if not flag(f, "packing"):
+            f.note_default("packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
+        if not any(flag(f, key) for key in LIGER):
+            f.note_default("metrics", "entropy, mean_token_accuracy", METRICS)
     f.ignore("packing", "max_completion_length")
     started = bool(source.program)  # a YAML file may be an older version's, whose defaults were transformers'
     recompute = flag(f, "gradient_checkpointing", started)

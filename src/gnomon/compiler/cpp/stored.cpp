@@ -35,9 +35,9 @@ INLINE int64_t row_bytes(const Call& c) { return c.padded * (ACTS / 8); }
 INLINE float* x_scales(const Call& c) { return (float*)(c.room + (c.m * row_bytes(c) + 63) / 64 * 64); }
 INLINE int32_t* x_sums(const Call& c) { return (int32_t*)(x_scales(c) + c.m * groups(c)); }
 
-// 16 numbers of x from k on, 0 beyond the last
-INLINE __m512 sixteen(const Call& c, int64_t row, int64_t k) {
-    const int64_t left = c.k - k;
+// 16 numbers of x from k on, 0 from `end` on and beyond the last
+INLINE __m512 sixteen(const Call& c, int64_t row, int64_t k, int64_t end) {
+    const int64_t left = (end < c.k ? end : c.k) - k;
     const __mmask16 some = left >= 16 ? 0xffff : left <= 0 ? 0 : (__mmask16)((1u << left) - 1);
     if (c.wide) return _mm512_maskz_loadu_ps(some, (const float*)c.x + row * c.x_row + k);
     const __m256i v = _mm256_maskz_loadu_epi16(some, (const uint16_t*)c.x + row * c.x_row + k);
@@ -51,23 +51,24 @@ void narrowed(const Call& c, int64_t row) {
 #if ACTS == 8
     int8_t* to = (int8_t*)c.room + row * c.padded;
     for (int64_t g = 0; g < many; g++) {
+        const int64_t end = (g + 1) * each;
         __m512i top = _mm512_setzero_si512();          // sizes as integers: infinity and NaN are above all numbers
-        for (int64_t k = g * each; k < (g + 1) * each; k += 16)
-            top = _mm512_max_epi32(top, _mm512_and_si512(_mm512_castps_si512(sixteen(c, row, k)), _mm512_set1_epi32(0x7fffffff)));
+        for (int64_t k = g * each; k < end; k += 16)
+            top = _mm512_max_epi32(top, _mm512_and_si512(_mm512_castps_si512(sixteen(c, row, k, end)), _mm512_set1_epi32(0x7fffffff)));
         const int32_t bits = _mm512_reduce_max_epi32(top);
         float size;
         memcpy(&size, &bits, 4);
         const bool sound = bits < 0x7f800000;
         const float by = sound && size > 1e-36f ? 127.0f / size : 0.0f;
         __m512i sum = _mm512_setzero_si512();
-        for (int64_t k = g * each; k < (g + 1) * each; k += 16) {
-            __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(sixteen(c, row, k), _mm512_set1_ps(by)));
+        for (int64_t k = g * each; k < end; k += 16) {
+            __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(sixteen(c, row, k, end), _mm512_set1_ps(by)));
             code = _mm512_max_epi32(_mm512_min_epi32(code, _mm512_set1_epi32(127)), _mm512_set1_epi32(-127));
             sum = _mm512_add_epi32(sum, code);
-            if (each % 16 == 0 || k + 16 <= (g + 1) * each)
+            if (each % 16 == 0 || k + 16 <= end)
                 _mm_storeu_si128((__m128i*)(to + k), _mm512_cvtepi32_epi8(code));
             else
-                _mm_mask_storeu_epi8(to + k, (__mmask16)((1u << ((g + 1) * each - k)) - 1), _mm512_cvtepi32_epi8(code));
+                _mm_mask_storeu_epi8(to + k, (__mmask16)((1u << (end - k)) - 1), _mm512_cvtepi32_epi8(code));
         }
         x_scales(c)[row * many + g] = !sound ? __builtin_nanf("") : by ? size / 127.0f : 0.0f;
         x_sums(c)[row * many + g] = _mm512_reduce_add_epi32(sum);
@@ -75,7 +76,7 @@ void narrowed(const Call& c, int64_t row) {
 #else
     uint16_t* to = (uint16_t*)c.room + row * c.padded;
     for (int64_t k = 0; k < c.padded; k += 16) {
-        const __m256bh v = _mm512_cvtneps_pbh(sixteen(c, row, k));
+        const __m256bh v = _mm512_cvtneps_pbh(sixteen(c, row, k, c.k));
         _mm256_mask_storeu_epi16(to + k, c.padded - k >= 16 ? 0xffff : (__mmask16)((1u << (c.padded - k)) - 1), (__m256i)v);
     }
     for (int64_t g = 0; ZEROS && g < many; g++) {      // what zeros multiply: sums of the rounded numbers

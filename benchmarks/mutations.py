@@ -607,7 +607,8 @@ def page(tally: Tally, known: int, seconds: float, how: str) -> list[str]:
         f"{datetime.now(UTC).date().isoformat()}, commit {commit or 'unknown'}, Python {python_version()}. "
         f"`python benchmarks/mutations.py{how} --count {tally.count}`: {seconds:.0f} s on busy cores, "
         f"{tally.seconds:.0f} CPU-seconds.",
-        f"{known} valid files, each accepted first by its commands; every mutation in a process of its own.",
+        f"{known} valid {'commands and files' if how else 'files, each accepted first by its commands'}; "
+        "every mutation in a process of its own.",
         "",
         f"- {tally.count:,} mutations: " + ", ".join(f"{name} {n:,}" for name, n in tally.commands.most_common()),
         f"- exit status {statuses}",

@@ -104,7 +104,7 @@ def report(cluster: Cluster, target: Path) -> list[str]:
     lines += ["", f"best: {best}; {device.memory_bytes_per_s / 1e9:.0f} GB/s in a process"]
     if measured.lost_beside is not None:
         share = 100 * measured.lost_beside
-        lines.append(f"overlap: computing loses {share:.0f} % of the time that a collective runs beside it")
+        lines.append(f"overlap: computing loses {share:.0f} % of the time that a collective overlaps with it")
     lines.append(f"spread of repeats (interquartile range over median): {100 * measured.spread:.0f} % at the median")
     lines.append(f"written to {target}" + ("; --on local reads it" if target == local_file() else ""))
     return lines

@@ -92,7 +92,7 @@ def _choices(best: Found) -> str:
     if point.keep_gathered:
         words.append("gathered activations kept")
     if not point.overlap:
-        words.append("reductions after the backwards, not beside them")
+        words.append("reductions after the backwards, not overlapped with them")
     return "; ".join(words)
 
 

@@ -185,7 +185,7 @@ class CheckOptions(Options):
     about = """\
 Starts the plan's ranks as gnomon run would, here or in the torchrun that this
 is run in, and looks for a few seconds: software, free memory beside the
-predicted peak, disk beside a checkpoint, a product on every rank, short
+predicted peak, disk beside a checkpoint, a matmul on every rank, short
 collectives and messages beside their prediction.
 
 example:

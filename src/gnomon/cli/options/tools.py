@@ -89,7 +89,7 @@ class CalibrateOptions(Options):
     """What is measured, or read from runs."""
 
     about = """\
-Measures this machine with the operations that `gnomon run` executes: products,
+Measures this machine with the operations that `gnomon run` executes: matmuls,
 attention, norms, the optimizer, and messages between processes, by size, with
 all processes busy and with one alone. Takes under a minute; let the machine do
 nothing else meanwhile. `--on local` predicts with what was found; `local:2` is

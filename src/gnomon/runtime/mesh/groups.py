@@ -88,17 +88,17 @@ class Groups:
         *,
         kv_heads: int = 0,
         experts: bool = False,
-        tied: Sequence[int] = (),
+        tied: Sequence[Sequence[int]] = (),
         channels: Sequence[Channel] = (),
         size: int = 0,
         vocabulary: bool = False,
     ) -> Groups:
         """The groups of this process. kv_heads: of the model; neighbouring tp ranks beyond them hold one together.
         experts: whether the model has routed ones.
-        tied: stages that share the embedding table. channels: of messages. size: sequences of a microbatch, 0 for what
+        tied: sets of stages that share parameters. channels: of messages. size: sequences of a microbatch, 0 for what
         all stages divide. vocabulary: whether pipeline ranks divide embedding and head. PlanError when the number of
         processes is not the plan's."""
-        meshes = meshes_of(plan, tied=tied)
+        meshes = meshes_of(plan, tied=sorted({stage for stages in tied for stage in stages}))
         if dist.get_world_size() != plan.world_size:
             raise PlanError(f"the plan has {plan.world_size} ranks, but {dist.get_world_size()} processes run")
         here = coordinates(plan, dist.get_rank(), experts=experts)
@@ -116,7 +116,7 @@ class Groups:
             rows = [[ranks[i] for i in row] for row in mesh.dense.groups("tp").tolist()]
             runs += [row[i : i + copies] for row in rows for i in range(0, len(row), copies)]
         groups["kv_copies"] = _mine("kv_copies", runs, here)
-        holders = list(dict.fromkeys(plan.stage_ranks[stage] for stage in tied))
+        holders = tied_holders(plan, tied)
         alike = (
             meshes[0].dense.groups("dp_shard", "cp").tolist()
             if plan.optimizer.zero
@@ -144,6 +144,20 @@ class Groups:
             if group is not None:
                 dist.destroy_process_group(group)
         self.by_comm.clear()  # what still holds these groups would hold their threads
+
+
+def tied_holders(plan: Plan, tied: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Ranks of each pipeline rank that holds a parameter which another one holds too; none where every set of stages
+    lies on one. PlanError for sets on unlike pipeline ranks, whose sums would be of other parameters on each."""
+    sets = {tuple(dict.fromkeys(plan.stage_ranks[stage] for stage in stages)) for stages in tied}
+    apart = sorted(holders for holders in sets if len(holders) > 1)
+    if len(apart) > 1:
+        said = " and ".join(str(list(stages)) for stages in dict.fromkeys(map(tuple, tied)))
+        raise PlanError(
+            f"stages {said} share other parameters each, on other pipeline ranks, whose gradients the runtime adds up "
+            f"for one set only; give layers that share parameters to the same stages (layers_per_stage), or use pp = 1"
+        )
+    return apart[0] if apart else ()
 
 
 def channel_name(channel: Channel, route: Route) -> str:

@@ -185,7 +185,7 @@ class Executor:
             self.plan,
             kv_heads=size_named(self.graph, "kv_heads"),
             experts=has_experts(self.graph),
-            tied=next(iter(shared_parameters(self.plan_inside, self.inside).values()), ()),
+            tied=tuple(shared_parameters(self.plan_inside, self.inside).values()),
             channels=channels(self.program),
             size=batch_of(self.plan, self.workload)[1],
             vocabulary=self.plan.schedule.vocabulary != "ends",

@@ -20,7 +20,7 @@ from runtime.parity import FP32  # noqa: E402
 
 from gnomon.cli import main  # noqa: E402
 from gnomon.plans import Mesh, Pass, Plan, PlanFile, Schedule, Stage, Workload, load_plan, save_plan_file  # noqa: E402
-from gnomon.timeline import parse_timeline  # noqa: E402
+from gnomon.timeline.text import parse_timeline  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -372,7 +372,7 @@ class Columns:
         self.batch_of = (place(rowed.offsets or rowed.numbers.node), 0 if rowed.offsets else rowed.numbers.row_dim)
         self.aten = _extracted(node, self.arguments)
         self.text = text_of(FORMULA, self.dtype)
-        self.trial = Trial(f"{self.text}// {rows} {code} {self.stacked}", self._run, self.aten, made=True)
+        self.trial = Trial(f"{self.text}// {rows} {code} {self.stacked}", self._run, self.aten)
         self.first = True
 
     def __call__(self, *args: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,7 @@ from evidence.validation import Score, spearman
 from gnomon.errors import GnomonError
 from gnomon.formats.job import chosen as with_fields
 from gnomon.report.prediction import WORDS, describe
-from gnomon.search import Found, loss, make_space, solve, unlike
+from gnomon.search import Found, loss, make_space, pick_diverse, solve
 from gnomon.software import Stack
 
 FAMILIES = ("nanotron-ultrascale", "vtrain-micro24", "mosaic-llmfoundry", "bloom-prequel", "libai")
@@ -87,7 +87,7 @@ class Group:
     def regret(self, truth: str = "fitted", few: int = 1) -> float:
         """What the best of a few, as `gnomon plan --try` chooses them, costs over the best measured."""
         order = np.argsort(self.predicted(truth), kind="stable")
-        chosen = order[unlike([self.runs[i][0].plan for i in order], few, fill=True)]
+        chosen = order[pick_diverse([self.runs[i][0].plan for i in order], few, fill=True)]
         return float(self.measured[chosen].min() / self.measured.min() - 1)
 
     def correlation(self, truth: str = "fitted") -> float | None:

@@ -489,7 +489,11 @@ def tangled(draw: st.DrawFn) -> Program:
         )
     )
     pool = draw(st.sampled_from(("", "one")))
-    return build.build(comms=(net,), buffers=(BufferClass(name="A", pool=pool),), pools=(Pool(name="one", size=1),))
+    return build.build(
+        comms=(net,),
+        buffers=(BufferClass(name="A", pool=pool, memory="activations"),),
+        pools=(Pool(name="one", size=1),),
+    )
 
 
 def _put(

@@ -88,7 +88,10 @@ def test_every_feature_is_read() -> None:
         Unit(pieces=((3, 0, 2),)),
     )
     assert program.chains == (0, 2) and program.inputs == "loaded" and program.counts == (8, 1)
-    assert BufferClass(name="PS", lifetime="carried", per="stage", slots=2, pool="gathered") in program.buffers
+    assert (
+        BufferClass(name="PS", lifetime="carried", per="stage", slots=2, pool="gathered", memory="activations")
+        in program.buffers
+    )
     assert program.pools == (Pool(name="gathered", size=2),)
     skip = next(kind for kind in program.kinds if kind.name == "SKIP")
     assert (skip.stream, skip.comm, skip.message, skip.hop) == ("skip", "skips", "send", -2)

@@ -24,12 +24,12 @@ from gnomon.program import (
 )
 
 _BUFFERS = (
-    BufferClass(name="T", pool="small"),
-    BufferClass(name="U", slots=2),
-    BufferClass(name="Q", lifetime="carried", per="stage"),
-    BufferClass(name="Z", lifetime="carried", per="stage", slots=2),
-    BufferClass(name="A", per="stage"),
-    BufferClass(name="M"),
+    BufferClass(name="T", pool="small", memory="activations"),
+    BufferClass(name="U", slots=2, memory="activations"),
+    BufferClass(name="Q", lifetime="carried", per="stage", memory="activations"),
+    BufferClass(name="Z", lifetime="carried", per="stage", slots=2, memory="activations"),
+    BufferClass(name="A", per="stage", memory="activations"),
+    BufferClass(name="M", memory="activations"),
 )
 _KINDS = (
     Kind(name="WORK"),

@@ -29,14 +29,13 @@ from gnomon.timeline import (
     ROLES,
     Timeline,
     breakdown,
-    difference,
     exposed_communication,
     idle_intervals,
     memory_curve,
-    parse_timeline,
     peaks,
-    print_timeline,
 )
+from gnomon.timeline.difference import difference
+from gnomon.timeline.text import parse_timeline, print_timeline
 from gnomon.units import TICK_S
 
 SIZES = {"T": 3.0, "U": 5.0, "Q": 7.0, "Z": 11.0, "A": 13.0, "M": 17.0}
@@ -243,7 +242,8 @@ def test_a_period_off_the_grid_is_rounded_up() -> None:
     builder.add_all(builder.rank_class(), [("PUT", 0, 0)])
     builder.add_all(builder.rank_class(), [("GET", 1, 0), ("WORK", 1, 0)])
     program = builder.build(
-        buffers=(BufferClass(name="M"),), comms=(Communicator(name="net", semantics="buffered", capacity=3),)
+        buffers=(BufferClass(name="M", memory="activations"),),
+        comms=(Communicator(name="net", semantics="buffered", capacity=3),),
     )
     structure = validate(program)
     seconds = durations(program, {"PUT": 1, "GET": 1, "WORK": 0.5}, {"PUT": 4.25})

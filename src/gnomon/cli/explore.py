@@ -233,7 +233,7 @@ def _field(name: str, flag: Flag) -> Field:
     return Field(
         flag=flag.names[0] if flag.names else "",
         label=(flag.names[0].removeprefix("--") if flag.names else "model").replace("-", " "),
-        help=str(flag.settings.get("help", "")).replace("%%", "%"),
+        help=flag.help.replace("%%", "%"),
         kind="switch" if flag.is_switch else "choice" if choices else "text",
         choices=tuple(map(str, choices)) if choices else offered,
         shown=name in SHOWN,

@@ -44,8 +44,10 @@ is all work on whole sequences. Backward in reverse; RS_DKV reduces and scatters
 
 BUFFERS = (
     *STANDARD_BUFFERS,
-    *(BufferClass(name=name, memory="activations") for name in ("KV", "DKV")),
-    *(BufferClass(name=name, memory="not in the step's") for name in ("KVL", "SL", "DKVL")),
+    *(
+        BufferClass(name=name, memory="activations" if name in ("KV", "DKV") else "not in the step's")
+        for name in ("KVL", "KV", "SL", "DKV", "DKVL")
+    ),
 )
 """The standard buffers; keys and values of a rank's part and of all, what whole sequences save, and gradients."""
 

@@ -44,6 +44,12 @@ class Flag:
     group: Group | None
 
     @property
+    def help(self) -> str:
+        """What it means, in a line; of a list that may grow while the program runs, as it is now."""
+        text = self.settings["help"]
+        return str(text() if callable(text) else text)
+
+    @property
     def is_switch(self) -> bool:
         """Whether it takes no value."""
         return self.settings.get("action") == "store_true"
@@ -62,7 +68,7 @@ O = TypeVar("O", bound=Options)  # noqa: E741
 
 def option(
     *names: str,
-    help: str,
+    help: str | Callable[[], str],
     read: Callable[[str], Any] = str,
     default: Any = None,
     required: bool = False,
@@ -130,7 +136,7 @@ def add_flags(parser: argparse.ArgumentParser, of: type[Options]) -> None:
                 groups[flag.group] = parser.add_argument_group(flag.group.title, flag.group.text or None)
             group = groups[flag.group]
         if flag.names:
-            group.add_argument(*flag.names, dest=name, **flag.settings)
+            group.add_argument(*flag.names, dest=name, **flag.settings | {"help": flag.help})
         else:
             group.add_argument(name, **flag.settings)
 

@@ -31,6 +31,11 @@ def counts(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
+def _schedules() -> str:
+    """Those of files that a user adds come while the program runs."""
+    return f"one of {', '.join(orders.names())}"
+
+
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class JobOptions(Options):
     """What a job is: a model and machines, a plan file, or a job file."""
@@ -206,7 +211,7 @@ class LayoutOptions(BatchOptions, AdapterOptions, PrecisionOption, LocalOption):
         help="with cp: ring, all_gather or ulysses",
         group=HOW,
     )
-    schedule: str | None = option("--schedule", metavar="NAME", help=f"one of {', '.join(orders.names())}", group=HOW)
+    schedule: str | None = option("--schedule", metavar="NAME", help=_schedules, group=HOW)
     sequence_parallel: bool | None = switch("--sequence-parallel", default=None, help="with tp", group=HOW)
 
 

@@ -205,7 +205,8 @@ def _counted(found: dict[str, tuple[Serving, int]], row: Mapping[str, str]) -> d
 
 
 def _launched(row: Mapping[str, str], engine: Engine, load: float) -> Engine:
-    """How InferenceX starts its servers where that is not the engine's default (its benchmarks/*.sh, read 2026-11-29):
+    """How InferenceX starts its servers where that is not the engine's default (public launch scripts
+    show the poll interval; 16 clients and 60 iterations are from memory and fit what is visible):
     SGLang on Blackwell looks for requests every 10 iterations, every 30 from 16 clients on; TensorRT-LLM balances
     attention groups for up to 60 iterations."""
     if row["family"] != "inferencex":

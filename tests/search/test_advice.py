@@ -92,3 +92,18 @@ def test_a_plan_that_takes_minutes_to_play_is_said_not_to_be_looked_at() -> None
     fitting = Fitting(base=base)
     rung = fitting.rung(("micro batch",), ("micro batch 1",), replace(plan, schedule=ONE))
     assert "4,096 microbatches" in rung.why_not and fitting.left and not fitting.count
+
+
+def test_changes_that_leave_more_stages_than_layers_add_nothing() -> None:
+    """Virtual stages stay as they are while pp is raised, and of 32 layers no 128 stages are made."""
+    plan = Plan(
+        mesh=Mesh(pp=4, dp_shard=8),
+        schedule=Schedule(name="interleaved_one_f_one_b", virtual_stages=8, micro_batch_size=1),
+        optimizer=Optimizer(zero=1),
+    )
+    work = Workload(global_batch_size=64, seq_len=32768)
+    base = predict("llama-3.1-8b", "4x8xa100-sxm-40gb", plan, work)
+    options = [
+        option for option in Fitting(base=base).options if option.name in ("pp", "bucket_bytes", "sequence_parallel")
+    ]
+    assert not base.fits and Fitting(base=base, options=options).enough() == []

@@ -182,7 +182,12 @@ class Fitting:
         plain = option.levels(plan, pricing.graph, pricing.cluster)
         if option.name in OF_PROGRAM and option.software(pricing.stack) is None:
             return []
-        return list(plain)
+        try:
+            return list(plain)
+        except PlanError:
+            # Changes before this one may leave a plan that cannot run, as more stages than there are layers: nothing
+            # is to be added to it.
+            return []
 
     def alone(self) -> Iterator[Rung]:
         """Every level of every option by itself, and half of what can be taken in part."""

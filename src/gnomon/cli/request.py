@@ -338,21 +338,30 @@ def given_router(options: BatchOptions, before: RouterLoad, graph: Graph) -> Rou
         raise InputError("--capacity 0 must be at least 1, the mean of rows; leave it out for no limit")
     router = before
     if options.router is not None:
-        kind, _, value = options.router.strip().partition(":")
-        if kind == "balanced" and not value:
-            router = RouterLoad()
-        elif kind == "zipf":
-            router = RouterLoad(kind="zipf", s=_exponent(value))
-        elif Path(options.router).suffix == ".json":
-            router = RouterLoad(kind="histogram", counts=_counts(Path(options.router)))
-        else:
-            raise InputError(
-                f"--router {options.router[:40]!r} is no load; write balanced, zipf:1.0, or the path of a .json file"
-            )
-        router = replace(router, capacity=before.capacity, padded=before.padded)
+        router = replace(named_router(options.router, graph), capacity=before.capacity, padded=before.padded)
     if options.capacity is not None:
         router = replace(router, capacity=options.capacity)
     return router if options.pad_experts is None else replace(router, padded=True)
+
+
+def named_router(name: str, graph: Graph) -> RouterLoad:
+    """The load that `--router` names. InputError for a file that is wrong, or was recorded of another model."""
+    kind, _, value = name.strip().partition(":")
+    if kind == "balanced" and not value:
+        return RouterLoad()
+    if kind == "zipf":
+        return RouterLoad(kind="zipf", s=_exponent(value))
+    path = Path(name).expanduser()
+    if path.suffix == ".json":
+        return RouterLoad(kind="histogram", counts=_counts(path))
+    if path.suffix == ".npz":
+        record = load_late("gnomon.formats.router:read_router")(path)
+        record.check(graph, str(path))
+        load: RouterLoad = record.load
+        return load
+    raise InputError(
+        f"--router {name[:40]!r} is no load; write balanced, zipf:1.0, or the path of a .json or .npz file"
+    )
 
 
 def _exponent(text: str) -> float:

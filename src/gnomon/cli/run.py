@@ -23,9 +23,11 @@ from gnomon import schema
 from gnomon.cli.models import read_model_to_run
 from gnomon.cli.options.run import DataOptions, RunOptions
 from gnomon.cli.own import with_own
+from gnomon.cli.request import named_router
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import no_folder
 from gnomon.errors import InputError, PlanError
+from gnomon.formats.router import SUFFIX, routers_of
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.late import load_late
@@ -84,6 +86,7 @@ def run(options: RunOptions) -> int:
         )
     _check_there(options)
     graph, notes = read_model_to_run(file.model)
+    file = _routed(file, options, graph)
     need_torch("running a plan")
     if options.explain_optimizer:
         decay = weight_decay_of(graph)
@@ -96,6 +99,7 @@ def run(options: RunOptions) -> int:
     alone = _as_predicted(file.plan)
     prediction = predict(graph, machines, alone, file.workload, with_own(_stack(file), machines, options, assumed))
     notes += tuple(assumed)
+    notes += (f"the prediction takes the router's load of {options.router}",) if options.router is not None else ()
     notes += _turns(file, options) if shared else ()
     notes += _groups(file.plan)
     notes += (memory_copies(prediction, every).sentence,) if (every := options.memory_checkpoint_every) else ()
@@ -164,6 +168,32 @@ def _on_processes(file: PlanFile, processes: int | None) -> PlanFile:
     if processes > file.plan.world_size:
         raise PlanError(f"the plan has {file.plan.world_size} ranks, which are no use to {processes} processes")
     return replace(file, plan=placed(file.plan, Observation(processes=processes)))
+
+
+def _routed(file: PlanFile, options: RunOptions, graph: Graph) -> PlanFile:
+    """The plan with the router's load that the prediction is to take. InputError for one of another model, and where
+    routers are to be recorded and cannot be."""
+    if (name := options.record_router) is not None:
+        routers_of(graph)
+        if Path(name).suffix != SUFFIX:
+            raise InputError(f"--record-router writes a {SUFFIX} file; name it {Path(name).with_suffix(SUFFIX)}")
+        others = (
+            ("--processes", shares_processes(file, options)),
+            ("--memory-checkpoint-every", options.memory_checkpoint_every is not None),
+            ("a plan with bamboo", bamboo.METHOD.used(file.plan)),
+            ("a plan with partial_reduce", partial_reduce.METHOD.used(file.plan)),
+        )
+        for what, used in others:
+            if used:
+                raise InputError(
+                    f"--record-router counts what the plan's own processes route, one a rank, and {what} runs them "
+                    f"otherwise; record without it"
+                )
+    if options.router is None:
+        return file
+    before = file.workload.router
+    load = replace(named_router(options.router, graph), capacity=before.capacity, padded=before.padded)
+    return replace(file, workload=replace(file.workload, router=load))
 
 
 def _carried_out(job: Any, *, shared: bool) -> Any:
@@ -401,6 +431,7 @@ def _job(
         override=tuple(filter(None, (options.override or "").split(","))),
         resume_with=_resume_command(options),
         measure=options.timeline is not None,
+        record_router=None if options.record_router is None else Path(options.record_router),
         counted=prediction.counted,
         expected_step_s=None if shares_processes(file, options) else prediction.step_s,
         calibrated=prediction.pricing.cluster if device == "cpu" else None,
@@ -474,7 +505,7 @@ def _resume_command(options: RunOptions) -> str:
     """The same command with --resume."""
     words = ["gnomon", "run", options.plan, "--steps", str(options.steps)]
     paths = ("weights", "export", "data", "tokenizer", "chat_template", "column", "packing")
-    for name in (*paths, "checkpoints", "timeline", "device"):
+    for name in (*paths, "checkpoints", "timeline", "record_router", "router", "device"):
         if (value := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", value]
     for name in ("seed", "lr"):
@@ -590,6 +621,8 @@ def _after(options: RunOptions, told: Told) -> None:
     if options.timeline is not None and outcome.timeline is not None:
         schema.save_text(print_timeline(outcome.timeline), options.timeline)
         written.append(f"wrote {options.timeline}: the Timeline of a measured step")
+    if options.record_router is not None and outcome.records:
+        written.append(f"wrote {options.record_router}: the tokens of each expert, for --router of predict and plan")
     if outcome.checkpoint is not None:
         written.append(f"wrote {outcome.checkpoint}: the checkpoint")
     if options.export is not None and outcome.records and not outcome.stopped:

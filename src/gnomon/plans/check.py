@@ -522,7 +522,8 @@ def _router(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Pro
         yield _note("no_effect", f"the router's load has no effect: graph {graph.name!r} has no experts")
     for experts, chosen in sorted(sizes):
         try:
-            most = float(router.fractions(experts).max())
+            shares = router.shares(experts)
+            most = float(shares.max())
         except PlanError as error:
             yield _error("router_counts", str(error))
             continue
@@ -533,12 +534,26 @@ def _router(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Pro
                 f"different experts, so that none gets more than 1/{chosen}; use a flatter load",
             )
             continue
+        routed = [layer.label for layer in graph.layers() if graph.block(layer.call.block).does("dispatches")]
+        if router.layers and len(router.layers) != len(routed):
+            yield _error(
+                "router_layers",
+                f"router record has {len(router.layers)} layers, but graph {graph.name!r} has {len(routed)} with "
+                f"experts; record this model's (gnomon run --record-router)",
+            )
+            continue
         ep = max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
         if experts % ep:
             continue  # said already
         text = (
             f"the busiest of ep = {ep} ranks computes and holds {router.busiest(experts, ep):.2f} times the mean rows"
         )
+        if router.layers:
+            worst = routed[int(shares.max(axis=1).argmax())]
+            text += (
+                f", the mean over {len(routed)} layers of what the recorded steps sum up to; most uneven is {worst}, "
+                f"whose busiest expert gets {most * experts:.2f} times the mean"
+            )
         if router.capacity:
             padded = ", and every expert computes its whole capacity" if router.padded else ""
             lost = f"{router.dropped(experts):.1%} of (token, expert) pairs"

@@ -33,12 +33,16 @@ class RouterLoad:
     """How a router spreads tokens over experts, as a share of the routed tokens for each expert, largest first or as
     listed."""
 
-    kind: Literal["balanced", "zipf", "histogram"] = "balanced"
-    """`balanced`: equal shares. `zipf`: share of the k-th expert ∝ 1/k^s. `histogram`: counts as observed."""
+    kind: Literal["balanced", "zipf", "histogram", "recorded"] = "balanced"
+    """`balanced`: equal shares. `zipf`: share of the k-th expert ∝ 1/k^s. `histogram`: counts as observed, the same in
+    every layer. `recorded`: counts of each layer."""
     s: float = 0.0
     """Exponent of `zipf`; 0 is balanced."""
     counts: tuple[float, ...] = ()
     """Tokens seen by each expert, for `histogram`; only the ratios matter."""
+    layers: tuple[tuple[float, ...], ...] = ()
+    """(layers with experts, experts): tokens seen by each expert of each layer, for `recorded`; only the ratios within
+    a layer matter."""
     capacity: float = 0.0
     """Rows that an expert takes, over the mean; what is routed to it beyond them is dropped (GShard, Lepikhin et al.
     2020; Switch Transformer, Fedus et al. 2021). 0: none is."""
@@ -56,54 +60,78 @@ class RouterLoad:
             raise PlanError(f"router load {self.kind!r} does not use s = {self.s}; write kind = 'zipf' or leave s out")
         if (self.kind == "histogram") != bool(self.counts):
             raise PlanError("router load 'histogram' needs counts, one for each expert, and only it takes them")
+        if (self.kind == "recorded") != bool(self.layers):
+            raise PlanError("router load 'recorded' needs layers, the counts of each layer, and only it takes them")
+        if len({len(layer) for layer in self.layers}) > 1:
+            raise PlanError("router load 'recorded' needs as many counts in every layer: one for each expert")
         if not 0 <= self.s < float("inf"):
             raise PlanError(f"router load has s = {self.s}; the exponent of zipf is a finite number of at least 0")
-        if not all(0 <= count < float("inf") for count in self.counts) or (self.counts and not sum(self.counts) > 0):
-            raise PlanError("router load needs finite counts of at least 0 with a positive sum")
+        for counts in (self.counts, *self.layers):
+            if not all(0 <= count < float("inf") for count in counts) or (counts and not sum(counts) > 0):
+                raise PlanError("router load needs finite counts of at least 0 with a positive sum")
+
+    def shares(self, num_experts: int) -> NDArray[np.float64]:
+        """Share of a layer's routed tokens of each expert: shape (layers, num_experts), rows adding up to 1; one row
+        where all layers have the same. PlanError if counts are not as many."""
+        given = self.layers or ((self.counts,) if self.counts else ())
+        if given and len(given[0]) != num_experts:
+            raise PlanError(
+                f"router {'record' if self.layers else 'histogram'} has {len(given[0])} counts, but the block has "
+                f"{num_experts} experts"
+            )
+        weights = np.asarray(given or (np.arange(1, num_experts + 1, dtype=np.float64) ** -self.s,), dtype=np.float64)
+        shares: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+        return shares
 
     def fractions(self, num_experts: int) -> NDArray[np.float64]:
-        """Share of routed tokens of each expert: shape (num_experts,), adding up to 1. PlanError if counts are not as
-        many."""
-        if self.kind == "histogram":
-            if len(self.counts) != num_experts:
-                raise PlanError(
-                    f"router histogram has {len(self.counts)} counts, but the block has {num_experts} experts"
-                )
-            weights = np.asarray(self.counts, dtype=np.float64)
-        else:
-            weights = np.arange(1, num_experts + 1, dtype=np.float64) ** -self.s
-        fractions: NDArray[np.float64] = weights / weights.sum()
+        """Share of routed tokens of each expert, the mean over layers: shape (num_experts,), adding up to 1. PlanError
+        if counts are not as many."""
+        fractions: NDArray[np.float64] = self.shares(num_experts).mean(axis=0)
         return fractions
 
     def computed(self, num_experts: int) -> NDArray[np.float64]:
-        """Rows that each expert computes, as a share of all that are routed: shape (num_experts,). Without a capacity
-        that is `fractions`."""
+        """Rows that each expert computes, as a share of all that are routed, the mean over layers: shape
+        (num_experts,). Without a capacity that is `fractions`."""
+        computed: NDArray[np.float64] = self._computed(num_experts).mean(axis=0)
+        return computed
+
+    def _computed(self, num_experts: int) -> NDArray[np.float64]:
+        """The same of each layer, (layers, num_experts)."""
         if self.padded:
-            return np.full(num_experts, self.capacity / num_experts)
-        shares = self.fractions(num_experts)
+            return np.full((1, num_experts), self.capacity / num_experts)
+        shares = self.shares(num_experts)
         return np.minimum(shares, self.capacity / num_experts) if self.capacity else shares
 
     def dropped(self, num_experts: int) -> float:
         """Share of routed (token, expert) pairs that no expert has room for."""
         if not self.capacity:
             return 0.0
-        return float(np.maximum(self.fractions(num_experts) - self.capacity / num_experts, 0.0).sum())
+        beyond = np.maximum(self.shares(num_experts) - self.capacity / num_experts, 0.0)
+        return float(beyond.sum(axis=1).mean())
 
     def busiest(self, num_experts: int, ep: int) -> float:
-        """Rows that the busiest of `ep` ranks computes over those of balanced routing without drops."""
+        """Rows that the busiest of `ep` ranks computes over those of balanced routing without drops. Every layer waits
+        for its own busiest rank: the mean over layers of these."""
         if self.kind == "balanced" and not self.padded:
             return 1.0
-        return float(self.rank_fractions(num_experts, ep).max() * ep)
+        return float(self._by_rank(num_experts, ep).max(axis=1).mean() * ep)
 
     def rank_fractions(self, num_experts: int, ep: int) -> NDArray[np.float64]:
-        """Share of routed tokens that each of `ep` ranks computes; a rank holds consecutive experts. The largest times
-        `ep` is the slowdown of the slowest rank; 1 when balanced."""
+        """Share of routed tokens that each of `ep` ranks computes, the mean over layers; a rank holds consecutive
+        experts. Where all layers are alike, the largest times `ep` is the slowdown of the slowest rank; 1 when
+        balanced."""
+        fractions: NDArray[np.float64] = self._by_rank(num_experts, ep).mean(axis=0)
+        return fractions
+
+    def _by_rank(self, num_experts: int, ep: int) -> NDArray[np.float64]:
+        """The same of each layer, (layers, ep)."""
         if num_experts % ep:
             raise PlanError(
                 f"{num_experts} experts do not divide over ep = {ep}; choose ep from the divisors of {num_experts}"
             )
-        fractions: NDArray[np.float64] = self.computed(num_experts).reshape(ep, -1).sum(axis=1)
-        return fractions
+        computed = self._computed(num_experts)
+        by_rank: NDArray[np.float64] = computed.reshape(len(computed), ep, -1).sum(axis=2)
+        return by_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,8 @@ class BatchOptions(Options):
     router: str | None = option(
         "--router",
         metavar="LOAD",
-        help="how tokens spread over experts: balanced, zipf:1.0, or a JSON list of counts",
+        help="how tokens spread over experts: balanced, zipf:1.0, a JSON list of counts, or what gnomon run "
+        "--record-router wrote",
         group=BATCH,
     )
     capacity: float | None = option(

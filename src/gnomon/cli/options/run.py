@@ -106,6 +106,15 @@ stopped by ^C or SIGTERM."""
     timeline: str | None = option(
         "--timeline", read=new_file, metavar="FILE", help="write the measured Timeline of a step"
     )
+    record_router: str | None = option(
+        "--record-router",
+        read=new_file,
+        metavar="FILE.npz",
+        help="write the tokens that each expert of each layer got in each step, which --router of other commands reads",
+    )
+    router: str | None = option(
+        "--router", metavar="LOAD", help="for the prediction: how tokens spread over experts, as --router of predict"
+    )
     device: str | None = option("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")
     json: bool = switch("--json", help="for programs")
     max_restarts: int = option(

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from gnomon.errors import GraphError, InputError, PlanError, RunError
+from gnomon.formats.router import save_router
 from gnomon.graph import Graph
 from gnomon.graph.text_inputs import ids_of, labels_of
 from gnomon.hardware import Cluster
@@ -50,6 +51,7 @@ from gnomon.runtime.processes.local import GRACE_S, RECOMPUTE_LOADED, SIGNALS, F
 from gnomon.runtime.step.evaluate import evaluate as evaluate_rows
 from gnomon.runtime.step.execute import Executor
 from gnomon.runtime.step.feed import size_named
+from gnomon.runtime.step.routed import Routed
 from gnomon.runtime.watch.progress import Progress, peak_bytes
 from gnomon.runtime.watch.waiting import waited_s, waited_since
 from gnomon.runtime.watch.watchdog import where
@@ -126,6 +128,8 @@ class Job:
     """The command that goes on after a stop, to be shown then."""
     measure: bool = False
     """Take a Timeline."""
+    record_router: Path | None = None
+    """File for the tokens that each expert of each layer got in each step (`formats.router`); None: none."""
     counted: Literal["tokens", "samples"] = "tokens"
     """What a step is made of, as `Prediction.counted`."""
     expected_step_s: float | None = None
@@ -324,9 +328,13 @@ def _train(job: Job, executors: list[Executor]) -> Outcome:
             done = load(job.checkpoints, executor, identity=identity, override=job.override)
         loop = Loop(job, executor, corpus, done)
         loop.ask_the_machine()
+        routed = None if job.record_router is None else Routed(executor.graph, executor.device)
+        executor.compute.routed = None if routed is None else routed.note
         try:
             for step in range(done + 1, job.steps + 1):
                 loop.step(step)
+                if routed is not None:
+                    routed.end_step(step)
                 busy = loop.saver is not None and loop.saver.busy
                 sent, is_busy = anyone([max(asked, default=0), int(busy)])
                 if loop.ends(step, sent, busy=bool(is_busy)):
@@ -335,6 +343,10 @@ def _train(job: Job, executors: list[Executor]) -> Outcome:
             if loop.saver is not None:
                 loop.saver.close()
         executor.settle()
+        if job.record_router is not None and routed is not None and routed.steps:
+            record = routed.record()
+            if dist.get_rank() == 0:
+                save_router(record, job.record_router)
         exported(job, executor, own, stopped=bool(loop.stopped))
         executor.leave()
         return loop.outcome()

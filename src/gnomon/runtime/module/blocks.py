@@ -190,11 +190,14 @@ class BlockRun:
         compute: torch.dtype = torch.float32,
         seen: Callable[[str, Tensor], None] | None = None,
         keeper: Watcher | None = None,
+        routed: Callable[[Tensor], None] | None = None,
     ) -> dict[str, Tensor]:
         """Outputs by name. state: of position ids and the like. again: paths of ops whose inside is computed again in
         backward. packing: of rows that hold several documents. sizes: of dims on this rank that captured ops ask for.
-        compute: what they compute in. seen: is told what each op makes. keeper: decides what is kept for backward."""
+        compute: what they compute in. seen: is told what each op makes. keeper: decides what is kept for backward.
+        routed: is told which experts tokens choose, (…, topk)."""
         frame = Frame(self, dict(inputs), weights, state, packing, dict(sizes or {}), compute)
+        frame.routed = routed
         if keeper is None and seen is None and not again and self.plain:
             self._straight(frame)(frame, frame.values)
             return {name: frame.values[name] for name in self.block.outputs}
@@ -295,6 +298,8 @@ class Frame:
         self.brought: dict[Need, Tensor] = {}
         self.regathered: dict[Need, list[Any]] = {}
         self.routings: dict[str, Routing] = {}
+        self.routed: Callable[[Tensor], None] | None = None
+        """Is told which experts tokens choose."""
         self.only: frozenset[str] | None = None
         """Paths of the ops that are run, where others are left out."""
         self.ready: dict[str, Tensor] = {}
@@ -481,6 +486,8 @@ class Frame:
             assert isinstance(indices, Tensor)
             dims = {dim.name: dim.size for tensor in self.owner.block.tensors for dim in tensor.atoms}
             experts = dims[site.attr("experts", "")] or 0
+            if self.routed is not None:
+                self.routed(indices)
             routing = routing_of(indices, experts, ep=ep, etp=etp, capacity=self.owner.capacity)
             self.routings[names[1]] = self.routings[site.op.outputs[0]] = routing
             return dispatch(first, routing, ep=ep, etp=etp)

@@ -80,6 +80,8 @@ class Stage(nn.Module):
         """Is told where layers begin and end, and what they make."""
         self.watch: Callable[[Layer, str, Tensor], None] | None = None
         """Is told each activation of each layer, by name, as it is made."""
+        self.routed: Callable[[Layer, Tensor], None] | None = None
+        """Is told which experts tokens choose in each layer, (…, topk)."""
         self._weights: dict[tuple[str, str, int], Weight] = {}
         self.given = {tensor.name for tensor in graph.inputs}
         self.inputs = graph.inputs
@@ -216,6 +218,7 @@ class Stage(nn.Module):
                 compute=self.held[0].dtypes.param,
                 seen=None if self.watch is None else partial(self.watch, layer),
                 keeper=keeper,
+                routed=None if self.routed is None else partial(self.routed, layer),
             )
             if keeper is not None and self.note is not None:
                 for tensor in keeper.held():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from gnomon.graph import Graph
+from gnomon.graph import Graph, Layer
 from gnomon.runtime.data.packing import LENGTHS
 from gnomon.runtime.module.stage import Stage
 from gnomon.runtime.ops.attention import shared_tables
@@ -63,6 +63,8 @@ class Compute:
         self.loss = torch.zeros((), device=feed.device)
         self.mimose: Mimose | None = None
         """Says before each forward what of it is recomputed."""
+        self.routed: Callable[[Layer, Tensor], None] | None = None
+        """Is told which experts tokens choose in each layer, (…, topk), once for each microbatch."""
 
     def actions(self) -> Mapping[str, Action]:
         """By kind. LOAD does nothing: ids are in memory, and a stage takes its rows when it runs."""
@@ -112,6 +114,15 @@ class Compute:
         )
         return made
 
+    def _run_first(self, stage: int, unit: int, entered: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The first forward of a microbatch: what is computed again later routes the same tokens once more."""
+        module = self.stages[stage]
+        module.routed = self.routed
+        try:
+            return self._run(stage, unit, entered)
+        finally:
+            module.routed = None
+
     def _input(self, stage: int, unit: int, *, keep: bool = False) -> dict[str, Tensor]:
         """What enters a stage, as leaves where gradients go back. keep: the buffers are read again later."""
         entered: dict[str, Tensor] = {}
@@ -135,13 +146,13 @@ class Compute:
         entered = self._input(stage, unit)
         if self.mimose is not None:
             self.mimose.begin(self.feed.of_unit(unit))
-        made = self._run(stage, unit, entered)
+        made = self._run_first(stage, unit, entered)
         self.saved[stage, unit] = Saved.of(entered, made)
         self._output(stage, unit, made)
 
     def _forward_unsaved(self, stage: int, unit: int) -> None:
         with torch.no_grad():
-            self._output(stage, unit, self._run(stage, unit, self._input(stage, unit, keep=True)))
+            self._output(stage, unit, self._run_first(stage, unit, self._input(stage, unit, keep=True)))
 
     def _forward_again(self, stage: int, unit: int) -> None:
         entered = self._input(stage, unit)

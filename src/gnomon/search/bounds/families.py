@@ -188,10 +188,7 @@ class Job:
 
     def load(self, ep: int) -> float:
         """Busiest over mean rows of the experts of a rank."""
-        if not self.experts or self.workload.router.kind == "balanced":
-            return 1.0
-        fractions = self.workload.router.rank_fractions(self.experts, ep)
-        return float(max(fractions) * len(fractions))
+        return self.workload.router.busiest(self.experts, ep) if self.experts else 1.0
 
     def links(self, mesh: Mesh) -> dict[str, AxisLink]:
         """What the groups of axes of the first stage run over."""

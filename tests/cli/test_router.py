@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,15 @@ import numpy as np
 import pytest
 
 from gnomon.cli import main
+from gnomon.cli.models import read_model
 from gnomon.cli.request import named_router
 from gnomon.errors import InputError, PlanError
 from gnomon.formats.router import Router, RouterRecord, read_router, routers_of, save_router
-from gnomon.models import build
 from gnomon.plans import Mesh, Plan, PlanFile, RouterLoad, Workload, load_plan, save_plan_file
 from gnomon.schema import dump, load
 
-MIXTRAL = build("mixtral-8x7b")
-PREDICT = "predict mixtral-8x7b --on 1x8xh100-sxm --ep 8 --seq-len 1024 --micro-batch-size 1 --json"
+MIXTRAL = read_model("mixtral-8x7b")[0]
+PREDICT = "predict mixtral-8x7b --on 1x8xh200 --ep 8 --zero 1 --seq-len 1024 --micro-batch-size 1 --json"
 SKEWED = (400, 300, 250, 250, 200, 200, 200, 248)
 
 
@@ -69,7 +70,7 @@ def test_what_is_assumed_of_a_record_is_said(tmp_path: Path, capsys: pytest.Capt
 
 def test_plan_takes_a_record_and_its_file_keeps_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_router(record([list(SKEWED)]), tmp_path / "router.npz")
-    asked = "plan mixtral-8x7b --on 1x8xh100-sxm --global-batch 8 --seq-len 1024 --fix ep=8 --fix pp=1"
+    asked = "plan mixtral-8x7b --on 1x8xh200 --global-batch 8 --seq-len 1024 --ep 8 --pp 1 --tp 1 --zero 1"
     found = tmp_path / "plan.toml"
     assert main([*asked.split(), "--router", str(tmp_path / "router.npz"), "-o", str(found)]) == 0
     file = load_plan(str(found))
@@ -93,7 +94,8 @@ def test_a_recorded_load_by_hand() -> None:
     capped = replace(given, capacity=1.2)
     assert capped.dropped(4) == pytest.approx(0.1)
     assert capped.busiest(4, 2) == pytest.approx((0.5 + 0.6) / 2 * 2)
-    assert load(dump(Workload(global_batch_size=1, seq_len=8, router=given)), Workload).router == given
+    work = Workload(global_batch_size=1, seq_len=8, router=given)
+    assert load(Workload, dump(work)).router == given
 
 
 @pytest.mark.parametrize(
@@ -126,12 +128,19 @@ def _changed(path: Path, **arrays: Any) -> None:
     np.savez(path, **{name: value for name, value in kept.items() if value is not None})
 
 
+def _array(value: Any) -> bytes:
+    """As a .npy file."""
+    file = BytesIO()
+    np.save(file, value)
+    return file.getvalue()
+
+
 WRONG = {
     "empty": (lambda path: path.write_bytes(b""), "is no .npz file, or is cut off"),
     "text": (lambda path: path.write_text("counts"), "is no .npz file, or is cut off"),
     "cut off": (lambda path: path.write_bytes(path.read_bytes()[:900]), "is no .npz file, or is cut off"),
     "flipped": (lambda path: path.write_bytes(path.read_bytes().replace(b"\x00\x00", b"\x00\x07")), "{path}"),
-    "one array": (lambda path: np.save(path.open("wb"), np.ones(3)), "is no .npz file, or is cut off"),
+    "one array": (lambda path: path.write_bytes(_array(np.ones(3))), "is no .npz file, or is cut off"),
     "pickle": (lambda path: path.write_bytes(pickle.dumps([1])), "is no .npz file, or is cut off"),
     "pickled": (lambda path: _changed(path, model=np.array({"a": 1}, object)), "it holds pickled objects"),
     "folder": (lambda path: (path.unlink(), path.mkdir()), "cannot read"),
@@ -171,7 +180,7 @@ def test_files_that_are_wrong_are_one_clear_line(name: str, tmp_path: Path) -> N
 def test_the_record_of_another_model_says_what_differs(model: str, message: str, tmp_path: Path) -> None:
     save_router(record([list(SKEWED)]), tmp_path / "router.npz")
     with pytest.raises(InputError, match=message):
-        named_router(str(tmp_path / "router.npz"), build(model))
+        named_router(str(tmp_path / "router.npz"), read_model(model)[0])
 
 
 @pytest.mark.parametrize(

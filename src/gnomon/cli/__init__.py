@@ -1,6 +1,6 @@
 """The command line: `gnomon predict`, `plan`, `fit`, `explain`, `launch`, `check`, `run`, `serve`, `generate`,
-`bench-serve`, `scale`, `checkpoint`, `parity`, `compare`, `report`, `calibrate`, `validate`, `compile`, `export`,
-`catalogue` and `fleet`.
+`bench-serve`, `scale`, `checkpoint`, `compress`, `parity`, `compare`, `report`, `calibrate`, `validate`, `compile`,
+`export`, `catalogue` and `fleet`.
 
 `main(argv)` parses, runs one command and returns the exit status: 0 done (for `predict` and `explain`: and it fits); 1
 a prediction was made and the plan does not fit in memory, or no machines are as fast as asked; 2 the request cannot be

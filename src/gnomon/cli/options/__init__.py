@@ -72,6 +72,7 @@ COMMANDS: Mapping[str, Action | Actions] = {
             "export-hf": Action("its weights as safetensors with config.json", "checkpoint:ExportHfOptions"),
         },
     ),
+    "compress": Action("a folder of weights in 4 or 8 bits, or sparse", "compress:CompressOptions"),
     "data": Action("what a corpus holds as tokens; writes Megatron's format", "run:DataOptions"),
     "report": Action("a page that shows timelines, predicted and measured", "tools:ReportOptions"),
     "calibrate": Action("measure this machine, for --on local", "tools:CalibrateOptions"),

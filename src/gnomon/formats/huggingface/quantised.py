@@ -4,14 +4,15 @@
 shape) of a layer whose tensors come under the endings that its program writes (`qweight`, `weight_packed`, …). No
 number changes: `widen` gives what the program's own dequantisation gives. What the forms cannot hold (GPTQ's columns in
 the order of their activation, other bits) is refused by name. Pure: arrays of numpy, bfloat16 as uint16 and fp8 as
-uint8. Leaves out which layers a config leaves as they are, and NF4 (`four_bits`).
+uint8. `packed` and `packed_config` are the way back, in compressed-tensors. Leaves out which layers a config leaves as
+they are, and NF4 (`four_bits`).
 Source: AutoGPTQ 0.7 and GPTQModel (`qlinear`), AutoAWQ 0.2 (`WQLinear_GEMM`), compressed-tensors 0.10
 (`pack_quantized`, `naive_quantized`), transformers 5.23 (`finegrained_fp8`), bitsandbytes 0.50 (`Int8Params`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from gnomon.errors import InputError
 from gnomon.storage.dense import wide_bfloat16
 from gnomon.storage.float8 import Float8
-from gnomon.storage.form import Shape, Storage
+from gnomon.storage.form import Arrays, Shape, Storage
 from gnomon.storage.integers import Integers
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -74,6 +75,16 @@ def method_of(config: Mapping[str, Any]) -> Method | None:
             return Method(program="bitsandbytes-int8")
     raise InputError(
         f"quantization_config: {program!r} is not read; gptq, awq, fp8, compressed-tensors, bitsandbytes (8 bits) are"
+    )
+
+
+def is_packed(config: Mapping[str, Any]) -> bool:
+    """Whether linears are words of integers as compressed-tensors packs them."""
+    given = config.get("quantization_config")
+    return (
+        isinstance(given, Mapping)
+        and given.get("quant_method") == "compressed-tensors"
+        and given.get("format") == "pack-quantized"
     )
 
 
@@ -212,6 +223,50 @@ def _packed(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArra
     if codes.shape != (rows, columns):
         raise InputError(f"weight_packed has codes of {codes.shape}, and weight_shape says {rows} x {columns}")
     return _integers(codes, _one(tensors, "weight_scale"), zeros, method.bits, method.group)
+
+
+def packed(storage: Integers, arrays: Arrays, shape: Shape) -> dict[str, NDArray[Any]]:
+    """What compressed-tensors' `pack_quantized` writes of a layer without zeros, by the end of the names.
+    `stored` reads the same arrays back."""
+    each = 32 // storage.bits
+    codes = np.zeros((shape[0], -(-shape[1] // each) * each), np.uint32)
+    codes[:, : shape[1]] = storage.codes_of(arrays, shape)
+    words = np.zeros((shape[0], codes.shape[1] // each), np.uint32)
+    for i in range(each):
+        words |= codes[:, i::each] << np.uint32(storage.bits * i)
+    return {
+        "weight_packed": words.view(np.int32),
+        "weight_scale": arrays["scales"],
+        "weight_shape": np.array(shape, np.int64),
+    }
+
+
+def packed_config(storage: Integers, left: Sequence[str]) -> dict[str, Any]:
+    """`quantization_config` of a folder whose linears but `left` are `packed` so."""
+    weights = {
+        "num_bits": storage.bits,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group" if storage.group else "channel",
+        "group_size": storage.group or None,
+        "dynamic": False,
+        "actorder": None,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "ignore": list(left),
+        "kv_cache_scheme": None,
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights,
+                "input_activations": None,
+                "output_activations": None,
+            }
+        },
+    }
 
 
 def _eight(codes: NDArray[Any], scales: NDArray[np.float32]) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:

@@ -39,6 +39,7 @@ from gnomon.formats.huggingface.parts import (
     optional_window,
     sizes_of,
 )
+from gnomon.formats.huggingface.quantised import is_packed
 from gnomon.formats.keys import Keys, read_json
 from gnomon.graph import Graph
 from gnomon.models import bert, deepseek, gemma, gpt, llama, mixtral, t5, vit
@@ -48,6 +49,7 @@ from gnomon.models.presets import Config, build
 
 HARMLESS = frozenset(
     """
+    sparsity_config
     architectures auto_map _name_or_path name_or_path model_type transformers_version torch_dtype dtype _commit_hash
     bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id unk_token_id decoder_start_token_id
     tokenizer_class prefix task_specific_params finetuning_task use_cache initializer_range initializer_factor
@@ -505,7 +507,7 @@ def from_hf_config(
         if not keys.asked(key):
             keys.must_be(key, usual)
     if strict:
-        keys.finish(HARMLESS | ({"quantization_config"} if _is_bitsandbytes(values) else set()))
+        keys.finish(HARMLESS | ({"quantization_config"} if _is_widened(values) else set()))
     if quantised := values.get("quantization_config"):
         notes += [QUANTISED] if quantised and QUANTISED not in notes else []
     notes += [
@@ -516,10 +518,13 @@ def from_hf_config(
     return HfModel(graph=graph, notes=tuple(notes), config=config, numerics=numerics_of(values))
 
 
-def _is_bitsandbytes(values: Mapping[str, object]) -> bool:
-    """Whether weights are stored as bitsandbytes does, which their reader checks (`four_bits`)."""
+def _is_widened(values: Mapping[str, object]) -> bool:
+    """Whether weights are stored as their reader makes them whole: as bitsandbytes has them, which `four_bits` checks,
+    or packed by compressed-tensors."""
     said = values.get("quantization_config")
-    return isinstance(said, Mapping) and said.get("quant_method", "bitsandbytes") == "bitsandbytes"
+    if not isinstance(said, Mapping):
+        return False
+    return said.get("quant_method", "bitsandbytes") == "bitsandbytes" or is_packed(values)
 
 
 def read_hf_config(

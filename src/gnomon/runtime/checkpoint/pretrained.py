@@ -29,6 +29,7 @@ from gnomon.runtime.checkpoint.record import read_record
 from gnomon.runtime.mesh.collectives import all_gather
 from gnomon.runtime.module.one_process import OneProcess
 from gnomon.runtime.parameters.frozen import in_four_bits
+from gnomon.runtime.parameters.packed import PackedFolder, open_folder
 from gnomon.runtime.parameters.parameters import CPU, Parameters, Values
 from gnomon.runtime.parameters.weights import (
     DTYPES,
@@ -69,7 +70,7 @@ def values_of(path: Path, graph: Graph) -> Values:
             f"the weights in {path} are of {model.graph.name} ({_size(model.graph)}), whose config.json says another "
             f"model than the plan's {graph.name} ({_size(graph)}); make the plan for that config.json"
         )
-    folder = Folder.of(path)
+    folder = open_folder(path)
     where = settled(folder, layout(model.graph, model.model_type))
     check_same(where, in_four_bits(graph), str(path))
     return WeightReader(folder, where)
@@ -97,6 +98,11 @@ def check_export(target: Path, model: Path) -> None:
             f"the plan for a config.json"
         )
     model_of(model)
+    if any(source.glob("*.safetensors")) and isinstance(open_folder(source), PackedFolder):
+        raise InputError(
+            f"{source} has its weights packed, which trained ones are not written as; train from the folder that it "
+            f"was made from, and compress what comes out"
+        )
     if target.exists() and target.resolve() == source.resolve():
         raise InputError(f"{target} is the folder that the model came from; give another one to write to")
     if target.exists() and any(target.glob("*.safetensors")):
@@ -148,7 +154,7 @@ def _begun(target: Path, model: Path, where: Layout, dtype: torch.dtype, like: F
     check_export(target, model)
     if where.four_bits:
         raise InputError(f"{model} has weights in four bits, which whole ones are not written as; export adapters")
-    beside = _beside(model if model.is_dir() else model.parent)
+    beside = files_beside(model if model.is_dir() else model.parent)
     writer = start_folder(target, where, dtype, like)
     for file in beside:
         shutil.copyfile(file, target / file.name)
@@ -157,7 +163,7 @@ def _begun(target: Path, model: Path, where: Layout, dtype: torch.dtype, like: F
     return writer
 
 
-def _beside(folder: Path) -> list[Path]:
+def files_beside(folder: Path) -> list[Path]:
     """Files that are copied with weights. InputError for a link to what is not the model's: it would come out with the
     contents of that file."""
     found = sorted({file for pattern in BESIDE for file in folder.glob(pattern) if file.name != INDEX})

@@ -1,0 +1,111 @@
+"""`gnomon compress`: a folder of weights in fewer bits or with zeros, and what that costs.
+
+`run(options)` writes the new folder, prints loss, errors and sizes, and returns 0.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from gnomon.cli.options.compress import CompressOptions
+from gnomon.cli.run import need_torch
+from gnomon.cli.terminal import print_json, print_lines
+from gnomon.errors import InputError
+from gnomon.late import load_late
+from gnomon.report.tables import Column, number, table, wrapped
+from gnomon.storage.form import Storage
+from gnomon.storage.names import storage_of
+from gnomon.units import show_bytes
+
+GROUP = 64
+WORST = 8
+"""Tensors that are shown."""
+BLOCKS = re.compile(r"block:\d+x\d+")
+BLOCKS_LEFT_OUT = "0.9"
+"""Share of blocks without a word about it."""
+OF_BITS, OF_ZEROS = ("rtn", "gptq"), ("magnitude", "wanda")
+
+
+def run(options: CompressOptions) -> int:
+    """Read, write, print."""
+    storage, method = _asked(options)
+    need_torch("compressing weights")
+    source, target = Path(options.folder).expanduser(), Path(options.output).expanduser()
+    load_late("gnomon.runtime.checkpoint.compress:check_places")(source, target)
+    text = None
+    if options.data is not None:
+        tokenizer = Path(options.tokenizer).expanduser() if options.tokenizer else None
+        text = load_late("gnomon.runtime.checkpoint.compress:read_text")(Path(options.data), source, tokenizer)
+    made = load_late("gnomon.runtime.checkpoint.compress:compress")(source, target, storage, method, text)
+    if options.json:
+        print_json(_mapping(made, target, storage, method))
+    else:
+        print_lines(_lines(made, target, storage, method))
+    return 0
+
+
+def _asked(options: CompressOptions) -> tuple[Storage, str]:
+    """(how linears are to be stored, the method). InputError for words that contradict each other."""
+    if (options.bits is None) == (options.sparsity is None):
+        both = "not both" if options.bits is not None else "one of them"
+        raise InputError(f"give --bits 4 or 8, or --sparsity as 2:4, 4:16, 0.9 or block:16x16:0.9: {both}")
+    if options.tokenizer is not None and options.data is None:
+        raise InputError("--tokenizer is of the text, and there is none; give --data, or leave it out")
+    known = OF_BITS if options.bits is not None else OF_ZEROS
+    method = options.method or known[0]
+    if method not in known:
+        which = "--bits" if options.bits is not None else "--sparsity"
+        raise InputError(f"--method {method} does not go with {which}, which takes {' or '.join(known)}")
+    if options.sparsity is not None:
+        if options.group is not None:
+            raise InputError("--group is of --bits; sparse weights have no scales, so leave it out")
+        name = options.sparsity
+        if BLOCKS.fullmatch(name):
+            name = f"{name}:{BLOCKS_LEFT_OUT}"
+        if not re.fullmatch(r"\d+:\d+|0?\.\d+|block:\d+x\d+:0?\.\d+", name):
+            raise InputError(f"--sparsity {name[:40]!r} is not known; as 2:4, 4:16, 0.9 or block:16x16:0.9")
+        return storage_of(name), method
+    group = GROUP if options.group is None else options.group
+    return storage_of(f"int{options.bits}" + (f"-g{group}" if group else "")), method
+
+
+def _mapping(made: Any, target: Path, storage: Storage, method: str) -> dict[str, Any]:
+    loss = made.loss
+    return {
+        "schema": "gnomon.compress/1",
+        "path": str(target),
+        "storage": storage.name,
+        "method": method,
+        "bytes_before": made.bytes_before,
+        "bytes_after": made.bytes_after,
+        "loss": None if loss is None else {"before": loss.before, "after": loss.after, "tokens": loss.tokens},
+        "errors": {error.tensor: error.relative for error in made.errors},
+        "notes": list(made.notes),
+    }
+
+
+def _lines(made: Any, target: Path, storage: Storage, method: str) -> tuple[str, ...]:
+    share = made.bytes_after / made.bytes_before
+    out = [
+        f"{target}: {len(made.errors)} linears as {storage.name} by {method}",
+        f"  size   {show_bytes(made.bytes_before)} -> {show_bytes(made.bytes_after)} ({share:.0%})",
+    ]
+    if made.loss is None:
+        out.append("  loss   not measured: no text was given (--data)")
+    else:
+        loss = made.loss
+        out.append(
+            f"  loss   {loss.before:.4f} -> {loss.after:.4f} a token ({loss.after - loss.before:+.4f}), on "
+            f"{loss.tokens:,} held-out tokens"
+        )
+    worst = sorted(made.errors, key=lambda error: -error.relative)[:WORST]
+    columns = (Column(name="tensor", align="left"), Column(name="shape"), Column(name="relative error"))
+    rows = [(e.tensor, " x ".join(map(str, e.shape)), number(e.relative, 4)) for e in worst]
+    out += ["", *table(columns, rows)]
+    if len(made.errors) > WORST:
+        out.append(f"the {WORST} worst of {len(made.errors)}; --json has all")
+    for note in made.notes:
+        out += wrapped(note, bullet="note: ")
+    return tuple(out)

@@ -1,0 +1,432 @@
+"""A folder of weights, made smaller: linears of layers rounded to groups of integers, or with most numbers put to zero.
+
+`compress(source, target, storage, method, text)` writes a new folder, whole or not at all, and returns a `Compressed`:
+errors by tensor, sizes, and the loss before and after on text that no method has seen. Integers are written as
+compressed-tensors packs them, sparse weights with their zeros in place. Embeddings, the head, norms, biases and routers
+stay as they are. The loss after is that of the folder as it was written and read back.
+Source: GPTQ (Frantar et al. 2023), Algorithm 1, with the columns in their order and no reordering; Wanda (Sun et al.
+2024), section 3. Both see the inputs of the model as it was, in one pass, where the papers compress a layer before they
+look at the next one's inputs. Leaves out which words ask for what (`cli.compress`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from gnomon.errors import InputError
+from gnomon.formats.huggingface.quantised import packed, packed_config
+from gnomon.formats.huggingface.safetensors import DTYPE_BYTES, header_of
+from gnomon.formats.huggingface.weights import Layout, layout, parameters_of
+from gnomon.graph import Graph
+from gnomon.runtime.checkpoint.pretrained import CONFIG, files_beside, load, model_of
+from gnomon.runtime.data.documents import documents, find
+from gnomon.runtime.data.encode import Encoder
+from gnomon.runtime.module.one_process import OneProcess
+from gnomon.runtime.parameters.packed import raw
+from gnomon.runtime.parameters.weights import DTYPES, INDEX, Folder, settled
+from gnomon.storage.dense import bfloat16_of, wide_bfloat16
+from gnomon.storage.integers import Integers
+from gnomon.storage.sparse import NM, Bitmap, Sparse
+
+How = Literal["rtn", "gptq", "magnitude", "wanda"]
+SEES_INPUTS: tuple[How, ...] = ("gptq", "wanda")
+"""Methods that want text."""
+LONGEST, SEEN, HELD_OUT = 512, 128, 32
+"""Tokens of a row; rows that a method sees, and rows that the loss is measured on, at most."""
+DAMPING = 0.01
+"""Of the mean of the diagonal, added to it, as GPTQ does."""
+KEPT_WHOLE = re.compile(r"\.(gate|router|shared_expert_gate)(\.layer)?\.weight$")
+"""Routers: small, and what they choose changes at once."""
+IN_A_LAYER = re.compile(r"\.\d+\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Error:
+    """One tensor."""
+
+    tensor: str
+    shape: tuple[int, int]
+    relative: float
+    """Root of the summed squares of the differences, over that of the weights; 0 for a matrix of zeros."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Per token, in nats."""
+
+    before: float
+    after: float
+    tokens: int
+    """That were predicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compressed:
+    """What was written."""
+
+    errors: tuple[Error, ...]
+    bytes_before: int
+    """Of all files with weights."""
+    bytes_after: int
+    loss: Loss | None
+    """None without text."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """Rows of tokens: (rows, tokens + 1) each, the last one to be predicted."""
+
+    seen: Tensor
+    held_out: Tensor
+    notes: tuple[str, ...] = ()
+
+
+def read_text(data: Path, folder: Path, tokenizer: Path | None) -> Text:
+    """The beginning of a corpus in rows: the first quarter, at most HELD_OUT rows, is held out, what follows may be
+    seen. Prompts count as the rest of a text does. InputError for too little, or tokens that the model does not have.
+    tokenizer: None for the folder's own, or bytes."""
+    own = folder / "tokenizer.json"
+    encoder = Encoder.open(tokenizer or (own if own.is_file() else None))
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    longest = min(LONGEST, int(config.get("max_position_embeddings") or LONGEST))
+    ids: list[int] = []
+    for encoded in encoder.encode(documents(find(data))):
+        ids += encoded.ids.tolist()
+        if len(ids) > (SEEN + HELD_OUT) * longest:
+            break
+    length = min(longest, (len(ids) - 1) // 4)
+    if length < 2:
+        raise InputError(f"{data} has {len(ids)} tokens, and a loss wants at least 9; give more text")
+    size = config.get("vocab_size")
+    if isinstance(size, int) and max(ids) >= size:
+        raise InputError(
+            f"{data} has token {max(ids)} as {encoder.name} writes it, and the model has {size} of them; give its own "
+            f"tokenizer.json (--tokenizer)"
+        )
+    rows = torch.tensor(ids).unfold(0, length + 1, length)[: SEEN + HELD_OUT]
+    held = max(1, min(HELD_OUT, len(rows) // 4))
+    return Text(seen=rows[held:], held_out=rows[:held], notes=encoder.notes)
+
+
+def compress(
+    source: Path, target: Path, storage: Integers | Sparse, method: How, text: Text | None = None
+) -> Compressed:
+    """Writes `target`, which must not exist. InputError for weights that cannot be stored so, a loss or weights that
+    are not finite, and a method that wants text without one; nothing is left behind then."""
+    if method in SEES_INPUTS and text is None:
+        raise InputError(f"{method} looks at the inputs of each linear; give it text (--data)")
+    check_places(source, target)
+    model, folder = model_of(source), Folder.of(source)
+    config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
+    if "quantization_config" in config:
+        raise InputError(f"{source} is quantised already (quantization_config); give the folder that it was made from")
+    where = settled(folder, layout(model.graph, model.model_type))
+    chosen = _chosen(model.graph, where, storage, source)
+    before, seen = 0.0, Inputs({}, squares=method == "gptq")
+    if text is not None:
+        whole = load(source)
+        before = _loss(whole, text.held_out)
+        if not isfinite(before):
+            raise InputError(f"the loss of {source} is {before} as it is; nothing was written")
+        if method in SEES_INPUTS:
+            seen = inputs_of_linears(whole, where, text.seen, squares=method == "gptq")
+        del whole
+    made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    files = sorted({file for file, _ in folder.entries.values()})
+    errors: list[Error] = []
+    try:
+        for file in files:
+            errors += _write(folder, file, made, chosen, lambda name, x: _stored(name, x, storage, method, seen))
+        left = {name.removesuffix(".weight") for name in _linears(model.graph, where) if name not in chosen}
+        _write_rest(folder, made, config, storage, sorted({*left, "lm_head"}))
+        loss = None
+        if text is not None:
+            tokens = text.held_out[:, 1:].numel()
+            loss = Loss(before=before, after=_loss(load(made), text.held_out), tokens=tokens)
+            if not isfinite(loss.after):
+                raise InputError(
+                    f"the loss would be {loss.after} (it was {before:.4f}); nothing was written: take more bits, or "
+                    f"keep more of the weights"
+                )
+        after = sum(file.stat().st_size for file in made.glob("*.safetensors"))
+        made.chmod(0o777 & ~_umask())
+        made.rename(target)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    return Compressed(
+        errors=tuple(errors),
+        bytes_before=sum((folder.path / file).stat().st_size for file in files),
+        bytes_after=after,
+        loss=loss,
+        notes=() if text is None else text.notes,
+    )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def check_places(source: Path, target: Path) -> None:
+    """InputError for a folder that is not there, or one that cannot be made."""
+    if not source.is_dir():
+        raise InputError(f"there is no folder {str(source)!r}; give one with {CONFIG} and *.safetensors")
+    if target.exists() or target.is_symlink():
+        raise InputError(f"{target} exists already; give another folder to write to, or remove it")
+    if target.resolve().is_relative_to(source.resolve()):
+        raise InputError(f"{target} is in {source}, in which nothing is changed; give a folder outside it")
+    if not target.absolute().parent.is_dir():
+        raise InputError(f"there is no folder {str(target.absolute().parent)!r} to write {target.name} into")
+
+
+def _linears(graph: Graph, where: Layout) -> dict[str, str]:
+    """Tensors of the folder with a matrix of the model, and a parameter that lies in each."""
+    known = parameters_of(graph)
+    return {piece.tensor: name for name, pieces in where.pieces.items() if known[name].rows for piece in pieces}
+
+
+def _chosen(graph: Graph, where: Layout, storage: Integers | Sparse, source: Path) -> dict[str, tuple[int, int]]:
+    """The tensors that change, (outputs, inputs) each. InputError for what does not fit the storage."""
+    out: dict[str, tuple[int, int]] = {}
+    pieces = {piece.tensor: piece for own in where.pieces.values() for piece in own}
+    for tensor in _linears(graph, where):
+        if not IN_A_LAYER.search(tensor) or KEPT_WHOLE.search(tensor):
+            continue
+        shape, order = pieces[tensor].shape, pieces[tensor].order
+        if len(shape) != 2 or order or not tensor.endswith(".weight"):
+            raise InputError(
+                f"{source}: {tensor} of {' x '.join(map(str, shape))} is no matrix of outputs by inputs in its file; "
+                f"models whose linears lie so (Llama, Qwen, Mistral, …) are compressed"
+            )
+        out[tensor] = shape[0], shape[1]
+        if why := storage.refused(out[tensor]):
+            raise InputError(f"{tensor} cannot be stored as {why}")
+    if not out:
+        raise InputError(f"{source} has no linear in a layer to compress")
+    return out
+
+
+def _loss(model: OneProcess, rows: Tensor) -> float:
+    """Per token."""
+    total = 0.0
+    with torch.no_grad():
+        for row in rows:
+            total += float(model.output({"input_ids": row[None, :-1], "labels": row[None, 1:]}))
+    return total / rows[:, 1:].numel()
+
+
+@dataclass(slots=True)
+class Inputs:
+    """What linears were given, by tensor of the folder."""
+
+    sums: dict[str, Tensor]
+    """(inputs,) the sum of each input's squares; with `squares` (inputs, inputs), of all products of two; float64."""
+    squares: bool
+
+    def add(self, tensor: str, x: Tensor) -> None:
+        """x: (…, inputs)."""
+        rows = x.detach().flatten(0, -2).double()
+        new = rows.T @ rows if self.squares else (rows**2).sum(0)
+        self.sums[tensor] = self.sums[tensor] + new if tensor in self.sums else new
+
+
+class _Watch(TorchFunctionMode):
+    """Adds the input of each product with a weight that lies at a known address."""
+
+    def __init__(self, inputs: Inputs, tensors: Mapping[int, str]) -> None:
+        super().__init__()
+        self.inputs, self.tensors = inputs, tensors
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.nn.functional.linear and (name := self.tensors.get(args[1].data_ptr())) is not None:
+            self.inputs.add(name, args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def inputs_of_linears(model: OneProcess, where: Layout, rows: Tensor, *, squares: bool) -> Inputs:
+    """Of the linears of a model over rows of text. Parts of one tensor (q, k and v in one) have the same inputs, which
+    count once for each."""
+    if not len(rows):
+        raise InputError("there is too little text to hold some out and see the rest; give more (--data)")
+    flat = model.parameters.flat
+    assert flat is not None
+    names = {
+        flat.data_ptr() + slot.start * flat.element_size(): where.pieces[slot.name][0].tensor for slot in model.slots
+    }
+    inputs = Inputs({}, squares=squares)
+    with torch.no_grad(), _Watch(inputs, names):
+        for row in rows:
+            model.output({"input_ids": row[None, :-1], "labels": row[None, 1:]})
+    return inputs
+
+
+Tensors = dict[str, tuple[str, NDArray[Any]]]
+"""Name in the file -> (its dtype there, numbers)."""
+
+
+def _wide(dtype: str, x: NDArray[Any]) -> NDArray[np.float32]:
+    return wide_bfloat16(x) if dtype == "BF16" else x.astype(np.float32)
+
+
+def _stored(
+    name: str, given: tuple[str, NDArray[Any]], storage: Integers | Sparse, method: How, seen: Inputs
+) -> tuple[Tensors, NDArray[np.float32], NDArray[np.float32]]:
+    """(the tensors that stand for a weight, the weight, what they stand for)."""
+    dtype, x = given
+    weight = _wide(dtype, x)
+    if not np.isfinite(weight).all():
+        raise InputError(f"{name} has numbers that are not finite; nothing was written")
+    if method in SEES_INPUTS and name not in seen.sums:
+        raise InputError(f"no product with {name} was seen, which {method} wants; take rtn or magnitude")
+    if isinstance(storage, Sparse):
+        score = np.abs(weight)
+        mask = storage.mask(score) if method == "magnitude" else wanda(storage, score, seen.sums[name].numpy())
+        kept = np.where(mask, x, np.zeros((), x.dtype))
+        return {name: (dtype, kept)}, weight, _wide(dtype, kept)
+    scale = dtype if dtype in ("F16", "BF16") else "F32"
+    form = replace(storage, scale="float16" if scale == "F16" else "float32")
+
+    def settle(scales: NDArray[Any]) -> NDArray[Any]:
+        """Scales as the file will have them."""
+        return wide_bfloat16(bfloat16_of(scales)) if scale == "BF16" else scales
+
+    if method == "gptq":
+        arrays = gptq(form, weight, seen.sums[name].numpy(), settle)
+    else:
+        arrays = form.coded(weight, settle(form.narrow(weight)["scales"]))
+    shape = (weight.shape[0], weight.shape[1])
+    parts = packed(form, arrays, shape)
+    base = name.removesuffix("weight")
+    scales = bfloat16_of(parts["weight_scale"]) if scale == "BF16" else parts["weight_scale"]
+    tensors: Tensors = {
+        f"{base}weight_packed": ("I32", parts["weight_packed"]),
+        f"{base}weight_scale": (scale, scales),
+        f"{base}weight_shape": ("I64", parts["weight_shape"]),
+    }
+    wide = form.widen(arrays, shape)
+    if not np.isfinite(wide).all():
+        raise InputError(f"{name} is too large for scales in {form.scale}; nothing was written")
+    return tensors, weight, wide
+
+
+def wanda(storage: Sparse, score: NDArray[np.float32], sums: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """What is kept by |weight| times the norm of its input; numbers are compared within a row, whole blocks all."""
+    by = (score * np.sqrt(sums)).astype(np.float32)
+    if isinstance(storage, Bitmap):
+        return np.concatenate([storage.mask(row[None]) for row in by])
+    return storage.mask(by)
+
+
+def gptq(
+    form: Integers,
+    weight: NDArray[np.float32],
+    squares: NDArray[np.float64],
+    settle: Callable[[NDArray[Any]], NDArray[Any]],
+) -> dict[str, NDArray[Any]]:
+    """Columns are rounded one after another, and those that follow take up the error, as the inverse of `squares`
+    (inputs, inputs) says. A group's scale is that of its numbers when its turn comes. An input that was always 0 has
+    its weights rounded as they are."""
+    w, h = weight.astype(np.float64), squares.copy()
+    columns = w.shape[1]
+    never = np.diag(h) == 0
+    h[never, never] = 1
+    h[np.diag_indices(columns)] += DAMPING * np.diag(h).mean()
+    upper = np.linalg.cholesky(np.linalg.inv(h)).T
+    size = form.group or columns
+    one = replace(form, group=0)
+    codes, scales = np.empty(w.shape, np.uint8), []
+    for start in range(0, columns, size):
+        own = slice(start, start + size)
+        scale = settle(one.narrow(w[:, own].astype(np.float32))["scales"])
+        scales.append(scale)
+        errors = np.empty((w.shape[0], size))
+        for j in range(start, start + size):
+            column = w[:, j : j + 1].astype(np.float32)
+            arrays = one.coded(column, scale)
+            codes[:, j] = one.codes_of(arrays, (w.shape[0], 1))[:, 0]
+            errors[:, j - start] = (w[:, j] - one.widen(arrays, (w.shape[0], 1))[:, 0]) / upper[j, j]
+            w[:, j + 1 : own.stop] -= np.outer(errors[:, j - start], upper[j, j + 1 : own.stop])
+        w[:, own.stop :] -= errors @ upper[own, own.stop :]
+    return form.of_codes(codes, np.concatenate(scales, 1))
+
+
+def _write(
+    folder: Folder,
+    file: str,
+    made: Path,
+    chosen: Mapping[str, tuple[int, int]],
+    stored: Callable[[str, tuple[str, NDArray[Any]]], tuple[Tensors, NDArray[np.float32], NDArray[np.float32]]],
+) -> list[Error]:
+    """Writes one file. New tensors are held until its header is known; the others are copied from file to file."""
+    own = {name: entry for name, (of, entry) in folder.entries.items() if of == file}
+    new: Tensors = {}
+    errors = []
+    for name in own:
+        if name not in chosen:
+            continue
+        if own[name].dtype not in DTYPES:
+            raise InputError(f"{folder.path / file}: {name} is {own[name].dtype}; {', '.join(DTYPES)} are compressed")
+        tensors, weight, wide = stored(name, (own[name].dtype, raw(folder, name)))
+        new |= tensors
+        size = float(np.linalg.norm(weight.astype(np.float64)))
+        off = float(np.linalg.norm(wide.astype(np.float64) - weight))
+        errors.append(Error(tensor=name, shape=chosen[name], relative=off / size if size else 0.0))
+    stay = {name: (entry.dtype, entry.shape) for name, entry in own.items() if name not in chosen}
+    changed = {name: (dtype, tuple(x.shape)) for name, (dtype, x) in new.items()}
+    first, header = header_of({**stay, **changed}, folder.metadata[file])
+    with (folder.path / file).open("rb") as old, (made / file).open("wb") as out:
+        out.write(first)
+        for name, entry in header.entries.items():
+            out.seek(entry.begin)
+            if name in new:
+                out.write(np.ascontiguousarray(new[name][1]).tobytes())
+            else:
+                old.seek(own[name].begin)
+                out.write(old.read(own[name].end - own[name].begin))
+    return errors
+
+
+def _write_rest(
+    folder: Folder,
+    made: Path,
+    config: Mapping[str, Any],
+    storage: Integers | Sparse,
+    left: Sequence[str],
+) -> None:
+    """The index, config.json and what goes with weights."""
+    for file in files_beside(folder.path):
+        shutil.copyfile(file, made / file.name)
+    if isinstance(storage, Integers):
+        said = {"quantization_config": packed_config(storage, left)}
+    else:
+        # Not in `quantization_config`: the tensors are plain ones, which every program then reads without another's
+        # package.
+        structure = storage.name if isinstance(storage, NM) else "unstructured"
+        sparse = {"format": "dense", "sparsity_structure": structure, "storage": storage.name}
+        said = {"sparsity_config": {**sparse, "targets": ["Linear"], "ignore": list(left)}}
+    (made / CONFIG).write_text(json.dumps({**config, **said}, indent=2) + "\n", encoding="utf-8")
+    if (folder.path / INDEX).is_file():
+        entries = Folder.of(made).entries
+        total = sum(prod(entry.shape) * DTYPE_BYTES[entry.dtype] for _, entry in entries.values())
+        index = {"metadata": {"total_size": total}, "weight_map": {name: entries[name][0] for name in sorted(entries)}}
+        (made / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

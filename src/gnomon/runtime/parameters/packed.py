@@ -1,0 +1,97 @@
+"""Folders whose linears compressed-tensors has packed, read as whole weights: `open_folder(path)`.
+
+What stands in a config.json's `quantization_config` is `formats.huggingface.quantised`'s to say; here its tensors are
+read. `PackedFolder.stored(name)` is a weight as it is stored, `read(name)` what it stands for, in float32, made anew
+each time. Leaves out other programs' forms, and products that read codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gnomon.errors import InputError
+from gnomon.formats.huggingface.quantised import Method, is_packed, method_of, stored
+from gnomon.formats.huggingface.safetensors import Entry
+from gnomon.formats.keys import read_json
+from gnomon.runtime.parameters.weights import Folder
+from gnomon.storage.form import Shape, Storage
+
+NUMPY: Mapping[str, str] = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "uint16", "I64": "int64", "I32": "int32",
+    "I8": "int8", "U8": "uint8",
+}  # fmt: skip
+"""Dtypes of a file -> numpy's, which has bfloat16 as its bits."""
+CODES = "_packed"
+ENDINGS = (CODES, "_scale", "_shape", "_zero_point")
+"""Of what stands for `layer.weight`."""
+
+
+def raw(folder: Folder, tensor: str) -> NDArray[Any]:
+    """A tensor as it lies in its file, copied. InputError for a dtype that is not read."""
+    name, entry = folder.entries[tensor]
+    if entry.dtype not in NUMPY:
+        raise InputError(f"{folder.path / name}: {tensor} is {entry.dtype}, which is not read here")
+    dtype = np.dtype(NUMPY[entry.dtype])
+    count = (entry.end - entry.begin) // dtype.itemsize
+    return np.fromfile(folder.path / name, dtype, count, offset=entry.begin).reshape(entry.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFolder(Folder):
+    """A folder in which some weights are packed; its entries have them whole, in float32."""
+
+    files: Folder | None = None
+    """The folder as it lies there."""
+    method: Method = field(default_factory=lambda: Method(program="compressed-tensors"))
+    packed: frozenset[str] = frozenset()
+    """Weights that are."""
+
+    def stored(self, tensor: str) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
+        """(storage, its arrays, (outputs, inputs)) of a packed weight."""
+        assert self.files is not None
+        parts = {f"weight{end}": raw(self.files, tensor + end) for end in ENDINGS if tensor + end in self.files.entries}
+        try:
+            return stored(self.method, parts)
+        except InputError as error:
+            raise InputError(f"{self.path}: {tensor}: {error}") from error
+
+    def read(self, tensor: str, *, as_bytes: bool = False) -> Tensor:
+        if tensor not in self.packed:
+            assert self.files is not None
+            return self.files.read(tensor, as_bytes=as_bytes)
+        storage, arrays, shape = self.stored(tensor)
+        return torch.from_numpy(storage.widen(arrays, shape))
+
+
+def open_folder(path: Path) -> Folder:
+    """The weights in `path`, packed ones made whole as they are read. InputError as `Folder.of`, and for packed tensors
+    that are not all there."""
+    files = Folder.of(path)
+    config = files.path / "config.json"
+    said = read_json(config.read_text(encoding="utf-8"), str(config), infinite=True) if config.is_file() else {}
+    if not is_packed(said):
+        return files
+    method = method_of(said)
+    assert method is not None
+    entries, packed = dict(files.entries), set()
+    for name in files.entries:
+        if not name.endswith(f".weight{CODES}"):
+            continue
+        weight = name.removesuffix(CODES)
+        file, entry = entries.pop(name)
+        for end in ENDINGS:
+            entries.pop(weight + end, None)
+        if f"{weight}_shape" not in files.entries:
+            raise InputError(f"{files.path}: {name} has no {weight}_shape beside it; fetch the folder again")
+        shape = tuple(int(size) for size in raw(files, f"{weight}_shape"))
+        entries[weight] = file, Entry(dtype="F32", shape=shape, begin=entry.begin, end=entry.end)
+        packed.add(weight)
+    return PackedFolder(files.path, entries, files.metadata, files=files, method=method, packed=frozenset(packed))

@@ -166,6 +166,24 @@ def test_inputs_are_those_of_transformers(base: Path, corpus: Path) -> None:
         torch.testing.assert_close(ours[name], square, rtol=1e-4, atol=1e-4 * float(square.abs().max()))
 
 
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("t5", "it reads decoder_input_ids"), ("bert", "it reads token_type_ids")],
+)
+def test_no_loss_is_measured_where_it_is_another(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, why: str
+) -> None:
+    with quiet():
+        build(kind, {**CONFIGS[kind], "vocab_size": 256}).save_pretrained(tmp_path / "in")
+    config = json.loads((tmp_path / "in/config.json").read_text())
+    config.pop("attention_dropout", None)
+    (tmp_path / "in/config.json").write_text(json.dumps(config))
+    words = ["compress", str(tmp_path / "in"), "--bits", "8", "--group", "0", "-o", str(tmp_path / "out")]
+    assert main([*words, "--data", str(corpus)]) == 2
+    assert why in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert main(words) == 0
+
+
 def test_files_with_an_index_stay_so_many(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with quiet():
         model = build("llama", json.loads((base / "config.json").read_text())).float()

@@ -46,6 +46,8 @@ from gnomon.storage.sparse import NM, Bitmap, Sparse
 How = Literal["rtn", "gptq", "magnitude", "wanda"]
 SEES_INPUTS: tuple[How, ...] = ("gptq", "wanda")
 """Methods that want text."""
+PLAIN: Mapping[How, How] = {"gptq": "rtn", "wanda": "magnitude"}
+"""Methods that do the same without."""
 LONGEST, SEEN, HELD_OUT = 512, 128, 32
 """Tokens of a row; rows that a method sees, and rows that the loss is measured on, at most."""
 DAMPING = 0.01
@@ -140,6 +142,7 @@ def compress(
     chosen = _chosen(model.graph, where, storage, source)
     before, seen = 0.0, Inputs({}, squares=method == "gptq")
     if text is not None:
+        _check_decoder(model.graph)
         whole = load(source)
         before = _loss(whole, text.held_out)
         if not isfinite(before):
@@ -195,6 +198,15 @@ def check_places(source: Path, target: Path) -> None:
         raise InputError(f"{target} is in {source}, in which nothing is changed; give a folder outside it")
     if not target.absolute().parent.is_dir():
         raise InputError(f"there is no folder {str(target.absolute().parent)!r} to write {target.name} into")
+
+
+def _check_decoder(graph: Graph) -> None:
+    """InputError for a model whose loss on a text is not that of each next token: encoders read more than the text."""
+    if others := {tensor.name for tensor in graph.inputs} - {"input_ids", "labels"}:
+        raise InputError(
+            f"{graph.name} does not predict each next token of a text (it reads {', '.join(sorted(others))}), so no loss "
+            f"is measured on it; leave --data out, with rtn or magnitude"
+        )
 
 
 def _linears(graph: Graph, where: Layout) -> dict[str, str]:
@@ -297,7 +309,7 @@ def _stored(
     if not np.isfinite(weight).all():
         raise InputError(f"{name} has numbers that are not finite; nothing was written")
     if method in SEES_INPUTS and name not in seen.sums:
-        raise InputError(f"no product with {name} was seen, which {method} wants; take rtn or magnitude")
+        raise InputError(f"no product with {name} was seen, which {method} wants; take {PLAIN[method]}")
     if isinstance(storage, Sparse):
         score = np.abs(weight)
         mask = storage.mask(score) if method == "magnitude" else wanda(storage, score, seen.sums[name].numpy())

@@ -204,8 +204,8 @@ def _check_decoder(graph: Graph) -> None:
     """InputError for a model whose loss on a text is not that of each next token: encoders read more than the text."""
     if others := {tensor.name for tensor in graph.inputs} - {"input_ids", "labels"}:
         raise InputError(
-            f"{graph.name} does not predict each next token of a text (it reads {', '.join(sorted(others))}), so no loss "
-            f"is measured on it; leave --data out, with rtn or magnitude"
+            f"{graph.name} does not predict each next token of a text (it reads {', '.join(sorted(others))}), so no "
+            f"loss is measured on it; leave --data out, with rtn or magnitude"
         )
 
 

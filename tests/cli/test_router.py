@@ -198,6 +198,14 @@ def test_a_record_of_as_many_layers_that_are_others(changes: dict[str, Any], mes
         replace(given, routers=routers).check(MIXTRAL, "router.npz")
 
 
+def test_names_of_a_file_stay_on_one_line(tmp_path: Path) -> None:
+    given = replace(record([list(SKEWED)]), model="mine\n\x1b[2Jgnomon: fine " + "x" * 500)
+    save_router(given, tmp_path / "router.npz")
+    with pytest.raises(InputError) as raised:
+        named_router(str(tmp_path / "router.npz"), read_model("qwen3-30b-a3b")[0])
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
+
+
 def test_the_file_has_what_it_says(tmp_path: Path) -> None:
     """Read by numpy alone."""
     save_router(record([list(SKEWED)], steps=2), tmp_path / "router.npz")

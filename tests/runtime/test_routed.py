@@ -17,7 +17,7 @@ from runtime.training import source  # noqa: E402
 
 from gnomon.cli import main  # noqa: E402
 from gnomon.formats.router import read_router  # noqa: E402
-from gnomon.plans import Layout, Mesh, Plan, PlanFile, Saved, Schedule, Workload, save_plan_file  # noqa: E402
+from gnomon.plans import Layout, Mesh, Plan, PlanFile, Saved, SavedRule, Schedule, Workload, save_plan_file  # noqa: E402
 from gnomon.runtime import Corpus  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -31,7 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
 ALONE = Plan(schedule=Schedule(num_microbatches=2), precision=FP32)
 DIVIDED = replace(ALONE, mesh=Mesh(dp_shard=2, ep=2), saved=Saved(preset="full"))
 SEQUENCES = replace(ALONE, mesh=Mesh(tp=2, ep=2), layout=Layout(sequence_parallel=True))
-STAGES = replace(ALONE, mesh=Mesh(pp=2))
+STAGES = replace(ALONE, mesh=Mesh(pp=2), saved=Saved(rules=(SavedRule(action="recompute"),)))
 
 
 def saved_model(kind: str, folder: Path) -> Any:

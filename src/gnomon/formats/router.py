@@ -154,13 +154,18 @@ def read_router(path: Path) -> RouterRecord:
     tokens, topk = arrays["tokens"], arrays["topk"]
     if counts.min() < 0 or tokens.min() < 1 or topk.min() < 1 or (counts.sum(-1) != tokens[:, None] * topk).any():
         raise InputError(f"{path} is damaged: counts of a layer do not add up to tokens x topk; {again}")
-    labels = arrays["layers"].tolist()
+    labels = [_one_line(label) for label in arrays["layers"].tolist()]
     return RouterRecord(
-        model=str(arrays["model"]),
+        model=_one_line(str(arrays["model"])),
         routers=tuple(Router(layer=label, experts=experts, topk=int(k)) for label, k in zip(labels, topk, strict=True)),
         steps=tuple(arrays["steps"].tolist()),
         counts=counts.astype(np.int64),
     )
+
+
+def _one_line(name: str) -> str:
+    """A name from a file, as messages may have it."""
+    return " ".join(name.split())[:80]
 
 
 def _arrays(path: Path) -> Mapping[str, NDArray[Any]]:

@@ -22,7 +22,7 @@ from gnomon.units import show_bytes
 GROUP = 64
 WORST = 8
 """Tensors that are shown."""
-BLOCKS = re.compile(r"block:\d+x\d+")
+BLOCKS = re.compile(r"block:[1-9]\d*x[1-9]\d*")
 BLOCKS_LEFT_OUT = "0.9"
 """Share of blocks without a word about it."""
 OF_BITS, OF_ZEROS = ("rtn", "gptq"), ("magnitude", "wanda")
@@ -64,7 +64,7 @@ def _asked(options: CompressOptions) -> tuple[Storage, str]:
         name = options.sparsity
         if BLOCKS.fullmatch(name):
             name = f"{name}:{BLOCKS_LEFT_OUT}"
-        if not re.fullmatch(r"\d+:\d+|0?\.\d+|block:\d+x\d+:0?\.\d+", name):
+        if not re.fullmatch(rf"\d+:\d+|({BLOCKS.pattern}:)?0?\.\d+", name):
             raise InputError(f"--sparsity {name[:40]!r} is not known; as 2:4, 4:16, 0.9 or block:16x16:0.9")
         return storage_of(name), method
     group = GROUP if options.group is None else options.group

@@ -80,7 +80,7 @@ def write(folder: Path) -> None:
 REFUSED = [
     ("predict --plan cut.toml", "Not TOML: "),
     ("predict --plan cut.toml", "; the file may have been cut off - at `cut.toml:8:"),
-    ("explain s.timeline", "Not TOML: Expected '=' after a key"),
+    ("explain s.timeline", "is no model and no job file that is recognised"),
     ("predict --plan utf16.toml", "Not UTF-8: byte 0xff; save it as text in UTF-8 - at `utf16.toml:1`"),
     ("predict --plan twice.toml", "Duplicate key"),
     (f"predict inf.json {H100}", "expected an integer of at least 1, got inf"),

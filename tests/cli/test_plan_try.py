@@ -18,7 +18,7 @@ from in_place import in_place
 
 from gnomon import schema
 from gnomon.cli import main, plan_try
-from gnomon.cli.options.job import LocalOption
+from gnomon.cli.options.job import LocalOption, TrainingOptions
 from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.own import machine_of, runs_folder, stack_file, with_own
 from gnomon.cli.plan_try import Done, attempt, check_try
@@ -229,9 +229,12 @@ def test_numbers_hold_for_one_machine_as_it_was_calibrated(home: Path) -> None:
         machine=machine_of(machine),
     )
     schema.save_file(replace(stack("gnomon"), own=own), stack_file())
-    options = LocalOption()
 
-    def taken(machines: Cluster, of: Stack = stack("gnomon")) -> tuple[bool, str]:  # noqa: B008
+    def taken(
+        machines: Cluster,
+        of: Stack = stack("gnomon"),  # noqa: B008
+        options: LocalOption = TrainingOptions(),
+    ) -> tuple[bool, str]:
         message: list[str] = []
         return with_own(of, machines, options, message).own == own, " ".join(message)
 
@@ -244,8 +247,7 @@ def test_numbers_hold_for_one_machine_as_it_was_calibrated(home: Path) -> None:
     for other in (elsewhere, *map(parse_cluster, specs)):
         assert taken(other) == (False, "")
     assert taken(machine, stack("megatron-lm")) == (False, "")
-    options.no_local_calibration = True
-    assert taken(machine) == (False, "")
+    assert taken(machine, options=TrainingOptions(no_local_calibration=True)) == (False, "")
 
 
 def test_a_plan_file_without_a_measurement_is_no_run(tells: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,10 +73,10 @@ def with_disks(cluster: Cluster, bytes_per_s: float) -> Cluster:
     return replace(cluster, groups=tuple(groups))
 
 
-def case(seed: int, *, beyond: bool = False, away: bool = False, disk: bool = False) -> Case:
-    """A space of at most a few dozen legal points. beyond: with products that are cut, and plans with activations on
-    the host beside those that keep them. away: with parameters on the host (and of two seeds in three the update);
-    disk: on one of those that take about as long as the rest of the step."""
+def case(seed: int, *, extra_choices: bool = False, away: bool = False, disk: bool = False) -> Case:
+    """A space of at most a few dozen legal points. extra_choices: with products that are cut, and
+    plans with activations on the host besides those that keep them. away: with parameters on the host (and of two seeds
+    in three the update); disk: on one of those that take about as long as the rest of the step."""
     draw = random.Random(seed)
     graph = model(draw.choice(("gpt", "tied", "llama", "mixtral")), draw.choice((2, 3, 4, 8)))
     cluster = parse_cluster(draw.choice(CLUSTERS))
@@ -90,9 +90,9 @@ def case(seed: int, *, beyond: bool = False, away: bool = False, disk: bool = Fa
         base
     ):  # `gnomon plan` refuses it: bounds know of no rows of layers
         base = replace(base, overlap=replace(overlap, bucket_bytes=None))
-    result = make_space(graph, cluster, workload, base=base, extra_choices=EXTRA_CHOICES if beyond else ())
+    result = make_space(graph, cluster, workload, base=base, extra_choices=EXTRA_CHOICES if extra_choices else ())
     few = _few(result, draw)
-    if beyond:
+    if extra_choices:
         few = replace(few, recompute=("none", "offload"), sequence_parallel=(True,))
     if away:
         optimizer = replace(base.optimizer, offload_parameters=True)

@@ -85,11 +85,12 @@ def read_request(given_options: TrainingOptions, lengths: tuple[int, ...] = ()) 
     options = _plan_as_model(given_options)
     given_plan = None if options.plan is None else load_plan(options.plan)
     file = given_plan if isinstance(given_plan, PlanFile) else None
+    # Before the machines: of a file that is no job, that is what is wrong.
+    source = load_late("gnomon.cli.jobs:job_file")(options) if _may_be_job(options) else None
     machines = _machines(options, file)
     assumed: list[str] = []
     job: Job | None = None
     named = options.model
-    source = load_late("gnomon.cli.jobs:job_file")(options) if _may_be_job(options) else None
     if source is not None:
         named = options.network or (named if options.source is not None else None)
         job = load_late("gnomon.cli.jobs:read_job")(source, options, named, machines.num_devices)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Dispatch, Plan
 from gnomon.prices.dispatch import sends_once
@@ -26,6 +27,16 @@ def dispatchers(cluster: Cluster) -> tuple[Dispatch, ...]:
 def has_dispatcher(stack: Stack, name: object) -> bool:
     """Whether a program has that way; the unstated one is taken to have all, others those on record."""
     return stack.is_unstated or name in stack.runs.dispatches
+
+
+def routes_by_kind(graph: Graph) -> bool:
+    """Whether every block that dispatches has an op that routes: how many copies of a token go to a node follows from
+    it. A captured module may route in its own way."""
+    return all(
+        any(op.does == "routes" for op in block.ops)
+        for block in graph.blocks
+        if any(op.does == "dispatches" for op in block.ops)
+    )
 
 
 def with_dispatcher(base: Plan, cluster: Cluster, stack: Stack) -> Plan:

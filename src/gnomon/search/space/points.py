@@ -21,7 +21,7 @@ from gnomon.hardware.kinds import is_mixed, kinds_of
 from gnomon.plans import Mesh, Plan, Saved, SavedRule, Schedule, Split, Workload
 from gnomon.plans.select import place
 from gnomon.prices.collectives import copy_seconds
-from gnomon.search.space.dispatchers import with_dispatcher
+from gnomon.search.space.dispatchers import routes_by_kind, with_dispatcher
 from gnomon.sharding import shard_graph
 from gnomon.sharding.context import whole_sequence_reason
 from gnomon.software import Stack, own
@@ -345,7 +345,7 @@ def make_space(
             f"several use gnomon.search.plan_mixed, or `gnomon plan`"
         )
     base = base or Plan()
-    if "dispatch" in extra_choices and stack is not None:
+    if "dispatch" in extra_choices and stack is not None and routes_by_kind(graph):
         base = with_dispatcher(base, cluster, stack)
     if stack is not None and stack.name == own.NAME:
         _check_own(graph, base)

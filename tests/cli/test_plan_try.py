@@ -233,7 +233,7 @@ def test_numbers_hold_for_one_machine_as_it_was_calibrated(home: Path) -> None:
     def taken(
         machines: Cluster,
         of: Stack = stack("gnomon"),  # noqa: B008
-        options: LocalOption = TrainingOptions(),
+        options: LocalOption = TrainingOptions(),  # noqa: B008
     ) -> tuple[bool, str]:
         message: list[str] = []
         return with_own(of, machines, options, message).own == own, " ".join(message)

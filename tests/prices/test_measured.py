@@ -198,3 +198,14 @@ def test_a_disk_that_was_measured_is_priced() -> None:
     size = 4 * sum(slow.pricing.stages[0].elements)
     assert 2.5 * size / 1e6 < slow.step_s < 8 * size / 1e6
     assert fast.step_s < slow.step_s / 10
+
+
+def test_a_table_by_sizes_that_nobody_asks_for_is_an_error() -> None:
+    """As a calibration of another version, or one that was edited, has it."""
+    axes = (Axis(name="measured", sizes=(1, 2)),)
+    odd = Table(what="norm", dtype="fp32", direction="", axes=axes, seconds=(1e-6, 2e-6), alone_s=(), spread=(0.0, 0.0))
+    machine = Measured(
+        host="here", date="2026-11-29T00:00:00Z", software="torch", processes=1, threads=1, tables=(odd,)
+    )
+    with pytest.raises(UnpricedError, match="goes by 'measured', and is asked for by rows, width"):
+        table_seconds(machine, "norm", "fp32", rows=4, width=4)

@@ -73,6 +73,11 @@ def table_seconds(measured: Measured, what: str, dtype: str = "", direction: str
     if grid is None:
         named = " ".join(part for part in (what, dtype, direction) if part)
         raise UnpricedError(f"{named} was not measured on {measured.host}; run `gnomon calibrate` with this version")
+    if unknown := [name for name in grid.names if name not in sizes]:
+        raise UnpricedError(
+            f"the table of {what} on {measured.host} goes by {unknown[0]!r}, and is asked for by "
+            f"{', '.join(sizes) or 'nothing'}; run `gnomon calibrate` with this version"
+        )
     asked = [np.log(np.asarray(sizes[name], dtype=np.float64)) for name in grid.names]
     if any(np.any(log < 0) for log in asked):
         raise UnpricedError(f"{what} of {sizes} has no price: sizes are at least 1")

@@ -167,7 +167,7 @@ def duplicates(tree: Sequence[Module]) -> int:
 
 
 def _shape(node: ast.FunctionDef) -> str:
-    """Its body, without docstring and names of variables."""
+    """The text of a function's body, without its docstring and with one name for all variables."""
     body = node.body[1:] if isinstance(node.body[0], ast.Expr) else node.body
     copy = ast.parse(ast.unparse(ast.Module(body=body, type_ignores=[])))
     for inner in ast.walk(copy):

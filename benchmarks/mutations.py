@@ -499,7 +499,7 @@ class Tally:
 
 
 def shown(mutation: Mutation) -> str:
-    """Its command, as it was given."""
+    """The mutated command line as a shell reads it, each word cut at 60 letters."""
     return mutation.command if not mutation.words else " ".join(shlex.quote(word[:60]) for word in mutation.words)
 
 

@@ -32,7 +32,7 @@ PATHS = ("/v1/completions", "/v1/chat/completions")
 
 
 def body(rng: random.Random) -> bytes:
-    """Of a request that may be anything."""
+    """The body of a request: a good one, or one of nine ways to be wrong."""
     good = {"prompt": "x" * rng.randint(1, 60), "max_tokens": rng.randint(1, 24), "temperature": rng.choice((0, 1))}
     match rng.randrange(10):
         case 0 | 1 | 2:

@@ -169,7 +169,7 @@ def _one_line(name: str) -> str:
 
 
 def _arrays(path: Path) -> Mapping[str, NDArray[Any]]:
-    """Of the file, by name."""
+    """The arrays of an .npz file by name, read without unpickling. InputError if it cannot be read."""
     try:
         with zipfile.ZipFile(path) as packed:
             size = sum(member.file_size for member in packed.infolist())

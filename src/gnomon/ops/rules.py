@@ -94,7 +94,7 @@ def bytes_of(names: Collection[str], block: Tensors, setting: Setting) -> Number
 
 
 def flops_of_matmul(op: Op, block: Tensors, setting: Setting) -> Number:
-    """Of one matmul of a contraction."""
+    """FLOPs of one matmul of a contraction: two for each element of its result and of the dims it sums over."""
     out = block.tensor(op.outputs[0])
     inner = {a.name: a for t in op.inputs[:2] for a in block.tensor(t).atoms}
     return 2 * numel(out.dims, setting.sizes) * numel((inner[name] for name in op.contracts), setting.sizes)

@@ -15,7 +15,7 @@ from gnomon.plans.plan import Plan
 
 
 class Unread:
-    """In place of a field's value."""
+    """Stands in place of a field's value and raises when it is read."""
 
     __slots__ = ("_field",)
 

@@ -23,7 +23,7 @@ FILE_BYTES = 5 * 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """Of the busiest node and the tightest rank."""
+    """Bytes while weights are loaded, of the busiest node and of the tightest rank."""
 
     host_bytes: int
     """Of a node's memory; 0 where it is not known how the program loads."""

@@ -262,15 +262,21 @@ def _after_wait(waits: Intervals, start_s: float, end_s: float) -> bool:
     return at >= 0 and waits[at, 1] >= start_s - LAUNCH_S and waits[at, 0] <= start_s + LAUNCH_S
 
 
-def host_calls(trace: Trace, names: tuple[str, ...], categories: tuple[int, ...]) -> Intervals:
-    """When the host was in a call whose name holds one of these parts. `x ` (a blank at the end): the whole name."""
+def named_events(trace: Trace, names: tuple[str, ...], categories: tuple[int, ...]) -> NDArray[np.int64]:
+    """Events of these categories whose name holds one of these parts, by start. `x ` (a blank at the end): the whole
+    name."""
 
     def wanted(name: str) -> bool:
         return any(name == part[:-1] if part.endswith(" ") else part in name for part in names)
 
     hit = np.array([wanted(name) for name in trace.names], np.bool_)
     events = trace.of(*categories)
-    events = events[hit[trace.name[events]]]
+    return events[hit[trace.name[events]]]
+
+
+def host_calls(trace: Trace, names: tuple[str, ...], categories: tuple[int, ...]) -> Intervals:
+    """When the host was in a call of such a name: see `named_events`."""
+    events = named_events(trace, names, categories)
     return union(trace.start_s[events], trace.end_s[events])
 
 

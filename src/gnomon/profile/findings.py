@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gnomon.profile.account import TINY_S, Account, host_calls
+from gnomon.profile.account import TINY_S, Account, host_calls, named_events
 from gnomon.profile.intervals import clip, length
 from gnomon.profile.ranks import Lateness, match_ranks
 from gnomon.profile.snapshot import Snapshot
@@ -278,15 +278,8 @@ def _memory(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
 
 
 def _inside(trace: Trace, account: Account, names: tuple[str, ...], categories: tuple[int, ...]) -> int:
-    """Calls by name that begin in the step. `x `: the whole name."""
-
-    def wanted(name: str) -> bool:
-        return any(name == part[:-1] if part.endswith(" ") else part in name for part in names)
-
-    hit = np.array([wanted(name) for name in trace.names], np.bool_)
-    events = trace.of(*categories)
-    events = events[hit[trace.name[events]]]
-    start = trace.start_s[events]
+    """Number of events by name (see `named_events`) that begin in the step."""
+    start = trace.start_s[named_events(trace, names, categories)]
     return int(((start >= account.step.start_s) & (start < account.step.end_s)).sum())
 
 

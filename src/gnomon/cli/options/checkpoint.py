@@ -43,7 +43,7 @@ class ConvertOptions(CheckpointOptions):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ExportHfOptions(CheckpointOptions):
-    """Its weights as safetensors."""
+    """A checkpoint whose weights are written as safetensors with config.json."""
 
     model: str | None = option(
         "--model", metavar="FOLDER", help="whose config.json the plan was made for (default: what the checkpoint names)"

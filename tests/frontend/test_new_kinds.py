@@ -77,8 +77,8 @@ class Cached(torch.nn.Module):
         function_of("paged_attention")  # defines the custom op
         self.table, self.head = torch.nn.Embedding(32, 16), torch.nn.Linear(16, 32)
         generator = torch.Generator().manual_seed(2)
-        for name in ("keys", "values"):
-            self.register_buffer(name, torch.randn(9, 4, 2, 4, generator=generator))
+        self.register_buffer("keys", torch.randn(9, 2, 4, 4, generator=generator))
+        self.register_buffer("values", torch.randn(9, 2, 4, 4, generator=generator))
 
     def forward(self, ids: torch.Tensor, blocks: torch.Tensor, lengths: torch.Tensor, targets: torch.Tensor) -> Any:
         x = self.table(ids)

@@ -516,8 +516,8 @@ def paged(r: Random) -> list[Example]:
     def block(queries: int, **values: Any) -> Block:
         build = BlockBuilder("paged")
         q = build.input("q", b, dim("queries", queries), n, d)
-        keys = build.state("keys", pool, size, k, d, dtype="compute", lifetime="sequence")
-        held = build.state("values", pool, size, k, e, dtype="compute", lifetime="sequence")
+        keys = build.state("keys", pool, k, d, size, dtype="compute", lifetime="sequence")
+        held = build.state("values", pool, k, size, e, dtype="compute", lifetime="sequence")
         table = build.input("table", b, width, dtype="int64")
         lengths = build.input("lengths", b, dtype="int64")
         dims = (b, dim("queries", queries), n, e)
@@ -527,7 +527,8 @@ def paged(r: Random) -> list[Example]:
         """One sequence after the other, its blocks copied together; the queries are its last positions."""
         rows = []
         for one, blocks, length in zip(q, table, lengths.tolist(), strict=True):
-            k_SKD, v_SKE = (pool[blocks].flatten(0, 1)[:length].repeat_interleave(2, dim=1) for pool in (keys, values))
+            k_SKD = keys[blocks].permute(0, 3, 1, 2).flatten(0, 1)[:length].repeat_interleave(2, dim=1)
+            v_SKE = values[blocks].transpose(1, 2).flatten(0, 1)[:length].repeat_interleave(2, dim=1)
             at = torch.arange(length - len(one), length)[:, None] - torch.arange(length)
             hidden = (at < 0) | (at >= window) if window else at < 0
             scores = torch.einsum("qnd,snd->nqs", one, k_SKD) / math.sqrt(one.shape[-1])

@@ -6,6 +6,7 @@ A sample of model types; `python benchmarks/serve/models.py` prints all of them 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from runtime.hf_models import CONFIGS  # noqa: E402
 from serve.against_generate import answers, compare, greedy, served, theirs  # noqa: E402
 
 from gnomon.errors import InputError, PlanError  # noqa: E402
+from gnomon.runtime.ops.paged import Seen  # noqa: E402
 from gnomon.serve.load import open_model  # noqa: E402
-from gnomon.serve.paged import Pages, Seen  # noqa: E402
+from gnomon.serve.paged import Pages, Room  # noqa: E402
 from gnomon.serve.rows import Part, Rows  # noqa: E402
 from gnomon.serve.sampling import Sampling  # noqa: E402
 from gnomon.serving.scheduler import Scheduler  # noqa: E402
@@ -106,9 +108,10 @@ def test_attention_over_pages_is_attention(seen: Seen, dtype: torch.dtype) -> No
     for heads, kv_heads, k_dim, v_dim, extra in ((4, 2, 24, 8, "sinks"), (6, 2, 16, 20, "slopes"), (11, 1, 8, 32, "")):
         shapes = [(37, 30), (3, 80), (1, 17)]  # (new tokens, before them)
         own = {extra: torch.rand(heads)} if extra else {}
-        pages = [Pages(16, 16, kv_heads, k_dim, v_dim, dtype, seen, **own) for _ in range(2)]
-        assert pages[0].function is not None
-        pages[1].function = None
+        room = Room(blocks=16, size=16, kv_heads=kv_heads, k_dim=k_dim, v_dim=v_dim, dtype=dtype)
+        pages = [Pages(room, replace(seen, **own)) for _ in range(2)]
+        assert pages[0].call is not None
+        pages[1].call = None
         order, tables, whole = torch.randperm(16).tolist(), [], []
         for new, before in shapes:
             tables.append([order.pop() for _ in range(-(-(new + before) // 16))])

@@ -3,8 +3,9 @@
 As in vLLM (Kwon et al. 2023): a pool holds blocks of positions, and row s of the table names the blocks of sequence s
 in order. Queries are the last positions of their sequence, whose keys are in the pool already; `lengths` says how many
 positions of it count. It is a kind of inference: no gradient passes. Shapes: q (sequences, queries, heads, dim), keys
-(blocks, positions, kv heads, dim), values (blocks, positions, kv heads, value dim), table (sequences, blocks of one),
-lengths (sequences); result (sequences, queries, heads, value dim). Leaves out who owns which block (`serving`).
+(blocks, kv heads, dim, positions), values (blocks, kv heads, positions, value dim), table (sequences, blocks of one),
+lengths (sequences); result (sequences, queries, heads, value dim). The engine (`serve`) runs the same function on its
+pages, with as many queries of a sequence as there are. Leaves out who owns which block (`serving`).
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ def _dims(op: Op, block: Tensors) -> Problem:
     ranks = [len(tensor.dims) for tensor in (q, keys, values, table, lengths, out)]
     if ranks != [4, 4, 4, 2, 1, 4] or table.is_float or lengths.is_float:
         return cannot_write(op, block)
-    fits = keys.dims[:3] == values.dims[:3] and out.dims[:3] == q.dims[:3] and table.dims[0] == q.dims[0]
-    fits = fits and lengths.dims[0] == q.dims[0] and as_many(q.dims[3:], keys.dims[3:])
+    fits = keys.dims[:2] == values.dims[:2] and keys.dims[3] == values.dims[2] and out.dims[:3] == q.dims[:3]
+    fits = fits and table.dims[0] == lengths.dims[0] == q.dims[0] and as_many(q.dims[3:], keys.dims[2:3])
     if not fits or not as_many(out.dims[3:], values.dims[3:]):
         return cannot_write(op, block)
-    heads, kv_heads = q.dims[2].size, keys.dims[2].size
+    heads, kv_heads = q.dims[2].size, keys.dims[1].size
     if heads and kv_heads and heads % kv_heads:
         return f"{heads} query heads are not a multiple of {kv_heads} key heads"
     return None
@@ -42,7 +43,7 @@ def _dims(op: Op, block: Tensors) -> Problem:
 def key_positions(op: Op, block: Tensors, setting: Setting) -> Number:
     """Positions of one sequence that the table has blocks for; the last block may be partly filled."""
     keys, table = block.tensor(op.inputs[1]), block.tensor(op.inputs[3])
-    return size_of(table.dims[1], setting.sizes) * size_of(keys.dims[1], setting.sizes)
+    return size_of(table.dims[1], setting.sizes) * size_of(keys.dims[3], setting.sizes)
 
 
 def _work(op: Op, block: Tensors, setting: Setting) -> Work:
@@ -50,8 +51,8 @@ def _work(op: Op, block: Tensors, setting: Setting) -> Work:
     q, keys, values = (block.tensor(name) for name in op.inputs[:3])
     sizes, positions = setting.sizes, key_positions(op, block, setting)
     sequences = size_of(q.dims[0], sizes)
-    widths = size_of(keys.dims[3], sizes) + size_of(values.dims[3], sizes)
-    pool = size_of(keys.dims[0], sizes) * size_of(keys.dims[1], sizes)
+    widths = size_of(keys.dims[2], sizes) + size_of(values.dims[3], sizes)
+    pool = size_of(keys.dims[0], sizes) * size_of(keys.dims[3], sizes)
     of_a_position = (nbytes(keys, sizes, setting.dtypes) + nbytes(values, sizes, setting.dtypes)) // pool
     beside = (op.inputs[0], *op.inputs[3:])
     return Work(
@@ -73,7 +74,7 @@ def _strategies(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, .
 PAGED_ATTENTION = replace(
     MOVES_BYTES,
     name="paged_attention",
-    signature="q, keys, values, table, lengths -> attention over the table's blocks; causal, window, scale",
+    signature="q, keys, values, table, lengths -> attention over the table's blocks; causal, window, scale, softcap",
     dims=_dims,
     saves="nothing",
     forward=_work,
@@ -87,11 +88,11 @@ PAGED_ATTENTION = replace(
         TorchCall(
             function="gnomon::paged_attention",
             operands=("q", "keys", "values", "table", "lengths"),
-            numbers=("causal", "window", "scale"),
+            numbers=("causal", "window", "scale", "softcap"),
             axes=(
                 "batch queries heads head_dim",
-                "blocks positions kv_heads head_dim",
-                "blocks positions kv_heads v_dim",
+                "blocks kv_heads head_dim positions",
+                "blocks kv_heads positions v_dim",
                 "batch blocks_of_one",
                 "batch",
                 "batch queries heads v_dim",

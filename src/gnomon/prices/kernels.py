@@ -243,12 +243,12 @@ def _paged(op: Op, block: Block, setting: Setting, device: Device, curves: Curve
     q, keys, values = (block.tensor(name) for name in op.inputs[:3])
     sizes, positions = setting.sizes, key_positions(op, block, setting)
     sequences, queries, heads = (size_of(dim, sizes) for dim in q.dims[:3])
-    kv_heads = size_of(keys.dims[2], sizes)
+    kv_heads = size_of(keys.dims[1], sizes)
     row = attention_row(device, setting.dtypes.bits(keys.dtype))
     one = decode_attention_seconds(
         row, sequences=sequences, kv_heads=kv_heads, moved=work.read_bytes, flops=work.matmul_flops, device=device
     )
-    width, width_v = (size_of(tensor.dims[3], sizes) for tensor in (keys, values))
+    width, width_v = size_of(keys.dims[2], sizes), size_of(values.dims[3], sizes)
     assert isinstance(width, int) and isinstance(width_v, int), "widths of heads are no arrays"
     several = attention_seconds(
         sequences, queries, positions, heads, kv_heads, width, head_dim_v=width_v,

@@ -27,11 +27,12 @@ from gnomon.runtime.module.crossings import reads, writes
 from gnomon.runtime.ops import check_runnable, function_of
 from gnomon.runtime.ops.alibi import slopes_of
 from gnomon.runtime.ops.attention import inverse_frequencies, shared_tables
+from gnomon.runtime.ops.paged import seen_of
 from gnomon.runtime.ops.places import places
 from gnomon.runtime.ops.routing import Routing, routing_of
 from gnomon.runtime.ops.site import Site
 from gnomon.serve.forward import Program
-from gnomon.serve.paged import Pages, Seen
+from gnomon.serve.paged import Pages, Room
 from gnomon.serve.rows import Rows
 from gnomon.serve.scan import Scan
 from gnomon.serve.sizes import Sizes
@@ -243,13 +244,6 @@ class Decoder:
         q, k, v = (block.tensor(name) for name in op.inputs[:3])
         k_dim, v_dim = (int(t.dims[-1].size or 0) for t in (k, v))
         heads, kv_heads = (math.prod(a.size or 1 for a in t.dims[-2].atoms) for t in (q, k))
-        window = int(_number(op, "window", 0))
-        seen = Seen(
-            scale=float(_number(op, "scale", 0.0)) or k_dim**-0.5,
-            causal=bool(op.attr("causal", False)),
-            window=window,
-            cap=float(_number(op, "softcap", 0.0)),
-        )
         slopes = sinks = None
         if len(op.inputs) > 3:
             maker = next((other for other in block.ops if op.inputs[3] in other.outputs), None)
@@ -257,15 +251,19 @@ class Decoder:
                 sinks = self._weight(layer, block, op.inputs[3])
             elif maker is not None and maker.does == "measures distance":
                 slopes = torch.tensor(slopes_of(heads), dtype=torch.float32)
-        group = self.windows.index(window) + 1 if window else 0
-        sizes = self.sizes
-        blocks = sizes.window_blocks(window) if window else sizes.blocks
-        pages = Pages(
-            blocks, sizes.block_tokens, kv_heads, k_dim, v_dim, self.dtype, seen, group=group, slopes=slopes,
-            sinks=sinks,
-        )  # fmt: skip
-        self.pages.append(pages)
-        return pages
+        seen = seen_of(Site(op=op, block=block), k_dim, slopes=slopes, sinks=sinks)
+        sizes, window = self.sizes, seen.window
+        room = Room(
+            blocks=sizes.window_blocks(window) if window else sizes.blocks,
+            size=sizes.block_tokens,
+            kv_heads=kv_heads,
+            k_dim=k_dim,
+            v_dim=v_dim,
+            dtype=self.dtype,
+            group=self.windows.index(window) + 1 if window else 0,
+        )
+        self.pages.append(Pages(room, seen))
+        return self.pages[-1]
 
     def _scan(self, layer: Layer, block: Block, op: Op) -> Run:
         held = {name.rpartition(".")[2]: self._weight(layer, block, name) for name in op.inputs[1:]}

@@ -13,19 +13,23 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnomon.compiler.build import kernel_of
+from gnomon.compiler.tried import text_of
 from gnomon.graph import Block, Graph, Layer, Op
 from gnomon.runtime.module.crossings import reads, writes
 from gnomon.runtime.ops.attention import shared_tables
-from gnomon.serve.paged import KERNELS, Pages, source, untouched
+from gnomon.runtime.ops.paged import KERNELS
+from gnomon.serve.paged import Pages, untouched
 from gnomon.serve.rows import Rows
 from gnomon.serve.sizes import Sizes
 
+CPP = Path(__file__).with_name("cpp") / "forward.cpp"
 PANEL = 16
 """Outputs of a packed matrix side by side."""
 ALIGNED = 64
@@ -62,7 +66,7 @@ def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     """The compiled kernel; None where it does not compile, or the processor has not what it needs."""
     if dtype not in KERNELS:
         return None
-    function = kernel_of(source("forward.cpp", dtype), ctypes.c_void_p)
+    function = kernel_of(text_of(CPP, dtype), ctypes.c_void_p)
     nothing = _Run()
     return None if function is None or function(ctypes.addressof(nothing)) else function
 

@@ -1,7 +1,8 @@
-// A run of layers in one call (gnomon/serve/forward.py; paged.h stands before it): products with packed weights, norms,
-// rotary angles, gates, sums and attention over pages, one instruction after the other on rows of a workspace.
+// A run of layers in one call (gnomon/serve/forward.py): products with packed weights, norms, rotary angles, gates, sums
+// and attention over pages, one instruction after the other on rows of a workspace.
 // A matrix (out, in) is packed in panels of 16 outputs: of float (panel, in, 16), of bfloat16 (panel, in / 2, 16, 2), so
 // that a vector meets one number, or one pair of numbers, of a row. Sums are in float; what is written is rounded once.
+#include "paged.h"
 
 #if VW == 16 && defined(__AVX512F__)
 #include <immintrin.h>
@@ -205,8 +206,8 @@ void rotary(const Run& r, const Op& o) {
             } else {
                 float a[WIDEST], b[WIDEST];
                 for (int64_t j = 0; j < half; j++) {
-                    a[j] = number(x[o.flags ? 2 * j : j]);
-                    b[j] = number(x[o.flags ? 2 * j + 1 : half + j]);
+                    a[j] = one(x[o.flags ? 2 * j : j]);
+                    b[j] = one(x[o.flags ? 2 * j + 1 : half + j]);
                 }
                 for (int64_t j = 0; j < half; j++) {
                     st(to + j, splat(a[j] * cosine[j] - b[j] * sine[j]), 1);

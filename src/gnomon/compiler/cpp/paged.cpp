@@ -1,5 +1,5 @@
-// Attention over pages by itself, for models of which not all runs in one call; paged.h stands before it.
-
+// Attention over blocks by itself (gnomon/runtime/ops/paged.py); gnomon/serve has the same within whole layers.
+#include "paged.h"
 
 // 1: heads are too wide, or blocks no whole number of vectors; nothing is written then
 extern "C" int gnomon_kernel(const Call* given) {

@@ -1,15 +1,13 @@
-// Attention over pages (gnomon/serve/paged.py): new keys and values are written where block tables say, then each query
-// meets its sequence's keys where they lie, a few blocks at a time, with the largest score and the sum so far.
+// Attention over keys and values in blocks (gnomon/runtime/ops/paged.py): new ones, if there are any, are written where
+// block tables say, then each query meets its sequence's keys where they lie, a few blocks at a time, with the largest score and the sum so far.
 // A block of keys lies (kv head, element, token), so that a vector is one element of VW tokens and scores need no sums of
 // lanes; a block of values lies (kv head, token, element), whose rows are padded to whole vectors.
+#pragma once
 #include "vector.h"
 #include "math.h"
-#ifndef MEMORY
-#define MEMORY float
-#endif
-typedef MEMORY S;
+#include "memory.h"
 
-struct Call {                                          // as _Call in paged.py has them
+struct Call {                                          // as _Call in paged.py has them; k and v are null where none are new
     int64_t sequences, heads, kv_heads, k_dim, v_dim, v_row, size, table_row, window, causal, threads;
     double scale, cap;
     const S *q, *k, *v; int64_t q_row, k_row, v_in_row; // a row is a token: its heads lie one after the other
@@ -24,8 +22,6 @@ namespace {
 
 constexpr int64_t SPAN = 64, WIDEST = 1024;            // keys at a time; elements of a head
 ALWAYS int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-ALWAYS float number(float x) { return x; }
-ALWAYS float number(bf16 x) { uint32_t u = (uint32_t)x.bits << 16; float f; memcpy(&f, &u, 4); return f; }
 
 struct Room {
     alignas(64) float q[8 * WIDEST], out[8 * WIDEST], p[8 * SPAN];
@@ -41,7 +37,7 @@ void rows(const Call& c, Room& m, int64_t s, int64_t h, int64_t first, int64_t c
     for (int r = 0; r < R; r++) {
         const int64_t row = first + least(r, count - 1), query = row / group, head = h * group + row % group;
         const S* q = c.q + (begin + query) * c.q_row + head * c.k_dim;
-        for (int64_t d = 0; d < c.k_dim; d++) m.q[d * R + r] = number(q[d]);
+        for (int64_t d = 0; d < c.k_dim; d++) m.q[d * R + r] = one(q[d]);
         at[r] = before + query;
         largest[r] = -INF;
         sum[r] = 0.0f;
@@ -156,7 +152,7 @@ void over_pages(const Call& c) {
     const int64_t group = c.heads / c.kv_heads, tile = group >= 8 ? 8 : 8 / group * group;
     int64_t longest = 0;
     for (int64_t s = 0; s < c.sequences; s++) {
-        put(c, s);
+        if (c.k) put(c, s);
         const int64_t n = (c.begins[s + 1] - c.begins[s]) * group;
         longest = n > longest ? n : longest;
     }

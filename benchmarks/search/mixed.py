@@ -21,9 +21,9 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.mixed import short_mixed
 from gnomon.report.tables import Column, number, table
 from gnomon.search.mixed.bounds import LayerTables
-from gnomon.search.mixed.plan_mixed import memory_limits, plan_mixed
+from gnomon.search.mixed.devices import MixedDevices
+from gnomon.search.mixed.plan_mixed import memory_limits, plan_mixed, search_mixed
 from gnomon.search.mixed.results import MixedFound
-from gnomon.search.mixed.search import MixedSearch
 from gnomon.search.mixed.space import make_mixed_space
 
 FP32 = Precision(param="fp32", compute="fp32", master="none")
@@ -65,8 +65,7 @@ def data_parallel(case: Case) -> MixedFound | None:
     space = make_mixed_space(graph, case.cluster, work, base=base, fixed={"pp": 1})
     tables = LayerTables(graph, case.cluster, work, PLAIN_STACK, base, space.kinds)
     limits = memory_limits(space.kinds, Goal())
-    search = MixedSearch(tables, work, PLAIN_STACK, replace(space, equal=True), limits)
-    search.run()
+    search = search_mixed(MixedDevices(tables, work, PLAIN_STACK, replace(space, equal=True), limits))
     return search.best[0] if search.best else None
 
 

@@ -26,7 +26,7 @@ from gnomon.plans import Goal, Workload
 from gnomon.prediction import Timed
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Point, make_space
-from gnomon.search.exact.solve import Search
+from gnomon.search.equal.devices import EqualDevices
 
 MODEL, CLUSTER = "gpt3-175b", "64x8xa100-sxm-80gb"
 WORKLOAD = Workload(global_batch_size=512, seq_len=2048)
@@ -34,7 +34,7 @@ MARGINS = (1.02, 1.05, 1.1, 1.2, 1.4, 1.7, 2.5, float("inf"))
 """First bound over the best plan's step, at most, of the points that are played together."""
 
 
-def bounded(search: Search) -> Iterator[tuple[float, Point]]:
+def bounded(search: EqualDevices) -> Iterator[tuple[float, Point]]:
     """Every point that may fit, with a bound on its step that knows of no best plan."""
     for _, family in search.blocks.families():
         for row in search.blocks.rows(family):
@@ -75,7 +75,7 @@ def main(budget_s: float, share: int, shares: int) -> None:
     best = result.best[0]
     graph, cluster = model(MODEL), parse_cluster(CLUSTER)
     space = make_space(graph, cluster, WORKLOAD, base=result.space.base, stack=PLAIN_STACK)
-    search = Search(graph, cluster, WORKLOAD, space, PLAIN_STACK, Goal(), top=1)
+    search = EqualDevices(graph, cluster, WORKLOAD, space, PLAIN_STACK, Goal())
     start = time.process_time()
     every = list(bounded(search))
     counts = search.counts
@@ -102,7 +102,7 @@ def main(budget_s: float, share: int, shares: int) -> None:
               f"{time.process_time() - start:.0f} s", flush=True)  # fmt: skip
 
 
-def play(search: Search, point: Point, bound: float, best_s: float, tally: Tally) -> None:
+def play(search: EqualDevices, point: Point, bound: float, best_s: float, tally: Tally) -> None:
     """Plays one point and adds it to the tally."""
     try:
         timed = Timed.of(search.graph, search.cluster, search.space.plan(point), WORKLOAD)

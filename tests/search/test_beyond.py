@@ -17,7 +17,7 @@ from gnomon.plans import Goal, Offload, Optimizer, Plan, Precision, Workload
 from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Point, make_space, plan, solve
-from gnomon.search.exact.solve import Search
+from gnomon.search.equal.devices import EqualDevices
 from gnomon.search.refinement.choices import CHOICES, allowed, choice
 from gnomon.search.refinement.refine import THOROUGH, refine
 from gnomon.search.space.points import EXTRA_CHOICES, saving_of
@@ -59,7 +59,7 @@ def test_bounds_know_of_updates_and_parameters_on_the_host() -> None:
         some = [(point, entry) for point, entry in predicted(here) if few.canonical(point) == point]
         assert some and all(entry.breakdown["offload"] > 0.5 * entry.step_s for _, entry in some)
         check_bounds(here, some)
-        search = Search(graph, machines, work, few, PLAIN_STACK, given.goal)
+        search = EqualDevices(graph, machines, work, few, PLAIN_STACK, given.goal)
         assert all(max(bounds_of(search, point)[0]) > 0.7 * entry.step_s for point, entry in some)
 
 
@@ -164,7 +164,7 @@ def test_bounds_know_of_copies_to_the_host() -> None:
     given, actual = large(), every(cut=True)
     some = [(point, entry) for point, entry in actual.items() if given.space.canonical(point) == point]
     check_bounds(given, some)
-    search = Search(given.graph, given.cluster, given.workload, given.space, given.stack, given.goal)
+    search = EqualDevices(given.graph, given.cluster, given.workload, given.space, given.stack, given.goal)
     away = [(p, f) for p, f in some if p.recompute == "offload" and f.breakdown.get("offload", 0) > 0.1 * f.step_s]
     assert away
     assert all(max(bounds_of(search, point)[0]) > 0.85 * entry.step_s for point, entry in away)

@@ -20,7 +20,9 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Point, Space, make_space
 from gnomon.search.bounds.bare_schedule import NARROW, Reductions, Skeleton, _by_level, _one_by_one, skeleton
 from gnomon.search.bounds.in_flight import flight, under_way
-from gnomon.search.exact.solve import Search
+from gnomon.search.equal.devices import EqualDevices
+from gnomon.search.equal.solve import solve
+from gnomon.search.results import Result
 from gnomon.simulate import period
 
 GRAPH = gpt(
@@ -37,11 +39,9 @@ def space() -> Space:
     return replace(made, cp=(1,), tp=(1, 2, 4), context=("ring",), keep_gathered=(False,))
 
 
-def searched(given: Space) -> Search:
+def searched(given: Space) -> Result:
     """The space, searched."""
-    search = Search(GRAPH, CLUSTER, WORKLOAD, given, PLAIN_STACK, Goal(), top=1)
-    search.run()
-    return search
+    return solve(GRAPH, CLUSTER, WORKLOAD, given, PLAIN_STACK, Goal(), top=1)
 
 
 def test_few_plans_are_predicted() -> None:
@@ -70,7 +70,7 @@ def test_bounds_know_what_kernels_lose(pp: int, tp: int, micro: int, least: floa
     assert given.canonical(point) == point
     prediction = predict(GRAPH, CLUSTER, given.plan(point), WORKLOAD)
     alone = period(prediction.structure, prediction.pricing.durations(prediction.structure.program)).seconds
-    bounds, _ = bounds_of(Search(GRAPH, CLUSTER, WORKLOAD, given, PLAIN_STACK, Goal()), point)
+    bounds, _ = bounds_of(EqualDevices(GRAPH, CLUSTER, WORKLOAD, given, PLAIN_STACK, Goal()), point)
     assert least * prediction.step_s < max(bounds) <= prediction.step_s
     assert pp > 1 or max(bounds) > alone
 

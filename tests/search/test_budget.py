@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import cache
 
@@ -15,7 +14,7 @@ from gnomon.models.presets import model
 from gnomon.plans import Goal, Workload
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Result
-from gnomon.search.exact.solve import Search
+from gnomon.search.equal.devices import EqualDevices
 from gnomon.search.space.points import make_space
 
 WORK = Workload(global_batch_size=64, seq_len=4096)
@@ -54,7 +53,7 @@ def test_a_budget_that_is_not_spent_changes_nothing() -> None:
 
 
 def test_without_a_plan_in_time_the_error_says_what_was_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["gnomon.search.exact.solve"], "OVERTIME", 0)  # the room has a function of that name
+    monkeypatch.setattr("gnomon.search.equal.devices.OVERTIME", 0)
     with pytest.raises(PlanError, match=r"fits in 22.0 GiB a device; the budget was spent with [\d,]+ of [\d,]+ plans"):
         gnomon.plan("llama-3.1-8b", "1x8xh100-sxm", WORK, goal=Goal(memory_bytes=22 * 2**30), keep_going=questions(1))
 
@@ -73,6 +72,6 @@ def test_families_are_priced_only_while_there_is_time() -> None:
     """Of DeepSeek-V3 on 2,048 H800 they took the whole budget and more; nothing was left to find a plan."""
     graph, machines = model("llama-3.1-8b"), parse_cluster("1x8xh100-sxm")
     space = make_space(graph, machines, WORK)
-    search = Search(graph, machines, WORK, space, PLAIN_STACK, Goal())
+    search = EqualDevices(graph, machines, WORK, space, PLAIN_STACK, Goal())
     bounds = [bound for bound, _ in search.blocks.families(questions(3))]
     assert len(bounds) > 3 and all(bounds[:3]) and not any(bounds[3:])

@@ -22,8 +22,8 @@ from gnomon.prediction import Prediction, predict
 from gnomon.search import Point, solve
 from gnomon.search.bounds.families import Family, partly_split
 from gnomon.search.bounds.tighter_time import Loose
-from gnomon.search.exact.blocks import SLACK
-from gnomon.search.exact.solve import Search
+from gnomon.search.equal.blocks import SLACK
+from gnomon.search.equal.devices import EqualDevices
 from gnomon.search.space.points import make_space
 from gnomon.software import Fact, stack
 
@@ -61,7 +61,7 @@ def check(seed: int, *, extra_choices: bool = False, away: bool = False, disk: b
 
 def check_bounds(given: Case, some: list[tuple[Point, Prediction]]) -> None:
     """No bound is above the plan it is of, no plan that fits is said not to, and twins are the same run."""
-    search = Search(given.graph, given.cluster, given.workload, given.space, given.stack, given.goal)
+    search = EqualDevices(given.graph, given.cluster, given.workload, given.space, given.stack, given.goal)
     for point, entry in some:
         same = given.space.canonical(point)
         if same != point:
@@ -73,7 +73,7 @@ def check_bounds(given: Case, some: list[tuple[Point, Prediction]]) -> None:
         assert allowed or not entry.fits, point
 
 
-def bounds_of(search: Search, point: Point) -> tuple[list[float], bool]:
+def bounds_of(search: EqualDevices, point: Point) -> tuple[list[float], bool]:
     """(every bound on a point's time, from its family's on; whether bounds on memory allow it)."""
     space, blocks = search.space, search.blocks
     layout = replace(
@@ -163,5 +163,5 @@ def test_a_plan_with_exactly_the_memory_it_needs_is_not_ruled_out(seed: int) -> 
     assert bool(every) == (seed not in WITHOUT)
     for point, entry in random.Random(seed).sample(every, min(CHECKED, len(every))):
         goal = replace(given.goal, memory_bytes=entry.tightest.peak_bytes)
-        search = Search(given.graph, given.cluster, given.workload, given.space, given.stack, goal)
+        search = EqualDevices(given.graph, given.cluster, given.workload, given.space, given.stack, goal)
         assert bounds_of(search, point)[1], point

@@ -15,7 +15,7 @@ from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import make_space, solve
-from gnomon.search.exact.solve import Search
+from gnomon.search.equal.devices import EqualDevices
 
 GRAPH = model("llama", 2)
 WORK = Workload(global_batch_size=4, seq_len=512)
@@ -56,7 +56,7 @@ def test_a_plan_is_found_where_it_is_predicted_to_fit(name: str, fixed: dict[str
 def test_a_family_without_choices_is_too_large() -> None:
     cluster = parse_cluster("1x2xh100-sxm")
     space = make_space(GRAPH, cluster, WORK, base=Plan(), fixed={"pp": 1, "tp": 1})
-    blocks = Search(GRAPH, cluster, WORK, space, PLAIN_STACK, Goal()).blocks
+    blocks = EqualDevices(GRAPH, cluster, WORK, space, PLAIN_STACK, Goal()).blocks
     family = next(family for _, family in blocks.families() if blocks.legality.choices(family).kept)
     assert not blocks.memory.too_large(family)
     none = blocks.legality.choose(family, ())
@@ -69,10 +69,12 @@ def test_a_family_without_choices_is_too_large() -> None:
 def test_what_is_known_before_prices_rules_out_no_more_than_what_is_known_after(kind: str, zero: int) -> None:
     cluster, graph = parse_cluster("1x8xh100-sxm"), model(kind, 4)
     space = make_space(graph, cluster, WORK, base=Plan(), fixed={"zero": zero, "recompute": "full"})
-    blocks = Search(graph, cluster, WORK, space, PLAIN_STACK, Goal(memory_bytes=cluster.groups[0].node.count)).blocks
+    blocks = EqualDevices(
+        graph, cluster, WORK, space, PLAIN_STACK, Goal(memory_bytes=cluster.groups[0].node.count)
+    ).blocks
     assert not list(blocks.families()) and blocks.counts.too_large > 0  # a few bytes: no layer was priced
     assert not blocks.job.priced.known
-    sure, roomy = blocks.memory.least, Search(graph, cluster, WORK, space, PLAIN_STACK, Goal()).blocks
+    sure, roomy = blocks.memory.least, EqualDevices(graph, cluster, WORK, space, PLAIN_STACK, Goal()).blocks
     families = [family for _, family in roomy.families() if roomy.legality.choices(family).kept]
     assert families
     for family in families:

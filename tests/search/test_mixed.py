@@ -20,9 +20,9 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.mixed import mixed_text
 from gnomon.search.bounds.families import Actions
 from gnomon.search.mixed.bounds import LayerTables, least_of_ranks, least_step_s, played_s, tails_s
-from gnomon.search.mixed.plan_mixed import memory_limits, plan_mixed
+from gnomon.search.mixed.devices import MixedDevices
+from gnomon.search.mixed.plan_mixed import memory_limits, plan_mixed, search_mixed
 from gnomon.search.mixed.results import fits
-from gnomon.search.mixed.search import MixedSearch
 from gnomon.search.mixed.space import MixedPoint, Shape, divisions, layers_of_stages, make_mixed_space, shares_of
 from gnomon.search.space.points import parse_limit
 from gnomon.software import stack
@@ -44,11 +44,10 @@ def check_exact(seed: int) -> int:
         limits = tuple(min(limit, draw.choice((limit, peaks[len(peaks) // 2]))) for limit in limits)
     allowed = sorted(entry.step_s for _, entry in every if fits(entry, case.space.kinds, limits))
     tables = LayerTables(case.graph, case.cluster, case.workload, case.stack, case.space.base, case.space.kinds)
-    search = MixedSearch(tables, case.workload, case.stack, case.space, limits, tries=10**9)
-    search.run()
+    search = search_mixed(MixedDevices(tables, case.workload, case.stack, case.space, limits, tries=10**9))
     assert [candidate.step_s for candidate in search.best] == allowed[:1], seed
     assert search.counts.covered == search.counts.space == case.space.size and not search.counts.left
-    assert search.bound_s == float("inf")
+    assert search.open_s == float("inf")
     return case.space.size
 
 
@@ -240,8 +239,7 @@ def test_the_search_is_exact_with_context_experts_and_several_stages(name: str, 
         used.add((point.form, point.cp > 1, max(point.ep) > 1, point.virtual > 1))
         steps += [prediction.step_s] if fits(prediction, space.kinds, limits) else []
     tables = LayerTables(graph, cluster, work, PLAIN_STACK, base, space.kinds)
-    search = MixedSearch(tables, work, PLAIN_STACK, space, limits, tries=10**9)
-    search.run()
+    search = search_mixed(MixedDevices(tables, work, PLAIN_STACK, space, limits, tries=10**9))
     assert steps and [candidate.step_s for candidate in search.best] == [min(steps)]
     assert search.counts.covered == search.counts.space == space.size and not search.counts.left
     wanted = "context" in name, "experts" in name, "two stages" in name

@@ -13,10 +13,12 @@ from search.spaces import model
 from gnomon.hardware import parse_cluster
 from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.search.best_first import Search
 from gnomon.search.mixed.bounds import LayerTables
-from gnomon.search.mixed.plan_mixed import memory_limits, plan_mixed
+from gnomon.search.mixed.devices import Large, MixedDevices
+from gnomon.search.mixed.plan_mixed import memory_limits, plan_mixed, search_mixed
 from gnomon.search.mixed.point_bounds import Bounds, Rows
-from gnomon.search.mixed.search import Large, MixedSearch
+from gnomon.search.mixed.results import MixedFound
 from gnomon.search.mixed.space import MixedBlock, MixedPoint, MixedSpace, make_mixed_space, stages_of_ranks
 
 MIXED = parse_cluster("1x2xh100-sxm+1x2xa100-sxm-80gb")
@@ -113,16 +115,17 @@ def test_what_is_too_large_at_less_work_is_not_looked_at_again() -> None:
     spaces = [make_mixed_space(graph, MIXED, work, base=Plan(), fixed=fixed) for work in works]
     tables = [LayerTables(graph, MIXED, work, PLAIN_STACK, Plan(), spaces[0].kinds) for work in works]
 
-    def search(at: int, limit: int, large: Large) -> MixedSearch:
-        made = MixedSearch(tables[at], works[at], PLAIN_STACK, spaces[at], (limit, limit), tries=10**6, large=large)
-        made.run()
-        return made
+    def search(at: int, limit: int, large: Large) -> Search[MixedFound]:
+        return search_mixed(
+            MixedDevices(tables[at], works[at], PLAIN_STACK, spaces[at], (limit, limit), tries=10**6, large=large)
+        )
 
     whole = search(1, 10**12, Large())
     peak = max(rank.peak_bytes for rank in whole.best[0].prediction.memory)
     for limit in (peak, 150_000_000, 120_000_000, 90_000_000):  # communicators take most of so small a model's peak
-        short = search(0, limit, Large())
-        known = Large(known=frozenset(short.large.added))
+        found = Large()
+        search(0, limit, found)
+        known = Large(known=frozenset(found.added))
         ruled += len(known.known)
         plain, quick = (search(1, limit, large) for large in (Large(), known))
         assert [candidate.step_s for candidate in plain.best] == [candidate.step_s for candidate in quick.best]

@@ -16,7 +16,7 @@ from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.mixed.bounds import LayerTables
-from gnomon.search.mixed.first_fit import FirstFit
+from gnomon.search.mixed.first_fit import RoomyFirst, first_fit
 from gnomon.search.mixed.plan_mixed import fitting, plan_mixed
 from gnomon.search.mixed.results import MixedFound
 from gnomon.search.mixed.space import make_mixed_space
@@ -140,6 +140,5 @@ def test_the_first_that_fits_is_found_wherever_one_is() -> None:
         prediction = predict(model("llama", 4), MIXED, space.plan(point), work)
         peaks.append(max(rank.peak_bytes for rank in prediction.memory))
     for limit in (min(peaks) - 1, min(peaks), sorted(peaks)[len(peaks) // 2]):
-        search = FirstFit(tables, work, PLAIN_STACK, space, (limit, limit), tries=10**6)
-        search.run()
+        search = first_fit(RoomyFirst(tables, work, PLAIN_STACK, space, (limit, limit), tries=10**6))
         assert bool(search.best) == (limit >= min(peaks)) and not search.counts.left

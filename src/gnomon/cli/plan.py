@@ -35,7 +35,7 @@ from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
 from gnomon.request.exported import comes_back, exportable
 from gnomon.search import Found, Result, parse_limit, pick_diverse, plan
-from gnomon.search.mixed.search import TRIES
+from gnomon.search.mixed.devices import TRIES
 from gnomon.search.passes import Improved, improve
 from gnomon.search.questions.goals import Question
 from gnomon.search.refinement.make_fit import Spare

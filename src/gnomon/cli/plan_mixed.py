@@ -15,8 +15,8 @@ from gnomon.cli.plan_file import For, plan_file
 from gnomon.cli.terminal import print_json, print_lines, written
 from gnomon.plans import PlanFile, save_plan_file
 from gnomon.report.mixed import mixed_mapping, mixed_text
+from gnomon.search.mixed.devices import TRIES
 from gnomon.search.mixed.plan_mixed import MixedResult, plan_mixed
-from gnomon.search.mixed.search import TRIES
 from gnomon.software import own
 
 

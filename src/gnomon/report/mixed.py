@@ -25,7 +25,7 @@ ENDED = {
     "nodes": ("as many partial pipelines as one search may open were opened", "--fix or --forbid narrows the search"),
     "budget": ("the budget was spent", "--budget allows more"),
 }
-"""What ended a search (`mixed.search.Ended`): in words, and what the user can do."""
+"""What ended a search (`best_first.Ended`): in words, and what the user can do."""
 
 
 def mixed_text(result: MixedResult, *, assumed: Sequence[str] = (), notes: Sequence[str] = ()) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ simulator decides.
 """
 
 from gnomon.plans.precision import default_precision as default_precision
-from gnomon.search.exact.solve import solve as solve
+from gnomon.search.equal.solve import solve as solve
 from gnomon.search.mixed.plan_mixed import MixedResult as MixedResult
 from gnomon.search.mixed.plan_mixed import plan_mixed as plan_mixed
 from gnomon.search.mixed.results import MixedFound as MixedFound

@@ -1,80 +1,153 @@
-"""Best-first search: of all items that are open, the one with the least bound is looked at next.
+"""The search: of all candidates that are open, the one with the least bound is looked at next.
 
-An item is a set of plans with a lower bound on their step. `Frontier` keeps the open items, `Frontier.explore` takes
-them in order until no bound is below the best plan's step or a budget is spent, and every plan that is not looked at is
-counted. What an item is and how it becomes smaller items is the caller's: equal devices (`exact.solve`) and mixed ones
-(`mixed.search`) search by this.
+A candidate is a set of plans that bounds itself and divides itself into smaller ones, down to a plan that is predicted;
+a space says where a search of it begins, and what ends it early. `Search` keeps the open candidates and expands them
+until no bound is below what a plan must be faster than; every plan that is not looked at is counted. That devices are
+equal (`equal.devices`) or of several kinds, with shares that differ (`mixed.devices`), is a choice of the space.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count as counter
-from typing import Generic, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from gnomon.search.budget import KeepGoing
 from gnomon.search.results import Counts
+from gnomon.search.shortlist import Likeness, Shortlist, Timed
 
-Item = TypeVar("Item")
+Ended = Literal["", "tries", "nodes", "budget"]
+"""What ended a search before its bounds did; empty where nothing did."""
+
+OnProgress = Callable[[int, float | None], None]
+"""Takes the points covered so far, and the step of the best plan, if there is one."""
+
+Plan = TypeVar("Plan", bound=Timed)
 
 
-class Frontier(Generic[Item]):
-    """The open items of one search."""
+class Candidate(Protocol):
+    """A set of plans."""
 
-    def __init__(self, points: Callable[[Item], int], counts: Counts) -> None:
-        """points: plans of an item. counts: where those go that are not looked at."""
-        self._points, self._counts = points, counts
-        self._heap: list[tuple[float, int, Item]] = []
+    @property
+    def points(self) -> int:
+        """Plans in it that may run, each counted once."""
+
+    @property
+    def likeness(self) -> Likeness | None:
+        """What its plans have in common; None where a plan needs only be faster than the best."""
+
+    @property
+    def distance(self) -> tuple[int, ...]:
+        """How far it is from a plan that most likely fits: what is looked at first while no plan was found."""
+
+    def expand(self, search: Search[Any], bound: float) -> Iterable[tuple[float, Candidate]]:
+        """The smaller candidates that it consists of, with a bound on each: no step of its plans takes less. What is
+        too large or cannot run is counted; a plan by itself is predicted, and kept. bound: its own."""
+
+
+class Searched(Protocol):
+    """A space of plans, as the search sees it."""
+
+    counts: Counts
+    prune: bool
+    """Whether bounds end anything; without it every legal plan is predicted, which shows that they are right."""
+
+    def spent(self) -> Ended:
+        """What ends the search now, whatever is open."""
+
+    def dives(self, search: Search[Any]) -> bool:
+        """Whether the next candidate is the one nearest to a plan, because no plan bounds what is worth a look."""
+
+    def last_resort(self, search: Search[Any]) -> None:
+        """Looks for one plan at least, once the search is ended with candidates open."""
+
+
+class Search(Generic[Plan]):
+    """One search under way."""
+
+    def __init__(self, space: Searched, kept: Shortlist[Plan], on_progress: OnProgress | None = None) -> None:
+        """kept: the plans that are looked for. on_progress: is called after every candidate."""
+        self.space, self.kept, self.counts, self.on_progress = space, kept, space.counts, on_progress
+        self.ended: Ended = ""
+        self.open_s = float("inf")
+        """The least bound of what was left; infinity where nothing was."""
+        self._heap: list[tuple[float, int, Candidate]] = []
         self._serial = counter()
 
-    def __len__(self) -> int:
-        return len(self._heap)
+    @property
+    def best(self) -> list[Plan]:
+        """What is kept of the plans that fit, the fastest first."""
+        return self.kept.best
 
-    def push(self, bound: float, item: Item) -> None:
-        """Opens an item. bound: no step of its plans takes less."""
-        heapq.heappush(self._heap, (bound, next(self._serial), item))
+    def run(self, roots: Iterable[tuple[float, Candidate]]) -> None:
+        """Best first, until nothing that is left can be better, or the search is ended: then candidates are left.
+        roots: the candidates of a whole space, with bounds."""
+        for bound, candidate in roots:
+            self.push(bound, candidate)
+        self.explore(self._goes_on)
+        if self._heap:
+            self.space.last_resort(self)
+        self.open_s = self._close(self.worst())
+        self.ended = self.ended if self.counts.left else ""
+        assert self.counts.covered == self.counts.space, (self.counts, "points must add up")
 
-    def pop(self) -> tuple[float, Item]:
-        """The item with the least bound; of equal ones, the one that was opened first."""
-        bound, _, item = heapq.heappop(self._heap)
-        return bound, item
+    def _goes_on(self) -> bool:
+        self.ended = self.space.spent()
+        return not self.ended
 
-    def pop_by(self, key: Callable[[Item], tuple[object, ...]]) -> tuple[float, Item]:
-        """The item that comes first by another order; of equal ones, the one with the least bound."""
-        at = min(range(len(self._heap)), key=lambda i: (*key(self._heap[i][2]), *self._heap[i][:2]))
-        bound, _, item = self._heap[at]
+    def worst(self) -> float:
+        """Seconds that every plan must be faster than."""
+        return self.kept.worst() if self.space.prune else float("inf")
+
+    def push(self, bound: float, candidate: Candidate) -> None:
+        """Opens a candidate, unless it is too slow already. bound: no step of its plans takes less."""
+        if bound >= self.worst():
+            self.counts.too_slow += candidate.points
+        else:
+            heapq.heappush(self._heap, (bound, next(self._serial), candidate))
+
+    def explore(self, keep_going: KeepGoing, *, dive: bool = False) -> None:
+        """Expands candidates until none is open that is worth it, or `keep_going()` says that there is no time left:
+        then they stay open. dive: always on from what is nearest to a plan."""
+        while self._heap and keep_going():
+            near = dive or self.space.dives(self)
+            bound, candidate = self._nearest() if near else heapq.heappop(self._heap)[::2]
+            if bound < self._worst_of(candidate):
+                for least, smaller in candidate.expand(self, bound):
+                    self.push(least, smaller)
+            else:
+                self.counts.too_slow += candidate.points
+                if not near and bound >= self.worst():  # and so are all others
+                    self._close(-float("inf"))
+            if self.on_progress is not None:
+                self.on_progress(self.counts.covered, self.best[0].step_s if self.best else None)
+
+    def _worst_of(self, candidate: Candidate) -> float:
+        """What the plans of a candidate must be faster than."""
+        likeness = candidate.likeness
+        if likeness is None or not self.space.prune:
+            return self.worst()
+        return self.kept.worst_of(*likeness)
+
+    def _nearest(self) -> tuple[float, Candidate]:
+        """The candidate nearest to a plan; of equal ones, the one with the least bound, and that was opened first."""
+        at = min(range(len(self._heap)), key=lambda i: (self._heap[i][2].distance, *self._heap[i][:2]))
+        bound, _, candidate = self._heap[at]
         self._heap[at] = self._heap[-1]
         self._heap.pop()
         heapq.heapify(self._heap)
-        return bound, item
+        return bound, candidate
 
-    def explore(
-        self,
-        expand: Callable[[Item, float], None],
-        worst: Callable[[], float],
-        keep_going: KeepGoing,
-        pop: Callable[[], tuple[float, Item]] | None = None,
-    ) -> None:
-        """Expands items until none is open whose bound is below `worst()`, or `keep_going()` says that the budget is
-        spent: then items are left open. pop: takes the next item, if not `Frontier.pop`."""
-        while self._heap and keep_going():
-            bound, item = (pop or self.pop)()
-            if bound >= worst():  # and so are all others
-                self._counts.too_slow += self._points(item)
-                self.leave(-float("inf"))
-            else:
-                expand(item, bound)
-
-    def leave(self, worst: float) -> float:
-        """Closes all items. Their plans are counted as too slow, or as left where the bound is below `worst`; the least
-        bound of these, infinity if there are none."""
+    def _close(self, worst: float) -> float:
+        """Closes all candidates. Their plans are counted as too slow, or as left where the bound is below `worst`; the
+        least bound of these, infinity if there are none."""
         least = float("inf")
-        for bound, _, item in self._heap:
+        for bound, _, candidate in self._heap:
             if bound >= worst:
-                self._counts.too_slow += self._points(item)
+                self.counts.too_slow += candidate.points
             else:
-                self._counts.left += self._points(item)
+                self.counts.left += candidate.points
                 least = min(least, bound)
         self._heap.clear()
         return least

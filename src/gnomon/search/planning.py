@@ -19,7 +19,7 @@ from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.bounds.families import Job
 from gnomon.search.budget import KeepGoing, always, until
-from gnomon.search.exact.solve import solve
+from gnomon.search.equal.solve import solve
 from gnomon.search.refinement.choices import runs
 from gnomon.search.refinement.neighbours import climb
 from gnomon.search.requests import (
@@ -56,7 +56,7 @@ def plan(
     keep_going: KeepGoing = always,
 ) -> Result:
     """The fastest plan that fits, and the next `top` - 1; with `diverse`, alternatives to it
-    (`exact.shortlist.Diverse`).
+    (`shortlist.Diverse`).
 
     model, cluster: as for `predict`. base: what the search does not vary; left out, the default plan, in a precision
     that the devices have. fixed: field of `Point` -> value. forbid: conditions such as `pp>1`. extra_choices: choices

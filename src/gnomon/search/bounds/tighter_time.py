@@ -62,27 +62,6 @@ class Loose:
         return "once" if self.ends.reduce.any() and not self.ends.blocked.any() else ""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Stalled:
-    """A point under ZeRO 2 whose ranks were looked at one by one."""
-
-    loose: Loose
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Played:
-    """A point whose schedule was played bare, and that can still be looked at rank by rank."""
-
-    loose: Loose
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Tight:
-    """A point whose bound on time is as good as it gets."""
-
-    loose: Loose
-
-
 class Tighten:
     """Bounds that play something."""
 

@@ -1,4 +1,4 @@
-"""Mixed: the search over plans whose devices are of several kinds.
+"""Plans over devices of several kinds, with shares, layers and axes that differ by kind.
 
-Left out: clusters of one kind (`exact`).
+Left out: clusters of one kind (`equal`).
 """

@@ -1,13 +1,13 @@
 """Whether any plan over heterogeneous devices fits: the search for the fastest one, in order of memory, not of time.
 
-`FirstFit` prices the points that hold least on their fullest rank first, and ends with the first one that fits. It has
-shown that none fits when it ends without one and `left` nothing. `roomiest` is a plan on devices of one kind that
-leaves much room: it most likely fits more work too.
+`first_fit` prices the points that hold least on their fullest rank first (`RoomyFirst`), and ends with the first one
+that fits. It has shown that none fits when it ends without one and `left` nothing. `roomiest` is a plan on devices of
+one kind that leaves much room: it most likely fits more work too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,17 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Workload
 from gnomon.prediction import predict
-from gnomon.search.exact.solve import Search
-from gnomon.search.mixed.bounds import Longs
+from gnomon.search.best_first import Search
+from gnomon.search.equal.devices import EqualDevices
+from gnomon.search.mixed.bounds import Doubles, Longs
+from gnomon.search.mixed.candidates import roots
+from gnomon.search.mixed.devices import MixedDevices
 from gnomon.search.mixed.pipelines import Node
 from gnomon.search.mixed.point_bounds import Rows
-from gnomon.search.mixed.search import PLAYED, Item, MixedSearch, Shaped
+from gnomon.search.mixed.results import MixedFound
 from gnomon.search.mixed.space import MixedBlock
 from gnomon.search.results import Found
+from gnomon.search.shortlist import First
 from gnomon.search.space.points import Point, Space
 from gnomon.software import Stack
 
@@ -41,53 +45,58 @@ ROOMY = 12
 """Plans on one kind that are predicted to find one with much room."""
 
 
-class FirstFit(MixedSearch):
+class RoomyFirst(MixedDevices):
     """Bounds are shares of what devices may hold."""
 
     most_nodes = FIT_NODES
+    shapes_apart = True
 
-    def worst(self) -> float:
-        """Nothing is looked at beyond the first plan that fits."""
-        return -float("inf") if self.best else float("inf")
+    def excludes(self, bound: float) -> bool:
+        """More than all of a device."""
+        return bound > 1
 
-    def _push(self, bound: float, item: Item) -> None:
-        if bound > 1:
-            self.counts.too_large += self._points(item)
-        else:  # points with room to spare before anything else: one of them will do
-            super()._push(bound - 2 if isinstance(item, Rows) and bound < SPARE else bound, item)
+    def order(self, bound: float, *, whole: bool) -> float:
+        """Points with room to spare before anything else: one of them will do."""
+        return super().order(bound - 2 if whole and bound < SPARE else bound, whole=whole)
 
-    def _may_fit(self, shaped: Shaped, ratio: float) -> None:
-        self._push(ratio, shaped)
+    def of_block(self, block: MixedBlock) -> float:
+        """The share of its device that the fullest rank holds at least."""
+        return self.bounds.least_ratio(block)
 
-    def _rough(self, block: MixedBlock) -> float:
-        return self.rows.least_ratio(block)
+    def of_rest(self, node: Node, used: Any, ahead: Any, ranks: int) -> Any:
+        """That of the block."""
+        return self.bounds.least_ratio(node.pipe.block)
 
-    def _level(self, node: Node, used: Any, ahead: Any, ranks: int) -> Any:
-        return self.rows.least_ratio(node.pipe.block)
-
-    def _most(self, node: Node, seconds: Any) -> Any:
+    def of_ranks(self, node: Node, seconds: Any) -> Any:
+        """Nothing is known of single ranks."""
         return 0.0
 
-    def _complete(self, block: MixedBlock, variants: Sequence[tuple[int, str]], layers: Longs, shares: Longs) -> None:
+    def completed(self, block: MixedBlock, variants: Sequence[tuple[int, str]], layers: Longs, shares: Longs,
+                  worst: float) -> Iterator[Rows]:  # fmt: skip
+        """Points of several variants, the roomiest first."""
         for variant in variants:
             made = Rows(block, variant, layers, shares, np.zeros(len(layers)), False)
-            self._push_sorted(made, self.rows.ratio(made))
+            yield from self._sorted(made, self.bounds.ratio(made))
 
-    def _play(self, item: Rows) -> None:
-        part = item.part(slice(0, PLAYED))
-        if len(item.bounds) > PLAYED:
-            self._push_rows(item.part(slice(PLAYED, None)))
-        bounds = part.bounds
-        if item.block.shape.pp > 1:
-            bounds = np.maximum(bounds, self.rows.ratio(part, played=True))
-        self._push_sorted(replace(part, played=True), bounds)
+    def played(self, part: Rows) -> Rows:
+        """The same by better bounds."""
+        ratios = part.bounds
+        if part.block.shape.pp > 1:
+            ratios = np.maximum(ratios, self.bounds.ratio(part, played=True))
+        return next(self._sorted(replace(part, played=True), ratios), part.part(slice(0, 0), played=True))
 
-    def _push_sorted(self, item: Rows, ratios: Any) -> None:
-        """Those that may fit, the least first."""
-        fits = np.flatnonzero(ratios <= 1)
-        self.counts.too_large += len(ratios) - len(fits)
-        if len(fits):
-            self._push_rows(item.part(fits[np.argsort(ratios[fits], kind="stable")], ratios))
+    def _sorted(self, rows: Rows, ratios: Doubles) -> Iterator[Rows]:
+        """Those that may fit, the least first, if there are any."""
+        able = self.fitting(ratios)
+        if len(able):
+            yield rows.part(able[np.argsort(ratios[able], kind="stable")], ratios)
+
+
+def first_fit(devices: RoomyFirst) -> Search[MixedFound]:
+    """The search for the first plan that fits, ended."""
+    search = Search(devices, First[MixedFound](1))
+    search.run(roots(devices))
+    return search
 
 
 def roomiest(
@@ -95,15 +104,15 @@ def roomiest(
 ) -> Found | None:
     """Of a space of plans on one kind of device, that which fits and holds the least by a bound; None if of the first
     ROOMY meshes none fits."""
-    search = Search(graph, cluster, workload, space, stack, Goal(memory_bytes=limit_bytes))
+    devices = EqualDevices(graph, cluster, workload, space, stack, Goal(memory_bytes=limit_bytes))
     able: list[tuple[float, Point]] = []
-    for _, family in search.blocks.families():
-        for schedule, virtual, columns in search.blocks.legality.scheduled(family.pp, family.dp).rows:
-            held = search.blocks.memory.held(family, schedule, virtual)
+    for _, family in devices.blocks.families():
+        for schedule, virtual, columns in devices.blocks.legality.scheduled(family.pp, family.dp).rows:
+            held = devices.blocks.memory.held(family, schedule, virtual)
             for column in columns:
-                block = search.opening.block(family, schedule, virtual, column)
+                block = devices.opening.block(family, schedule, virtual, column)
                 least = int(np.argmin(held[:, column]))
-                able += [(float(held[least, column]), point) for point in search.opening.points(block, [least])]
+                able += [(float(held[least, column]), point) for point in devices.opening.points(block, [least])]
     meshes: set[object] = set()
     for held_bytes, point in sorted(able):
         if held_bytes > limit_bytes or len(meshes) == ROOMY:

@@ -1,6 +1,6 @@
 """The fastest plan for a cluster of heterogeneous devices, and what it gains over equal shares or fewer devices.
 
-`plan_mixed` searches the plans over several kinds of device (`mixed.search`), the same with equal shares and
+`plan_mixed` searches the plans over several kinds of device (`mixed.devices`), the same with equal shares and
 layers, and each kind of device alone, by the search for equal devices. Leaves out what `mixed.space` leaves out.
 """
 
@@ -20,16 +20,19 @@ from gnomon.plans import Goal, Plan, Workload
 from gnomon.plans.precision import default_precision
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.predict import PLAIN_STACK
+from gnomon.search.best_first import Ended, OnProgress, Search
 from gnomon.search.budget import KeepGoing, always
-from gnomon.search.exact.solve import solve
+from gnomon.search.equal.solve import solve
 from gnomon.search.mixed import by_speed
 from gnomon.search.mixed.bounds import LayerTables
-from gnomon.search.mixed.first_fit import FIT_TRIES, FirstFit, roomiest
+from gnomon.search.mixed.candidates import roots
+from gnomon.search.mixed.devices import TRIES, Large, MixedDevices
+from gnomon.search.mixed.first_fit import FIT_TRIES, RoomyFirst, first_fit, roomiest
 from gnomon.search.mixed.results import MixedFound, fits
-from gnomon.search.mixed.search import TRIES, Ended, Large, MixedSearch
 from gnomon.search.mixed.space import MixedSpace, make_mixed_space
 from gnomon.search.requests import SPARING, check_request, with_fixed_batch
 from gnomon.search.results import Counts, pick_diverse
+from gnomon.search.shortlist import Fastest
 from gnomon.search.space.points import Limit, divisors, make_space, parse_limit
 from gnomon.software import Stack
 
@@ -75,16 +78,32 @@ BY_SPEED = 8
 """Plans with shares by speed that are predicted however short the budget is."""
 
 
-def _by_speed(
-    search: MixedSearch, space: MixedSpace, tables: LayerTables, limits: tuple[int, ...], keep_going: KeepGoing
-) -> Iterator[MixedFound]:
+def _by_speed(devices: MixedDevices, tables: LayerTables, keep_going: KeepGoing) -> Iterator[MixedFound]:
     """Data parallelism with shares by speed, as far as it runs and fits, while there is time; BY_SPEED in any case."""
-    for tried, point in enumerate(by_speed.points(space, tables)):
+    for tried, point in enumerate(by_speed.points(devices.space, tables)):
         if tried >= BY_SPEED and not keep_going():
             return
-        made = search.predicted(point)
-        if not isinstance(made, str) and fits(made, space.kinds, limits):
+        made = devices.predicted(point)
+        if not isinstance(made, str) and fits(made, devices.space.kinds, devices.limits):
             yield MixedFound(point=point, plan=made.plan, prediction=made, kinds=tuple(sorted(set(point.kinds))))
+
+
+def search_mixed(
+    devices: MixedDevices,
+    *,
+    top: int = 1,
+    known: Sequence[MixedFound] = (),
+    on_progress: OnProgress | None = None,
+) -> Search[MixedFound]:
+    """The search for the fastest plan of a space over kinds, ended. top: plans that are kept, the next being those met
+    on the way. known: plans that were predicted already."""
+    kept = Fastest[MixedFound](top)
+    for candidate in known:
+        kept.add(candidate)
+    devices.know(known)
+    search = Search(devices, kept, on_progress)
+    search.run(roots(devices))
+    return search
 
 
 def memory_limits(kinds: tuple[Kind, ...], goal: Goal) -> tuple[int, ...]:
@@ -142,21 +161,18 @@ def plan_mixed(
     asked = _Asked(graph=graph, cluster=machines, workload=workload, stack=stack, base=base, fixed=fixed, limits=limits)
     first = first or keep_going
     alone, predicted, unfinished = _each_alone(asked, space.kinds, allowed, first)
-    even = MixedSearch(
-        tables, workload, stack, even_space, allowed, tries=tries, most_nodes=most_nodes, keep_going=first
+    even = search_mixed(
+        MixedDevices(tables, workload, stack, even_space, allowed, tries=tries, most_nodes=most_nodes, keep_going=first)
     )
-    even.run()
     size = space.size
-    progress = None if on_progress is None else lambda done: on_progress(done, size)
-    plain = list(_by_speed(even, space, tables, allowed, keep_going))
+    progress: OnProgress | None = None if on_progress is None else lambda done, _: on_progress(done, size)
+    whole = MixedDevices(
+        tables, workload, stack, space, allowed, tries=tries, most_nodes=most_nodes, keep_going=keep_going
+    )
+    plain = list(_by_speed(whole, tables, keep_going))
     every = [candidate for candidate in (*(f for _, f in alone), *even.best, *plain, *known) if candidate is not None]
     begin = list({candidate.plan: candidate for candidate in every}.values())
-    search = MixedSearch(
-        tables, workload, stack, space, allowed,
-        top=tries if diverse else top, tries=tries, known=begin, on_progress=progress, most_nodes=most_nodes,
-        keep_going=keep_going,
-    )  # fmt: skip
-    search.run()
+    search = search_mixed(whole, top=tries if diverse else top, known=begin, on_progress=progress)
     if not search.best:
         raise PlanError(_nothing_fits(graph, machines, space, search))
     best = tuple(search.best)
@@ -170,7 +186,7 @@ def plan_mixed(
         space=space,
         best=best,
         counts=search.counts,
-        bound_s=min(search.bound_s, best[0].step_s),
+        bound_s=min(search.open_s, best[0].step_s),
         equal=even.best[0] if even.best else None,
         alone=alone,
         predicted=predicted + even.counts.priced + search.counts.priced,
@@ -253,8 +269,9 @@ def fitting(
 
     if quick := alone(True):
         return quick
-    search = FirstFit(tables, workload, stack, space, allowed, tries=tries, large=large, keep_going=keep_going)
-    search.run()
+    search = first_fit(
+        RoomyFirst(tables, workload, stack, space, allowed, tries=tries, large=large, keep_going=keep_going)
+    )
     if search.best:
         return search.best[0]
     left = f"; {search.counts.left:,} plans over several kinds were not looked at" if search.counts.left else ""
@@ -338,7 +355,7 @@ def part_of(cluster: Cluster, kind: Kind) -> Cluster:
     return replace(cluster, name=f"{kind.name} of {cluster.name}", groups=tuple(groups))
 
 
-def _nothing_fits(graph: Graph, cluster: Cluster, space: MixedSpace, search: MixedSearch) -> str:
+def _nothing_fits(graph: Graph, cluster: Cluster, space: MixedSpace, search: Search[MixedFound]) -> str:
     counts = search.counts
     if not counts.space:
         sizes = " and ".join(f"{kind.node.count} of {kind.name}" for kind in space.kinds)

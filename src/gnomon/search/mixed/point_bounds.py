@@ -1,7 +1,7 @@
 """Points of a block that have one variant: bounds on their steps and on the memory of their ranks, as arrays.
 
 `Bounds.bounds` and `Bounds.ratio` answer for all points of `Rows` at once. What they add up is in `mixed.bounds`, with
-proofs. Leaves out which points are looked at (`mixed.search`).
+proofs. Leaves out which points are looked at (`best_first`).
 """
 
 from __future__ import annotations

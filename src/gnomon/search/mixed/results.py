@@ -1,6 +1,6 @@
 """Plans that a search over mixed devices keeps, and whether one fits.
 
-Leaves out how it looked for them (`mixed.search`) and what the whole answer says (`mixed.plan_mixed.MixedResult`).
+Leaves out how it looked for them (`best_first`) and what the whole answer says (`mixed.plan_mixed.MixedResult`).
 """
 
 from __future__ import annotations

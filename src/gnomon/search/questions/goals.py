@@ -20,10 +20,10 @@ from gnomon.hardware import Cluster, Rent, rent
 from gnomon.hardware.kinds import is_mixed, kinds_of
 from gnomon.plans import Goal, Plan, Workload
 from gnomon.search.budget import always
-from gnomon.search.exact.solve import solve
+from gnomon.search.equal.solve import solve
+from gnomon.search.mixed.devices import TRIES, Large
 from gnomon.search.mixed.plan_mixed import NOT_TRIED, SPENT, fitting, memory_limits, plan_mixed
 from gnomon.search.mixed.results import MixedFound
-from gnomon.search.mixed.search import TRIES, Large
 from gnomon.search.refinement.make_fit import Fitted, Spare, Squeeze
 from gnomon.search.requests import check_request
 from gnomon.search.results import Found, Result

@@ -17,8 +17,8 @@ from gnomon.hardware import Cluster, rent
 from gnomon.hardware.kinds import is_mixed
 from gnomon.models.presets import Config, build
 from gnomon.plans import Workload
+from gnomon.search.mixed.devices import Large
 from gnomon.search.mixed.plan_mixed import NOT_TRIED, SPENT
-from gnomon.search.mixed.search import Large
 from gnomon.search.questions.goals import Case, Question, further, large_of, like_of, others
 
 Rule = Literal["layers", "hidden", "both"]

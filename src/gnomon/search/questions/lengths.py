@@ -24,7 +24,7 @@ from gnomon.plans.precision import default_precision
 from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.budget import KeepGoing, always
-from gnomon.search.exact.solve import solve
+from gnomon.search.equal.solve import solve
 from gnomon.search.refinement.changes import changes
 from gnomon.search.requests import check_request
 from gnomon.search.results import memory_limit

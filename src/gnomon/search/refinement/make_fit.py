@@ -16,7 +16,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import Prediction, host_memory, predict
-from gnomon.search.exact.solve import solve
+from gnomon.search.equal.solve import solve
 from gnomon.search.refinement.choices import BUCKETS, Choice, Value
 from gnomon.search.results import Found, memory_limit
 from gnomon.search.space.points import Limit, Point, Space, make_space

@@ -13,7 +13,7 @@ from gnomon.prices.allocator import workspace_bytes
 from gnomon.search.bounds.families import Doubles, Family, Job, Pipeline, v_placed
 from gnomon.search.bounds.in_flight import under_way
 from gnomon.search.bounds.point_memory import least_held, room, state_sizes
-from gnomon.search.exact.legality import Choices, Legality
+from gnomon.search.equal.legality import Choices, Legality
 
 ROUNDED = 64.0
 """Bytes: a mean of whole elements may be rounded up too far."""

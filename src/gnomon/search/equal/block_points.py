@@ -39,8 +39,8 @@ from gnomon.search.bounds.peak_memory import groups, least_peak
 from gnomon.search.bounds.point_memory import held_bytes, inside_bytes, unsharded
 from gnomon.search.bounds.point_time import Sharding, streams, waiting
 from gnomon.search.bounds.tighter_time import Loose, Tighten
-from gnomon.search.exact.blocks import SLACK, Blocks
-from gnomon.search.exact.legality import Choice
+from gnomon.search.equal.blocks import SLACK, Blocks
+from gnomon.search.equal.legality import Choice
 from gnomon.search.space.points import Point, Recompute
 
 KEPT = 1024

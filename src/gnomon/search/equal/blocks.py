@@ -33,15 +33,15 @@ from gnomon.search.bounds.families import (
 from gnomon.search.bounds.layer_tables import KindTable
 from gnomon.search.bounds.point_time import adding_s
 from gnomon.search.budget import KeepGoing, always
-from gnomon.search.exact.block_memory import BlockMemory
-from gnomon.search.exact.legality import Legality
+from gnomon.search.equal.block_memory import BlockMemory
+from gnomon.search.equal.legality import Legality
 from gnomon.search.results import Counts
 
 SLACK = 1e-9
 """Bounds are lowered by this share: sums of floats are rounded."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """Blocks of one family and schedule that have not been opened, the least bound first."""
 
@@ -52,6 +52,13 @@ class Row:
     """Index of a microbatch size of each block."""
     bounds: tuple[float, ...]
     """Of each block."""
+
+    @property
+    def rest(self) -> Row | None:
+        """Without the block that has the least bound; None if it is the last."""
+        if len(self.columns) == 1:
+            return None
+        return replace(self, columns=self.columns[1:], bounds=self.bounds[1:])
 
 
 class Blocks:

@@ -2,24 +2,40 @@
 
 `Shortlist` keeps the fastest; `Diverse` of each sort (ranks on each axis, recomputation, ZeRO stage) the fastest, and
 of these the fastest, few of one mesh. Both say what a plan must be faster than to change them, so that a search that
-leaves out the others finds exactly what predicting every plan would. Leaves out the search (`solve`).
+leaves out the others finds exactly what predicting every plan would. `Fastest` looks for the one fastest plan alone,
+`First` for any that fits. Leaves out the search (`best_first`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Generic, Protocol, TypeVar
 
 from gnomon.search.results import UP_TO, Found, Ranks, Sort, sort_of_point
 
+Likeness = tuple[Ranks, Sort | None]
+"""Ranks on each axis, and the sort where plans are of one."""
 
-class Shortlist:
+
+class Timed(Protocol):
+    """A plan that was predicted."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+
+
+Plan = TypeVar("Plan", bound=Timed)
+
+
+class Shortlist(Generic[Plan]):
     """The `few` fastest plans."""
 
     def __init__(self, few: int) -> None:
         self.few = few
-        self.best: list[Found] = []
+        self.best: list[Plan] = []
 
-    def add(self, candidate: Found) -> None:
+    def add(self, candidate: Plan) -> None:
         """A plan that fits."""
         self.best = sorted([*self.best, candidate], key=lambda candidate: candidate.step_s)[: self.few]
 
@@ -32,7 +48,23 @@ class Shortlist:
         return self.worst()
 
 
-class Diverse(Shortlist):
+class Fastest(Shortlist[Plan]):
+    """The fastest plan; the next `few` - 1 are those met on the way."""
+
+    def worst(self) -> float:
+        """What a plan must be faster than to be looked at."""
+        return self.best[0].step_s if self.best else float("inf")
+
+
+class First(Shortlist[Plan]):
+    """The first plan that fits."""
+
+    def worst(self) -> float:
+        """Nothing is looked at beyond it."""
+        return -float("inf") if self.best else float("inf")
+
+
+class Diverse(Shortlist[Found]):
     """The `few` fastest that are unlike; none that takes more than UP_TO times the best one's step.
 
     Proof that what is left out does not matter: going through sorts by the step of their fastest plan, those of a mesh

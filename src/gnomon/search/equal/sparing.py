@@ -15,7 +15,7 @@ import numpy as np
 
 from gnomon import orders
 from gnomon.search.bounds.families import Family
-from gnomon.search.exact.blocks import Blocks
+from gnomon.search.equal.blocks import Blocks
 from gnomon.search.space.points import Point, Recompute
 
 ROOMY = 0.85, 0.93

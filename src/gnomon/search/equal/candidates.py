@@ -1,0 +1,245 @@
+"""Sets of plans over equal devices, from a family down to one plan: each bounds itself and divides itself.
+
+    OfFamily ─ OfRow ─ OfGroup ─┬─ FirstBound ─ Stalled (ZeRO 2) ─ Played (ZeRO 3) ─ Tight ─┬─ predicted
+                                └─ OfPoint (no norm at which ranks meet) ──────────────┘
+
+From `FirstBound` to `Tight` the plan is the same, and its bound gets better. Bounds are those of `blocks`,
+`block_points` and `bounds.tighter_time`. Leaves out the order in which they are looked at (`best_first`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gnomon.search.best_first import Candidate, Search
+from gnomon.search.bounds.families import Family, partly_split
+from gnomon.search.bounds.tighter_time import Loose
+from gnomon.search.equal.block_points import Group
+from gnomon.search.equal.blocks import SLACK, Row
+from gnomon.search.equal.devices import EqualDevices
+from gnomon.search.results import Found, sort_of_point
+from gnomon.search.shortlist import Likeness
+from gnomon.search.space.points import Point
+
+Smaller = Iterator[tuple[float, Candidate]]
+"""Candidates with bounds on them."""
+
+
+def _of_family(devices: EqualDevices, family: Family, depth: int) -> tuple[int, int]:
+    """Plans that keep the least come first, of these what is nearest to a plan."""
+    return int(family.recompute != devices.sparest), -depth
+
+
+def _ranks(family: Family) -> Likeness:
+    return (family.pp, family.dp, family.cp, family.tp, family.ep), None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OfFamily:
+    """Plans of one family: axes, layout and recomputation are given."""
+
+    devices: EqualDevices
+    family: Family
+
+    @property
+    def points(self) -> int:
+        """Points that stand for themselves and may run: illegal ones and duplicates are counted before."""
+        return self.devices.blocks.points(self.family)
+
+    @property
+    def likeness(self) -> Likeness:
+        """Their ranks."""
+        return _ranks(self.family)
+
+    @property
+    def distance(self) -> tuple[int, ...]:
+        """The farthest."""
+        return _of_family(self.devices, self.family, 0)
+
+    def expand(self, search: Search[Found], bound: float) -> Smaller:
+        """Its rows."""
+        for row in self.devices.blocks.rows(self.family):
+            yield max(bound, row.bounds[0]), OfRow(self.devices, row)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OfRow:
+    """Plans of one family and schedule, in blocks by the size of a microbatch."""
+
+    devices: EqualDevices
+    row: Row
+
+    @property
+    def points(self) -> int:
+        """In all its blocks."""
+        return len(self.devices.blocks.legality.choices(self.row.family).kept) * len(self.row.columns)
+
+    @property
+    def likeness(self) -> Likeness:
+        """Their ranks."""
+        return _ranks(self.row.family)
+
+    @property
+    def distance(self) -> tuple[int, ...]:
+        """After families."""
+        return _of_family(self.devices, self.row.family, 1)
+
+    def expand(self, search: Search[Found], bound: float) -> Smaller:
+        """The groups of the block with the least bound, and the row of the others."""
+        row, opening = self.row, self.devices.opening
+        block = opening.block(row.family, row.schedule, row.virtual, row.columns[0])
+        if not self.devices.prune:
+            for point in opening.points(block):
+                yield 0.0, OfPoint(self.devices, point)
+        else:
+            for least, group in opening.open(block):
+                yield max(bound, least), OfGroup(self.devices, group)
+        if rest := row.rest:
+            yield max(bound, rest.bounds[0]), OfRow(self.devices, rest)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OfGroup:
+    """Plans of one block whose actions last equally long."""
+
+    devices: EqualDevices
+    group: Group
+
+    @property
+    def points(self) -> int:
+        """One a way of sharding."""
+        return len(self.group.members)
+
+    @property
+    def likeness(self) -> Likeness:
+        """Their ranks."""
+        return _ranks(self.group.block.family)
+
+    @property
+    def distance(self) -> tuple[int, ...]:
+        """After rows."""
+        return _of_family(self.devices, self.group.block.family, 2)
+
+    def expand(self, search: Search[Found], bound: float) -> Smaller:
+        """The same with a better bound if that is worth its time, else its points."""
+        opening = self.devices.opening
+        if self.group.rough:
+            least, group = opening.better(self.group)
+            yield max(bound, least), OfGroup(self.devices, group)
+            return
+        for least, member in opening.members(self.group):
+            one = OfPoint(self.devices, member) if isinstance(member, Point) else FirstBound(self.devices, member)
+            yield max(bound, least), one
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OfPoint:
+    """One plan, of which no better bound is known: it is predicted next."""
+
+    devices: EqualDevices
+    point: Point
+
+    @property
+    def points(self) -> int:
+        """Itself."""
+        return 1
+
+    @property
+    def likeness(self) -> Likeness:
+        """Its ranks and its sort."""
+        sort = sort_of_point(self.point)
+        return sort[0], sort
+
+    @property
+    def distance(self) -> tuple[int, ...]:
+        """The nearest."""
+        return int(self.point.recompute != self.devices.sparest), -7
+
+    def expand(self, search: Search[Found], bound: float) -> Smaller:
+        """Its prediction."""
+        self.devices.predict(self.point, search)
+        return iter(())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _OfLoose:
+    """One plan whose bound can still be made better."""
+
+    devices: EqualDevices
+    loose: Loose
+
+    depth = 0
+
+    @property
+    def points(self) -> int:
+        """Itself."""
+        return 1
+
+    @property
+    def likeness(self) -> Likeness:
+        """Its ranks and its sort."""
+        sort = sort_of_point(self.loose.point)
+        return sort[0], sort
+
+    @property
+    def distance(self) -> tuple[int, ...]:
+        """The nearer, the better its bound is."""
+        return int(self.loose.point.recompute != self.devices.sparest), -self.depth
+
+    def played(self, search: Search[Found], bound: float) -> Smaller:
+        """The same with its schedule played bare, unless it is too large."""
+        if not self.devices.too_large(self.loose):
+            least = max(bound, self.devices.tighten.bound(self.loose, search.worst()) * (1 - SLACK))
+            yield least, Played(self.devices, self.loose) if self.loose.gathers else Tight(self.devices, self.loose)
+
+
+class FirstBound(_OfLoose):
+    """With the bound of its group's members."""
+
+    __slots__ = ()
+    depth = 3
+
+    def expand(self, search: Search[Found], bound: float) -> Smaller:
+        """Under ZeRO 2 its ranks are looked at one by one first, which costs less than playing."""
+        if self.loose.reductions == "stages" and not partly_split(self.loose.point.schedule):
+            least = self.devices.tighten.stalled(self.loose) * (1 - SLACK)
+            yield max(bound, least), Stalled(self.devices, self.loose)
+        else:
+            yield from self.played(search, bound)
+
+
+class Stalled(_OfLoose):
+    """Under ZeRO 2, with its ranks looked at one by one."""
+
+    __slots__ = ()
+    depth = 4
+
+    def expand(self, search: Search[Found], bound: float) -> Smaller:
+        """Played."""
+        return self.played(search, bound)
+
+
+class Played(_OfLoose):
+    """Under ZeRO 3, with its schedule played bare."""
+
+    __slots__ = ()
+    depth = 5
+
+    def expand(self, search: Search[Found], bound: float) -> Smaller:
+        """With a few ranks played by themselves, layer by layer."""
+        least = self.devices.tighten.single(self.loose) * (1 - SLACK)
+        yield max(bound, least), Tight(self.devices, self.loose)
+
+
+class Tight(_OfLoose):
+    """Its bound on time is as good as it gets."""
+
+    __slots__ = ()
+    depth = 6
+
+    def expand(self, search: Search[Found], bound: float) -> Smaller:
+        """Its prediction, unless it is too large."""
+        if not self.devices.too_large(self.loose):
+            self.devices.predict(self.loose.point, search)
+        return iter(())

@@ -1,0 +1,153 @@
+"""A space of plans over equal devices, as the search sees it: what its candidates share.
+
+`EqualDevices` holds prices, bounds and counts, predicts a point, and says what ends a search early and what it does
+then. Leaves out the candidates (`candidates`) and the order in which they are looked at (`best_first`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from gnomon.errors import PlanError, ProgramError
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster
+from gnomon.plans import Goal, Workload
+from gnomon.prediction import Timed, host_memory
+from gnomon.search.best_first import Ended, Search
+from gnomon.search.bounds.families import Family, Job
+from gnomon.search.bounds.tighter_time import Loose, Tighten
+from gnomon.search.budget import KeepGoing, always
+from gnomon.search.equal.block_points import Opening
+from gnomon.search.equal.blocks import Blocks
+from gnomon.search.equal.sparing import sparest, sparing_points
+from gnomon.search.results import Counts, Found, Result, memory_limit, sort_of_point, why_not
+from gnomon.search.shortlist import Diverse
+from gnomon.search.space.points import Point, Space
+from gnomon.software import Stack
+
+DIVE, DEEP = 8, 24
+"""After so many predicted plans of which none fits, plans that keep the least are looked for first, until so many
+more were predicted."""
+
+OVERTIME = 16
+"""Plans that spare memory and are predicted after the budget is spent, as long as none was found that fits."""
+
+FEW = 3
+"""Of these so many that fit are enough."""
+
+
+class EqualDevices:
+    """A space of plans over equal devices, with what its candidates share: prices, bounds, counts."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        workload: Workload,
+        space: Space,
+        stack: Stack,
+        goal: Goal,
+        *,
+        near: int = 1,
+        prune: bool = True,
+        job: Job | None = None,
+        keep_going: KeepGoing = always,
+    ) -> None:
+        """near: plans that are kept of those that are faster and do not fit."""
+        self.graph, self.cluster, self.workload, self.space = graph, cluster, workload, space
+        self.stack, self.goal, self.prune, self.keep_going = stack, goal, prune, keep_going
+        self.job = job or Job(graph, cluster, workload, stack, space)
+        self.counts = Counts(space=space.size)
+        self.limit = memory_limit(cluster, goal)
+        self.tighten = Tighten(self.job)
+        self.blocks = Blocks(self.job, self.counts, self.limit, prune=prune)
+        self.opening = Opening(self.blocks, self.tighten)
+        self.sparest = sparest(space.recompute)
+        """The way of recomputing that keeps least."""
+        self.near: list[Found] = []
+        self.smallest: Found | None = None
+        """Of the plans that were predicted and do not fit, the one with the lowest peak."""
+        self._most_near = near
+        self._families: list[tuple[float, Family]] = []
+
+    def families(self) -> list[tuple[float, Family]]:
+        """What a search begins with, with bounds; once there is no time left, of 0."""
+        self._families = list(self.blocks.families(self.keep_going))
+        return self._families
+
+    def spent(self) -> Ended:
+        """The budget alone ends it."""
+        return "" if self.keep_going() else "budget"
+
+    def dives(self, search: Search[Any]) -> bool:
+        """While none of several plans that were predicted fits, and so nothing bounds what is worth a look."""
+        return self.prune and not search.best and DIVE <= self.counts.priced < DIVE + DEEP
+
+    def last_resort(self, search: Search[Any]) -> None:
+        """A plan that fits, if none was found so far, among those that keep the least. Their points stay counted as
+        what they are found in."""
+        if search.best:
+            return
+        before = replace(self.counts, why=dict(self.counts.why))
+        wanted = [(bound, family) for bound, family in self._families if family.recompute == self.sparest]
+        priced = [family for bound, family in wanted if bound] or [family for _, family in wanted]
+        for point in islice(sparing_points(self.blocks, priced), OVERTIME):
+            self.predict(point, search)
+            if len(search.best) >= FEW:
+                break
+        self.counts.priced, self.counts.illegal, self.counts.why = before.priced, before.illegal, before.why
+
+    def too_large(self, loose: Loose) -> bool:
+        """Whether a better bound on memory rules a point out, which is then counted; not asked before `near` is full,
+        since what refines a search begins at plans that almost fit too."""
+        if not self.prune or len(self.near) < self._most_near or self.opening.fits(loose):
+            return False
+        self.counts.too_large += 1
+        return True
+
+    def predict(self, point: Point, search: Search[Found]) -> None:
+        """What the simulator says; kept where it fits and is fast enough."""
+        plan = self.space.plan(point)
+        try:
+            timed = Timed.of(self.graph, self.cluster, plan, self.workload, self.stack)
+        except (PlanError, ProgramError) as error:
+            self.counts.reject(why_not(error), 1)
+            return
+        self.counts.priced += 1
+        sort = sort_of_point(point)
+        if timed.step_s >= search.kept.worst_of(sort[0], sort) and len(self.near) >= self._most_near:
+            return  # whether it fits does not matter
+        prediction = timed.prediction()
+        made = Found(point=point, plan=plan, prediction=prediction)
+        if all(rank.peak_bytes <= self.limit for rank in prediction.memory) and host_memory(prediction).fits_in(
+            self.limit
+        ):
+            search.kept.add(made)
+            return
+        if self.smallest is None or prediction.tightest.peak_bytes < self.smallest.prediction.tightest.peak_bytes:
+            self.smallest = made
+        if len(self.near) < self._most_near:
+            self.near = sorted([*self.near, made], key=lambda candidate: candidate.step_s)
+
+    def result(self, search: Search[Found]) -> Result:
+        """What a search of it found."""
+        least = self.blocks.memory.least
+        return Result(
+            graph=self.graph,
+            cluster=self.cluster,
+            workload=self.workload,
+            stack=self.stack,
+            goal=self.goal,
+            space=self.space,
+            best=tuple(search.best),
+            diverse=isinstance(search.kept, Diverse),
+            counts=self.counts,
+            limit_bytes=self.limit,
+            near=tuple(self.near),
+            smallest=self.smallest,
+            open_s=search.open_s if self.counts.left else None,
+            least_bytes=int(least) if least < float("inf") else None,
+            why_illegal=dict(sorted(self.counts.why.items(), key=lambda item: -item[1])),
+        )

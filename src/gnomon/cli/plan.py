@@ -34,6 +34,7 @@ from gnomon.report.planning import plan_text, result_mapping
 from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
 from gnomon.request.exported import comes_back, exportable
+from gnomon.request.model import is_job_file
 from gnomon.search import Found, Result, parse_limit, pick_diverse, plan
 from gnomon.search.mixed.devices import TRIES
 from gnomon.search.passes import Improved, improve
@@ -44,10 +45,17 @@ from gnomon.software import own
 
 def run(given: PlanOptions) -> int:
     """Search, print, write."""
+    if is_like(given):
+        status: int = load_late("gnomon.cli.plan_like:run")(given)
+        return status
+    if not given.model:
+        raise InputError("no model; give a name (`gnomon catalogue models`), a config.json, or a job file with --like")
+    if beside := [name for name in ("--to", *BESIDE) if getattr(given, BESIDE.get(name, "to"))]:
+        raise InputError(f"{beside[0]} goes with a job file; give it with --like FILE")
     refuse_others(given)
     options = given if given.serve else whole_model(given)
     if options.serve:
-        status: int = load_late("gnomon.cli.plan_serve:run")(options)
+        status = load_late("gnomon.cli.plan_serve:run")(options)
         return status
     asked = Asked.read(options)
     mixed = is_mixed(asked.machines)
@@ -67,6 +75,17 @@ def run(given: PlanOptions) -> int:
         check_try(options, asked.machines, asked.stack)
         limit_of(options)
     return _one(options, asked)
+
+
+BESIDE = {
+    "--model": "network", "--set": "settings", "--vocab-size": "vocab_size", "--strict": "strict",
+}  # fmt: skip
+"""Option beside a job file -> its field."""
+
+
+def is_like(options: PlanOptions) -> bool:
+    """Whether a job file is to be changed."""
+    return options.like is not None or options.source is not None or is_job_file(options.model)
 
 
 def _varied(options: PlanOptions, asked: Asked) -> int:
@@ -155,7 +174,7 @@ def _search(asked: Asked, top: int, budget: Budget, *, diverse: bool) -> Result:
     return result
 
 
-def _searched(options: PlanOptions, asked: Asked, budget: Budget) -> Improved:
+def searched(options: PlanOptions, asked: Asked, budget: Budget) -> Improved:
     """The search, uneven stages, and the choices beyond both."""
     result = exportable(_found(options, asked, budget), asked.target)
     if asked.chosen.asked and asked.stack is PLAIN_STACK:
@@ -187,7 +206,7 @@ def _one(options: PlanOptions, asked: Asked) -> int:
     """The fastest plan: searched, tried if asked, written and printed."""
     cost = rent(asked.machines, _prices(options, asked.machines))
     with Budget(options.budget, ONE) as budget:
-        made = _searched(options, asked, budget)
+        made = searched(options, asked, budget)
         lost = None if options.mtbf is None else compared(asked, made.result, made.best, options.mtbf, budget)
     result, assumed = made.result, asked.assumed
     best = made.best if lost is None else lost.best

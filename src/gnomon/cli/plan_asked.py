@@ -33,7 +33,7 @@ from gnomon.hardware.kinds import is_mixed
 from gnomon.plans import Goal, Optimizer, Plan, RouterLoad, Workload
 from gnomon.plans.check import sample_tokens
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.request.exported import Target, based, lacks, target
+from gnomon.request.exported import Says, based, lacks, target
 from gnomon.request.model import read_config, too_long, with_inputs
 from gnomon.request.runnable import refuse_unrunnable
 from gnomon.search.checkpointing.improve import check_stack
@@ -74,8 +74,8 @@ class Asked:
     goal: Goal
     assumed: list[str]
     """What was not said, and how it was filled in."""
-    target: Target | None = None
-    """The program whose files say the plans that are offered."""
+    target: Says | None = None
+    """The files that say the plans which are offered."""
 
     @property
     def job(self) -> tuple[Graph, Cluster, Workload, Stack, Goal]:

@@ -71,8 +71,13 @@ class Request:
     """What was not said, and how it was filled in."""
     notes: tuple[str, ...]
     """What the model's or the job's file says that is not predicted."""
-    terms: Terms | None
-    """The job file's own words for changes; None where they are not known."""
+    job: Job | None
+    """The job file as it was read; None where there is none."""
+
+    @property
+    def terms(self) -> Terms | None:
+        """The job file's own words for changes; None where they are not known."""
+        return None if self.job is None else self.job.terms
 
 
 def request_of_plan(path: str) -> Request:
@@ -124,7 +129,7 @@ def read_request(given_options: TrainingOptions, lengths: tuple[int, ...] = ()) 
         stack=stack,
         assumed=tuple(assumed),
         notes=notes,
-        terms=None if job is None else job.terms,
+        job=job,
     )
 
 

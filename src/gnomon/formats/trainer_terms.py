@@ -72,7 +72,8 @@ class Spelled:
 
     micro: str = "per_device_train_batch_size"
     steps: str = "gradient_accumulation_steps"
-    recompute: Setting = ("gradient_checkpointing", True)
+    recompute: tuple[str, bool] = ("gradient_checkpointing", True)
+    """The switch, and what it is where layers are recomputed."""
     chunked_loss: tuple[Setting, ...] = (("use_liger_kernel", True),)
     eight_bit: tuple[Setting, ...] = (("optim", "adamw_bnb_8bit"),)
     deepspeed: Callable[[Plan], str]
@@ -91,9 +92,15 @@ def trainer_terms(spelled: Spelled, *, by: str, style: Style = "yaml") -> Terms:
     def file(change: Change) -> list[Setting] | None:
         return [("deepspeed", spelled.deepspeed(change.after))] if on_host(change) else None
 
+    def recompute(change: Change) -> list[Setting] | None:
+        """All of a layer, or nothing of it."""
+        key, on = spelled.recompute
+        preset = change.after.saved.preset
+        return None if preset == "selective" else [(key, on if preset == "full" else not on)]
+
     words: dict[str, Words] = {
         "micro_batch_size": lambda change: [(spelled.micro, change.micro), (spelled.steps, change.microbatches)],
-        "recompute": lambda change: [spelled.recompute],
+        "recompute": recompute,
         "precision": lambda change: [("bf16", True)],
         "tf32": lambda change: [("tf32", True)],
         "global_batch": lambda change: [(spelled.steps, change.microbatches)],

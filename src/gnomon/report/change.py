@@ -206,7 +206,7 @@ def _text(value: object) -> str:
 def change_text(change: JobChange, limits: Sequence[str] = ()) -> tuple[str, ...]:
     """Lines: the sentence, the figures, what was changed, where time and memory went. limits: what is over its limit,
     a sentence each."""
-    lines = [change.sentence, "", *_figures(change)]
+    lines = [change.sentence, "", *figures_text(change)]
     if change.fields:
         columns = (Column(name="what differs", align="left"), Column(name="before", align="left"), Column(name="after"))
         lines += ["", *table(columns, [(f.name, f.before, f.after) for f in change.fields])]
@@ -231,7 +231,8 @@ def change_text(change: JobChange, limits: Sequence[str] = ()) -> tuple[str, ...
     return tuple(lines)
 
 
-def _figures(change: JobChange) -> tuple[str, ...]:
+def figures_text(change: JobChange) -> tuple[str, ...]:
+    """Step, speed and memory before and after, a row each."""
     one, two = change.before, change.after
     columns = (Column(name="", align="left"), Column(name="before"), Column(name="after"), Column(name="change"))
     rows = [

@@ -9,6 +9,7 @@ axes, ZeRO stages and schedules: that is in its record (`software`), which bound
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from gnomon.errors import GnomonError, PlanError
 from gnomon.formats import programs
@@ -23,6 +24,16 @@ from gnomon.software import Stack
 
 SAME = 1e-3
 """Steps of a plan and of its file that differ by no more are the same."""
+
+
+class Says(Protocol):
+    """Somebody's files, which say plans or cannot."""
+
+    def predicted(self, plan: Plan) -> tuple[Plan, Prediction]:
+        """A plan as its file has it, with its prediction. GnomonError where there is none."""
+
+    def offered(self, plan: Plan) -> tuple[Plan, Prediction]:
+        """The same, of a plan that may be offered. GnomonError for others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +126,7 @@ def based(base: Plan, to: Target | None, *, precision: bool) -> Plan:
     )
 
 
-def exportable(result: Result, to: Target | None) -> Result:
+def exportable(result: Result, to: Says | None) -> Result:
     """The plans of a search as their files have them, the fastest first; less those that no file says. As it is where
     no plan is left, which `gnomon export` then explains."""
     if to is None:
@@ -131,7 +142,7 @@ def exportable(result: Result, to: Target | None) -> Result:
     return replace(result, best=tuple(sorted(best, key=lambda candidate: candidate.step_s))) if best else result
 
 
-def comes_back(candidate: Found, to: Target | None) -> bool:
+def comes_back(candidate: Found, to: Says | None) -> bool:
     """Whether a plan's file gives the plan's step."""
     if to is None:
         return True

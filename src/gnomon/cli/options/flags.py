@@ -98,10 +98,18 @@ def either(name: str, *, help: str, group: Group | None = None) -> Any:
     return field(default=None, metadata={FLAG: Flag((name,), settings, group)})
 
 
-def positional(*, metavar: str, help: str, optional: bool = False, choices: Sequence[str] | None = None) -> Any:
-    """A word without a name. optional: None where it is left out."""
-    settings = {"metavar": metavar, "help": help, "choices": choices} | ({"nargs": "?"} if optional else {})
-    return field(default=None if optional else MISSING, metadata={FLAG: Flag((), settings, None)})
+def positional(
+    *,
+    metavar: str,
+    help: str,
+    optional: bool = False,
+    default: str | None = None,
+    choices: Sequence[str] | None = None,
+) -> Any:
+    """A word without a name. optional: `default` where it is left out."""
+    settings = {"metavar": metavar, "help": help, "choices": choices}
+    settings |= {"nargs": "?", "default": default} if optional else {}
+    return field(default=default if optional else MISSING, metadata={FLAG: Flag((), settings, None)})
 
 
 def several(*, metavar: str, help: str) -> Any:

@@ -37,15 +37,9 @@ def _schedules() -> str:
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class JobOptions(Options):
-    """What a job is: a model and machines, a plan file, or a job file."""
+class JobFileOptions(Options):
+    """A job file whose format is not recognised, and what is given beside one."""
 
-    model: str | None = positional(
-        optional=True, metavar="MODEL", help="name, config.json or its folder, a job file, or a plan file"
-    )
-    on: str | None = option("--on", read=some, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm")
-    host_memory: str | None = option("--host-memory", metavar="SIZE", help="what a node's host has, as in 512GiB")
-    plan: str | None = option("--plan", read=some, metavar="FILE", help="a plan in TOML; the options below change it")
     source: tuple[str, str] | None = option(
         "--from",
         metavar=("FORMAT", "FILE"),
@@ -65,6 +59,18 @@ class JobOptions(Options):
         "--vocab-size", read=count, metavar="N", help="rows of the embedding, where a tokenizer decides", group=JOB
     )
     strict: bool = switch("--strict", help="an error for a field that is not known", group=JOB)
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class JobOptions(JobFileOptions):
+    """What a job is: a model and machines, a plan file, or a job file."""
+
+    model: str | None = positional(
+        optional=True, metavar="MODEL", help="name, config.json or its folder, a job file, or a plan file"
+    )
+    on: str | None = option("--on", read=some, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm")
+    host_memory: str | None = option("--host-memory", metavar="SIZE", help="what a node's host has, as in 512GiB")
+    plan: str | None = option("--plan", read=some, metavar="FILE", help="a plan in TOML; the options below change it")
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)

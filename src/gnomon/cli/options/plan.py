@@ -10,7 +10,7 @@ from typing import Literal
 
 from gnomon.cli import values
 from gnomon.cli.options.flags import Group, either, option, positional, repeated, switch
-from gnomon.cli.options.job import LayoutOptions, StackOption, TrainingOptions
+from gnomon.cli.options.job import JobFileOptions, LayoutOptions, StackOption, TrainingOptions
 from gnomon.cli.options.serve import ServeOptions
 from gnomon.cli.values import at_most, count, new_file, number_from, some
 
@@ -29,7 +29,7 @@ TRIES = Group("trying plans on this machine, with Gnomon's own runtime")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class PlanOptions(LayoutOptions, StackOption, ServeOptions):
+class PlanOptions(JobFileOptions, LayoutOptions, StackOption, ServeOptions):
     """What is planned for, what plans may be, and what else is asked of them."""
 
     about = """\
@@ -57,11 +57,21 @@ examples:
 
   gnomon plan llama-3.1-8b --on 16x8xh100-sxm --tokens-per-batch 4M \\
       --deadline 7d --tokens 1T --best cost --price 2.5
+  gnomon plan --like pretrain.sh --on 4x8xh100-sxm --to faster.sh
 
 exit status: 0 a plan was found; 1 no machines are as fast as asked; 2 there is
 none, or the request is wrong."""
 
-    model: str = positional(metavar="MODEL", help="name, config.json or its folder")
+    model: str = positional(
+        optional=True, default="", metavar="MODEL", help="name, config.json or its folder, or a job file as with --like"
+    )
+    like: str | None = option(
+        "--like",
+        read=some,
+        metavar="FILE",
+        help="a job file: what its program can do to run it faster, as a diff of the file; - is what is pasted",
+    )
+    to: str | None = option("--to", read=new_file, metavar="FILE", help="with --like: write the changed file")
     on: str = option("--on", required=True, read=some, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm or local")
     output: str | None = option(
         "-o", "--output", read=new_file, metavar="FILE", help="write the best plan to a plan file"

@@ -150,7 +150,9 @@ FSDP = Terms(
     style="yaml",
     words={
         "cpu_offload": lambda change: [("fsdp_config.fsdp_offload_params", True)],
-        "recompute": lambda change: [("fsdp_config.fsdp_activation_checkpointing", True)],
+        "recompute": lambda change: [
+            ("fsdp_config.fsdp_activation_checkpointing", change.after.saved.preset == "full")
+        ],
         "reshard_after_forward": lambda change: [("fsdp_config.fsdp_sharding_strategy", "FULL_SHARD")],
         "micro_batch_size": lambda change: [
             ("", f"in the script: a batch of {change.micro} on each device, {change.microbatches} of them a step")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gnomon.search.fit.terms import Change, Setting, Style, Terms, Words
+from gnomon.search.fit.terms import REMOVED, Change, Setting, Style, Terms, Words
 
 
 def _recompute(change: Change) -> list[Setting]:
@@ -20,16 +20,22 @@ def _recompute(change: Change) -> list[Setting]:
             ("recompute-method", "block"),
             ("recompute-num-layers", count),
         ]
+    whole = change.before.saved.preset == "full" or bool(change.before.saved.rules)
+    gone: list[Setting] = [("recompute-method", REMOVED), ("recompute-num-layers", REMOVED)] if whole else []
+    if saved.preset == "none":
+        return [("recompute-granularity", REMOVED), *gone]
     if saved.preset == "selective":
-        return [("recompute-granularity", "selective")]
+        return [("recompute-granularity", "selective"), *gone]
     return [("recompute-granularity", "full"), ("recompute-method", "uniform"), ("recompute-num-layers", 1)]
 
 
-def _zero(change: Change) -> list[Setting]:
+def _zero(change: Change) -> list[Setting] | None:
     stage = change.after.optimizer.zero
     if stage == 1:
         return [("use-distributed-optimizer", True)]
-    strategy = {2: "optim_grads", 3: "optim_grads_params"}[stage]
+    strategy = {2: "optim_grads", 3: "optim_grads_params"}.get(stage)
+    if strategy is None:
+        return None
     return [("use-megatron-fsdp", True), ("data-parallel-sharding-strategy", strategy)]
 
 

@@ -147,7 +147,7 @@ TERMS = Terms(
             ("batch_size", change.micro),
             ("gradient_accumulation_steps", change.microbatches),
         ],
-        "recompute": lambda change: [("enable_activation_checkpointing", True)],
+        "recompute": lambda change: [("enable_activation_checkpointing", change.after.saved.preset == "full")],
         "eight_bit_states": lambda change: [("optimizer._component_", "bitsandbytes.optim.AdamW8bit")],
         "cpu_offload": lambda change: [("fsdp_cpu_offload", True)],
         "tp": lambda change: [("tensor_parallel_dim", change.after.mesh.tp), *_steps(change)],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Literal, TypeAlias
 
 from gnomon.plans import Plan, Workload
@@ -33,8 +34,17 @@ class Change:
         return batch(self.after, self.workload)[1] // self.after.stage_mesh(0).data_ranks
 
 
+class Gone(Enum):
+    """The value of a setting that is taken out of a file, which its program's default then replaces."""
+
+    REMOVED = "removed"
+
+
+REMOVED = Gone.REMOVED
+"""The only one."""
+
 Setting: TypeAlias = tuple[str, object]
-"""(key, value) as the program spells them."""
+"""(key, value) as the program spells them; `REMOVED` for a key that is taken out."""
 Words: TypeAlias = Callable[[Change], Sequence[Setting] | None]
 """What a change sets; None where the program cannot make this one. Empty: it needs no line beside those of others."""
 
@@ -55,13 +65,18 @@ class Terms:
 
     def of(self, options: Sequence[str], change: Change) -> tuple[str, ...] | None:
         """Lines of these options together, each once; None where one of them cannot be said."""
+        settings = self.settings(options, change)
+        return None if settings is None else tuple(self._written(dict(settings)))
+
+    def settings(self, options: Sequence[str], change: Change) -> tuple[Setting, ...] | None:
+        """What these options set together, each key once; None where one of them cannot be said."""
         settings: dict[str, object] = {}
         for name in options:
-            said = self.words[name](change)
+            said = self.words[name](change) if name in self.words else None
             if said is None:
                 return None
             settings |= dict(said)
-        return tuple(self._written(settings))
+        return tuple(settings.items())
 
     def written_as(self, style: Style) -> Terms:
         """The same words in another style: of a command in place of a file."""
@@ -71,6 +86,8 @@ class Terms:
         for key, value in settings.items():
             if not key:  # a sentence: what is done in code, or in another file
                 yield str(value)
+            elif value is REMOVED:
+                yield f"without {'--' if self.style in ('flags', 'dashes') else ''}{key}"
             elif self.style == "toml":
                 table, _, name = key.rpartition(".")
                 yield f"[{table}] {name} = {_toml(value)}"

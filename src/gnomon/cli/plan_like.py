@@ -1,0 +1,368 @@
+"""`gnomon plan --like FILE`: what of a job's own file to change, so that it runs faster on the machines that it has.
+
+`run(options)` reads the job, searches what its program can do with everything else as the file has it, and prints the
+lines that change, each with what it gains by itself, and the file's diff; `--to` writes the changed file. What is
+offered is what the changed file says when it is read again: each is put into the file's text, read, and predicted.
+Leaves out the search (`cli.plan`) and putting settings into a text (`formats.edit`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from shlex import quote
+
+from gnomon.cli.budget import ONE, Budget
+from gnomon.cli.jobs import job_file
+from gnomon.cli.options.job import PASTED, TrainingOptions
+from gnomon.cli.options.plan import PlanOptions
+from gnomon.cli.plan import searched
+from gnomon.cli.plan_asked import FIELDS, Asked
+from gnomon.cli.plan_choices import Chosen
+from gnomon.cli.request import Request, read_request
+from gnomon.cli.terminal import print_json, print_lines
+from gnomon.cli.values import quantity
+from gnomon.errors import GnomonError, InputError, PlanError
+from gnomon.formats.changed import KINDS, SCRIPT, Words, written_setting
+from gnomon.formats.edit import edited
+from gnomon.formats.job import ModelConfig, read_source
+from gnomon.graph import Graph
+from gnomon.models.decoder import DecoderConfig
+from gnomon.plans import Goal, Plan, Schedule, Workload
+from gnomon.prediction import Prediction, predict
+from gnomon.report.like import Like, Line, like_mapping, like_text
+from gnomon.request.exported import Target, based
+from gnomon.request.model import read_config
+from gnomon.schema import save_text
+from gnomon.search.fit.terms import REMOVED, Change, Setting
+from gnomon.search.refinement.choices import fixed_base
+from gnomon.units import parse_bytes
+
+SAME = 1e-3
+"""Share by which a step must be shorter for a change to be worth it."""
+TOP = 12
+"""Plans of the search that are put into the file's text."""
+
+
+def run(options: PlanOptions) -> int:
+    """Read, search, put into the file, print, write."""
+    _refuse(options)
+    training = _as_training(options)
+    source = job_file(training)
+    if source is None:
+        raise InputError(
+            f"{str(training.model)[:64]!r} is no job file here; give its path, or plan a model by its name: "
+            f"gnomon plan MODEL"
+        )
+    job_format, path = source
+    text, _ = read_source(path)
+    asked = read_request(training)
+    before = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
+    words = Words(
+        program=job_format,
+        kind=KINDS.get(path.suffix.lower(), SCRIPT),
+        terms=asked.terms,
+        config=_config(asked, options.network),
+        graph=asked.graph,
+        near=max(node.count for node in asked.cluster.nodes),
+    )
+    with _scratch(path) as place:
+        file = _File(text=text, suffix=path.suffix, training=training, asked=asked, words=words, place=place)
+        with Budget(options.budget, ONE) as budget:
+            wanted = _asked(options, asked, file)
+            try:
+                made = searched(replace(options, top=max(TOP, options.top or 0)), wanted, budget)
+            except PlanError as error:
+                shown = quote(str(path))
+                raise PlanError(
+                    f"{error}; gnomon fit {shown} --on {options.on} lists what would make it fit"
+                ) from error
+        after, changed, lines = _chosen(file, before, made.best.plan)
+        covered = f"{made.result.counts.space} plans covered; what the file does not change stays as it is"
+    shown = PASTED if options.like == PASTED else str(path)
+    answer = Like(
+        source=shown,
+        program=job_format.name,
+        before=before,
+        after=after,
+        lines=lines,
+        text=text,
+        changed=changed,
+        covered=covered,
+    )
+    assumed, notes = (*asked.assumed, *wanted.assumed), asked.notes
+    if options.json:
+        print_json(like_mapping(answer, assumed=assumed, notes=notes))
+    else:
+        print_lines(like_text(answer, assumed=assumed, notes=notes))
+    if options.to is not None:
+        save_text(changed, options.to)
+        if not options.json:
+            print_lines(("", f"written to {options.to}"))
+    return budget.status
+
+
+OTHERS = (
+    "serve", "lengths", "mtbf", "vary", "pareto", "longest", "largest", "max_step", "deadline", "max_devices", "try_",
+    "html", "uneven_replicas", "sac_ilp", "output", "global_batch", "tokens_per_batch", "seq_len", "precision",
+    "router", "lora_rank", "inputs", "layers_per_stage", "no_clip", "stack",
+)  # fmt: skip
+"""Options that ask something else, or that are for the file to say."""
+
+
+def _refuse(options: PlanOptions) -> None:
+    """InputError for what does not go with a job file."""
+    if options.like is not None and (options.model or options.source is not None):
+        raise InputError("--like names the job; leave MODEL and --from out, and give the network by --model NAME")
+    if options.source is not None and options.model:
+        raise InputError("--from names the job; leave MODEL out, and give the network by --model NAME")
+    for name in OTHERS:
+        if getattr(options, name):
+            word = name.strip("_").replace("_", "-")
+            if name == "output":
+                raise InputError(
+                    "-o writes a plan file, and what is planned is a job file: --to FILE writes it changed"
+                )
+            raise InputError(
+                f"--{word} does not go with a job file, which is planned as it says; leave it out, or change the "
+                f"file's own setting (--set NAME=VALUE)"
+            )
+
+
+def _as_training(options: PlanOptions) -> TrainingOptions:
+    """The job as `gnomon predict` takes it. Axes that are given fix the search, and do not change the job."""
+    shared = ("on", "source", "network", "settings", "vocab_size", "strict", "sizes", "no_local_calibration")
+    given = {name: getattr(options, name) for name in shared}
+    return TrainingOptions(model=options.like or options.model or None, **given)
+
+
+def _config(asked: Request, network: str | None) -> ModelConfig | None:
+    """The sizes of the job's network; None for one that is no decoder of ours."""
+    model = None if asked.job is None else asked.job.model
+    name = network if model is None else model
+    if isinstance(name, (DecoderConfig, Graph)):
+        return None
+    try:
+        return read_config(name)[0] if isinstance(name, str) else name
+    except GnomonError:
+        return None
+
+
+@contextmanager
+def _scratch(path: Path) -> Iterator[Path]:
+    """A place for a changed file where other files lie around it as they lie around the first."""
+    with tempfile.TemporaryDirectory(prefix="gnomon-like-") as folder:
+        for other in islice(path.resolve().parent.iterdir(), 1000):
+            if other.name != path.name:
+                os.symlink(other, Path(folder) / other.name)
+        yield Path(folder) / path.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """The job's file, and what it says once it is changed. A `request.exported.Says`."""
+
+    text: str
+    suffix: str
+    training: TrainingOptions
+    asked: Request
+    words: Words
+    place: Path
+    """Where a changed one is put to be read."""
+
+    def settings(self, plan: Plan) -> tuple[Setting, ...]:
+        """What has to be set for a plan. PlanError for one that the file cannot say."""
+        return self.words.settings(Change(before=self.asked.plan, after=plan, workload=self.asked.workload))
+
+    def changed(self, settings: Sequence[Setting], *, variables: bool = True) -> str:
+        """The file's text with settings in it. InputError for one that has no place there."""
+        return edited(self.text, self.suffix, settings, variables=variables, beside=ANCHORS)
+
+    def read(self, text: str) -> tuple[Request, Prediction]:
+        """What a changed text says. GnomonError where it says no job, or one of another batch."""
+        save_text(text, self.place)
+        training = self.training
+        if training.source is not None:
+            training = replace(training, source=(training.source[0], str(self.place)))
+        else:
+            training = replace(training, model=str(self.place))
+        request = read_request(training)
+        if request.workload != self.asked.workload:
+            raise PlanError("the batch would be another one")
+        return request, predict(request.graph, request.cluster, request.plan, request.workload, request.stack)
+
+    def least(self, plan: Plan) -> tuple[Setting, ...]:
+        """The settings without which the changed file would not say the plan: less those that change nothing once the
+        others are there, as a value that is the program's own."""
+        settings = self.settings(plan)
+        wanted = self.best_text(settings, plan)[2].step_s
+        for one in settings:
+            if one[1] is REMOVED or one[1] is False:
+                continue  # what is left behind may be refused by the program itself
+            fewer = tuple(other for other in settings if other is not one)
+            try:
+                _, request, prediction = self.best_text(fewer, plan)
+            except GnomonError:
+                continue
+            if prediction.step_s == wanted and request.plan.saved == plan.saved:
+                settings = fewer
+        return settings
+
+    def best_text(self, settings: Sequence[Setting], plan: Plan) -> tuple[str, Request, Prediction]:
+        """The text with the settings of a plan in it, read again. GnomonError where it says no job."""
+        wanted = self._step(plan)
+        found: list[tuple[float, str, Request, Prediction]] = []
+        for variables in (True, False) if self.words.kind == SCRIPT else (True,):
+            try:
+                text = self.changed(settings, variables=variables)
+                request, prediction = self.read(text)
+            except GnomonError as error:
+                problem = error
+                continue
+            apart = abs(prediction.step_s / wanted - 1)
+            if apart <= SAME:
+                return text, request, prediction
+            found.append((apart, text, request, prediction))
+        if not found:
+            raise problem
+        return min(found, key=lambda one: one[0])[1:]
+
+    def _step(self, plan: Plan) -> float:
+        asked = self.asked
+        return predict(asked.graph, asked.cluster, plan, asked.workload, asked.stack).step_s
+
+    def program(self) -> Target:
+        """Its program's files in general."""
+        asked, words = self.asked, self.words
+        return Target(
+            format=words.program,
+            config=words.config,
+            graph=asked.graph,
+            machines=asked.cluster,
+            workload=asked.workload,
+            stack=asked.stack,
+        )
+
+    def predicted(self, plan: Plan) -> tuple[Plan, Prediction]:
+        """A plan as the changed file says it."""
+        _, request, prediction = self.best_text(self.settings(plan), plan)
+        return request.plan, prediction
+
+    offered = predicted
+
+
+ANCHORS = (
+    "micro-batch-size", "global-batch-size", "tensor-model-parallel-size", "seq-length", "num-layers",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "output_dir", "learning_rate", "lr", "model",
+)  # fmt: skip
+"""Flags near which a new one is put, the first that the script has."""
+
+
+def _asked(options: PlanOptions, asked: Request, file: _File) -> Asked:
+    """The search: with what the file's program can do open, and everything else as the file has it."""
+    plan, terms = asked.plan, asked.terms
+    written = file.words.writes(Change(before=plan, after=plan, workload=asked.workload))
+    if not written and terms is None:
+        raise InputError(
+            f"what a file of {file.words.program.name} says of its plan is not known, so it cannot be changed; plan "
+            f"the model itself: gnomon plan MODEL --on {options.on} --stack NAME"
+        )
+    fixed = {} if written else _as_it_is(plan, asked.workload, frozenset(terms.words if terms is not None else ()))
+    fixed |= {field: value for name, field in FIELDS.items() if (value := getattr(options, name)) is not None}
+    chosen = Chosen.read(options if written else replace(options, refine=False), asked.stack)
+    fixed |= chosen.point
+    base = replace(
+        plan,
+        stages=(),
+        schedule=Schedule(passes=plan.schedule.passes),
+        saved=replace(plan.saved, rules=()) if "recompute" not in fixed else plan.saved,
+        layout=replace(plan.layout, dispatch=None if written else plan.layout.dispatch),
+    )
+    if written and not base.overlap.grad_reduce:  # buckets are open then: as the program has them where it overlaps
+        early = replace(base, overlap=replace(base.overlap, grad_reduce=True, param_gather=True))
+        usual = based(early, file.program(), precision=False)
+        base = replace(base, overlap=replace(usual.overlap, grad_reduce=False, param_gather=False))
+    limit = None if options.memory is None else quantity("--memory", parse_bytes, options.memory)
+    return Asked(
+        target=file,
+        graph=asked.graph,
+        notes=asked.notes,
+        machines=asked.cluster,
+        stack=asked.stack,
+        workload=asked.workload,
+        base=fixed_base(base, asked.graph, chosen.fixed),
+        fixed=fixed,
+        chosen=chosen,
+        goal=Goal() if limit is None else Goal(memory_bytes=limit),
+        assumed=[],
+    )
+
+
+def _as_it_is(plan: Plan, workload: Workload, words: frozenset[str]) -> dict[str, object]:
+    """Fields of a point that a file has no words for, as the file has them."""
+    mesh, layout, schedule = plan.mesh, plan.layout, plan.schedule
+    every: dict[str, object] = {
+        "tp": mesh.tp,
+        "pp": mesh.pp,
+        "cp": mesh.cp,
+        "ep": mesh.ep,
+        "schedule": schedule.name,
+        "virtual_stages": schedule.virtual_stages,
+        "micro_batch_size": Change(before=plan, after=plan, workload=workload).micro,
+        "sequence_parallel": layout.sequence_parallel,
+        "keep_gathered": layout.keep_gathered,
+        "context": layout.context,
+        "recompute": plan.saved.preset,
+        "zero": plan.optimizer.zero,
+        "overlap": plan.overlap.grad_reduce,
+    }
+    if mesh.cp == 1:
+        del every["context"]
+    if not words & {"tp", "pp", "cp", "zero"}:
+        every |= {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard}
+    open_ = {name for name in every if name in words}
+    return {name: value for name, value in every.items() if name not in open_}
+
+
+def _chosen(file: _File, before: Prediction, best: Plan) -> tuple[Prediction | None, str, tuple[Line, ...]]:
+    """(prediction of the changed file, its text, its lines by themselves); nothing is changed where that gains less
+    than `SAME`, unless the file as it is does not fit."""
+    settings = file.least(best)
+    text, _, after = file.best_text(settings, best)
+    if before.fits and after.step_s > before.step_s * (1 - SAME):
+        return None, file.text, ()
+    groups: dict[str, list[Setting]] = {}
+    for key, value in settings:
+        groups.setdefault(_family(key), []).append((key, value))
+    return after, text, tuple(_line(file, settings) for settings in groups.values())
+
+
+def _family(key: str) -> str:
+    """What a setting is about: settings of one family mean nothing without each other."""
+    words = set(re.split("[-_.]", key))
+    return next((name for name, about in FAMILIES.items() if words & about), key)
+
+
+FAMILIES = {
+    "batch": {"batch", "accumulation"},
+    "recomputation": {"recompute", "checkpointing", "checkpoint"},
+    "experts": {"moe"},
+    "overlap": {"overlap"},
+    "eight bits": {"fp8"},
+}
+"""What settings can be about -> words of which their keys have one."""
+
+
+def _line(file: _File, settings: Sequence[Setting]) -> Line:
+    said = tuple(written_setting(setting, file.words.kind) for setting in settings)
+    try:
+        _, prediction = file.read(file.changed(settings))
+    except GnomonError as error:
+        return Line(settings=said, alone=None, why=str(error).replace(f"{file.place}: ", ""))
+    return Line(settings=said, alone=prediction, why="")

@@ -28,7 +28,7 @@ from gnomon.hardware.kinds import is_mixed
 from gnomon.hardware.rent import ANY
 from gnomon.late import load_late
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
-from gnomon.plans import Plan, PlanFile, Saved, save_plan_file
+from gnomon.plans import Plan, PlanFile, Saved, is_plan_file, save_plan_file
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, result_mapping
 from gnomon.report.tried import ranked_mapping, ranked_text
@@ -85,7 +85,9 @@ BESIDE = {
 
 def is_like(options: PlanOptions) -> bool:
     """Whether a job file is to be changed."""
-    return options.like is not None or options.source is not None or is_job_file(options.model)
+    named = options.model
+    job = is_job_file(named) and not (named.endswith(".toml") and is_plan_file(named))
+    return options.like is not None or options.source is not None or job
 
 
 def _varied(options: PlanOptions, asked: Asked) -> int:

@@ -52,7 +52,6 @@ TOP = 12
 
 def run(options: PlanOptions) -> int:
     """Read, search, put into the file, print, write."""
-    _refuse(options)
     training = _as_training(options)
     source = job_file(training)
     if source is None:
@@ -60,6 +59,7 @@ def run(options: PlanOptions) -> int:
             f"{str(training.model)[:64]!r} is no job file here; give its path, or plan a model by its name: "
             f"gnomon plan MODEL"
         )
+    _refuse(options)
     job_format, path = source
     text, _ = read_source(path)
     asked = read_request(training)
@@ -118,10 +118,6 @@ OTHERS = (
 
 def _refuse(options: PlanOptions) -> None:
     """InputError for what does not go with a job file."""
-    if options.like is not None and (options.model or options.source is not None):
-        raise InputError("--like names the job; leave MODEL and --from out, and give the network by --model NAME")
-    if options.source is not None and options.model:
-        raise InputError("--from names the job; leave MODEL out, and give the network by --model NAME")
     for name in OTHERS:
         if getattr(options, name):
             word = name.strip("_").replace("_", "-")
@@ -136,7 +132,12 @@ def _refuse(options: PlanOptions) -> None:
 
 
 def _as_training(options: PlanOptions) -> TrainingOptions:
-    """The job as `gnomon predict` takes it. Axes that are given fix the search, and do not change the job."""
+    """The job as `gnomon predict` takes it. Axes that are given fix the search, and do not change the job. InputError
+    where two jobs are named."""
+    if options.like is not None and (options.model or options.source is not None):
+        raise InputError("--like names the job; leave MODEL and --from out, and give the network by --model NAME")
+    if options.source is not None and options.model:
+        raise InputError("--from names the job; leave MODEL out, and give the network by --model NAME")
     shared = ("on", "source", "network", "settings", "vocab_size", "strict", "sizes", "no_local_calibration")
     given = {name: getattr(options, name) for name in shared}
     return TrainingOptions(model=options.like or options.model or None, **given)

@@ -1,7 +1,8 @@
 """What each data-parallel worker's microbatches hold where sequences differ in length, or a method cuts and packs them.
 
 `worker_units(plan, workload)` gives the units of each worker; empty where all microbatches are alike, so that their
-number says all. Leaves out the order of units on pipeline ranks, and prices.
+number says all. `units_of_lengths` gives them for the sequences of one batch, alike or not. Leaves out the order of
+units on pipeline ranks, and prices.
 """
 
 from __future__ import annotations
@@ -19,16 +20,24 @@ from gnomon.plans import Plan, Unit, Workload, batch, normalised
 def worker_units(graph: Graph, plan: Plan, workload: Workload) -> tuple[tuple[Unit, ...], ...]:
     """[data-parallel workers] units of one step; () where every microbatch is whole sequences of one length.
 
+    PlanError as in `units_of_lengths`.
+    """
+    lengths = workload.sequence_lengths()
+    if chunk_pass(plan.schedule) is None and skrull_pass(plan.schedule) is None and len(set(lengths)) == 1:
+        return ()
+    return units_of_lengths(graph, plan, lengths)
+
+
+def units_of_lengths(graph: Graph, plan: Plan, lengths: Sequence[int]) -> tuple[tuple[Unit, ...], ...]:
+    """[data-parallel workers] units of a step with these sequences.
+
     Without a method, a worker has the sequences of its microbatches in batch order, `micro_batch_size` of them packed
     behind each other without padding. With `chunkflow` workers get sequences by tokens, longest first to the one with
     fewest, and cut and pack their own; with `skrull` by FLOPs. PlanError for pipeline stages with other numbers of
     workers than each other, and a worker without a sequence.
     """
-    lengths = workload.sequence_lengths()
     chunked, packed = chunk_pass(plan.schedule), skrull_pass(plan.schedule)
-    if chunked is None and packed is None and len(set(lengths)) == 1:
-        return ()
-    count, size = batch(plan, workload)
+    count, size = batch(plan, Workload(lengths=tuple(lengths)))
     workers = {plan.stage_mesh(stage).data_ranks for stage in range(plan.num_stages)}
     if len(workers) > 1 or any(stage.shares for stage in plan.stages):
         raise PlanError(

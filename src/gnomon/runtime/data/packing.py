@@ -9,12 +9,14 @@ would alone. Ranks that divide sequences among them (cp) know the documents of w
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from gnomon.runtime.data.parts import Part, Prefixes
 
 DOCUMENTS = "documents"
 """Key of a batch beside the graph's inputs."""
@@ -35,6 +37,18 @@ class Packing:
     """Those made so far, which all layers share."""
     met: dict[tuple[tuple[int, int], tuple[int, int]], Tensor | bool] = field(default_factory=dict)
     """The same of `together`."""
+    parts: tuple[Part, ...] = ()
+    """Where the row is of sequences of several lengths: what this rank has of each, behind each other, and then
+    positions that count nowhere. `documents` and `positions` are of this rank's tokens alone then."""
+    prefixes: Prefixes | None = None
+    """Keys and values of chunks before, where sequences are cut."""
+    layer: str = ""
+    """Label of the layer that runs, where there are prefixes."""
+
+    @property
+    def longest(self) -> int:
+        """Positions that tables of angles must have."""
+        return max((part.stop for part in self.parts), default=0)
 
     def together(self, queries: tuple[int, int], keys: tuple[int, int]) -> Tensor | bool:
         """Whether queries are in the documents of keys, each (first position, how many): True for all of them, False
@@ -71,6 +85,21 @@ def packing_of(batch: Mapping[str, Tensor]) -> Packing | None:
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     first = torch.where(begins, at, 0).cummax(dim=1).values
     return Packing(documents=documents, positions=at - first)
+
+
+def packing_of_parts(parts: Sequence[Part], tokens: int, prefixes: Prefixes | None, device: torch.device) -> Packing:
+    """Of a row of `tokens` positions on this rank that has these parts."""
+    places = [torch.arange(first, first + count) for part in parts for first, count in part.held]
+    numbers = [torch.full((part.tokens,), number) for number, part in enumerate(parts)]
+    rest = tokens - sum(part.tokens for part in parts)
+    positions = torch.cat([*places, torch.arange(rest)])
+    documents = torch.cat([*numbers, torch.full((rest,), len(parts))])
+    return Packing(
+        documents=documents[None].to(device),
+        positions=positions[None].to(device),
+        parts=tuple(parts),
+        prefixes=prefixes,
+    )
 
 
 def batch_of_ids(ids: Tensor) -> dict[str, Tensor]:

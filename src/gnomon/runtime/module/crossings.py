@@ -188,18 +188,20 @@ class Shapes:
         sharded = shard_graph(graph, layout, mesh, known | {"batch": 1}, Dtypes(param="fp32", compute="fp32"))
         return {name: block.homes for name, block in sharded.items()}
 
-    def of(self, crossing: Crossing) -> Shape:
-        """PlanError for a length that is no dim of the inputs, which only the sender knows."""
+    def of(self, crossing: Crossing, sizes: Mapping[str, int] | None = None) -> Shape:
+        """sizes: of this microbatch, where it has others than the rest. PlanError for a length that is no dim of the
+        inputs, which only the sender knows."""
+        sizes = self.sizes if sizes is None else sizes
         tensor, home = crossing.tensor, self.homes[crossing.block][crossing.tensor.name]
         lengths = []
         for dim in tensor.dims:
             length = 1
             for atom in dim.atoms:
-                if atom.size is None and (atom.same_as or atom.name) not in self.sizes:
+                if atom.size is None and (atom.same_as or atom.name) not in sizes:
                     raise PlanError(f"{crossing.name} crosses stages, and nobody says how long its {atom.name} is")
                 if "_plus_" in atom.name or "_minus_" in atom.name:
                     raise PlanError(f"{crossing.name} crosses stages, and is as long as {atom.name}; use pp = 1")
-                length *= int(local_size(atom, home, self.axes, self.sizes))
+                length *= int(local_size(atom, home, self.axes, sizes))
             lengths.append(length)
         batched = bool(tensor.dims) and tensor.dims[0].atoms[0].name == "batch"
         dtype = self.dtype if tensor.dtype in ("compute", "param") else DTYPES.get(tensor.dtype)
@@ -207,4 +209,4 @@ class Shapes:
             raise PlanError(f"{crossing.name} crosses stages, and is {tensor.dtype}, which the runtime does not send")
         if tensor.dtype == "fp32":  # sums in fp32 or, where a plan computes in fp64, in that
             dtype = torch.promote_types(dtype, self.dtype)
-        return Shape(sizes=tuple(lengths), dtype=dtype, rows=lengths[0] // self.sizes["batch"] if batched else 0)
+        return Shape(sizes=tuple(lengths), dtype=dtype, rows=lengths[0] // sizes["batch"] if batched else 0)

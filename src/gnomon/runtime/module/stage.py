@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -132,14 +133,15 @@ class Stage(nn.Module):
         """What is only read."""
         return tuple(part for part in (self.frozen, self.four_bit) if part is not None)
 
-    def forward(self, entered: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
-        """entered: what earlier stages hand it, by name. Returns what it hands later ones, by name; at the last stage
-        the loss summed over tokens, as `results`."""
+    def forward(self, entered: Mapping[str, Tensor], batch: Batch, packing: Packing | None = None) -> dict[str, Tensor]:
+        """entered: what earlier stages hand it, by name. packing: of a row of several sequences, as ranks have it;
+        None: what the batch says. Returns what it hands later ones, by name; at the last stage the loss summed over
+        tokens, as `results`."""
         if self.captured:
             batch, self.sizes = differentiable(batch), bound(self.inputs, batch)
             batch = {n: moved(x, self.entries[n], ()) if self.entries.get(n) else x for n, x in batch.items()}
         values = {**batch, **entered}
-        packing = packing_of(batch)
+        packing = packing_of(batch) if packing is None else packing
         if packing is not None and self.scans:
             raise PlanError("the runtime's state-space scans run over whole rows; pack one document a row (stream)")
         for part, again in self._parts():
@@ -204,8 +206,10 @@ class Stage(nn.Module):
             layer, run = self.layers[index], self.runs[self.layers[index].call.block]
             inputs = {own: values[name] for own, name in self.reads[index].items()}
             keeper, again = None, frozenset[str]()
+            if packing is not None and packing.prefixes is not None:
+                packing = replace(packing, layer=layer.label)
             if layer.label in self.rules and torch.is_grad_enabled():
-                keeper = Keeper(run, self.rules[layer.label], self.known, (layer.label, packing is None))
+                keeper = Keeper(run, self.rules[layer.label], self.known, (layer.label, _alike(packing)))
             if self.presets.get(layer.label) == "selective" and layer.label not in self.rules:
                 again = frozenset(op.path for op in run.block.ops if op.does == "attends")
             made = run.run(
@@ -273,6 +277,13 @@ def _state_names(graph: Graph, layers: Sequence[Layer]) -> frozenset[str]:
     )
 
 
+def _alike(packing: Packing | None) -> Hashable:
+    """What microbatches have in common that keep the same tensors."""
+    if packing is None or not packing.parts:
+        return packing is None
+    return tuple((part.tokens, part.cut, bool(part.ranks)) for part in packing.parts)
+
+
 def differentiable(batch: Batch) -> dict[str, Tensor]:
     """The batch with inputs that autograd goes back to, so that it comes to ops that read nothing else."""
     return {n: given(x) if x.is_floating_point() else x for n, x in batch.items()}
@@ -305,6 +316,8 @@ def _state(run: BlockRun, inputs: Mapping[str, Tensor], packing: Packing | None)
         source = next(n for n in shapes if tensor.dims[0] in run.block.tensor(n).dims)
         where = run.block.tensor(source).dims.index(tensor.dims[0])
         shape, device = shapes[source]
+        if packing is not None and packing.parts:
+            return places(run.block, name, packing.positions)
         own = run.axes.get("cp", ALONE).positions(shape[where], device)
         if packing is not None:
             own = packing.positions[:, own]

@@ -21,7 +21,8 @@ from torch.nn import functional
 from gnomon.errors import PlanError
 from gnomon.models.numerics import Rotary
 from gnomon.runtime.data.packing import Packing
-from gnomon.runtime.ops.context import over_context
+from gnomon.runtime.data.parts import Part, Prefixes
+from gnomon.runtime.ops.context import as_wide, over_context
 from gnomon.runtime.ops.pieces import Merged, Rule, attend, backward
 from gnomon.runtime.ops.site import Operand, Site, read
 
@@ -54,7 +55,10 @@ def attention(
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=given, scale=rule.scale, enable_gqa=q.shape[-3] != k.shape[-3]
         ).transpose(-3, -2)
-    whole = partial(_whole, rule=rule, bias=bias, sinks=site.attr("sinks", False), packing=packing)
+    sinks = site.attr("sinks", False)
+    if packing is not None and packing.parts:
+        return _over_parts(site, q, k, v, rule, bias if sinks else None, packing).transpose(-3, -2)
+    whole = partial(_whole, rule=rule, bias=bias, sinks=sinks, packing=packing)
     out = whole(q, k, v) if site.axis("cp").ranks == 1 else over_context(site, q, k, v, whole, rule, packing)
     return out.transpose(-3, -2)
 
@@ -86,6 +90,85 @@ def _whole(
     )
 
 
+def _over_parts(
+    site: Site, q: Tensor, k: Tensor, v: Tensor, rule: Rule, sinks: Operand | None, packing: Packing
+) -> Tensor:
+    """Over a row of sequences of several lengths, each by itself; (1, heads, positions, dim) each."""
+    counts = [part.tokens for part in packing.parts]
+    rest = q.shape[-2] - sum(counts)  # filled up with what counts nowhere
+    split = [x.split([*counts, rest], dim=-2) for x in (q, k, v)]
+    plain = partial(_whole, rule=rule, bias=sinks, sinks=sinks is not None, packing=None)
+    outs = list[Tensor]()
+    for part, *mine in zip(packing.parts, *split, strict=False):
+        if part.ranks:
+            outs.append(over_context(site, *mine, plain, rule, None, part))
+        elif part.cut:
+            extra = None if sinks is None else read(sinks)
+            at = f"{packing.layer}/{site.op.path}"
+            outs.append(_OfChunk.apply(*mine, extra, rule, packing.prefixes, part, at))  # type: ignore[no-untyped-call]
+        else:
+            outs.append(plain(*mine))
+    if rest:
+        outs.append(split[0][-1][..., : v.shape[-1]] * 0.0)
+    return torch.cat(outs, dim=-2)
+
+
+class _OfChunk(torch.autograd.Function):
+    """A chunk of a sequence: its queries see the keys of the chunks before, which are in `Prefixes`, and its own.
+    Chunks go backward in reverse, so that all later ones have left their gradients at its keys."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        rule: Rule,
+        before: Prefixes,
+        part: Part,
+        at: str,
+    ) -> Tensor:
+        kept, merged = before.written(at, part, k, v), Merged()
+        ctx.given = rule, before, part, at, kept
+        keys, values = kept.keys[:, :, : part.stop], as_wide(kept.values[:, :, : part.stop], q)
+        attend(merged, q, keys, values, part.held, ((0, part.stop),), rule)
+        out, lse = merged.result(q)
+        if sinks is not None:
+            out, lse = _with_sinks(out, lse, sinks)
+        ctx.save_for_backward(q, out, lse, *(() if sinks is None else (sinks,)))
+        return out[..., : v.shape[-1]]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, out, lse, *sinks = ctx.saved_tensors
+        rule, before, part, at, kept = ctx.given
+        keys, values = kept.keys[:, :, : part.stop], as_wide(kept.values[:, :, : part.stop], q)
+        width, grad = kept.values.shape[-1], as_wide(grad, q)
+        dq, (of_keys, of_values) = torch.zeros_like(q), kept.gradients()
+        dk, dv = of_keys[:, :, : part.stop], of_values[:, :, : part.stop]
+        wide = dv if width == values.shape[-1] else torch.zeros_like(values)
+        backward(grad, q, keys, values, out, lse, part.held, ((0, part.stop),), rule, (dq, dk, wide))
+        if wide is not dv:
+            dv += wide[..., :width]
+        own = slice(part.start, part.stop)
+        mine = of_keys[:, :, own].clone(), of_values[:, :, own].clone()
+        before.done(at, part)
+        return dq, *mine, _of_sinks(sinks[0], grad, out, lse) if sinks else None, None, None, None, None
+
+
+def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """(out, log of the sum) with one more score a head, whose share goes to nothing."""
+    below = torch.logaddexp(lse, sinks.to(lse.dtype).view(-1, 1))
+    return out * (lse - below).exp().unsqueeze(-1).to(out.dtype), below
+
+
+def _of_sinks(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+    """Their gradient."""
+    share = (sinks.to(lse.dtype).view(-1, 1) - lse).exp()
+    return -(share * (grad * out).sum(-1)).sum((0, 2)).to(sinks.dtype)
+
+
 class _Merging(torch.autograd.Function):
     """Attention for which torch has no kernel on every device, keeping what flash attention keeps: scores are cut to
     ±cap by tanh (Gemma 2), or there is one more score a head, whose share of the weights goes to nothing (GPT-OSS)."""
@@ -99,8 +182,7 @@ class _Merging(torch.autograd.Function):
         attend(merged, q, k, v, ctx.queries, ctx.keys, rule, packing)
         out, lse = merged.result(q)
         if sinks is not None:
-            below = torch.logaddexp(lse, sinks.to(lse.dtype).view(-1, 1))
-            out, lse = out * (lse - below).exp().unsqueeze(-1).to(out.dtype), below
+            out, lse = _with_sinks(out, lse, sinks)
         ctx.save_for_backward(q, k, v, out, lse, *(() if sinks is None else (sinks,)))
         return out
 
@@ -109,11 +191,7 @@ class _Merging(torch.autograd.Function):
         q, k, v, out, lse, *sinks = ctx.saved_tensors
         into = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         backward(grad, q, k, v, out, lse, ctx.queries, ctx.keys, ctx.rule, into, ctx.packing)
-        of_sinks = None
-        if sinks:
-            share = (sinks[0].to(lse.dtype).view(-1, 1) - lse).exp()
-            of_sinks = -(share * (grad * out).sum(-1)).sum((0, 2)).to(sinks[0].dtype)
-        return *into, of_sinks, None, None
+        return *into, _of_sinks(sinks[0], grad, out, lse) if sinks else None, None, None
 
 
 Attributes = tuple[tuple[str, Any], ...]
@@ -193,8 +271,10 @@ def rotary(site: Site, x: Tensor, *, packing: Packing | None = None) -> Tensor:
     spread = [1] * x.dim()
     spread[where], spread[-1] = x.shape[where], width // 2
     local, ranks = x.shape[where], site.position_ranks
-    cos, sin = shared_tables(site.op.attrs, local * ranks, width, x.dtype, x.device)
-    own = None if ranks == 1 else site.positions(local, x.device)
+    parts = packing is not None and bool(packing.parts)
+    longest = max(packing.longest, local) if parts and packing is not None else local * ranks
+    cos, sin = shared_tables(site.op.attrs, longest, width, x.dtype, x.device)
+    own = None if ranks == 1 or parts else site.positions(local, x.device)
     if packing is not None:
         spread[0] = x.shape[0]
         own = packing.positions if own is None else packing.positions[:, own]

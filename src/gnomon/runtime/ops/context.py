@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnomon.runtime.data.packing import Packing
+from gnomon.runtime.data.parts import Part
 from gnomon.runtime.mesh.collectives import all_gather, all_to_all, arrived, pass_on, reduce_scatter
 from gnomon.runtime.ops.pieces import Merged, Rule, attend, backward
 from gnomon.runtime.ops.site import Axis, Segment, Site
@@ -36,12 +37,44 @@ class _Where:
     """Whether gathered keys and values are kept for backward."""
     packing: Packing | None
     """Documents of the whole rows."""
+    ranks: tuple[tuple[Segment, ...], ...] = ()
+    """Positions on each rank, where they are said; empty: equal parts of the rows, as the axis has them."""
 
     def queries(self, q: Tensor) -> tuple[Segment, ...]:
-        return self.axis.segments(q.shape[2])
+        return self.ranks[self.axis.index] if self.ranks else self.axis.segments(q.shape[2])
 
     def keys(self, k: Tensor, index: int) -> tuple[Segment, ...]:
-        return self.axis.segments(k.shape[2], index)
+        return self.ranks[index] if self.ranks else self.axis.segments(k.shape[2], index)
+
+    def sent(self, x: Tensor) -> Tensor:
+        """Own positions as they travel: as many as the rank with most has. (B, heads, positions, dim)."""
+        if not self.ranks:
+            return x
+        most = max(sum(count for _, count in segments) for segments in self.ranks)
+        return functional.pad(x, (0, 0, 0, most - x.shape[2])) if x.shape[2] < most else x
+
+    def _places(self, rows: int, device: torch.device) -> Tensor:
+        """(positions): where each is among the rows that all ranks send, rank after rank."""
+        each, found = rows // self.axis.ranks, list[tuple[int, int, int]]()
+        for rank, segments in enumerate(self.ranks):
+            at = rank * each
+            for first, count in segments:
+                found.append((first, at, count))
+                at += count
+        return torch.cat([torch.arange(at, at + count, device=device) for _, at, count in sorted(found)])
+
+    def in_order(self, x: Tensor) -> Tensor:
+        """Rows that all ranks sent, rank after rank, in the order of their positions."""
+        return x[self._places(x.shape[0], x.device)] if self.ranks else in_order(x, self.axis)
+
+    def by_rank(self, x: Tensor) -> Tensor:
+        """Rows in the order of their positions, rank after rank as they travel."""
+        if not self.ranks:
+            return by_rank(x, self.axis)
+        most = max(sum(count for _, count in segments) for segments in self.ranks)
+        out = x.new_zeros((most * self.axis.ranks, *x.shape[1:]))
+        out[self._places(len(out), x.device)] = x
+        return out
 
 
 def over_context(
@@ -52,18 +85,22 @@ def over_context(
     plain: Callable[..., Tensor],
     rule: Rule,
     packing: Packing | None,
+    part: Part | None = None,
 ) -> Tensor:
     """Attention over cp. plain: attention over whole sequences of fewer heads, (B, heads, positions, dim) each, which
-    knows the documents of the rows (packing) too."""
+    knows the documents of the rows (packing) too. part: what the ranks have of one sequence, and in which style they
+    attend to it; None: rows in equal parts, in the style of the layout."""
     axis = site.axis("cp")
-    if site.strategy == "ulysses":
-        return _ulysses(q, k, v, axis, plain)
-    function = _Ring if site.strategy == "ring" else _Gathered
-    out: Tensor = function.apply(q, k, v, _Where(axis, rule, site.keep_gathered, packing))  # type: ignore[no-untyped-call]
+    where = _Where(axis, rule, site.keep_gathered, packing, () if part is None else part.ranks)
+    style = site.strategy if part is None else part.style
+    if style == "ulysses":
+        return _ulysses(q, k, v, where, plain)
+    function = _Ring if style == "ring" else _Gathered
+    out: Tensor = function.apply(q, k, v, where)  # type: ignore[no-untyped-call]
     return out[..., : v.shape[-1]]
 
 
-def _as_wide(v: Tensor, q: Tensor) -> Tensor:
+def as_wide(v: Tensor, q: Tensor) -> Tensor:
     """Values as wide as queries: one kernel for all, and columns of zeros add nothing. They do not travel."""
     missing = q.shape[-1] - v.shape[-1]
     return functional.pad(v, (0, missing)) if missing > 0 else v
@@ -84,14 +121,14 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, where: _Where) -> Tensor:
-        axis, keys = where.axis, _joined(k, v)
+        axis, keys = where.axis, where.sent(_joined(k, v))
         assert axis.group is not None
         merged = Merged()
         for step in range(axis.ranks):
             following = pass_on(keys, axis.group, KEYS) if step + 1 < axis.ranks else None
             theirs = where.keys(k, (axis.index - step) % axis.ranks)
             their_k, their_v = _apart(keys, k)
-            attend(merged, q, their_k, _as_wide(their_v, q), where.queries(q), theirs, where.rule, where.packing)
+            attend(merged, q, their_k, as_wide(their_v, q), where.queries(q), theirs, where.rule, where.packing)
             if following is not None:
                 keys = arrived(*following)
         out, lse = merged.result(q)
@@ -103,7 +140,7 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         where: _Where = ctx.where
-        axis, keys = where.axis, _joined(k, v)
+        axis, keys = where.axis, where.sent(_joined(k, v))
         assert axis.group is not None
         dq, terms = torch.zeros_like(q), torch.zeros_like(keys)
         coming = None
@@ -111,7 +148,7 @@ class _Ring(torch.autograd.Function):
             following = pass_on(keys, axis.group, KEYS) if step + 1 < axis.ranks else None
             theirs = where.keys(k, (axis.index - step) % axis.ranks)
             their_k, narrow = _apart(keys, k)
-            their_v = _as_wide(narrow, q)
+            their_v = as_wide(narrow, q)
             into = dq, torch.zeros_like(their_k), torch.zeros_like(their_v)
             backward(grad, q, their_k, their_v, out, lse, where.queries(q), theirs, where.rule, into, where.packing)
             mine = _joined(into[1], into[2][..., : narrow.shape[-1]])
@@ -120,7 +157,7 @@ class _Ring(torch.autograd.Function):
             if following is not None:
                 keys = arrived(*following)
         assert coming is not None
-        dk, dv = _apart(arrived(*coming), k)
+        dk, dv = _apart(arrived(*coming)[:, :, : k.shape[2]], k)
         return dq, dk, dv, None
 
 
@@ -129,10 +166,10 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, where: _Where) -> Tensor:
-        whole_k, whole_v = (_whole(x, where.axis) for x in (k, v))
+        whole_k, whole_v = (_whole(x, where) for x in (k, v))
         merged = Merged()
         every = ((0, whole_k.shape[2]),)
-        attend(merged, q, whole_k, _as_wide(whole_v, q), where.queries(q), every, where.rule, where.packing)
+        attend(merged, q, whole_k, as_wide(whole_v, q), where.queries(q), every, where.rule, where.packing)
         out, lse = merged.result(q)
         ctx.save_for_backward(q, *((whole_k, whole_v) if where.keep else (k, v)), out, lse)
         ctx.where = where
@@ -143,27 +180,30 @@ class _Gathered(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         where: _Where = ctx.where
         if not where.keep:
-            k, v = _whole(k, where.axis), _whole(v, where.axis)
-        wide = _as_wide(v, q)
+            k, v = _whole(k, where), _whole(v, where)
+        wide = as_wide(v, q)
         dq, dk, dv = (torch.zeros_like(x) for x in (q, k, wide))
         every, into = ((0, k.shape[2]),), (dq, dk, dv)
         backward(grad, q, k, wide, out, lse, where.queries(q), every, where.rule, into, where.packing)
-        return dq, _own(dk, where.axis), _own(dv[..., : v.shape[-1]], where.axis), None
+        own = q.shape[2]
+        return dq, _own(dk, where)[:, :, :own], _own(dv[..., : v.shape[-1]], where)[:, :, :own], None
 
 
-def _whole(x: Tensor, axis: Axis) -> Tensor:
+def _whole(x: Tensor, where: _Where) -> Tensor:
     """(B, heads, all positions, dim) in their order."""
+    axis = where.axis
     assert axis.group is not None
-    first = x.movedim(2, 0).contiguous()
+    first = where.sent(x).movedim(2, 0).contiguous()
     out = torch.empty((first.shape[0] * axis.ranks, *first.shape[1:]), dtype=x.dtype, device=x.device)
     all_gather(out, first, axis.group)
-    return in_order(out, axis).movedim(0, 2)
+    return where.in_order(out).movedim(0, 2)
 
 
-def _own(x: Tensor, axis: Axis) -> Tensor:
-    """This rank's positions of the sum of `x` over ranks."""
+def _own(x: Tensor, where: _Where) -> Tensor:
+    """This rank's positions of the sum of `x` over ranks, as they travel."""
+    axis = where.axis
     assert axis.group is not None
-    first = by_rank(x.movedim(2, 0), axis).contiguous()
+    first = where.by_rank(x.movedim(2, 0)).contiguous()
     out = torch.empty((first.shape[0] // axis.ranks, *first.shape[1:]), dtype=x.dtype, device=x.device)
     reduce_scatter(out, first, axis.group)
     return out.movedim(0, 2)
@@ -198,31 +238,33 @@ class _Exchange(torch.autograd.Function):
     """Positions for heads, or back: (B, heads, own positions, dim) <-> (B, own heads, positions, dim)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, to_heads: bool) -> Tensor:
-        ctx.axis, ctx.to_heads = axis, to_heads
-        return _exchanged(x, axis, to_heads)
+    def forward(ctx: Any, x: Tensor, where: _Where, to_heads: bool) -> Tensor:
+        ctx.where, ctx.to_heads, ctx.own = where, to_heads, x.shape[2]
+        return _exchanged(x, where, to_heads)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _exchanged(grad, ctx.axis, not ctx.to_heads), None, None
+        back = _exchanged(grad, ctx.where, not ctx.to_heads)
+        return back[:, :, : ctx.own] if ctx.to_heads else back, None, None
 
 
-def _exchanged(x: Tensor, axis: Axis, to_heads: bool) -> Tensor:
+def _exchanged(x: Tensor, where: _Where, to_heads: bool) -> Tensor:
+    axis = where.axis
     assert axis.group is not None
     if to_heads:  # (ranks, B, heads / ranks, positions, dim), a part for each rank
-        parts = x.unflatten(1, (axis.ranks, -1)).movedim(1, 0).contiguous()
+        parts = where.sent(x).unflatten(1, (axis.ranks, -1)).movedim(1, 0).contiguous()
     else:
-        parts = by_rank(x.movedim(2, 0), axis).unflatten(0, (axis.ranks, -1)).permute(0, 2, 3, 1, 4).contiguous()
+        parts = where.by_rank(x.movedim(2, 0)).unflatten(0, (axis.ranks, -1)).permute(0, 2, 3, 1, 4).contiguous()
     out = torch.empty_like(parts)
     all_to_all(out, parts, axis.group)
     if to_heads:
-        return in_order(out.movedim(3, 1).flatten(0, 1), axis).movedim(0, 2)
+        return where.in_order(out.movedim(3, 1).flatten(0, 1)).movedim(0, 2)
     return out.movedim(0, 1).flatten(1, 2)
 
 
-def _ulysses(q: Tensor, k: Tensor, v: Tensor, axis: Axis, plain: Callable[..., Tensor]) -> Tensor:
-    if (copies := axis.ranks // k.shape[1]) > 1:  # fewer key-value heads than ranks: each goes to several
+def _ulysses(q: Tensor, k: Tensor, v: Tensor, where: _Where, plain: Callable[..., Tensor]) -> Tensor:
+    if (copies := where.axis.ranks // k.shape[1]) > 1:  # fewer key-value heads than ranks: each goes to several
         k, v = (x.repeat_interleave(copies, dim=1) for x in (k, v))
-    whole = (_Exchange.apply(x, axis, True) for x in (q, k, v))  # type: ignore[no-untyped-call]
-    out: Tensor = _Exchange.apply(plain(*whole), axis, False)  # type: ignore[no-untyped-call]
-    return out
+    whole = (_Exchange.apply(x, where, True) for x in (q, k, v))  # type: ignore[no-untyped-call]
+    out: Tensor = _Exchange.apply(plain(*whole), where, False)  # type: ignore[no-untyped-call]
+    return out[:, :, : q.shape[2]]

@@ -68,6 +68,8 @@ class Merged:
         """(out, lse) of all rows, in q's dtype and a dtype of statistics. out lies as the next product reads it,
         position after position."""
         parts = [part for _, part in sorted(self.parts.items())]
+        if not parts:  # no queries
+            return q, q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
         out = torch.cat([one.transpose(1, 2) for one, _ in parts], dim=1).to(q.dtype)
         return out.transpose(1, 2), torch.cat([lse for _, lse in parts], dim=2)
 

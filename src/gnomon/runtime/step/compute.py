@@ -6,9 +6,8 @@ gradients and puts weight gradients aside, W computes those. Left out: messages,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -54,11 +53,11 @@ class Compute:
         """That whose forward runs, or ran last."""
         self.saved: dict[tuple[int, int], Saved] = {}
         self.aside: dict[tuple[int, int], list[Aside]] = {}
-        self._kept: dict[int, Kept] = {}  # what a microbatch keeps at a stage from F to B; counted once it is asked for
-        self._put_aside: dict[int, Kept] = {}  # from I to W
+        self._kept: dict[Hashable, Kept] = {}  # what a microbatch keeps at a stage from F to B; counted once asked for
+        self._put_aside: dict[Hashable, Kept] = {}  # from I to W
         layout, tp = feed.layout, state.groups.mesh.tp
         self._vocab = size_named(graph, "vocab") // (tp if layout.vocab_parallel and layout.loss_parallel else 1)
-        self._rotary = partial(_angles, graph, feed.workload.seq_len, dtype, feed.device)
+        self._rotary = lambda: _angles(graph, feed.longest, dtype, feed.device)
         self._loss_dtype = torch.promote_types(dtype, torch.float32)  # that of `cross_entropy`
         self.loss = torch.zeros((), device=feed.device)
         self.mimose: Mimose | None = None
@@ -89,28 +88,40 @@ class Compute:
 
     def microbatches(self) -> Iterator[Kept]:
         """What is held between actions for each microbatch."""
-        yield from (self._kept.get(stage, NOTHING) for stage, _ in self.saved)
-        yield from (self._put_aside.get(stage, NOTHING) for stage, _ in self.aside)
+        yield from (self._kept.get(self._alike(*at), NOTHING) for at in self.saved)
+        yield from (self._put_aside.get(self._alike(*at), NOTHING) for at in self.aside)
+        if (packing := self.feed.packing_of(self.unit)) is not None and packing.prefixes is not None:
+            yield Kept(activations=packing.prefixes.nbytes, logits=0)
+
+    def _alike(self, stage: int, unit: int) -> Hashable:
+        """Microbatches of a stage that keep as much."""
+        packing = self.feed.packing_of(unit)
+        if packing is None:
+            return stage
+        return stage, packing.documents.shape[1], tuple((part.tokens, part.cut) for part in packing.parts)
 
     def _run(self, stage: int, unit: int, entered: Mapping[str, Tensor]) -> dict[str, Tensor]:
         self.state.gathered(stage)
         self.unit = unit
         module = self.stages[stage]
-        batch = self.feed.of_unit(unit)
+        batch, packing = self.feed.of_unit(unit), self.feed.packing_of(unit)
         recorder = self.buffers.recorder
-        known = stage in self._kept and LENGTHS not in self.feed.batch
+        known = self._alike(stage, unit) in self._kept and LENGTHS not in self.feed.batch
         if recorder is None or not recorder.memory or known or not torch.is_grad_enabled():
-            plain: dict[str, Tensor] = module(entered, batch)
+            plain: dict[str, Tensor] = module(entered, batch, packing)
             return plain
 
         def noted(note: Callable[[Tensor], None]) -> dict[str, Tensor]:
             module.note = note
-            result: dict[str, Tensor] = module(entered, batch)
+            result: dict[str, Tensor] = module(entered, batch, packing)
             module.note = None
             return result
 
-        made, self._kept[stage] = kept(
-            noted, tuple(entered.values()), vocab=self._vocab, loss=bool(module.results), apart=self.apart
+        apart = self.apart
+        if packing is not None and packing.prefixes is not None:  # counted with what is between microbatches
+            apart += tuple(x for prefix in packing.prefixes.kept.values() for x in prefix.tensors)
+        made, self._kept[self._alike(stage, unit)] = kept(
+            noted, tuple(entered.values()), vocab=self._vocab, loss=bool(module.results), apart=apart
         )
         return made
 
@@ -198,10 +209,11 @@ class Compute:
         tape.aside = []
         self._backward(stage, unit)
         self.aside[stage, unit], tape.aside = tape.aside, None
-        if stage in self._kept and stage not in self._put_aside:
+        alike = self._alike(stage, unit)
+        if alike in self._kept and alike not in self._put_aside:
             tensors = [tensor for deferred in self.aside[stage, unit] for tensor in deferred.reads]
             apart = tuple(self.feed.batch.values())
-            self._put_aside[stage] = Kept.of(tensors, vocab=self._vocab, loss=False, apart=apart)
+            self._put_aside[alike] = Kept.of(tensors, vocab=self._vocab, loss=False, apart=apart)
 
     def _weight_backward(self, stage: int, unit: int) -> None:
         self._clear(stage)

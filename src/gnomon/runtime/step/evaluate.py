@@ -16,7 +16,7 @@ from gnomon.runtime.step.execute import Executor, StepResult
 def evaluate(executor: Executor, batch: Tensor | Batch) -> float:
     """Mean loss over all labels. batch: as of a step, the same on all ranks; all must ask."""
     executor.synchronise()
-    executor.feed.take(batch)
+    executor.take(batch)
     total = forward_loss(executor)
     return executor.total_loss(StepResult(loss=total, grad_norm=total))
 
@@ -61,7 +61,7 @@ def _forward(executor: Executor, number: int, unit: int, given: Batch) -> dict[s
     if gathers:
         executor.state.unshard((number,))
         executor.state.gathered(number)
-    made: dict[str, Tensor] = stage(entered, given)
+    made: dict[str, Tensor] = stage(entered, given, executor.feed.packing_of(unit))
     if gathers:
         executor.state.reshard(number)
     return made

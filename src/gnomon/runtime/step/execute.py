@@ -20,8 +20,9 @@ from torch import Tensor
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.lowering.optimizer import effective_zero
+from gnomon.lowering.units import units_of_lengths
 from gnomon.methods import check_methods, mimose, partial_reduce
-from gnomon.plans import Plan, Workload, shared_parameters
+from gnomon.plans import Plan, Unit, Workload, check, shared_parameters
 from gnomon.plans import batch as batch_of
 from gnomon.plans.ends import cut_ends
 from gnomon.plans.experts import under
@@ -39,6 +40,7 @@ from gnomon.runtime.processes.launch import check_place
 from gnomon.runtime.step.buffers import Buffers
 from gnomon.runtime.step.compute import Compute
 from gnomon.runtime.step.feed import Feed, size_named
+from gnomon.runtime.step.feed_lengths import FeedOfLengths, has_lengths
 from gnomon.runtime.step.host_update import DelayedRows, HostUpdate, moved_stages
 from gnomon.runtime.step.messages import Messages
 from gnomon.runtime.step.mimose import Mimose
@@ -92,10 +94,15 @@ class Executor:
         ends = cut_ends(plan, graph) if plan.schedule.vocabulary != "ends" else None
         self.inside, self.plan_inside = (graph, plan) if ends is None else (ends.inside, ends.plan)
         """What stages run, and by which plan: without an embedding and a head that all pipeline ranks divide."""
-        held_by = holders(self.plan_inside, self.inside, effective_zero(plan))
+        held_by = self._held_by = holders(self.plan_inside, self.inside, effective_zero(plan))
         tied = {stage for stages in held_by.values() for stage in stages}
-        self.program = followed(graph, plan, workload, program, tied, in_order=device.type == "cuda")
-        self.groups = self._groups()
+        self.in_order = device.type == "cuda"
+        self.units: tuple[Unit, ...] = ()
+        if by_lengths := has_lengths(plan, workload):
+            check(plan, graph, None, workload)
+            self.units = units_of_lengths(graph, plan, workload.sequence_lengths())[0]
+        self.program = followed(graph, plan, workload, program, tied, in_order=self.in_order, units=self.units)
+        self.groups = self._groups(by_lengths)
         if workload.router.padded:
             raise PlanError("the runtime does not fill experts up to their capacity; leave out router.padded")
         self.divided = None if ends is None else Divided.of(ends, plan, self.groups)
@@ -103,7 +110,11 @@ class Executor:
         self.stages = self._stages(seed, values, states or {})
         here, dtype = self.groups.here, dtypes(plan).param
         held = [stage for stage, rank in enumerate(plan.pipeline_ranks) if rank == here.pipeline_rank]
-        self.feed = Feed(graph, plan, workload, self.groups, held, device)
+        self.feed = (
+            FeedOfLengths(graph, plan, workload, self.groups, device)
+            if by_lengths
+            else Feed(graph, plan, workload, self.groups, held, device)
+        )
         self.buffers = Buffers()
         self.buffers.proofs = proofs(self.program, here.pipeline_rank)
         shared = frozenset(held_by) - self._lent()
@@ -125,6 +136,7 @@ class Executor:
             hops(self.inside, self.plan_inside, by_layer=by_layer),
             rows=self.feed.rows_of_unit,
             shapes=Shapes(self.inside, plan.layout, self.groups.mesh, self.feed.sizes, dtype),
+            sizes=self.feed.sizes_of,
             device=device,
         )
         self.heads: Heads | None = None
@@ -134,13 +146,13 @@ class Executor:
         actions = {**self.compute.actions(), **self.messages.actions(), **self._parameter_actions()}
         if self.heads is not None:
             actions |= self.heads.actions()
+        self.actions = actions
         self.rows = rows(self.program, here.pipeline_rank, actions)
         self.disk = self._disk()
         self.delayed: DelayedRows | None = None
         """Where updates lag: which rows a step has."""
         if plan.optimizer.delay:
-            kinds = [self.program.kinds[self.program.kind[row.number]].name for row in self.rows]
-            self.delayed = DelayedRows(self.rows, kinds)
+            self.delayed = DelayedRows(self.rows, self._kinds())
         self._join_buckets()
         self.watchdog: Watchdog | None = None
 
@@ -180,14 +192,15 @@ class Executor:
         lent = {name for stage in self.stages.values() for name in stage.borrowed}
         return lent - set(shared_parameters(self.plan_inside, self.inside))
 
-    def _groups(self) -> Groups:
+    def _groups(self, by_lengths: bool) -> Groups:
+        size = self.plan.mesh.data_ranks if by_lengths else batch_of(self.plan, self.workload)[1]
         return Groups.of(
             self.plan,
             kv_heads=size_named(self.graph, "kv_heads"),
             experts=has_experts(self.graph),
             tied=tuple(shared_parameters(self.plan_inside, self.inside).values()),
             channels=channels(self.program),
-            size=batch_of(self.plan, self.workload)[1],
+            size=size,
             vocabulary=self.plan.schedule.vocabulary != "ends",
         )
 
@@ -227,9 +240,10 @@ class Executor:
 
     def step(self, batch: Tensor | Batch, recorder: Recorder | None = None) -> StepResult:
         """One step. batch: (global_batch_size, seq_len + 1) token ids, or the graph's inputs by name, rows first, with
-        `documents` beside them where rows hold several (`packing`); the same on all ranks, and each reads its part.
+        `documents` beside them where rows hold several (`packing`), or where the workload has lengths, as
+        `feed_lengths` says; the same on all ranks, and each reads its part.
         recorder: takes the times of the rows; none are taken without it."""
-        self.feed.take(batch)
+        self.take(batch)
         self.buffers.recorder = recorder
         self.state.new_step()
         self.compute.new_step()
@@ -246,6 +260,27 @@ class Executor:
             self._hold(recorder)
         self.buffers.recorder = None
         return StepResult(loss=self.compute.loss, grad_norm=self.state.norm)
+
+    def take(self, batch: Tensor | Batch) -> None:
+        """Makes a batch the step's, with the rows that its lengths make."""
+        self.feed.take(batch)
+        if not isinstance(self.feed, FeedOfLengths) or self.feed.units == self.units:
+            return
+        self.units = self.feed.units
+        tied = {stage for stages in self._held_by.values() for stage in stages}
+        self.program = followed(
+            self.graph, self.plan, self.workload, None, tied, in_order=self.in_order, units=self.units
+        )
+        self.messages.program = self.program
+        self.buffers.proofs = proofs(self.program, self.groups.here.pipeline_rank)
+        self.rows = rows(self.program, self.groups.here.pipeline_rank, self.actions)
+        if self.delayed is not None:
+            self.delayed = DelayedRows(self.rows, self._kinds())
+        if self.watchdog is not None:
+            self.watchdog.program = self.program
+
+    def _kinds(self) -> list[str]:
+        return [self.program.kinds[self.program.kind[row.number]].name for row in self.rows]
 
     def _do(self, row: Row) -> None:
         self.buffers.row, self.buffers.blocks = row.number, row.blocks
@@ -321,7 +356,7 @@ class Executor:
     def per_class(self, timeline: Timeline) -> Timeline:
         """A measured Timeline as predictions have them: a worker for each rank class: its first rank, or
         where ranks have other shares the one that computes longest, as predictions price it."""
-        uneven = any(stage.shares for stage in self.plan.stages)
+        uneven = any(stage.shares for stage in self.plan.stages) or isinstance(self.feed, FeedOfLengths)
         first = [_busiest(timeline, ranks) if uneven else ranks[0] for ranks in stage_sets(self.plan)]
         return per_class(timeline, first, self.program.counts)
 
@@ -353,7 +388,8 @@ class Executor:
         if self.heads is not None:
             self.heads.close()
         self.delayed = None
-        self.rows.clear()  # they hold this object, and with it the groups, until garbage is collected
+        self.rows.clear()
+        self.actions = {}  # they hold this object, and with it the groups, until garbage is collected
 
     def total_loss(self, result: StepResult) -> float:
         """The mean loss over all tokens of the step; all ranks must ask."""

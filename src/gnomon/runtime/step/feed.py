@@ -16,7 +16,7 @@ from gnomon.graph import Graph
 from gnomon.graph.text_inputs import labels_of
 from gnomon.plans import Plan, Workload
 from gnomon.plans import batch as batch_of
-from gnomon.runtime.data.packing import DOCUMENTS, LENGTHS, batch_of_ids, with_further
+from gnomon.runtime.data.packing import DOCUMENTS, LENGTHS, Packing, batch_of_ids, with_further
 from gnomon.runtime.mesh.groups import Groups
 from gnomon.runtime.mesh.routes import rows_of
 from gnomon.runtime.module.stage import Batch
@@ -39,8 +39,6 @@ class Feed:
                 f"stages {list(stages)} are on the same ranks, but share out microbatches otherwise; make them alike"
             )
         ((self.first_row, self.local_rows),) = parts
-        if set(workload.sequence_lengths()) != {workload.seq_len}:
-            raise PlanError("the runtime wants sequences of one length; give workload.seq_len alone")
         mesh = groups.mesh
         self.shared_seq = Axis(ranks=mesh.cp, index=groups.here.along["cp"], order=plan.layout.context_order)
         """How ranks of cp share sequences out."""
@@ -53,7 +51,7 @@ class Feed:
             )
         self.local_positions = workload.seq_len // ways
         """Of a sequence between layers on this rank."""
-        self.labels = _labels_of(graph)
+        self.labels = labels_or_usual(graph)
         self.one_length_reason = one_length_reason(graph, plan, workload.seq_len)
         self.one_document_reason = by_length_reason(graph, workload.seq_len) or whole_rows_reason(graph)
         inputs = {
@@ -69,6 +67,15 @@ class Feed:
     def sizes(self) -> dict[str, int]:
         """Of the dims that the graph leaves open: rows of a microbatch on this rank, and whole sequences."""
         return {"batch": self.local_rows, "seq": self.workload.seq_len, **dict(self.workload.sizes)}
+
+    def sizes_of(self, unit: int) -> dict[str, int]:
+        """The same of one unit: all are alike."""
+        return self.sizes
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a sequence."""
+        return self.workload.seq_len
 
     @property
     def tokens(self) -> int:
@@ -124,6 +131,10 @@ class Feed:
         if self.shared_seq.ranks == 1:
             return given
         return {name: self._own_positions(name, tensor) for name, tensor in given.items()}
+
+    def packing_of(self, unit: int) -> Packing | None:
+        """Which tokens of a unit's rows see which, where its batch does not say it itself."""
+        return None
 
     def _own_positions(self, name: str, x: Tensor) -> Tensor:
         """This rank's positions of an input of the graph."""
@@ -199,7 +210,7 @@ def one_length_reason(graph: Graph, plan: Plan, seq_len: int) -> str | None:
     return None
 
 
-def _labels_of(graph: Graph) -> str:
+def labels_or_usual(graph: Graph) -> str:
     """The input that says how many labels a loss is the mean of."""
     try:
         return labels_of(graph)

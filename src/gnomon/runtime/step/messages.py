@@ -7,7 +7,7 @@ or several (`crossings`). Left out: what computes them (`compute`), and when the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -38,12 +38,14 @@ class Messages:
         *,
         rows: int,
         shapes: Shapes,
+        sizes: Callable[[int], Mapping[str, int]],
         device: torch.device,
     ) -> None:
         """plan_stage: of each stage of the Program. hops: of all ranks. rows: of a microbatch, on all ranks. shapes: of
-        tensors here."""
+        tensors here. sizes: of the open dims of a unit here."""
         self.plan, self.groups, self.buffers, self.plan_stage = plan, groups, buffers, plan_stage
         self.program, self.rows, self.shapes, self.device = program, rows, shapes, device
+        self.sizes = sizes
         self.crossings: dict[tuple[str, int], tuple[Crossing, ...]] = {}
         """Of each buffer at the stage that gets it."""
         for hop in hops:
@@ -51,7 +53,7 @@ class Messages:
             self.crossings[hop.gradient, hop.source] = hop.trained
         self.most = max((len(hop.crossings) for hop in hops), default=1)
         self._found: dict[tuple[int, int], tuple[Route, ...]] = {}
-        self._shapes: dict[str, Shape] = {}
+        self._shapes: dict[tuple[str, int, int], Shape] = {}
 
     def actions(self) -> Mapping[str, Action]:
         """By kind."""
@@ -71,7 +73,7 @@ class Messages:
         sent = [route for route in self._routes(source, to) if route.source == mine.rank]
         parts = []
         for place, (crossing, tensor) in enumerate(zip(self.crossings[name[0], name[1]], tensors, strict=True)):
-            shape = self._shape(crossing, sent)
+            shape = self._shape(crossing, sent, name[2])
             if tensor.shape != shape.sizes or tensor.dtype != shape.dtype:
                 raise PlanError(
                     f"{crossing.name} is {tuple(tensor.shape)} of {tensor.dtype}, and was to cross stages as "
@@ -89,7 +91,7 @@ class Messages:
         comes = [route for route in self._routes(source, name[1]) if route.target == mine.rank]
         tensors, parts = [], []
         for place, crossing in enumerate(self.crossings[name[0], name[1]]):
-            shape = self._shape(crossing, comes)
+            shape = self._shape(crossing, comes, name[2])
             tensors.append(torch.empty(shape.sizes, dtype=shape.dtype, device=self.device))
             for route in comes:
                 group = self._channel(home, mine.pipeline_rank, name, route)
@@ -97,11 +99,13 @@ class Messages:
                 parts.append(started(dist.irecv(part, route.source, group=group, tag=self._tag(name, place))))
         return tuple(tensors), Together(tuple(parts))
 
-    def _shape(self, crossing: Crossing, ends: Sequence[Route]) -> Shape:
-        """What a tensor looks like here. PlanError for one without rows that stages divide among them."""
-        if crossing.name not in self._shapes:
-            self._shapes[crossing.name] = self.shapes.of(crossing)
-        shape = self._shapes[crossing.name]
+    def _shape(self, crossing: Crossing, ends: Sequence[Route], unit: int) -> Shape:
+        """What a tensor of a unit looks like here. PlanError for one without rows that stages divide among them."""
+        sizes = self.sizes(unit)
+        key = crossing.name, sizes["batch"], sizes["seq"]
+        if key not in self._shapes:
+            self._shapes[key] = self.shapes.of(crossing, sizes)
+        shape = self._shapes[key]
         if not shape.rows and len(ends) > 1:
             raise PlanError(
                 f"{crossing.name} has no rows of its own, and crosses stages that divide the batch otherwise; give "

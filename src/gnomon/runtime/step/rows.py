@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
-from gnomon.lowering.lower import lower
+from gnomon.lowering.lower import build, lower, outline
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.methods import rewrites
-from gnomon.plans import Plan, Workload, stage_layers
+from gnomon.plans import Plan, Unit, Workload, stage_layers
 from gnomon.plans import batch as batch_of
 from gnomon.plans.groups import layer_groups
 from gnomon.program import Program
@@ -46,10 +46,13 @@ class Row:
     """Its span is from the call to the return; that of a communication ends when it has arrived."""
 
 
-def program_of(graph: Graph, plan: Plan, workload: Workload) -> Program:
+def program_of(graph: Graph, plan: Plan, workload: Workload, units: tuple[Unit, ...] = ()) -> Program:
     """The Program that all ranks follow. With uneven shares the rows are those of equal ones: each rank takes its own
-    part of every unit, and the weight of a sequence does not depend on who computes it."""
+    part of every unit, and the weight of a sequence does not depend on who computes it. units: of this rank's
+    data-parallel worker, where workers have units of their own: all of them end the step with the same rows."""
     plan = own.followed(plan)
+    if units:
+        return build(outline(graph, plan, units=units, by_layer=own.by_layer(plan)))
     if not any(stage.shares for stage in plan.stages):
         return lower(graph, plan, None, workload, by_layer=own.by_layer(plan))
     count, _ = batch_of(plan, workload)
@@ -59,17 +62,25 @@ def program_of(graph: Graph, plan: Plan, workload: Workload) -> Program:
 
 
 def followed(
-    graph: Graph, plan: Plan, workload: Workload, given: Program | None, tied: Iterable[int], *, in_order: bool
+    graph: Graph,
+    plan: Plan,
+    workload: Workload,
+    given: Program | None,
+    tied: Iterable[int],
+    *,
+    in_order: bool,
+    units: tuple[Unit, ...] = (),
 ) -> Program:
     """`given`, if it is a step of the plan, or `program_of`.
 
     tied: stages that hold a parameter that others hold too. in_order: whether the backend matches messages by order.
+    units: as in `program_of`.
     PlanError for what the runtime does not run, ProgramError for a Program that is no step of the plan.
     """
     if given is None and rewrites(plan):
         names = ", ".join(rewrite.name for rewrite in plan.schedule.passes)
         raise PlanError(f"{names} rewrites the Program by predicted seconds; give it: program = the prediction's")
-    program = program_of(graph, plan, workload)
+    program = program_of(graph, plan, workload, units)
     if given is not None:
         check_program(given, program, zero=effective_zero(plan), tied=set(tied))
         program = given

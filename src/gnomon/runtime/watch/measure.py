@@ -164,8 +164,11 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
 
     PlanError if a span was never closed.
     """
-    r = recorder
-    mine = (r.origin_s, r.row, *r.seconds(), r.nbytes, r.held, r.cause)
+    r, rows = recorder, np.array(recorder.row, np.int64)
+    talks = np.array([bool(program.comm_of(row)) for row in r.row], np.bool_)
+    # ranks may follow Programs of their own (other microbatches), so that rows mean something here alone
+    columns = program.stream[rows], program.kind[rows], program.stage[rows], program.unit[rows], talks
+    mine = (r.origin_s, r.row, *r.seconds(), r.nbytes, r.held, r.cause, columns)
     parts = [mine]
     if group is not None:
         parts = [mine] * dist.get_world_size(group)
@@ -179,16 +182,16 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
     cause = np.concatenate([np.array(part[6], np.int64) for part in parts])
     if np.isnan(end).any():
         raise PlanError(f"{program.where(int(row[np.isnan(end)][0]))} was begun but never ended; measure a whole step")
-    talks = np.array([bool(program.comm_of(r)) for r in row.tolist()])
+    stream, kind, stage, unit, talks = (np.concatenate([part[7][at] for part in parts]) for at in range(5))
     spans = Spans.of(
         worker=worker,
-        stream=program.stream[row],
-        kind=program.kind[row],
+        stream=stream,
+        kind=kind,
         role=np.where(talks, ROLES.index("communication"), ROLES.index("compute")),
         start_s=start,
         end_s=end,
-        stage=program.stage[row],
-        unit=program.unit[row],
+        stage=stage,
+        unit=unit,
         nbytes=np.concatenate([np.array(part[4], np.int64) for part in parts]),
         cause=np.where(cause == NONE, NONE, cause + first[worker]),
     )

@@ -1,0 +1,215 @@
+"""Batches whose sequences have lengths of their own: which tokens this rank takes in each microbatch: `FeedOfLengths`.
+
+A batch is `input_ids` and `labels` (tokens of all sequences, one after the other) with `lengths` (sequences), or rows
+of one sequence each, with `lengths` where they are padded. The units of a step follow from its lengths as the plan
+says (`lowering.units`), so steps may differ; a rank's row has its parts of a unit's sequences and no padding, but for
+what sequence parallelism divides by. Left out: what computes them, and which rows of a Program a step has (`execute`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gnomon.errors import PlanError
+from gnomon.graph import Graph
+from gnomon.lowering.chunked import chunk_pass
+from gnomon.lowering.packed import skrull_pass
+from gnomon.lowering.units import units_of_lengths
+from gnomon.methods import mimose
+from gnomon.plans import Plan, Unit, Workload
+from gnomon.runtime.data.packing import (
+    DOCUMENTS,
+    LENGTHS,
+    Packing,
+    batch_of_ids,
+    packing_of_parts,
+    with_further,
+)
+from gnomon.runtime.data.parts import Part, Prefixes, parts_of
+from gnomon.runtime.mesh.groups import Groups
+from gnomon.runtime.module.stage import Batch
+from gnomon.runtime.step.feed import Feed, by_length_reason, labels_or_usual, whole_rows_reason
+from gnomon.tensors.names import is_sequence
+
+
+def has_lengths(plan: Plan, workload: Workload) -> bool:
+    """Whether microbatches are made of sequences that may differ in length, or of parts of sequences."""
+    methods = chunk_pass(plan.schedule) is not None or skrull_pass(plan.schedule) is not None
+    return bool(workload.lengths) or workload.distribution is not None or methods
+
+
+class FeedOfLengths(Feed):
+    """The batches of one rank, whose lengths each brings."""
+
+    def __init__(self, graph: Graph, plan: Plan, workload: Workload, groups: Groups, device: torch.device) -> None:
+        """PlanError for models and plans whose sequences have to be of one length."""
+        self.graph, self.plan, self.workload, self.layout, self.device = graph, plan, workload, plan.layout, device
+        mesh, here = groups.mesh, groups.here
+        self.worker, self.cp, self.place = here.data, mesh.cp, here.along["cp"]
+        self.multiple = mesh.tp if plan.layout.sequence_parallel else 1
+        self.rows_of_unit, self.first_row, self.local_rows = mesh.data_ranks, here.data, 1
+        self.labels = labels_or_usual(graph)
+        self.one_length_reason = self.one_document_reason = None
+        self.batch: Batch = {}
+        self.counted = 1
+        self.prefixes: Prefixes | None = None
+        self._check(plan)
+        self._begin(workload.sequence_lengths())
+
+    def _check(self, plan: Plan) -> None:
+        lengths = self.workload.sequence_lengths()
+        longest = max(lengths)
+        if self.workload.distribution is not None:
+            longest = max(self.workload.distribution.values)
+        odd = [t.name for t in self.graph.inputs if len(t.dims) != 2 or not is_sequence(t.dims[1].name)]
+        chunked = chunk_pass(plan.schedule) is not None
+        attends = [op for block in self.graph.blocks for op in block.ops if op.does == "attends"]
+        reasons = (
+            (odd, f"{self.graph.name} reads {', '.join(odd)}, which has no number for each token"),
+            (plan.schedule.vocabulary != "ends", "all pipeline ranks divide the vocabulary; use vocabulary = 'ends'"),
+            (mimose.METHOD.used(plan), "mimose decides by the length of padded rows; leave it out"),
+            (chunked and not all(op.attr("causal", False) for op in attends), "chunkflow cuts causal sequences alone"),
+            (self._unequal_reason(plan), ""),
+        )
+        reason = next((said or str(found) for found, said in reasons if found), None)
+        if reason := reason or by_length_reason(self.graph, longest) or whole_rows_reason(self.graph):
+            raise PlanError(f"sequences have lengths of their own here, and {reason}")
+
+    def _unequal_reason(self, plan: Plan) -> str | None:
+        """Why data-parallel workers with other numbers of microbatches than each other cannot run the plan."""
+        mesh = plan.mesh
+        if mesh.data_ranks == 1:
+            return None
+        if plan.optimizer.zero == 3:
+            return "ZeRO 3 gathers parameters in step on all workers; use zero <= 2"
+        if chunk_pass(plan.schedule) is None and skrull_pass(plan.schedule) is None:
+            return None  # as many everywhere
+        if plan.optimizer.zero == 2:
+            return "ZeRO 2 reduces gradients after each microbatch, of which workers have unlike numbers; use zero <= 1"
+        if mesh.ep * mesh.etp > mesh.cp * mesh.tp:
+            return (
+                f"ep = {mesh.ep} has workers exchange tokens in each microbatch, of which they have unlike numbers; "
+                f"use ep of at most cp x tp"
+            )
+        return None
+
+    def _begin(self, lengths: Sequence[int]) -> None:
+        """Units of a step with these sequences."""
+        self.lengths = tuple(lengths)
+        self.units: tuple[Unit, ...] = units_of_lengths(self.graph, self.plan, self.lengths)[self.worker]
+        self.num_units = len(self.units)
+        layout = self.layout
+        style, order = layout.context, layout.context_order
+        self._parts = [
+            parts_of(unit, self.lengths, index=self.place, cp=self.cp, order=order, style=style) for unit in self.units
+        ]
+        cut = any(part.cut for parts in self._parts for part in parts)
+        self.prefixes = Prefixes(lengths=self.lengths) if cut else None
+        starts = [0]
+        for length in self.lengths:
+            starts.append(starts[-1] + length)
+        self._starts = starts
+        self._packings: dict[int, Packing] = {}
+
+    def parts(self, unit: int) -> tuple[Part, ...]:
+        """What this rank has of a unit's sequences."""
+        return self._parts[unit]
+
+    def _tokens(self, unit: int) -> int:
+        """Positions of this rank's row: at least one, so that collectives inside layers have something to send."""
+        held = sum(part.tokens for part in self._parts[unit])
+        return max(1, -(-held // self.multiple)) * self.multiple
+
+    def sizes_of(self, unit: int) -> dict[str, int]:
+        """Of the open dims of a unit on this rank, as if all ranks of cp had as many tokens."""
+        return {"batch": 1, "seq": self._tokens(unit) * self.cp, **dict(self.workload.sizes)}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of the first unit."""
+        return self.sizes_of(0)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(self.lengths)
+
+    @property
+    def tokens(self) -> int:
+        """Of the batch."""
+        return sum(self.lengths)
+
+    def take(self, batch: Tensor | Batch) -> None:
+        """Makes a batch the step's. PlanError for one of another shape, or without an input of the graph."""
+        flat, lengths = self._flat(batch_of_ids(batch) if isinstance(batch, Tensor) else batch)
+        if len(lengths) != self.workload.batch_size:
+            raise PlanError(f"a step takes {self.workload.batch_size} sequences, not {len(lengths)}")
+        if (
+            self.workload.distribution is None
+            and self.workload.seq_len == 0
+            and max(lengths) > max(self.workload.lengths)
+        ):
+            longest = max(self.workload.lengths)
+            raise PlanError(f"a sequence has {max(lengths)} tokens, and the plan is for at most {longest}")
+        asked = {tensor.name for tensor in self.graph.inputs}
+        numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+        rows = {name: x[None] for name, x in flat.items()}
+        made = with_further({**rows, DOCUMENTS: numbers[None]}, asked)
+        if missing := sorted(asked - set(made)):
+            raise PlanError(f"{self.graph.name} reads {', '.join(missing)}, which the batch has not")
+        if extra := sorted(set(flat) - asked):
+            raise PlanError(f"the batch has {extra[0]}, which {self.graph.name} does not read; leave it out")
+        if tuple(lengths) != self.lengths:
+            self._begin(lengths)
+        if self.prefixes is not None:
+            self.prefixes.clear()
+        kept = {name: made[name][0] for name in asked}
+        self.batch = {name: self._with_end(name, x).to(self.device) for name, x in kept.items()}
+        labels = kept.get(self.labels)
+        self.counted = self.tokens if labels is None else max(1, int((labels >= 0).sum()))
+
+    def _flat(self, batch: Batch) -> tuple[dict[str, Tensor], list[int]]:
+        """(tokens of all sequences, one after the other; tokens of each)."""
+        given = dict(batch)
+        counts = given.pop(LENGTHS, None)
+        first = next(iter(given.values()))
+        if first.ndim == 2:  # a row each
+            lengths = [first.shape[1]] * len(first) if counts is None else [int(n) for n in counts]
+            if len(lengths) == len(first) and max(lengths) <= first.shape[1]:
+                cut = {
+                    name: torch.cat([row[:n] for row, n in zip(x, lengths, strict=True)]) for name, x in given.items()
+                }
+                return cut, lengths
+        lengths = [] if counts is None else [int(n) for n in counts]
+        shapes = {name: tuple(x.shape) for name, x in given.items()}
+        if not lengths or min(lengths) < 1 or any(shape != (sum(lengths),) for shape in shapes.values()):
+            raise PlanError(
+                f"a batch of sequences of several lengths is their tokens one after the other, and lengths that add "
+                f"up to them; here are {shapes} and {sum(lengths)} tokens in {len(lengths)} lengths"
+            )
+        return given, lengths
+
+    def _with_end(self, name: str, x: Tensor) -> Tensor:
+        """With one position more, which counts nowhere."""
+        return torch.cat((x, x.new_full((1,), -1 if "labels" in name else 0)))
+
+    def of_unit(self, unit: int) -> Batch:
+        """Its tokens on this rank, a row."""
+        parts = self._parts[unit]
+        places = [
+            torch.arange(self._starts[part.sequence] + first, self._starts[part.sequence] + first + count)
+            for part in parts
+            for first, count in part.held
+        ]
+        rest = self._tokens(unit) - sum(part.tokens for part in parts)
+        chosen = torch.cat([*places, torch.full((rest,), self.tokens)]).to(self.device)
+        return {name: x[chosen][None] for name, x in self.batch.items()}
+
+    def packing_of(self, unit: int) -> Packing:
+        """Which tokens of its row see which."""
+        if unit not in self._packings:
+            self._packings[unit] = packing_of_parts(self._parts[unit], self._tokens(unit), self.prefixes, self.device)
+        return self._packings[unit]

@@ -31,7 +31,7 @@ from gnomon.formats.router import SUFFIX, routers_of
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.late import load_late
-from gnomon.methods import bamboo, check_methods, mimose, partial_reduce, rewrites
+from gnomon.methods import bamboo, check_methods, chunkflow, mimose, partial_reduce, rewrites, skrull
 from gnomon.methods.easyscale import Observation, placed
 from gnomon.models.lora import parse_adapters
 from gnomon.plans import Plan, PlanFile, Saved, load_plan
@@ -84,6 +84,7 @@ def run(options: RunOptions) -> int:
             "--decisions records what is decided as processes are lost or slow: it needs --processes N, "
             "--memory-checkpoint-every N or a plan with bamboo; add one, or leave this out"
         )
+    _check_lengths(file, options, shared=shared)
     _check_there(options)
     graph, notes = read_model_to_run(file.model)
     file = _routed(file, options, graph)
@@ -103,7 +104,7 @@ def run(options: RunOptions) -> int:
     notes += _turns(file, options) if shared else ()
     notes += _groups(file.plan)
     notes += (memory_copies(prediction, every).sentence,) if (every := options.memory_checkpoint_every) else ()
-    notes += _lengths(file.plan, prediction, options.packing)
+    notes += _lengths(file, prediction, options.packing)
     notes += _check_memory(prediction) if device == "cpu" else (UNTRIED,)
     if any(chip.kind != KINDS[device] for chip in machines.devices):
         notes += (f"the prediction is for {file.on}, and this runs on {device}",)
@@ -196,6 +197,24 @@ def _routed(file: PlanFile, options: RunOptions, graph: Graph) -> PlanFile:
     return replace(file, workload=replace(file.workload, router=load))
 
 
+def _check_lengths(file: PlanFile, options: RunOptions, *, shared: bool) -> None:
+    """InputError where sequences of several lengths would be run by what takes rows of one length."""
+    methods = [entry for entry in (chunkflow.METHOD, skrull.METHOD) if entry.used(file.plan)]
+    if file.workload.seq_len and not methods:
+        return
+    others = (
+        ("ranks that share processes", shared),
+        ("--memory-checkpoint-every", options.memory_checkpoint_every is not None),
+        ("bamboo", bamboo.METHOD.used(file.plan)),
+        ("partial_reduce", partial_reduce.METHOD.used(file.plan)),
+        ("a model that is code", is_code(file.model)),
+    )
+    for what, used in others:
+        if used:
+            why = f"{methods[0].name} makes its own microbatches" if methods else "the plan is for several lengths"
+            raise InputError(f"{why}, and {what} takes rows of one length; leave one of them out")
+
+
 def _carried_out(job: Any, *, shared: bool) -> Any:
     """How the job went. shared: its ranks share processes."""
     if job.memory_checkpoint_every:
@@ -234,9 +253,9 @@ def _groups(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def _lengths(plan: Plan, prediction: Prediction, packing: str | None) -> tuple[str, ...]:
+def _lengths(file: PlanFile, prediction: Prediction, packing: str | None) -> tuple[str, ...]:
     """What is said of batches of many lengths. PlanError for a budget that the longest is not within."""
-    said = []
+    said, plan, workload = list[str](), file.plan, file.workload
     if mimose.METHOD.used(plan):
         budget, by_class = mimose.settings_of(plan).budget, prediction.tightest.by_class
         needs = sum(by_class[name] for name in ("parameters", "gradients", "master", "states", "activations", "logits"))
@@ -250,7 +269,11 @@ def _lengths(plan: Plan, prediction: Prediction, packing: str | None) -> tuple[s
             f"mimose recomputes as many layers as the length of each microbatch asks for, within {show_bytes(budget)} "
             f"a rank; the prediction is for all of them"
         )
-    if packing == "padded":
+    if workload.distribution is not None:
+        said.append("each step draws lengths of its own; the prediction is for one draw")
+    elif workload.lengths and packing in ("documents", "padded"):
+        said.append("sequences are documents as long as they are; the prediction is for the lengths of the plan")
+    if packing == "padded" and workload.seq_len:
         said.append(
             "a microbatch is as long as its longest row; the prediction, and tokens a second, take rows of seq_len"
         )
@@ -545,8 +568,8 @@ def _before(
 
 def counted_in_step(file: PlanFile, prediction: Prediction) -> int:
     """Tokens of a step; samples, for a model that reads no text (`Prediction.counted`)."""
-    per_row = file.workload.seq_len if prediction.counted == "tokens" else 1
-    return file.workload.global_batch_size * per_row
+    work = file.workload
+    return sum(work.sequence_lengths()) if prediction.counted == "tokens" else work.batch_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

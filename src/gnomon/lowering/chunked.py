@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from gnomon.errors import PlanError
 from gnomon.plans import Schedule, Unit, normalised
+from gnomon.plans.parts import CHUNKFLOW
 from gnomon.program import STANDARD_BUFFERS, BufferClass, Kind, effects, with_kinds
 from gnomon.program.rows import Rows, check_counts, of_lists
 
@@ -39,7 +40,7 @@ BUFFERS = (
 )
 """The standard buffers, keys and values of a chunk, and their gradients."""
 
-NAME = "chunkflow"
+NAME = CHUNKFLOW
 """Of the pass."""
 
 

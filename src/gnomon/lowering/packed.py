@@ -13,8 +13,9 @@ from fractions import Fraction
 
 from gnomon.errors import PlanError
 from gnomon.plans import Schedule, Unit, normalised
+from gnomon.plans.parts import SKRULL
 
-NAME = "skrull"
+NAME = SKRULL
 """Of the pass."""
 
 

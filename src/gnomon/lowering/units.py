@@ -69,6 +69,22 @@ def units_of_lengths(graph: Graph, plan: Plan, lengths: Sequence[int]) -> tuple[
     )
 
 
+def unlike_numbers(plan: Plan, units: str) -> str | None:
+    """Why workers with other numbers of `units` than each other cannot run the plan, and what to change; None where
+    they can: where they meet at the end of a step only."""
+    mesh = plan.mesh
+    if plan.optimizer.zero == 3:
+        return f"ZeRO 3 gathers parameters in step on all workers, whose numbers of {units} differ; use zero <= 1"
+    if plan.optimizer.zero == 2 and mesh.data_ranks > 1:
+        return f"ZeRO 2 reduces gradients after each of a worker's {units}, whose numbers differ; use zero <= 1"
+    if mesh.data_ranks > 1 and mesh.ep * mesh.etp > mesh.cp * mesh.tp:
+        return (
+            f"ep x etp = {mesh.ep * mesh.etp} ranks exchange tokens in each of their {units}, and workers have other "
+            f"numbers of them; use ep x etp of at most cp x tp = {mesh.cp * mesh.tp}"
+        )
+    return None
+
+
 def dealt(lengths: Sequence[int], workers: int, work: Callable[[int], float]) -> list[list[int]]:
     """Sequences of each worker, in batch order: most work first to the worker with least. work: of a length.
     PlanError where a worker would get none."""

@@ -1,7 +1,7 @@
 """ChunkFlow (ICML 2025): long sequences cut into chunks, short ones packed, and a pipeline order that knows both.
 
 What it does to a batch and to the rows of 1F1B is `lowering.chunked`, since the number of microbatches follows from it;
-here is what turns it on, where it cannot be used, and which chunk sizes and `keep` a search tries. Left out: running.
+here is what turns it on, where it cannot be used, and which chunk sizes and `keep` a search tries.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from gnomon.lowering.chunked import NAME, ChunkPass
 from gnomon.lowering.chunked import backward_order as backward_order
 from gnomon.lowering.chunked import chunkflow as chunkflow
 from gnomon.lowering.chunked import chunks as chunks
+from gnomon.lowering.units import unlike_numbers
 from gnomon.methods.method import Method, Param, StandIn
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
 from gnomon.plans import Pass, Plan, Saved
@@ -37,9 +38,7 @@ def reason(plan: Plan) -> str | None:
         return "its order has no rounds and no divided vocabulary; use rounds = 1 and vocabulary = 'ends'"
     if len(plan.schedule.passes) > 1:
         return "another pass changes the same rows; leave one out"
-    if plan.optimizer.zero == 3:
-        return "ZeRO 3 gathers parameters in step on all workers, whose numbers of chunks differ; use zero <= 2"
-    return None
+    return unlike_numbers(plan, "chunks")
 
 
 def variants(plan: Plan) -> Iterator[Plan]:
@@ -65,7 +64,7 @@ def stand_ins(lengths: Sequence[int], devices: int) -> Iterator[StandIn]:
         if size < max(lengths):
             batch = -(-sum(lengths) // (size * devices)) * devices
             passes = (Pass(name=NAME, params=(("chunk_size", size),)),)
-            yield StandIn(seq_len=size, batch=batch, fixed=fixed, forbid=("zero>2",), passes=passes)
+            yield StandIn(seq_len=size, batch=batch, fixed=fixed, forbid=("zero>1",), passes=passes)
 
 
 METHOD = Method(
@@ -74,7 +73,6 @@ METHOD = Method(
     about="long sequences cut into chunks of equal length, short ones packed, and a pipeline order that knows both",
     switch="schedule.passes",
     exactness="up to the order of sums",
-    missing={"run": "the runtime wants sequences of one length"},
     params=(
         Param(name="chunk_size", about="tokens of a chunk", default=USUAL.chunk_size),
         Param(name="keep", about="chunks of a sequence whose activations stay; 0: all", default=USUAL.keep),

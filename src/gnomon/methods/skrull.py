@@ -16,6 +16,7 @@ from gnomon.lowering.packed import DIVIDED as DIVIDED
 from gnomon.lowering.packed import NAME, SkrullPass
 from gnomon.lowering.packed import dacp as dacp
 from gnomon.lowering.packed import gds as gds
+from gnomon.lowering.units import unlike_numbers
 from gnomon.methods.method import Method, Param, StandIn
 from gnomon.plans import Pass, Plan, Unit
 from gnomon.program import (
@@ -97,9 +98,7 @@ def reason(plan: Plan) -> str | None:
         return "its microbatches are no rounds, and the vocabulary is not divided; use rounds = 1, vocabulary = 'ends'"
     if len(plan.schedule.passes) > 1:
         return "another pass changes the same microbatches; leave one out"
-    if plan.optimizer.zero == 3:
-        return "ZeRO 3 gathers parameters in step on all workers, whose numbers of microbatches differ; use zero <= 2"
-    return None
+    return unlike_numbers(plan, "microbatches")
 
 
 def variants(plan: Plan) -> Iterator[Plan]:
@@ -120,7 +119,7 @@ def stand_ins(lengths: Sequence[int], devices: int) -> Iterator[StandIn]:
                 batch = -(-sum(lengths) // (capacity * cp * devices)) * devices
                 fixed = {"cp": cp, "pp": 1, "micro_batch_size": 1}
                 passes = (Pass(name=NAME, params=(("capacity", capacity),)),)
-                forbid = ("zero>2", "context=ulysses")
+                forbid = ("zero>1", "context=ulysses")
                 yield StandIn(seq_len=capacity * cp, batch=batch, fixed=fixed, forbid=forbid, passes=passes)
 
 
@@ -130,7 +129,6 @@ METHOD = Method(
     about="short sequences stay whole on one context-parallel rank, long ones are divided over all",
     switch="schedule.passes",
     exactness="up to the order of sums",
-    missing={"run": "the runtime divides all sequences of a batch over cp alike"},
     params=(Param(name="capacity", about="tokens that a context-parallel rank holds", default=SkrullPass().capacity),),
     refusal=reason,
     variants=variants,

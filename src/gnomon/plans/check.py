@@ -87,9 +87,12 @@ def problems(
 
 
 def batch(plan: Plan, workload: Workload) -> tuple[int, int]:
-    """(number of microbatches, sequences in each over all data-parallel ranks). PlanError when the batch does not
-    divide so."""
+    """(number of microbatches, sequences in each over all data-parallel ranks), where a method makes microbatches of
+    several lengths about so. PlanError when the batch does not divide so."""
     schedule, total = plan.schedule, workload.batch_size
+    if schedule.makes_units and not plan.stages:
+        ranks = plan.mesh.data_ranks
+        return max(1, total // ranks), ranks
     data_ranks = sorted({plan.stage_mesh(stage).data_ranks for stage in range(plan.num_stages)})
     shares = {sum(stage.shares) for stage in plan.stages if stage.shares}
     if schedule.micro_batch_size is None and schedule.num_microbatches is None and not shares:

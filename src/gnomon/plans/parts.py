@@ -89,6 +89,11 @@ class Pass:
             raise PlanError(f"pass {self.name} is given a parameter twice: {self.params}")
 
 
+CHUNKFLOW, SKRULL, PACKING = "chunkflow", "skrull", "packing"
+OWN_UNITS = (CHUNKFLOW, SKRULL, PACKING)
+"""Methods that make microbatches of a batch's sequences by their lengths, and no equal numbers of them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """The order of forwards and backwards in a step."""
@@ -120,6 +125,11 @@ class Schedule:
     """Parts of a step's microbatches that go through the pipeline one after the other, each from its first forward to
     its last backward: programs that accumulate gradients around a schedule (torch.distributed.pipelining, once for each
     local batch) fill and empty the pipeline for each."""
+
+    @property
+    def makes_units(self) -> bool:
+        """Whether a method makes its microbatches, so that their number does not follow from the batch's."""
+        return any(given.name in OWN_UNITS for given in self.passes)
 
     @typed
     def __post_init__(self) -> None:

@@ -60,7 +60,7 @@ def identity_of(graph: Graph, plan: Plan, work: Workload) -> dict[str, str]:
     return {
         "model": f"{graph.name} {sha256(repr(graph).encode()).hexdigest()[:16]}",
         "precision": repr(plan.precision),
-        "batch": f"{work.global_batch_size} sequences of {work.seq_len}",
+        "batch": f"{work.batch_size} sequences of {work.seq_len or 'several lengths'}",
     }
 
 

@@ -167,6 +167,10 @@ class Corpus:
             self.made[side, seq_len] = ROWS[self.packing](chosen, seq_len)
         return self.made[side, seq_len]
 
+    def one_a_row(self) -> Corpus:
+        """The same text with a row for each document, or each piece of a longer one."""
+        return replace(self, packing="padded", made={})
+
     def _rows(self, side: int, seed: int, first: int, count: int, seq_len: int) -> dict[str, Tensor]:
         rows = self.rows(side, seq_len)
         ids = np.zeros((count, seq_len), np.int64)

@@ -18,6 +18,7 @@ from torch import Tensor
 from gnomon.errors import InputError
 from gnomon.late import load_user
 from gnomon.runtime.data.corpus import Corpus
+from gnomon.runtime.data.sequences import SequenceBatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,5 +138,5 @@ class TextBatches:
         return {self.ids: batch["input_ids"], self.labels: batch["labels"]}
 
 
-Batches = Corpus | TextBatches | OwnBatches
+Batches = Corpus | SequenceBatches | TextBatches | OwnBatches
 """Where a run's batches come from."""

@@ -37,9 +37,10 @@ class Packing:
     """Those made so far, which all layers share."""
     met: dict[tuple[tuple[int, int], tuple[int, int]], Tensor | bool] = field(default_factory=dict)
     """The same of `together`."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Part, ...] | None = None
     """Where the row is of sequences of several lengths: what this rank has of each, behind each other, and then
-    positions that count nowhere. `documents` and `positions` are of this rank's tokens alone then."""
+    positions that count nowhere. `documents` and `positions` are of this rank's tokens alone then. None: ranks of cp
+    divide rows alike."""
     prefixes: Prefixes | None = None
     """Keys and values of chunks before, where sequences are cut."""
     layer: str = ""
@@ -48,7 +49,7 @@ class Packing:
     @property
     def longest(self) -> int:
         """Positions that tables of angles must have."""
-        return max((part.stop for part in self.parts), default=0)
+        return max((part.stop for part in self.parts or ()), default=0)
 
     def together(self, queries: tuple[int, int], keys: tuple[int, int]) -> Tensor | bool:
         """Whether queries are in the documents of keys, each (first position, how many): True for all of them, False

@@ -39,6 +39,7 @@ from gnomon.runtime.checkpoint import Saver, checkpoints, load, newest
 from gnomon.runtime.checkpoint.pretrained import export, values_of
 from gnomon.runtime.data import Corpus, Source
 from gnomon.runtime.data.own_batches import Batches, OwnBatches, OwnData, TextBatches
+from gnomon.runtime.data.sequences import SequenceBatches, longest_of
 from gnomon.runtime.launch.membership import MEET_S
 from gnomon.runtime.launch.own_module import OwnModule
 from gnomon.runtime.module.apply import check_before
@@ -269,13 +270,15 @@ def corpus_of(job: Job) -> Batches:
         return OwnBatches.open(job.data)
     names = _text_inputs(job.graph) if job.code else None
     corpus = Corpus.open(job.data, say)
-    corpus.check(job.workload.seq_len)
+    corpus.check(max(longest_of(job.workload), 1))
     if (vocab := size_named(job.graph, "vocab")) < corpus.vocab_size:
         raise PlanError(
             f"the tokens of {corpus.where} need a vocabulary of {corpus.vocab_size:,}, and {job.graph.name} has "
             f"{vocab:,}; take the model's own tokenizer"
         )
-    return corpus if names is None else TextBatches.of(corpus, *names)
+    if names is not None:
+        return TextBatches.of(corpus, *names)
+    return corpus if job.workload.seq_len else SequenceBatches(corpus=corpus, workload=job.workload)
 
 
 def _text_inputs(graph: Graph) -> tuple[str, str]:
@@ -401,7 +404,7 @@ class Loop:
         """evaluate: the loss of a batch without training; None: the executor's rows'."""
         self.job, self.executor, self.corpus, self.done = job, executor, corpus, done
         self.evaluate = evaluate or partial(evaluate_rows, executor)
-        self.size = {"sequences": job.workload.global_batch_size, "seq_len": job.workload.seq_len}
+        self.size = {"sequences": job.workload.batch_size, "seq_len": longest_of(job.workload)}
         self.records: list[Record] = []
         self.timelines: list[Timeline] = []
         self.measured = _measured_steps(done, job.steps) if job.measure else frozenset()
@@ -416,7 +419,8 @@ class Loop:
         self.slowdown_said = ""
         self.waits: list[float] = []
         """Seconds of each step without a core; NaN where the system does not say."""
-        tokens = job.workload.global_batch_size * (job.workload.seq_len if job.counted == "tokens" else 1)
+        work = job.workload
+        tokens = sum(work.sequence_lengths()) if job.counted == "tokens" else work.batch_size
         says = not job.quiet and dist.get_rank() == 0
         expected = job.expected_step_s
         if says:

@@ -279,7 +279,7 @@ def _state_names(graph: Graph, layers: Sequence[Layer]) -> frozenset[str]:
 
 def _alike(packing: Packing | None) -> Hashable:
     """What microbatches have in common that keep the same tensors."""
-    if packing is None or not packing.parts:
+    if packing is None or packing.parts is None:
         return packing is None
     return tuple((part.tokens, part.cut, bool(part.ranks)) for part in packing.parts)
 
@@ -316,7 +316,7 @@ def _state(run: BlockRun, inputs: Mapping[str, Tensor], packing: Packing | None)
         source = next(n for n in shapes if tensor.dims[0] in run.block.tensor(n).dims)
         where = run.block.tensor(source).dims.index(tensor.dims[0])
         shape, device = shapes[source]
-        if packing is not None and packing.parts:
+        if packing is not None and packing.parts is not None:
             return places(run.block, name, packing.positions)
         own = run.axes.get("cp", ALONE).positions(shape[where], device)
         if packing is not None:

@@ -56,7 +56,7 @@ def attention(
             q, k, v, attn_mask=given, scale=rule.scale, enable_gqa=q.shape[-3] != k.shape[-3]
         ).transpose(-3, -2)
     sinks = site.attr("sinks", False)
-    if packing is not None and packing.parts:
+    if packing is not None and packing.parts is not None:
         return _over_parts(site, q, k, v, rule, bias if sinks else None, packing).transpose(-3, -2)
     whole = partial(_whole, rule=rule, bias=bias, sinks=sinks, packing=packing)
     out = whole(q, k, v) if site.axis("cp").ranks == 1 else over_context(site, q, k, v, whole, rule, packing)
@@ -94,12 +94,13 @@ def _over_parts(
     site: Site, q: Tensor, k: Tensor, v: Tensor, rule: Rule, sinks: Operand | None, packing: Packing
 ) -> Tensor:
     """Over a row of sequences of several lengths, each by itself; (1, heads, positions, dim) each."""
-    counts = [part.tokens for part in packing.parts]
+    parts = packing.parts or ()
+    counts = [part.tokens for part in parts]
     rest = q.shape[-2] - sum(counts)  # filled up with what counts nowhere
     split = [x.split([*counts, rest], dim=-2) for x in (q, k, v)]
     plain = partial(_whole, rule=rule, bias=sinks, sinks=sinks is not None, packing=None)
     outs = list[Tensor]()
-    for part, *mine in zip(packing.parts, *split, strict=False):
+    for part, *mine in zip(parts, *split, strict=False):
         if part.ranks:
             outs.append(over_context(site, *mine, plain, rule, None, part))
         elif part.cut:
@@ -271,7 +272,7 @@ def rotary(site: Site, x: Tensor, *, packing: Packing | None = None) -> Tensor:
     spread = [1] * x.dim()
     spread[where], spread[-1] = x.shape[where], width // 2
     local, ranks = x.shape[where], site.position_ranks
-    parts = packing is not None and bool(packing.parts)
+    parts = packing is not None and packing.parts is not None
     longest = max(packing.longest, local) if parts and packing is not None else local * ranks
     cos, sin = shared_tables(site.op.attrs, longest, width, x.dtype, x.device)
     own = None if ranks == 1 or parts else site.positions(local, x.device)

@@ -98,7 +98,7 @@ class Compute:
         packing = self.feed.packing_of(unit)
         if packing is None:
             return stage
-        return stage, packing.documents.shape[1], tuple((part.tokens, part.cut) for part in packing.parts)
+        return stage, packing.documents.shape[1], tuple((part.tokens, part.cut) for part in packing.parts or ())
 
     def _run(self, stage: int, unit: int, entered: Mapping[str, Tensor]) -> dict[str, Tensor]:
         self.state.gathered(stage)

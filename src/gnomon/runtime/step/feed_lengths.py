@@ -18,7 +18,7 @@ from gnomon.graph import Graph
 from gnomon.lowering.chunked import chunk_pass
 from gnomon.lowering.packed import skrull_pass
 from gnomon.lowering.units import units_of_lengths
-from gnomon.methods import mimose
+from gnomon.methods import check_methods, mimose
 from gnomon.plans import Plan, Unit, Workload
 from gnomon.runtime.data.packing import (
     DOCUMENTS,
@@ -72,29 +72,12 @@ class FeedOfLengths(Feed):
             (plan.schedule.vocabulary != "ends", "all pipeline ranks divide the vocabulary; use vocabulary = 'ends'"),
             (mimose.METHOD.used(plan), "mimose decides by the length of padded rows; leave it out"),
             (chunked and not all(op.attr("causal", False) for op in attends), "chunkflow cuts causal sequences alone"),
-            (self._unequal_reason(plan), ""),
+            (plan.optimizer.zero == 3, "ZeRO 3 gathers parameters in step on all workers; use zero <= 2"),
         )
-        reason = next((said or str(found) for found, said in reasons if found), None)
+        check_methods(plan, "run")
+        reason = next((said for found, said in reasons if found), None)
         if reason := reason or by_length_reason(self.graph, longest) or whole_rows_reason(self.graph):
             raise PlanError(f"sequences have lengths of their own here, and {reason}")
-
-    def _unequal_reason(self, plan: Plan) -> str | None:
-        """Why data-parallel workers with other numbers of microbatches than each other cannot run the plan."""
-        mesh = plan.mesh
-        if mesh.data_ranks == 1:
-            return None
-        if plan.optimizer.zero == 3:
-            return "ZeRO 3 gathers parameters in step on all workers; use zero <= 2"
-        if chunk_pass(plan.schedule) is None and skrull_pass(plan.schedule) is None:
-            return None  # as many everywhere
-        if plan.optimizer.zero == 2:
-            return "ZeRO 2 reduces gradients after each microbatch, of which workers have unlike numbers; use zero <= 1"
-        if mesh.ep * mesh.etp > mesh.cp * mesh.tp:
-            return (
-                f"ep = {mesh.ep} has workers exchange tokens in each microbatch, of which they have unlike numbers; "
-                f"use ep of at most cp x tp"
-            )
-        return None
 
     def _begin(self, lengths: Sequence[int]) -> None:
         """Units of a step with these sequences."""

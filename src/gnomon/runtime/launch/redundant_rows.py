@@ -264,7 +264,7 @@ class Lines(Messages):
         place = self.work.places[self.part.peer(source)]
         if place == dist.get_rank():
             return self.buffers.tensors[name], Together(())
-        shapes = [self._shape(crossing, ()) for crossing in self.crossings[name[0], name[1]]]
+        shapes = [self._shape(crossing, (), name[2]) for crossing in self.crossings[name[0], name[1]]]
         tensors = tuple(torch.empty(shape.sizes, dtype=shape.dtype) for shape in shapes)
         works = [_work(dist.irecv(x, place, tag=self._tag(name, i))) for i, x in enumerate(tensors)]
         return tensors, Together(tuple(works))

@@ -100,7 +100,8 @@ def _over_parts(
     split = [x.split([*counts, rest], dim=-2) for x in (q, k, v)]
     plain = partial(_whole, rule=rule, bias=sinks, sinks=sinks is not None, packing=None)
     outs = list[Tensor]()
-    for part, *mine in zip(parts, *split, strict=False):
+    for number, part in enumerate(parts):
+        mine = split[0][number], split[1][number], split[2][number]
         if part.ranks:
             outs.append(over_context(site, *mine, plain, rule, None, part))
         elif part.cut:
@@ -272,10 +273,10 @@ def rotary(site: Site, x: Tensor, *, packing: Packing | None = None) -> Tensor:
     spread = [1] * x.dim()
     spread[where], spread[-1] = x.shape[where], width // 2
     local, ranks = x.shape[where], site.position_ranks
-    parts = packing is not None and packing.parts is not None
-    longest = max(packing.longest, local) if parts and packing is not None else local * ranks
+    in_parts = packing is not None and packing.parts is not None
+    longest = max(packing.longest, local) if packing is not None and in_parts else local * ranks
     cos, sin = shared_tables(site.op.attrs, longest, width, x.dtype, x.device)
-    own = None if ranks == 1 or parts else site.positions(local, x.device)
+    own = None if ranks == 1 or in_parts else site.positions(local, x.device)
     if packing is not None:
         spread[0] = x.shape[0]
         own = packing.positions if own is None else packing.positions[:, own]

@@ -97,12 +97,13 @@ class Executor:
         held_by = self._held_by = holders(self.plan_inside, self.inside, effective_zero(plan))
         tied = {stage for stages in held_by.values() for stage in stages}
         self.in_order = device.type == "cuda"
-        self.units: tuple[Unit, ...] = ()
+        self.followed_units: tuple[Unit, ...] = ()
         if by_lengths := has_lengths(plan, workload):
             check(plan, graph, None, workload)
-            self.units = units_of_lengths(graph, plan, workload.sequence_lengths())[0]
-        self.program = followed(graph, plan, workload, program, tied, in_order=self.in_order, units=self.units)
-        self.groups = self._groups(by_lengths)
+            self.followed_units = units_of_lengths(graph, plan, workload.sequence_lengths())[0]
+        units = self.followed_units
+        self.program = followed(graph, plan, workload, program, tied, in_order=self.in_order, units=units)
+        self.groups = self._groups()
         if workload.router.padded:
             raise PlanError("the runtime does not fill experts up to their capacity; leave out router.padded")
         self.divided = None if ends is None else Divided.of(ends, plan, self.groups)
@@ -192,7 +193,8 @@ class Executor:
         lent = {name for stage in self.stages.values() for name in stage.borrowed}
         return lent - set(shared_parameters(self.plan_inside, self.inside))
 
-    def _groups(self, by_lengths: bool) -> Groups:
+    def _groups(self) -> Groups:
+        by_lengths = has_lengths(self.plan, self.workload)
         size = self.plan.mesh.data_ranks if by_lengths else batch_of(self.plan, self.workload)[1]
         return Groups.of(
             self.plan,
@@ -264,13 +266,11 @@ class Executor:
     def take(self, batch: Tensor | Batch) -> None:
         """Makes a batch the step's, with the rows that its lengths make."""
         self.feed.take(batch)
-        if not isinstance(self.feed, FeedOfLengths) or self.feed.units == self.units:
+        if not isinstance(self.feed, FeedOfLengths) or self.feed.units == self.followed_units:
             return
-        self.units = self.feed.units
+        units = self.followed_units = self.feed.units
         tied = {stage for stages in self._held_by.values() for stage in stages}
-        self.program = followed(
-            self.graph, self.plan, self.workload, None, tied, in_order=self.in_order, units=self.units
-        )
+        self.program = followed(self.graph, self.plan, self.workload, None, tied, in_order=self.in_order, units=units)
         self.messages.program = self.program
         self.buffers.proofs = proofs(self.program, self.groups.here.pipeline_rank)
         self.rows = rows(self.program, self.groups.here.pipeline_rank, self.actions)

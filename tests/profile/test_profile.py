@@ -166,8 +166,11 @@ def test_a_prediction_lies_next_to_it(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(job) == 0
     traces = str(play("data loading", tmp_path / "traces"))
     capsys.readouterr()
-    for predicted in (timeline, plan):
-        assert main(["compare", predicted, traces, "--json"]) == 0
+    script = tmp_path / "job.json"
+    script.write_text('{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}')
+    of_job = (str(script), "--on", "1x2xh100-sxm", "--model", "llama-tiny")
+    for predicted in ((timeline,), (plan,), of_job):
+        assert main(["compare", traces, *predicted, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         measured, expected = told["ranks"][0]["step_s"], told["predicted"]["step_s"]
         gaps = {gap["part"]: gap for gap in told["gaps"]}
@@ -175,6 +178,10 @@ def test_a_prediction_lies_next_to_it(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "DataLoader" in gaps["data loading"]["likely_cause"]
     assert main(["compare", timeline, traces]) == 0
     assert "likely cause of waiting for data" in capsys.readouterr().out
+    assert main(["compare", str(script), traces, "--model", "llama-tiny"]) == 2
+    assert "no machines; give --on CLUSTER" in capsys.readouterr().err
+    assert main(["compare", timeline, timeline, "--on", "1x2xh100-sxm"]) == 2
+    assert "--on is for a job file" in capsys.readouterr().err
 
 
 intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=12)

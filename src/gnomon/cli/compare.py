@@ -19,7 +19,13 @@ def run(options: CompareOptions) -> int:
     """Read, compare, print."""
     files = options.files
     if any(compare_traces.is_recorded(path) for path in files):
-        return compare_traces.run(files, options.json)
+        return compare_traces.run(options)
+    beside = {"--on": options.on, "--from": options.source, "--model": options.network, "--set": options.settings}
+    if given := [name for name, value in beside.items() if value]:
+        raise InputError(
+            f"{given[0]} is for a job file, which is compared with what a profiler recorded of the job; give its trace "
+            f"or snapshot too"
+        )
     if len(files) != 2:
         raise InputError(
             f"compare takes two Timelines of one plan, or what a profiler recorded (a Kineto trace, a folder of them, "

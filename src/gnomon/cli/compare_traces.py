@@ -1,7 +1,7 @@
 """`gnomon compare` with what a profiler wrote: a Kineto trace, a folder with one a rank, a memory snapshot.
 
-`run(paths, as_json)` reads them, and a plan file or a predicted Timeline next to them, prints and returns 0. Leaves out
-two Timelines of one plan (`cli.compare`).
+`run(options)` reads them, and a plan file, a job file or a predicted Timeline next to them, prints and returns 0.
+Leaves out two Timelines of one plan (`cli.compare`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from gnomon.cli.options.job import TrainingOptions
+from gnomon.cli.options.tools import CompareOptions
 from gnomon.cli.report import predicted_plan, read_timeline
+from gnomon.cli.request import read_request
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.errors import InputError
+from gnomon.formats import programs
 from gnomon.formats.kineto import is_snapshot, is_trace, read_snapshot, read_traces
 from gnomon.plans import is_plan_file
+from gnomon.prediction import predict
 from gnomon.profile import Snapshot, Trace
 from gnomon.report.profile import Expected, against, expected_of, expected_of_timeline, profile_of, profile_text
 
@@ -25,15 +30,18 @@ def is_recorded(path: str) -> bool:
     return is_snapshot(path) or is_trace(path)
 
 
-def run(paths: Sequence[str], as_json: bool) -> int:
+def run(options: CompareOptions) -> int:
     """Read, account, print."""
+    paths = options.files
     traces: list[Trace] = []
     snapshots: list[Snapshot] = []
-    expected: Expected | None = None
+    expected = None if options.source is None else _of_job(None, options)
     progress = Progress("read", len(paths))
     for done, path in enumerate(paths):
         progress.show(done, f": {path}")
-        if is_snapshot(path):
+        if expected is None and _is_job(path):
+            expected = _of_job(path, options)
+        elif is_snapshot(path):
             snapshots.append(read_snapshot(path))
         elif is_trace(path):
             traces += read_traces(path)
@@ -44,7 +52,7 @@ def run(paths: Sequence[str], as_json: bool) -> int:
     progress.end()
     _check_ranks(traces)
     profile = profile_of(sorted(traces, key=lambda trace: trace.rank), snapshots)
-    if as_json:
+    if options.json:
         told = profile.to_mapping()
         if expected is not None:
             told["predicted"] = {
@@ -64,12 +72,33 @@ def run(paths: Sequence[str], as_json: bool) -> int:
     return 0
 
 
+JOB_FILE_BYTES = 2**20
+"""A file that is larger is no job file."""
+JOB_SUFFIXES = ("", ".json", ".sh", ".slurm", ".toml", ".txt", ".yaml", ".yml")
+"""Ends of the names of job files; others, as of a Timeline, are not looked into."""
+
+
+def _is_job(path: str) -> bool:
+    """Whether it is a job file of a program, which JSON can be as well as a trace."""
+    file = Path(path)
+    text = file.is_file() and file.stat().st_size <= JOB_FILE_BYTES and file.suffix in JOB_SUFFIXES
+    return text and programs.recognised(file) is not None
+
+
 def _expected(path: str) -> Expected:
     """The predicted step of a plan file or of a Timeline."""
     if path.endswith(".toml") and is_plan_file(path):
         return expected_of(predicted_plan(path), path)
     timeline = read_timeline(path)
     return expected_of_timeline(timeline, path)
+
+
+def _of_job(path: str | None, options: CompareOptions) -> Expected:
+    """The predicted step of a job file on the machines of `--on`. path: None for that of `--from`."""
+    shared = ("source", "network", "settings", "vocab_size", "strict", "on")
+    asked = read_request(TrainingOptions(model=path, **{name: getattr(options, name) for name in shared}))
+    name = path or (options.source or ("", ""))[1]
+    return expected_of(predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack), name)
 
 
 def _check_ranks(traces: Sequence[Trace]) -> None:

@@ -112,9 +112,9 @@ def positional(
     return field(default=default if optional else MISSING, metadata={FLAG: Flag((), settings, None)})
 
 
-def several(*, metavar: str, help: str) -> Any:
-    """Words without a name, at least one: a tuple."""
-    settings = {"metavar": metavar, "help": help, "nargs": "+"}
+def several(*, metavar: str, help: str, optional: bool = False) -> Any:
+    """Words without a name: a tuple; at least one, unless optional."""
+    settings = {"metavar": metavar, "help": help, "nargs": "*" if optional else "+"}
     return field(metadata={FLAG: Flag((), settings, None)})
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gnomon.cli.options.flags import Options, option, positional, several, switch
+from gnomon.cli.options.job import JobFileOptions
 from gnomon.cli.values import at_most, new_file, some
 
 
@@ -34,8 +35,8 @@ example of a table:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class CompareOptions(Options):
-    """Two Timelines."""
+class CompareOptions(JobFileOptions):
+    """Two Timelines; or a prediction and what was recorded."""
 
     about = """\
 Both files are Timelines of one plan: the predicted one of gnomon predict
@@ -45,18 +46,22 @@ worker adds up to the difference of the steps.
 
 Or what torch.profiler recorded of any job: where its step went, which kernels
 and collectives took it, memory at the peak (from torch.cuda.memory's snapshot),
-what held it up and what to do; after a plan file or a predicted Timeline, next
-to what was predicted.
+what held it up and what to do; after a plan file, a job file of another program
+(with --on) or a predicted Timeline, next to what was predicted.
 
 examples:
   gnomon compare predicted.timeline measured.timeline
   gnomon compare trace.json.gz
-  gnomon compare plan.toml traces/ snapshot.pickle"""
+  gnomon compare plan.toml traces/ snapshot.pickle
+  gnomon compare pretrain.sh traces/ --on 4x8xh100-sxm"""
 
     files: tuple[str, ...] = several(
+        optional=True,
         metavar="FILE",
-        help="two Timelines; or a trace of torch.profiler (a folder: one a rank), a memory snapshot, a plan file",
+        help="two Timelines; or a trace of torch.profiler (a folder: one a rank), a memory snapshot, a plan file, a "
+        "job file",
     )
+    on: str | None = option("--on", read=some, metavar="CLUSTER", help="machines of a job file, as in 4x8xh100-sxm")
     json: bool = switch("--json", help="for programs")
 
 

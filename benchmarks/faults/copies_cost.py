@@ -25,10 +25,9 @@ import kills
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Pass, Plan, Schedule, Workload
 from gnomon.prediction import predict
-from gnomon.runtime import Job, Source
-
-training: Any = import_module("gnomon.runtime.launch.train")
-launching: Any = import_module("gnomon.runtime.launch.takeover_launch")
+from gnomon.runtime import Job, Source, run
+from gnomon.runtime.launch.launcher import run_scheme
+from gnomon.runtime.launch.run import scheme_of
 
 CONFIG = LlamaConfig(
     name="bytes", num_layers=8, hidden_size=128, num_heads=2, num_kv_heads=2, head_dim=64, ffn_size=512, vocab_size=256
@@ -74,7 +73,9 @@ def _bytes(executor: Any) -> int:
 
 def measured(given: Job) -> list[float]:
     """Seconds of each step after warm-up."""
-    return [record.step_s for record in training.run(given).records[WARM:]]
+    scheme = scheme_of(given)
+    outcome = run(given) if scheme is None else run_scheme(given, replace(scheme, train=counting))
+    return [record.step_s for record in outcome.records[WARM:]]
 
 
 def predicted_bytes(prediction: Any) -> dict[int, int]:
@@ -114,7 +115,6 @@ def main() -> None:
     parser.add_argument("--on", default="", help="cluster of the prediction, as `gnomon calibrate -o FILE` wrote it")
     parser.add_argument("-o", "--out", type=Path)
     options = parser.parse_args()
-    launching.train_with_copies = counting
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "text").mkdir()

@@ -35,8 +35,8 @@ from gnomon.methods.easyscale import Observation, placed
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Plan, Precision, Schedule, Workload
 from gnomon.runtime import Executor, Job, Source
-from gnomon.runtime.launch.elastic_launch import run_elastic
 from gnomon.runtime.launch.logical_workers import LogicalWorkers
+from gnomon.runtime.launch.run import run
 from gnomon.runtime.launch.train import corpus_of
 from gnomon.runtime.processes import instruction_sets
 from gnomon.runtime.processes.launch import launch
@@ -95,7 +95,7 @@ def kill(number: int, given: Job) -> tuple[float, float, list[float]]:
 
     thread = threading.Thread(target=act)
     thread.start()
-    outcome = run_elastic(given)
+    outcome = run(given)
     thread.join()
     last = changes(folder)[-1]
     return last["noticed_at"] - at[0], last["going_at"] - at[0], [record.loss for record in outcome.records]

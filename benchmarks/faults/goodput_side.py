@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -145,10 +146,12 @@ def gnomon(side: str, log: str, folder: str) -> None:
         checkpoint_every=EVERY if side == "gnomon-disk" else 0,
     )  # fmt: skip
     os.environ[LOG] = log
-    import_module("gnomon.runtime.launch.train").train = said_train  # type: ignore[attr-defined]
-    import_module("gnomon.runtime.launch.survivors_launch").train_surviving = said_surviving  # type: ignore[attr-defined]
-    import_module("gnomon.runtime.launch.takeover_launch").train_with_copies = said_stages  # type: ignore[attr-defined]
-    import_module("gnomon.runtime.launch.train").run(given)
+    running: Any = import_module("gnomon.runtime.launch.run")
+    running.train = said_train
+    if (scheme := running.scheme_of(given)) is None:
+        running.run(given)
+    else:
+        running.run_scheme(given, replace(scheme, train=said_stages if stages else said_surviving))
 
 
 LOG = "GNOMON_GOODPUT_LOG"
@@ -191,13 +194,13 @@ def _with_rank(module: str, function: str, job: Any, membership: Any) -> Any:
     def met(self: Any, epoch: Any) -> bool:
         if not said:
             place = epoch.members.index(self.process)
-            said.append(epoch.placement[place] if module == "takeover" else place)
+            said.append(epoch.ranks[place])
             _say(said[0])
         done: bool = meet(self, epoch)
         return done
 
     type(membership).meet = met
-    return getattr(import_module(f"gnomon.runtime.{module}"), function)(job, membership)
+    return getattr(import_module(f"gnomon.runtime.launch.{module}"), function)(job, membership)
 
 
 def main() -> None:

@@ -41,6 +41,7 @@ from gnomon.runtime.checkpoint.files import Reader
 from gnomon.runtime.checkpoint.record import read_record
 from gnomon.runtime.step.rows import Row
 
+running: Any = import_module("gnomon.runtime.launch.run")
 training: Any = import_module("gnomon.runtime.launch.train")
 saving: Any = import_module("gnomon.runtime.checkpoint.save")
 """Modules whose names their rooms have for functions."""
@@ -128,14 +129,14 @@ def _arm(place: str, step: int, row: int, mark: Path) -> None:
 def _told() -> Iterator[list[float]]:
     """Takes when the launcher has told of a failure."""
     at: list[float] = []
-    ended = training.ended
+    ended = running.ended
 
     def noting(*args: object, **more: object) -> RunError:
         result = ended(*args, **more)  # type: ignore[arg-type]
         at.append(time.time())
         return result
 
-    with patch.object(training, "ended", noting):
+    with patch.object(running, "ended", noting):
         yield at
 
 
@@ -155,7 +156,7 @@ def kill(number: int, folder: Path, whole: dict[str, tuple[Outcome, dict[str, to
     draw = random.Random(number)
     name = list(PLANS)[number % len(PLANS)]
     if name not in whole:
-        undisturbed = training.run(job(folder, name, "whole"))
+        undisturbed = running.run(job(folder, name, "whole"))
         assert undisturbed.checkpoint is not None
         whole[name] = undisturbed, tensors(undisturbed.checkpoint)
     place = ("start", "saving", *["row"] * 6)[draw.randrange(8)]
@@ -166,11 +167,11 @@ def kill(number: int, folder: Path, whole: dict[str, tuple[Outcome, dict[str, to
     err = io.StringIO()
     with (
         patch.dict(os.environ, {KILL: f"{rank}:{place}:{step}:{row}:{mark}"}),
-        patch.object(training, "train", killing),
+        patch.object(running, "train", killing),
         _told() as told,
         contextlib.redirect_stderr(err),
     ):
-        outcome = training.run(asked)
+        outcome = running.run(asked)
     reference, same = whole[name]
     last = newest(asked.checkpoints)
     assert last is not None and not problems_of(last)

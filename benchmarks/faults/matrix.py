@@ -39,14 +39,16 @@ from gnomon.models.llama import llama
 from gnomon.plans import Mesh, Pass, Plan, Schedule, Workload
 from gnomon.runtime import Executor, Job, Outcome, Source
 from gnomon.runtime.checkpoint import newest
-from gnomon.runtime.launch.elastic_launch import run_elastic
+from gnomon.runtime.launch.launcher import run_scheme
+from gnomon.runtime.launch.run import scheme_of
+from gnomon.runtime.launch.survivors import SURVIVORS
+from gnomon.runtime.launch.takeover import TAKEOVER
 
+running: Any = import_module("gnomon.runtime.launch.run")
 training: Any = import_module("gnomon.runtime.launch.train")
 saving: Any = import_module("gnomon.runtime.checkpoint.save")
 survivors: Any = import_module("gnomon.runtime.launch.survivors")
-survivors_launch: Any = import_module("gnomon.runtime.launch.survivors_launch")
 takeover: Any = import_module("gnomon.runtime.launch.takeover")
-takeover_launch: Any = import_module("gnomon.runtime.launch.takeover_launch")
 redundancy: Any = import_module("gnomon.runtime.launch.redundancy")
 
 STEPS, EVERY, AT = 12, 2, 6
@@ -209,14 +211,13 @@ def child(folder: Path, fault: str, *, resume: bool) -> int:
         threading.Thread(target=_kill_a_process, args=(folder,), daemon=True).start()
     try:
         if FAULTS[fault].plan == "workers":
-            outcome: Outcome = run_elastic(replace(job, plan=replace(job.plan, placement=(0, 1))))
+            outcome: Outcome = running.run(replace(job, logical_workers=True))
+        elif (scheme := scheme_of(job)) is not None:
+            armed = {SURVIVORS: train_surviving, TAKEOVER: train_with_copies}[scheme]
+            outcome = run_scheme(job, replace(scheme, train=armed))
         else:
-            with (
-                patch.object(training, "train", train),
-                patch.object(survivors_launch, "train_surviving", train_surviving),
-                patch.object(takeover_launch, "train_with_copies", train_with_copies),
-            ):
-                outcome = (survivors_launch.run_surviving if job.memory_checkpoint_every else training.run)(job)
+            with patch.object(running, "train", train):
+                outcome = running.run(job)
     except GnomonError as error:
         print(f"gnomon: {error}", file=sys.stderr, flush=True)
         return 2

@@ -36,10 +36,12 @@ from gnomon.models.mixtral import MixtralConfig, mixtral
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.runtime import Job, Outcome, Source
 from gnomon.runtime.checkpoint.in_memory import MemoryCheckpoint
+from gnomon.runtime.launch.launcher import run_scheme
 from gnomon.runtime.launch.membership import Epoch, Membership
+from gnomon.runtime.launch.survivors import SURVIVORS
 
 training: Any = import_module("gnomon.runtime.launch.train")
-launching: Any = import_module("gnomon.runtime.launch.survivors_launch")
+launching: Any = import_module("gnomon.runtime.launch.run")
 
 STEPS, EVERY = 7, 2
 EXPERTS = mixtral(
@@ -151,13 +153,12 @@ def one_run(asked: Job, kill: str, mark: Path, whole: Outcome, again: int) -> Ru
     err = io.StringIO()
     with (
         patch.dict(os.environ, {kills.KILL: f"{kill}:{mark}"}),
-        patch.object(training, "train", restarting),
-        patch.object(launching, "train_surviving", surviving),
+        patch.object(launching, "train", restarting),
         kills._told() as told,
         contextlib.redirect_stderr(err),
     ):
         in_memory = asked.memory_checkpoint_every > 0
-        outcome = launching.run_surviving(asked) if in_memory else training.run(asked)
+        outcome = run_scheme(asked, replace(SURVIVORS, train=surviving)) if in_memory else launching.run(asked)
     died = float(mark.read_text())
     lines = [line.split() for line in mark.with_suffix(".log").read_text().splitlines()]
     after = [(what, float(at) - died) for what, at in lines if float(at) > died]
@@ -206,7 +207,7 @@ def main() -> int:
             place = ("start", "copy", *["row"] * 6)[draw.randrange(8)]
             rank, step = draw.randrange(PLANS[name].world_size), draw.randint(2, STEPS - 1)
             if name not in whole:
-                whole[name] = training.run(job(folder, name, "whole"))
+                whole[name] = launching.run(job(folder, name, "whole"))
             kill, again = (
                 f"{rank}:{place}:{step}:{draw.randrange(10**6)}",
                 {"start": 1, "copy": step + 1}.get(place, step),

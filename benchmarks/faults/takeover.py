@@ -32,15 +32,15 @@ from unittest.mock import patch
 
 import kills
 
+from gnomon import runtime
 from gnomon.lowering.edit import Row
 from gnomon.models.llama import llama
 from gnomon.plans import Mesh, Pass, Plan, Precision, Saved, Schedule, Workload
 from gnomon.runtime import Job, Outcome, Source
+from gnomon.runtime.launch.launcher import run_scheme
 from gnomon.runtime.launch.membership import Epoch, Membership
 from gnomon.runtime.launch.redundancy import Work
-
-training: Any = import_module("gnomon.runtime.launch.train")
-launching: Any = import_module("gnomon.runtime.launch.takeover_launch")
+from gnomon.runtime.launch.takeover import TAKEOVER
 
 STEPS = 6
 KILLS = "GNOMON_BENCHMARK_TAKEOVER"
@@ -148,10 +148,9 @@ def bits(outcome: Outcome) -> list[tuple[int, float, str, float | None]]:
 def one_run(asked: Job, name: str, chosen: str, mark: Path, whole: Outcome, *, talk: bool) -> Run:
     with (
         patch.dict(os.environ, {KILLS: f"{chosen}|{mark}"}),
-        patch.object(launching, "train_with_copies", killing),
         contextlib.redirect_stderr(sys.stdout if talk else io.StringIO()),
     ):
-        outcome = training.run(asked)
+        outcome = run_scheme(asked, replace(TAKEOVER, train=killing))
     if talk:
         print(mark.read_text())
     lines = [line.split(maxsplit=1) for line in mark.read_text().splitlines()]
@@ -239,7 +238,7 @@ def main() -> int:
                 name = "pp 3"
             asked = job(folder, name)
             if name not in whole:
-                whole[name] = training.run(asked)
+                whole[name] = runtime.run(asked)
             chosen, restarts = drawn(number, name, pair=pair)
             given = replace(asked, max_restarts=restarts)
             if pair:

@@ -21,8 +21,8 @@ from gnomon.methods.partial_reduce import replay, settings_of
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Pass, Plan, Precision, Schedule, Workload
 from gnomon.runtime import Job
-from gnomon.runtime.launch.partial_reduce_launch import Told, run_told
-from gnomon.runtime.launch.train import run
+from gnomon.runtime.launch.run import run
+from gnomon.runtime.launch.tickets import Told, run_told
 
 DEVICE_S, SLOWER = 0.8, 4.0
 RESULT = Path(__file__).parents[1] / "results" / "partial_reduce.md"

@@ -162,4 +162,4 @@ def test_what_is_no_trace_is_said(tmp_path: Path) -> None:
 
 def test_nothing_is_decided_of_nobody() -> None:
     for name, controller in CONTROLLERS.items():
-        assert controller(WORKERS if name == "logical_workers" else PIPELINES, Seen(there=(), ready=())) is None
+        assert controller.decide(WORKERS if name == "logical_workers" else PIPELINES, Seen(there=(), ready=())) is None

@@ -245,7 +245,7 @@ def test_the_command_runs_it(
 ) -> None:
     """From a plan file, in one process: what it prints and writes; and one clear error each for what cannot run."""
     monkeypatch.setenv("GNOMON_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sys.modules["gnomon.runtime.launch.train"], "launch", _launch)
+    monkeypatch.setattr(sys.modules["gnomon.runtime.launch.run"], "launch", _launch)
     monkeypatch.chdir(tmp_path)
     Path("plan.toml").write_text(PLAN.format(code=FLOAT))
     asked = ["run", "plan.toml", "--data", "frontend.project:batches", "--steps", "2", "--seed", str(SEED)]

@@ -28,9 +28,10 @@ from gnomon.errors import PeerError, PlanError  # noqa: E402
 from gnomon.methods.easyscale import Observation, moved, placed  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
 from gnomon.request.scale import ask, read_state  # noqa: E402
-from gnomon.runtime import Job, Outcome  # noqa: E402
+from gnomon.runtime import Job, Outcome, run  # noqa: E402
 from gnomon.runtime.checkpoint import newest, read_record  # noqa: E402
-from gnomon.runtime.launch.elastic_launch import _Launched, run_elastic  # noqa: E402
+from gnomon.runtime.launch.elastic import LOGICAL_WORKERS  # noqa: E402
+from gnomon.runtime.launch.launcher import Launcher, run_scheme  # noqa: E402
 from gnomon.runtime.launch.logical_workers import LogicalWorkers  # noqa: E402
 from gnomon.runtime.processes import instruction_sets  # noqa: E402
 
@@ -140,7 +141,7 @@ def beside(given: Job, act: Callable[[Path], None], *, stops: bool = True, pause
     thread = threading.Thread(target=acts)
     thread.start()
     try:
-        return run_elastic(given, pause_s=pause_s)
+        return run_scheme(given, LOGICAL_WORKERS, pause_s=pause_s)
     finally:
         thread.join()
         if failed:
@@ -227,7 +228,7 @@ def test_where_no_process_is_left_another_goes_on_from_the_checkpoint(data: Path
 def test_a_stopped_process_is_killed_and_the_others_go_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gnomon.runtime.launch.replaceable.SILENT_S", 0.5)
+    monkeypatch.setattr("gnomon.runtime.launch.launcher.SILENT_S", 0.5)
 
     def act(folder: Path) -> None:
         until(changed(folder, 1))
@@ -248,14 +249,14 @@ OLD = {1: "avx2", 2: "default"}
 def unlike(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Processes with unlike kernels; what their launcher says."""
     lines: list[str] = []
-    environment = _Launched._environment
+    environment = Launcher._environment
 
-    def restricted(self: _Launched, rank: int, *place: Any) -> dict[str, str]:
+    def restricted(self: Launcher, rank: int, *place: Any) -> dict[str, str]:
         own = {instruction_sets.CAPABILITY: OLD[rank]} if rank in OLD else {}
         return {**environment(self, rank, *place), **own}
 
-    monkeypatch.setattr(_Launched, "_environment", restricted)
-    monkeypatch.setattr(_Launched, "_say", lambda self, line: lines.append(line))
+    monkeypatch.setattr(Launcher, "_environment", restricted)
+    monkeypatch.setattr(Launcher, "_say", lambda self, line: lines.append(line))
     return lines
 
 
@@ -300,7 +301,7 @@ def test_weights_are_exported_at_the_end_of_a_run_that_lost_a_process(data: Path
         given = job(data, 2, tmp_path / name, export=(weights, config), checkpoint_at_end=False)
         given = replace(given, steps=30)
         if name == "whole":
-            outcome = run_elastic(given)
+            outcome = run(given)
         else:
             outcome = beside(given, act, stops=False, pause_s=(0.0, 0.1))
             state = json.loads((tmp_path / name / ".job" / "state.json").read_text())

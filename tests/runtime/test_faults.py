@@ -12,6 +12,8 @@ from dataclasses import replace
 from importlib import import_module
 from multiprocessing import active_children
 from pathlib import Path
+from subprocess import Popen
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +24,7 @@ from runtime import faulty, training  # noqa: E402
 from gnomon.errors import PeerError, RunError  # noqa: E402
 from gnomon.runtime import Job, Outcome  # noqa: E402
 from gnomon.runtime.checkpoint import newest, problems_of  # noqa: E402
-from gnomon.runtime.launch.train import run  # noqa: E402
+from gnomon.runtime.launch.run import run  # noqa: E402
 from gnomon.runtime.processes.faults import plain  # noqa: E402
 from gnomon.runtime.processes.launch import launch  # noqa: E402
 from gnomon.runtime.processes.local import FailedError, Failure, Processes  # noqa: E402
@@ -83,6 +85,16 @@ def test_processes_end_with_the_one_that_started_them_even_by_kill_9(tmp_path: P
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks at sockets in /proc")
+def test_a_signal_passes_over_a_process_that_has_just_ended() -> None:
+    """It was there when it was asked, and is not when the signal is sent."""
+    started = Processes(print, 1, (), start_method="forkserver")
+    gone = Popen(["true"])
+    gone.wait()
+    there = SimpleNamespace(pid=gone.pid, is_alive=lambda: True)
+    started.ranks.append(SimpleNamespace(process=there))  # type: ignore[arg-type]
+    started._send_signal(signal.SIGTERM)
+
+
 def test_nothing_listens_but_on_the_loopback_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STARTER", str(os.getpid()))
     actual = [address for addresses in launch(faulty.listening, 2).values() for address in addresses]
@@ -173,7 +185,7 @@ def test_what_befalls_one_rank_is_one_message_and_leaves_a_checkpoint(
     """An allocation that fails, and a parameter that is no number. A mistake that would come again is not started
     again."""
     monkeypatch.setenv(faulty.FAULT, fault)
-    monkeypatch.setattr(import_module("gnomon.runtime.launch.train"), "train", faulty.trains)
+    monkeypatch.setattr(import_module("gnomon.runtime.launch.run"), "train", faulty.trains)
     more = {"checkpoints": tmp_path / "kept", "checkpoint_every": 2, "max_restarts": 3}
     with pytest.raises(RunError, match=says):
         run(training.job(data, training.PLANS["zero 1"], STEPS, **more))

@@ -14,8 +14,11 @@ from gnomon.errors import PlanError  # noqa: E402
 from gnomon.graph import BF16, BlockBuilder, Call, Dim, Graph, Tensor  # noqa: E402
 from gnomon.plans import Layout, Mesh, Pass, Plan, Schedule, Workload  # noqa: E402
 from gnomon.runtime import Job, run  # noqa: E402
-from gnomon.runtime.launch.elastic_launch import run_elastic  # noqa: E402
-from gnomon.runtime.launch.partial_reduce_launch import run_partial_reduce  # noqa: E402
+from gnomon.runtime.launch.elastic import LOGICAL_WORKERS  # noqa: E402
+from gnomon.runtime.launch.run import scheme_of  # noqa: E402
+from gnomon.runtime.launch.survivors import SURVIVORS  # noqa: E402
+from gnomon.runtime.launch.takeover import TAKEOVER  # noqa: E402
+from gnomon.runtime.launch.tickets import PARTIAL_REDUCE  # noqa: E402
 from gnomon.runtime.module.blocks import BlockRun  # noqa: E402
 from gnomon.runtime.ops import check_runnable, function_of  # noqa: E402
 from gnomon.runtime.ops.site import Site  # noqa: E402
@@ -101,18 +104,20 @@ def test_every_launcher_refuses_before_a_process_starts() -> None:
     plan, workload = Plan(mesh=Mesh(dp_replicate=2)), Workload(global_batch_size=4, seq_len=8)
     in_memory = Job(graph=scores(), plan=plan, workload=workload, steps=1, memory_checkpoint_every=1)
     copied = replace(plan, mesh=Mesh(pp=2), schedule=Schedule(passes=(Pass(name="bamboo"),)))
+    averaged = replace(plan, schedule=Schedule(passes=(Pass(name="partial_reduce"),)))
     jobs = {
         "stays": replace(in_memory, memory_checkpoint_every=0),
         "survives": in_memory,
         "copies": replace(in_memory, memory_checkpoint_every=0, plan=copied),
+        "comes and goes": replace(in_memory, memory_checkpoint_every=0, logical_workers=True),
+        "averages": replace(in_memory, memory_checkpoint_every=0, plan=averaged),
     }
+    schemes = dict(zip(jobs, (None, SURVIVORS, TAKEOVER, LOGICAL_WORKERS, PARTIAL_REDUCE), strict=True))
     for name, job in jobs.items():
+        assert scheme_of(job) is schemes[name]
         with pytest.raises(PlanError, match=NO_FUNCTION):
             run(job)
             raise AssertionError(name)
-    for launcher in (run_elastic, run_partial_reduce):
-        with pytest.raises(PlanError, match=NO_FUNCTION):
-            launcher(jobs["stays"])
     with pytest.raises(PlanError, match=NO_FUNCTION):  # and not that it wants two processes
         gnomon.prepare(scores(), plan, workload=workload)
 

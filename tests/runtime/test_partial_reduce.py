@@ -20,8 +20,8 @@ from gnomon.plans import Mesh, Pass, Plan, Schedule  # noqa: E402
 from gnomon.runtime import Executor, Job  # noqa: E402
 from gnomon.runtime.checkpoint import load, newest  # noqa: E402
 from gnomon.runtime.launch.exported_checkpoint import exported  # noqa: E402
-from gnomon.runtime.launch.partial_reduce_launch import Told, run_told  # noqa: E402
 from gnomon.runtime.launch.replica import Replica, named  # noqa: E402
+from gnomon.runtime.launch.tickets import Told, run_told  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

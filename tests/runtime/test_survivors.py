@@ -25,9 +25,9 @@ from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
 from gnomon.prediction import memory_copies, predict  # noqa: E402
 from gnomon.runtime import Job, Outcome  # noqa: E402
 from gnomon.runtime.checkpoint.in_memory import NONE, Held, latest, source  # noqa: E402
-from gnomon.runtime.launch import survivors_launch  # noqa: E402
-from gnomon.runtime.launch.survivors import check_surviving  # noqa: E402
-from gnomon.runtime.launch.survivors_launch import run_surviving  # noqa: E402
+from gnomon.runtime.launch.launcher import run_scheme  # noqa: E402
+from gnomon.runtime.launch.run import scheme_of  # noqa: E402
+from gnomon.runtime.launch.survivors import SURVIVORS, check_surviving  # noqa: E402
 from gnomon.runtime.processes.connections import FOLDER, shut, sockets  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 from gnomon.units import parse_bytes  # noqa: E402
@@ -56,8 +56,8 @@ def with_kills(job: Job, kills: str, folder: Path, monkeypatch: pytest.MonkeyPat
     folder.mkdir()
     monkeypatch.setenv(dying.KILLS, kills)
     monkeypatch.setenv(dying.MARKS, str(folder))
-    monkeypatch.setattr(survivors_launch, "train_surviving", dying.train)
-    outcome = run_surviving(job)
+    assert scheme_of(job) is SURVIVORS
+    outcome = run_scheme(job, replace(SURVIVORS, train=dying.train))
     return outcome, sorted(int(path.name.split()[0]) for path in folder.iterdir())
 
 
@@ -116,8 +116,7 @@ def test_a_rank_that_never_comes_is_given_up_and_one_without_memory_goes_back_to
     undisturbed = launch(training.train, 2, job)[0]
     (tmp_path / "marks").mkdir()
     monkeypatch.setenv(dying.MARKS, str(tmp_path / "marks"))
-    monkeypatch.setattr(survivors_launch, "train_surviving", dying.absent)
-    outcome = run_surviving(job)
+    outcome = run_scheme(job, replace(SURVIVORS, train=dying.absent))
     assert bits(outcome) == bits(undisturbed)
     output = capfd.readouterr().err
     assert "process 0 has not met the 1 others within 3 s: one was lost meanwhile, or this machine is slow" in output

@@ -19,9 +19,11 @@ from gnomon.control import read_trace, replayed  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Pass, Plan, Schedule  # noqa: E402
-from gnomon.runtime import Job, Outcome, run  # noqa: E402
-from gnomon.runtime.launch import takeover_launch  # noqa: E402
-from gnomon.runtime.launch.takeover import NONE, Roles, Told, check_with_copies, handing, roles  # noqa: E402
+from gnomon.runtime import Job, Outcome  # noqa: E402
+from gnomon.runtime.launch.launcher import run_scheme  # noqa: E402
+from gnomon.runtime.launch.member import NONE  # noqa: E402
+from gnomon.runtime.launch.run import scheme_of  # noqa: E402
+from gnomon.runtime.launch.takeover import TAKEOVER, Roles, Told, check_with_copies, handing, roles  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -82,10 +84,11 @@ def test_the_rank_before_takes_over_within_the_step(
 ) -> None:
     """The second: rank 0, whose copy the last rank has, dies in the update, and nobody comes."""
     monkeypatch.setenv(dying.KILLS, kills)
-    monkeypatch.setattr(takeover_launch, "train_with_copies", dying.train_with_copies)
     export = (tmp_path / "weights", model)
     given = job(data, copies=True, max_restarts=restarts, checkpoints=tmp_path / "kept", export=export)
-    outcome = run(replace(given, decisions=tmp_path / "decisions"))
+    assert scheme_of(given) is TAKEOVER
+    dies = replace(TAKEOVER, train=dying.train_with_copies)
+    outcome = run_scheme(replace(given, decisions=tmp_path / "decisions"), dies)
     assert bits(outcome) == bits(undisturbed)
     one, other = ((folder / "model.safetensors").read_bytes() for folder in (model.parent / "weights", export[0]))
     assert one == other, "its weights are exported to the bit"

@@ -20,7 +20,8 @@ from gnomon.hardware import parse_cluster  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Saved  # noqa: E402
 from gnomon.runtime import Record, train  # noqa: E402
-from gnomon.runtime.launch.train import check_unused, corpus_of, run  # noqa: E402
+from gnomon.runtime.launch.run import run  # noqa: E402
+from gnomon.runtime.launch.train import check_unused, corpus_of  # noqa: E402
 from gnomon.runtime.processes.local import LOADED  # noqa: E402
 from gnomon.runtime.watch.progress import Progress  # noqa: E402
 

@@ -121,7 +121,7 @@ def run(options: RunOptions) -> int:
         print_lines(_before(file, prediction, notes, options, done=resumes))
         sys.stdout.flush()
     job = _job(options, file, graph, prediction, folder, device=device)
-    outcome = _carried_out(job, shared=shared)
+    outcome = load_late("gnomon.runtime.launch.run:run")(job)
     if is_rank_0():
         _after(options, Told(file=file, graph=graph, prediction=prediction, outcome=outcome, shared=shared))
     return 128 + outcome.stopped if outcome.stopped else 0
@@ -213,17 +213,6 @@ def _check_lengths(file: PlanFile, options: RunOptions, *, shared: bool) -> None
         if used:
             why = f"{methods[0].name} makes its own microbatches" if methods else "the plan is for several lengths"
             raise InputError(f"{why}, and {what} takes rows of one length; leave one of them out")
-
-
-def _carried_out(job: Any, *, shared: bool) -> Any:
-    """How the job went. shared: its ranks share processes."""
-    if job.memory_checkpoint_every:
-        return load_late("gnomon.runtime.launch.survivors_launch:run_surviving")(job)
-    if shared:
-        return load_late("gnomon.runtime.launch.elastic_launch:run_elastic")(job)
-    if partial_reduce.METHOD.used(job.plan):
-        return load_late("gnomon.runtime.launch.partial_reduce_launch:run_partial_reduce")(job)
-    return load_late("gnomon.runtime.launch.train:run")(job)
 
 
 def shares_processes(file: PlanFile, options: RunOptions) -> bool:
@@ -447,6 +436,7 @@ def _job(
         resume=options.resume,
         max_restarts=options.max_restarts,
         memory_checkpoint_every=options.memory_checkpoint_every or 0,
+        logical_workers=shares_processes(file, options),
         follow_speed=options.follow_speed,
         determinism=options.determinism or "D1",
         grace_s=options.grace,

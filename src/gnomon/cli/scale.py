@@ -1,7 +1,7 @@
 """`gnomon scale`: another number of processes for a job that runs.
 
 `run(options)` asks the job's launcher, waits until it trains so, and returns 0, or 1 where that took too long. Leaves
-out how the job changes (`runtime.launch.elastic_launch`), and jobs on other machines than that of their launcher's
+out how the job changes (`runtime.launch.launcher`), and jobs on other machines than that of their launcher's
 files.
 """
 

@@ -5,8 +5,9 @@ A controller is a pure function of a plan and of what is seen. The launchers of 
 """
 
 from gnomon.control.controllers import CONTROLLERS as CONTROLLERS
-from gnomon.control.controllers import after_loss as after_loss
+from gnomon.control.controllers import Controller as Controller
 from gnomon.control.controllers import surplus as surplus
+from gnomon.control.seen import AfterLoss as AfterLoss
 from gnomon.control.seen import Decision as Decision
 from gnomon.control.seen import Seen as Seen
 from gnomon.control.simulated import Incident as Incident

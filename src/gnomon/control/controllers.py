@@ -1,18 +1,42 @@
 """The controllers: of logical workers, of ranks that are replaced, and of ranks that another one takes over.
 
-`CONTROLLERS[name](plan, seen)` is the decision that follows, or None where all goes on as it is. plan: the one in
-force, whose placement the last decision gave. Each depends on nothing else, so that a recorded `Seen` gives the same
-decision again. Where workers go is `methods.easyscale`'s. Leaves out acting on it.
+`CONTROLLERS[name]` is a value of pure functions. `decide(plan, seen)` is the decision that follows, or None where all
+goes on as it is; plan: the one in force, whose placement the last decision gave. `after_loss(seen, restarts)` is what
+the launcher does about a lost process. Each depends on nothing else, so that a recorded `Seen` gives the same decision
+again. Where workers go is `methods.easyscale`'s. Leaves out acting on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from gnomon.control.seen import Decision, Seen
+from gnomon.control.seen import AfterLoss, Decision, Seen
 from gnomon.methods.easyscale import Observation, moved, placed
 from gnomon.plans import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controller:
+    """Who trains when processes of a job are lost, come or are slow."""
+
+    ranked: bool
+    """Whether each process is started for one rank of the plan; else processes are alike, and any takes any workers."""
+    begin: Callable[[Plan], tuple[Plan, int]]
+    """The plan in force at the start, and the processes to start."""
+    decide: Callable[[Plan, Seen], Decision | None]
+    """Who trains from now on; None where all goes on as it is."""
+    after_loss: Callable[[Seen, int], AfterLoss]
+    """From what is seen without the lost process, and the times that one may still be replaced."""
+
+
+# --- logical workers
+
+
+def _begin_workers(plan: Plan) -> tuple[Plan, int]:
+    """As many processes as the placement names; which workers they begin with is EasyScale's choice."""
+    processes = max(plan.device_of) + 1
+    return placed(plan, Observation(processes=processes)), processes
 
 
 def logical_workers(plan: Plan, seen: Seen) -> Decision | None:
@@ -33,6 +57,34 @@ def logical_workers(plan: Plan, seen: Seen) -> Decision | None:
     return None if better == plan else Decision(members=members, plan=better)
 
 
+def _after_loss_of_worker(seen: Seen, restarts: int) -> AfterLoss:
+    """Those left go on; one fewer is wanted where no other may be started."""
+    others = len(seen.there)
+    who = "1 other goes" if others == 1 else f"{others} others go"
+    goes_on = f"{who} on with its workers" if others else "none is left"
+    if restarts:
+        left = restarts - 1
+        return AfterLoss(
+            goes_on=True, starts=1, restarts=left, asked=seen.asked, said=f"{goes_on}; another is started ({left} left)"
+        )
+    stays = f"{goes_on}; its workers stay with the others"
+    return AfterLoss(goes_on=True, starts=0, restarts=0, asked=max(1, seen.asked - 1), said=stays)
+
+
+def surplus(seen: Seen) -> tuple[int, ...]:
+    """Processes that wait for a decision which will not name them."""
+    if not seen.asked:
+        return ()
+    return tuple(one for one in seen.ready[seen.asked :] if one not in seen.members)
+
+
+# --- a process for each rank
+
+
+def _begin_ranks(plan: Plan) -> tuple[Plan, int]:
+    return plan, plan.world_size
+
+
 def same_ranks(plan: Plan, seen: Seen) -> Decision | None:
     """Checkpoints in memory: all ranks train, each in the newest process that was started for it, once all are
     ready."""
@@ -41,6 +93,13 @@ def same_ranks(plan: Plan, seen: Seen) -> Decision | None:
         return None
     members = tuple(holder[rank] for rank in range(plan.world_size))
     return Decision(members=members, plan=plan) if members != seen.members or seen.parted else None
+
+
+def _after_loss_of_rank(seen: Seen, restarts: int) -> AfterLoss:
+    """Nobody can go on without a rank: another process takes its place, or the job ends."""
+    left = max(0, restarts - 1)
+    said = f"the others stay, and another process takes its place ({left} left)"
+    return AfterLoss(goes_on=restarts > 0, starts=min(1, restarts), restarts=left, asked=0, said=said)
 
 
 def takeover(plan: Plan, seen: Seen) -> Decision | None:
@@ -91,20 +150,23 @@ def keepers(plan: Plan) -> dict[int, int]:
     }
 
 
-def after_loss(asked: int, restarts: int) -> tuple[int, int, int]:
-    """(processes that are wanted, restarts left, processes to start) of logical workers after the loss of one."""
-    return (asked, restarts - 1, 1) if restarts else (max(1, asked - 1), 0, 0)
+def _after_loss_of_stage(seen: Seen, restarts: int) -> AfterLoss:
+    """Those left go on, if they have begun; another comes if that may be."""
+    left = max(0, restarts - 1)
+    after = f"another process takes its place ({left} left)" if restarts else "no other one takes its place"
+    return AfterLoss(
+        goes_on=restarts > 0 or (bool(seen.members) and bool(seen.there)),
+        starts=min(1, restarts),
+        restarts=left,
+        asked=0,
+        said=f"the others go on without it, and {after}",
+    )
 
 
-def surplus(seen: Seen) -> tuple[int, ...]:
-    """Processes that wait for a decision which will not name them."""
-    if not seen.asked:
-        return ()
-    return tuple(one for one in seen.ready[seen.asked :] if one not in seen.members)
-
-
-CONTROLLERS: Mapping[str, Callable[[Plan, Seen], Decision | None]] = {
-    "logical_workers": logical_workers,
-    "same_ranks": same_ranks,
-    "takeover": takeover,
+CONTROLLERS: Mapping[str, Controller] = {
+    "logical_workers": Controller(
+        ranked=False, begin=_begin_workers, decide=logical_workers, after_loss=_after_loss_of_worker
+    ),
+    "same_ranks": Controller(ranked=True, begin=_begin_ranks, decide=same_ranks, after_loss=_after_loss_of_rank),
+    "takeover": Controller(ranked=True, begin=_begin_ranks, decide=takeover, after_loss=_after_loss_of_stage),
 }

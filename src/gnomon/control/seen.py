@@ -1,4 +1,4 @@
-"""What a controller is told and what it answers: `Seen` and `Decision`.
+"""What a controller is told and what it answers: `Seen`, `Decision` and `AfterLoss`.
 
 Processes have numbers that are never given again. Leaves out how these things come to be known.
 """
@@ -44,3 +44,19 @@ class Decision:
     """Its placement gives each rank, or logical worker, a place among them."""
     lost: tuple[int, ...] = ()
     """Ranks whose state is in no memory: all wait until every place is taken, and begin from a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AfterLoss:
+    """What the launcher does when it has lost a process."""
+
+    goes_on: bool
+    """Whether the job can go on."""
+    starts: int
+    """Processes that it starts now."""
+    restarts: int
+    """Times that a process may be replaced after this."""
+    asked: int
+    """Processes that are wanted from now on; 0 where the plan says it."""
+    said: str
+    """What it tells of the others and of the lost one's place."""

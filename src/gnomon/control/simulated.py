@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gnomon.control.controllers import CONTROLLERS, after_loss, surplus
+from gnomon.control.controllers import CONTROLLERS, surplus
 from gnomon.control.seen import Decision, Seen
 from gnomon.control.trace import NONE, Look, Trace
 from gnomon.plans import Plan
@@ -37,7 +37,7 @@ class Simulated:
     def __init__(self, controller: str, plan: Plan, *, restarts: int = 0, asked: int = 0) -> None:
         """controller: of `CONTROLLERS`. restarts: processes that may be replaced. asked: processes of logical
         workers."""
-        self.decide, self.plan, self.restarts = CONTROLLERS[controller], plan, restarts
+        self.controller, self.plan, self.restarts = CONTROLLERS[controller], plan, restarts
         self.seen = replace(NONE, asked=asked)
 
     def happens(self, incident: Incident) -> None:
@@ -50,9 +50,8 @@ class Simulated:
             self.seen = replace(seen, ready=tuple(p for p in seen.there if p in seen.ready or p == one))
         elif incident.what == "lost":
             self._leave({one})
-            if seen.asked:
-                asked, self.restarts, _ = after_loss(seen.asked, self.restarts)
-                self.seen = replace(self.seen, asked=asked)
+            after = self.controller.after_loss(self.seen, self.restarts)
+            self.restarts, self.seen = after.restarts, replace(self.seen, asked=after.asked)
         elif incident.what == "asked":
             self.seen = replace(seen, asked=incident.number)
         elif incident.what == "speeds":
@@ -65,7 +64,7 @@ class Simulated:
     def look(self) -> tuple[Seen, Decision | None]:
         """What is seen, and what is decided; it is done at once."""
         seen = self.seen
-        decision = self.decide(self.plan, seen)
+        decision = self.controller.decide(self.plan, seen)
         self._leave(set(surplus(seen)))
         if decision is not None:
             self._leave(set(seen.members) - set(decision.members))

@@ -2,7 +2,7 @@
 
 The launcher holds `JobFolder(folder)` while it runs: it writes what the job stands on, and reads what is asked. `ask`
 and `read_state` are for the one who asks, on the same machine or through a shared file system. The lock ends with the
-launcher, however that ends. Leaves out what the launcher does then (`runtime.launch.elastic_launch`).
+launcher, however that ends. Leaves out what the launcher does then (`runtime.launch.launcher`).
 """
 
 from __future__ import annotations

@@ -1,33 +1,34 @@
-"""Training on processes that come and go: one process's side.
+"""Logical workers on processes that come and go: one process's side.
 
-`train_elastic(job, membership)` trains logical workers (`logical_workers`) epoch by epoch. At the end of a step all
-agree on whether a newer epoch was announced, and go over to it. When a process is lost, the others find their
-connection broken, make a new group and go on in the same processes: each holds all parameters and optimizer states, so
-the copy of any survivor is what a new one, or one that is a step behind, is given. A step that was not finished is done
-again, from the same state, so the run ends with the bits of an undisturbed one. Left out: who is in an epoch
-(`elastic_launch`).
+Each process holds all parameters and optimizer states (`logical_workers`), so the copy of any survivor is what a new
+one, or one that is a step behind, is given. A step that was not finished is done again from the same state, so the run
+ends with the bits of an undisturbed one. Leaves out the loop (`member`) and who trains (`control`).
 """
 
 from __future__ import annotations
 
-import math
-import shutil
-from collections.abc import Sequence
+import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gnomon.errors import PeerError, PlanError
+from gnomon.errors import PlanError
 from gnomon.runtime.checkpoint import load
 from gnomon.runtime.checkpoint.pretrained import values_of
 from gnomon.runtime.data.own_batches import Batches
+from gnomon.runtime.launch.launcher import Scheme
 from gnomon.runtime.launch.logical_workers import LogicalWorkers
-from gnomon.runtime.launch.membership import Epoch, Membership, part
-from gnomon.runtime.launch.train import Job, Loop, Outcome, Record, anyone, asked_to_end, corpus_of, identity_of
-from gnomon.runtime.processes.faults import plain
+from gnomon.runtime.launch.member import Member, member
+from gnomon.runtime.launch.membership import Epoch, Membership
+from gnomon.runtime.launch.train import Job, Loop, Outcome, identity_of
+from gnomon.runtime.module.stage import Batch
+from gnomon.runtime.processes import instruction_sets
+from gnomon.runtime.processes.connections import sockets
 from gnomon.software import own
 
 SPEED_STEPS = 4
@@ -36,6 +37,8 @@ SPEED_STEPS = 4
 
 def check_elastic(job: Job) -> None:
     """PlanError for what processes that come and go do not do."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise PlanError("torchrun starts its own processes; run a plan with --processes without it")
     refused = {
         "--timeline": job.measure,
         "--device cuda": job.device != "cpu",
@@ -45,122 +48,75 @@ def check_elastic(job: Job) -> None:
         raise PlanError(f"logical workers on processes that come and go do not do {', '.join(asked)} yet; leave it out")
 
 
-def train_elastic(job: Job, membership: Membership, *, pause_s: float = 0.0) -> Outcome | None:
-    """How the job went, or None where this process left before its end. pause_s: that each of its workers sleeps in
-    a step, in place of a slower processor."""
-    with asked_to_end() as asked:
-        corpus = corpus_of(job)
-        values = None if job.weights is None else values_of(job.weights, job.graph)
-        executor = LogicalWorkers(
-            job.graph, job.plan, job.workload, seed=job.seed, settings=job.settings, values=values
-        )
-        executor.pause_s = pause_s
-        return _Training(job, executor, corpus, asked, membership).until_over()
-
-
-class _Training:
-    """What a process knows between two epochs."""
-
-    def __init__(
-        self, job: Job, executor: LogicalWorkers, corpus: Batches, asked: list[int], membership: Membership
-    ) -> None:
-        self.job, self.executor, self.corpus = job, executor, corpus
-        self.asked, self.membership = asked, membership
-        self.done = self.ended = -1
-        """Steps that were trained, and those after which all that is due was done; -1 before it has any state."""
-        self.resumed_from = 0
-        self.records: list[Record] = []
-        self.waits: list[float] = []
-
-    def until_over(self) -> Outcome | None:
-        """Trains in one epoch after the other."""
-        self.membership.join()
-        epoch = self.membership.next(0)
-        while epoch is not None:
-            try:
-                if (outcome := self._in_epoch(epoch)) is not None:
-                    return outcome
-                patience_s = math.inf
-            except Exception as error:
-                lost = plain(error, self.membership.process, "in a step")
-                if not isinstance(lost, PeerError):
-                    raise lost from error
-                self.membership.note("noticed", epoch)
-                patience_s = self.membership.announced_s
-            finally:
-                part()
-            epoch = self.membership.next(epoch.number, patience_s=patience_s)
-        return None
-
-    def _in_epoch(self, epoch: Epoch) -> Outcome | None:
-        """The outcome, if the job ended in this epoch; None when there is a newer one."""
-        if not self.membership.meet(epoch):
+def train_elastic(job: Job, membership: Membership) -> Outcome | None:
+    """How the job went, or None where this process left before its end. Under determinism D2 it first agrees with the
+    others on kernels that all have, before torch has chosen its own."""
+    if job.determinism == "D2":
+        found = instruction_sets.own()
+        agreed = membership.agree(found)
+        if not instruction_sets.has(found, agreed):
             return None
-        self._share_state()
-        self.executor.place(epoch.placement)
-        self.membership.note("going", epoch)
-        loop, took = self._loop(), list[float]()
-        try:
-            while True:
-                if self.ended == self.done:
-                    if self.done == self.job.steps:
-                        return loop.outcome()
-                    loop.step(self.done + 1)
-                    self.done += 1
-                    took.append(self.executor.worker_s)
-                    if self.job.follow_speed and len(took) % SPEED_STEPS == 0 and self.executor.own:
-                        self.membership.say_speed(epoch, 1 / median(took[-SPEED_STEPS:]))
-                busy = loop.saver is not None and loop.saver.busy
-                latest = self.membership.latest() if dist.get_rank() == 0 else 0
-                sent, is_busy, newest = anyone([max(self.asked, default=0), int(busy), latest])
-                last = loop.ends(self.done, sent, busy=bool(is_busy))
-                self.ended = self.done
-                if last:
-                    return loop.outcome()
-                if newest > epoch.number:
-                    if loop.saver is not None:
-                        loop.saver.finish()
-                    return None
-        finally:
-            if loop.saver is not None:
-                loop.saver.close()
+        instruction_sets.compute_with(agreed)
+        job = replace(job, kernels=agreed)
+    else:
+        membership.say_kind(instruction_sets.kind())
+    outcome: Outcome | None = member(_LogicalMember, job, membership)
+    return outcome
 
-    def _loop(self) -> Loop:
-        """Of this epoch: rank 0 may be another process than before."""
-        folder = self.job.checkpoints
-        if dist.get_rank() == 0 and folder is not None and folder.is_dir():
-            for partial in folder.glob(".step-*.partial"):  # of an epoch that was cut off
-                shutil.rmtree(partial, ignore_errors=True)
-        dist.barrier()
-        loop = Loop(self.job, self.executor, self.corpus, self.resumed_from, evaluate=self.executor.evaluate)
-        loop.records, loop.waits = self.records, self.waits
-        return loop
 
-    def _share_state(self) -> None:
+class _LogicalMember(Member):
+    """One process, with some of the plan's workers."""
+
+    def __init__(self, job: Job, corpus: Batches, asked: list[int], membership: Membership) -> None:
+        super().__init__(job, corpus, asked, membership)
+        values = None if job.weights is None else values_of(job.weights, job.graph)
+        make = partial(LogicalWorkers, seed=job.seed, settings=job.settings, values=values)
+        self.executor = make(job.graph, job.plan, job.workload)
+        self.executor.pause_s = membership.pause_s
+        self.after_loss_s = membership.announced_s
+        self.took: list[float] = []
+        """Seconds of a worker in each step since the last epoch began."""
+
+    def _at(self) -> str:
+        return "in a step"
+
+    def _trained(self) -> tuple[LogicalWorkers, Callable[[Batch], float]]:
+        return self.executor, self.executor.evaluate
+
+    def _begin(self, loop: Loop, epoch: Epoch) -> None:
+        self.epoch, self.took = epoch, []
+
+    def _step(self, loop: Loop, step: int) -> None:
+        """With a word on this process's speed now and then, where workers follow it."""
+        loop.step(step)
+        self.took.append(self.executor.worker_s)
+        if self.job.follow_speed and len(self.took) % SPEED_STEPS == 0 and self.executor.own:
+            self.membership.say_speed(self.epoch, 1 / median(self.took[-SPEED_STEPS:]))
+
+    def _catch_up(self, epoch: Epoch) -> bool:
         """Gives every process the newest state that any has; that of a checkpoint, or the beginning, where none has
         any."""
+        self.made = sockets() - self.before
         counts = [torch.zeros(3, dtype=torch.int64) for _ in range(dist.get_world_size())]
         dist.all_gather(counts, torch.tensor([self.done, self.ended, len(self.records)]))
         behind = [tuple(count.tolist()) for count in counts]
         newest = max(done for done, _, _ in behind)
         if newest < 0:
-            self._begin()
-            return
-        source = next(rank for rank, (done, _, _) in enumerate(behind) if done == newest)
-        have = [ended for done, ended, _ in behind if done == newest]
-        if any(done < newest for done, _, _ in behind):
-            self._copy_from(source, records=behind[source][2])
-        self.done, self.ended = newest, min(have)
+            self._load()
+        else:
+            source = next(rank for rank, (done, _, _) in enumerate(behind) if done == newest)
+            if any(done < newest for done, _, _ in behind):
+                self._copy_from(source, records=behind[source][2])
+            self.done, self.ended = newest, min(ended for done, ended, _ in behind if done == newest)
+        self.executor.place(epoch.placement)
+        return True
 
-    def _begin(self) -> None:
+    def _load(self) -> None:
+        """Begins from the newest checkpoint, where the job goes on from one."""
         done = 0
         if self.job.checkpoints is not None and self.job.resume:
-            done = load(
-                self.job.checkpoints,
-                self.executor,
-                identity=identity_of(self.job, self.corpus),
-                override=self.job.override,
-            )
+            identity = identity_of(self.job, self.corpus)
+            done = load(self.job.checkpoints, self.executor, identity=identity, override=self.job.override)
         self.done = self.ended = self.resumed_from = done
 
     def _copy_from(self, source: int, records: int) -> None:
@@ -175,9 +131,7 @@ class _Training:
             ],
             dtype=torch.float64,
         )
-        table = table_of(self.records) if len(self.records) == records else torch.zeros(records, COLUMNS).double()
-        waits = torch.tensor(self.waits if len(self.waits) == records else [math.nan] * records).double()
-        for tensor in (*_tensors(self.executor), numbers, table, waits):
+        for tensor in (*_tensors(self.executor), numbers):
             dist.broadcast(tensor.view(torch.uint8), source)
         steps = [int(number) for number in numbers[: len(held) + 1].tolist()]
         for (_, update), count in zip(held, steps, strict=False):
@@ -185,7 +139,7 @@ class _Training:
         self.resumed_from = steps[-1]
         if scaler is not None:
             scaler.scale, scaler.good_steps = float(numbers[-2]), int(numbers[-1])
-        self.records[:], self.waits[:] = records_of(table), waits.tolist()
+        self._share_records(source, records)
 
 
 def _tensors(executor: LogicalWorkers) -> list[Tensor]:
@@ -196,25 +150,7 @@ def _tensors(executor: LogicalWorkers) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor.numel()]
 
 
-COLUMNS = 5
-"""Numbers of a record."""
-
-
-def table_of(records: Sequence[Record]) -> Tensor:
-    """A row of COLUMNS numbers for each record."""
-    rows = [
-        [r.step, r.loss, r.grad_norm, r.step_s, math.nan if r.validation_loss is None else r.validation_loss]
-        for r in records
-    ]
-    return torch.tensor(rows, dtype=torch.float64).view(-1, COLUMNS)
-
-
-def records_of(table: Tensor) -> list[Record]:
-    """The records of a table."""
-    return [
-        replace(
-            Record(step=int(step), loss=loss, grad_norm=norm, step_s=took),
-            validation_loss=None if math.isnan(held_out) else held_out,
-        )
-        for step, loss, norm, took, held_out in table.tolist()
-    ]
+LOGICAL_WORKERS = Scheme(
+    controller="logical_workers", check=check_elastic, train=train_elastic, exports="launcher", desk=None
+)
+"""EasyScale: a plan's data-parallel ranks on any number of processes."""

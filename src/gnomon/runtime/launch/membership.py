@@ -2,7 +2,7 @@
 
 A process `join`s once it has loaded everything; `next` waits for an epoch, and `meet` makes its process group, in
 milliseconds, or gives up when a newer one was announced. A process that an epoch leaves out is free to end. Leaves out
-who is in an epoch, which the launcher decides (`elastic_launch`), and what they do (`elastic`).
+who is in an epoch (`control`, asked by `launcher`), and what they do (`member`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from time import monotonic, sleep, time
 from typing import Any
 
@@ -37,18 +38,30 @@ class Epoch:
     number: int
     """Counted from 1."""
     members: tuple[int, ...]
-    """Numbers of the processes, in order of ranks."""
+    """Numbers of the processes, in order of places: the place is the rank in the epoch's process group."""
     placement: tuple[int, ...]
-    """Rank of each logical worker's process."""
+    """Place of the process that does each rank's, or logical worker's, part; none: each rank its own."""
+    ranks: tuple[int, ...]
+    """Rank of the plan that each member was started for; none where processes are alike."""
 
 
 class Membership:
     """One process's view."""
 
-    def __init__(self, store: Store, process: int, *, meet_s: float = MEET_S) -> None:
+    def __init__(
+        self,
+        store: Store,
+        process: int,
+        *,
+        meet_s: float = MEET_S,
+        pause_s: float = 0.0,
+        launcher: Connection | None = None,
+    ) -> None:
         """process: its number, which no other one of the job has or had. meet_s: in which processes that are there
-        must have met."""
+        must have met. pause_s: that it sleeps in each worker's step, in place of a slower processor. launcher: where
+        it speaks to the launcher's desk, if there is one."""
         self.store, self.process, self.meet_s = store, process, meet_s
+        self.pause_s, self.launcher = pause_s, launcher
 
     @property
     def announced_s(self) -> float:
@@ -180,6 +193,27 @@ def say_lost(store: Store, epoch: Epoch) -> None:
     store.set(f"lost/{epoch.number}", "1")
 
 
+def say_nobody_comes(store: Store) -> None:
+    """Of the launcher: lost processes are not replaced any more."""
+    store.set("nobody comes", "1")
+
+
+def nobody_comes(store: Store) -> bool:
+    """Whether the launcher has said so."""
+    return bool(store.check(["nobody comes"]))
+
+
+def say_waited(store: Store, epoch: Epoch, process: int, what: str) -> None:
+    """Of a process that noticed a loss: what it waited for."""
+    store.set(f"waited/{epoch.number}/{process}", what)
+
+
+def who_waited(store: Store, epoch: Epoch) -> list[str]:
+    """What members said that they waited for, in the order of places."""
+    keys = [f"waited/{epoch.number}/{process}" for process in epoch.members]
+    return [store.get(key).decode() for key in keys if store.check([key])]
+
+
 def kernels_of(store: Store, processes: Iterable[int]) -> dict[int, str]:
     """What kernels those of them have that have said so."""
     keys = {process: f"kernels/{process}" for process in processes}
@@ -194,7 +228,7 @@ def say_kernels(store: Store, agreed: str) -> None:
 def read_epoch(store: Store, number: int) -> Epoch:
     """That was announced."""
     values = json.loads(store.get(f"epoch/{number}"))
-    return Epoch(number=number, members=tuple(values["members"]), placement=tuple(values["placement"]))
+    return Epoch(number=number, **{name: tuple(values[name]) for name in ("members", "placement", "ranks")})
 
 
 def joined(store: Store, process: int) -> bool:

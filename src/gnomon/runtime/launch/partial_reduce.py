@@ -1,34 +1,32 @@
-"""Training with partial reduce: one worker's side.
+"""Partial reduce: one worker's side.
 
-A worker trains its ticket (its share of a step's batch) on its own copy of the model, tells the controller, and does
-what the answer says: averages its parameters with a group, meets all others for a checkpoint, or ends. The controller
-and the record of losses are the launcher's (`partial_reduce_launch`); who is grouped with whom is decided by
-`methods.partial_reduce.Controller` alone.
+A worker trains its ticket (its share of a step's batch) on its own copy of the model, tells the launcher's desk
+(`tickets`), and does what the answer says: averages its parameters with a group, meets all others for a checkpoint, or
+ends. Who is grouped with whom is decided by `methods.partial_reduce.Controller` alone. Leaves out the loop (`member`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore
 
 from gnomon.errors import PeerError, PlanError
 from gnomon.methods.partial_reduce import Arrival, Reply
 from gnomon.runtime.checkpoint import Saver, load
 from gnomon.runtime.checkpoint.pretrained import values_of
 from gnomon.runtime.data.own_batches import Batches
+from gnomon.runtime.launch.member import Member, member
+from gnomon.runtime.launch.membership import Epoch, Membership
 from gnomon.runtime.launch.replica import Replica, named
-from gnomon.runtime.launch.train import Job, asked_to_end, corpus_of, identity_of
-from gnomon.runtime.processes.faults import plain
+from gnomon.runtime.launch.train import Job, identity_of
 from gnomon.runtime.step.evaluate import forward_loss
 from gnomon.runtime.watch.progress import peak_bytes
 from gnomon.software import own
@@ -69,6 +67,8 @@ class Ended:
 
 def check_partial_reduce(job: Job) -> None:
     """PlanError for what workers that average their models do not do."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise PlanError("torchrun starts its own processes; run a plan with partial_reduce without it")
     refused = {
         "--timeline": job.measure,
         "--device cuda": job.device != "cpu",
@@ -81,52 +81,48 @@ def check_partial_reduce(job: Job) -> None:
         raise PlanError(f"partial_reduce does not do {', '.join(asked)} yet; leave it out")
 
 
-def train_partial(
-    store: Store, number: int, job: Job, threads: int, pause_s: Sequence[float], launcher: Connection
-) -> Ended:
-    """Worker `number`, from its start to its end. pause_s: seconds that each worker sleeps in a step, as a slower one
-    would compute; empty: none. launcher: takes results, gives replies."""
-    torch.set_num_threads(threads)
-    dist.init_process_group("gloo", store=PrefixStore("workers", store), rank=number, world_size=job.plan.world_size)
-    try:
-        with asked_to_end() as asked:
-            return _Worker(store, launcher, number, job, asked, pause_s[number] if pause_s else 0.0).until_over()
-    except Exception as error:
-        raise plain(error, number, "in a step") from error
-    finally:
-        dist.destroy_process_group()
+def train_partial(job: Job, membership: Membership) -> Ended | None:
+    """Worker `membership.process`, from its start to its end."""
+    ended: Ended | None = member(_Worker, job, membership)
+    return ended
 
 
-class _Worker:
-    """What a worker knows between two steps."""
+class _Worker(Member):
+    """One worker. There is one epoch, of all of them: none is replaced."""
 
-    def __init__(
-        self, store: Store, launcher: Connection, number: int, job: Job, asked: list[int], pause_s: float
-    ) -> None:
-        self.store = store
-        self.launcher, self.number, self.job, self.asked, self.pause_s = launcher, number, job, asked, pause_s
-        self.corpus: Batches = corpus_of(job)
+    def __init__(self, job: Job, corpus: Batches, asked: list[int], membership: Membership) -> None:
+        super().__init__(job, corpus, asked, membership)
+        self.number, self.pause_s = membership.process, membership.pause_s
         values = None if job.weights is None else values_of(job.weights, job.graph)
         self.replica = Replica(job.graph, job.plan, job.workload, seed=job.seed, settings=job.settings, values=values)
-        self.identity = identity_of(job, self.corpus)
         self.size = {"sequences": job.workload.global_batch_size, "seq_len": job.workload.seq_len}
         self.groups: dict[tuple[int, ...], Any] = {}
-        self.updates = self.resumed_from = 0
+        self.updates = 0
         self.checkpoint: Path | None = None
         self.meetings: list[tuple[int, float | None]] = []
         self.average_s = 0.0
 
-    def until_over(self) -> Ended:
-        """Trains ticket after ticket."""
-        if self.job.checkpoints is not None and self.job.resume:
-            folder, override = self.job.checkpoints, self.job.override
-            self.resumed_from = load(folder, self.replica, identity=self.identity, override=override)
+    def _at(self) -> str:
+        return "in a step"
+
+    def _trained(self) -> tuple[Replica, None]:
+        return self.replica, None
+
+    def _catch_up(self, epoch: Epoch) -> bool:
+        """All begin with the parameters of one seed, or of the newest checkpoint."""
+        job = self.job
+        if job.checkpoints is not None and job.resume:
+            identity = identity_of(job, self.corpus)
+            self.resumed_from = load(job.checkpoints, self.replica, identity=identity, override=job.override)
         self.updates = max((update.steps for _, update in self.replica.parameters()), default=0)
-        saver = None
-        if self.job.checkpoints is not None:
-            saver = Saver(
-                self.job.checkpoints, self.replica, identity=self.identity, keep=self.job.keep, source=self.job.source
-            )
+        return True
+
+    def _train(self, epoch: Epoch) -> Ended:
+        """Ticket after ticket, in place of steps that all train at one time."""
+        job, saver = self.job, None
+        if job.checkpoints is not None:
+            identity = identity_of(job, self.corpus)
+            saver = Saver(job.checkpoints, self.replica, identity=identity, keep=job.keep, source=job.source)
         try:
             arrival = Arrival(worker=self.number, updates=self.updates)
             reply = self._arrive(Result(arrival=arrival, resumed_from=self.resumed_from))
@@ -135,17 +131,14 @@ class _Worker:
                 if reply.meeting >= 0:
                     self._meet(reply, saver)
                 if reply.ticket < 0:
-                    return Ended(
-                        checkpoint=self.checkpoint,
-                        held_out=tuple(self.meetings),
-                        resumed_from=self.resumed_from,
-                    )
-                reply = self._arrive(self._train(reply.ticket))
+                    held_out = tuple(self.meetings)
+                    return Ended(checkpoint=self.checkpoint, held_out=held_out, resumed_from=self.resumed_from)
+                reply = self._arrive(self._train_ticket(reply.ticket))
         finally:
             if saver is not None:
                 saver.close()
 
-    def _train(self, ticket: int) -> Result:
+    def _train_ticket(self, ticket: int) -> Result:
         """One step on this worker's rows of a batch."""
         began = perf_counter()
         step, place = divmod(ticket, self.job.plan.world_size)
@@ -168,9 +161,11 @@ class _Worker:
 
     def _arrive(self, result: Result) -> Reply:
         """Says so, and waits for the answer. PeerError where the launcher is gone."""
+        launcher = self.membership.launcher
+        assert launcher is not None
         try:
-            self.launcher.send_bytes(json.dumps(asdict(result)).encode())
-            values = json.loads(self.launcher.recv_bytes())
+            launcher.send_bytes(json.dumps(asdict(result)).encode())
+            values = json.loads(launcher.recv_bytes())
         except (EOFError, OSError) as error:
             raise PeerError(f"worker {self.number} waited for the launcher, which is gone") from error
         return Reply(**values | {"group": tuple(values["group"]), "shares": tuple(values["shares"])})
@@ -197,7 +192,7 @@ class _Worker:
         differs from worker to worker here.
         """
         if members not in self.groups:
-            store = PrefixStore(f"group/{'-'.join(map(str, members))}", self.store)
+            store = PrefixStore(f"average/{'-'.join(map(str, members))}", self.membership.store)
             place, size = members.index(self.number), len(members)
             self.groups[members] = dist.ProcessGroupGloo(store, place, size, dist.constants.default_pg_timeout)
         return self.groups[members]

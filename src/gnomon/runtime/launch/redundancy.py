@@ -126,23 +126,18 @@ class Work(RowActions):
         self.at = row
         getattr(self, f"_{row.kind.lower()}")(row.stage, row.unit)
 
-    def total(self, flags: Sequence[float]) -> tuple[float, float, list[float]]:
-        """(loss of the step, norm of its gradients, the largest of each flag over all processes): the end of a step."""
-        ranks = self.plan.world_size
-        mine = torch.zeros(ranks + len(flags), dtype=torch.float64)
+    def total(self) -> tuple[float, float]:
+        """(loss of the step, norm of its gradients), of all ranks: the end of a step."""
+        mine = torch.zeros(self.plan.world_size, dtype=torch.float64)
         for part in self.plays.values():
             mine[part.number] = part.compute.loss
-        mine[ranks:] = torch.tensor(flags, dtype=torch.float64)
         self.at = None
         for work, _ in self.now.leaving:
             work.wait()
-        every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(every, mine)
-        table = torch.stack(every)
-        loss = math.fsum(table[:, :ranks].sum(0).tolist())
+        dist.all_reduce(mine)  # a rank's term is one process's, and 0 in the others: exact in any order
         assert self.now.norm is not None
         norm = self.now.norm if self.plan.optimizer.clip else math.nan
-        return loss, norm, table[:, ranks:].amax(0).tolist()
+        return math.fsum(mine.tolist()), norm
 
     # --- going on within a step
 

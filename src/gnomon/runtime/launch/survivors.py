@@ -1,20 +1,17 @@
 """Training that survives the loss of a rank without a disk: one process's side.
 
-`train_surviving(job, membership)` is one rank of any plan. Every `job.memory_checkpoint_every` steps each rank's state
-is copied to another rank (`memory_checkpoint`). When a process is lost, the others find their connections broken and
-shut down what is left of them, wait for the process that takes its place, and make all groups again without ending.
-The new one is given the lost rank's state by the rank that has it; all go back to the step of the copies and go on.
-What a step does depends on the state and its number alone, so the run ends with the bits of an undisturbed one. Where
-both places of a state are lost, all go back to the newest checkpoint, or to the beginning. Left out: starting
-processes and saying who trains together (`survivors_launch`).
+A process is one rank of any plan. Every `job.memory_checkpoint_every` steps each rank's state is copied to another rank
+(`memory_checkpoint`). When a process is lost, the others wait for the one that takes its place, and make all groups
+again without ending. The new one is given the lost rank's state by the rank that has it; all go back to the step of the
+copies and go on. What a step does depends on the state and its number alone, so the run ends with the bits of an
+undisturbed one. Where both places of a state are lost, all go back to the newest checkpoint, or to the beginning.
+Leaves out the loop (`member`) and who trains (`control`).
 """
 
 from __future__ import annotations
 
 import gc
-import math
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -30,22 +27,11 @@ from gnomon.runtime.checkpoint import load
 from gnomon.runtime.checkpoint.in_memory import NONE, Held, MemoryCheckpoint, latest, source
 from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.launch.captured_job import random_ops
-from gnomon.runtime.launch.elastic import COLUMNS, records_of, table_of
-from gnomon.runtime.launch.epochs import InEpochs
-from gnomon.runtime.launch.membership import Epoch, Membership, groups_soon_made, loss_noticed
+from gnomon.runtime.launch.launcher import Scheme
+from gnomon.runtime.launch.member import Member, member
+from gnomon.runtime.launch.membership import Epoch, Membership, groups_soon_made
 from gnomon.runtime.launch.own_module import OwnModule
-from gnomon.runtime.launch.train import (
-    Job,
-    Loop,
-    Outcome,
-    Record,
-    anyone,
-    asked_to_end,
-    corpus_of,
-    executor_of,
-    exported,
-    identity_of,
-)  # fmt: skip
+from gnomon.runtime.launch.train import Job, Loop, Outcome, executor_of, exported, identity_of
 from gnomon.runtime.parameters.parameters import Slot
 from gnomon.runtime.processes.connections import FOLDER, sockets
 from gnomon.runtime.step.execute import Executor
@@ -74,11 +60,8 @@ def check_surviving(job: Job) -> None:
 
 def train_surviving(job: Job, membership: Membership) -> Outcome | None:
     """How the job went."""
-    with asked_to_end() as asked:
-        corpus = corpus_of(job)
-        own_module = OwnModule.of(job.code, job.seed) if job.code else None
-        gc.freeze()  # modules stay: what looks for garbage after a loss passes them over
-        return _Rank(job, own_module, corpus, asked, membership).until_over()
+    outcome: Outcome | None = member(_Rank, job, membership)
+    return outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,83 +75,56 @@ class _Told:
     records: int = 0
 
 
-class _Rank(InEpochs):
-    """What a process knows between two epochs."""
+class _Rank(Member):
+    """One rank of the plan, with a copy of another's state."""
 
-    def __init__(
-        self, job: Job, own_module: OwnModule | None, corpus: Batches, asked: list[int], membership: Membership
-    ) -> None:
-        super().__init__(membership)
-        self.job, self.own_module, self.corpus, self.asked = job, own_module, corpus, asked
+    def __init__(self, job: Job, corpus: Batches, asked: list[int], membership: Membership) -> None:
+        super().__init__(job, corpus, asked, membership)
+        self.own_module = OwnModule.of(job.code, job.seed) if job.code else None
         self.copies = MemoryCheckpoint()
         self.executor: Executor | None = None
         self.in_step = False
-        self.done = self.ended = NONE
-        """Steps that were trained, and those after which all that is due was done; NONE before it has any state."""
-        self.resumed_from = 0
-        self.records: list[Record] = []
-        self.waits: list[float] = []
         self.came_back: list[int] = []
         """Steps to which all went back."""
 
     def _at(self) -> str:
-        """Where in a step this rank stands."""
         if self.executor is None:
             return "while groups were made"
         return f"at {where(self.executor.program, self.executor.buffers.row)}" if self.in_step else "between steps"
 
-    def _in_epoch(self, epoch: Epoch) -> Outcome | None:
-        """The outcome, if the job ended in this epoch; None when there is a newer one already."""
-        with loss_noticed(self.watched, epoch, self._shut):
-            if not self.membership.meet(epoch):
-                return None
-            self._go_back(epoch)
-        executor = self.executor
-        assert executor is not None
+    def _trained(self) -> tuple[Executor, None]:
+        assert self.executor is not None
+        return self.executor, None
+
+    def _catch_up(self, epoch: Epoch) -> bool:
+        self._go_back(epoch)
         self.copies.take(self.done)
         dist.barrier()
         self.copies.commit()
-        self.membership.note("going", epoch)
-        loop = self._loop(executor)
-        try:
-            if epoch.number == 1:
-                loop.ask_the_machine()
-            self._train(loop)
-        finally:
-            if loop.saver is not None:
-                loop.saver.close()
+        return True
+
+    def _begin(self, loop: Loop, epoch: Epoch) -> None:
+        if epoch.number == 1:
+            loop.ask_the_machine()
+
+    def _step(self, loop: Loop, step: int) -> None:
+        self.in_step = True
+        loop.step(step)
+        self.in_step = False
+        if step % self.job.memory_checkpoint_every == 0:
+            self.copies.take(step)
+
+    def _met(self) -> None:
+        self.copies.commit()  # all have sent and received theirs
+
+    def _outcome(self, loop: Loop) -> Outcome:
+        executor = self.executor
+        assert executor is not None
         executor.settle()
         exported(self.job, executor, self.own_module, stopped=bool(loop.stopped))
         executor.leave()
         outcome = loop.outcome()
         return replace(outcome, notes=(*outcome.notes, self._said()))
-
-    def _train(self, loop: Loop) -> None:
-        """Steps until the last."""
-        every, last = self.job.memory_checkpoint_every, self.done == self.job.steps
-        while self.ended < self.done or not last:
-            if self.ended == self.done:
-                self.in_step = True
-                loop.step(self.done + 1)
-                self.done, self.in_step = self.done + 1, False
-                if self.done % every == 0:
-                    self.copies.take(self.done)
-            busy = loop.saver is not None and loop.saver.busy
-            sent, is_busy = anyone([max(self.asked, default=0), int(busy)])
-            self.copies.commit()
-            last = loop.ends(self.done, sent, busy=bool(is_busy))
-            self.ended = self.done
-
-    def _loop(self, executor: Executor) -> Loop:
-        """Of this epoch: rank 0 may be another process than before."""
-        folder = self.job.checkpoints
-        if dist.get_rank() == 0 and folder is not None and folder.is_dir():
-            for partial in folder.glob(".step-*.partial"):  # of an epoch that was cut off
-                shutil.rmtree(partial, ignore_errors=True)
-        dist.barrier()
-        loop = Loop(self.job, executor, self.corpus, self.resumed_from)
-        loop.records, loop.waits = self.records, self.waits
-        return loop
 
     def _go_back(self, epoch: Epoch) -> None:
         """Makes this rank's part again, with the newest state that is in memory of every rank."""
@@ -188,12 +144,14 @@ class _Rank(InEpochs):
         self.made = sockets() - self.before
         self.copies.attach(self.executor, draws=bool(random_ops(self.executor.graph)))
         if step is None:
-            self._begin(self.executor, again=epoch.number > 1)
+            self._load(self.executor, again=epoch.number > 1)
         else:
             self.copies.restore()
             self.done = step
         if there:
-            self._tell_records(everyone.index(there[0]), there[0])
+            self.resumed_from = min(there[0].resumed_from, self.done)
+            count = min(there[0].records, self.done - self.resumed_from)  # those of steps that are done again go
+            self._share_records(everyone.index(there[0]), count)
             self.came_back.append(self.done)
         else:
             self.resumed_from = self.done
@@ -215,23 +173,12 @@ class _Rank(InEpochs):
         # each group's destructor takes 0.1 s
         threading.Thread(target=groups.clear, name="gnomon groups", daemon=True).start()
 
-    def _begin(self, executor: Executor, *, again: bool) -> None:
+    def _load(self, executor: Executor, *, again: bool) -> None:
         """From a checkpoint, or step 0. again: there may be one of this run's own."""
         self.done = 0
         if self.job.checkpoints is not None and (self.job.resume or again):
             identity = identity_of(self.job, self.corpus)
             self.done = load(self.job.checkpoints, executor, identity=identity, override=self.job.override)
-
-    def _tell_records(self, has: int, told: _Told) -> None:
-        """Gives all ranks the records that one has of the steps behind them, and forgets those of others."""
-        self.resumed_from = min(told.resumed_from, self.done)
-        count = min(told.records, self.done - self.resumed_from)
-        table, waits = torch.zeros(count, COLUMNS, dtype=torch.float64), torch.full((count,), math.nan).double()
-        if dist.get_rank() == has:
-            table, waits = table_of(self.records[:count]), torch.tensor(self.waits[:count], dtype=torch.float64)
-        for tensor in (table, waits) if count else ():
-            dist.broadcast(tensor, has)
-        self.records[:], self.waits[:] = records_of(table), waits.tolist()
 
     def _say(self, step: int | None, held: Sequence[Held], alike: Sequence[int], moved: int) -> None:
         """What the ranks went back to; each that was given its state says so."""
@@ -267,3 +214,9 @@ def _blank(job: Job) -> Callable[[Slot], Tensor | None] | None:
     if job.code or job.weights is not None or any(block.frozen for block in job.graph.blocks):
         return None
     return lambda slot: torch.zeros(()).expand(slot.shape)
+
+
+SURVIVORS = Scheme(
+    controller="same_ranks", check=check_surviving, train=train_surviving, exports="processes", desk=None
+)
+"""Checkpoints in memory: a lost rank's place is taken by another process, the others stay."""

@@ -1,22 +1,19 @@
 """Bamboo on processes that may be lost: one process's side.
 
-`train_with_copies(job, membership)` trains a pipeline in which each process has a copy of the next stage too
-(`redundancy`). When a process is lost, the others find their connections broken, shut down the rest, and meet without
-it in the same processes; each tells how far it is, and who has a copy takes over. The step that was cut off goes on
-from there and ends with the bits of an undisturbed one; the next steps go on so too. A process that comes in the place
-of a lost one is given its state, and its copy, by those who have them, between two steps. Where a state and its copy
-are lost, all go back to the newest checkpoint, or the beginning, once all places are taken again. Left out: starting
-processes and saying who is there (`takeover_launch`).
+A process trains one stage of a pipeline and has a copy of the next stage too (`redundancy`). When one is lost, the
+others meet without it in the same processes; each tells how far it is, and who has a copy takes over. The step that was
+cut off goes on from there and ends with the bits of an undisturbed one; the next steps go on so too. A process that
+comes in the place of a lost one is given its state, and its copy, by those who have them, between two steps. Where a
+state and its copy are lost, all go back to the newest checkpoint, or the beginning, once all places are taken again.
+Leaves out the loop (`member`) and who is there (`control`).
 """
 
 from __future__ import annotations
 
-import gc
 import math
 import os
-import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -32,12 +29,12 @@ from gnomon.plans import shared_parameters
 from gnomon.runtime.checkpoint import load
 from gnomon.runtime.checkpoint.pretrained import values_of
 from gnomon.runtime.data.own_batches import Batches
-from gnomon.runtime.launch.elastic import COLUMNS, records_of, table_of
-from gnomon.runtime.launch.epochs import InEpochs
-from gnomon.runtime.launch.membership import Epoch, Membership, groups_soon_made, loss_noticed
+from gnomon.runtime.launch.launcher import Scheme
+from gnomon.runtime.launch.member import NONE, Member, member
+from gnomon.runtime.launch.membership import Epoch, Membership, groups_soon_made, nobody_comes
 from gnomon.runtime.launch.redundancy import Progress, Work
 from gnomon.runtime.launch.redundant_rows import RankExecutor
-from gnomon.runtime.launch.train import Job, Loop, Outcome, Record, asked_to_end, corpus_of, identity_of
+from gnomon.runtime.launch.train import Job, Loop, Outcome, Record, identity_of
 from gnomon.runtime.mesh.groups import stage_sets
 from gnomon.runtime.module.stage import Batch
 from gnomon.runtime.optim.update import Update
@@ -46,11 +43,6 @@ from gnomon.runtime.processes.connections import FOLDER, sockets
 from gnomon.runtime.step.evaluate import forward_loss
 from gnomon.runtime.watch.waiting import waited_s, waited_since
 from gnomon.software import own
-
-NONE = -1
-"""Step of a process that has no state; rank of no copy."""
-NOBODY_COMES = "nobody comes"
-"""Key of the store: lost processes are not replaced any more."""
 
 
 def check_with_copies(job: Job) -> None:
@@ -81,10 +73,8 @@ def check_with_copies(job: Job) -> None:
 
 def train_with_copies(job: Job, membership: Membership) -> Outcome | None:
     """How the job went."""
-    with asked_to_end() as asked:
-        corpus = corpus_of(job)
-        gc.freeze()  # modules stay: what looks for garbage after a loss passes them over
-        return _Process(job, corpus, asked, membership).until_over()
+    outcome: Outcome | None = member(_Process, job, membership)
+    return outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,21 +147,19 @@ def handing(now: Roles, born: Sequence[int], following: Mapping[int, int]) -> Ha
     return Handing(places=places, keepers=keepers, sent=tuple(sent))
 
 
-class _Process(InEpochs):
-    """What a process knows between two epochs."""
+class _Process(Member):
+    """A process with a stage, or two, and a copy."""
 
     def __init__(self, job: Job, corpus: Batches, asked: list[int], membership: Membership) -> None:
-        super().__init__(membership)
-        self.job, self.corpus, self.asked = job, corpus, asked
+        super().__init__(job, corpus, asked, membership)
         self.plan = bamboo.without(job.plan)
         self.size = {"sequences": job.workload.global_batch_size, "seq_len": job.workload.seq_len}
         self.work: Work | None = None
         self.roles = Roles(places=(), taken={}, keepers={})
         self.born: tuple[int, ...] = ()
-        self.done = self.ended = NONE
-        self.resumed_from = 0
-        self.records: list[Record] = []
-        self.waits: list[float] = []
+        """Rank that the process at each place was started for."""
+        self.within = False
+        """Whether the step under way was cut off, and goes on."""
         self.after_loss_s = membership.announced_s
         self.takeovers: list[str] = []
         """What is told of them at the end."""
@@ -187,34 +175,19 @@ class _Process(InEpochs):
 
     # --- an epoch
 
-    def _in_epoch(self, epoch: Epoch) -> Outcome | None:
-        with loss_noticed(self.watched, epoch, self._shut):
-            return self._together(epoch)
-
-    def _together(self, epoch: Epoch) -> Outcome | None:
-        """The outcome, if the job ended in this epoch; None when there is a newer one."""
-        if not self.membership.meet(epoch):
-            return None
-        self.born = epoch.placement
+    def _catch_up(self, epoch: Epoch) -> bool:
+        self.born, self.within = epoch.ranks, False
         everyone = self._everyone()
         self.roles = roles(everyone, self.plan.world_size)
         newest = max(told.done for told in everyone)
-        if newest == NONE or NONE in self.roles.places:
-            if len(self.born) < self.plan.world_size:
-                self._wait_for_more()
-                self.membership.note("going", epoch)
-                return None
-            self._begin(epoch, again=epoch.number > 1)
-            within = False
-        else:
-            within = self._go_on(everyone, newest)
-        self.membership.note("going", epoch)
-        loop = self._loop()
-        try:
-            return self._train(loop, epoch, within=within)
-        finally:
-            if loop.saver is not None:
-                loop.saver.close()
+        if newest != NONE and NONE not in self.roles.places:
+            self.within = self._go_on(everyone, newest)
+            return True
+        if len(self.born) < self.plan.world_size:
+            self._wait_for_more()
+            return False
+        self._load(again=epoch.number > 1)
+        return True
 
     def _everyone(self) -> list[Told]:
         """What each process tells, by place."""
@@ -236,11 +209,11 @@ class _Process(InEpochs):
 
     def _wait_for_more(self) -> None:
         """A state is lost, and only when all places are taken again can all begin anew."""
-        if self.membership.store.check([NOBODY_COMES]):
+        if nobody_comes(self.membership.store):
             raise RunError("a stage is lost with the copy of it, and no process comes in its place (--max-restarts)")
         self.work, self.done = None, NONE
 
-    def _begin(self, epoch: Epoch, *, again: bool) -> None:
+    def _load(self, *, again: bool) -> None:
         """From a checkpoint, or step 0. again: there may be one of this run's own."""
         self.work = None
         self.work = self._made(blank=False)
@@ -306,7 +279,8 @@ class _Process(InEpochs):
         assert self.work is not None
         self.done = newest
         self.ended = newest if any(told.ended == newest for told in everyone) else newest - 1
-        self._tell_records(has, everyone[has])
+        self.resumed_from = everyone[has].resumed_from
+        self._share_records(has, everyone[has].records)
         taken = self.roles.taken
         mine = taken.get(self.work.copy.number) == dist.get_rank() and not is_new
         if within and self.work.now.number != newest + 1:
@@ -323,37 +297,13 @@ class _Process(InEpochs):
                 _say(f"rank {self.born[place]} takes over the stage of rank {rank} {how}")
         return within
 
-    def _tell_records(self, has: int, told: Told) -> None:
-        """Gives all processes the records that one has."""
-        self.resumed_from = told.resumed_from
-        table, waits = torch.zeros(told.records, COLUMNS, dtype=torch.float64), torch.zeros(told.records).double()
-        if dist.get_rank() == has:
-            table, waits = table_of(self.records), torch.tensor(self.waits, dtype=torch.float64)
-        for tensor in (table, waits) if told.records else ():
-            dist.broadcast(tensor, has)
-        self.records[:], self.waits[:] = records_of(table), waits.tolist()
-
     # --- training
 
-    def _train(self, loop: Loop, epoch: Epoch, *, within: bool) -> Outcome | None:
-        """Steps until the last, or a newer epoch. within: the step under way goes on."""
-        work, last = self.work, self.done == self.job.steps
-        assert work is not None
-        while self.ended < self.done or not last:
-            newer = 0.0
-            sent, busy = float(max(self.asked, default=0)), False
-            if self.ended == self.done:
-                if not within:
-                    self._hand_over()
-                    self._begin_step()
-                within = False
-                sent, busy, newer = self._step(loop, epoch)
-            last = loop.ends(self.done, int(sent), busy=busy)
-            self.ended = self.done
-            if newer and not last:
-                if loop.saver is not None:
-                    loop.saver.finish()
-                return None
+    def _trained(self) -> tuple[Any, Callable[[Batch], float]]:
+        assert self.work is not None
+        return _Held(self.work), self._evaluate
+
+    def _outcome(self, loop: Loop) -> Outcome:
         outcome = loop.outcome()
         said = f"taken over: {', '.join(self.takeovers)}" if self.takeovers else "nothing was lost"
         return replace(outcome, notes=(*outcome.notes, f"each stage had a copy in the rank before it; {said}"))
@@ -363,21 +313,18 @@ class _Process(InEpochs):
         number = self.done + 1
         self.work.begin(number, self.corpus.batch(number, seed=self.job.seed, **self.size))
 
-    def _step(self, loop: Loop, epoch: Epoch) -> tuple[float, bool, float]:
-        """The rows of a step that are left; (signal, whether any process writes a checkpoint, a newer epoch)."""
-        work = self.work
-        assert work is not None
+    def _step(self, loop: Loop, step: int) -> None:
+        """The rows of a step that are left: all of them, unless it was cut off."""
+        if not self.within:
+            self._hand_over()
+            self._begin_step()
+        self.within = False
+        assert self.work is not None
         began, queued = perf_counter(), waited_s()
-        work.run()
-        busy = loop.saver is not None and loop.saver.busy
-        newest = float(self.membership.latest() > epoch.number) if dist.get_rank() == 0 else 0.0
-        flags = (float(max(self.asked, default=0)), float(busy), newest)
-        loss, norm, (sent, is_busy, newer) = work.total(flags)
-        record = Record(step=self.done + 1, loss=loss, grad_norm=norm, step_s=perf_counter() - began)
+        self.work.run()
+        loss, norm = self.work.total()
+        self.records.append(Record(step=step, loss=loss, grad_norm=norm, step_s=perf_counter() - began))
         self.waits.append(waited_since(queued))
-        self.records.append(record)
-        self.done += 1
-        return sent, bool(is_busy), newer
 
     def _hand_over(self) -> None:
         """Gives newcomers their part, between two steps."""
@@ -406,19 +353,6 @@ class _Process(InEpochs):
             terms[one.number] = forward_loss(one)
         dist.all_reduce(terms)
         return math.fsum(terms.tolist())
-
-    def _loop(self) -> Loop:
-        """Of this epoch: another process may be the first than before."""
-        folder, work = self.job.checkpoints, self.work
-        assert work is not None
-        if dist.get_rank() == 0 and folder is not None and folder.is_dir():
-            for partial in folder.glob(".step-*.partial"):  # of an epoch that was cut off
-                shutil.rmtree(partial, ignore_errors=True)
-        dist.barrier()
-        held: Any = _Held(work)
-        loop = Loop(self.job, held, self.corpus, self.resumed_from, evaluate=self._evaluate)
-        loop.records, loop.waits = self.records, self.waits
-        return loop
 
 
 class _Held:
@@ -466,3 +400,9 @@ def _counted(executor: RankExecutor, source: int, target: int) -> None:
 
 def _say(line: str) -> None:
     print(f"gnomon: {line}", file=sys.stderr, flush=True)
+
+
+TAKEOVER = Scheme(
+    controller="takeover", check=check_with_copies, train=train_with_copies, exports="launcher", desk=None
+)
+"""Bamboo: a lost rank's stage goes on in the rank before it."""

@@ -1,8 +1,8 @@
 """Training: steps of an executor on text, with validation, progress, checkpoints, a measured Timeline, a clean end.
 
-`train(job)` runs in every process of a job and returns an `Outcome`, the same on all ranks; `run(job)` starts those
-processes and returns rank 0's. ^C and SIGTERM end after the step under way, with a checkpoint; `resume` goes on to the
-same losses. Left out: the prediction that progress is compared with, which the caller gives.
+`train(job)` runs in every process of a job and returns an `Outcome`, the same on all ranks. ^C and SIGTERM end after
+the step under way, with a checkpoint; `resume` goes on to the same losses. Left out: starting processes (`run`), those
+that come and go (`member`), and the prediction that progress is compared with, which the caller gives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from statistics import median
 from textwrap import wrap
 from time import perf_counter
 from types import FrameType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -30,8 +30,6 @@ from gnomon.formats.router import save_router
 from gnomon.graph import Graph
 from gnomon.graph.text_inputs import ids_of, labels_of
 from gnomon.hardware import Cluster
-from gnomon.late import load_late
-from gnomon.methods import bamboo
 from gnomon.plans import Plan, Saved, Workload
 from gnomon.program import Program
 from gnomon.runtime.calibrate.slowdown import slowdown_now
@@ -42,13 +40,12 @@ from gnomon.runtime.data.own_batches import Batches, OwnBatches, OwnData, TextBa
 from gnomon.runtime.data.sequences import SequenceBatches, longest_of
 from gnomon.runtime.launch.membership import MEET_S
 from gnomon.runtime.launch.own_module import OwnModule
-from gnomon.runtime.module.apply import check_before
 from gnomon.runtime.module.stage import Batch
 from gnomon.runtime.optim.update import AdamWSettings
 from gnomon.runtime.parameters.parameters import CPU, Slot
-from gnomon.runtime.processes.faults import ended, may_start_again, plain
-from gnomon.runtime.processes.launch import BACKENDS, launch, own_device
-from gnomon.runtime.processes.local import GRACE_S, RECOMPUTE_LOADED, SIGNALS, FailedError
+from gnomon.runtime.processes.faults import plain
+from gnomon.runtime.processes.launch import BACKENDS, own_device
+from gnomon.runtime.processes.local import GRACE_S, RECOMPUTE_LOADED, SIGNALS
 from gnomon.runtime.step.evaluate import evaluate as evaluate_rows
 from gnomon.runtime.step.execute import Executor
 from gnomon.runtime.step.feed import size_named
@@ -116,7 +113,9 @@ class Job:
     kernels: str = ""
     """Instruction set that all processes of a D2 job compute with, once they have agreed (`instruction_sets`)."""
     memory_checkpoint_every: int = 0
-    """Steps between copies of each rank's state to another rank's memory; 0 for none (`survivors_launch`)."""
+    """Steps between copies of each rank's state to another rank's memory; 0 for none (`survivors`)."""
+    logical_workers: bool = False
+    """Whether ranks are logical workers even where the placement gives each a process of its own (`elastic`)."""
     decisions: Path | None = None
     """File for what the controller saw and decided, where processes may be lost and go on (`control`); None: none."""
     meet_s: float = MEET_S
@@ -208,48 +207,6 @@ class Outcome:
 
 def _warm(steps: int) -> int:
     return min(WARM_UP, (steps - 1) // 2) if steps else 0
-
-
-def run(job: Job, *, threads: int = 1) -> Outcome:
-    """Starts the job's processes and returns rank 0's outcome; under `torchrun` this process's.
-
-    threads: of torch, in each process. A run that lost a process is started again `job.max_restarts` times, from its
-    newest checkpoint; then PeerError. SystemExit (130, 143) if a signal ended processes that did not end by themselves.
-    """
-    check_before(job.graph, job.plan)
-    if job.memory_checkpoint_every:
-        return load_late("gnomon.runtime.launch.survivors_launch:run_surviving")(job, threads=threads)
-    if bamboo.METHOD.used(job.plan):
-        return load_late("gnomon.runtime.launch.takeover_launch:run_with_copies")(job, threads=threads)
-    size, backend = job.plan.world_size, BACKENDS[job.device]
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        places = job.plan.device_of
-        return next(iter(launch(train, size, job, backend=backend, threads=threads, places=places).values()))
-    start: dict[str, Any] = {"backend": backend, "threads": threads, "grace_s": job.grace_s, "ends_itself": True}
-    start["places"] = job.plan.device_of
-    start["preload"] = preload_of(job)
-    corpus_of(job)  # text becomes tokens once, before processes wait for each other
-    for left in range(job.max_restarts, -1, -1):
-        try:
-            return launch(train, size, job, **start)[0]
-        except FailedError as failed:
-            kept = None if job.checkpoints is None else newest(job.checkpoints)
-            error = ended(failed, size, left=kept, resume_with=job.resume_with)
-            if not left or not may_start_again(failed):
-                raise error from failed
-            beginning = f"from {kept}" if kept else "from the beginning"
-            print(f"gnomon: {error}; starting again {beginning}, {left - 1} left", file=sys.stderr, flush=True)
-            job = replace(job, resume=job.checkpoints is not None)
-        except RunError as error:
-            if not isinstance(cause := error.__cause__, FailedError):
-                raise
-            kept = None if job.checkpoints is None else newest(job.checkpoints)
-            raise ended(cause, size, left=kept, resume_with=job.resume_with) from cause
-        except SystemExit:
-            if job.checkpoints is None or newest(job.checkpoints) is None:
-                print("stopped before there was anything to keep", file=sys.stderr, flush=True)
-            raise
-    raise AssertionError("the last launch returns or raises")
 
 
 def preload_of(job: Job) -> Sequence[str]:

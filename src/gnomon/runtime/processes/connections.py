@@ -3,7 +3,8 @@
 When a rank is lost, a rank that waits for it finds its connection closed; one that waits for that rank does not. So
 each that finds out shuts down the connections of all its groups: who waits in one of them finds out at once, and no
 group waits in its destructor for an operation that will not end. gloo's `abort` waits for its threads instead (torch
-2.13). Linux only: sockets are looked up in /proc. Leaves out making groups again (`membership`).
+2.13). Sockets are looked up in /proc: without it none are found, and none shut down. Leaves out making groups again
+(`membership`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ Sockets = frozenset[tuple[int, str]]
 
 
 def sockets() -> Sockets:
-    """All of this process."""
+    """All of this process; none where the system does not say."""
+    if not FOLDER.is_dir():
+        return frozenset()
     found = set[tuple[int, str]]()
     for name in os.listdir(FOLDER):
         if (what := _what(int(name))).startswith("socket:"):

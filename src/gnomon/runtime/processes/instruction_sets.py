@@ -3,7 +3,7 @@
 torch chooses its kernels by the processor, and those for AVX-512 and for AVX2 add up in different orders. `common` is
 the set that a job's processes agree on, and `compute_with` makes this process use it, before its first operation:
 torch's own kernels of that set, the branch of MKL that has the same bits on Intel's processors and others, and neither
-oneDNN nor NNPACK, which look at the processor themselves. Leaves out who is asked and when (`elastic_launch`).
+oneDNN nor NNPACK, which look at the processor themselves. Leaves out who is asked and when (`kernels`).
 Source: EasyScale (SC 2023) for the level; oneMKL's developer guide, "Specifying Code Branches".
 """
 

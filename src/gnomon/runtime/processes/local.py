@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver, get_context, parent_process, resource_tracker
 from multiprocessing.process import BaseProcess
@@ -134,6 +134,8 @@ class Processes:
         self.start_method, self.preload = start_method, preload
         self.ranks: list[_Rank] = []
         self.returned: dict[int, Any] = {}
+        self.listened: dict[connection.Connection, int] = {}
+        """Lines on which processes speak while they run -> rank."""
         self.stopped, self.grace_s = 0, grace_s
         self.until = float("inf")
         self.oom_kills = oom_kills()
@@ -220,11 +222,13 @@ class Processes:
         return [i for i, rank in enumerate(self.ranks) if not rank.seen_s]
 
     def _just_failed(self, patience_s: float) -> list[int]:
-        """Waits for an end or a result, at most so long; ranks that ended then without one."""
+        """Waits for an end, a result or a word, at most so long; ranks that ended then without a result."""
         failed, running = [], self._running()
         ends: dict[Any, int] = {self.ranks[i].process.sentinel: i for i in running}
         pipes: dict[Any, int] = {self.ranks[i].results: i for i in running if i not in self.returned}
-        ready = connection.wait([*ends, *pipes], patience_s)
+        ready = connection.wait([*ends, *pipes, *self.listened], patience_s)
+        for line in [one for one in self.listened if one in ready]:
+            self._heard(line)
         for one in ready:
             if (rank := pipes.get(one)) is not None:
                 self._receive(rank)
@@ -237,6 +241,9 @@ class Processes:
             if rank not in self.returned and self.ranks[rank].process.exitcode != 128 + self.stopped:
                 failed.append(rank)
         return failed
+
+    def _heard(self, line: connection.Connection) -> None:
+        """A process has said something on its line, or has closed it."""
 
     def _receive(self, rank: int) -> None:
         """What a rank returned, if it has."""
@@ -288,8 +295,9 @@ class Processes:
         """A signal to all processes that there are."""
         for rank in self.ranks:
             if rank.process.pid is not None and rank.process.is_alive():
-                os.kill(rank.process.pid, signal.SIGCONT)
-                os.kill(rank.process.pid, number)
+                with suppress(ProcessLookupError):  # it has ended since, and the fork server has reaped it
+                    os.kill(rank.process.pid, signal.SIGCONT)
+                    os.kill(rank.process.pid, number)
 
     def _kill(self) -> None:
         for rank in self.ranks:

@@ -1,6 +1,6 @@
 """Late: what is loaded when it is first used, by its name, and never before.
 
-`load_late("gnomon.runtime.launch.train:run")` is the one way in which Gnomon imports by a string: commands, which must
+`load_late("gnomon.runtime.launch.run:run")` is the one way in which Gnomon imports by a string: commands, which must
 not load torch or numpy before they are chosen, and folders whose files are found by name (`orders`, `formats`).
 `tests/test_rooms.py` holds its callers to the order of the rooms and finds what each of them names. Leaves out files
 from elsewhere (`orders.add`).

@@ -20,6 +20,7 @@ from gnomon.formats import programs
 from gnomon.formats.given import Given, Network, parse_settings
 from gnomon.formats.job import NO_EFFECT, Job
 from gnomon.formats.keys import MAX_CHARACTERS
+from gnomon.formats.shell import ARGUMENTS
 from gnomon.late import load_late
 from gnomon.request.model import is_job_file, read_config
 
@@ -27,6 +28,8 @@ from gnomon.request.model import is_job_file, read_config
 def job_file(options: TrainingOptions) -> tuple[programs.Format, Path] | None:
     """The job file that the options name and its format; None where they name a model. InputError for a file that is
     neither, and for options that go with a job file only."""
+    if options.arguments is not None and _is_script(options):
+        return load_late("gnomon.cli.script:script_format")(options.arguments), Path(str(options.model))
     if options.source is not None:
         program, name = options.source
         return programs.find(program), pasted() if name == PASTED else Path(name)
@@ -43,6 +46,12 @@ def job_file(options: TrainingOptions) -> tuple[programs.Format, Path] | None:
                     f"{options.model!r} starts a server: gnomon predict --from {server} {options.model} --on CLUSTER "
                     f"--input-len N --output-len N"
                 )
+            if path.suffix == ".py":
+                raise InputError(
+                    f"{options.model!r} is no recipe that is recognised; a training script is run up to its first "
+                    f"step, without GPU and network, if its arguments are given: gnomon predict {options.model} "
+                    f'--args "…" (--args "" for none)'
+                )
             raise InputError(
                 f"{'what was pasted' if options.model == PASTED else repr(options.model)} is no model and no job file "
                 f"that is recognised; name its format, as in --from megatron {options.model} (known: {known})"
@@ -51,6 +60,19 @@ def job_file(options: TrainingOptions) -> tuple[programs.Format, Path] | None:
     if options.network is not None:
         raise InputError("--model is the network of a job file; give the file, or the model alone as MODEL")
     return None
+
+
+def _is_script(options: TrainingOptions) -> bool:
+    """Whether `--args` are those of a Python script. InputError for arguments of what takes none."""
+    path = Path(options.model or "")
+    if options.source is None and path.suffix == ".py":
+        return True
+    name = options.model if options.source is None else options.source[1]
+    if name is None or not is_job_file(name) or Path(name).suffix not in (".sh", ".bash", ".sbatch", ".slurm", ""):
+        raise InputError(
+            f"--args are the arguments of a script, and {str(name)[:64]!r} is none; leave them out, or give SCRIPT.py"
+        )
+    return False
 
 
 def pasted() -> Path:
@@ -91,11 +113,18 @@ def read_job(source: tuple[programs.Format, Path], options: TrainingOptions, nam
         micro_batch_size=options.micro_batch_size,
         global_batch=options.global_batch,
         precision=options.precision,
-        settings=parse_settings(options.settings),
+        settings=parse_settings([*options.settings, *_line(options, path)]),
         env=dict(os.environ),
         strict=options.strict,
     )
     return job_format.read(path, given)
+
+
+def _line(options: TrainingOptions, path: Path) -> list[str]:
+    """The command line of a launch script, as `--set args=…` gives it."""
+    if options.arguments is None or path.suffix == ".py":
+        return []
+    return [f"{ARGUMENTS}={options.arguments}"]
 
 
 def network(name: str) -> Network:

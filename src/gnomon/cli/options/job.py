@@ -55,6 +55,13 @@ class JobFileOptions(Options):
         help="a field of the file (or of config.json), or a variable of a script, by its name there; again for more",
         group=JOB,
     )
+    arguments: str | None = option(
+        "--args",
+        metavar="ARGUMENTS",
+        help="of a Python script that is run up to its first step, without GPU and network, to read its model and "
+        'settings (--args "" for none); of a launch script, which is read and never run',
+        group=JOB,
+    )
     vocab_size: int | None = option(
         "--vocab-size", read=count, metavar="N", help="rows of the embedding, where a tokenizer decides", group=JOB
     )

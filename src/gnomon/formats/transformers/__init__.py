@@ -15,7 +15,7 @@ from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.llama_factory import FORMAT as LLAMA_FACTORY
 from gnomon.formats.shell import Launch
-from gnomon.formats.trainer_source import commands_of, given_flags, program_name, trainer_source
+from gnomon.formats.trainer_source import Source, commands_of, given_flags, program_name, trainer_source
 from gnomon.formats.trainers import Training, adapted, flag, model_of, names_of, optimizer_of, states_of
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, finished, precision_of
@@ -88,7 +88,11 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
 
 
 def _read(path: Path, given: Given) -> Job:
-    source = trainer_source(path, given, _wanted, "--per_device_train_batch_size")
+    return read_fields(trainer_source(path, given, _wanted, "--per_device_train_batch_size"), given)
+
+
+def read_fields(source: Source, given: Given) -> Job:
+    """The job of fields that are read."""
     f, assumed = source.fields, list(source.assumed)
     program = program_name(source.program)
     seq_len = _length(f, given, program, assumed)

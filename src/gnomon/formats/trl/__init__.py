@@ -13,7 +13,7 @@ from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.shell import Launch
-from gnomon.formats.trainer_source import commands_of, program_name, trainer_source
+from gnomon.formats.trainer_source import Source, commands_of, program_name, trainer_source
 from gnomon.formats.trainers import LIGER, Training, adapted, flag, model_of, names_of, optimizer_of, states_of
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, finished, precision_of
@@ -108,10 +108,14 @@ def _length(f: Fields, given: Given, assumed: list[str]) -> int:
 
 def _read(path: Path, given: Given) -> Job:
     source = trainer_source(path, given, _wanted, "--model_name_or_path")
+    return read_fields(source, program_name(source.program) if source.program else path.stem.lower(), given)
+
+
+def read_fields(source: Source, name: str, given: Given) -> Job:
+    """The job of fields that are read. name: of the script, which says what is learned."""
     f, assumed = source.fields, list(source.assumed)
     seq_len = _length(f, given, assumed)
     loaded = f.raw("torch_dtype") or f.raw("dtype")
-    name = program_name(source.program) if source.program else path.stem.lower()
     if f.has("num_generations") or f.has("reward_funcs") or f.has("max_completion_length") or name in LEARNING:
         f.note_default("reward_funcs", str(f.peek("reward_funcs")), ROLLOUT)
     elif "reward" in name or name == "prm":

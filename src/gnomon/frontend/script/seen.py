@@ -1,4 +1,7 @@
-"""What is seen of a script while it runs: `Seen`, one for the process, and the two ways in which it ends early."""
+"""What is seen of a script while it runs: `Seen`, one for the process, and the two ways in which it ends early.
+
+Leaves out who fills it in (`machine`, `hub`, `step`) and what is read of it (`answer`).
+"""
 
 from __future__ import annotations
 

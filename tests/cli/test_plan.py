@@ -396,3 +396,17 @@ def test_stages_with_other_numbers_of_replicas(capsys: pytest.CaptureFixture[str
     assert "pp is fixed, and --uneven-replicas looks for data-parallel stages" in capsys.readouterr().err
     assert main([*asked, "--uneven-replicas", "--recompute", "full", "--zero", "0", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["uneven_replicas"]["prediction"]["plan"]["saved"]["preset"] == "full"
+
+
+def test_programs_that_can_run_the_plan_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "llama-3.1-8b", "--on", "2x8xh100-sxm", "--global-batch", "64", "--budget", "5s"]
+    asked += ["--pp", "2", "--schedule", "zero_bubble_v", "--tp", "4", "--zero", "1", "--no-refine"]
+    assert main([*asked, "--json"]) == 0
+    programs = {one["program"]: one for one in json.loads(capsys.readouterr().out)["programs"]}
+    assert programs["torchtitan"]["step_s"] > 0 and not programs["torchtitan"]["why_not"]
+    assert programs["deepspeed"]["step_s"] is None and "pp = 2" in programs["deepspeed"]["why_not"]
+    assert main(asked) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "the best plan as a file of" in text and "deepspeed cannot run it" in text
+    assert main([*asked[:-9], "--stack", "torchtitan", "--budget", "5s"]) == 0
+    assert "the best plan as a file of" not in capsys.readouterr().out

@@ -11,7 +11,7 @@ from typing import Any
 
 from gnomon.cli.budget import ONE, Budget, Covered, Passing
 from gnomon.cli.options.plan import SHOWN, PlanOptions
-from gnomon.cli.plan_asked import Asked, whole_model
+from gnomon.cli.plan_asked import Asked, config_of, whole_model
 from gnomon.cli.plan_file import For, plan_file
 from gnomon.cli.plan_goals import answer, is_asked, varied_machines
 from gnomon.cli.plan_lengths import plan_varied
@@ -31,9 +31,10 @@ from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
 from gnomon.plans import Plan, PlanFile, Saved, is_plan_file, save_plan_file
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.planning import plan_text, result_mapping
+from gnomon.report.programs import programs_mapping, programs_text
 from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
-from gnomon.request.exported import comes_back, exportable
+from gnomon.request.exported import AsFile, as_files, comes_back, exportable
 from gnomon.request.model import is_job_file
 from gnomon.search import Found, Result, parse_limit, pick_diverse, plan
 from gnomon.search.mixed.devices import TRIES
@@ -230,12 +231,17 @@ def _one(options: PlanOptions, asked: Asked) -> int:
                 again = _found(options, replace(asked, stack=tries.refit.stack), budget)
     elif options.output:
         save_plan_file(_file(options, result, best, assumed), options.output)
+    files: tuple[AsFile, ...] = ()
+    if asked.stack is PLAIN_STACK:
+        config = config_of(options.model)
+        files = as_files(best.plan, config, asked.graph, asked.machines, result.workload)
     if options.json:
         taken = [*assumed, *(cost.sources if cost else ()), *result.best[0].prediction.assumptions]
         more: dict[str, Any] = {} if tries is None else {"tried": tries.to_mapping()}
         more |= {} if tries is None or again is None else {"ranked_again": ranked_mapping(again, tries.attempts)}
         more |= {} if made.replicas is None else {"uneven_replicas": replicas_mapping(made.replicas)}
         more |= {} if lost is None else {"losses": losses_mapping(lost)}
+        more |= {"programs": programs_mapping(files)} if files else {}
         mapping = result_mapping(
             result, rent=cost, stages=made.stages, refined=made.refined, tensors=made.tensors, climbed=made.climbed
         )
@@ -252,6 +258,8 @@ def _one(options: PlanOptions, asked: Asked) -> int:
             climbed=made.climbed,
         )
         print_lines(text)
+        if files:
+            print_lines(("", *programs_text(files)))
         if lost is not None:
             print_lines(losses_text(lost))
         if made.replicas is not None:

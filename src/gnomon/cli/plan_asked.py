@@ -115,7 +115,7 @@ class Asked:
             fixed |= _stages_of(cut, options)
         to = None
         if not is_mixed(machines) and options.stack in programs.stacks():
-            to = target(stack, _config(options.model), graph, machines, workload)
+            to = target(stack, config_of(options.model), graph, machines, workload)
         if why := lacks(base, to):
             assumed.append(f"no file of {stack.name} says these plans: {why}")
         base = based(base, to, precision=options.precision is None)
@@ -166,7 +166,7 @@ def _base(options: PlanOptions, machines: Cluster, assumed: list[str]) -> Plan:
     return Plan(precision=given_precision(options, machines, assumed), optimizer=Optimizer(clip=not options.no_clip))
 
 
-def _config(model: str) -> ModelConfig | None:
+def config_of(model: str) -> ModelConfig | None:
     """The sizes that files of other programs say; None for a model that is no preset and no config.json."""
     try:
         return read_config(model)[0]

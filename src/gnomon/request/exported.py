@@ -9,6 +9,7 @@ axes, ZeRO stages and schedules: that is in its record (`software`), which bound
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Protocol
 
 from gnomon.errors import GnomonError, PlanError
@@ -21,6 +22,7 @@ from gnomon.plans import Mesh, Plan, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.search import Found, Result
 from gnomon.software import Stack
+from gnomon.software import stack as named_stack
 
 SAME = 1e-3
 """Steps of a plan and of its file that differ by no more are the same."""
@@ -66,6 +68,39 @@ class Target:
         if abs(again.step_s / prediction.step_s - 1) > SAME:
             raise PlanError(f"{self.format.name} reads back another plan from the file of what it reads back")
         return reread, prediction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsFile:
+    """A plan as the file of one program."""
+
+    program: str
+    """Name of the format."""
+    stack: str
+    """Name of the program's record."""
+    prediction: Prediction | None
+    """Of the file as that program runs it; None where it has no such plan."""
+    why: str
+    """Why there is none; empty otherwise."""
+
+
+def as_files(
+    plan: Plan, config: ModelConfig | None, graph: Graph, machines: Cluster, workload: Workload
+) -> tuple[AsFile, ...]:
+    """What each program with a writer makes of a plan, the fastest first, those that cannot run it last. Nothing for
+    work that no job file says."""
+    found = []
+    for name in programs.written() if workload.seq_len else ():
+        job_format = programs.find(name)
+        record = named_stack(job_format.stack)
+        to = Target(format=job_format, config=config, graph=graph, machines=machines, workload=workload, stack=record)
+        try:
+            _, prediction = to.predicted(plan)
+        except GnomonError as error:
+            found.append(AsFile(program=name, stack=record.name, prediction=None, why=str(error)))
+        else:
+            found.append(AsFile(program=name, stack=record.name, prediction=prediction, why=""))
+    return tuple(sorted(found, key=lambda file: file.prediction.step_s if file.prediction else inf))
 
 
 def target(

@@ -121,10 +121,10 @@ def _arm(place: str, step: int, row: int, mark: Path) -> None:
                 die()
         do(self, one)
 
-    def ended(self: Work, flags: Any) -> Any:
+    def ended(self: Work) -> Any:
         if self.now.number >= step and row % (len(self.rows) + 1) == len(self.rows):
             die()
-        return total(self, flags)
+        return total(self)
 
     Work.row, Work.total = done, ended  # type: ignore[method-assign]
 

@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from gnomon.errors import GnomonError
-from gnomon.formats.huggingface.generic import SAME_KEYS, SHAPES
-from gnomon.formats.huggingface.read import NOT_DESCRIBED, READERS, from_hf_config
+from gnomon.formats.huggingface.generic import SHAPES
+from gnomon.formats.huggingface.known import NOT_DESCRIBED, READERS, SAME_KEYS
+from gnomon.formats.huggingface.read import from_hf_config
 
 WAYS = ("own reader", "same keys", "generic path", "language model inside", "refused, its reason", "refused by name")
 

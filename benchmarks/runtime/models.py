@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import torch  # noqa: E402
 from runtime.hf_models import CONFIGS, Compared, compare  # noqa: E402
 
-from gnomon.formats.huggingface.read import READERS  # noqa: E402
+from gnomon.formats.huggingface.known import READERS  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "runtime_models.md"
 LIMIT = 1e-9

@@ -14,12 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gnomon
 from gnomon.errors import CatalogueError, GnomonError, InputError
 from gnomon.formats.huggingface.decoders import DECODERS
 from gnomon.formats.huggingface.hybrids import HYBRIDS
+from gnomon.formats.huggingface.known import READERS, TYPES
 from gnomon.formats.huggingface.mixtures import MIXTURES
 from gnomon.formats.huggingface.older import OLDER
-from gnomon.formats.huggingface.read import READERS, Wanted, from_hf_config, read_hf_config
+from gnomon.formats.huggingface.read import Wanted, from_hf_config, read_hf_config
 from gnomon.formats.keys import MAX_CHARACTERS, read_json
 from gnomon.models.presets import model
 
@@ -53,7 +55,13 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
 
 def test_every_file_and_every_reader_is_tried() -> None:
     assert {path.stem for path in CONFIGS.glob("*.json")} == set(PUBLISHED)
-    others = {"roberta", "xlm-roberta", "mt5", "kimi_k2", *DECODERS, *OLDER, *MIXTURES, *HYBRIDS}
+    others = {
+        "roberta",
+        "xlm-roberta",
+        "mt5",
+        "kimi_k2",
+        *(one.name for one in (*DECODERS, *OLDER, *MIXTURES, *HYBRIDS)),
+    }
     assert {config(name)["model_type"] for name in PUBLISHED} == set(READERS) - others
 
 
@@ -277,3 +285,13 @@ def test_a_number_that_only_results_depend_on_leaves_the_graph_as_it_is(name: st
     read = read_hf_config(json.dumps({**values, "max_position_embeddings": value}), name)
     assert read.graph == read_hf_config(json.dumps(values), name).graph
     assert isinstance(read.numerics, str) and "cannot be read" in read.numerics
+
+
+def test_what_is_known_of_a_type_stands_in_one_file() -> None:
+    """Of the readers and the runtime: a new type is one value."""
+    source = Path(gnomon.__file__).parent
+    files = [*(source / "formats/huggingface").glob("*.py"), *(source / "runtime").rglob("*.py")]
+    texts = {path.name: path.read_text() for path in files}
+    for name in TYPES:
+        where = [file for file, text in texts.items() if f'"{name}"' in text]
+        assert len(where) == 1, f"{name} is named in {where}"

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from gnomon.errors import CatalogueError, InputError
-from gnomon.formats.huggingface.generic import SAME_KEYS, SHAPES
-from gnomon.formats.huggingface.read import READERS, from_hf_config
+from gnomon.formats.huggingface.generic import SHAPES
+from gnomon.formats.huggingface.known import READERS, SAME_KEYS
+from gnomon.formats.huggingface.read import from_hf_config
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64,

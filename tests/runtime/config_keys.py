@@ -26,9 +26,8 @@ from runtime.hf_models import CONFIGS, LLAMA3, YARN, Wide, quiet
 from torch import Tensor
 
 from gnomon.errors import GnomonError
-from gnomon.formats.huggingface.numerics import RUNNABLE
+from gnomon.formats.huggingface.known import RUNNABLE, layout
 from gnomon.formats.huggingface.runnable import Runnable, read_runnable
-from gnomon.formats.huggingface.weights import layout
 from gnomon.runtime.module.one_process import OneProcess
 from gnomon.runtime.parameters.weights import Folder, WeightReader, settled
 

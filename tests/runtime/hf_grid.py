@@ -30,10 +30,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnomon.errors import GnomonError, PlanError
+from gnomon.formats.huggingface.known import layout
 from gnomon.formats.huggingface.parts import Wanted
 from gnomon.formats.huggingface.read import read_hf_config
 from gnomon.formats.huggingface.weights import Layout as FileLayout
-from gnomon.formats.huggingface.weights import layout
 from gnomon.graph import Graph
 from gnomon.lowering import lower
 from gnomon.models.numerics import with_numerics

@@ -22,10 +22,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from gnomon.errors import GnomonError
-from gnomon.formats.huggingface.numerics import numerics_of
+from gnomon.formats.huggingface.known import layout, numerics_of
 from gnomon.formats.huggingface.parts import Wanted
 from gnomon.formats.huggingface.read import read_hf_config
-from gnomon.formats.huggingface.weights import layout
 from gnomon.graph import Graph
 from gnomon.graph.outputs import without_loss
 from gnomon.models.numerics import with_numerics

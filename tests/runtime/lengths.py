@@ -18,9 +18,9 @@ from runtime.parity import FP64, SETTINGS
 from torch import Tensor
 from torch.nn import functional
 
+from gnomon.formats.huggingface.known import layout
 from gnomon.formats.huggingface.parts import Wanted
 from gnomon.formats.huggingface.read import read_hf_config
-from gnomon.formats.huggingface.weights import layout
 from gnomon.models.numerics import with_numerics
 from gnomon.plans import Layout, Mesh, Optimizer, Pass, Plan, Saved, Schedule, Workload
 from gnomon.runtime import Executor

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from gnomon.cli import main
 from gnomon.errors import InputError
-from gnomon.formats.huggingface.weights import layout
+from gnomon.formats.huggingface.known import layout
 from gnomon.runtime.checkpoint import pretrained
 from gnomon.runtime.checkpoint.compress import gptq, inputs_of_linears, read_text, wanda
 from gnomon.runtime.parameters.packed import PackedFolder, open_folder

@@ -22,7 +22,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import gnomon  # noqa: E402
-from gnomon.formats.huggingface.weights import layout  # noqa: E402
+from gnomon.formats.huggingface.known import layout  # noqa: E402
 from gnomon.graph.outputs import losses, without_loss  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload  # noqa: E402
 from gnomon.runtime.checkpoint.pretrained import export, load, model_of, values_of  # noqa: E402

@@ -22,8 +22,8 @@ from runtime.one_process import alone
 from torch import Tensor, nn
 
 from gnomon.errors import GnomonError
+from gnomon.formats.huggingface.known import layout
 from gnomon.formats.huggingface.runnable import read_runnable
-from gnomon.formats.huggingface.weights import layout
 from gnomon.plans import Plan, Precision, Schedule, Workload
 from gnomon.runtime import AdamWSettings, Executor
 from gnomon.runtime.parameters.weights import Folder, WeightReader, settled

@@ -13,7 +13,7 @@ from typing import Any
 from gnomon import orders, schema
 from gnomon.cli.options.tools import CatalogueOptions
 from gnomon.cli.terminal import print_json, print_lines
-from gnomon.formats.huggingface.read import READERS
+from gnomon.formats.huggingface.known import READERS
 from gnomon.hardware import Device, Node, catalogue
 from gnomon.methods import MARKS, method
 from gnomon.methods import every as every_method

@@ -9,14 +9,14 @@ Mixtures of experts are in `mixtures`, decoders of GPT's time in `older`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
+from gnomon.formats.huggingface.model_type import ModelType, class_sizes
+from gnomon.formats.huggingface.numerics import GRANITE, LAYER_NORM, Usual
 from gnomon.formats.huggingface.parts import (
     ACTIVATIONS,
     HEAD_NORMS,
     Notes,
-    Reader,
     Wanted,
     biases_of,
     check_layer_types,
@@ -26,6 +26,7 @@ from gnomon.formats.huggingface.parts import (
     optional_window,
     sizes_of,
 )
+from gnomon.formats.huggingface.weights import HEAD, TABLES, USUAL, Family
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
 from gnomon.models.decoder import DecoderConfig, Mixture, Order, decoder
@@ -439,27 +440,102 @@ def _full_heads(k: Keys, layers: list[str]) -> tuple[int, int]:
     return sizes.pop()
 
 
-DECODERS: Mapping[str, Reader] = {
-    "phi3": _phi3,
-    "smollm3": _smollm3,
-    "granite": _granite,
-    "olmo": _olmo,
-    "olmo2": _olmo2,
-    "olmo3": _olmo3,
-    "stablelm": _stablelm,
-    "gemma": _gemma,
-    "gemma3_text": _gemma3,
-    "gemma4_text": _gemma4,
-    "cohere": _cohere,
-    "cohere2": _cohere2,
-    "glm": _glm,
-    "glm4": _glm4,
-    "seed_oss": _seed_oss,
-    "ernie4_5": _ernie,
-    "exaone4": _exaone4,
-    "arcee": _ungated,
-    "nemotron": _nemotron,
-    "ministral": _ministral,
-    "ministral3": _ministral3,
-}
-"""model_type -> reader."""
+DECODERS = (
+    ModelType(
+        name="phi3",
+        reader=_phi3,
+        numerics=Usual(eps=1e-5, padding=32_000, rotary="part", only_longrope=True),
+        weights=Family(
+            joined={"q_proj k_proj v_proj": "qkv_proj", "gate_proj up_proj": "gate_up_proj"},
+            ignored=TABLES,
+            copies=HEAD,
+        ),
+    ),
+    ModelType(name="smollm3", reader=_smollm3, numerics=Usual(base=2_000_000.0, padding=128_004), weights=USUAL),
+    ModelType(name="granite", reader=_granite, numerics=Usual(**GRANITE), weights=USUAL),
+    ModelType(name="olmo", reader=_olmo, numerics=Usual(eps=1e-5, eps_key="", padding=1), weights=USUAL),
+    ModelType(name="olmo2", reader=_olmo2, numerics=Usual(eps=1e-5, padding=1), weights=USUAL),
+    ModelType(
+        name="olmo3",
+        reader=_olmo3,
+        numerics=Usual(eps=1e-5, padding=1, rotary="layered", base=500_000.0, windowed_base=500_000.0),
+        weights=USUAL,
+    ),
+    ModelType(
+        name="stablelm", reader=_stablelm, numerics=Usual(**LAYER_NORM, rotary="part", fraction=0.25), weights=USUAL
+    ),
+    ModelType(
+        name="gemma",
+        reader=_gemma,
+        numerics=Usual(offset=1.0, padding=0),
+        weights=USUAL,
+        class_sizes=class_sizes(3072, 24576, 28, 16, 256000, 16),
+    ),
+    ModelType(
+        name="gemma3_text",
+        reader=_gemma3,
+        numerics=Usual(
+            offset=1.0, padding=0, rotary="layered", base=1_000_000.0, windowed_base_key="rope_local_base_freq"
+        ),
+        weights=USUAL,
+        class_sizes=class_sizes(2304, 9216, 26, 8, 262208, 4),
+    ),
+    ModelType(name="gemma4_text", reader=_gemma4, numerics=None, weights=USUAL),
+    ModelType(
+        name="cohere",
+        reader=_cohere,
+        numerics=Usual(
+            **LAYER_NORM, padding=0, base=500_000.0, interleaved=True, logits="logit_scale", logits_usual=0.0625
+        ),
+        weights=USUAL,
+    ),
+    ModelType(
+        name="cohere2",
+        reader=_cohere2,
+        numerics=Usual(**LAYER_NORM, padding=0, interleaved=True, logits="logit_scale", logits_usual=0.0625),
+        weights=USUAL,
+    ),
+    ModelType(
+        name="glm",
+        reader=_glm,
+        numerics=Usual(eps=1.5625e-7, padding=151_329, rotary="part", fraction=0.5, interleaved=True),
+        weights=Family(joined={"gate_proj up_proj": "gate_up_proj"}, ignored=TABLES, copies=HEAD),
+    ),
+    ModelType(
+        name="glm4",
+        reader=_glm4,
+        numerics=Usual(eps=1.5625e-7, padding=151_329, rotary="part", fraction=0.5, interleaved=True),
+        weights=Family(
+            names=(
+                (r"\.post_attention_layernorm\.", ".post_self_attn_layernorm."),
+                (r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),
+                (r"\.post_feedforward_layernorm\.", ".post_mlp_layernorm."),
+            ),
+            joined={"gate_proj up_proj": "gate_up_proj"},
+            ignored=TABLES,
+            copies=HEAD,
+        ),
+        same_keys=(
+            "glm4v_text",
+            "glm_image_text",
+        ),
+    ),
+    ModelType(name="seed_oss", reader=_seed_oss, numerics=Usual(padding=1), weights=USUAL),
+    ModelType(
+        name="ernie4_5",
+        reader=_ernie,
+        numerics=Usual(eps=1e-5, padding=0, base=500_000.0, interleaved=True),
+        weights=USUAL,
+    ),
+    ModelType(name="exaone4", reader=_exaone4, numerics=Usual(eps=1e-5), weights=USUAL),
+    ModelType(name="arcee", reader=_ungated, numerics=Usual(eps=1e-5), weights=USUAL),
+    ModelType(
+        name="nemotron",
+        reader=_nemotron,
+        numerics=Usual(eps=1e-5, eps_key="norm_eps", offset=1.0, rotary="part", fraction=0.5),
+        weights=USUAL,
+    ),
+    ModelType(name="ministral", reader=_ministral, numerics=Usual(), weights=USUAL),
+    ModelType(name="ministral3", reader=_ministral3, numerics=None, weights=USUAL),
+)
+"""Dense decoders, but for those of `configured` and `older`."""

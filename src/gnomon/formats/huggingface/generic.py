@@ -3,17 +3,19 @@
 A `Shape` states what no key of a model type says (where its norms stand, their kind, gates, biases that are always
 there); everything else is read by the keys that transformers' configs share, under any of their spellings. Types are in
 SHAPES only if parameters counted so are those of transformers 5.23 for the class's own config, to the last
-(`python benchmarks/formats/model_types.py`). SAME_KEYS are types that a reader of another name reads as they are.
-Leaves out every part that is no kind of `models.decoder`.
+(`python benchmarks/formats/model_types.py`). Leaves out every part that is no kind of `models.decoder`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
+from gnomon.formats.huggingface.model_type import ModelType
 from gnomon.formats.huggingface.parts import ACTIVATIONS, Notes, Wanted, free_multipliers
+from gnomon.formats.huggingface.weights import USUAL
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
 from gnomon.models.decoder import DecoderConfig, Mixture, Order, decoder
@@ -88,20 +90,6 @@ SHAPES: Mapping[str, Shape] = {
     "hunyuan_v1_dense": Shape(qk_norm=True),
 }
 """model_type -> what its code adds to its keys."""
-
-SAME_KEYS: Mapping[str, str] = {
-    "camembert": "roberta",
-    "ernie": "bert",
-    "data2vec-text": "roberta",
-    "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl_text": "qwen2",
-    "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe_text": "qwen3_moe",
-    "gpt-sw3": "gpt2",
-    "glm4v_text": "glm4",
-    "glm_image_text": "glm4",
-}
-"""model_type -> the one whose reader reads its keys to the same network."""
 
 RELU = {**ACTIVATIONS, "relu2": "relu2"}
 
@@ -204,3 +192,10 @@ def generic_decoder(k: Keys, name: str, wanted: Wanted, notes: Notes, shape: Sha
             mixture=mixture,
         )
     )
+
+
+GENERIC = tuple(
+    ModelType(name=name, reader=partial(generic_decoder, shape=shape), numerics=None, weights=USUAL, by_keys=True)
+    for name, shape in SHAPES.items()
+)
+"""Types that their keys describe: predicted, and not run."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gnomon.formats.huggingface.model_type import ModelType
+from gnomon.formats.huggingface.numerics import GPT, GRANITE, SHARED, Usual
 from gnomon.formats.huggingface.parts import (
     ACTIVATIONS,
     Notes,
-    Reader,
     Wanted,
     balance_loss,
     factor,
@@ -20,6 +21,8 @@ from gnomon.formats.huggingface.parts import (
     heads_of,
     only,
 )
+from gnomon.formats.huggingface.pieces import flat, half
+from gnomon.formats.huggingface.weights import EXPERTS, HEAD, TABLES, USUAL, Family
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
 from gnomon.models.hybrid import PARTS, HybridConfig, HybridMixture, Mamba2, hybrid
@@ -272,11 +275,77 @@ def _llama4(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-HYBRIDS: Mapping[str, Reader] = {
-    "nemotron_h": _nemotron_h,
-    "mamba2": _mamba2,
-    "bamba": _bamba,
-    "granitemoehybrid": _granite_hybrid,
-    "llama4_text": _llama4,
-}
-"""model_type -> reader."""
+HYBRIDS = (
+    ModelType(
+        name="nemotron_h",
+        reader=_nemotron_h,
+        numerics=Usual(**GPT, step_min_key="time_step_min", **SHARED),
+        weights=Family(
+            names=(
+                (r"\.(mamba|self_attn|mlp|moe)_norm\.", ".norm."),
+                (r"\.(mamba|self_attn|mlp|moe)\.", ".mixer."),
+                (r"\.embed_tokens\.", ".embeddings."),
+                (r"^model\.norm\.", "model.norm_f."),
+                (r"^model\.", "backbone."),
+            ),
+            rules=((r"\.mamba\.norm\.weight$", flat), *EXPERTS),
+            ignored=(*TABLES, r"^mtp\."),
+            copies=HEAD,
+        ),
+    ),
+    ModelType(
+        name="mamba2",
+        reader=_mamba2,
+        numerics=Usual(**GPT, step_limit_key="time_step_limit"),
+        weights=Family(
+            names=(
+                (r"\.mamba_norm\.", ".norm."),
+                (r"\.mamba\.", ".mixer."),
+                (r"\.embed_tokens\.", ".embeddings."),
+                (r"^model\.norm\.", "model.norm_f."),
+                (r"^model\.", "backbone."),
+            ),
+            rules=((r"\.mamba\.norm\.weight$", flat),),
+            copies=HEAD,
+        ),
+    ),
+    ModelType(
+        name="bamba",
+        reader=_bamba,
+        numerics=Usual(
+            eps=1e-5, padding=0, rotary="part", fraction=0.5, fraction_key="", step_limit_key="time_step_limit"
+        ),
+        weights=Family(
+            names=(
+                (r"\.(mamba|self_attn)_norm\.", ".input_layernorm."),
+                (r"\.mlp_norm\.", ".pre_ff_layernorm."),
+                (r"\.mlp\.", ".feed_forward."),
+                (r"^model\.norm\.", "model.final_layernorm."),
+            ),
+            rules=((r"\.mamba\.norm\.weight$", flat),),
+            ignored=TABLES,
+            copies=HEAD,
+        ),
+    ),
+    ModelType(
+        name="granitemoehybrid",
+        reader=_granite_hybrid,
+        numerics=Usual(**GRANITE, step_limit_key="time_step_limit"),
+        weights=Family(
+            names=(
+                (r"\.(mamba|self_attn)_norm\.", ".input_layernorm."),
+                (r"\.(mlp|moe)_norm\.", ".post_attention_layernorm."),
+                (r"\.moe\.gate\.", ".block_sparse_moe.router.layer."),
+                (r"\.moe\.experts\.(gate|up)_proj\.", ".block_sparse_moe.input_linear."),
+                (r"\.moe\.experts\.down_proj\.", ".block_sparse_moe.output_linear."),
+                (r"\.(mlp|moe\.shared_experts)\.(gate|up)_proj\.", ".shared_mlp.input_linear."),
+                (r"\.(mlp|moe\.shared_experts)\.down_proj\.", ".shared_mlp.output_linear."),
+            ),
+            rules=((r"\.mamba\.norm\.weight$", flat), (r"\.gate_proj\.", half(0)), (r"\.up_proj\.", half(1))),
+            ignored=TABLES,
+            copies=HEAD,
+        ),
+    ),
+    ModelType(name="llama4_text", reader=_llama4, numerics=None, weights=USUAL),
+)
+"""Of layers that differ."""

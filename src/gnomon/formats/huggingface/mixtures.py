@@ -5,16 +5,16 @@ As in `huggingface.decoders`. Leaves out mixtures whose layers differ in kind (h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from gnomon.formats.huggingface.model_type import ModelType
+from gnomon.formats.huggingface.numerics import GRANITE, SHARED, Usual
 from gnomon.formats.huggingface.parts import (
     HEAD_NORMS,
     QUANTISED,
     SILU,
     Notes,
-    Reader,
     Wanted,
     balance_loss,
     check_layer_types,
@@ -26,6 +26,8 @@ from gnomon.formats.huggingface.parts import (
     optional_window,
     sizes_of,
 )
+from gnomon.formats.huggingface.pieces import alternating, experts_transposed, half, led
+from gnomon.formats.huggingface.weights import EXPERTS, HEAD, TABLES, USUAL, Family
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
 from gnomon.models import deepseek, mixtral
@@ -40,7 +42,7 @@ def _olmoe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.choice("hidden_act", SILU, "silu")
     clipped(k, wanted, notes)
     k.ignore("max_position_embeddings", *ROUTER_KEYS)
-    balance_loss(k, wanted, notes)
+    balance_loss(k, wanted, notes, usual=0.01)
     if not wanted.complete:
         notes.append(HEAD_NORMS)
     return decoder(
@@ -365,17 +367,96 @@ def _dbrx(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-MIXTURES: Mapping[str, Reader] = {
-    "olmoe": _olmoe,
-    "gpt_oss": _gpt_oss,
-    "deepseek_v2": _deepseek_v2,
-    "qwen2_moe": _qwen2_moe,
-    "glm4_moe": _glm4_moe,
-    "dots1": _dots1,
-    "minimax_m2": _minimax_m2,
-    "granitemoe": _granitemoe,
-    "phimoe": _phimoe,
-    "ernie4_5_moe": _ernie_moe,
-    "dbrx": _dbrx,
-}
-"""model_type -> reader."""
+MIXTURES = (
+    ModelType(
+        name="olmoe",
+        reader=_olmoe,
+        numerics=Usual(eps=1e-5, padding=1, normalised=False, normalised_key="norm_topk_prob"),
+        weights=USUAL,
+    ),
+    ModelType(
+        name="gpt_oss",
+        reader=_gpt_oss,
+        numerics=Usual(eps=1e-5, base=150_000.0, block_needed="YaRN with a factor of 32"),
+        weights=Family(
+            names=(
+                (r"\.mlp\.gate\.", ".mlp.router."),
+                (r"\.experts\.w[13]\.weight$", ".experts.gate_up_proj"),
+                (r"\.experts\.w[13]\.bias$", ".experts.gate_up_proj_bias"),
+                (r"\.experts\.w2\.weight$", ".experts.down_proj"),
+                (r"\.experts\.w2\.bias$", ".experts.down_proj_bias"),
+            ),
+            rules=(
+                (r"\.experts\.w1\.", alternating(0)),
+                (r"\.experts\.w3\.", alternating(1)),
+                (r"\.experts\.w2\.weight", experts_transposed),
+            ),
+            ignored=TABLES,
+        ),
+    ),
+    ModelType(
+        name="deepseek_v2",
+        reader=_deepseek_v2,
+        numerics=Usual(interleaved=True, normalised=False, group_top=1, routed_key="routed_scaling_factor"),
+        weights=USUAL,
+    ),
+    ModelType(
+        name="qwen2_moe",
+        reader=_qwen2_moe,
+        numerics=None,
+        weights=Family(names=((r"\.shared_experts\.", ".shared_expert."),), rules=EXPERTS, ignored=TABLES, copies=HEAD),
+    ),
+    ModelType(
+        name="glm4_moe",
+        reader=_glm4_moe,
+        numerics=Usual(eps=1e-5, rotary="part", fraction=0.5, **SHARED),
+        weights=replace(USUAL, predictor=True),
+    ),
+    ModelType(name="dots1", reader=_dots1, numerics=Usual(normalised=False, **SHARED), weights=USUAL),
+    ModelType(
+        name="minimax_m2",
+        reader=_minimax_m2,
+        numerics=Usual(base=5_000_000.0, rotary="part", fraction_from="rotary_dim"),
+        weights=Family(
+            names=(
+                (r"\.mlp\.gate\.e_score", ".block_sparse_moe.e_score"),
+                (r"\.mlp\.", ".block_sparse_moe."),
+                (r"\.gate_proj\.", ".w1."),
+                (r"\.up_proj\.", ".w3."),
+                (r"\.down_proj\.", ".w2."),
+            ),
+            rules=EXPERTS,
+            ignored=TABLES,
+            copies=HEAD,
+        ),
+    ),
+    ModelType(
+        name="granitemoe",
+        reader=_granitemoe,
+        numerics=Usual(**GRANITE),
+        weights=Family(
+            names=(
+                (r"\.mlp\.gate\.", ".block_sparse_moe.router.layer."),
+                (r"\.mlp\.experts\.(gate|up)_proj\.", ".block_sparse_moe.input_linear."),
+                (r"\.mlp\.experts\.down_proj\.", ".block_sparse_moe.output_linear."),
+            ),
+            rules=((r"\.gate_proj\.", half(0)), (r"\.up_proj\.", half(1))),
+            ignored=TABLES,
+            copies=HEAD,
+        ),
+    ),
+    ModelType(name="phimoe", reader=_phimoe, numerics=None, weights=USUAL),
+    ModelType(
+        name="ernie4_5_moe",
+        reader=_ernie_moe,
+        numerics=Usual(eps=1e-5, padding=0, base=500_000.0, interleaved=True, least_sum_key="moe_norm_min"),
+        weights=Family(
+            names=((r"\.mlp\.gate\.e_score", ".mlp.moe_statics.e_score"),),
+            rules=((r"e_score_correction_bias$", led(1)), *EXPERTS),
+            ignored=TABLES,
+            copies=HEAD,
+        ),
+    ),
+    ModelType(name="dbrx", reader=_dbrx, numerics=None, weights=USUAL),
+)
+"""Mixtures of experts, but for those of `configured`."""

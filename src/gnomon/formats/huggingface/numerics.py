@@ -1,17 +1,17 @@
 """What a Hugging Face config says that changes results only: epsilons, rotary angles, how its router normalises.
 
-`numerics_of(values)` returns them for a model type whose Graph computes what transformers computes, checked tensor by
-tensor (tests/runtime/test_transformers.py) and key by key (tests/runtime/test_config_keys.py), or the reason why it is
-not run. RUNNABLE says which key a class reads for each of them: a key of another class is read by nobody there, and
-`unread(values)` lists those that a file has. Where a file leaves a key out, the class's default counts. A block of
-rotary angles that the class would not compute as it reads is refused, by the name of its key.
-Leaves out sizes (the readers of `hf`).
+`read_numerics(values, usual, kind)` returns them for a model type whose Graph computes what transformers computes,
+checked tensor by tensor (tests/runtime/test_transformers.py) and key by key (tests/runtime/test_config_keys.py), or the
+reason why it is not run. `Usual` says which keys a class reads: a key of another class is read by nobody there. Where a
+file leaves a key out, the class's default counts. A block of rotary angles that the class would not compute as it reads
+is refused, by the name of its key. Source: configuration and modelling classes of transformers 5.23.
+Leaves out sizes (the readers of `huggingface`), and which type has which `Usual` (`model_type`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -98,6 +98,12 @@ class Usual:
     """Key of the least time step of a scan."""
     step_limit_key: str = ""
     """Key of the pair that time steps of a scan stay between."""
+    block_needed: str = ""
+    """What leaving the block of rotary angles out means, where that is none of our defaults: the file must have it."""
+    only_longrope: bool = False
+    """Whether its class computes no other scaling than longrope, by older names too (Phi-3)."""
+    fraction_from: str = ""
+    """Key of the elements of a head that are turned, by which released files say the part (MiniMax M2)."""
 
     def keys(self) -> Iterator[str]:
         """Those that this class reads."""
@@ -124,80 +130,6 @@ LAYER_NORM: dict[str, Any] = {"eps": 1e-5, "eps_key": "layer_norm_eps"}
 GPT: dict[str, Any] = {"eps": 1e-5, "eps_key": "layer_norm_epsilon", "rotary": "", "padded": False}
 BERT: dict[str, Any] = {"eps": 1e-12, "eps_key": "layer_norm_eps", "rotary": ""}
 
-RUNNABLE: Mapping[str, Usual] = {
-    "llama": Usual(),
-    "mistral": Usual(),
-    "qwen2": Usual(),
-    "qwen3": Usual(),
-    "gemma": Usual(offset=1.0, padding=0),
-    "gemma2": Usual(offset=1.0, padding=0),
-    "gemma3_text": Usual(
-        offset=1.0, padding=0, rotary="layered", base=1_000_000.0, windowed_base_key="rope_local_base_freq"
-    ),
-    "phi3": Usual(eps=1e-5, padding=32_000, rotary="part"),
-    "gpt2": Usual(**GPT),
-    "gpt_neox": Usual(
-        **LAYER_NORM,
-        padded=False,
-        rotary="part",
-        fraction=0.25,
-        base_key="rotary_emb_base",
-        fraction_key="rotary_pct",
-    ),
-    "mixtral": Usual(eps=1e-5, base=1_000_000.0),
-    "qwen3_moe": Usual(normalised=False, normalised_key="norm_topk_prob"),
-    "deepseek_v3": Usual(interleaved=True, interleaved_key="rope_interleave", routed=2.5, **SHARED),
-    "deepseek_v2": Usual(interleaved=True, normalised=False, group_top=1, routed_key="routed_scaling_factor"),
-    "gpt_oss": Usual(eps=1e-5, base=150_000.0),
-    "bert": Usual(**BERT, padding=0),
-    "roberta": Usual(**BERT, padding=1, first_position=-1),
-    "xlm-roberta": Usual(**BERT, padding=1, first_position=-1),
-    "vit": Usual(**BERT, padded=False),
-    "t5": Usual(eps_key="layer_norm_epsilon", rotary="", padded=False),
-    "mt5": Usual(eps_key="layer_norm_epsilon", rotary="", padded=False),
-    "smollm3": Usual(base=2_000_000.0, padding=128_004),
-    "granite": Usual(**GRANITE),
-    "olmo": Usual(eps=1e-5, eps_key="", padding=1),
-    "olmo2": Usual(eps=1e-5, padding=1),
-    "olmo3": Usual(eps=1e-5, padding=1, rotary="layered", base=500_000.0, windowed_base=500_000.0),
-    "stablelm": Usual(**LAYER_NORM, rotary="part", fraction=0.25),
-    "cohere": Usual(
-        **LAYER_NORM, padding=0, base=500_000.0, interleaved=True, logits="logit_scale", logits_usual=0.0625
-    ),
-    "cohere2": Usual(**LAYER_NORM, padding=0, interleaved=True, logits="logit_scale", logits_usual=0.0625),
-    "glm": Usual(eps=1.5625e-7, padding=151_329, rotary="part", fraction=0.5, interleaved=True),
-    "glm4": Usual(eps=1.5625e-7, padding=151_329, rotary="part", fraction=0.5, interleaved=True),
-    "seed_oss": Usual(padding=1),
-    "ernie4_5": Usual(eps=1e-5, padding=0, base=500_000.0, interleaved=True),
-    "exaone4": Usual(eps=1e-5),
-    "arcee": Usual(eps=1e-5),
-    "nemotron": Usual(eps=1e-5, eps_key="norm_eps", offset=1.0, rotary="part", fraction=0.5),
-    "ministral": Usual(),
-    "phi": Usual(**LAYER_NORM, rotary="part", fraction=0.5),
-    "starcoder2": Usual(eps=1e-5, eps_key="norm_epsilon"),
-    "falcon": Usual(eps=1e-5, eps_key="layer_norm_epsilon", padded=False),
-    "bloom": Usual(**GPT),
-    "mpt": Usual(**GPT),
-    "opt": Usual(eps=1e-5, eps_key="", rotary="", first_position=2, padding=1),
-    "gptj": Usual(**GPT | {"rotary": "fixed"}, interleaved=True),
-    "gpt_bigcode": Usual(**GPT),
-    "gpt_neo": Usual(**GPT),
-    "minimax_m2": Usual(base=5_000_000.0, rotary="part"),
-    "granitemoe": Usual(**GRANITE),
-    "ernie4_5_moe": Usual(eps=1e-5, padding=0, base=500_000.0, interleaved=True, least_sum_key="moe_norm_min"),
-    "olmoe": Usual(eps=1e-5, padding=1, normalised=False, normalised_key="norm_topk_prob"),
-    "glm4_moe": Usual(eps=1e-5, rotary="part", fraction=0.5, **SHARED),
-    "dots1": Usual(normalised=False, **SHARED),
-    "mamba2": Usual(**GPT, step_limit_key="time_step_limit"),
-    "bamba": Usual(eps=1e-5, padding=0, rotary="part", fraction=0.5, fraction_key="", step_limit_key="time_step_limit"),
-    "granitemoehybrid": Usual(**GRANITE, step_limit_key="time_step_limit"),
-    "nemotron_h": Usual(**GPT, step_min_key="time_step_min", **SHARED),
-}
-"""model_type -> what its class reads. Source: configuration and modelling classes of transformers 5.23."""
-
-ALL_KEYS = frozenset(key for usual in RUNNABLE.values() for key in usual.keys()) - {""}
-"""Keys that some class reads here."""
-
 
 class _Refused(Exception):
     """Why a file is not run."""
@@ -207,37 +139,30 @@ def _refuse(key: str, reason: str) -> NoReturn:
     raise _Refused(f"{key}: {reason}")
 
 
-def unread(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys of a file that other classes read for their numerics and that its own class does not."""
-    usual = RUNNABLE.get(str(values.get("model_type")))
+def unread_keys(values: Mapping[str, Any], every: Collection[str], usual: Usual | None) -> tuple[str, ...]:
+    """Keys of a file that are among `every` and that its own class does not read."""
     own = set() if usual is None else set(usual.keys())
-    return tuple(key for key in values if key in ALL_KEYS - own)
+    return tuple(key for key in values if key in every and key not in own)
 
 
-def numerics_of(values: Mapping[str, Any]) -> Numerics | str:
-    """Of a parsed config.json; a sentence where its Graph cannot be run."""
+def read_numerics(values: Mapping[str, Any], usual: Usual, kind: str) -> Numerics | str:
+    """Of a parsed config.json of a type; a sentence where its Graph cannot be run. kind: the type's name."""
     try:
-        return _read(values)
+        return _read(values, usual, kind)
     except _Refused as refused:
         return str(refused)
     except (TypeError, ValueError, KeyError, ArithmeticError, AttributeError) as error:
         return f"a number that its results depend on cannot be read: {error}; correct it in the file"
 
 
-def _read(values: Mapping[str, Any]) -> Numerics:
+def _read(values: Mapping[str, Any], usual: Usual, kind: str) -> Numerics:
     """The same; what Python raises where a value is no number, or none that a float holds."""
-    kind = values.get("model_type")
-    usual = RUNNABLE.get(str(kind))
-    if usual is None:
-        raise _Refused(
-            f"model_type {kind!r} is predicted, and not run yet; docs/weights.md lists the {len(RUNNABLE)} that are"
-        )
 
     def number(key: str, absent: float) -> float:
         value = values.get(key) if key else None
         return absent if value is None else float(value)
 
-    rotary, windowed = _rotaries(values, usual, str(kind))
+    rotary, windowed = _rotaries(values, usual, kind)
     logits = number(usual.logits.removeprefix("/"), usual.logits_usual)
     if not logits:
         _refuse(usual.logits.removeprefix("/"), "logits times or over 0 are not trained; give another factor")
@@ -304,8 +229,8 @@ def _rotaries(values: Mapping[str, Any], usual: Usual, kind: str) -> tuple[Rotar
     if usual.rotary == "layered":
         return _layered(plain, older, values, usual)
     key, block = ("rope_scaling", older) if older else ("rope_parameters", plain)
-    if block is None and kind == "gpt_oss":
-        _refuse("rope_parameters", "leaving it out is YaRN with a factor of 32 here; write it into the file")
+    if block is None and usual.block_needed:
+        _refuse("rope_parameters", f"leaving it out is {usual.block_needed} here; write it into the file")
     block = dict(block or {})
     for name, inner in block.items():
         if isinstance(inner, Mapping):
@@ -315,24 +240,25 @@ def _rotaries(values: Mapping[str, Any], usual: Usual, kind: str) -> tuple[Rotar
     if block.get("rope_theta") is None and values.get(usual.base_key) is not None:
         block["rope_theta"] = values[usual.base_key]
     if block.get("partial_rotary_factor") is None:
-        block["partial_rotary_factor"] = _fraction(values, usual, kind)
+        block["partial_rotary_factor"] = _fraction(values, usual)
     if values.get("original_max_position_embeddings") is not None:  # wins over the block's, as in transformers
         block["original_max_position_embeddings"] = values["original_max_position_embeddings"]
-    elif kind == "phi3":
+    elif usual.only_longrope:
         block["original_max_position_embeddings"] = 4096
     named = block.get("rope_type", block.get("type", "default"))
-    if kind == "phi3" and named in ("su", "yarn"):  # older names, which its class takes for this one
+    if usual.only_longrope and named in ("su", "yarn"):  # older names, which its class takes for this one
         block["rope_type"] = "longrope"
-    elif kind == "phi3" and named not in ("default", "longrope"):
-        _refuse(key, f"phi3 takes longrope, not {named!r}")
+    elif usual.only_longrope and named not in ("default", "longrope"):
+        _refuse(key, f"{kind} takes longrope, not {named!r}")
     return _rotary(block, values, usual, at=key, base=usual.base), None
 
 
-def _fraction(values: Mapping[str, Any], usual: Usual, kind: str) -> float:
+def _fraction(values: Mapping[str, Any], usual: Usual) -> float:
     """Beside the block."""
     given = values.get(usual.fraction_key) if usual.fraction_key else None
-    if given is None and kind == "minimax_m2" and values.get("rotary_dim") is not None:  # released files say it so
-        given = float(values["rotary_dim"]) / float(values.get("head_dim") or 128)
+    turned = values.get(usual.fraction_from) if usual.fraction_from else None
+    if given is None and turned is not None:
+        given = float(turned) / float(values.get("head_dim") or 128)
     return usual.fraction if given is None else float(given)
 
 

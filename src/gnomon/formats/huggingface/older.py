@@ -5,13 +5,13 @@ As in `huggingface.decoders`. Leaves out GPT-2 and GPT-NeoX, which have configs 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, TypedDict
 
+from gnomon.formats.huggingface.model_type import ModelType
+from gnomon.formats.huggingface.numerics import GPT, LAYER_NORM, Usual
 from gnomon.formats.huggingface.parts import (
     ACTIVATIONS,
     Notes,
-    Reader,
     Sizes,
     Wanted,
     clipped,
@@ -20,6 +20,8 @@ from gnomon.formats.huggingface.parts import (
     optional_window,
     sizes_of,
 )
+from gnomon.formats.huggingface.pieces import of_each_group, of_each_head, two_norms
+from gnomon.formats.huggingface.weights import HEAD, TABLES, USUAL, Family
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
 from gnomon.models.decoder import DecoderConfig, Order, decoder
@@ -331,16 +333,167 @@ def _mpt(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-OLDER: Mapping[str, Reader] = {
-    "phi": _phi,
-    "starcoder2": _starcoder2,
-    "falcon": _falcon,
-    "opt": _opt,
-    "bloom": _bloom,
-    "gptj": _gptj,
-    "codegen": _gptj,
-    "gpt_bigcode": _gpt_bigcode,
-    "gpt_neo": _gpt_neo,
-    "mpt": _mpt,
-}
-"""model_type -> reader."""
+OLDER = (
+    ModelType(
+        name="phi",
+        reader=_phi,
+        numerics=Usual(**LAYER_NORM, rotary="part", fraction=0.5),
+        weights=Family(
+            names=(
+                (r"\.o_proj\.", ".dense."),
+                (r"\.up_proj\.", ".fc1."),
+                (r"\.down_proj\.", ".fc2."),
+                (r"^model\.norm\.", "model.final_layernorm."),
+            ),
+            ignored=TABLES,
+        ),
+    ),
+    ModelType(
+        name="starcoder2",
+        reader=_starcoder2,
+        numerics=Usual(eps=1e-5, eps_key="norm_epsilon"),
+        weights=Family(names=((r"\.up_proj\.", ".c_fc."), (r"\.down_proj\.", ".c_proj.")), ignored=TABLES, copies=HEAD),
+    ),
+    ModelType(
+        name="falcon",
+        reader=_falcon,
+        numerics=Usual(eps=1e-5, eps_key="layer_norm_epsilon", padded=False),
+        weights=Family(
+            names=(
+                (r"\.embed_tokens\.", ".word_embeddings."),
+                (r"^model\.norm\.", "transformer.ln_f."),
+                (r"^model\.", "transformer."),
+                (r"\.layers\.", ".h."),
+                (r"\.self_attn\.o_proj\.", ".self_attention.dense."),
+                (r"\.self_attn\.", ".self_attention."),
+                (r"\.up_proj\.", ".dense_h_to_4h."),
+                (r"\.down_proj\.", ".dense_4h_to_h."),
+            ),
+            together=(of_each_group("q_proj k_proj v_proj", "query_key_value"), two_norms),
+            copies=HEAD,
+        ),
+    ),
+    ModelType(
+        name="opt",
+        reader=_opt,
+        numerics=Usual(eps=1e-5, eps_key="", rotary="", first_position=2, padding=1),
+        weights=Family(
+            names=(
+                (r"^model\.norm\.", "model.final_layer_norm."),
+                (r"^model\.", "model.decoder."),
+                (r"\.o_proj\.", ".out_proj."),
+                (r"\.input_layernorm\.", ".self_attn_layer_norm."),
+                (r"\.post_attention_layernorm\.", ".final_layer_norm."),
+                (r"\.mlp\.up_proj\.", ".fc1."),
+                (r"\.mlp\.down_proj\.", ".fc2."),
+            ),
+            copies=HEAD,
+        ),
+    ),
+    ModelType(
+        name="bloom",
+        reader=_bloom,
+        numerics=Usual(**GPT),
+        weights=Family(
+            names=(
+                (r"\.embed_tokens\.", ".word_embeddings."),
+                (r"\.embed_layernorm\.", ".word_embeddings_layernorm."),
+                (r"^model\.norm\.", "transformer.ln_f."),
+                (r"^model\.", "transformer."),
+                (r"\.layers\.", ".h."),
+                (r"\.self_attn\.o_proj\.", ".self_attention.dense."),
+                (r"\.self_attn\.[qkv]_proj\.", ".self_attention.query_key_value."),
+                (r"\.up_proj\.", ".dense_h_to_4h."),
+                (r"\.down_proj\.", ".dense_4h_to_h."),
+            ),
+            rules=tuple((rf"\.{letter}_proj\.", of_each_head(index)) for index, letter in enumerate("qkv")),
+            copies=HEAD,
+        ),
+    ),
+    ModelType(
+        name="gptj",
+        reader=_gptj,
+        numerics=Usual(**GPT | {"rotary": "fixed"}, interleaved=True),
+        weights=Family(
+            names=(
+                (r"\.embed_tokens\.", ".wte."),
+                (r"^model\.", "transformer."),
+                (r"\.layers\.", ".h."),
+                (r"\.self_attn\.o_proj\.", ".attn.out_proj."),
+                (r"\.self_attn\.", ".attn."),
+                (r"\.input_layernorm\.", ".ln_1."),
+                (r"\.up_proj\.", ".fc_in."),
+                (r"\.down_proj\.", ".fc_out."),
+                (r"^transformer\.norm\.", "transformer.ln_f."),
+            ),
+            ignored=TABLES,
+        ),
+    ),
+    ModelType(name="codegen", reader=_gptj, numerics=None, weights=USUAL),
+    ModelType(
+        name="gpt_bigcode",
+        reader=_gpt_bigcode,
+        numerics=Usual(**GPT),
+        weights=Family(
+            names=(
+                (r"\.embed_tokens\.", ".wte."),
+                (r"\.embed_positions\.", ".wpe."),
+                (r"^model\.", "transformer."),
+                (r"\.layers\.", ".h."),
+                (r"\.self_attn\.o_proj\.", ".attn.c_proj."),
+                (r"\.self_attn\.c_attn\.", ".attn.c_attn."),
+                (r"\.input_layernorm\.", ".ln_1."),
+                (r"\.post_attention_layernorm\.", ".ln_2."),
+                (r"\.up_proj\.", ".c_fc."),
+                (r"\.down_proj\.", ".c_proj."),
+                (r"^transformer\.norm\.", "transformer.ln_f."),
+            ),
+            together=(of_each_group("q_proj k_proj v_proj", "c_attn"),),
+            ignored=TABLES,
+            copies=(("lm_head.weight", "model.embed_tokens.weight"),),
+        ),
+    ),
+    ModelType(
+        name="gpt_neo",
+        reader=_gpt_neo,
+        numerics=Usual(**GPT),
+        weights=Family(
+            names=(
+                (r"\.embed_tokens\.", ".wte."),
+                (r"\.embed_positions\.", ".wpe."),
+                (r"^model\.", "transformer."),
+                (r"\.layers\.", ".h."),
+                (r"\.self_attn\.o_proj\.", ".attn.attention.out_proj."),
+                (r"\.self_attn\.", ".attn.attention."),
+                (r"\.input_layernorm\.", ".ln_1."),
+                (r"\.post_attention_layernorm\.", ".ln_2."),
+                (r"\.up_proj\.", ".c_fc."),
+                (r"\.down_proj\.", ".c_proj."),
+                (r"^transformer\.norm\.", "transformer.ln_f."),
+            ),
+            ignored=TABLES,
+            copies=(("lm_head.weight", "model.embed_tokens.weight"),),
+        ),
+    ),
+    ModelType(
+        name="mpt",
+        reader=_mpt,
+        numerics=Usual(**GPT),
+        weights=Family(
+            names=(
+                (r"\.embed_tokens\.", ".wte."),
+                (r"^model\.norm\.", "transformer.norm_f."),
+                (r"^model\.", "transformer."),
+                (r"\.layers\.", ".blocks."),
+                (r"\.self_attn\.o_proj\.", ".attn.out_proj."),
+                (r"\.self_attn\.", ".attn."),
+                (r"\.input_layernorm\.", ".norm_1."),
+                (r"\.post_attention_layernorm\.", ".norm_2."),
+                (r"\.mlp\.", ".ffn."),
+            ),
+            joined={"q_proj k_proj v_proj": "Wqkv"},
+            copies=HEAD,
+        ),
+    ),
+)
+"""Of GPT's time."""

@@ -138,12 +138,11 @@ def factor(k: Keys, wanted: Wanted, key: str) -> float:
     return value if wanted.complete else 0.0
 
 
-def balance_loss(k: Keys, wanted: Wanted, notes: Notes, *, known: bool = True) -> None:
+def balance_loss(k: Keys, wanted: Wanted, notes: Notes, *, known: bool = True, usual: float = 0.001) -> None:
     """The loss of transformers that keeps experts evenly loaded, which it adds where output_router_logits is on. known:
-    whether its class has one."""
+    whether its class has one. usual: its factor where the file does not say."""
     key = "router_aux_loss_coef"
     if known and k.flag("output_router_logits", False):
-        usual = 0.01 if k.raw("model_type") in ("olmoe", "flex_olmo") else 0.001
         notes.balance = k.number(key, usual)
         return
     if not known:

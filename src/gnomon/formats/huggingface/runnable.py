@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gnomon.errors import InputError, PlanError
-from gnomon.formats.huggingface.numerics import unread
+from gnomon.formats.huggingface.known import unread
 from gnomon.formats.huggingface.parts import Wanted
 from gnomon.formats.huggingface.read import read_hf_config
 from gnomon.formats.keys import read_json

@@ -1,6 +1,6 @@
 """Where the weights of a Graph lie in a folder in Hugging Face's layout: names, and which part of which tensor.
 
-`layout(graph, model_type)` returns, for each parameter of the Graph, the `Piece`s of file tensors that fill it: most
+`layout_of(graph, family)` returns, for each parameter of the Graph, the `Piece`s of file tensors that fill it: most
 are one whole tensor of the same name; GPT-2's are transposed, Phi-3 joins q, k and v, and experts have a tensor each.
 A piece is a view, so it is read and written by the same description. Pure: no tensors
 (`gnomon.runtime.parameters.weights`). Source: the layouts that `save_pretrained` of transformers 5.23 writes.
@@ -18,20 +18,11 @@ from gnomon.formats.huggingface.pieces import (
     Piece,
     Rule,
     Shape,
-    alternating,
     channels,
-    exactly,
     expert_each,
-    experts_transposed,
-    flat,
-    half,
-    led,
-    of_each_group,
-    of_each_head,
     part,
     projections,
     transposed,
-    two_norms,
     whole,
 )
 from gnomon.graph import Graph, matrix_rows
@@ -98,6 +89,14 @@ class Family:
     """Patterns of tensors that some files have and no model reads: masks, tables of angles."""
     copies: tuple[tuple[str, str], ...] = ()
     """(their name, ours): second names of tied weights that some files have."""
+    predictor: bool = False
+    """Whether files have a multi-token prediction module after the last layer, which is part of the model only where
+    its config says so (`mtp_num_layers`)."""
+
+    @property
+    def stored_transposed(self) -> bool:
+        """Whether its linears are stored input by output, which PEFT calls `fan_in_fan_out`."""
+        return any(rule is transposed for _, rule in self.rules)
 
 
 EXPERTS = ((r"\.experts\.", expert_each),)
@@ -108,279 +107,6 @@ HEAD = (("lm_head.weight", "model.embed_tokens.weight"),)
 
 USUAL = Family(rules=EXPERTS, ignored=TABLES, copies=HEAD)
 """Of Llama and those that write as it does."""
-
-FAMILIES: Mapping[str, Family] = {
-    "gpt2": Family(rules=CONV1D, ignored=TABLES, copies=(("lm_head.weight", "transformer.wte.weight"),)),
-    "phi3": Family(
-        joined={"q_proj k_proj v_proj": "qkv_proj", "gate_proj up_proj": "gate_up_proj"}, ignored=TABLES, copies=HEAD
-    ),
-    "glm": Family(joined={"gate_proj up_proj": "gate_up_proj"}, ignored=TABLES, copies=HEAD),
-    "glm4": Family(
-        names=(
-            (r"\.post_attention_layernorm\.", ".post_self_attn_layernorm."),
-            (r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),
-            (r"\.post_feedforward_layernorm\.", ".post_mlp_layernorm."),
-        ),
-        joined={"gate_proj up_proj": "gate_up_proj"},
-        ignored=TABLES,
-        copies=HEAD,
-    ),
-    "phi": Family(
-        names=(
-            (r"\.o_proj\.", ".dense."),
-            (r"\.up_proj\.", ".fc1."),
-            (r"\.down_proj\.", ".fc2."),
-            (r"^model\.norm\.", "model.final_layernorm."),
-        ),
-        ignored=TABLES,
-    ),
-    "starcoder2": Family(
-        names=((r"\.up_proj\.", ".c_fc."), (r"\.down_proj\.", ".c_proj.")), ignored=TABLES, copies=HEAD
-    ),
-    "gpt_oss": Family(
-        names=(
-            (r"\.mlp\.gate\.", ".mlp.router."),
-            (r"\.experts\.w[13]\.weight$", ".experts.gate_up_proj"),
-            (r"\.experts\.w[13]\.bias$", ".experts.gate_up_proj_bias"),
-            (r"\.experts\.w2\.weight$", ".experts.down_proj"),
-            (r"\.experts\.w2\.bias$", ".experts.down_proj_bias"),
-        ),
-        rules=(
-            (r"\.experts\.w1\.", alternating(0)),
-            (r"\.experts\.w3\.", alternating(1)),
-            (r"\.experts\.w2\.weight", experts_transposed),
-        ),
-        ignored=TABLES,
-    ),
-    "bert": Family(
-        ignored=(r"position_ids$", r"^bert\.pooler\.", r"^cls\.seq_relationship\."),
-        copies=(
-            ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
-            ("cls.predictions.decoder.bias", "cls.predictions.bias"),
-        ),
-    ),
-    "t5": Family(
-        copies=(
-            ("encoder.embed_tokens.weight", "shared.weight"),
-            ("decoder.embed_tokens.weight", "shared.weight"),
-            ("lm_head.weight", "shared.weight"),
-        ),
-        ignored=(r"^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight$",),
-    ),
-    "vit": Family(
-        rules=(
-            (r"patch_embeddings\.projection\.weight$", exactly),
-            (r"cls_token$", led(1, 1)),
-            (r"position_embeddings$", led(1)),
-        ),
-        ignored=(r"^vit\.pooler\.",),
-    ),
-    "roberta": Family(
-        names=(
-            (r"^cls\.predictions\.transform\.LayerNorm\.", "lm_head.layer_norm."),
-            (r"^cls\.predictions\.transform\.", "lm_head."),
-            (r"^cls\.predictions\.", "lm_head."),
-            (r"^bert\.", "roberta."),
-        ),
-        ignored=(r"position_ids$", r"^roberta\.pooler\."),
-        copies=(
-            ("lm_head.decoder.weight", "bert.embeddings.word_embeddings.weight"),
-            ("lm_head.decoder.bias", "cls.predictions.bias"),
-        ),
-    ),
-    "falcon": Family(
-        names=(
-            (r"\.embed_tokens\.", ".word_embeddings."),
-            (r"^model\.norm\.", "transformer.ln_f."),
-            (r"^model\.", "transformer."),
-            (r"\.layers\.", ".h."),
-            (r"\.self_attn\.o_proj\.", ".self_attention.dense."),
-            (r"\.self_attn\.", ".self_attention."),
-            (r"\.up_proj\.", ".dense_h_to_4h."),
-            (r"\.down_proj\.", ".dense_4h_to_h."),
-        ),
-        together=(of_each_group("q_proj k_proj v_proj", "query_key_value"), two_norms),
-        copies=HEAD,
-    ),
-    "bloom": Family(
-        names=(
-            (r"\.embed_tokens\.", ".word_embeddings."),
-            (r"\.embed_layernorm\.", ".word_embeddings_layernorm."),
-            (r"^model\.norm\.", "transformer.ln_f."),
-            (r"^model\.", "transformer."),
-            (r"\.layers\.", ".h."),
-            (r"\.self_attn\.o_proj\.", ".self_attention.dense."),
-            (r"\.self_attn\.[qkv]_proj\.", ".self_attention.query_key_value."),
-            (r"\.up_proj\.", ".dense_h_to_4h."),
-            (r"\.down_proj\.", ".dense_4h_to_h."),
-        ),
-        rules=tuple((rf"\.{letter}_proj\.", of_each_head(index)) for index, letter in enumerate("qkv")),
-        copies=HEAD,
-    ),
-    "mpt": Family(
-        names=(
-            (r"\.embed_tokens\.", ".wte."),
-            (r"^model\.norm\.", "transformer.norm_f."),
-            (r"^model\.", "transformer."),
-            (r"\.layers\.", ".blocks."),
-            (r"\.self_attn\.o_proj\.", ".attn.out_proj."),
-            (r"\.self_attn\.", ".attn."),
-            (r"\.input_layernorm\.", ".norm_1."),
-            (r"\.post_attention_layernorm\.", ".norm_2."),
-            (r"\.mlp\.", ".ffn."),
-        ),
-        joined={"q_proj k_proj v_proj": "Wqkv"},
-        copies=HEAD,
-    ),
-    "minimax_m2": Family(
-        names=(
-            (r"\.mlp\.gate\.e_score", ".block_sparse_moe.e_score"),
-            (r"\.mlp\.", ".block_sparse_moe."),
-            (r"\.gate_proj\.", ".w1."),
-            (r"\.up_proj\.", ".w3."),
-            (r"\.down_proj\.", ".w2."),
-        ),
-        rules=EXPERTS,
-        ignored=TABLES,
-        copies=HEAD,
-    ),
-    "granitemoe": Family(
-        names=(
-            (r"\.mlp\.gate\.", ".block_sparse_moe.router.layer."),
-            (r"\.mlp\.experts\.(gate|up)_proj\.", ".block_sparse_moe.input_linear."),
-            (r"\.mlp\.experts\.down_proj\.", ".block_sparse_moe.output_linear."),
-        ),
-        rules=((r"\.gate_proj\.", half(0)), (r"\.up_proj\.", half(1))),
-        ignored=TABLES,
-        copies=HEAD,
-    ),
-    "ernie4_5_moe": Family(
-        names=((r"\.mlp\.gate\.e_score", ".mlp.moe_statics.e_score"),),
-        rules=((r"e_score_correction_bias$", led(1)), *EXPERTS),
-        ignored=TABLES,
-        copies=HEAD,
-    ),
-    "gpt_neo": Family(
-        names=(
-            (r"\.embed_tokens\.", ".wte."),
-            (r"\.embed_positions\.", ".wpe."),
-            (r"^model\.", "transformer."),
-            (r"\.layers\.", ".h."),
-            (r"\.self_attn\.o_proj\.", ".attn.attention.out_proj."),
-            (r"\.self_attn\.", ".attn.attention."),
-            (r"\.input_layernorm\.", ".ln_1."),
-            (r"\.post_attention_layernorm\.", ".ln_2."),
-            (r"\.up_proj\.", ".c_fc."),
-            (r"\.down_proj\.", ".c_proj."),
-            (r"^transformer\.norm\.", "transformer.ln_f."),
-        ),
-        ignored=TABLES,
-        copies=(("lm_head.weight", "model.embed_tokens.weight"),),
-    ),
-    "opt": Family(
-        names=(
-            (r"^model\.norm\.", "model.final_layer_norm."),
-            (r"^model\.", "model.decoder."),
-            (r"\.o_proj\.", ".out_proj."),
-            (r"\.input_layernorm\.", ".self_attn_layer_norm."),
-            (r"\.post_attention_layernorm\.", ".final_layer_norm."),
-            (r"\.mlp\.up_proj\.", ".fc1."),
-            (r"\.mlp\.down_proj\.", ".fc2."),
-        ),
-        copies=HEAD,
-    ),
-    "gptj": Family(
-        names=(
-            (r"\.embed_tokens\.", ".wte."),
-            (r"^model\.", "transformer."),
-            (r"\.layers\.", ".h."),
-            (r"\.self_attn\.o_proj\.", ".attn.out_proj."),
-            (r"\.self_attn\.", ".attn."),
-            (r"\.input_layernorm\.", ".ln_1."),
-            (r"\.up_proj\.", ".fc_in."),
-            (r"\.down_proj\.", ".fc_out."),
-            (r"^transformer\.norm\.", "transformer.ln_f."),
-        ),
-        ignored=TABLES,
-    ),
-    "gpt_bigcode": Family(
-        names=(
-            (r"\.embed_tokens\.", ".wte."),
-            (r"\.embed_positions\.", ".wpe."),
-            (r"^model\.", "transformer."),
-            (r"\.layers\.", ".h."),
-            (r"\.self_attn\.o_proj\.", ".attn.c_proj."),
-            (r"\.self_attn\.c_attn\.", ".attn.c_attn."),
-            (r"\.input_layernorm\.", ".ln_1."),
-            (r"\.post_attention_layernorm\.", ".ln_2."),
-            (r"\.up_proj\.", ".c_fc."),
-            (r"\.down_proj\.", ".c_proj."),
-            (r"^transformer\.norm\.", "transformer.ln_f."),
-        ),
-        together=(of_each_group("q_proj k_proj v_proj", "c_attn"),),
-        ignored=TABLES,
-        copies=(("lm_head.weight", "model.embed_tokens.weight"),),
-    ),
-    "mamba2": Family(
-        names=(
-            (r"\.mamba_norm\.", ".norm."),
-            (r"\.mamba\.", ".mixer."),
-            (r"\.embed_tokens\.", ".embeddings."),
-            (r"^model\.norm\.", "model.norm_f."),
-            (r"^model\.", "backbone."),
-        ),
-        rules=((r"\.mamba\.norm\.weight$", flat),),
-        copies=HEAD,
-    ),
-    "nemotron_h": Family(
-        names=(
-            (r"\.(mamba|self_attn|mlp|moe)_norm\.", ".norm."),
-            (r"\.(mamba|self_attn|mlp|moe)\.", ".mixer."),
-            (r"\.embed_tokens\.", ".embeddings."),
-            (r"^model\.norm\.", "model.norm_f."),
-            (r"^model\.", "backbone."),
-        ),
-        rules=((r"\.mamba\.norm\.weight$", flat), *EXPERTS),
-        ignored=(*TABLES, r"^mtp\."),
-        copies=HEAD,
-    ),
-    "bamba": Family(
-        names=(
-            (r"\.(mamba|self_attn)_norm\.", ".input_layernorm."),
-            (r"\.mlp_norm\.", ".pre_ff_layernorm."),
-            (r"\.mlp\.", ".feed_forward."),
-            (r"^model\.norm\.", "model.final_layernorm."),
-        ),
-        rules=((r"\.mamba\.norm\.weight$", flat),),
-        ignored=TABLES,
-        copies=HEAD,
-    ),
-    "granitemoehybrid": Family(
-        names=(
-            (r"\.(mamba|self_attn)_norm\.", ".input_layernorm."),
-            (r"\.(mlp|moe)_norm\.", ".post_attention_layernorm."),
-            (r"\.moe\.gate\.", ".block_sparse_moe.router.layer."),
-            (r"\.moe\.experts\.(gate|up)_proj\.", ".block_sparse_moe.input_linear."),
-            (r"\.moe\.experts\.down_proj\.", ".block_sparse_moe.output_linear."),
-            (r"\.(mlp|moe\.shared_experts)\.(gate|up)_proj\.", ".shared_mlp.input_linear."),
-            (r"\.(mlp|moe\.shared_experts)\.down_proj\.", ".shared_mlp.output_linear."),
-        ),
-        rules=((r"\.mamba\.norm\.weight$", flat), (r"\.gate_proj\.", half(0)), (r"\.up_proj\.", half(1))),
-        ignored=TABLES,
-        copies=HEAD,
-    ),
-    "qwen2_moe": Family(
-        names=((r"\.shared_experts\.", ".shared_expert."),), rules=EXPERTS, ignored=TABLES, copies=HEAD
-    ),
-}
-"""model_type -> how its files differ; others are USUAL."""
-
-FAMILIES = {**FAMILIES, "mt5": FAMILIES["t5"], "xlm-roberta": FAMILIES["roberta"]}
-
-
-PREDICTORS = ("deepseek_v3", "glm4_moe")
-"""Types whose files have a multi-token prediction module after the last layer, which is part of the model only where
-its config says so (`mtp_num_layers`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,9 +132,9 @@ class Layout:
         return any(re.search(pattern, name) for pattern in self.ignored)
 
 
-def layout(graph: Graph, model_type: str) -> Layout:
-    """Of a Graph that was read from a config.json of this type."""
-    family, known = FAMILIES.get(model_type, USUAL), parameters_of(graph)
+def layout_of(graph: Graph, family: Family) -> Layout:
+    """Of a Graph that was read from a config.json of a type whose files are so."""
+    known = parameters_of(graph)
     joined = (_joined(family.joined)(known) if family.joined else {}) | channels(known) | projections(known)
     for rules in family.together:
         joined |= rules(known)
@@ -420,7 +146,7 @@ def layout(graph: Graph, model_type: str) -> Layout:
         made[name] = tuple(rule(_renamed(theirs, family.names), parameter))
     copies = {theirs: made[ours][0].tensor for theirs, ours in family.copies if ours in made and theirs not in made}
     ignored = family.ignored
-    if model_type in PREDICTORS:
+    if family.predictor:
         numbers = [int(match[1]) for name in made if (match := re.match(r"model\.layers\.(\d+)\.", name))]
         ignored = (*ignored, rf"^model\.layers\.{max(numbers, default=-1) + 1}\.")
         for name in [name for name in made if name.endswith(".enorm.weight")]:  # a module's embedding and head

@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 
 from gnomon.errors import InputError, PlanError
+from gnomon.formats.huggingface.known import TYPES, layout
 from gnomon.formats.huggingface.pieces import Piece
 from gnomon.formats.huggingface.runnable import Runnable
-from gnomon.formats.huggingface.weights import Layout, layout, parameters_of
+from gnomon.formats.huggingface.weights import Layout, parameters_of
 from gnomon.graph import Graph
 from gnomon.models.lora import Adapters, parse_adapters
 from gnomon.runtime.parameters.parameters import Values
@@ -122,7 +123,7 @@ def config_of(graph: Graph, adapters: Adapters, base: Runnable, source: Path) ->
     return {
         "base_model_name_or_path": str(source),
         "bias": "none",
-        "fan_in_fan_out": base.model_type == "gpt2",
+        "fan_in_fan_out": TYPES[base.model_type].weights.stored_transposed,
         "inference_mode": True,
         "init_lora_weights": True,
         "lora_alpha": adapters.rank,

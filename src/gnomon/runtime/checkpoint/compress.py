@@ -29,9 +29,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gnomon.errors import InputError
+from gnomon.formats.huggingface.known import layout
 from gnomon.formats.huggingface.quantised import packed, packed_config
 from gnomon.formats.huggingface.safetensors import DTYPE_BYTES, header_of
-from gnomon.formats.huggingface.weights import Layout, layout, parameters_of
+from gnomon.formats.huggingface.weights import Layout, parameters_of
 from gnomon.graph import Graph
 from gnomon.runtime.checkpoint.pretrained import CONFIG, files_beside, load, model_of
 from gnomon.runtime.data.documents import documents, find

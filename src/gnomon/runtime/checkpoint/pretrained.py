@@ -15,8 +15,9 @@ import torch.distributed as dist
 
 from gnomon.errors import InputError
 from gnomon.formats.huggingface.four_bits import check_same
+from gnomon.formats.huggingface.known import layout
 from gnomon.formats.huggingface.runnable import Runnable, read_runnable
-from gnomon.formats.huggingface.weights import Layout, layout
+from gnomon.formats.huggingface.weights import Layout
 from gnomon.graph import Graph
 from gnomon.graph.outputs import without_loss
 from gnomon.models.lora import with_adapters

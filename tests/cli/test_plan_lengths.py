@@ -21,11 +21,14 @@ def test_the_fastest_plan_of_each_way_is_printed_and_the_best_written(
     assert main([*ASKED, "--methods", "chunkflow", "-o", str(path)]) == 0
     out = capsys.readouterr().out
     assert "4 sequences of 1024 to 4096 tokens" in out and "without a method: " in out and "with chunkflow: " in out
+    assert all(f"with {peer}: " in out for peer in ("packing", "group_by_length", "padding"))
     assert load_plan_file(path).workload.lengths == (4096, 1024, 1024, 1024)
     assert main([*ASKED, "--methods", "chunkflow", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     steps = [way["prediction"]["step_s"] for way in made["ways"]]
-    assert steps == sorted(steps) and {way["method"] for way in made["ways"]} == {"", "chunkflow"}
+    assert steps == sorted(steps) and {way["method"] for way in made["ways"]} == {
+        "", "chunkflow", "packing", "group_by_length", "padding"
+    }  # fmt: skip
     assert main(["predict", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_s"] == steps[0]
 
@@ -37,7 +40,10 @@ def test_the_fastest_plan_of_each_way_is_printed_and_the_best_written(
         (["--refine"], "--refine is for batches of one length"),
         (["--try", "2"], "--try is for batches of one length"),
         (["--pareto"], "--lengths is a question of its own"),
-        (["--methods", "mario"], "mario is not for batches of several lengths; chunkflow, skrull are"),
+        (
+            ["--methods", "mario"],
+            "mario is not for batches of several lengths; chunkflow, group_by_length, packing, padding, skrull are",
+        ),
         (["--methods", "skrull", "--stack", "megatron-lm"], "stack megatron-lm is not known to run it"),
         (["--on", "1xa100-sxm-80gb+1xh100-sxm"], "--lengths is for devices of one kind"),
     ],

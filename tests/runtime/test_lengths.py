@@ -18,7 +18,7 @@ from runtime.ranks import launch  # noqa: E402
 
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.models.gpt import GptConfig, gpt  # noqa: E402
-from gnomon.plans import Layout, Lengths, Mesh, Plan, Schedule, Workload  # noqa: E402
+from gnomon.plans import Layout, Lengths, Mesh, Pass, Plan, Schedule, Workload  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -35,6 +35,8 @@ def llama(plan: Plan) -> Case:
 ONE = {
     "packed": llama(planned(size=8)),
     **{f"chunks, K {keep}": llama(planned(Mesh(), *chunkflow(keep))) for keep in (1, 2, 4)},
+    "packing": llama(planned(Mesh(), Pass(name="packing", params=(("tokens", 40),)))),
+    "sorted and padded": llama(planned(Mesh(), Pass(name="group_by_length"), Pass(name="padding"))),
     "chunks, recomputed": llama(planned(Mesh(), *chunkflow(2), preset="selective")),
     "chunks, capped scores": Case(kind="gemma2", plan=planned(Mesh(), *chunkflow(1))),
     "chunks, sinks and windows": Case(kind="gpt_oss", plan=planned(Mesh(), *chunkflow(1), preset="full")),
@@ -47,10 +49,13 @@ TWO = {
     "pp, chunks": llama(planned(Mesh(pp=2), *chunkflow(1))),
     "pp, packed": llama(planned(Mesh(pp=2))),
     "tp, chunks": llama(planned(Mesh(tp=2), *chunkflow(1), layout=SP)),
+    "dp, packing": llama(planned(Mesh(dp_shard=2), Pass(name="packing"))),
     "ep": Case(kind="mixtral", plan=planned(Mesh(dp_shard=2, ep=2))),
     "cp, ulysses": llama(planned(Mesh(cp=2), layout=Layout(context="ulysses"))),
     "cp, ring": llama(planned(Mesh(cp=2), layout=IN_ORDER)),
     "cp, skrull": llama(planned(Mesh(cp=2), *skrull(20), layout=RING)),
+    "cp, padded": llama(planned(Mesh(cp=2), Pass(name="padding"), layout=GATHER)),
+    "cp, skrull, ulysses": llama(planned(Mesh(cp=2), *skrull(20), layout=Layout(context="ulysses"))),
     "cp, skrull, narrow values": Case(kind="deepseek_v3", plan=planned(Mesh(cp=2), *skrull(20), layout=GATHER)),
 }
 FOUR = {

@@ -31,17 +31,17 @@ def searched() -> Lengths:
 
 
 def test_every_way_is_predicted_on_the_true_lengths_and_fits(searched: Lengths) -> None:
-    assert {way.method for way in searched.ways} == {"", "chunkflow", "skrull"}
+    assert {way.method for way in searched.ways} == {"", *(entry.name for entry in MADE_FOR_LENGTHS)}
     steps = []
     for way in searched.ways:
         assert way.prediction is not None
         again = predict(GRAPH, NODE, way.prediction.plan, Workload(lengths=LENGTHS))
         assert again.step_s == way.prediction.step_s
         assert max(rank.peak_bytes for rank in again.memory) <= searched.limit_bytes
-        assert [given.name for given in again.plan.schedule.passes] == ([way.method] if way.method else [])
+        assert [given.name for given in again.plan.schedule.passes][-1:] == ([way.method] if way.method else [])
         check_methods(again.plan)
-        if way.method:
-            assert list(method(way.method).variants(again.plan)) == [], "a plan that has it is offered it again"
+        for near in method(way.method).variants(again.plan) if way.method else ():
+            assert [given.name for given in near.schedule.passes][-1] == way.method
         steps.append(again.step_s)
     assert steps == sorted(steps)
     assert searched.best.step_s == steps[0]
@@ -104,7 +104,7 @@ def test_stand_ins_hold_all_tokens_and_divide_over_the_devices(lengths: list[int
         assert entry.stand_ins is not None
         for stand_in in entry.stand_ins(lengths, devices):
             assert stand_in.seq_len * stand_in.batch >= sum(lengths)
-            assert stand_in.batch % devices == 0
+            assert stand_in.batch % devices == 0 or stand_in.batch == len(lengths)
             assert [given.name for given in stand_in.passes] == [entry.name]
 
 
@@ -118,7 +118,7 @@ def test_a_budget_that_is_spent_says_so() -> None:
 def test_clear_refusals() -> None:
     with pytest.raises(PlanError, match="one length"):
         plan_lengths(GRAPH, NODE, Workload(lengths=(4096, 4096)))
-    with pytest.raises(PlanError, match="mario is not for batches of several lengths; chunkflow, skrull are"):
+    with pytest.raises(PlanError, match="mario is not for batches of several lengths; chunkflow, .*, skrull are"):
         plan_lengths(GRAPH, NODE, Workload(lengths=LENGTHS), methods=(method("mario"),))
     small = parse_cluster("1xv100-sxm-16gb")
     with pytest.raises(PlanError, match="the smallest that was predicted takes"):

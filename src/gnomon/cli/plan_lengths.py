@@ -16,7 +16,7 @@ from gnomon.methods import Method, methods_named
 from gnomon.plans import save_plan_file
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.lengths import lengths_mapping, lengths_text
-from gnomon.search.questions.lengths import plan_lengths
+from gnomon.search.questions.lengths import peers, plan_lengths
 from gnomon.software import Stack, own
 
 SAID_EVERY = 10
@@ -59,16 +59,18 @@ def plan_varied(options: PlanOptions, asked: Asked) -> int:
     if options.json:
         print_json({**lengths_mapping(made), "assumptions": [*asked.assumed, *made.best.assumptions]})
     else:
-        print_lines(lengths_text(made, methods=bool(methods), assumed=asked.assumed, notes=asked.notes))
+        print_lines(lengths_text(made, methods=options.methods is not None, assumed=asked.assumed, notes=asked.notes))
         if options.output:
             print_lines(("", *written(options.output)))
     return budget.status
 
 
 def _methods(options: PlanOptions, stack: Stack) -> tuple[Method, ...]:
-    """Those that are asked for; of `all` those for such batches that the stack runs."""
+    """Those that are asked for, of `all` those for such batches that the stack runs, after the usual ways to make
+    microbatches of sequences, which are tried wherever the stack is not known to have one of its own."""
+    usual = peers() if stack is PLAIN_STACK or stack.name == own.NAME else ()
     if options.methods is None:
-        return ()
+        return usual
     named = methods_named(options.methods)
     if options.methods.strip() == "all":
         named = tuple(entry for entry in named if entry.stand_ins is not None)
@@ -77,4 +79,4 @@ def _methods(options: PlanOptions, stack: Stack) -> tuple[Method, ...]:
             if options.methods.strip() != "all":
                 raise PlanError(f"--methods {entry.name}: stack {stack.name} is not known to run it; leave it out")
             named = tuple(other for other in named if other is not entry)
-    return named
+    return (*usual, *(entry for entry in named if entry not in usual))

@@ -26,7 +26,6 @@ from gnomon.lowering.gradient_buckets import gradient_buckets, with_gradient_buc
 from gnomon.lowering.gradients import with_all_reduce, with_optimizer
 from gnomon.lowering.messages import with_messages, with_polled
 from gnomon.lowering.optimizer import apply_optimizer, effective_zero, with_meetings
-from gnomon.lowering.packed import skrull_pass
 from gnomon.lowering.shared import Shared, shared_buffers, shared_stages
 from gnomon.lowering.skips import Skip, skip_buffers, with_skips
 from gnomon.lowering.tensor_sums import tensor_sums, with_tensor_sums
@@ -371,7 +370,7 @@ def _units(graph: Graph, plan: Plan, workload: Workload | None) -> tuple[int, tu
             raise PlanError("the number of microbatches follows from the batch; give a workload or num_microbatches")
         return plan.schedule.num_microbatches, ()
     count, size = batch(plan, workload)
-    if chunk_pass(plan.schedule) or skrull_pass(plan.schedule):
+    if plan.schedule.makes_units:
         own = worker_units(graph, plan, workload)[0]
         return len(own), own
     lengths = workload.sequence_lengths()

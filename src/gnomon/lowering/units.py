@@ -15,6 +15,7 @@ from gnomon.graph import Graph, numel
 from gnomon.lowering.chunked import chunk_pass, chunks
 from gnomon.lowering.packed import gds, skrull_pass
 from gnomon.plans import Plan, Unit, Workload, batch, normalised
+from gnomon.plans.parts import GROUP_BY_LENGTH, PACKING, PADDING
 
 
 def worker_units(graph: Graph, plan: Plan, workload: Workload) -> tuple[tuple[Unit, ...], ...]:
@@ -23,7 +24,7 @@ def worker_units(graph: Graph, plan: Plan, workload: Workload) -> tuple[tuple[Un
     PlanError as in `units_of_lengths`.
     """
     lengths = workload.sequence_lengths()
-    if chunk_pass(plan.schedule) is None and skrull_pass(plan.schedule) is None and len(set(lengths)) == 1:
+    if not plan.schedule.makes_units and len(set(lengths)) == 1:
         return ()
     return units_of_lengths(graph, plan, lengths)
 
@@ -32,9 +33,11 @@ def units_of_lengths(graph: Graph, plan: Plan, lengths: Sequence[int]) -> tuple[
     """[data-parallel workers] units of a step with these sequences.
 
     Without a method, a worker has the sequences of its microbatches in batch order, `micro_batch_size` of them packed
-    behind each other without padding. With `chunkflow` workers get sequences by tokens, longest first to the one with
-    fewest, and cut and pack their own; with `skrull` by FLOPs. PlanError for pipeline stages with other numbers of
-    workers than each other, and a worker without a sequence.
+    behind each other without padding; with `group_by_length` the longest first, and with `padding` each as long as the
+    longest of its microbatch (pieces end beyond the sequence). With `chunkflow` workers get sequences by tokens,
+    longest first to the one with fewest, and cut and pack their own; with `packing` they pack without cutting; with
+    `skrull` they get sequences by FLOPs. PlanError for pipeline stages with other numbers of workers than each other,
+    and a worker without a sequence.
     """
     chunked, packed = chunk_pass(plan.schedule), skrull_pass(plan.schedule)
     count, size = batch(plan, Workload(lengths=tuple(lengths)))
@@ -45,9 +48,10 @@ def units_of_lengths(graph: Graph, plan: Plan, lengths: Sequence[int]) -> tuple[
             "rows; give all stages the same data parallelism"
         )
     ranks = workers.pop()
-    if chunked is not None:
+    if chunked is not None or (rows := packing_tokens(plan)) is not None:
+        size = chunked.chunk_size if chunked is not None else max(rows or 0, max(lengths))
         shares = dealt(lengths, ranks, lambda tokens: tokens)
-        return tuple(_of(share, chunks([lengths[i] for i in share], chunked.chunk_size)) for share in shares)
+        return tuple(_of(share, chunks([lengths[i] for i in share], size)) for share in shares)
     if packed is not None:
         units = gds(lengths, data_ranks=ranks, capacity=packed.capacity, cp=plan.mesh.cp, work=work_of(graph))
         return tuple(
@@ -57,16 +61,29 @@ def units_of_lengths(graph: Graph, plan: Plan, lengths: Sequence[int]) -> tuple[
         raise PlanError(
             f"{size} sequences of several lengths do not divide over {ranks} workers; give a batch that does"
         )
-    own = size // ranks
-    return tuple(
-        normalised(
-            [
-                Unit(pieces=tuple((i, 0, lengths[i]) for i in range(first, first + own)))
-                for first in range(worker * own, count * size, size)
-            ]
-        )
-        for worker in range(ranks)
-    )
+    own, order = size // ranks, list(range(len(lengths)))
+    names = {given.name for given in plan.schedule.passes}
+    if GROUP_BY_LENGTH in names:
+        order.sort(key=lambda i: (-lengths[i], i))
+    pads = PADDING in names
+    workers = []
+    for worker in range(ranks):
+        groups = [order[first : first + own] for first in range(worker * own, count * size, size)]
+        units = []
+        for group in groups:
+            longest = max(lengths[i] for i in group)
+            units.append(Unit(pieces=tuple((i, 0, longest if pads else lengths[i]) for i in group)))
+        workers.append(normalised(units))
+    return tuple(workers)
+
+
+def packing_tokens(plan: Plan) -> int | None:
+    """Tokens of a microbatch that `packing` fills, 0 for those of the longest sequence; None without that method."""
+    given = next((given for given in plan.schedule.passes if given.name == PACKING), None)
+    if given is None:
+        return None
+    tokens = dict(given.params).get("tokens", 0)
+    return tokens if isinstance(tokens, int) else 0
 
 
 def unlike_numbers(plan: Plan, units: str) -> str | None:

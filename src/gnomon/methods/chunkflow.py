@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gnomon.lowering.chunked import BUFFERS as BUFFERS
-from gnomon.lowering.chunked import NAME, ChunkPass
+from gnomon.lowering.chunked import NAME, ChunkPass, chunk_pass
 from gnomon.lowering.chunked import backward_order as backward_order
 from gnomon.lowering.chunked import chunkflow as chunkflow
 from gnomon.lowering.chunked import chunks as chunks
 from gnomon.lowering.units import unlike_numbers
-from gnomon.methods.method import Method, Param, StandIn
+from gnomon.methods.method import Method, Param, StandIn, halves
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
 from gnomon.plans import Pass, Plan, Saved
 
@@ -42,12 +42,15 @@ def reason(plan: Plan) -> str | None:
 
 
 def variants(plan: Plan) -> Iterator[Plan]:
-    """With each chunk size, K as the paper has it without a pipeline (1), then more with one."""
-    if reason(plan) is not None or plan.schedule.passes:
+    """With each chunk size: the usual ones, or half and twice the plan's own; and K, with a pipeline with more warm-up
+    too. Where there is room, more chunks keep what they made, and fewer run twice."""
+    own, plain = chunk_pass(plan.schedule), replace(plan, schedule=replace(plan.schedule, passes=()))
+    if reason(plain) is not None or (plan.schedule.passes and own is None):
         return
-    pipeline = plan.num_pipeline_ranks > 1
-    for size in CHUNK_SIZES:
-        for keep in (1, 2, 4, 0) if pipeline else (1,):
+    plan, pipeline = plain, plan.num_pipeline_ranks > 1
+    sizes = CHUNK_SIZES if own is None else (own.chunk_size, 2 * own.chunk_size, max(own.chunk_size // 2, 1))
+    for size in sizes:
+        for keep in (1, 2, 4, 0):
             for extra in (0, 1) if pipeline else (0,):
                 params = (("chunk_size", size), ("keep", keep), ("extra", extra))
                 passes = (Pass(name=NAME, params=params),)
@@ -60,7 +63,7 @@ def stand_ins(lengths: Sequence[int], devices: int) -> Iterator[StandIn]:
     """For each chunk size that some sequence exceeds: the batch's tokens as chunks, a microbatch each; a multiple of
     the devices, so that every number of data-parallel workers divides them."""
     fixed = {"cp": 1, "schedule": ONE_F_ONE_B.name, "virtual_stages": 1, "micro_batch_size": 1}
-    for size in CHUNK_SIZES:
+    for size in halves(max(lengths), CHUNK_SIZES):
         if size < max(lengths):
             batch = -(-sum(lengths) // (size * devices)) * devices
             passes = (Pass(name=NAME, params=(("chunk_size", size),)),)

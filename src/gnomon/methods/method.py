@@ -76,6 +76,22 @@ class StandIn:
     """What turns the method on in the plans that are found."""
 
 
+ROUND_TO = 1024
+"""Tokens to a multiple of which a mean length is rounded up, where it is longer: context parallelism divides it."""
+
+
+def mean_and_longest(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Tokens of the longest of these sequences (what must fit), and of the mean (how much there is to do)."""
+    longest, mean = max(lengths), -(-sum(lengths) // len(lengths))
+    return tuple(dict.fromkeys((longest, min(-(-mean // ROUND_TO) * ROUND_TO, longest))))
+
+
+def halves(longest: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Of a search's usual sizes those under the longest sequence; where all are as long, powers of two under it."""
+    usual = tuple(size for size in sizes if size < longest)
+    return usual or tuple(2**power for power in range((longest - 1).bit_length() - 1, 0, -1))[:4]
+
+
 def _by_name(name: str) -> Callable[[Plan], bool]:
     return lambda plan: any(given.name == name for given in plan.schedule.passes)
 

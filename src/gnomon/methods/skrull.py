@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gnomon.lowering.packed import DIVIDED as DIVIDED
-from gnomon.lowering.packed import NAME, SkrullPass
+from gnomon.lowering.packed import NAME, SkrullPass, skrull_pass
 from gnomon.lowering.packed import dacp as dacp
 from gnomon.lowering.packed import gds as gds
 from gnomon.lowering.units import unlike_numbers
-from gnomon.methods.method import Method, Param, StandIn
+from gnomon.methods.method import Method, Param, StandIn, halves
 from gnomon.plans import Pass, Plan, Unit
 from gnomon.program import (
     STANDARD_BUFFERS,
@@ -90,8 +90,6 @@ def reason(plan: Plan) -> str | None:
     """Why a plan cannot have it, and what to change; None where it can."""
     if plan.mesh.cp < 2:
         return "it chooses what context parallelism divides, and cp = 1 divides nothing; use cp > 1"
-    if plan.layout.context == "ulysses":
-        return "under Ulysses ranks exchange heads of all sequences alike; use layout.context = 'ring' or 'all_gather'"
     if plan.mesh.pp > 1 or plan.stages:
         return "it is for plans without pipeline stages; use pp = 1"
     if plan.schedule.vocabulary != "ends" or plan.schedule.rounds > 1:
@@ -102,10 +100,11 @@ def reason(plan: Plan) -> str | None:
 
 
 def variants(plan: Plan) -> Iterator[Plan]:
-    """With each capacity; none where a plan cannot have it."""
-    if plan.schedule.passes or reason(plan) is not None:
+    """With each capacity: the usual ones, or half and twice the plan's own; none where a plan cannot have it."""
+    own, plan = skrull_pass(plan.schedule), replace(plan, schedule=replace(plan.schedule, passes=()))
+    if reason(plan) is not None:
         return
-    for capacity in CAPACITIES:
+    for capacity in CAPACITIES if own is None else (2 * own.capacity, max(own.capacity // 2, 1)):
         passes = (Pass(name=NAME, params=(("capacity", capacity),)),)
         yield replace(plan, schedule=replace(plan.schedule, passes=passes))
 
@@ -113,13 +112,14 @@ def variants(plan: Plan) -> Iterator[Plan]:
 def stand_ins(lengths: Sequence[int], devices: int) -> Iterator[StandIn]:
     """For each capacity, and context-parallel ranks that together hold the longest sequence: sequences that fill these
     ranks, as many as the batch's tokens make; a multiple of the devices."""
-    for capacity in CAPACITIES:
+    longest = max(lengths)
+    for capacity in CAPACITIES if longest > min(CAPACITIES) else halves(longest, ()):
         for cp in (2, 4, 8, 16):
-            if devices % cp == 0 and capacity * cp >= max(lengths):
+            if devices % cp == 0 and capacity * cp >= longest:
                 batch = -(-sum(lengths) // (capacity * cp * devices)) * devices
                 fixed = {"cp": cp, "pp": 1, "micro_batch_size": 1}
                 passes = (Pass(name=NAME, params=(("capacity", capacity),)),)
-                forbid = ("zero>1", "context=ulysses")
+                forbid = ("zero>1",)
                 yield StandIn(seq_len=capacity * cp, batch=batch, fixed=fixed, forbid=forbid, passes=passes)
 
 

@@ -90,6 +90,7 @@ class Pass:
 
 
 CHUNKFLOW, SKRULL, PACKING = "chunkflow", "skrull", "packing"
+GROUP_BY_LENGTH, PADDING = "group_by_length", "padding"
 OWN_UNITS = (CHUNKFLOW, SKRULL, PACKING)
 """Methods that make microbatches of a batch's sequences by their lengths, and no equal numbers of them."""
 

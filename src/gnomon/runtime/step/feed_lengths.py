@@ -182,14 +182,16 @@ class FeedOfLengths(Feed):
     def of_unit(self, unit: int) -> Batch:
         """Its tokens on this rank, a row."""
         parts = self._parts[unit]
-        places = [
-            torch.arange(self._starts[part.sequence] + first, self._starts[part.sequence] + first + count)
-            for part in parts
-            for first, count in part.held
-        ]
+        places = [self._places(part.sequence, *segment) for part in parts for segment in part.held]
         rest = self._tokens(unit) - sum(part.tokens for part in parts)
         chosen = torch.cat([*places, torch.full((rest,), self.tokens)]).to(self.device)
         return {name: x[chosen][None] for name, x in self.batch.items()}
+
+    def _places(self, sequence: int, first: int, count: int) -> Tensor:
+        """Of positions of a sequence among all tokens; of those beyond its end, with which it is padded, the one that
+        counts nowhere."""
+        at = torch.arange(first, first + count)
+        return torch.where(at < self.lengths[sequence], at + self._starts[sequence], self.tokens)
 
     def packing_of(self, unit: int) -> Packing:
         """Which tokens of its row see which."""

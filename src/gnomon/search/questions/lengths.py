@@ -18,7 +18,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.methods import Method
 from gnomon.methods import every as every_method
-from gnomon.methods.method import StandIn
+from gnomon.methods.method import StandIn, mean_and_longest
 from gnomon.plans import Goal, Mesh, Plan, Workload
 from gnomon.plans.precision import default_precision
 from gnomon.prediction import Prediction, host_memory, predict
@@ -27,7 +27,7 @@ from gnomon.search.budget import KeepGoing, always
 from gnomon.search.equal.solve import solve
 from gnomon.search.refinement.changes import changes
 from gnomon.search.requests import check_request
-from gnomon.search.results import memory_limit
+from gnomon.search.results import Result, memory_limit
 from gnomon.search.space.points import Limit, make_space, parse_limit, saving_of
 from gnomon.software import Stack, proposes
 from gnomon.units import show_bytes
@@ -41,9 +41,6 @@ since a change of mesh passes through plans that are slower than both."""
 
 SAMPLED = 32
 """Plans that are predicted on the true lengths where none fits a stand-in, about."""
-
-ROUND_TO = 1024
-"""Tokens to a multiple of which the mean length is rounded up: context parallelism has to divide it."""
 
 EXTRA_CHOICES = ("async_tp",)
 """Choices beyond the fields of a point that batches of several lengths have a price for."""
@@ -148,11 +145,14 @@ def plan_lengths(
     )
 
 
+def peers() -> tuple[Method, ...]:
+    """What every search for such batches tries: sequences packed by tokens, sorted by length, and padded."""
+    return tuple(entry for entry in every_method() if entry.searched and entry.stand_ins is not None)
+
+
 def plain_stand_ins(lengths: Sequence[int]) -> Iterator[StandIn]:
-    """For plans without a method: as many sequences, of the longest length (what must fit) and of the mean (how much
-    there is to do)."""
-    mean = -(-sum(lengths) // (len(lengths) * ROUND_TO)) * ROUND_TO
-    for seq_len in dict.fromkeys((max(lengths), min(mean, max(lengths)))):
+    """For plans without a method: as many sequences, of the longest length and of the mean."""
+    for seq_len in mean_and_longest(lengths):
         yield StandIn(seq_len=seq_len, batch=len(lengths))
 
 
@@ -222,6 +222,8 @@ class _Asked:
     keep_going: KeepGoing
     known: dict[Plan, Prediction | str] = field(default_factory=dict)
     """Plan -> its prediction, or why it cannot run."""
+    solved: dict[object, Result] = field(default_factory=dict)
+    """Searches of stand-ins."""
     stand_ins: int = 0
     covered: int = 0
     spent: bool = False
@@ -233,7 +235,7 @@ class _Asked:
         if method is not None:
             assert method.stand_ins is not None
             stand_ins = method.stand_ins(lengths, devices)
-        why, able = "", list[Prediction]()
+        why, able = "on these lengths it has nothing to do", list[Prediction]()
         for stand_in in stand_ins:
             try:
                 plans = self.searched(stand_in)
@@ -257,7 +259,6 @@ class _Asked:
         if not self.keep_going():
             self.spent = True
             return []
-        self.stand_ins += 1
         work = replace(self.workload, lengths=(), global_batch_size=stand_in.batch, seq_len=stand_in.seq_len)
         fixed = {**self.fixed, **stand_in.fixed}
         limits = (*self.limits, *map(parse_limit, stand_in.forbid))
@@ -266,18 +267,22 @@ class _Asked:
             self.graph, self.cluster, work, base=self.base, fixed=fixed, limits=limits, stack=self.stack,
             extra_choices=self.extra_choices,
         )  # fmt: skip
-        result = solve(
-            self.graph,
-            self.cluster,
-            work,
-            space,
-            self.stack,
-            self.goal,
-            top=STARTS,
-            diverse=True,
-            keep_going=self.keep_going,
-        )
-        self.covered += result.counts.covered
+        key = stand_in.seq_len, stand_in.batch, tuple(stand_in.fixed.items()), stand_in.forbid
+        if key not in self.solved:  # methods that order sequences alone have the same stand-ins
+            self.solved[key] = solve(
+                self.graph,
+                self.cluster,
+                work,
+                space,
+                self.stack,
+                self.goal,
+                top=STARTS,
+                diverse=True,
+                keep_going=self.keep_going,
+            )
+            self.covered += self.solved[key].counts.covered
+            self.stand_ins += 1
+        result = self.solved[key]
         near = [*result.best, *result.near[:STARTS], *([result.smallest] if result.smallest else [])]
         plans = dict.fromkeys(entry.plan for entry in near)
         if not plans:  # nothing fits the stand-in: begin anywhere, the true lengths may be kinder
@@ -325,7 +330,9 @@ class _Asked:
         experts = any(block.does("routes") for block in self.graph.blocks)
         near = [changed for _, changed in changes(plan, experts=experts)]
         if method is not None:
-            near += method.variants(replace(plan, schedule=replace(plan.schedule, passes=())))
+            near += method.variants(plan)
+            if plan.schedule.passes:
+                near += method.variants(replace(plan, schedule=replace(plan.schedule, passes=())))
         for changed in near:
             if (method is None or method.refusal(changed) is None) and self.allows(changed):
                 if proposes(self.stack, plan, changed):

@@ -1,0 +1,47 @@
+"""Sorting by length: microbatches of sequences of about the same length, the longest first.
+
+As transformers' Trainer sorts with `group_by_length`: data-parallel workers then have about as much to do as each
+other. Which sequences go together is `lowering.units`; nothing is padded here. Left out: sorting over several steps,
+which changes what a step trains on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gnomon.methods.method import Method, StandIn, mean_and_longest
+from gnomon.plans import Pass, Plan
+from gnomon.plans.parts import GROUP_BY_LENGTH, PADDING
+
+
+def reason(plan: Plan) -> str | None:
+    """Why a plan cannot have it, and what to change; None where it can."""
+    if {given.name for given in plan.schedule.passes} - {PADDING, GROUP_BY_LENGTH}:
+        return "another pass makes microbatches too, or changes their order; leave one out"
+    return None
+
+
+def variants(plan: Plan) -> Iterator[Plan]:
+    """The plan with it."""
+    if not plan.schedule.passes:
+        yield replace(plan, schedule=replace(plan.schedule, passes=(Pass(name=GROUP_BY_LENGTH),)))
+
+
+def stand_ins(lengths: Sequence[int], devices: int) -> Iterator[StandIn]:
+    """As many sequences, of the longest length and of the mean."""
+    for seq_len in mean_and_longest(lengths):
+        yield StandIn(seq_len=seq_len, batch=len(lengths), passes=(Pass(name=GROUP_BY_LENGTH),))
+
+
+METHOD = Method(
+    name=GROUP_BY_LENGTH,
+    paper="transformers, Trainer's LengthGroupedSampler, 2020",
+    about="sequences sorted by length, so that those of a microbatch are about as long as each other",
+    switch="schedule.passes",
+    exactness="up to the order of sums",
+    refusal=reason,
+    variants=variants,
+    stand_ins=stand_ins,
+    searched=True,
+)

@@ -66,15 +66,15 @@ def units_of_lengths(graph: Graph, plan: Plan, lengths: Sequence[int]) -> tuple[
     if GROUP_BY_LENGTH in names:
         order.sort(key=lambda i: (-lengths[i], i))
     pads = PADDING in names
-    workers = []
-    for worker in range(ranks):
-        groups = [order[first : first + own] for first in range(worker * own, count * size, size)]
-        units = []
-        for group in groups:
-            longest = max(lengths[i] for i in group)
-            units.append(Unit(pieces=tuple((i, 0, longest if pads else lengths[i]) for i in group)))
-        workers.append(normalised(units))
-    return tuple(workers)
+
+    def unit(group: Sequence[int]) -> Unit:
+        longest = max(lengths[i] for i in group)
+        return Unit(pieces=tuple((i, 0, longest if pads else lengths[i]) for i in group))
+
+    return tuple(
+        normalised([unit(order[first : first + own]) for first in range(worker * own, count * size, size)])
+        for worker in range(ranks)
+    )
 
 
 def packing_tokens(plan: Plan) -> int | None:

@@ -3,6 +3,7 @@
 # make demo       predicts, measures this machine, trains a small Llama on it, compares (scripts/demo.sh); files in demo/
 # make lint       make test without the tests
 # make format     rewrite the files as the formatter wants them
+# make site       the documentation as a site, in site/
 # make drift BECAUSE=changelog.d/X.md   rewrites tests/drift.toml, with the fragment that says why
 # make clean      remove what the above made
 # --no-compile: of torch and transformers only what is imported is compiled, when it first is.
@@ -18,7 +19,7 @@ PYTHON := python3.13 python3.12 python3.11 python3.14 python3 python
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # torch is by far the largest part of the environment. `make test EXTRAS=dev` does without: its tests are then skipped.
-EXTRAS := dev,torch,hf,parquet,serve,triton
+EXTRAS := dev,docs,torch,hf,parquet,serve,triton
 # Processes that run tests: half as many again as there are cores, because tests also wait for processes of their own.
 # Tests that follow one another share what they predicted or searched, so each process takes a run of them, and one that is
 # done takes half of what another still has. `make test WORKERS=0`: one after another, for a debugger.
@@ -27,7 +28,7 @@ WORKERS := $(shell echo $$(( ($(CORES) * 3 + 1) / 2 )))
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist worksteal
 PYTHON_IS_FIT := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: test check demo drift lint format install clean
+.PHONY: test check demo drift lint site format install clean
 
 test: lint
 	$(PYTEST)
@@ -42,6 +43,9 @@ check: lint
 
 demo: $(STAMP)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/demo.sh
+
+site: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -d site
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -72,5 +76,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) demo site .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -130,6 +130,17 @@ def test_the_glossary_has_every_word_that_output_prints() -> None:
     assert {"UNSHARD", "etp", "z2", "rank 0, backward of unit 0"} <= terms
 
 
+def test_the_gallery_prints_what_it_shows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command up to its ellipsis, which stands for the rest."""
+    monkeypatch.chdir(ROOT)
+    _, *shown = (ROOT / "docs/gallery.md").read_text(encoding="utf-8").split("    $ gnomon ")
+    assert len(shown) >= 3
+    for part in shown:
+        command, *lines = part[: part.index("\n    …")].split("\n")
+        assert main(shlex.split(command)) in (0, 1)
+        assert capsys.readouterr().out.split("\n")[: len(lines)] == [line.removeprefix("    ") for line in lines]
+
+
 TUTORIALS = sorted((ROOT / "docs").glob("tutorial_*.md"))
 
 

@@ -7,23 +7,31 @@ must be said elsewhere. Returns 0; with `--strict` 2, and nothing is written, wh
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from gnomon.cli.jobs import network
+from gnomon.cli.options.job import TrainingOptions
 from gnomon.cli.options.tools import ExportOptions
+from gnomon.cli.request import read_request
 from gnomon.cli.run import read_plan
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError, nearest
 from gnomon.formats import programs
 from gnomon.formats.engines import command_line
-from gnomon.formats.export import Export, asked_for, exported
+from gnomon.formats.export import Asked, Draft, Export, asked_for, exported
+from gnomon.formats.given import network_graph
 from gnomon.hardware import parse_cluster
 from gnomon.hardware.kinds import is_mixed
+from gnomon.models.lora import parse_adapters
+from gnomon.models.presets import CONFIGS
 from gnomon.plans import PlanFile, check
 from gnomon.report.tables import wrapped
-from gnomon.request.model import read_config
+from gnomon.request.model import is_a_file, read_config
 from gnomon.schema import header_of, load_file, read_file, save_text
 from gnomon.serving.file import ServeFile
+from gnomon.software import stack
 
 BAD_REQUEST = 2
 
@@ -31,9 +39,14 @@ BAD_REQUEST = 2
 def run(options: ExportOptions) -> int:
     """Read, write, tell."""
     _check_target(options.output, force=options.force)
-    if (server := _server(options.plan)) is not None:
+    of_a_job = options.on is not None or (is_a_file(options.plan) and not options.plan.endswith(".toml"))
+    if not of_a_job and (server := _server(options.plan)) is not None:
         return _served(server, options)
-    export = export_file(read_plan(options.plan), options.to)
+    if of_a_job:
+        export = export_job(options)
+    else:
+        _refuse_beside(options)
+        export = export_file(read_plan(options.plan), options.to)
     lost = bool(options.strict and export.unwritten)
     if options.json:
         print_json(_mapping(export))
@@ -75,20 +88,60 @@ def _served(file: ServeFile, options: ExportOptions) -> int:
 def export_file(file: PlanFile, program: str) -> Export:
     """The plan of a plan file as `program` (one of `programs.written()`) reads it. Errors as reading the plan
     and the writers have them."""
-    draft = programs.find(program).write if program in programs.names() else None
-    if draft is None:
-        known = programs.written()
-        raise InputError(f"no export to {program[:40]!r}{nearest(program[:40], known)}; known: {', '.join(known)}")
+    draft = _writer(program)
     machines = parse_cluster(file.on)
     config, graph = read_config(file.model)
     check(file.plan, graph, machines, file.workload)
     per_node = max(node.count for node in machines.nodes)
     asked = asked_for(Path(file.model).name, config, graph, file.plan, file.workload, per_node)
+    if programs.find(program).tune is not None:
+        name, adapters = parse_adapters(file.model)
+        path = str(Path(name).parent) if name.endswith("config.json") else name if Path(name).is_dir() else ""
+        base = read_config(name) if adapters is not None else (config, graph)
+        software = stack(file.stack) if file.stack else None
+        asked = replace(asked, named=path, base=base[0] or base[1], stack=software)
     export = exported(asked, draft(asked))
     if not is_mixed(machines):
         return export
     order = f"the machines in the order of {file.on}: ranks follow it, and the plan gives each kind its own work"
     return replace(export, elsewhere=(order, *export.elsewhere))
+
+
+def export_job(options: ExportOptions) -> Export:
+    """A job file of one program as that of another. Errors as reading the job and the writers have them."""
+    draft = _writer(options.to)
+    if options.on is None:
+        raise InputError(f"{options.plan} is a job file, which is for machines that you name: give --on CLUSTER")
+    asked_job = TrainingOptions(model=options.plan, on=options.on, network=options.network, settings=options.settings)
+    request = read_request(asked_job)
+    machines, job_model = request.cluster, request.graph
+    base = None if options.network is None else network(options.network)
+    check(request.plan, job_model, machines, request.workload)
+    per_node = max(node.count for node in machines.nodes)
+    name, adapters = parse_adapters(job_model.name)
+    config = None
+    if adapters is None and name in CONFIGS and network_graph(CONFIGS[name]()) == job_model:
+        config = CONFIGS[name]()
+    asked = asked_for(job_model.name, config, job_model, request.plan, request.workload, per_node)
+    if programs.find(options.to).tune is not None:
+        asked = replace(asked, base=base, stack=request.stack, named=options.network or "")
+    return exported(asked, draft(asked))
+
+
+def _writer(program: str) -> Callable[[Asked], Draft]:
+    """What writes for a program. InputError for one that there is no export to."""
+    found = programs.find(program) if program in programs.names() else None
+    draft = None if found is None else found.write or found.tune
+    if draft is None:
+        known = programs.exported_to()
+        raise InputError(f"no export to {program[:40]!r}{nearest(program[:40], known)}; known: {', '.join(known)}")
+    return draft
+
+
+def _refuse_beside(options: ExportOptions) -> None:
+    """InputError for options that go with a job file."""
+    if options.network is not None or options.settings:
+        raise InputError("--model and --set are for a job file; a plan file says all of it: change it there")
 
 
 def _check_target(path: str | None, *, force: bool) -> None:

@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from gnomon.errors import InputError, PlanError
+from gnomon.formats.given import Network
 from gnomon.formats.job import Job, ModelConfig
 from gnomon.formats.normalized import Difference, differences, normalized
 from gnomon.graph import Graph
 from gnomon.models.gpt import GptConfig
 from gnomon.plans import DType, Plan, Precision, Workload
+from gnomon.software import Stack
 
 NAMES = frozenset({"name", "moe_path", "expert_paths"})
 """Fields of a model's config that are names only."""
@@ -53,6 +55,7 @@ REASONS: Mapping[str, str] = {
     "precision.fp8*": "the program's eight-bit recipes differ",
     "precision.*": "the program keeps other dtypes",
     "placement": "ranks sit on devices as the launcher puts them",
+    "software.*": "the program's own kernels decide this",
     "workload.*": "one step of equal sequences is all that a file says; the data decide the rest",
 }
 """Pattern over a field -> why a program may have no place for it; a program's own reasons go before these."""
@@ -74,6 +77,12 @@ class Asked:
     """The batch: sequences of one length."""
     processes_per_node: int
     """Ranks that one machine starts."""
+    named: str = ""
+    """Id or path by which a program loads the model; empty where it is not known."""
+    base: Network | None = None
+    """The network that adapters lie beside, or the model itself; None where nobody gives it."""
+    stack: Stack | None = None
+    """What the program of the job does, as far as a file may say it; None where nobody says."""
 
     @property
     def num_nodes(self) -> int:
@@ -194,6 +203,7 @@ def exported(asked: Asked, draft: Draft) -> Export:
     graph = asked.graph if job.model is None or isinstance(job.model, str) else job.graph()
     lost += differences(asked.plan, normalized(job.plan, graph, job.workload))
     lost += differences(asked.workload, job.workload, "workload")
+    lost += _software(asked, job)
     reasons = (*draft.reasons, *REASONS.items())
     unwritten = tuple(
         Unwritten(field=d.field, asked=d.asked, becomes=d.actual, why=reason_for(d.field, reasons))
@@ -212,11 +222,33 @@ def exported(asked: Asked, draft: Draft) -> Export:
 
 def _model(asked: Asked, job: Job) -> Iterator[Difference]:
     """Where the model of the file is another one."""
+    if asked.base is not None and job.model is not None and job.graph() != asked.graph:
+        yield Difference(field="model", asked=asked.graph.name, actual=job.graph().name)
     if job.model is None or isinstance(job.model, str) or asked.model is None:
         return
     for one in differences(asked.model, job.model, "model"):
         if one.field.removeprefix("model.") not in NAMES:
             yield one
+
+
+def _software(asked: Asked, job: Job) -> Iterator[Difference]:
+    """Kernels and loss of the job that the file's own job has not. What either does not say is not compared."""
+    if asked.stack is None:
+        return
+    for part, field in SAID_BY_FILES:
+        wanted, found = (getattr(getattr(stack, part), field) for stack in (asked.stack, job.stack))
+        if wanted is not None and found is not None and wanted != found:
+            yield Difference(field=f"software.{field}", asked=str(wanted), actual=str(found))
+
+
+SAID_BY_FILES = (
+    ("layers", "norm"),
+    ("layers", "activation"),
+    ("loss", "cross_entropy"),
+    ("launch", "launch_mode"),
+    ("experts", "moe_experts"),
+)
+"""(part, field) of a Stack that files of trainers switch."""
 
 
 def reason_for(field: str, reasons: tuple[tuple[str, str], ...]) -> str:

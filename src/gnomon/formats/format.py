@@ -53,5 +53,8 @@ class Format:
     """The job of a file. Raises InputError or FormatError with the fix."""
     write: Callable[[Asked], Draft] | None = None
     """A plan as one of its files; None where it is read only."""
+    tune: Callable[[Asked], Draft] | None = None
+    """The same of a program that fine-tunes around PyTorch: what its file says of adapters, loss and sharding. Changes
+    of a job of its own are in its terms."""
     stack: str = ""
     """Record of what the program does (`gnomon.software`), of one whose files can be written."""

@@ -36,6 +36,11 @@ def written() -> tuple[str, ...]:
     return tuple(name for name in names() if find(name).write is not None)
 
 
+def exported_to() -> tuple[str, ...]:
+    """Names of the programs that `gnomon export` writes for."""
+    return tuple(name for name in names() if find(name).write is not None or find(name).tune is not None)
+
+
 def stacks() -> tuple[str, ...]:
     """Records of the programs that plans are exported to."""
     return tuple(program.stack for program in map(find, names()) if program.write is not None and program.stack)

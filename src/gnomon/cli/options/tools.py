@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gnomon.cli.options.flags import Options, option, positional, several, switch
+from gnomon.cli.options.flags import Options, option, positional, repeated, several, switch
 from gnomon.cli.options.job import JobFileOptions
 from gnomon.cli.values import at_most, new_file, some
 
@@ -147,24 +147,32 @@ class ExportOptions(Options):
     """A plan and the program that it is for."""
 
     about = """\
-PLAN.toml is a plan file, as gnomon plan writes it. The file that the other
-program reads goes to standard output, or to FILE; standard error lists what it
-cannot express, and what your code or command line must say. The same is in the
-file as comments, where it has them. What is written is read back and compared.
+PLAN is a plan file, as gnomon plan writes it, or a job file of another program
+with its machines. The file that the other program reads goes to standard output,
+or to FILE; standard error lists what it cannot express, and what your code or
+command line must say. The same is in the file as comments, where it has them.
+What is written is read back and compared.
 
 examples:
   gnomon export plan.toml --to megatron -o pretrain.sh
   gnomon export plan.toml --to torchtitan --strict -o job.toml
+  gnomon export qlora.yaml --on 1x8xa100-sxm-80gb --to axolotl -o axolotl.yaml
 
 exit status: 0 done; 2 the request is wrong, the program refuses the plan, or
 with --strict something is not expressed."""
 
-    plan: str = positional(metavar="PLAN.toml", help="a plan file")
+    plan: str = positional(metavar="PLAN", help="a plan file, or a job file")
     to: str = option(
         "--to",
         required=True,
         metavar="PROGRAM",
-        help="megatron, torchtitan, deepspeed, accelerate or nanotron; of a server: vllm, sglang, tensorrt-llm",
+        help="megatron, torchtitan, deepspeed, accelerate or nanotron; of fine-tuning: axolotl, llama-factory, swift, "
+        "torchtune, trl; of a server: vllm, sglang, tensorrt-llm",
+    )
+    on: str | None = option("--on", read=some, metavar="CLUSTER", help="machines of a job file, as in 1x8xh100-sxm")
+    network: str | None = option("--model", read=some, metavar="MODEL", help="the network of a job file")
+    settings: tuple[str, ...] = repeated(
+        "--set", metavar="NAME=VALUE", help="a field of a job file by its name there; again for more"
     )
     output: str | None = option("-o", "--output", read=new_file, metavar="FILE", help="default standard output")
     force: bool = switch("--force", help="write over FILE")

@@ -11,10 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import nearest
+from gnomon.formats.export import Asked, Draft
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job, flatten, read_source
 from gnomon.formats.trainer_terms import Spelled, named_file, trainer_terms
+from gnomon.formats.trainer_write import as_yaml, drafted, tuning
 from gnomon.formats.trainers import (
     AUTOCAST,
     BF16,
@@ -116,8 +118,12 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
 
 def _read(path: Path, given: Given) -> Job:
     text, file = read_source(path)
-    f = Fields(flatten(read_yaml(text, file)), file, given)
-    folder, assumed = path.resolve().parent, list[str]()
+    return read_fields(Fields(flatten(read_yaml(text, file)), file, given), path.resolve().parent, given)
+
+
+def read_fields(f: Fields, folder: Path, given: Given) -> Job:
+    """The job of fields that are read."""
+    assumed = list[str]()
     seq_len = f.integer("sequence_len", 512)
     if f.raw("sample_packing") is not True and not flag(f, "pad_to_sequence_len"):
         f.note_default("sample_packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
@@ -134,6 +140,7 @@ def _read(path: Path, given: Given) -> Job:
         optimizer=optimizer_of(f, "optimizer", "adamw_torch"),
         states=states_of(f, "optimizer"),
         layout=Layout(context="ring"),
+        clip=f.number("max_grad_norm", 1.0) > 0,
         modules=modules_of(f),
         loads="each_rank",
     )
@@ -186,10 +193,56 @@ SPELLED = Spelled(
 """Its words for changes."""
 
 
+def _tune(asked: Asked) -> Draft:
+    """A plan as its YAML."""
+    t = tuning(asked, PROGRAM, axes=("pp", "ep", "etp"))
+    values: dict[str, object] = {
+        "base_model": t.named,
+        "datasets": [{"path": "your_dataset", "type": "chat_template"}],
+        "sequence_len": t.seq_len,
+        "sample_packing": True,
+        "micro_batch_size": t.micro,
+        "gradient_accumulation_steps": t.steps,
+        "gradient_checkpointing": t.recompute,
+        "optimizer": t.optim,
+        "max_grad_norm": t.clip,
+        "bf16": t.half == "bf16",
+        "fp16": t.half == "fp16",
+        "output_dir": "out",
+    }
+    if t.adapters is not None:
+        values |= {"adapter": "qlora" if t.four_bits else "lora", "load_in_4bit": t.four_bits}
+        values["lora_r"] = t.adapters.rank
+        values |= {"lora_target_modules": t.targets} if t.targets else {"lora_target_linear": True}
+    if t.fused or t.loss in ("chunked", "fused"):
+        values["plugins"] = ["axolotl.integrations.liger.LigerPlugin"]
+        values |= {"liger_rms_norm": True, "liger_glu_activation": True} if t.fused else {}
+        values |= {"liger_fused_linear_cross_entropy": True} if t.loss == "chunked" else {}
+        values |= {"liger_cross_entropy": True} if t.loss == "fused" else {}
+    values |= {"torch_compile": True} if t.compiled else {}
+    values |= {"experts_implementation": t.experts} if t.experts else {}
+    for axis, key in (("tp", "tensor_parallel_size"), ("cp", "context_parallel_size")):
+        if (size := getattr(asked.plan.mesh, axis)) > 1:
+            values[key] = size
+    sharding = t.sharding()
+    if t.fsdp:
+        sharding = {"fsdp": t.fsdp.split()}
+    text = as_yaml(values | sharding)
+
+    def read(given: Given) -> Job:
+        return read_fields(Fields(flatten(read_yaml(text, "<export>")), "<export>", given), Path(), given)
+
+    return drafted(asked, t, text, read, program=PROGRAM, start="axolotl train FILE")
+
+
+PROGRAM = "axolotl 067b021"
+
+
 FORMAT = Format(
     name="axolotl",
     program="axolotl-ai-cloud/axolotl 067b021",
     files="YAML of `axolotl train`",
     looks=_looks,
     read=_read,
+    tune=_tune,
 )

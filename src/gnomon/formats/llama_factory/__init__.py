@@ -10,12 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from gnomon.errors import nearest
+from gnomon.formats.export import Asked, Draft
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.shell import Launch
-from gnomon.formats.trainer_source import commands_of, given_flags, program_name, trainer_source
+from gnomon.formats.trainer_source import Source, commands_of, given_flags, program_name, trainer_source
 from gnomon.formats.trainer_terms import Spelled, named_file
+from gnomon.formats.trainer_write import as_yaml, drafted, source_of, tuning
 from gnomon.formats.trainers import (
     AUTOCAST,
     BF16,
@@ -136,7 +138,11 @@ def _precision(f: Fields, whole: bool) -> Precision:
 
 
 def _read(path: Path, given: Given) -> Job:
-    source = trainer_source(path, given, _wanted, "--model_name_or_path")
+    return read_fields(trainer_source(path, given, _wanted, "--model_name_or_path"), given)
+
+
+def read_fields(source: Source, given: Given) -> Job:
+    """The job of fields that are read."""
     f, assumed = source.fields, list(source.assumed)
     if core := [key for key in CORE if isinstance(f.peek(key), int) and f.peek(key) != 1]:
         f.fail(
@@ -161,6 +167,7 @@ def _read(path: Path, given: Given) -> Job:
         precision=_precision(f, whole),
         optimizer=optimizer_of(f, "optim", "adamw_torch"),
         states=states_of(f, "optim"),
+        clip=f.number("max_grad_norm", 1.0) > 0,
     )
     f.ignore(*CORE)
     return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
@@ -185,10 +192,47 @@ SPELLED = Spelled(
 """Its words for changes."""
 
 
+def _tune(asked: Asked) -> Draft:
+    """A plan as its YAML."""
+    t = tuning(asked, PROGRAM)
+    values: dict[str, object] = {
+        "model_name_or_path": t.named,
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "full" if t.adapters is None else "lora",
+        "template": "default",
+        "dataset": "your_dataset",
+        "cutoff_len": t.seq_len,
+        "packing": True,
+        "disable_gradient_checkpointing": not t.recompute,
+        "bf16": t.half == "bf16",
+        "fp16": t.half == "fp16",
+    }
+    if t.adapters is not None:
+        values |= {"lora_rank": t.adapters.rank, "lora_target": ",".join(t.targets) or "all"}
+        values |= {"quantization_bit": 4, "quantization_method": "bnb"} if t.four_bits else {}
+    elif t.pure:
+        values["pure_bf16"] = True
+    trainer = t.trainer()
+    if trainer.pop("use_liger_kernel", False):
+        values["enable_liger_kernel"] = True
+    text = as_yaml(values | trainer)
+    start = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={asked.processes_per_node} llamafactory-cli train FILE"
+
+    def read(given: Given) -> Job:
+        return read_fields(source_of(text, given), given)
+
+    return drafted(asked, t, text, read, program=PROGRAM, start=start)
+
+
+PROGRAM = "LLaMA-Factory (2026-08)"
+
+
 FORMAT = Format(
     name="llama-factory",
     program="hiyouga/LLaMA-Factory 2026-08",
     files="YAML of `llamafactory-cli train`, or the command itself",
     looks=_looks,
     read=_read,
+    tune=_tune,
 )

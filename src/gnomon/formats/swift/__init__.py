@@ -8,21 +8,26 @@ out rollouts, rewards and reference models, which are listed, and towers of mult
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import InputError, nearest
+from gnomon.formats.export import Asked, Draft
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network, network_graph
 from gnomon.formats.job import Fields, Job
+from gnomon.formats.launched import dashed
 from gnomon.formats.megatron.options import known_options
 from gnomon.formats.megatron.read import job_of as megatron_job
 from gnomon.formats.megatron.terms import renamed
-from gnomon.formats.shell import Launch
-from gnomon.formats.trainer_source import Source, commands_of, program_name, trainer_source
+from gnomon.formats.shell import Launch, launches
+from gnomon.formats.trainer_source import Source, commands_of, plain, program_name, trainer_source
 from gnomon.formats.trainer_terms import FSDP_HOST, Spelled, named_file
+from gnomon.formats.trainer_write import drafted, tuning
 from gnomon.formats.trainers import (
     AUTOCAST,
     BF16,
@@ -169,8 +174,51 @@ def _by_trainer(source: Source, given: Given, word: str) -> Job:
         precision=_precision(f, assumed),
         optimizer=optimizer_of(f, "optim", "adamw_torch"),
         states=states_of(f, "optim"),
+        clip=f.number("max_grad_norm", 1.0) > 0,
     )
     return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
+
+
+def _tune(asked: Asked) -> Draft:
+    """A plan as a command of `swift sft`."""
+    t = tuning(asked, PROGRAM)
+    values: dict[str, object] = {
+        "model": t.named,
+        "dataset": "your/dataset",
+        "tuner_type": "full" if t.adapters is None else "lora",
+        "torch_dtype": t.dtype,
+        "bf16": t.half == "bf16",
+        "fp16": t.half == "fp16",
+        "max_length": t.seq_len,
+        "packing": True,
+        "gradient_checkpointing": t.recompute,
+    }
+    if t.adapters is not None:
+        values |= {"lora_rank": t.adapters.rank, "target_modules": t.targets or "all-linear"}
+        values |= {"quant_method": "bnb", "quant_bits": 4} if t.four_bits else {}
+    values |= t.trainer()
+    words = "".join(f" \\\n  --{key} {_word(value)}" for key, value in values.items())
+    text = f"NNODES={asked.num_nodes} NPROC_PER_NODE={asked.processes_per_node} swift sft{words}\n"
+
+    def read(given: Given) -> Job:
+        launch = next(one for one in launches(text, {}).launches if _wanted(one))
+        fields = {name: plain(value) for name, value in dashed(launch.options[1:]).items()}
+        source = Source(fields=Fields(fields, "<export>", given), folder=Path(), program="swift", stated=None)
+        return _by_trainer(source, given, "sft")
+
+    return drafted(asked, t, text, read, program=PROGRAM, start="bash FILE")
+
+
+def _word(value: object) -> str:
+    """As a shell takes it."""
+    if isinstance(value, list):
+        return " ".join(shlex.quote(str(one)) for one in value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return shlex.quote(json.dumps(value) if isinstance(value, Mapping) else str(value))
+
+
+PROGRAM = "ms-swift 3602360"
 
 
 SPELLED = Spelled(
@@ -329,4 +377,5 @@ FORMAT = Format(
     files="commands of `swift sft`, `swift rlhf` and `megatron sft`",
     looks=_looks,
     read=_read,
+    tune=_tune,
 )

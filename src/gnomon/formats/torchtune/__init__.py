@@ -8,17 +8,21 @@ teachers and reference models, which are listed.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gnomon.errors import InputError
+from gnomon.errors import InputError, PlanError
+from gnomon.formats.export import Asked, Draft
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import GIVE_MODEL, SEQ_LEN, Given, Network
 from gnomon.formats.hub import network_called
 from gnomon.formats.job import Fields, Job, chosen, flatten, read_source
 from gnomon.formats.references import resolved
+from gnomon.formats.trainer_write import drafted, tuning
 from gnomon.formats.trainers import BF16, FP32, Training, adapted, flag, job_of, names_of, optimizer_of, states_of
-from gnomon.formats.yaml_file import read_yaml
+from gnomon.formats.yaml_file import emit_yaml, read_yaml
+from gnomon.models.lora import parse_adapters
 from gnomon.plans import Layout
 from gnomon.search.fit.terms import Change, Setting, Terms
 from gnomon.software import stack
@@ -48,6 +52,14 @@ INEXPRESSIBLE = {
     "fp8_*": "eight-bit products; read as bf16, so too slow",
     "enable_fp8_training": "eight-bit products; read as bf16, so too slow",
 }
+
+LOSSES: Mapping[str, str] = {
+    "LinearCrossEntropyLoss": "chunked",
+    "CEWithChunkedOutputLoss": "in_place",
+    "CrossEntropyLoss": "unfused",
+}
+"""Its losses: with the head, so that logits are never whole; over whole logits, widened to fp32 chunk by chunk; torch's
+over all of them."""
 
 LINEARS = {"output_proj": "o_proj"}
 FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
@@ -100,6 +112,11 @@ def _model(f: Fields, given: Given, assumed: list[str]) -> Network | str:
 def _read(path: Path, given: Given) -> Job:
     text, file = read_source(path)
     f = Fields(flatten(resolved(read_yaml(text, file))), file, given)
+    return read_fields(f, given, single="single_device" in path.name)
+
+
+def read_fields(f: Fields, given: Given, *, single: bool) -> Job:
+    """The job of fields that are read. single: of a recipe for one device."""
     assumed: list[str] = []
     length = f.raw("tokenizer.max_seq_len")
     if length is None and given.seq_len is None:
@@ -110,8 +127,10 @@ def _read(path: Path, given: Given) -> Job:
     record = stack("pytorch-fsdp")
     if flag(f, "compile"):
         record = chosen(record, "compile", launch_mode="compiled", norm="fused", activation="fused")
+    loss = str(f.raw("loss._component_") or "").rpartition(".")[2]
+    if loss in LOSSES:
+        record = chosen(record, "loss", cross_entropy=LOSSES[loss])
     clip = f.raw("clip_grad_norm")
-    single = "single_device" in path.name
     asked = Training(
         model=_model(f, given, assumed),
         micro=f.integer("batch_size", 1),
@@ -157,6 +176,84 @@ TERMS = Terms(
 """Its words for changes."""
 
 
+def _tune(asked: Asked) -> Draft:
+    """A plan as the YAML of `tune run full_finetune_distributed`, or of the recipe with LoRA."""
+    t = tuning(asked, PROGRAM, axes=("pp", "ep", "etp"))
+    base = parse_adapters(asked.graph.name)[0]
+    component = next((name for name in COMPONENTS if base in spellings(name.rpartition(".")[2])), None)
+    if component is None:
+        raise PlanError(
+            f"torchtune names its models by components, and {base} is none of those written here; export to axolotl, "
+            f"llama-factory, swift or trl, which load any model by its name"
+        )
+    folder, _, name = component.rpartition(".")
+    kind = "" if t.adapters is None else "qlora_" if t.four_bits else "lora_"
+    model: dict[str, object] = {"_component_": f"{folder}.{kind}{name}"}
+    if t.adapters is not None:
+        targets = t.targets or ["q_proj", "k_proj", "v_proj", "o_proj", *FEED_FORWARD]
+        back = {ours: theirs for theirs, ours in LINEARS.items()}
+        model["lora_attn_modules"] = ",".join(back.get(one, one) for one in targets if one not in FEED_FORWARD)
+        model |= {"apply_lora_to_mlp": set(FEED_FORWARD) <= set(targets), "lora_rank": t.adapters.rank}
+    losses = {ours: theirs for theirs, ours in LOSSES.items()}
+    values: dict[str, object] = {
+        "model": model,
+        "tokenizer": {"max_seq_len": t.seq_len},
+        "dataset": {"_component_": "torchtune.datasets.alpaca_dataset", "packed": True},
+        "batch_size": t.micro,
+        "gradient_accumulation_steps": t.steps,
+        "optimizer": {"_component_": _component(t.optim)},
+        "enable_activation_checkpointing": t.recompute,
+        "dtype": "bf16" if t.half else "fp32",
+        "compile": t.compiled,
+        "clip_grad_norm": t.clip or None,
+        "output_dir": "out",
+    }
+    if t.loss in losses:
+        values["loss"] = {"_component_": f"torchtune.modules.loss.{losses[t.loss]}"}
+    if asked.plan.optimizer.offload_parameters:
+        values["fsdp_cpu_offload"] = True
+    mesh = asked.plan.mesh
+    for key, size in (("data_parallel_replicate", mesh.dp_replicate), ("tensor_parallel", mesh.tp)):
+        values |= {f"{key}_dim": size} if size > 1 else {}
+    values |= {"context_parallel_dim": mesh.cp} if mesh.cp > 1 else {}
+    text = emit_yaml(values)
+
+    def read(given: Given) -> Job:
+        return read_fields(Fields(flatten(read_yaml(text, "<export>")), "<export>", given), given, single=False)
+
+    recipe = "full_finetune_distributed" if t.adapters is None else "lora_finetune_distributed"
+    start = f"tune run --nproc_per_node {asked.processes_per_node} {recipe} --config FILE"
+    return drafted(asked, t, text, read, program=PROGRAM, start=start)
+
+
+def _component(optim: str) -> str:
+    names = {
+        "adamw_bnb_8bit": "bitsandbytes.optim.AdamW8bit",
+        "lion_8bit": "bitsandbytes.optim.Lion8bit",
+        "lion_32bit": "bitsandbytes.optim.Lion32bit",
+        "sgd": "torch.optim.SGD",
+    }
+    return names.get(optim, "torch.optim.AdamW")
+
+
+COMPONENTS = (
+    "torchtune.models.llama2.llama2_7b", "torchtune.models.llama2.llama2_13b", "torchtune.models.llama2.llama2_70b",
+    "torchtune.models.llama3_1.llama3_1_8b", "torchtune.models.llama3_1.llama3_1_70b",
+    "torchtune.models.llama3_1.llama3_1_405b", "torchtune.models.llama3_2.llama3_2_1b",
+    "torchtune.models.llama3_2.llama3_2_3b", "torchtune.models.mistral.mistral_7b",
+    "torchtune.models.qwen2_5.qwen2_5_7b_base", "torchtune.models.qwen2_5.qwen2_5_14b_base",
+    "torchtune.models.qwen2_5.qwen2_5_32b_base", "torchtune.models.qwen2_5.qwen2_5_72b_base",
+)  # fmt: skip
+"""Builders of models that are written."""
+
+PROGRAM = "torchtune bd2a0fc"
+
+
 FORMAT = Format(
-    name="torchtune", program="pytorch/torchtune bd2a0fc", files="YAML of `tune run`", looks=_looks, read=_read
+    name="torchtune",
+    program="pytorch/torchtune bd2a0fc",
+    files="YAML of `tune run`",
+    looks=_looks,
+    read=_read,
+    tune=_tune,
 )

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gnomon.formats.export import Asked, Draft
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_source import Source, commands_of, program_name, trainer_source
+from gnomon.formats.trainer_write import as_yaml, drafted, source_of, tuning
 from gnomon.formats.trainers import LIGER, Training, adapted, flag, model_of, names_of, optimizer_of, states_of
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, finished, precision_of
@@ -142,8 +144,37 @@ def read_fields(source: Source, name: str, given: Given) -> Job:
         precision=precision_of(f, loaded=None if loaded is None else str(loaded), default="bf16" if half else "no"),
         optimizer=optimizer_of(f, "optim", "adamw_torch"),
         states=states_of(f, "optim"),
+        clip=f.number("max_grad_norm", 1.0) > 0,
     )
     return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed)
+
+
+def _tune(asked: Asked) -> Draft:
+    """A plan as the YAML of `trl sft --config`, with PEFT's adapters."""
+    t = tuning(asked, PROGRAM)
+    values: dict[str, object] = {
+        "model_name_or_path": t.named,
+        "dataset_name": "your/dataset",
+        "torch_dtype": t.dtype,
+        "bf16": t.half == "bf16",
+        "fp16": t.half == "fp16",
+        "max_length": t.seq_len,
+        "packing": True,
+        "gradient_checkpointing": t.recompute,
+    }
+    if t.adapters is not None:
+        values |= {"use_peft": True, "lora_r": t.adapters.rank, "lora_target_modules": t.targets or "all-linear"}
+        values |= {"load_in_4bit": True} if t.four_bits else {}
+    text = as_yaml(values | t.trainer())
+    start = f"accelerate launch --num_processes {asked.plan.mesh.world_size} -m trl sft --config FILE"
+
+    def read(given: Given) -> Job:
+        return read_fields(source_of(text, given), "sft", given)
+
+    return drafted(asked, t, text, read, program=PROGRAM, start=start)
+
+
+PROGRAM = "TRL (2026-08)"
 
 
 FORMAT = Format(
@@ -152,4 +183,5 @@ FORMAT = Format(
     files="YAML of TRL's scripts, and the commands that start them",
     looks=_looks,
     read=_read,
+    tune=_tune,
 )

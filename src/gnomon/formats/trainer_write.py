@@ -1,0 +1,217 @@
+"""A plan as a file of a trainer around PyTorch: what LLaMA-Factory's writer shares with axolotl's, TRL's and others'.
+
+`tuning(asked, program)` says the plan in the words that these programs have in common (adapters, quantisation, sharding
+by DeepSpeed or FSDP, loss, batch); `drafted(…)` reads what a writer made of it back by the program's own reader. Leaves
+out each program's keys (its own folder).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gnomon.errors import InputError
+from gnomon.formats.deepspeed.write import draft as deepspeed_draft
+from gnomon.formats.export import Asked, Draft, need_axes
+from gnomon.formats.given import Given, Network
+from gnomon.formats.hub import find_network
+from gnomon.formats.job import Fields, Job, flatten
+from gnomon.formats.trainer_source import Source
+from gnomon.formats.yaml_file import emit_yaml, read_yaml
+from gnomon.models.lora import Adapters, parse_adapters
+from gnomon.models.presets import HUB_IDS
+from gnomon.plans import Plan, Saved
+from gnomon.software import Stack
+
+OPTIMS: Mapping[str, str] = {
+    "adamw": "adamw_torch", "adam": "adamw_torch", "sgd": "sgd", "momentum": "sgd", "adafactor": "adafactor",
+    "lion": "lion_32bit", "muon": "muon",
+}  # fmt: skip
+"""Our kind of an optimizer -> transformers' name."""
+
+EIGHT_BIT: Mapping[str, str] = {"adamw": "adamw_bnb_8bit", "adam": "adamw_bnb_8bit", "lion": "lion_8bit"}
+
+REASONS = (
+    ("mesh.*", "the program divides ranks into replicas, or shards over all of them"),
+    ("layout.*", "the model's own modules decide how tensors lie"),
+    ("overlap.*", "FSDP and DDP have their defaults; DeepSpeed has overlap_comm and a bucket in elements"),
+    ("optimizer.kind", "transformers' optimizers are others"),
+    ("optimizer.zero", "without DeepSpeed it is DDP or FSDP (ZeRO 3)"),
+    ("optimizer.*", "FSDP and DeepSpeed offload in their own units"),
+    ("precision.fp8*", "eight-bit products are no field of the file"),
+    ("precision.*", "the program loads the model in bf16 and trains it so, or computes by autocast over fp32"),
+    ("saved.*", "whole layers are recomputed, all of them, or none"),
+    ("software.*", "the program has no switch for this"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """A plan in the words that trainers share."""
+
+    named: str
+    """Id or path of the network that is loaded."""
+    base: Network | str
+    """That network."""
+    adapters: Adapters | None
+    micro: int
+    steps: int
+    """Microbatches of a step."""
+    seq_len: int
+    recompute: bool
+    half: str
+    """`bf16`, `fp16`, or empty."""
+    pure: bool
+    """Parameters are in the half too, without an fp32 copy."""
+    optim: str
+    clip: float
+    deepspeed: Mapping[str, object] | None
+    """What shards the job, where DeepSpeed does."""
+    fsdp: str
+    """Words of `fsdp`, where FSDP does."""
+    loss: str
+    """`Loss.cross_entropy`, or empty where the plan's software does not say."""
+    fused: bool
+    """Norms and activations are one kernel each."""
+    compiled: bool
+    experts: str
+    """`experts_implementation`, or empty."""
+
+    @property
+    def targets(self) -> list[str]:
+        """Linears with adapters; none for all."""
+        return list(self.adapters.targets) if self.adapters else []
+
+    @property
+    def four_bits(self) -> bool:
+        """Whether frozen weights are in NF4."""
+        return self.adapters is not None and self.adapters.base == "nf4"
+
+    @property
+    def dtype(self) -> str:
+        """In which the model is loaded: DeepSpeed keeps copies in fp32 itself."""
+        loaded = self.half if self.pure or self.deepspeed is not None else ""
+        return {"bf16": "bfloat16", "fp16": "float16"}.get(loaded, "float32")
+
+    def trainer(self) -> dict[str, object]:
+        """Fields of TrainingArguments."""
+        values: dict[str, object] = {
+            "per_device_train_batch_size": self.micro,
+            "gradient_accumulation_steps": self.steps,
+            "optim": self.optim,
+            "max_grad_norm": self.clip,
+            "output_dir": "out",
+            **self.liger(),
+        }
+        if self.compiled:
+            values["torch_compile"] = True
+        if self.experts:
+            values["experts_implementation"] = self.experts
+        return values | self.sharding()
+
+    def sharding(self) -> dict[str, object]:
+        """`deepspeed` or `fsdp`."""
+        if self.deepspeed is not None:
+            return {"deepspeed": dict(self.deepspeed)}
+        return {"fsdp": self.fsdp} if self.fsdp else {}
+
+    def liger(self, name: str = "use_liger_kernel") -> dict[str, object]:
+        """Liger's switches; with single kernels off where the plan has not all of them."""
+        wanted = {"rms_norm": self.fused, "swiglu": self.fused, "fused_linear_cross_entropy": self.loss == "chunked"}
+        if self.loss == "fused":
+            wanted["cross_entropy"] = True
+        if not any(wanted.values()):
+            return {}
+        whole = self.fused and self.loss == "chunked"
+        return {name: True} | ({} if whole else {"liger_kernel_config": wanted})
+
+
+def tuning(asked: Asked, program: str, *, axes: tuple[str, ...] = ("pp", "ep", "etp", "cp", "tp")) -> Tuning:
+    """The plan of a fine-tuning job. axes: that the program has not. PlanError for a plan with one of them."""
+    need_axes(asked, program, *axes)
+    plan, stack = asked.plan, asked.stack
+    base, adapters = parse_adapters(asked.graph.name)
+    by_deepspeed = plan.optimizer.zero in (1, 2) or (stack is not None and stack.name == "deepspeed")
+    by_deepspeed = by_deepspeed or (plan.optimizer.offload is not None and not plan.optimizer.offload_parameters)
+    pure = plan.precision.master == "none" and plan.precision.param in ("bf16", "fp16")
+    half = next((one for one in (plan.precision.compute, plan.precision.param) if one in ("bf16", "fp16")), "")
+    eight = plan.precision.states == "int8" and plan.optimizer.kind in EIGHT_BIT
+    return Tuning(
+        named=asked.named or (HUB_IDS[base][0] if base in HUB_IDS else base),
+        base=_base(asked, base, adapters),
+        adapters=adapters,
+        micro=asked.micro,
+        steps=asked.microbatches,
+        seq_len=asked.workload.seq_len or 0,
+        recompute=plan.saved != Saved(),
+        half=half,
+        pure=pure,
+        optim=(EIGHT_BIT if eight else OPTIMS)[plan.optimizer.kind],
+        clip=1.0 if plan.optimizer.clip else 0.0,
+        deepspeed=_deepspeed(asked) if by_deepspeed else None,
+        fsdp="" if by_deepspeed or plan.optimizer.zero == 0 else _fsdp(plan),
+        loss="" if stack is None else stack.loss.cross_entropy or "",
+        fused=stack is not None and stack.layers.norm == "fused" and stack.launch.launch_mode != "compiled",
+        compiled=stack is not None and stack.launch.launch_mode == "compiled",
+        experts=_experts(asked, stack),
+    )
+
+
+def _base(asked: Asked, name: str, adapters: Adapters | None) -> Network | str:
+    """The network without adapters. InputError for one that is known with them only."""
+    if asked.base is not None:
+        return asked.base
+    if adapters is None:
+        return asked.model or asked.graph
+    found = find_network(name)
+    if found is None:
+        raise InputError(f"{name} is not known by its name, without its adapters; give it too: --model CONFIG.json")
+    return found[0]
+
+
+def _fsdp(plan: Plan) -> str:
+    words = ["full_shard" if plan.optimizer.reshard_after_forward else "shard_grad_op", "auto_wrap"]
+    if plan.mesh.dp_replicate > 1:
+        words[0] = "hybrid_shard" if plan.optimizer.reshard_after_forward else "hybrid_shard_zero2"
+    return " ".join([*words, *(["offload"] if plan.optimizer.offload_parameters else [])])
+
+
+def _experts(asked: Asked, stack: Stack | None) -> str:
+    routed = any(op.does == "routes" for block in asked.graph.blocks for op in block.ops)
+    if stack is None or not routed:
+        return ""
+    return {"grouped": "grouped_mm", "stacked": "eager"}.get(str(stack.experts.moe_experts), "")
+
+
+def _deepspeed(asked: Asked) -> dict[str, object]:
+    """DeepSpeed's configuration, less what the trainer says itself."""
+    values: dict[str, object] = json.loads(deepspeed_draft(replace(asked, model=None)).text)
+    for name in ("optimizer", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        values.pop(name, None)
+    return values
+
+
+def drafted(asked: Asked, asks: Tuning, text: str, read: Callable[[Given], Job], *, program: str, start: str) -> Draft:
+    """The draft of a text that `read` reads. start: the command that takes it."""
+    job = read(Given(devices=asked.plan.mesh.world_size, model=asks.base))
+    nodes = "" if asked.num_nodes == 1 else f" on each of {asked.num_nodes} machines"
+    said = (
+        "data, chat template, learning rate and number of steps are placeholders; set yours",
+        f"start it with {start}{nodes}",
+    )
+    return Draft(program=program, text=text, job=job, elsewhere=said, reasons=REASONS)
+
+
+def as_yaml(values: Mapping[str, object]) -> str:
+    """YAML text; lists are written in one line."""
+    plain = {k: v for k, v in values.items() if not isinstance(v, list)}
+    lists = "".join(f"{k}: {json.dumps(v)}\n" for k, v in values.items() if isinstance(v, list))
+    return emit_yaml(plain) + lists
+
+
+def source_of(text: str, given: Given) -> Source:
+    """A YAML text as a trainer's fields."""
+    values = flatten(read_yaml(text, "<export>"))
+    return Source(fields=Fields(values, "<export>", given), folder=Path(), program="", stated=None)

@@ -23,7 +23,7 @@ UP = re.compile(r"\]\((?:\.\./)+(?:docs/)?(?=[\w/]+\.md)")
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds what pages link to, as it lies in the repository."""
-    wanted = {str(page.relative_to(ROOT)) for name in WHOLE for page in (ROOT / name).glob("*.md")}
+    wanted = {str(page.relative_to(ROOT)) for name in WHOLE for page in (ROOT / name).glob("*.[ms][dv]*")}
     for page in (ROOT / "docs").glob("*.md"):
         text = page.read_text(encoding="utf-8")
         wanted |= set(re.findall(rf"\]\(\.\./((?:{'|'.join(OUTSIDE)})/[^)#\s]*)", text))

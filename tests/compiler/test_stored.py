@@ -13,8 +13,9 @@ pytestmark = pytest.mark.torch
 FORMS = (
     ("int4-g64", "int8"), ("int4-g32-zeros", "int8"), ("int8", "int8"), ("ternary-g64", "int8"), ("bf16", "bf16"),
     ("int4-g8", "int8"), ("int4-g24", "int8"), ("int4-g64", "bf16"), ("int4-g32-zeros", "bf16"), ("nf4", "bf16"),
+    ("fp32", "fp32"),
 )  # fmt: skip
-ROWS = (1, 2, 3, 5, 8, 19)
+ROWS = (1, 2, 3, 5, 8, 11, 19)
 
 
 def widened(name: str, weight: torch.Tensor) -> torch.Tensor:
@@ -25,8 +26,8 @@ def widened(name: str, weight: torch.Tensor) -> torch.Tensor:
 
 def rounded(x: torch.Tensor, packed: stored.Packed) -> torch.Tensor:
     """Activations as the kernel has them, in double."""
-    if packed.form.activations == "bf16":
-        return x.bfloat16().double()
+    if packed.form.activations != "int8":
+        return (x.bfloat16() if packed.form.activations == "bf16" else x).double()
     groups = x.view(len(x), -1, packed.form.group or x.shape[1])
     top = groups.abs().amax(-1, keepdim=True)
     codes = (groups * (127 / top)).round()
@@ -36,7 +37,7 @@ def rounded(x: torch.Tensor, packed: stored.Packed) -> torch.Tensor:
 @pytest.mark.parametrize(("name", "activations"), FORMS)
 def test_a_product_is_that_of_the_widened_weight(name: str, activations: stored.Activations) -> None:
     """Tails of outputs and inputs, one row and blocks of rows that are not full, bfloat16 in and out, a bias."""
-    for n, k in ((40, 192), (19, {"int8": 77, "int4-g24": 120}.get(name, 128))):
+    for n, k in ((48, 192), (19, {"int8": 77, "int4-g24": 120}.get(name, 128))):
         weight, bias = torch.randn(n, k), torch.randn(n)
         packed = stored.pack(weight, storage_of(name), activations)
         if packed.by != "kernel":

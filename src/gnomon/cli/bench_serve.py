@@ -82,6 +82,7 @@ def _server(options: BenchOptions) -> Iterator[str]:
     given = {
         "--tokenizer": options.tokenizer,
         "--dtype": options.dtype,
+        "--weights": options.weights,
         "--kv-memory": options.kv_memory,
         "--max-model-len": options.max_model_len,
         "--max-num-seqs": options.max_num_seqs,

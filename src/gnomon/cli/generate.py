@@ -32,6 +32,7 @@ def run(options: GenerateOptions) -> int:
         folder,
         replace(engine("gnomon"), max_seqs=1),
         dtype=options.dtype,
+        weights=options.weights,
         kv_bytes=ALL_BYTES,
         longest_asked=len(ids) + options.count,
     )

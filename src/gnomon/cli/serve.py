@@ -70,6 +70,7 @@ def settings_of(options: ServerOptions) -> Any:
         name=options.name or folder.resolve().name,
         rules=rules_of(options, base),
         dtype=options.dtype,
+        weights=options.weights,
         kv_bytes=quantity("--kv-memory", parse_bytes, options.kv_memory),
         max_model_len=longest,
         host=options.host,

@@ -4,12 +4,13 @@ generator.
     packed = pack(weight, storage_of("int4-g64"))       # or repack(arrays, storage, shape), of what a file holds
     y = linear(x, packed, bias)
 
-`text_of` writes the C++ of a kernel for any (bits, group, zeros, table) and activations in eight bits or bfloat16
-around one loop (cpp/stored.cpp). Activations in eight bits have a scale for each row and group, as llama.cpp and
-OpenVINO have them, and the product is then exact but for float32's sums; in bfloat16 weights are exact too (but for
-NF4's, whose numbers are rounded to it). Which of both is said by `activations`. Where the machine lacks the
-instructions (AVX-512 with VNNI and BF16) or has no compiler the weight is widened in each call, which is slow and the
-same product; `Packed.by` says so. On a CPU, without gradients. Leaves out sparse forms, and float32 activations.
+`text_of` writes the C++ of a kernel for any (bits, group, zeros, table) and activations in eight bits, bfloat16 or
+float32 around one loop (cpp/stored.cpp). Activations in eight bits have a scale for each row and group, as llama.cpp
+and OpenVINO have them, and the product is then exact but for float32's sums; in bfloat16 weights are exact too (but
+for NF4's, whose numbers are rounded to it), and float32 is for weights in float32. Which of them is said by
+`activations`. Where the machine lacks the instructions (AVX-512, with VNNI for activations in eight bits) or has no
+compiler the weight is widened in each call, which is slow and the same product; `Packed.by` says so. On a CPU,
+without gradients. Leaves out sparse forms.
 """
 
 from __future__ import annotations
@@ -35,24 +36,30 @@ from gnomon.storage.integers import Integers
 from gnomon.storage.tables import NF4, NF4_BLOCK, NF4_CODES
 
 FORMULA = Path(__file__).with_name("cpp") / "stored.cpp"
-NEEDS = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "f16c"})
-FLAGS = "-mavx512vnni -mavx512bf16 -mf16c"
+NEEDS = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "f16c"})
 SIDE = 16
 """Outputs of a panel."""
 PARALLEL = 1 << 20
 """Multiplications from which on threads share a product."""
-Activations = Literal["int8", "bf16"]
+Activations = Literal["int8", "bf16", "fp32"]
+BITS: Mapping[Activations, int] = {"int8": 8, "bf16": 16, "fp32": 32}
 Arrays = Mapping[str, NDArray[np.generic]]
 
 
-class _Call(ctypes.Structure):
-    """`Call` of cpp/stored.cpp."""
+class Product(ctypes.Structure):
+    """`Product` of cpp/stored.h."""
 
     _fields_ = [
-        *[(name, ctypes.c_int64) for name in ("m", "n", "k", "padded", "threads", "wide")],
+        *[(name, ctypes.c_int64) for name in ("m", "n", "k", "padded", "threads", "wide", "wide_out")],
         ("x", ctypes.c_void_p),
         ("x_row", ctypes.c_int64),
-        *[(name, ctypes.c_void_p) for name in ("codes", "scales", "zeros", "bias", "out", "room")],
+        *[(name, ctypes.c_void_p) for name in ("codes", "scales", "zeros", "bias")],
+        ("factor", ctypes.c_float),
+        ("added", ctypes.c_void_p),
+        ("added_row", ctypes.c_int64),
+        ("out", ctypes.c_void_p),
+        ("out_row", ctypes.c_int64),
+        ("room", ctypes.c_void_p),
     ]
 
 
@@ -61,7 +68,7 @@ class Form:
     """What a kernel is made for."""
 
     bits: int
-    """Of a code: 2, 4, 8; 16 for bfloat16 numbers."""
+    """Of a code: 2, 4, 8; 16 and 32 for numbers of bfloat16 and float32."""
     group: int
     """Columns that share a scale; 0: all."""
     activations: Activations
@@ -75,11 +82,27 @@ class Form:
     @property
     def step(self) -> int:
         """Columns of 64 bytes of a panel."""
-        return 4 * (8 // self.bits) if self.activations == "int8" else 2 * (16 // self.bits)
+        return self.beside * (BITS[self.activations] // self.bits)
+
+    @property
+    def beside(self) -> int:
+        """Columns that lie beside each other: four codes, two numbers of bfloat16, one of float32."""
+        return 32 // BITS[self.activations]
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Of the processor: flags of /proc/cpuinfo."""
+        return NEEDS | {"avx512_vnni"} if self.activations == "int8" else NEEDS
 
     def padded(self, columns: int) -> int:
         by = self.group or self.step
         return -(-columns // by) * by
+
+    def room(self, rows: int, columns: int) -> int:
+        """Bytes that a kernel takes for x as it reads it."""
+        padded = self.padded(columns)
+        groups = padded // self.group if self.group else 1
+        return rows * padded * BITS[self.activations] // 8 + 64 + 8 * rows * groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +136,8 @@ def form_of(storage: Storage, activations: Activations = "int8") -> Form:
     """The kernel for a storage. InputError where none is written."""
     if isinstance(storage, Dense) and storage.dtype == "bf16":
         return Form(bits=16, group=0, activations="bf16", half=False)
+    if isinstance(storage, Dense) and storage.dtype == "fp32":
+        return Form(bits=32, group=0, activations="fp32", half=False)
     if isinstance(storage, NF4):
         return Form(bits=4, group=NF4_BLOCK, activations="bf16", half=False, table=NF4_CODES)
     if isinstance(storage, Integers) and not (activations == "bf16" and storage.bits == 8):
@@ -130,7 +155,7 @@ def form_of(storage: Storage, activations: Activations = "int8") -> Form:
         )
     raise InputError(
         f"no kernel multiplies by {storage.name} with activations in {activations}; there are those for int8, int4, "
-        f"int2 and ternary weights (int8) and int4, int2, ternary, nf4 and bf16 (bf16): convert it, or widen it"
+        f"int2 and ternary weights (int8), int4, int2, ternary, nf4 and bf16 (bf16), and fp32: convert it, or widen it"
     )
 
 
@@ -139,17 +164,21 @@ def text_of(form: Form) -> str:
     """C++ of a kernel."""
     table = [int(one) for one in bfloat16_of(np.asarray(form.table, np.float32))] if form.table else []
     said = {
-        "BITS": form.bits, "GROUP": form.group, "ACTS": 8 if form.activations == "int8" else 16, "HALF": int(form.half),
+        "BITS": form.bits, "GROUP": form.group, "ACTS": BITS[form.activations], "HALF": int(form.half),
         "ZEROS": int(form.zeros), "ZERO": form.zero, "TABLE": ", ".join(map(str, [*table, *[0] * (32 - len(table))])),
     }  # fmt: skip
-    lines = [f"{ASKS}{FLAGS}", *(f"#define {name} {value}" for name, value in said.items())]
+    own = {"avx512_vnni": "-mavx512vnni", "f16c": "-mf16c"}
+    lines = [
+        ASKS + " ".join(flag for name, flag in own.items() if name in form.needs),
+        *(f"#define {name} {value}" for name, value in said.items()),
+    ]
     return "\n".join(lines) + "\n" + FORMULA.read_text(encoding="utf-8")
 
 
 @cache
 def kernel(form: Form) -> Callable[[Any], int] | None:
     """Compiled; None where this machine cannot run it or has no compiler."""
-    return kernel_of(text_of(form), ctypes.POINTER(_Call)) if has_features(NEEDS) and has_compiler() else None
+    return kernel_of(text_of(form), ctypes.c_void_p) if has_features(form.needs) and has_compiler() else None
 
 
 def pack(weight: Tensor, storage: Storage, activations: Activations = "int8") -> Packed:
@@ -171,7 +200,7 @@ def repack(arrays: Arrays, storage: Storage, shape: tuple[int, int], activations
         )
     runs = kernel(form) is not None
     if isinstance(storage, Dense):
-        words = np.asarray(arrays["values"]).view(np.uint16)
+        words = np.asarray(arrays["values"]).view(np.uint16 if storage.dtype == "bf16" else np.uint32)
         codes, scales, zeros = _laid(words, form), None, None
     elif isinstance(storage, NF4):
         packed = np.asarray(arrays["codes"]).view(np.uint8)
@@ -200,12 +229,17 @@ def _panels(codes: NDArray[Any], form: Form) -> NDArray[Any]:
     rows, columns = codes.shape
     padded = np.zeros((-(-rows // SIDE) * SIDE, form.padded(columns)), codes.dtype)
     padded[:rows, :columns] = codes
-    beside = 4 if form.activations == "int8" else 2
-    return padded.reshape(-1, SIDE, padded.shape[1] // form.step, form.step // beside, beside).transpose(0, 2, 3, 1, 4)
+    shape = (-1, SIDE, padded.shape[1] // form.step, form.step // form.beside, form.beside)
+    return padded.reshape(shape).transpose(0, 2, 3, 1, 4)
 
 
 def _laid(codes: NDArray[Any], form: Form) -> Tensor:
     """(panels, steps, 64): codes of bytes or of words."""
+    if form.step == form.beside and codes.shape[0] % SIDE == 0 and codes.shape[1] == form.padded(codes.shape[1]):
+        whole = torch.from_numpy(
+            np.ascontiguousarray(codes).view(np.int32).reshape(-1, SIDE, codes.shape[1] // form.beside)
+        )
+        return whole.transpose(1, 2).contiguous().view(torch.uint8)  # a step has one code a place: nothing lies over it
     parts = _panels(codes, form)
     out = np.zeros((*parts.shape[:2], *parts.shape[3:]), codes.dtype)
     for layer in range(parts.shape[2]):
@@ -238,22 +272,39 @@ def linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
     m, form = rows.shape[0], packed.form
     out = torch.empty((m, n), dtype=x.dtype)
     if m and n:
-        padded = form.padded(k)
-        groups = padded // form.group if form.group else 1
-        room = torch.empty(
-            m * padded * (1 if form.activations == "int8" else 2) + 64 + 8 * m * groups, dtype=torch.uint8
-        )
+        room = torch.empty(form.room(m, k), dtype=torch.uint8)
         wide_bias = None if bias is None else bias.float().contiguous()
-        call = _Call(
-            m=m, n=n, k=k, padded=padded, threads=torch.get_num_threads() if m * n * k >= PARALLEL else 1,
-            wide=x.dtype == torch.float32, x=rows.data_ptr(), x_row=rows.stride(0) if m > 1 else k,
-            codes=packed.codes.data_ptr(), scales=_place(packed.scales), zeros=_place(packed.zeros),
-            bias=_place(wide_bias), out=out.data_ptr(), room=room.data_ptr(),
-        )  # fmt: skip
+        call = product(packed, wide_bias)
+        call.m, call.threads = m, torch.get_num_threads() if m * n * k >= PARALLEL else 1
+        call.wide = call.wide_out = x.dtype == torch.float32
+        call.x, call.x_row, call.out, call.out_row = rows.data_ptr(), rows.stride(0) if m > 1 else k, out.data_ptr(), n
+        call.room = room.data_ptr()
         run = kernel(form)
         assert run is not None
-        run(call)
+        run(ctypes.addressof(call))
     return out.view(*x.shape[:-1], n)
+
+
+def rows_of(packed: Packed, ids: Tensor) -> Tensor:
+    """(ids, inputs) of a weight, its numbers as they are or float32 of codes of eight bits: of a table of embeddings
+    that is a head's matrix too."""
+    n, k = packed.shape
+    assert packed.form.step == packed.form.beside and packed.arrays is None, "a step has one code a place"
+    at = packed.codes.view(-1, packed.codes.shape[1], SIDE, 4)[ids // SIDE, :, ids % SIDE].flatten(1)
+    if packed.scales is None:
+        return at.view(torch.bfloat16 if packed.form.bits == 16 else torch.float32)[:, :k]
+    assert packed.form.bits == 8 and not packed.form.group and packed.zeros is None
+    scales = packed.scales[ids // SIDE, 0, ids % SIDE].float()
+    return (at[:, :k].float() - packed.form.zero) * scales[:, None]
+
+
+def product(packed: Packed, bias: Tensor | None) -> Product:
+    """What a kernel is told of a weight, whose tensors must outlive it; rows are the caller's to say. bias: float32."""
+    n, k = packed.shape
+    return Product(
+        n=n, k=k, padded=packed.form.padded(k), codes=packed.codes.data_ptr(), scales=_place(packed.scales),
+        zeros=_place(packed.zeros), bias=_place(bias), factor=1.0,
+    )  # fmt: skip
 
 
 def _place(one: Tensor | None) -> int | None:

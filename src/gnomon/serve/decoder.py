@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gnomon.compiler import stored
+from gnomon.compiler.stored import Packed
 from gnomon.errors import PlanError
 from gnomon.graph import Block, Graph, Layer, Op
 from gnomon.runtime.module.crossings import reads, writes
@@ -31,15 +33,15 @@ from gnomon.runtime.ops.paged import seen_of
 from gnomon.runtime.ops.places import places
 from gnomon.runtime.ops.routing import Routing, routing_of
 from gnomon.runtime.ops.site import Site
+from gnomon.runtime.parameters.packed import Codes
 from gnomon.serve.forward import Program
+from gnomon.serve.matrices import Forms, Matrices, Part, Weights, product_of
 from gnomon.serve.paged import Pages, Room
 from gnomon.serve.rows import Rows
 from gnomon.serve.scan import Scan
 from gnomon.serve.sizes import Sizes
 from gnomon.serving.kv_blocks import KvBlocks
 
-Weights = Mapping[str, Tensor]
-"""Full name of a parameter -> its value, dim by dim as in the Graph."""
 Run = Callable[..., Any]
 """(rows, *activations) -> what an op writes: a tensor, or several."""
 
@@ -58,28 +60,30 @@ class Step:
 class Decoder:
     """The layers of a model, bound to weights, with their pages and states."""
 
-    def __init__(self, graph: Graph, weights: Weights, sizes: Sizes, *, dtype: torch.dtype) -> None:
+    def __init__(self, graph: Graph, weights: Weights, sizes: Sizes, forms: Forms) -> None:
         """graph: without its loss (`graph.outputs.without_loss`). PlanError for one that is no decoder."""
         check_runnable(graph)
         check_decoder(graph)
-        self.graph, self.dtype, self.sizes = graph, dtype, sizes
+        self.graph, self.dtype, self.sizes, self.forms = graph, forms.dtype, sizes, forms
         self.windows = windows_of(graph)
         self.pages: list[Pages] = []
         self.scans: list[Scan] = []
         self._weights, self._read = weights, dict[str, Tensor]()
+        self._matrices = Matrices(weights, forms)
+        self._ends = {source.partition(".")[0] for source in graph.outputs}
+        self._matrices_of_head = matrices_of_head(graph)
         self._shared = _several_readers(graph)
         self.layers: list[tuple[list[Step], dict[str, str], dict[str, str], bool]] = []
-        self.program = Program.of(graph, weights, self._pages, sizes, dtype)
+        self.program = Program.of(graph, self._matrices, self._pages, sizes)
         if self.program is not None:
-            self._weights = {}  # nor the files that they were read from
+            del self._weights, self._matrices  # and the files that they were read from
             return
         self.pages.clear()
-        ends = {source.partition(".")[0] for source in graph.outputs}
         for layer in graph.layers():
             block = graph.block(layer.call.block)
             steps = self._compiled(layer, block)
-            self.layers.append((steps, reads(layer), writes(graph, layer), layer.call.name in ends))
-        self._weights = {}
+            self.layers.append((steps, reads(layer), writes(graph, layer), layer.call.name in self._ends))
+        del self._weights, self._matrices
         last = {name: index for index, (_, read, _, _) in enumerate(self.layers) for name in read.values()}
         self.unread = [[name for name, at in last.items() if at == index] for index in range(len(self.layers))]
 
@@ -164,34 +168,51 @@ class Decoder:
         ]  # fmt: skip
         return alike if len(alike) > 1 else [op]
 
-    def _matrix(self, layer: Layer, block: Block, op: Op) -> tuple[Tensor, Tensor | None, tuple[int, ...], int]:
-        """(weight (out, in), bias (out), sizes of the output's dims, dims of the input that are contracted)."""
+    def _parts(self, layer: Layer, block: Block, op: Op) -> list[Part]:
+        """A linear's matrix (outputs, inputs): numbers, or what the folder has packed."""
+        if codes := self._weights.codes(layer.call.parameter_name(op.inputs[1], layer.index)):
+            return [*codes]
         site = Site(op=op, block=block)
-        held = self._weight(layer, block, op.inputs[1])
-        rows = site.weight_rows
+        held, rows = self._held(layer, block, op.inputs[1]), site.weight_rows
         if site.inner_first:
-            inner, out = held.shape[:rows], held.shape[rows:]
-            matrix = held.reshape(math.prod(inner), math.prod(out)).T
-        else:
-            out, inner = held.shape[:rows], held.shape[rows:]
-            matrix = held.reshape(math.prod(out), math.prod(inner))
-        bias = self._weight(layer, block, op.inputs[2]).flatten() if len(op.inputs) > 2 else None
-        return matrix, bias, tuple(out), len(inner)
+            return [held.reshape(math.prod(held.shape[:rows]), -1).T]
+        return [held.reshape(math.prod(held.shape[:rows]), -1)]
+
+    def _product(self, layer: Layer, block: Block, ops: Sequence[Op]) -> Callable[[Tensor], Tensor]:
+        """Of linears that read the same rows, side by side."""
+        name = " ".join(layer.call.parameter_name(op.inputs[1], layer.index) for op in ops)
+        bias = None
+        if any(len(op.inputs) > 2 for op in ops):
+            bias = torch.cat([
+                self._weight(layer, block, op.inputs[2]).flatten()
+                if len(op.inputs) > 2
+                else torch.zeros(math.prod(_matrix_dims(block, op)[0]), dtype=self.dtype)
+                for op in ops
+            ])  # fmt: skip
+
+        def parts() -> list[Part]:
+            return [part for op in ops for part in self._parts(layer, block, op)]
+
+        return product_of(self._matrix_of(name, parts, head=layer.call.name in self._ends), bias)
+
+    def _matrix_of(self, name: str, parts: Callable[[], list[Part]], *, head: bool = False) -> Packed | Tensor:
+        """Packed where this machine has kernels."""
+        if self._matrices.have_kernels():
+            return self._matrices.packed(name, parts, head=head)
+        whole = [(part.widened() if isinstance(part, Codes) else part).to(self.dtype) for part in parts()]
+        return torch.cat(whole) if len(whole) > 1 else whole[0]
 
     def _joined(self, layer: Layer, block: Block, ops: Sequence[Op]) -> Run:
-        parts = [self._matrix(layer, block, op) for op in ops]
-        matrix = torch.cat([part[0] for part in parts])
-        widths = [len(part[0]) for part in parts]
-        bias = None
-        if any(part[1] is not None for part in parts):
-            bias = torch.cat([torch.zeros(len(m), dtype=m.dtype) if b is None else b for m, b, _, _ in parts])
-        return partial(_several, product_of(matrix, bias), widths, [part[2] for part in parts], parts[0][3])
+        outs = [_matrix_dims(block, op)[0] for op in ops]
+        widths, inner = [math.prod(out) for out in outs], _matrix_dims(block, ops[0])[1]
+        return partial(_several, self._product(layer, block, ops), widths, outs, inner)
 
     def _op(self, layer: Layer, block: Block, op: Op) -> Run:
         match op.does:
             case "multiplies":
-                matrix, bias, out, inner = self._matrix(layer, block, op)
-                return partial(_one, product_of(matrix, bias), out, inner, float(_number(op, "factor", 1.0)))
+                out, inner = _matrix_dims(block, op)
+                product = self._product(layer, block, [op])
+                return partial(_one, product, out, inner, float(_number(op, "factor", 1.0)))
             case "attends":
                 return self._attention(layer, block, op)
             case "rotates":
@@ -273,27 +294,43 @@ class Decoder:
         return scan.run
 
     def _lookup(self, layer: Layer, block: Block, op: Op) -> Run:
-        table = self._weight(layer, block, op.inputs[1])
+        name = layer.call.parameter_name(op.inputs[1], layer.index)
         if block.tensor(op.inputs[0]).kind == "activation":
+            if name in self._matrices_of_head and self._matrices.have_kernels():
+                held = self._held(layer, block, op.inputs[1])
+                packed = self._matrices.packed(name, lambda: [held.flatten(1)], head=True)
+                return lambda rows, ids: stored.rows_of(packed, ids[0]).to(self.dtype).unsqueeze(0)
+            table = self._weight(layer, block, op.inputs[1])
             return lambda rows, ids: functional.embedding(ids, table)
-        name = op.inputs[0]
-        return lambda rows: functional.embedding(places(block, name, rows.positions), table).unsqueeze(0)
+        place, table = op.inputs[0], self._weight(layer, block, op.inputs[1])
+        return lambda rows: functional.embedding(places(block, place, rows.positions), table).unsqueeze(0)
 
     def _rows(self, layer: Layer, block: Block, op: Op) -> Run:
-        weight = self._weight(layer, block, op.inputs[1])
-        bias = self._weight(layer, block, op.inputs[2]) if len(op.inputs) > 2 else None
+        """Experts' matrices, each for itself."""
+        name = layer.call.parameter_name(op.inputs[1], layer.index)
+        bias = list(self._weight(layer, block, op.inputs[2])) if len(op.inputs) > 2 else None
         inner_first = block.tensor(op.inputs[1]).dims[1].atoms[0].name in op.contracts
-        matrices = list(weight.transpose(1, 2) if inner_first else weight)
-        return partial(_grouped, matrices, None if bias is None else list(bias))
+        parts: list[Part] = [*self._weights.codes(name)]
+        experts = block.tensor(op.inputs[1]).dims[0].size
+        if len(parts) != experts:
+            weight = self._held(layer, block, op.inputs[1])
+            parts = [*(weight.transpose(1, 2) if inner_first else weight)]
+        matrices = [self._matrix_of(f"{name}.{index}", lambda part=part: [part]) for index, part in enumerate(parts)]  # type: ignore[misc]
+        products = [product_of(matrix, None if bias is None else bias[index]) for index, matrix in enumerate(matrices)]
+        return partial(_grouped, products)
 
     def _weight(self, layer: Layer, block: Block, name: str) -> Tensor:
-        """A parameter with one torch dim for each dim of the Graph's tensor."""
+        """A parameter with one torch dim for each dim of the Graph's tensor, as it is computed with."""
+        return self._held(layer, block, name).to(self.dtype)
+
+    def _held(self, layer: Layer, block: Block, name: str) -> Tensor:
+        """The same, in its file's dtype."""
         full = layer.call.parameter_name(name, layer.index)
         shape = [math.prod(atom.size or 1 for atom in dim.atoms) for dim in block.tensor(name).dims]
         if full not in self._shared:
             return self._weights[full].view(shape)
         if full not in self._read:
-            self._read[full] = self._weights[full]
+            self._read[full] = self._weights[full].to(self.dtype)
         return self._read[full].view(shape)
 
 
@@ -306,6 +343,18 @@ def check_decoder(graph: Graph) -> None:
         raise PlanError(f"{graph.name} is no decoder ({why}); words are generated by decoders, which read input_ids")
     if any(op.captured is not None for block in graph.blocks for op in block.ops):
         raise PlanError(f"{graph.name} was captured, and the engine runs the models that Gnomon has; give a folder")
+
+
+def matrices_of_head(graph: Graph) -> frozenset[str]:
+    """Parameters that the layer before the logits multiplies by; a table of embeddings may be one."""
+    ends = {source.partition(".")[0] for source in graph.outputs}
+    return frozenset(
+        layer.call.parameter_name(op.inputs[1], layer.index)
+        for layer in graph.layers()
+        if layer.call.name in ends
+        for op in graph.block(layer.call.block).ops
+        if op.kind == "linear"
+    )
 
 
 def _several_readers(graph: Graph) -> frozenset[str]:
@@ -324,6 +373,14 @@ def windows_of(graph: Graph) -> tuple[int, ...]:
     return tuple(sorted(found - {0}))
 
 
+def _matrix_dims(block: Block, op: Op) -> tuple[tuple[int, ...], int]:
+    """Of a linear: sizes of the output's dims that its weight makes, and how many of the input's are contracted."""
+    site, weight = Site(op=op, block=block), block.tensor(op.inputs[1])
+    sizes = tuple(math.prod(atom.size or 1 for atom in dim.atoms) for dim in weight.dims)
+    rows = site.weight_rows
+    return (sizes[rows:], rows) if site.inner_first else (sizes[:rows], len(sizes) - rows)
+
+
 def _number(op: Op, name: str, default: float) -> float:
     value = op.attr(name, default)
     assert isinstance(value, int | float)
@@ -331,12 +388,6 @@ def _number(op: Op, name: str, default: float) -> float:
 
 
 # --- what ops run
-
-
-def product_of(matrix: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """x (…, in) -> (…, out)."""
-    matrix = matrix.contiguous()
-    return lambda x: functional.linear(x, matrix, bias)
 
 
 def _flat(x: Tensor, inner: int) -> Tensor:
@@ -424,14 +475,11 @@ def _dispatch(experts: int, rows: Rows, x: Tensor, indices: Tensor) -> Any:
     return x.reshape(-1, x.shape[-1]).index_select(0, routing.order // routing.topk)
 
 
-def _grouped(matrices: Sequence[Tensor], biases: Sequence[Tensor] | None, rows: Rows, x: Tensor) -> Tensor:
-    """Each row by the weight of its own expert; experts without rows are not touched."""
+def _grouped(products: Sequence[Callable[[Tensor], Tensor]], rows: Rows, x: Tensor) -> Tensor:
+    """Each row by the matrix of its own expert; experts without rows are not touched."""
     routing: Routing = rows.made["routing"]
-    parts, at = [], list(accumulate(routing.counts, initial=0))
-    for expert, count in enumerate(routing.counts):
-        if count:
-            bias = None if biases is None else biases[expert]
-            parts.append(functional.linear(x[at[expert] : at[expert + 1]], matrices[expert], bias))
+    at = list(accumulate(routing.counts, initial=0))
+    parts = [products[one](x[at[one] : at[one + 1]]) for one, count in enumerate(routing.counts) if count]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 

@@ -20,18 +20,21 @@ import torch
 from torch import Tensor
 
 from gnomon.compiler.build import kernel_of
+from gnomon.compiler.stored import Packed, product
+from gnomon.compiler.stored import kernel as stored_kernel
 from gnomon.compiler.tried import text_of
 from gnomon.graph import Block, Graph, Layer, Op
 from gnomon.runtime.module.crossings import reads, writes
 from gnomon.runtime.ops.attention import shared_tables
 from gnomon.runtime.ops.paged import KERNELS
+from gnomon.serve.matrices import Matrices, Part
 from gnomon.serve.paged import Pages, untouched
 from gnomon.serve.rows import Rows
 from gnomon.serve.sizes import Sizes
 
 CPP = Path(__file__).with_name("cpp") / "forward.cpp"
-PANEL = 16
-"""Outputs of a packed matrix side by side."""
+TABLES = "numbers rows codes".split()
+"""How a table of embeddings lies: packed as a head's matrix, as it is, or packed in codes of eight bits."""
 ALIGNED = 64
 """Bytes at multiples of which rows of the workspace begin."""
 KINDS = "embed norm linear rotary attend glu add scale gather logits cap".split()
@@ -57,7 +60,7 @@ class _Run(ctypes.Structure):
         ("ops", ctypes.c_void_p),
         ("room", ctypes.c_void_p),
         *[(name, ctypes.c_void_p) for name in ("ids", "positions", "begins", "lengths", "rows")],
-        *[(name, ctypes.c_void_p) for name in ("tables", "table_rows", "logits")],
+        *[(name, ctypes.c_void_p) for name in ("tables", "table_rows", "logits", "narrowed")],
     ]
 
 
@@ -69,17 +72,6 @@ def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     function = kernel_of(text_of(CPP, dtype), ctypes.c_void_p)
     nothing = _Run()
     return None if function is None or function(ctypes.addressof(nothing)) else function
-
-
-def packed(matrix: Tensor) -> Tensor:
-    """A matrix (out, in) as the kernel reads it: (panels, in, 16), of bfloat16 (panels, in / 2, 16, 2); four panels and
-    multiples of it."""
-    out, width = matrix.shape
-    if out % (4 * PANEL):
-        matrix = torch.cat([matrix, matrix.new_zeros((-out % (4 * PANEL), width))])
-    if matrix.dtype == torch.bfloat16:
-        return matrix.view(-1, PANEL, width // 2, 2).transpose(1, 2).contiguous()
-    return matrix.view(-1, PANEL, width).transpose(1, 2).contiguous()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +95,24 @@ class Program:
         self.ops: list[_Op] = []
         self.held: list[object] = []
         """Tensors and calls that instructions point to."""
+        self.weights: list[Packed] = []
         self.tokens, self.dtype, self.vocab_size = sizes.max_batched_tokens, dtype, vocab_size
-        self.end = self.most = 0
-        """Bytes of the workspace, so far and at most."""
-        self.packed: dict[str, Tensor] = {}
+        self.end = self.most = self.narrowed = 0
+        """Bytes of the workspace, so far and at most, and of rows as products' kernels read them."""
 
     @staticmethod
     def of(
         graph: Graph,
-        weights: Mapping[str, Tensor],
+        matrices: Matrices,
         pages: Callable[[Layer, Block, Op], Pages],
         sizes: Sizes,
-        dtype: torch.dtype,
     ) -> Program | None:
         """pages: makes those of an attention op. None where the model is not plain, or there is no kernel."""
-        if kernel(dtype) is None:
+        dtype = matrices.forms.dtype
+        if kernel(dtype) is None or not matrices.have_kernels():
             return None
         vocabulary = int(graph.source(graph.outputs[0])[1].dims[-1].size or 0)
-        writer = _Writer(Program(sizes, dtype, vocabulary), graph, weights, pages, sizes)
+        writer = _Writer(Program(sizes, dtype, vocabulary), graph, matrices, pages, sizes)
         try:
             writer.check()
         except _NotPlain:
@@ -141,12 +133,24 @@ class Program:
         self.held += [one for one in tensors if one is not None]
         self.ops.append(op)
 
+    def multiply(self, kind: str, packed: Packed, bias: Tensor | None, **values: Any) -> None:
+        """A product. bias: float32."""
+        call, function = product(packed, bias), stored_kernel(packed.form)
+        assert function is not None, "Matrices.have_kernels was asked"
+        self.narrowed = max(self.narrowed, packed.form.room(self.tokens, packed.shape[1]))
+        self.held += [call, bias, function]
+        self.weights.append(packed)
+        self.add(kind, **values, more=ctypes.addressof(call))
+        self.ops[-1].weight = ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]
+
     def close(self) -> None:
         """Nothing is added any more."""
         self.array = (_Op * len(self.ops))(*self.ops)
         self.workspace = untouched((self.most + ALIGNED,), torch.uint8)
         self.call = _Run(count=len(self.ops), ops=ctypes.addressof(self.array))
         self.call.room = -(-self.workspace.data_ptr() // ALIGNED) * ALIGNED
+        self.rows_narrowed = untouched((self.narrowed + ALIGNED,), torch.uint8)
+        self.call.narrowed = -(-self.rows_narrowed.data_ptr() // ALIGNED) * ALIGNED
 
     def run(self, rows: Rows) -> Tensor:
         """(wanted, vocabulary), float32."""
@@ -170,11 +174,12 @@ class _Writer:
         self,
         program: Program,
         graph: Graph,
-        weights: Mapping[str, Tensor],
+        matrices: Matrices,
         pages: Callable[[Layer, Block, Op], Pages],
         sizes: Sizes,
     ) -> None:
-        self.program, self.graph, self.weights, self.pages, self.sizes = program, graph, weights, pages, sizes
+        self.program, self.graph, self.matrices, self.pages, self.sizes = program, graph, matrices, pages, sizes
+        self.weights = matrices.weights
         self.angles: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
         self.ends = {source.partition(".")[0] for source in graph.outputs}
 
@@ -364,8 +369,8 @@ class _Writer:
         both: dict[str, Any] = {"in_": source.at, "in_row": source.row, "width": _inner(block, op), "first": factor}
         out = op.outputs[0]
         if last and (out in block.outputs or [o.kind for o in readers[out]] == ["softcap"]):
-            weight, bias = self._packed(layer, block, [op])
-            program.add("logits", tensors=(weight, bias), **both, out_width=self._width(block, out))
+            weight, bias = self._packed(layer, block, [op], head=True)
+            program.multiply("logits", weight, bias, **both, out_width=self._width(block, out))
             return {op.path}
         plain = [
             o
@@ -376,7 +381,7 @@ class _Writer:
             widths = [self._width(block, o.outputs[0]) for o in plain]
             rows = program.room(sum(widths))
             weight, bias = self._packed(layer, block, plain)
-            program.add("linear", tensors=(weight, bias), **both, out=rows.at, out_row=rows.row, out_width=sum(widths))
+            program.multiply("linear", weight, bias, **both, out=rows.at, out_row=rows.row, out_width=sum(widths))
             begin = rows.at
             for one, width in zip(plain, widths, strict=True):
                 at[one.outputs[0]] = _Place(begin, rows.row)
@@ -390,48 +395,58 @@ class _Writer:
             if other in at and out == added.inputs[1]:
                 place = at[added.outputs[0]] = room(added.outputs[0])
                 by = float(_value(added, "factor", 1.0))
-                program.add("linear", tensors=(weight, bias), **{**both, "first": by}, with_=at[other].at,
+                program.multiply("linear", weight, bias, **{**both, "first": by}, with_=at[other].at,
                             with_row=at[other].row, out=place.at, out_row=place.row,
                             out_width=self._width(block, out))  # fmt: skip
                 return {op.path, added.path}
         at[out] = room(out)
-        program.add("linear", tensors=(weight, bias), **both, out=at[out].at, out_row=at[out].row,
+        program.multiply("linear", weight, bias, **both, out=at[out].at, out_row=at[out].row,
                     out_width=self._width(block, out))  # fmt: skip
         return {op.path}
 
-    def _packed(self, layer: Layer, block: Block, ops: list[Op]) -> tuple[Tensor, Tensor | None]:
+    def _packed(self, layer: Layer, block: Block, ops: list[Op], *, head: bool = False) -> tuple[Packed, Tensor | None]:
         name = " ".join(layer.call.parameter_name(op.inputs[1], layer.index) for op in ops)
-        if name not in self.program.packed:
-            self.program.packed[name] = packed(torch.cat([self._matrix(layer, block, op) for op in ops]))
+
+        def parts() -> list[Part]:
+            return [part for op in ops for part in self._parts(layer, block, op)]
+
+        weight = self.matrices.packed(name, parts, head=head)
         if all(len(op.inputs) < 3 for op in ops):
-            return self.program.packed[name], None
+            return weight, None
         biases = [
-            self._weight(layer, block, op.inputs[2]).flatten()
+            self._weight(layer, block, op.inputs[2]).flatten().float()
             if len(op.inputs) > 2
-            else torch.zeros(self._width(block, op.outputs[0]), dtype=self.program.dtype)
+            else torch.zeros(self._width(block, op.outputs[0]))
             for op in ops
         ]
-        return self.program.packed[name], torch.cat(biases)
+        return weight, torch.cat(biases)
 
-    def _matrix(self, layer: Layer, block: Block, op: Op) -> Tensor:
-        held, inner = self._weight(layer, block, op.inputs[1]), _inner(block, op)
+    def _parts(self, layer: Layer, block: Block, op: Op) -> list[Part]:
+        """Of a linear's matrix (outputs, inputs)."""
+        if codes := self.weights.codes(layer.call.parameter_name(op.inputs[1], layer.index)):
+            return [*codes]
+        held, inner = self._held(layer, block, op.inputs[1]), _inner(block, op)
         first = block.tensor(op.inputs[1]).dims[0].atoms[0].name in op.contracts
-        return held.reshape(inner, -1).T if first else held.reshape(-1, inner)
+        return [held.reshape(inner, -1).T if first else held.reshape(-1, inner)]
 
     def _embed(self, layer: Layer, block: Block, op: Op, place: _Place) -> None:
         name = layer.call.parameter_name(op.inputs[1], layer.index)
-        width = self._width(block, op.outputs[0])
+        width, program = self._width(block, op.outputs[0]), self.program
+        values: dict[str, Any] = {"out": place.at, "out_row": place.row, "width": width}
         multiplied = any(
             other.kind == "linear" and later.call.parameter_name(other.inputs[1], later.index) == name
             for later in self.graph.layers()
             for other in self.graph.block(later.call.block).ops
         )
-        if multiplied:
-            table = self.program.packed[name] = packed(self.weights[name].view(-1, width))
-        else:
-            table = self.weights[name].view(-1, width)
-        self.program.add("embed", tensors=(table, None), out=place.at, out_row=place.row, width=width,
-                         flags=int(not multiplied))  # fmt: skip
+        if not multiplied:
+            table = self.weights[name].view(-1, width).to(program.dtype)
+            program.add("embed", tensors=(table, None), **values, flags=TABLES.index("rows"))
+            return
+        packed = self.matrices.packed(name, lambda: [self.weights[name].view(-1, width)], head=True)
+        self.program.weights.append(packed)
+        scales = None if packed.scales is None else packed.scales.flatten().float()
+        kind = "numbers" if scales is None else "codes"
+        program.add("embed", tensors=(packed.codes, scales), **values, flags=TABLES.index(kind))
 
     def _angles(self, op: Op, width: int) -> tuple[Tensor, Tensor]:
         key = (op.attrs, width)
@@ -442,6 +457,11 @@ class _Writer:
         return self.angles[key]
 
     def _weight(self, layer: Layer, block: Block, name: str) -> Tensor:
+        """As it is computed with."""
+        return self._held(layer, block, name).to(self.program.dtype)
+
+    def _held(self, layer: Layer, block: Block, name: str) -> Tensor:
+        """In its file's dtype."""
         return self.weights[layer.call.parameter_name(name, layer.index)].view(
             [math.prod(atom.size or 1 for atom in dim.atoms) for dim in block.tensor(name).dims]
         )

@@ -7,7 +7,7 @@ that memory is the weights' and the pages'. Leaves out tokenizers (`text`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,12 +20,16 @@ from gnomon.graph.outputs import without_loss
 from gnomon.plans import Layout, Mesh
 from gnomon.runtime.checkpoint.pretrained import model_of, values_of
 from gnomon.runtime.module.apply import DTYPES, slots_of
+from gnomon.runtime.parameters.packed import Codes, PackedFolder, codes_of
 from gnomon.runtime.parameters.parameters import Slot
+from gnomon.runtime.parameters.weights import WeightReader
 from gnomon.serve.decoder import Decoder, check_decoder
 from gnomon.serve.engine import Engine
+from gnomon.serve.matrices import AS_STORED, Forms
 from gnomon.serve.sizes import Sizes
 from gnomon.sharding import shard_graph
 from gnomon.software.engine import Engine as Rules
+from gnomon.storage.form import Storage
 from gnomon.units import show_bytes
 
 SERVED = ("fp32", "bf16", "fp64")
@@ -43,6 +47,8 @@ class Looked:
     cut: Graph
     """Without its loss."""
     sizes: Sizes
+    forms: Forms
+    """How matrices are stored meanwhile."""
     max_model_len: int
     """Tokens of prompt and answer."""
 
@@ -53,12 +59,15 @@ def look(
     *,
     dtype: str,
     kv_bytes: int,
+    weights: str = AS_STORED,
     max_model_len: int | None = None,
     longest_asked: int | None = None,
 ) -> Looked:
-    """InputError or PlanError for a folder without weights, a model that is no decoder, or too little memory."""
+    """InputError or PlanError for a folder without weights, a model that is no decoder, too little memory, or weights
+    that are not served so."""
     if dtype not in SERVED:
         raise InputError(f"the engine computes in {', '.join(SERVED)}, not in {dtype!r}")
+    forms = Forms.of(weights, DTYPES[dtype])
     graph = model_of(folder).graph
     cut = without_loss(graph)
     check_decoder(cut)
@@ -68,7 +77,7 @@ def look(
         raise InputError(f"max_model_len {max_model_len} is above the {longest} tokens of its config.json; lower it")
     sizes = sizes_of(cut, rules, DTYPES[dtype], kv_bytes, min(asked, longest_asked or asked))
     values_of(folder, graph)  # the files' headers: what is missing or misshapen
-    return Looked(graph=graph, cut=cut, sizes=sizes, max_model_len=asked)
+    return Looked(graph=graph, cut=cut, sizes=sizes, forms=forms, max_model_len=asked)
 
 
 def open_model(
@@ -77,38 +86,53 @@ def open_model(
     *,
     dtype: str,
     kv_bytes: int,
+    weights: str = AS_STORED,
     max_model_len: int | None = None,
     longest_asked: int | None = None,
 ) -> Engine:
-    """kv_bytes: of all keys and values. max_model_len: tokens of prompt and answer; None: as many as the model's
+    """kv_bytes: of all keys and values. weights: how matrices are stored meanwhile, as `matrices.Forms` reads it.
+    max_model_len: tokens of prompt and answer; None: as many as the model's
     config.json says. longest_asked: of the only request that there will be. Errors as `look` has them."""
     found = look(
-        folder, rules, dtype=dtype, kv_bytes=kv_bytes, max_model_len=max_model_len, longest_asked=longest_asked
+        folder,
+        rules,
+        dtype=dtype,
+        kv_bytes=kv_bytes,
+        weights=weights,
+        max_model_len=max_model_len,
+        longest_asked=longest_asked,
     )
-    weights = Weights(folder, found.graph, DTYPES[dtype])
-    model = Decoder(found.cut, weights, found.sizes, dtype=DTYPES[dtype])
+    model = Decoder(found.cut, Weights(folder, found.graph), found.sizes, found.forms)
     return Engine(model, rules, max_model_len=found.max_model_len)
 
 
-class Weights(Mapping[str, Tensor]):
-    """Each parameter by its full name, in full, dim by dim as in the Graph; read anew each time that it is asked for,
-    since what is packed is not kept twice."""
+class Weights:
+    """Each parameter by its full name, in full, dim by dim as in the Graph and in the file's dtype; read anew each time
+    that it is asked for, since what is packed is not kept twice."""
 
-    def __init__(self, folder: Path, graph: Graph, dtype: torch.dtype) -> None:
-        self.values_of, self.dtype = values_of(folder, graph), dtype
+    def __init__(self, folder: Path, graph: Graph) -> None:
+        reader = values_of(folder, graph)
+        assert isinstance(reader, WeightReader), "a folder's"
+        self.reader = reader
         self.slots = {slot.name: slot for slot in whole_slots(graph)}
 
     def __getitem__(self, name: str) -> Tensor:
         slot = self.slots[name]
-        value = self.values_of(slot)
+        value = self.reader(slot)
         assert value is not None, "values_of has looked at what is there"
-        return value.to(self.dtype, copy=True).view(slot.shape)
+        return value.view(slot.shape)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.slots)
+    def codes(self, name: str) -> Sequence[Codes]:
+        """What the folder has packed of a matrix, rows one below the other; nothing where it has numbers."""
+        return codes_of(self.reader, name)
 
-    def __len__(self) -> int:
-        return len(self.slots)
+    @property
+    def packed_as(self) -> Storage | None:
+        """How the folder has matrices packed; None: it has not."""
+        folder = self.reader.folder
+        if not isinstance(folder, PackedFolder) or not folder.packed:
+            return None
+        return folder.stored(min(folder.packed))[0]
 
 
 def whole_slots(graph: Graph) -> list[Slot]:

@@ -309,6 +309,7 @@ def serve(settings: Settings) -> int:
         settings.rules,
         dtype=settings.dtype,
         kv_bytes=settings.kv_bytes,
+        weights=settings.weights,
         max_model_len=settings.max_model_len,
     )
     app = application(settings)

@@ -28,6 +28,8 @@ class Settings:
     """The engine's record, with what the user set."""
     dtype: str
     """`fp32`, `bf16` or `fp64`."""
+    weights: str
+    """How matrices are stored, as `matrices.Forms` reads it."""
     kv_bytes: int
     """Of keys and values of a worker."""
     max_model_len: int | None

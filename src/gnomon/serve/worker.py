@@ -150,6 +150,7 @@ def open_worker(settings: Settings, send: Callable[[Any], None]) -> Worker:
         settings.rules,
         dtype=settings.dtype,
         kv_bytes=settings.kv_bytes,
+        weights=settings.weights,
         max_model_len=settings.max_model_len,
     )
     return Worker(engine, Vocabulary.open(folder, settings.tokenizer), send)

@@ -22,6 +22,10 @@ class EngineOptions(Options):
         "--tokenizer", read=some, metavar="FILE", group=ENGINE, help="default the folder's own, or bytes"
     )
     dtype: str = option("--dtype", default="bf16", choices=DTYPES, group=ENGINE, help="computed in; bf16")
+    weights: str = option(
+        "--weights", default="stored", read=some, metavar="FORM", group=ENGINE,
+        help="matrices kept as the folder has them (stored), or rounded: int8, int4-g64, int4-g32",
+    )  # fmt: skip
     kv_memory: str = option(
         "--kv-memory", default="1 GiB", read=some, metavar="SIZE", group=ENGINE, help="of keys and values; 1 GiB"
     )
@@ -93,6 +97,9 @@ example:
     prompt: str = option("--prompt", required=True, read=some, metavar="TEXT", help="what comes before")
     tokenizer: str | None = option("--tokenizer", read=some, metavar="FILE", help="default the folder's own, or bytes")
     dtype: str = option("--dtype", default="fp32", choices=DTYPES, help="computed in; fp32")
+    weights: str = option(
+        "--weights", default="stored", read=some, metavar="FORM", help="as gnomon serve has it; stored"
+    )
     temperature: float = option(
         "--temperature", default=0.0, read=not_negative, metavar="T", help="0, the default, takes the likeliest"
     )

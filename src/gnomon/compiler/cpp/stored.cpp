@@ -1,14 +1,15 @@
 // Products with weights that are stored in few bits (gnomon/compiler/stored.py), which writes the constants above this text:
-//   BITS 2, 4, 8, 16    of a code        GROUP    columns that share a scale, 0 for all of a row
-//   ACTS 8, 16          bits of activations: codes with a scale for each row and group, or bfloat16
+//   BITS 2, 4, 8, 16, 32 of a code       GROUP    columns that share a scale, 0 for all of a row
+//   ACTS 8, 16, 32      bits of activations: codes with a scale for each row and group, bfloat16, or float32 (weights too)
 //   HALF 0, 1           scales in float16 or float32      ZEROS 0, 1  whether groups have zeros of their own
 //   ZERO                what stands for 0 elsewhere       TABLE       bfloat16 bits of the numbers that codes stand for (ACTS 16)
 // Shapes: x (m, k), weight (n, k), out (m, n). A panel is 16 outputs, and k in steps of 64 bytes: 16 outputs times 4 codes
-// (ACTS 8), or times 2 numbers (ACTS 16), so that one step is one register and one instruction a row; codes of few bits lie
+// (ACTS 8), 2 numbers (ACTS 16) or one (ACTS 32), so that one step is one register and one instruction a row; codes of few bits lie
 // over each other in a step, the first k in the lowest bits. Scales and zeros are (panel, group, 16).
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
+#include "stored.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
@@ -16,37 +17,58 @@
 namespace {
 
 constexpr int64_t SIDE = 16, LAYERS = ACTS / BITS > 0 ? ACTS / BITS : 1;   // LAYERS: of codes in a step
-constexpr int64_t STEP = (ACTS == 8 ? 4 : 2) * LAYERS;                      // k of a step
-constexpr int64_t AHEAD = 2048;                                             // bytes of a panel that are asked for before
+constexpr int64_t STEP = (32 / ACTS) * LAYERS;                               // k of a step
+constexpr int64_t TOGETHER = 252;                                           // rows that stay in cache
+constexpr int64_t AHEAD = 3072;                                             // bytes of a panel that are asked for before, into the second cache: into the first they come a third slower (measured)
 
-struct Call {                                          // as _Call in stored.py has them
-    int64_t m, n, k, padded, threads, wide;            // padded: k with what fills the last group; wide: x and out are float32
-    const void* x; int64_t x_row;
-    const uint8_t* codes;
-    const void* scales;
-    const float* zeros;
-    const float* bias;
-    void* out;
-    char* room;                                        // of ROOM bytes a row: codes or bfloat16 of x, scales, sums
-};
+INLINE int64_t groups(const Product& c) { return GROUP ? c.padded / (GROUP ? GROUP : 1) : 1; }
+INLINE int64_t row_bytes(const Product& c) { return c.padded * (ACTS / 8); }
+INLINE float* x_scales(const Product& c) { return (float*)(c.room + (c.m * row_bytes(c) + 63) / 64 * 64); }
+INLINE int32_t* x_sums(const Product& c) { return (int32_t*)(x_scales(c) + c.m * groups(c)); }
 
-INLINE int64_t groups(const Call& c) { return GROUP ? c.padded / (GROUP ? GROUP : 1) : 1; }
-INLINE int64_t row_bytes(const Call& c) { return c.padded * (ACTS / 8); }
-INLINE float* x_scales(const Call& c) { return (float*)(c.room + (c.m * row_bytes(c) + 63) / 64 * 64); }
-INLINE int32_t* x_sums(const Call& c) { return (int32_t*)(x_scales(c) + c.m * groups(c)); }
+// Two of bfloat16 times two, added to 16 sums; and 16 floats as bfloat16, to nearest. Processors without the instructions
+// compute the same in float32.
+#ifdef __AVX512BF16__
+INLINE __m512 pairs(__m512 sum, __m512i w, int32_t x) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(x));
+}
+INLINE __m256i halves(__m512 v) { return (__m256i)_mm512_cvtneps_pbh(v); }
+#else
+INLINE __m512 pairs(__m512 sum, __m512i w, int32_t x) {
+    const __m512i both = _mm512_set1_epi32(x), high = _mm512_set1_epi32((int)0xffff0000u);
+    sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(w, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), sum);
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(w, high)), _mm512_castsi512_ps(_mm512_and_si512(both, high)), sum);
+}
+INLINE __m256i halves(__m512 v) {
+    const __m512i bits = _mm512_castps_si512(v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i to = _mm512_mask_mov_epi32(up, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc00000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(to, 16));
+}
+#endif
+
+INLINE __m512 sixteen_of(const void* from, int64_t at, __mmask16 some, bool wide) {
+    if (wide) return _mm512_maskz_loadu_ps(some, (const float*)from + at);
+    const __m256i v = _mm256_maskz_loadu_epi16(some, (const uint16_t*)from + at);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
+}
 
 // 16 numbers of x from k on, 0 from `end` on and beyond the last
-INLINE __m512 sixteen(const Call& c, int64_t row, int64_t k, int64_t end) {
+INLINE __m512 sixteen(const Product& c, int64_t row, int64_t k, int64_t end) {
     const int64_t left = (end < c.k ? end : c.k) - k;
     const __mmask16 some = left >= 16 ? 0xffff : left <= 0 ? 0 : (__mmask16)((1u << left) - 1);
-    if (c.wide) return _mm512_maskz_loadu_ps(some, (const float*)c.x + row * c.x_row + k);
-    const __m256i v = _mm256_maskz_loadu_epi16(some, (const uint16_t*)c.x + row * c.x_row + k);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
+    return sixteen_of(c.x, row * c.x_row + k, some, c.wide);
+}
+
+// Whether x is read where it lies: it has the kernel's numbers, and as many as the weight's groups are filled up to.
+INLINE bool as_it_is(const Product& c) { return ACTS > 8 && !ZEROS && c.padded == c.k && c.wide == (ACTS == 32); }
+INLINE const char* row_of(const Product& c, int64_t row) {
+    return as_it_is(c) ? (const char*)c.x + row * c.x_row * (ACTS / 8) : c.room + row * row_bytes(c);
 }
 
 // Activations of a row: codes of -127 to 127 with a scale for each group, and the sums of the codes. Where a group has a number
 // that is none or infinite its scale is NaN, and so is the row's result.
-void narrowed(const Call& c, int64_t row) {
+void narrowed(const Product& c, int64_t row) {
     const int64_t each = GROUP ? GROUP : c.padded, many = groups(c);
 #if ACTS == 8
     int8_t* to = (int8_t*)c.room + row * c.padded;
@@ -73,11 +95,14 @@ void narrowed(const Call& c, int64_t row) {
         x_scales(c)[row * many + g] = !sound ? __builtin_nanf("") : by ? size / 127.0f : 0.0f;
         x_sums(c)[row * many + g] = _mm512_reduce_add_epi32(sum);
     }
+#elif ACTS == 32
+    for (int64_t k = 0; k < c.padded; k += 16)
+        _mm512_mask_storeu_ps((float*)c.room + row * c.padded + k, c.padded - k >= 16 ? 0xffff : (__mmask16)((1u << (c.padded - k)) - 1), sixteen(c, row, k, c.k));
 #else
     uint16_t* to = (uint16_t*)c.room + row * c.padded;
     for (int64_t k = 0; k < c.padded; k += 16) {
-        const __m256bh v = _mm512_cvtneps_pbh(sixteen(c, row, k, c.k));
-        _mm256_mask_storeu_epi16(to + k, c.padded - k >= 16 ? 0xffff : (__mmask16)((1u << (c.padded - k)) - 1), (__m256i)v);
+        const __m256i v = halves(sixteen(c, row, k, c.k));
+        _mm256_mask_storeu_epi16(to + k, c.padded - k >= 16 ? 0xffff : (__mmask16)((1u << (c.padded - k)) - 1), v);
     }
     for (int64_t g = 0; ZEROS && g < many; g++) {      // what zeros multiply: sums of the rounded numbers
         float sum = 0;
@@ -92,7 +117,7 @@ void narrowed(const Call& c, int64_t row) {
 #endif
 }
 
-INLINE __m512 scale(const Call& c, int64_t at) {
+INLINE __m512 scale(const Product& c, int64_t at) {
 #if HALF
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)((const uint16_t*)c.scales + at)));
 #else
@@ -102,15 +127,26 @@ INLINE __m512 scale(const Call& c, int64_t at) {
 
 INLINE int32_t four(const char* p) { int32_t v; memcpy(&v, p, 4); return v; }
 
+// sum += four codes times four of x, of 16 outputs. GCC 12 copies sums back and forth around the intrinsic: twice as slow.
+INLINE void codes(__m512i& sum, __m512i code, __m512i x) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(code), "v"(x)); }
+
+INLINE __m512i next(const uint8_t*& w, int64_t ahead) {
+    const __m512i step = _mm512_loadu_si512(w);
+    _mm_prefetch((const char*)w + ahead, _MM_HINT_T1);
+    w += 64;
+    return step;
+}
+
 // R rows from m by P panels from `panel`; rows beyond `last` are the last again, and are not written.
 template <int R, int P>
-__attribute__((noinline)) void tile(const Call& c, int64_t m, int64_t last, int64_t panel) {
+__attribute__((noinline)) void tile(const Product& c, int64_t m, int64_t last, int64_t panel) {
     const int64_t many = groups(c), bytes = c.padded / STEP * 64, each = many > 1 ? GROUP : c.padded;
     const char* x[R];
     int64_t row[R];
-    UNROLL for (int r = 0; r < R; r++) row[r] = m + r < last ? m + r : last - 1, x[r] = c.room + row[r] * row_bytes(c);
+    UNROLL for (int r = 0; r < R; r++) row[r] = m + r < last ? m + r : last - 1, x[r] = row_of(c, row[r]);
     const uint8_t* w[P];
     UNROLL for (int p = 0; p < P; p++) w[p] = c.codes + (panel + p) * bytes;
+    const uint8_t* const end = w[0] + bytes;
     __m512 sum[R][P];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < P; p++) sum[r][p] = _mm512_setzero_ps();
     int64_t k = 0;                                     // in bytes of a row of x
@@ -121,16 +157,18 @@ __attribute__((noinline)) void tile(const Call& c, int64_t m, int64_t last, int6
             const __m512i begin = ZEROS ? _mm512_setzero_si512() : _mm512_set1_epi32(-ZERO * x_sums(c)[row[r] * many + g]);
             UNROLL for (int p = 0; p < P; p++) part[r][p] = begin;
         }
-        for (int64_t step = 0; step < each / STEP; step++) {
-            UNROLL for (int p = 0; p < P; p++) {
-                const __m512i packed = _mm512_loadu_si512(w[p]);
-                _mm_prefetch((const char*)w[p] + AHEAD, _MM_HINT_T0);
-                w[p] += 64;
-                UNROLL for (int i = 0; i < LAYERS; i++) {
-                    const __m512i code = LAYERS == 1 ? packed
-                        : _mm512_and_si512(i ? _mm512_srli_epi16(packed, BITS * i) : packed, _mm512_set1_epi8((1 << (BITS % 8)) - 1));
-                    UNROLL for (int r = 0; r < R; r++)
-                        part[r][p] = _mm512_dpbusd_epi32(part[r][p], code, _mm512_set1_epi32(four(x[r] + k + 4 * i)));
+        for (int64_t step = 0, ahead = AHEAD; step < each / STEP; step++) {
+            if (step % (AHEAD / 64) == 0 && w[0] + AHEAD >= end) ahead = AHEAD + (P - 1) * bytes;   // the next P panels
+            __m512i packed[P];
+            UNROLL for (int p = 0; p < P; p++) packed[p] = next(w[p], ahead);
+            UNROLL for (int i = 0; i < LAYERS; i++) {
+                __m512i code[P];
+                UNROLL for (int p = 0; p < P; p++)
+                    code[p] = LAYERS == 1 ? packed[p]
+                        : _mm512_and_si512(i ? _mm512_srli_epi16(packed[p], BITS * i) : packed[p], _mm512_set1_epi8((1 << (BITS % 8)) - 1));
+                UNROLL for (int r = 0; r < R; r++) {   // a number of x is in a register while panels meet it, and no longer
+                    const __m512i one = _mm512_set1_epi32(four(x[r] + k + 4 * i));
+                    UNROLL for (int p = 0; p < P; p++) codes(part[r][p], code[p], one);
                 }
             }
             k += STEP;
@@ -152,23 +190,31 @@ __attribute__((noinline)) void tile(const Call& c, int64_t m, int64_t last, int6
         alignas(64) static const uint16_t numbers[32] = {TABLE};
         const __m512i table = _mm512_load_si512(numbers);
 #endif
-        for (int64_t step = 0; step < each / STEP; step++) {
-            UNROLL for (int p = 0; p < P; p++) {
-                const __m512i packed = _mm512_loadu_si512(w[p]);
-                _mm_prefetch((const char*)w[p] + AHEAD, _MM_HINT_T0);
-                w[p] += 64;
-                UNROLL for (int i = 0; i < LAYERS; i++) {
+        for (int64_t step = 0, ahead = AHEAD; step < each / STEP; step++) {
+            if (step % (AHEAD / 64) == 0 && w[0] + AHEAD >= end) ahead = AHEAD + (P - 1) * bytes;   // the next P panels
+            __m512i packed[P];
+            UNROLL for (int p = 0; p < P; p++) packed[p] = next(w[p], ahead);
+            UNROLL for (int i = 0; i < LAYERS; i++) {
+                __m512i code[P];
+                UNROLL for (int p = 0; p < P; p++) {
 #if BITS < 16
-                    const __m512i code = _mm512_permutexvar_epi16(
-                        _mm512_and_si512(i ? _mm512_srli_epi16(packed, BITS * i) : packed, _mm512_set1_epi16((1 << BITS) - 1)), table);
+                    code[p] = _mm512_permutexvar_epi16(
+                        _mm512_and_si512(i ? _mm512_srli_epi16(packed[p], BITS * i) : packed[p], _mm512_set1_epi16((1 << BITS) - 1)), table);
 #else
-                    const __m512i code = packed;
+                    code[p] = packed[p];
 #endif
-                    UNROLL for (int r = 0; r < R; r++)
-                        part[r][p] = _mm512_dpbf16_ps(part[r][p], (__m512bh)code, (__m512bh)_mm512_set1_epi32(four(x[r] + k + 4 * i)));
+                }
+                UNROLL for (int r = 0; r < R; r++) {
+#if ACTS == 32
+                    const __m512 one = _mm512_set1_ps(*(const float*)(x[r] + k));
+                    UNROLL for (int p = 0; p < P; p++) part[r][p] = _mm512_fmadd_ps(_mm512_castsi512_ps(code[p]), one, part[r][p]);
+#else
+                    const int32_t one = four(x[r] + k + 4 * i);
+                    UNROLL for (int p = 0; p < P; p++) part[r][p] = pairs(part[r][p], code[p], one);
+#endif
                 }
             }
-            k += 2 * STEP;
+            k += ACTS / 8 * STEP;
         }
 #if BITS < 16
         UNROLL for (int p = 0; p < P; p++) {
@@ -190,16 +236,17 @@ __attribute__((noinline)) void tile(const Call& c, int64_t m, int64_t last, int6
         const __mmask16 some = left >= SIDE ? 0xffff : (__mmask16)((1u << left) - 1);
         const __m512 bias = c.bias ? _mm512_maskz_loadu_ps(some, c.bias + n) : _mm512_setzero_ps();
         for (int r = 0; r < R && m + r < last; r++) {
-            const __m512 v = _mm512_add_ps(sum[r][p], bias);
-            if (c.wide) _mm512_mask_storeu_ps((float*)c.out + (m + r) * c.n + n, some, v);
-            else _mm256_mask_storeu_epi16((uint16_t*)c.out + (m + r) * c.n + n, some, (__m256i)_mm512_cvtneps_pbh(v));
+            __m512 v = _mm512_mul_ps(_mm512_add_ps(sum[r][p], bias), _mm512_set1_ps(c.factor));
+            if (c.added) v = _mm512_add_ps(v, sixteen_of(c.added, (m + r) * c.added_row + n, some, c.wide));
+            if (c.wide_out) _mm512_mask_storeu_ps((float*)c.out + (m + r) * c.out_row + n, some, v);
+            else _mm256_mask_storeu_epi16((uint16_t*)c.out + (m + r) * c.out_row + n, some, halves(v));
         }
     }
 }
 
 // Registers hold the sums of R rows by P panels; one row reads P streams beside each other.
 template <int R, int P>
-void panels(const Call& c, int64_t m, int64_t last, int64_t from, int64_t to) {
+void panels(const Product& c, int64_t m, int64_t last, int64_t from, int64_t to) {
     int64_t p = from;
     for (; p + P <= to; p += P) tile<R, P>(c, m, last, p);
     if constexpr (P > 1)
@@ -210,26 +257,32 @@ constexpr int64_t BLOCK = 4;                           // panels that one task t
 
 }  // namespace
 
-extern "C" int gnomon_kernel(const Call* given) {
-    const Call& c = *given;
+extern "C" int gnomon_kernel(const Product* given) {
+    const Product& c = *given;
     const int64_t all = (c.n + SIDE - 1) / SIDE, tasks = (all + BLOCK - 1) / BLOCK;
 #pragma omp parallel num_threads((int)c.threads) if (c.threads > 1)
     {
+        if (!as_it_is(c)) {
 #pragma omp for schedule(static)
-        for (int64_t row = 0; row < c.m; row++) narrowed(c, row);
-#pragma omp for schedule(static)
-        for (int64_t task = 0; task < tasks; task++) {
-            const int64_t from = task * BLOCK, to = from + BLOCK < all ? from + BLOCK : all;
-            for (int64_t m = 0; m < c.m;) {            // rows in blocks as equal as they can be
-                const int64_t left = c.m - m, blocks = (left + 7) / 8, rows = (left + blocks - 1) / blocks;
-                const int64_t last = m + rows;
-                if (rows == 1) panels<1, 4>(c, m, last, from, to);
-                else if (rows == 2) panels<2, 4>(c, m, last, from, to);
-                else if (rows <= 4) panels<4, 2>(c, m, last, from, to);
-                else if (rows <= 6) panels<6, 2>(c, m, last, from, to);
-                else if (!GROUP && (ACTS == 16 || c.m <= 8)) panels<8, 2>(c, m, last, from, to);   // no sums of groups
-                else panels<8, 1>(c, m, last, from, to);
-                m = last;
+            for (int64_t row = 0; row < c.m; row++) narrowed(c, row);
+        }
+        for (int64_t m0 = 0; m0 < c.m; m0 += TOGETHER) {
+            const int64_t end = m0 + TOGETHER < c.m ? m0 + TOGETHER : c.m;
+#pragma omp for schedule(static) nowait
+            for (int64_t task = 0; task < tasks; task++) {
+                const int64_t from = task * BLOCK, to = from + BLOCK < all ? from + BLOCK : all;
+                for (int64_t m = m0; m < end;) {       // rows in blocks as equal as they can be
+                    const int64_t most = GROUP ? 8 : 12, left = end - m, blocks = (left + most - 1) / most;
+                    const int64_t rows = (left + blocks - 1) / blocks, last = m + rows;
+                    if (rows == 1) panels<1, 4>(c, m, last, from, to);
+                    else if (rows == 2) panels<2, 4>(c, m, last, from, to);
+                    else if (rows <= 4) panels<4, GROUP ? 2 : 4>(c, m, last, from, to);
+                    else if (rows <= 6) panels<6, 2>(c, m, last, from, to);
+                    else if (GROUP) panels<8, 1>(c, m, last, from, to);        // sums of groups beside those of rows
+                    else if (rows <= 8) panels<8, 2>(c, m, last, from, to);
+                    else panels<12, 2>(c, m, last, from, to);
+                    m = last;
+                }
             }
         }
     }

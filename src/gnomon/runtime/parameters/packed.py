@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from gnomon.errors import InputError
 from gnomon.formats.huggingface.quantised import Method, is_packed, method_of, stored
 from gnomon.formats.huggingface.safetensors import Entry
 from gnomon.formats.keys import read_json
-from gnomon.runtime.parameters.weights import Folder
+from gnomon.runtime.parameters.weights import Folder, WeightReader
 from gnomon.storage.form import Shape, Storage
 
 NUMPY: Mapping[str, str] = {
@@ -69,6 +70,38 @@ class PackedFolder(Folder):
             return self.files.read(tensor, as_bytes=as_bytes)
         storage, arrays, shape = self.stored(tensor)
         return torch.from_numpy(storage.widen(arrays, shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Rows of a matrix that a folder has packed."""
+
+    storage: Storage
+    arrays: Mapping[str, NDArray[Any]]
+    """(rows, …) each."""
+    shape: Shape
+    """(outputs, inputs)."""
+
+    def widened(self) -> Tensor:
+        """In float32."""
+        return torch.from_numpy(self.storage.widen(self.arrays, self.shape))
+
+
+def codes_of(reader: WeightReader, parameter: str) -> list[Codes]:
+    """A parameter as it is packed: rows one below the other, a part for each tensor of the folder (of experts, one for
+    each). Nothing where it is not packed, or lies otherwise than outputs by inputs."""
+    folder, made = reader.folder, []
+    if not isinstance(folder, PackedFolder):
+        return []
+    for piece in sorted(reader.layout.pieces.get(parameter, ()), key=lambda piece: piece.first):
+        whole = all(picked == (0, size) for picked, size in zip(piece.pick[1:], piece.view[1:], strict=False))
+        if piece.tensor not in folder.packed or piece.order or not whole or len(piece.shape) != 2:
+            return []
+        storage, arrays, shape = folder.stored(piece.tensor)
+        begin, end = (at * prod(piece.view[1:]) // shape[1] for at in (piece.pick or ((0, piece.view[0]),))[0])
+        rows = {name: array[begin:end] for name, array in arrays.items()}
+        made.append(Codes(storage, rows, (end - begin, shape[1])))
+    return made
 
 
 def open_folder(path: Path) -> Folder:

@@ -1,8 +1,8 @@
 // A run of layers in one call (gnomon/serve/forward.py): products with packed weights, norms, rotary angles, gates, sums
 // and attention over pages, one instruction after the other on rows of a workspace.
-// A matrix (out, in) is packed in panels of 16 outputs: of float (panel, in, 16), of bfloat16 (panel, in / 2, 16, 2), so
-// that a vector meets one number, or one pair of numbers, of a row. Sums are in float; what is written is rounded once.
+// Products are those of compiler/cpp/stored.cpp, whose kernels instructions point to. What is written is rounded once.
 #include "paged.h"
+#include "stored.h"
 
 #if VW == 16 && defined(__AVX512F__)
 #include <immintrin.h>
@@ -25,135 +25,46 @@ struct Run {                                           // as _Run in forward.py 
     const int32_t* const* tables;                      // of each group
     const int64_t* table_rows;
     float* logits;
+    char* narrowed;                                    // rows as a product's kernel reads them
 };
 
 enum Kind { EMBED, NORM, LINEAR, ROTARY, ATTEND, GLU, ADD, SCALE, GATHER, LOGITS, CAP };
 
 namespace {
 
-ALWAYS int64_t up_to(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 template <class T> ALWAYS T* at(char* room, int64_t bytes) { return (T*)(room + bytes); }
 
 #if KNOWN
 constexpr int64_t PANEL = 16;
-typedef __m512i W;
 
-#ifdef __AVX512BF16__
-ALWAYS F pair(F acc, W w, uint32_t x) {
-    return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32((int)x));
-}
-#else
-ALWAYS F pair(F acc, W w, uint32_t x) {
-    const F low = (F)_mm512_slli_epi32(w, 16), high = (F)_mm512_and_si512(w, _mm512_set1_epi32((int)0xffff0000u));
-    float a, b; uint32_t l = x << 16, h = x & 0xffff0000u;
-    memcpy(&a, &l, 4); memcpy(&b, &h, 4);
-    return acc + low * a + high * b;
-}
-#endif
-
-// MR rows by NP panels; x: rows that begin at `row`; steps: vectors of a panel.
-template <int MR, int NP>
-ALWAYS void sums(const float* const row[MR], const float* w, int64_t steps, F acc[MR][NP]) {
-    for (int64_t k = 0; k < steps; k++) {
-        F v[NP];
-        UNROLLED for (int p = 0; p < NP; p++) v[p] = ld(w + (p * steps + k) * PANEL);
-        UNROLLED for (int m = 0; m < MR; m++) {
-            const F one = splat(row[m][k]);
-            UNROLLED for (int p = 0; p < NP; p++) acc[m][p] = acc[m][p] + v[p] * one;
-        }
-    }
-}
-template <int MR, int NP>
-ALWAYS void sums(const bf16* const row[MR], const bf16* w, int64_t steps, F acc[MR][NP]) {
-    for (int64_t k = 0; k < steps; k++) {
-        W v[NP];
-        UNROLLED for (int p = 0; p < NP; p++) v[p] = _mm512_loadu_si512((const char*)w + (p * steps + k) * 64);
-        UNROLLED for (int m = 0; m < MR; m++) {
-            uint32_t one;
-            memcpy(&one, row[m] + 2 * k, 4);
-            UNROLLED for (int p = 0; p < NP; p++) acc[m][p] = pair(acc[m][p], v[p], one);
-        }
-    }
+// weight: the kernel, more: its product; rows of the workspace, or logits.
+void multiply(const Run& r, const Op& o, int64_t rows, bool logits) {
+    Product p = *(const Product*)o.more;
+    p.m = rows; p.threads = r.threads;
+    p.wide = sizeof(S) == 4; p.wide_out = p.wide || logits;
+    p.x = at<S>(r.room, o.in); p.x_row = o.in_row;
+    p.factor = (float)o.first;
+    p.added = o.with < 0 ? nullptr : at<S>(r.room, o.with); p.added_row = o.with_row;
+    p.out = logits ? (void*)r.logits : at<S>(r.room, o.out); p.out_row = logits ? o.out_width : o.out_row;
+    p.room = r.narrowed;
+    ((int (*)(const Product*))o.weight)(&p);
 }
 
-struct Product {
-    const S* x; int64_t row;
-    const S* w; int64_t steps;                         // vectors of a panel
-    const S* bias; const S* added; int64_t added_row;  // null, or added to what comes out
-    float factor;                                      // of what comes out, before it is added
-    S* out; float* logits; int64_t out_row, n;         // to one of them
-};
+enum Table { NUMBERS, ROWS, CODES };                   // packed numbers, rows as they are, packed codes of eight bits
 
-// Rows m to m + count - 1, at most MR of them: kernels of a few sizes are enough, and quick to compile.
-template <int MR, int NP>
-__attribute__((noinline)) void tile(const Product& c, int64_t m, int64_t count, int64_t panel) {
-    F acc[MR][NP];
-    const S* row[MR];
-    UNROLLED for (int r = 0; r < MR; r++) {
-        row[r] = c.x + (m + least(r, count - 1)) * c.row;
-        UNROLLED for (int p = 0; p < NP; p++) acc[r][p] = F{};
-    }
-    sums<MR, NP>(row, c.w + panel * c.steps * (64 / (int64_t)sizeof(S)), c.steps, acc);
-    alignas(64) float made[MR * NP * PANEL];
-    UNROLLED for (int r = 0; r < MR; r++) UNROLLED for (int p = 0; p < NP; p++) st(made + (r * NP + p) * PANEL, acc[r][p]);
-    for (int64_t r = 0; r < count; r++)
-        for (int64_t p = 0; p < NP; p++) {
-            const int64_t j = (panel + p) * PANEL, left = c.n - j;
-            if (left <= 0) break;
-            const bool whole = left >= PANEL;
-            F v = ld(made + (r * NP + p) * PANEL);
-            if (c.bias) v = v + (whole ? ld(c.bias + j) : ld(c.bias + j, (int)left));
-            v = v * c.factor;
-            if (c.added) {
-                const S* more = c.added + (m + r) * c.added_row + j;
-                v = v + (whole ? ld(more) : ld(more, (int)left));
-            }
-            if (c.logits) {
-                float* to = c.logits + (m + r) * c.out_row + j;
-                if (whole) st(to, v); else st(to, v, (int)left);
-            } else {
-                S* to = c.out + (m + r) * c.out_row + j;
-                if (whole) st(to, v); else st(to, v, (int)left);
-            }
-        }
-}
-
-constexpr int64_t TILE = 12, TOGETHER = 252;           // rows at a time, and rows that stay in cache
-
-// Matrices have a multiple of four panels.
-void multiply(const Product& c, int64_t rows, int64_t threads) {
-    const int64_t panels = up_to(c.n, 4 * PANEL) / PANEL, by = rows <= 4 ? 4 : 2;
-    for (int64_t m0 = 0; m0 < rows; m0 += TOGETHER) {
-        const int64_t end = least(rows, m0 + TOGETHER);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-        for (int64_t panel = 0; panel < panels; panel += by)
-            for (int64_t m = m0; m < end; m += TILE) {
-                const int64_t count = least(TILE, end - m);
-                if (by == 4) {
-                    if (count == 1) tile<1, 4>(c, m, count, panel);
-                    else if (count == 2) tile<2, 4>(c, m, count, panel);
-                    else tile<4, 4>(c, m, count, panel);
-                } else if (count <= 6) tile<6, 2>(c, m, count, panel);
-                else if (count <= 8) tile<8, 2>(c, m, count, panel);
-                else tile<12, 2>(c, m, count, panel);
-            }
-    }
-}
-
-ALWAYS float pairwise(const float* w, int64_t steps, int64_t n, int64_t k) { return w[(n / PANEL * steps + k) * PANEL + n % PANEL]; }
-ALWAYS bf16 pairwise(const bf16* w, int64_t steps, int64_t n, int64_t k) {
-    return w[((n / PANEL * steps + k / 2) * PANEL + n % PANEL) * 2 + k % 2];
-}
-
-// Rows of a table that is packed as a matrix; flags: 1 where it is not.
+// Rows of a table, which may be packed as a matrix: (panel, steps, 16 rows, 4 bytes). flags: of Table. bias: scales of codes.
 void embed(const Run& r, const Op& o) {
-    const S* w = (const S*)o.weight;
-    const int64_t steps = o.width / (4 / (int64_t)sizeof(S));
     for (int64_t t = 0; t < r.tokens; t++) {
         S* to = at<S>(r.room, o.out) + t * o.out_row;
         const int64_t id = r.ids[t];
-        if (o.flags) memcpy(to, w + id * o.width, sizeof(S) * (size_t)o.width);
-        else for (int64_t k = 0; k < o.width; k++) to[k] = pairwise(w, steps, id, k);
+        if (o.flags == ROWS) { memcpy(to, (const S*)o.weight + id * o.width, sizeof(S) * (size_t)o.width); continue; }
+        const int64_t beside = o.flags == CODES ? 4 : 4 / (int64_t)sizeof(S), steps = (o.width + beside - 1) / beside;
+        const char* from = (const char*)o.weight + (id / PANEL * steps * PANEL + id % PANEL) * 4;
+        for (int64_t k = 0; k < o.width; k++) {
+            const char* step = from + k / beside * PANEL * 4;
+            if (o.flags == CODES) st(to + k, splat(((float)((const uint8_t*)step)[k % 4] - 128.0f) * ((const float*)o.bias)[id]), 1);
+            else to[k] = ((const S*)step)[k % beside];
+        }
     }
 }
 
@@ -265,11 +176,7 @@ extern "C" int gnomon_kernel(const Run* given) {
         switch ((Kind)o->kind) {
             case EMBED: embed(r, *o); break;
             case NORM: norm(r, *o, rows); break;
-            case LINEAR:
-                multiply(Product{at<S>(r.room, o->in), o->in_row, (const S*)o->weight, o->width / (4 / (int64_t)sizeof(S)),
-                         (const S*)o->bias, o->with < 0 ? nullptr : at<S>(r.room, o->with), o->with_row, (float)o->first,
-                         at<S>(r.room, o->out), nullptr, o->out_row, o->out_width}, rows, r.threads);
-                break;
+            case LINEAR: multiply(r, *o, rows, false); break;
             case ROTARY: rotary(r, *o); break;
             case ATTEND: attend(r, *o); break;
             case GLU: glu(r, *o, rows); break;
@@ -280,10 +187,7 @@ extern "C" int gnomon_kernel(const Run* given) {
                     memcpy(at<S>(r.room, o->out) + t * o->out_row, at<S>(r.room, o->in) + r.rows[t] * o->in_row, sizeof(S) * (size_t)o->width);
                 rows = r.wanted;
                 break;
-            case LOGITS:
-                multiply(Product{at<S>(r.room, o->in), o->in_row, (const S*)o->weight, o->width / (4 / (int64_t)sizeof(S)),
-                         (const S*)o->bias, nullptr, 0, (float)o->first, nullptr, r.logits, o->out_width, o->out_width}, rows, r.threads);
-                break;
+            case LOGITS: multiply(r, *o, rows, true); break;
             case CAP:
                 for (int64_t j = 0; j < rows * o->width; j += VW) {
                     const int64_t left = rows * o->width - j;

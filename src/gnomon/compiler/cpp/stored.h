@@ -1,0 +1,17 @@
+// What a product with a stored weight is told (gnomon/compiler/stored.py); kernels of whole layers (gnomon/serve) call it too.
+#pragma once
+#include <stdint.h>
+
+struct Product {                                       // as _Product in stored.py has them
+    int64_t m, n, k, padded, threads;                  // padded: k with what fills the last group
+    int64_t wide, wide_out;                            // x and added are float32, out is; else bfloat16
+    const void* x; int64_t x_row;                      // elements from one row to the next
+    const uint8_t* codes;
+    const void* scales;
+    const float* zeros;
+    const float* bias;
+    float factor;                                      // out = (x w' + bias) factor + added
+    const void* added; int64_t added_row;              // null, or of out's shape
+    void* out; int64_t out_row;
+    char* room;                                        // of x's rows as the kernel reads them: codes or numbers, scales, sums
+};

@@ -1,0 +1,161 @@
+"""Matrices as an engine has them: each packed once for the kernel that multiplies by it (`compiler.stored`).
+
+`Matrices(weights, forms)` packs what is asked for by parameters' names, side by side where several read the same rows;
+`Forms` says how they are stored: as the folder has them, or rounded to a storage when they are read. What a folder of
+compressed weights has packed stays packed, in bfloat16; float32 and float64 are for exact numbers, and widen it. Leaves
+out vectors (norms, biases), which are as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gnomon.compiler import stored
+from gnomon.compiler.stored import Activations, Packed
+from gnomon.errors import InputError
+from gnomon.runtime.parameters.packed import Codes
+from gnomon.storage.dense import Dense
+from gnomon.storage.form import Storage
+from gnomon.storage.integers import Integers
+from gnomon.storage.names import storage_of
+
+AS_STORED = "stored"
+"""The name of a folder's own storage."""
+SERVED = ("int8", "int4-g32", "int4-g64", "int4-g128")
+"""Storages that weights are rounded to when they are read."""
+TABLE = Integers(bits=8, group=0, scale="float32")
+"""Of a head, which may be the table of embeddings too, where layers are rounded: in four bits it costs the most."""
+NUMBERS: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+Part: TypeAlias = Tensor | Codes
+"""(outputs, inputs) of a matrix."""
+
+
+class Weights(Protocol):
+    """Parameters by their full names, in the dtype of their file."""
+
+    def __getitem__(self, name: str, /) -> Tensor: ...
+
+    def codes(self, name: str) -> Sequence[Codes]:
+        """What a folder has packed of it, rows one below the other; nothing where it has numbers."""
+
+    @property
+    def packed_as(self) -> Storage | None:
+        """How the folder has matrices packed; None: it has not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forms:
+    """How matrices are stored while they are served."""
+
+    dtype: torch.dtype
+    """That is computed in, and of what is not rounded."""
+    layers: Integers | None
+    """Of the matrices of layers; None: as the folder has them."""
+
+    @staticmethod
+    def of(name: str, dtype: torch.dtype) -> Forms:
+        """InputError for a storage that no kernel of the engine multiplies by."""
+        if name == AS_STORED:
+            return Forms(dtype=dtype, layers=None)
+        storage = storage_of(name)
+        if dtype not in NUMBERS:
+            raise InputError(f"weights in {name} are multiplied with float32 or bfloat16, not float64; take bf16")
+        if not isinstance(storage, Integers) or storage.bits not in (4, 8):
+            raise InputError(f"weights are served as {', '.join((AS_STORED, *SERVED))}, not as {name}")
+        stored.form_of(storage)
+        return Forms(dtype=dtype, layers=storage)
+
+    @property
+    def numbers(self) -> Storage | None:
+        """Of what is not rounded; None: no kernel of ours multiplies by it."""
+        name = NUMBERS.get(self.dtype)
+        return None if name is None else Dense(dtype=name)
+
+    @property
+    def head(self) -> Integers | None:
+        """Of the head."""
+        return None if self.layers is None else TABLE
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what a folder has packed stays so."""
+        return self.layers is None and self.dtype == torch.bfloat16
+
+
+def activations_of(storage: Storage) -> Activations:
+    """What a storage is multiplied with."""
+    return "int8" if isinstance(storage, Integers) else "fp32" if storage.name == "fp32" else "bf16"
+
+
+class Matrices:
+    """Of a model, by the names of their parameters."""
+
+    def __init__(self, weights: Weights, forms: Forms) -> None:
+        self.weights, self.forms = weights, forms
+        self.made: dict[str, Packed] = {}
+
+    def have_kernels(self) -> bool:
+        """Whether this machine has one for each storage that there may be."""
+        forms, own = self.forms, self.weights.packed_as
+        wanted = [forms.numbers, forms.layers, forms.head, own if forms.keeps else None]
+        if forms.numbers is None:
+            return False
+        return all(stored.kernel(stored.form_of(one, activations_of(one))) for one in wanted if one is not None)
+
+    def packed(self, name: str, parts: Callable[[], Sequence[Part]], *, head: bool = False) -> Packed:
+        """Made once by that name. parts: rows one below the other."""
+        if name not in self.made:
+            self.made[name] = self._made(parts(), head)
+        return self.made[name]
+
+    def _made(self, parts: Sequence[Part], head: bool) -> Packed:
+        forms, rounded = self.forms, self.forms.head if head else self.forms.layers
+        codes = [part for part in parts if isinstance(part, Codes)]
+        storage: Storage
+        if forms.keeps and len(codes) == len(parts) and len({part.storage for part in codes}) == 1:
+            storage, arrays = codes[0].storage, [dict(part.arrays) for part in codes]
+        elif rounded is None:
+            return self._numbers(parts)
+        else:
+            _check(rounded, parts)
+            storage, arrays = rounded, [rounded.narrow(_wide(part).numpy()) for part in parts]
+        joined = {key: np.concatenate([one[key] for one in arrays]) for key in arrays[0]}
+        shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        return stored.repack(joined, storage, shape, activations_of(storage))
+
+    def _numbers(self, parts: Sequence[Part]) -> Packed:
+        """Not rounded."""
+        forms = self.forms
+        assert forms.numbers is not None
+        whole = torch.cat([(part.widened() if isinstance(part, Codes) else part).to(forms.dtype) for part in parts])
+        bits = whole.view(torch.int16 if forms.dtype == torch.bfloat16 else torch.int32).numpy()
+        shape = whole.shape[0], whole.shape[1]
+        return stored.repack({"values": bits}, forms.numbers, shape, activations_of(forms.numbers))
+
+
+def _wide(part: Part) -> Tensor:
+    return part.widened() if isinstance(part, Codes) else part.float()
+
+
+def _check(storage: Integers, parts: Sequence[Part]) -> None:
+    for part in parts:
+        if why := storage.refused((part.shape[0], part.shape[1])):
+            raise InputError(f"a matrix of {' x '.join(map(str, part.shape))} cannot be served as {why}; take int8")
+
+
+def product_of(matrix: Packed | Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """x (…, in) -> (…, out). A tensor is multiplied by PyTorch."""
+    if isinstance(matrix, Packed):
+        wide = None if bias is None else bias.float()
+        return lambda x: stored.linear(x, matrix, wide)
+    plain = matrix.contiguous()
+    return lambda x: functional.linear(x, plain, bias)

@@ -1,0 +1,109 @@
+"""Weights that stay in few bits while they are served: what is computed is the rounded model, and no copy is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: the engine's tests need it")
+pytest.importorskip("transformers", reason="transformers, which writes the folders, is not installed")
+
+from serve.against_generate import config_of, greedy, served  # noqa: E402
+
+from gnomon.compiler import stored  # noqa: E402
+from gnomon.errors import InputError  # noqa: E402
+from gnomon.runtime.checkpoint.compress import compress  # noqa: E402
+from gnomon.serve.engine import Engine  # noqa: E402
+from gnomon.serve.load import Weights, open_model  # noqa: E402
+from gnomon.serve.matrices import Forms  # noqa: E402
+from gnomon.storage.names import storage_of  # noqa: E402
+
+pytestmark = pytest.mark.torch
+PROMPT = [3 + (7 * i) % 90 for i in range(21)]
+
+
+def logits_of(engine: Engine) -> torch.Tensor:
+    """Of a prompt in pieces and two tokens after it."""
+    seen: list[torch.Tensor] = []
+    forward = engine.model.forward
+    engine.model.forward = lambda rows: seen.append(forward(rows).float()) or seen[-1]  # type: ignore[method-assign]
+    engine.add(PROMPT, greedy(3))
+    while engine.has_work:
+        engine.step()
+    return torch.cat(seen)
+
+
+class _Rounded(Weights):
+    """Every matrix as a storage rounds it, by numpy alone; the head in rows of eight bits."""
+
+    form = "int8"
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        value = super().__getitem__(name)
+        if value.dim() < 2 or "gate.weight" in name:
+            return value
+        storage = storage_of("int8" if "embed" in name or "head" in name else self.form)
+        matrix = value.float().reshape(-1, value.shape[-1] if "o_proj" not in name else value[0].numel())
+        wide = storage.widen(storage.narrow(matrix.numpy()), (len(matrix), matrix.shape[1]))
+        return torch.from_numpy(wide).view(value.shape).to(value.dtype)
+
+
+@pytest.mark.parametrize(("kind", "form"), [("llama", "int8"), ("llama", "int4-g32"), ("qwen3_moe", "int8")])
+def test_rounded_weights_give_the_rounded_models_logits(
+    kind: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernels, whose activations have eight bits too, and by float32 with weights that numpy rounded."""
+    length = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32}
+    monkeypatch.setattr(
+        "serve.against_generate.config_of",
+        lambda kind, size: {**(own := config_of(kind, size)), **{k: v for k, v in length.items() if k in own}},
+    )
+    _, plain = served(kind, tmp_path)
+    monkeypatch.setattr(_Rounded, "form", form)
+    whole = logits_of(plain)
+    with monkeypatch.context() as patch:
+        patch.setattr("gnomon.serve.load.Weights", _Rounded)
+        wanted = logits_of(open_model(tmp_path, plain.rules, dtype="fp32", kv_bytes=1 << 24))
+    for dtype in ("fp32", "bf16"):
+        ours = open_model(tmp_path, plain.rules, dtype=dtype, weights=form, kv_bytes=1 << 24)
+        got = logits_of(ours)
+        off = (got - wanted).abs().max() / wanted.abs().max()
+        assert off < (0.03 if dtype == "fp32" else 0.06), (kind, form, dtype, float(off))
+    if form.startswith("int4"):  # the rounding is much more than what kernels add to it
+        assert (whole - wanted).abs().max() > 2 * (got - wanted).abs().max()
+
+
+def test_a_compressed_folder_stays_packed_in_bfloat16_and_is_exact_in_float32(tmp_path: Path) -> None:
+    served("llama", tmp_path / "whole")
+    compress(tmp_path / "whole", tmp_path / "small", storage_of("int4-g16"), "rtn")  # type: ignore[arg-type]
+    rules = served("llama", tmp_path / "whole")[1].rules
+    exact = open_model(tmp_path / "small", rules, dtype="fp32", kv_bytes=1 << 24)
+    packed = open_model(tmp_path / "small", rules, dtype="bf16", kv_bytes=1 << 24)
+    forms = {one.storage.name for one in packed.model.program.weights}
+    assert {"int4-g16"} < forms and {one.storage.name for one in exact.model.program.weights} == {"fp32"}
+    wanted, got = logits_of(exact), logits_of(packed)
+    assert (got - wanted).abs().max() < 0.06 * wanted.abs().max()
+    layers = [one for one in packed.model.program.weights if one.storage.name == "int4-g16"]
+    assert all(one.by == "kernel" and one.bytes * 2 < one.shape[0] * one.shape[1] * 2 for one in layers)
+
+
+def test_a_table_that_is_the_heads_matrix_is_read_by_rows() -> None:
+    weight, ids = torch.randn(40, 24), torch.tensor([0, 15, 16, 39, 3])
+    for name, limit in (("fp32", 0.0), ("bf16", 4e-3), ("int8", 1e-2)):
+        packed = stored.pack(weight, storage_of(name), {"fp32": "fp32", "bf16": "bf16"}.get(name, "int8"))  # type: ignore[arg-type]
+        rows = stored.rows_of(packed, ids).float()
+        assert (rows - weight[ids]).abs().max() <= limit * weight.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype", "why"),
+    [
+        ("int4-g64", torch.float64, "take bf16"),
+        ("nf4", torch.bfloat16, "served as"),
+        ("int5", torch.bfloat16, "no way"),
+    ],
+)
+def test_forms_that_are_not_served_are_refused(form: str, dtype: torch.dtype, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        Forms.of(form, dtype)

@@ -87,3 +87,51 @@ def test_in_python() -> None:
     assert made.combined and made.fastest is not None and made.fastest.fits
     with pytest.raises(gnomon.errors.InputError, match="memory_bytes"):
         gnomon.fit("llama-3.2-1b", "1x2xa100-sxm-40gb", plan, work, memory_bytes=0)
+
+
+LAUNCH = """MBS=8
+torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 11008 \\
+    --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --swiglu --normalization RMSNorm \\
+    --position-embedding-type rope --disable-bias-linear --untie-embeddings-and-output-weights \\
+    --tokenizer-type NullTokenizer --vocab-size 32000 --attention-dropout 0 --hidden-dropout 0 \\
+    --tensor-model-parallel-size 2 --micro-batch-size $MBS --global-batch-size 64 --bf16
+"""
+AXOLOTL = """base_model: meta-llama/Llama-2-7b-hf
+deepspeed: deepspeed_configs/zero1.json  # as shipped
+sequence_len: 4096
+sample_packing: true
+micro_batch_size: 8
+gradient_accumulation_steps: 1
+bf16: true
+optimizer: adamw_torch
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("job.sh", LAUNCH), ("job.yaml", AXOLOTL)])
+def test_a_job_file_is_written_with_what_makes_it_fit(
+    name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, fits = tmp_path / name, tmp_path / f"fits{Path(name).suffix}"
+    job.write_text(text)
+    on = ["--on", "8xa100-sxm-80gb"]
+    assert main(["predict", str(job), *on]) == 1
+    assert main(["fit", str(job), *on, "--to", str(fits)]) == 0
+    assert f"written to {fits}" in capsys.readouterr().out
+    assert job.read_text() == text
+    assert main(["predict", str(fits), *on]) == 0
+    changed = [line for line in fits.read_text().splitlines() if line not in text.splitlines()]
+    assert 1 <= len(changed) <= 6
+    assert main(["fit", str(fits), *on, "--to", str(tmp_path / "again")]) == 2
+    assert "the job fits as it is" in capsys.readouterr().err and not (tmp_path / "again").exists()
+
+
+def test_a_change_in_code_is_not_written_as_a_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job, fits = tmp_path / "ds.json", tmp_path / "fits.json"
+    job.write_text(
+        '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}'
+    )
+    asked = ["fit", str(job), "--on", "8xa100-sxm-40gb", "--model", "llama-2-13b", "--to", str(fits)]
+    assert main(asked) == 2
+    assert "in the script: model.gradient_checkpointing_enable()" in capsys.readouterr().err and not fits.exists()
+    assert main(["fit", "llama-tiny", "--on", "1xa100-sxm-80gb", "--to", str(fits)]) == 2
+    assert "--to writes a job file" in capsys.readouterr().err

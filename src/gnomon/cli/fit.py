@@ -7,9 +7,13 @@ nothing does. Leaves out the ladder itself (`search.fit`).
 from __future__ import annotations
 
 from dataclasses import replace
+from difflib import unified_diff
+from pathlib import Path
 from typing import Literal
 
 from gnomon.cli.budget import Budget
+from gnomon.cli.job_text import at_fields, job_text
+from gnomon.cli.jobs import job_file
 from gnomon.cli.options.fit import FitOptions
 from gnomon.cli.plan_file import For, plan_file
 from gnomon.cli.request import Request, adapted_name, read_request
@@ -23,10 +27,12 @@ from gnomon.report.fit import alone_text, combined_text, fit_mapping, heading_te
 from gnomon.report.tables import wrapped
 from gnomon.request.fit import FitRequest, Ladder, ladder
 from gnomon.request.model import is_job_file
+from gnomon.schema import save_text
 from gnomon.search.checkpointing.improve import check_stack
 from gnomon.search.fit.ladder import Fitting, Rung
 from gnomon.search.fit.largest import largest
-from gnomon.units import parse_bytes
+from gnomon.search.fit.terms import Change
+from gnomon.units import parse_bytes, show_seconds
 
 BUDGET = "60s"
 """Processor time, unless --budget says otherwise."""
@@ -34,6 +40,10 @@ BUDGET = "60s"
 
 def run(options: FitOptions) -> int:
     """Predict the ladder, print it, write the chosen plan."""
+    source = job_file(options) if options.to is not None else None
+    if options.to is not None and source is None:
+        raise InputError("--to writes a job file with what makes it fit; give one, or -o FILE for a plan file")
+    options = options if source is None else replace(options, **at_fields(options, source[1]))
     asked = read_request(options)
     named = _named(options) if options.output else ""
     limit = None if options.memory is None else quantity("--memory", parse_bytes, options.memory)
@@ -70,6 +80,8 @@ def run(options: FitOptions) -> int:
         print_lines((*combined_text(fitting, answer, chosen=chosen), *_assumed(asked, fitting)))
     if options.output:
         _write(options, options.output, asked, named, answer, chosen)
+    if options.to is not None and source is not None:
+        _write_job(options, options.to, asked, source[1], fitting, chosen)
     return 0 if answer.fits or answer.combined else 1
 
 
@@ -116,6 +128,36 @@ def _named(options: FitOptions) -> str:
     if name is None or options.source is not None and options.network is None or is_job_file(name):
         raise InputError("-o writes a plan file, which names its model; give the job file's as --model NAME")
     return name
+
+
+def _write_job(
+    options: FitOptions, output: str, asked: Request, path: Path, fitting: Fitting, chosen: Rung | None
+) -> None:
+    """The job's own file with the chosen changes in it, which is read again before it is written. InputError where
+    nothing makes it fit, and where a change is not a setting of the file."""
+    if chosen is None:
+        reason = "the job fits as it is" if fitting.has_room(fitting.base) else "nothing was found that fits"
+        raise InputError(f"{reason}, so {output} was not written")
+    change = Change(before=asked.plan, after=chosen.plan, workload=asked.workload)
+    settings = None if asked.terms is None else asked.terms.settings(chosen.options, change)
+    if asked.terms is None or settings is None:
+        raise InputError(f"what such a file says of its plan is not known, so {output} was not written")
+    if by_hand := [str(value) for key, value in settings if not key]:
+        raise InputError(f"{by_hand[0]}: no setting of the file, so {output} was not written; another way: --choose N")
+    words = asked.terms.in_file(settings)
+    with job_text(options, path) as text:
+        reread = text.with_settings(words, chosen.step_s)
+    if not fitting.has_room(reread.prediction):
+        raise InputError(
+            f"the changed file would not fit ({reread.prediction.verdict}), so {output} was not written; change it by "
+            f"hand, as listed, or choose another way: --choose N"
+        )
+    save_text(reread.text, output)
+    if not options.json:
+        before, after = text.text.splitlines(), reread.text.splitlines()
+        print_lines(("", *unified_diff(before, after, str(path), output, lineterm="", n=1)))
+        step = show_seconds(reread.prediction.step_s)
+        print_lines(("", f"written to {output}: {step} a step; {reread.prediction.verdict}"))
 
 
 def _write(options: FitOptions, output: str, asked: Request, named: str, ladder: Ladder, chosen: Rung | None) -> None:

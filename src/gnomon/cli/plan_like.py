@@ -8,17 +8,13 @@ Leaves out the search (`cli.plan`) and putting settings into a text (`formats.ed
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from pathlib import Path
 from shlex import quote
 
 from gnomon.cli.budget import ONE, Budget
+from gnomon.cli.job_text import SAME, JobText, Reread, at, job_text
 from gnomon.cli.jobs import job_file
 from gnomon.cli.options.job import PASTED, TrainingOptions
 from gnomon.cli.options.plan import PlanOptions
@@ -30,8 +26,7 @@ from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import quantity
 from gnomon.errors import GnomonError, InputError, PlanError
 from gnomon.formats.changed import KINDS, SCRIPT, Words, written_setting
-from gnomon.formats.edit import edited
-from gnomon.formats.job import ModelConfig, read_source
+from gnomon.formats.job import ModelConfig
 from gnomon.graph import Graph
 from gnomon.models.decoder import DecoderConfig
 from gnomon.plans import Goal, Plan, Schedule, Workload
@@ -44,8 +39,6 @@ from gnomon.search.fit.terms import REMOVED, Change, Setting
 from gnomon.search.refinement.choices import fixed_base
 from gnomon.units import parse_bytes
 
-SAME = 1e-3
-"""Share by which a step must be shorter for a change to be worth it."""
 TOP = 12
 """Plans of the search that are put into the file's text."""
 
@@ -61,7 +54,7 @@ def run(options: PlanOptions) -> int:
         )
     _refuse(options)
     job_format, path = source
-    text, _ = read_source(path)
+    training = at(training, path)
     asked = read_request(training)
     before = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
     words = Words(
@@ -72,8 +65,8 @@ def run(options: PlanOptions) -> int:
         graph=asked.graph,
         near=max(node.count for node in asked.cluster.nodes),
     )
-    with _scratch(path) as place:
-        file = _File(text=text, suffix=path.suffix, training=training, asked=asked, words=words, place=place)
+    with job_text(training, path) as text:
+        file = _File(text=text, asked=asked, words=words)
         with Budget(options.budget, ONE) as budget:
             wanted = _asked(options, asked, file)
             try:
@@ -92,7 +85,7 @@ def run(options: PlanOptions) -> int:
         before=before,
         after=after,
         lines=lines,
-        text=text,
+        text=text.text,
         changed=changed,
         covered=covered,
     )
@@ -155,88 +148,41 @@ def _config(asked: Request, network: str | None) -> ModelConfig | None:
         return None
 
 
-@contextmanager
-def _scratch(path: Path) -> Iterator[Path]:
-    """A place for a changed file where other files lie around it as they lie around the first."""
-    with tempfile.TemporaryDirectory(prefix="gnomon-like-") as folder:
-        for other in islice(path.resolve().parent.iterdir(), 1000):
-            if other.name != path.name:
-                os.symlink(other, Path(folder) / other.name)
-        yield Path(folder) / path.name
-
-
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """The job's file, and what it says once it is changed. A `request.exported.Says`."""
+    """The job's file, and what it says of plans. A `request.exported.Says`."""
 
-    text: str
-    suffix: str
-    training: TrainingOptions
+    text: JobText
     asked: Request
     words: Words
-    place: Path
-    """Where a changed one is put to be read."""
 
     def settings(self, plan: Plan) -> tuple[Setting, ...]:
         """What has to be set for a plan. PlanError for one that the file cannot say."""
         return self.words.settings(Change(before=self.asked.plan, after=plan, workload=self.asked.workload))
 
-    def changed(self, settings: Sequence[Setting], *, variables: bool = True) -> str:
-        """The file's text with settings in it. InputError for one that has no place there."""
-        return edited(self.text, self.suffix, settings, variables=variables, beside=ANCHORS)
-
-    def read(self, text: str) -> tuple[Request, Prediction]:
-        """What a changed text says. GnomonError where it says no job, or one of another batch."""
-        save_text(text, self.place)
-        training = self.training
-        if training.source is not None:
-            training = replace(training, source=(training.source[0], str(self.place)))
-        else:
-            training = replace(training, model=str(self.place))
-        request = read_request(training)
-        if request.workload != self.asked.workload:
-            raise PlanError("the batch would be another one")
-        return request, predict(request.graph, request.cluster, request.plan, request.workload, request.stack)
-
     def least(self, plan: Plan) -> tuple[Setting, ...]:
         """The settings without which the changed file would not say the plan: less those that change nothing once the
         others are there, as a value that is the program's own."""
         settings = self.settings(plan)
-        wanted = self.best_text(settings, plan)[2].step_s
+        wanted = self.changed(settings, plan).prediction.step_s
         for one in settings:
             if one[1] is REMOVED or one[1] is False:
                 continue  # what is left behind may be refused by the program itself
             fewer = tuple(other for other in settings if other is not one)
             try:
-                _, request, prediction = self.best_text(fewer, plan)
+                without = self.changed(fewer, plan)
             except GnomonError:
                 continue
-            if prediction.step_s == wanted and request.plan.saved == plan.saved:
+            if without.prediction.step_s == wanted and without.request.plan.saved == plan.saved:
                 settings = fewer
         return settings
 
-    def best_text(self, settings: Sequence[Setting], plan: Plan) -> tuple[str, Request, Prediction]:
-        """The text with the settings of a plan in it, read again. GnomonError where it says no job."""
-        wanted = self._step(plan)
-        found: list[tuple[float, str, Request, Prediction]] = []
-        for variables in (True, False) if self.words.kind == SCRIPT else (True,):
-            try:
-                text = self.changed(settings, variables=variables)
-                request, prediction = self.read(text)
-            except GnomonError as error:
-                problem = error
-                continue
-            apart = abs(prediction.step_s / wanted - 1)
-            if apart <= SAME:
-                return text, request, prediction
-            found.append((apart, text, request, prediction))
-        if not found:
-            raise problem
-        return min(found, key=lambda one: one[0])[1:]
-
-    def _step(self, plan: Plan) -> float:
+    def changed(self, settings: Sequence[Setting], plan: Plan) -> Reread:
+        """The file with the settings of a plan, read again. GnomonError where it says no job, or one of another
+        batch."""
         asked = self.asked
-        return predict(asked.graph, asked.cluster, plan, asked.workload, asked.stack).step_s
+        wanted = predict(asked.graph, asked.cluster, plan, asked.workload, asked.stack).step_s
+        return self.text.with_settings(settings, wanted, workload=asked.workload)
 
     def program(self) -> Target:
         """Its program's files in general."""
@@ -252,17 +198,10 @@ class _File:
 
     def predicted(self, plan: Plan) -> tuple[Plan, Prediction]:
         """A plan as the changed file says it."""
-        _, request, prediction = self.best_text(self.settings(plan), plan)
-        return request.plan, prediction
+        reread = self.changed(self.settings(plan), plan)
+        return reread.request.plan, reread.prediction
 
     offered = predicted
-
-
-ANCHORS = (
-    "micro-batch-size", "global-batch-size", "tensor-model-parallel-size", "seq-length", "num-layers",
-    "per_device_train_batch_size", "gradient_accumulation_steps", "output_dir", "learning_rate", "lr", "model",
-)  # fmt: skip
-"""Flags near which a new one is put, the first that the script has."""
 
 
 def _asked(options: PlanOptions, asked: Request, file: _File) -> Asked:
@@ -335,13 +274,13 @@ def _chosen(file: _File, before: Prediction, best: Plan) -> tuple[Prediction | N
     """(prediction of the changed file, its text, its lines by themselves); nothing is changed where that gains less
     than `SAME`, unless the file as it is does not fit."""
     settings = file.least(best)
-    text, _, after = file.best_text(settings, best)
-    if before.fits and after.step_s > before.step_s * (1 - SAME):
-        return None, file.text, ()
+    changed = file.changed(settings, best)
+    if before.fits and changed.prediction.step_s > before.step_s * (1 - SAME):
+        return None, file.text.text, ()
     groups: dict[str, list[Setting]] = {}
     for key, value in settings:
         groups.setdefault(_family(key), []).append((key, value))
-    return after, text, tuple(_line(file, settings) for settings in groups.values())
+    return changed.prediction, changed.text, tuple(_line(file, settings) for settings in groups.values())
 
 
 def _family(key: str) -> str:
@@ -363,7 +302,7 @@ FAMILIES = {
 def _line(file: _File, settings: Sequence[Setting]) -> Line:
     said = tuple(written_setting(setting, file.words.kind) for setting in settings)
     try:
-        _, prediction = file.read(file.changed(settings))
+        prediction = file.text.read(file.text.edited(settings), workload=file.asked.workload).prediction
     except GnomonError as error:
-        return Line(settings=said, alone=None, why=str(error).replace(f"{file.place}: ", ""))
+        return Line(settings=said, alone=None, why=str(error).replace(f"{file.text.place}: ", ""))
     return Line(settings=said, alone=prediction, why="")

@@ -54,10 +54,7 @@ class Words:
         settings = self.terms.settings(names, change)
         if settings is None or any(not key for key, _ in settings):
             raise PlanError(f"a file of {self.program.name} has no setting for {', '.join(names)}")
-        flags = self.terms.style == "flags"
-        return tuple(
-            (key, str(value).lower() if flags and isinstance(value, bool) else value) for key, value in settings
-        )
+        return self.terms.in_file(settings)
 
     def writes(self, change: Change) -> bool:
         """Whether the program's writer says the job as it is, so that all that it can write is open to a search."""

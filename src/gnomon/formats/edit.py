@@ -276,6 +276,8 @@ def _scalar(value: object) -> str:
     """A value as YAML has it, in one line."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z_/][\w./ +-]*", value) and value.lower() not in _YAML_WORDS:
         return value
+    if isinstance(value, str) and re.fullmatch(r"\[.*\]|\{.*\}", value):
+        return value  # a list or table in one line, as YAML has them
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
@@ -288,6 +290,13 @@ _YAML_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "none", "y", "
 
 _SECTION = re.compile(r"\s*\[\s*([\w.\"' -]+?)\s*\]\s*(#.*)?$")
 _TOML_KEY = re.compile(r"\s*([\w.-]+|\"[^\"]*\")\s*=\s*")
+
+
+def _sections(lines: Sequence[str]) -> Iterator[str]:
+    """Names of the tables."""
+    for line in lines:
+        if (section := _SECTION.match(line)) is not None:
+            yield section[1].replace(" ", "").replace('"', "")
 
 
 def _toml_line(lines: Sequence[str], key: str) -> tuple[int | None, int | None, int | None]:
@@ -314,6 +323,12 @@ def _toml(text: str, key: str, value: object) -> str:
     lines = text.split("\n")
     at, opened, last = _toml_line(lines, key)
     table, _, name = key.rpartition(".")
+    parts = table.split(".") if table else []
+    above = next((n for n in range(1, len(parts) + 1) if _toml_line(lines, ".".join(parts[:n]))[0] is not None), None)
+    if above is not None:
+        raise InputError(f"{'.'.join(parts[:above])} is a value in the file, and no table; change it by hand")
+    if any(f"{section}.".startswith(f"{key}.") for section in _sections(lines)):
+        raise InputError(f"{key} is a table in the file, and no value; change it by hand")
     if value is REMOVED:
         return text if at is None else "\n".join([*lines[:at], *lines[at + 1 :]])
     written = json.dumps(list(value) if isinstance(value, tuple) else value)

@@ -27,7 +27,7 @@ a job file of another program, such as one that ran out of memory.
 examples:
   gnomon fit llama-2-13b --on 1x1xv100-sxm-32gb --global-batch 16
   gnomon fit llama-3.1-70b --on 2x8xh100-sxm --global-batch 32 -o plan.toml
-  gnomon fit pretrain.sh --on 4x8xa100-sxm-80gb
+  gnomon fit pretrain.sh --on 4x8xa100-sxm-80gb --to fits.sh
   gnomon fit llama-3.1-8b --on 1x8xh100-sxm --zero 3 --largest seq-len
 
 exit status: 0 it fits, or a change was found that makes it fit; 1 none was; 2
@@ -44,6 +44,9 @@ wrong request."""
     )
     output: str | None = option(
         "-o", "--output", read=new_file, metavar="FILE", help="write the plan that fits to a plan file"
+    )
+    to: str | None = option(
+        "--to", read=new_file, metavar="FILE", help="of a job file: write it with the changes that make it fit"
     )
     choose: int | None = option(
         "--choose", read=count, metavar="N", help="the plan to write, by its number; default the fastest that fits"

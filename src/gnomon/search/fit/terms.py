@@ -6,6 +6,7 @@ say, which is not proposed. Leaves out the words themselves (the folders of `for
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -77,6 +78,15 @@ class Terms:
                 return None
             settings |= dict(said)
         return tuple(settings.items())
+
+    def in_file(self, settings: Sequence[Setting]) -> tuple[Setting, ...]:
+        """The same as a file has them: flags that take a word get `true` or `false`, JSON its values."""
+        return tuple((key, self._value(value)) for key, value in settings)
+
+    def _value(self, value: object) -> object:
+        if self.style == "flags" and isinstance(value, bool):
+            return str(value).lower()
+        return json.loads(value) if self.style == "json" and isinstance(value, str) and value[:1] == "{" else value
 
     def written_as(self, style: Style) -> Terms:
         """The same words in another style: of a command in place of a file."""

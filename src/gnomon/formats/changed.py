@@ -18,7 +18,7 @@ from gnomon.formats.format import Format
 from gnomon.formats.job import ModelConfig, flatten
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.graph import Graph
-from gnomon.plans import Plan
+from gnomon.plans import INPUTS_AWAY, Plan
 from gnomon.schema.toml import parse_toml
 from gnomon.search.fit.terms import REMOVED, Change, Setting, Terms
 
@@ -133,7 +133,11 @@ def options_of(change: Change) -> tuple[str, ...]:
     if _micro(change, before) != change.micro:
         names.append("micro_batch_size")
     if before.saved != after.saved:
-        names.append("recompute")
+        away = [rule for rule in after.saved.rules if rule.action == "offload"]
+        if before.saved.preset != after.saved.preset or not away:
+            names.append("recompute")
+        if away:
+            names.append("input_offload" if INPUTS_AWAY in away else "activation_offload")
     if before.layout.sequence_parallel != after.layout.sequence_parallel and "tp" not in names and a.tp > 1:
         names.append("sequence_parallel")
     if before.optimizer.offload != after.optimizer.offload:

@@ -82,6 +82,10 @@ class Spelled:
     """What moves FSDP's parameters and states to the host."""
     fsdp: tuple[Setting, ...]
     """What shards a job of replicas by FSDP; empty where DeepSpeed is the way."""
+    away: tuple[Setting, ...] = ()
+    """What sends checkpoints to the host; empty where the program does not."""
+    all_away: bool = False
+    """Whether it sends all that is kept, where nothing is recomputed."""
     more: Mapping[str, Words] = field(default_factory=dict)
     """Of options beside these."""
 
@@ -107,6 +111,10 @@ def trainer_terms(spelled: Spelled, *, by: str, style: Style = "yaml") -> Terms:
         "chunked_loss": lambda change: spelled.chunked_loss,
         "eight_bit_states": lambda change: spelled.eight_bit,
     }
+    if spelled.away:
+        words["input_offload"] = lambda change: spelled.away
+    if spelled.all_away:
+        words["activation_offload"] = lambda change: spelled.away
     if by == "deepspeed":
         words |= {
             "zero": file,

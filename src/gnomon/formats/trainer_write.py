@@ -22,7 +22,7 @@ from gnomon.formats.trainer_source import Source
 from gnomon.formats.yaml_file import emit_yaml, read_yaml
 from gnomon.models.lora import Adapters, parse_adapters
 from gnomon.models.presets import HUB_IDS
-from gnomon.plans import Plan, Saved
+from gnomon.plans import Plan
 from gnomon.software import Stack
 
 OPTIMS: Mapping[str, str] = {
@@ -61,6 +61,9 @@ class Tuning:
     """Microbatches of a step."""
     seq_len: int
     recompute: bool
+    """Whole layers."""
+    away: bool
+    """What is kept for backward waits on the host."""
     half: str
     """`bf16`, `fp16`, or empty."""
     pure: bool
@@ -145,7 +148,8 @@ def tuning(asked: Asked, program: str, *, axes: tuple[str, ...] = ("pp", "ep", "
         micro=asked.micro,
         steps=asked.microbatches,
         seq_len=asked.workload.seq_len or 0,
-        recompute=plan.saved != Saved(),
+        recompute=plan.saved.preset != "none" or any(rule.action == "recompute" for rule in plan.saved.rules),
+        away=any(rule.action == "offload" for rule in plan.saved.rules),
         half=half,
         pure=pure,
         optim=(EIGHT_BIT if eight else OPTIMS)[plan.optimizer.kind],

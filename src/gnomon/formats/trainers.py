@@ -23,7 +23,20 @@ from gnomon.formats.job import Fields, Job, chosen, divides, microbatches, read_
 from gnomon.formats.keys import read_json
 from gnomon.formats.shell import unknown
 from gnomon.models.lora import Adapters, with_adapters
-from gnomon.plans import Layout, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
+from gnomon.plans import (
+    INPUTS_AWAY,
+    Layout,
+    Mesh,
+    Offload,
+    Optimizer,
+    Overlap,
+    Plan,
+    Precision,
+    Saved,
+    SavedRule,
+    Schedule,
+    Workload,
+)
 from gnomon.software import Stack, stack
 
 BF16 = Precision(param="bf16", compute="bf16", grad="bf16", reduce="bf16", master="none", states="bf16")
@@ -100,7 +113,7 @@ class Modules:
         )
 
 
-LEVERS = ("chunked_loss", "eight_bit_states")
+LEVERS = ("chunked_loss", "eight_bit_states", "input_offload")
 """What trainers around transformers have beside what the program that shards has: Liger's loss, bitsandbytes'
 optimizers."""
 
@@ -181,6 +194,8 @@ class Training:
     """FSDP's parameters, gradients and states on the host."""
     recompute: bool = False
     """Activation checkpointing of whole layers."""
+    activations_away: bool = False
+    """What is kept for backward waits on the host: with checkpointing, the inputs of layers."""
     precision: Precision = BF16
     optimizer: str = "adamw"
     states: Literal["int8"] | None = None
@@ -193,6 +208,13 @@ class Training:
     loads: Literal["each_rank", "first_rank"] | None = None
     """As `Stack.loads`, where nothing else decides: transformers reads a file at a time under ZeRO 3 of DeepSpeed, and
     for a base that is quantised."""
+
+    @property
+    def saved(self) -> Saved:
+        """What is kept between forward and backward."""
+        if self.recompute:
+            return Saved(preset="full", rules=(INPUTS_AWAY,) if self.activations_away else ())
+        return Saved(rules=(SavedRule(action="offload"),) if self.activations_away else ())
 
 
 def job_of(f: Fields, given: Given, asked: Training, assumed: Sequence[str] = (), stated: int | None = None) -> Job:
@@ -219,7 +241,7 @@ def job_of(f: Fields, given: Given, asked: Training, assumed: Sequence[str] = ()
     plan = Plan(
         mesh=mesh,
         schedule=Schedule(micro_batch_size=micro),
-        saved=Saved(preset="full" if asked.recompute else "none"),
+        saved=asked.saved,
         layout=asked.layout,
         overlap=Overlap(),
         optimizer=Optimizer(
@@ -267,6 +289,8 @@ def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Pat
     defaults and listed. f: accounted for already.
     """
     values, file = _deepspeed_values(f, key, inline(f, key), folder, assumed)
+    if given.devices is not None and given.devices % asked.cp:
+        divides("devices", given.devices, "sequence parallel ranks", asked.cp)
     if values.get("gradient_clipping") == "auto":  # max_grad_norm, which is on unless it is 0
         values = {**values, "gradient_clipping": 1.0 if asked.clip else 0.0}
     job = deepspeed.job_of(
@@ -274,6 +298,7 @@ def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Pat
         file,
         given=replace(
             given,
+            devices=None if given.devices is None else given.devices // asked.cp,
             model=asked.model,
             seq_len=given.seq_len or asked.seq_len,
             micro_batch_size=given.micro_batch_size or asked.micro,
@@ -281,9 +306,11 @@ def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Pat
         ),
         steps=asked.steps or 1,
         mixed_precision={"bf16": "bf16", "fp16": "fp16"}.get(asked.precision.compute, "no"),
-        saved=Saved(preset="full" if asked.recompute else "none"),
+        saved=asked.saved,
     )
     plan, notes = job.plan, job.notes
+    if asked.cp > 1:  # the ranks of a sequence hold other shards of the same states
+        plan = replace(plan, mesh=replace(plan.mesh, cp=asked.cp), layout=asked.layout)
     if "optimizer" not in values:  # the trainer's own, wrapped by DeepSpeed
         plan = replace(plan, optimizer=replace(plan.optimizer, kind=asked.optimizer))  # type: ignore[arg-type]
         if asked.states is not None and plan.optimizer.offload is None:
@@ -292,6 +319,7 @@ def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Pat
     return replace(
         job,
         plan=plan,
+        devices=given.devices,
         stack=loaded(job.stack if asked.modules is None else asked.modules.of(job.stack), asked, plan.optimizer.zero),
         notes=(*f.notes, *notes),
         unexpressed=(*f.unexpressed, *job.unexpressed),

@@ -54,7 +54,6 @@ INEXPRESSIBLE = {
     "torch_compile_*": "which backend and mode of torch.compile: read as the default",
     "galore_*": "gradients projected to low rank",
     "optim_target_modules": "another update of some linears",
-    "parallelism_config.sp_size": "sequence parallelism by Ulysses, which is not divided here: too slow and too large",
 }
 
 MIXED = ("bf16", "fp16", "accelerate_bf16", "accelerate_fp16")
@@ -148,14 +147,17 @@ def finished(
     f = source.fields
     machines = f.peek("num_machines")
     asked = sharded(f, asked, machines=machines if isinstance(machines, int) else 1)
-    tp, cp = (f.integer(f"parallelism_config.{axis}_size", 1) for axis in ("tp", "cp"))
+    tp, cp, ulysses = (f.integer(f"parallelism_config.{axis}_size", 1) for axis in ("tp", "cp", "sp"))
+    if cp > 1 and ulysses > 1:
+        f.fail("parallelism_config.sp_size", "cp_size and sp_size both divide sequences, of which one is taken")
+    f.ignore("parallelism_config.sp_backend", "parallelism_config.sp_seq_length*", "parallelism_config.sp_attn*")
     replicas = f.integer("parallelism_config.dp_replicate_size", 1)
     asked = replace(
         asked,
         tp=tp,
-        cp=cp,
+        cp=max(cp, ulysses, asked.cp),
         replicas=max(replicas, asked.replicas),
-        layout=Layout(context="all_gather") if cp > 1 else asked.layout,
+        layout=Layout(context="all_gather" if cp > 1 else "ulysses") if cp * ulysses > 1 else asked.layout,
         modules=modules_of(f),
         loads=asked.loads or "each_rank",
     )

@@ -21,6 +21,7 @@ from gnomon.plans.goal import Goal as Goal
 from gnomon.plans.mesh import DENSE_AXES as DENSE_AXES
 from gnomon.plans.mesh import Mesh as Mesh
 from gnomon.plans.mesh import View as View
+from gnomon.plans.parts import INPUTS_AWAY as INPUTS_AWAY
 from gnomon.plans.parts import Dispatch as Dispatch
 from gnomon.plans.parts import DType as DType
 from gnomon.plans.parts import Fp8 as Fp8

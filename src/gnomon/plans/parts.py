@@ -202,6 +202,9 @@ class Saved:
             )
 
 
+INPUTS_AWAY = SavedRule(tensors=(INPUT,), action="offload")
+"""What each layer reads waits on the host: with preset `full`, all that is kept of it."""
+
 Dispatch = Literal["all_to_all", "all_gather", "fused", "hybrid_ep"]
 """How tokens get to experts of other ranks: one copy for each expert by all-to-all; all tokens to all ranks; kernels
 that send a token once to each node that holds one of its experts, DeepEP's (`fused`) or HybridEP's."""

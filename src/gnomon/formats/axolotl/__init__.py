@@ -64,7 +64,6 @@ INEXPRESSIBLE = {
     "xformers_attention": "which attention kernel",
     "sdp_attention": "which attention kernel",
     "flex_attention": "which attention kernel",
-    "activation_offloading": "saved activations wait on the host",
     "load_in_8bit": "frozen weights in eight bits; read in the compute dtype, so memory is too large",
     "unfrozen_parameters*": "the rest is frozen; read as all trained, so too slow and too large",
     "qat*": "fake quantisation in training",
@@ -75,6 +74,10 @@ INEXPRESSIBLE = {
     "relora*": "adapters merged now and then",
     "use_*kernels": "kernels of its own",
 }
+
+
+AWAY = ("offload", "offload_disk", "unsloth")
+"""Words of gradient_checkpointing under which the inputs of layers wait on the host."""
 
 
 def _looks(sample: Sample) -> bool:
@@ -136,6 +139,7 @@ def read_fields(f: Fields, folder: Path, given: Given) -> Job:
         tp=f.integer("tensor_parallel_size", 1),
         cp=f.integer("context_parallel_size", f.integer("sequence_parallel_degree", 1)),
         recompute=flag(f, "gradient_checkpointing"),
+        activations_away=flag(f, "activation_offloading") or f.peek("gradient_checkpointing") in AWAY,
         precision=_precision(f, f.has("adapter")),
         optimizer=optimizer_of(f, "optimizer", "adamw_torch"),
         states=states_of(f, "optimizer"),
@@ -144,8 +148,8 @@ def read_fields(f: Fields, folder: Path, given: Given) -> Job:
         modules=modules_of(f),
         loads="each_rank",
     )
-    if f.peek("gradient_checkpointing") == "offload":
-        f.report("gradient_checkpointing", "checkpointed inputs wait on the host: memory is too large here")
+    if "disk" in (f.peek("activation_offloading"), str(f.peek("gradient_checkpointing")).rpartition("_")[2]):
+        f.report("gradient_checkpointing", "checkpoints go on to a disk; read as waiting on the host")
     if batch := f.raw("batch_size"):
         asked = replace(asked, total=int(str(batch)), steps=None)
     ep = f.integer("expert_parallel_size", 1)
@@ -182,6 +186,7 @@ SPELLED = Spelled(
         }
     ),
     fsdp_host=(("fsdp_config.offload_params", True),),
+    away=(("activation_offloading", True),),
     fsdp=(("fsdp", "[full_shard, auto_wrap]"),),
     more={
         "cp": lambda change: [
@@ -204,6 +209,7 @@ def _tune(asked: Asked) -> Draft:
         "micro_batch_size": t.micro,
         "gradient_accumulation_steps": t.steps,
         "gradient_checkpointing": t.recompute,
+        **({"activation_offloading": True} if t.away else {}),
         "optimizer": t.optim,
         "max_grad_norm": t.clip,
         "bf16": t.half == "bf16",

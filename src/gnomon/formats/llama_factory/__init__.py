@@ -164,6 +164,7 @@ def read_fields(source: Source, given: Given) -> Job:
         steps=f.integer("gradient_accumulation_steps", 1),
         seq_len=seq_len,
         recompute=not off,
+        activations_away=flag(f, "use_unsloth_gc") and not off,
         precision=_precision(f, whole),
         optimizer=optimizer_of(f, "optim", "adamw_torch"),
         states=states_of(f, "optim"),
@@ -186,6 +187,7 @@ SPELLED = Spelled(
             (3, True, True): "examples/deepspeed/ds_z3_offload_config.json",
         }
     ),
+    away=(("use_unsloth_gc", True),),
     fsdp_host=(("", "in the accelerate config: fsdp_offload_params: true"),),
     fsdp=(),
 )
@@ -205,6 +207,7 @@ def _tune(asked: Asked) -> Draft:
         "cutoff_len": t.seq_len,
         "packing": True,
         "disable_gradient_checkpointing": not t.recompute,
+        **({"use_unsloth_gc": True} if t.away and t.recompute else {}),
         "bf16": t.half == "bf16",
         "fp16": t.half == "fp16",
     }

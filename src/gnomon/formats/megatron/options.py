@@ -94,7 +94,6 @@ INEXPRESSIBLE = {
     "decrease_batch_size_if_needed": "the global batch may be lowered to fit",
     "moe_latent_size": "experts work in a narrower space",
     "moe_expert_rank_capacity_factor": "a limit on the tokens of a rank",
-    "moe_pad_expert_input_to_capacity": "experts always take their full capacity",
     "moe_router_padding_for_fp8": "tokens of an expert are padded to a multiple of 16 or 32",
     "moe_router_padding_for_quantization": "tokens of an expert are padded to a multiple of 16 or 32",
     "moe_layer_recompute": "the mixture is recomputed; read as kept, so too large (--recompute-modules moe)",

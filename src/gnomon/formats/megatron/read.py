@@ -49,6 +49,7 @@ from gnomon.plans import (
     Overlap,
     Plan,
     Precision,
+    RouterLoad,
     Saved,
     SavedRule,
     Schedule,
@@ -208,11 +209,12 @@ def job_of(f: Fields, *, given: Given, name: str, base: Stack | None = None) -> 
         precision=precision_of(f),
     )
     record = stack_of(f, base or stack("megatron-deepspeed" if f.flag("deepspeed", False) else "megatron-lm"), plan)
+    load = load_of(f)
     f.account(IRRELEVANT | forks.IRRELEVANT, {**INEXPRESSIBLE, **forks.INEXPRESSIBLE}, known_options())
     return Job(
         model=model,
         plan=plan,
-        workload=Workload(global_batch_size=total, seq_len=seq_len),
+        workload=Workload(global_batch_size=total, seq_len=seq_len, router=load),
         stack=record,
         devices=mesh.world_size,
         notes=tuple(f.notes),
@@ -220,6 +222,17 @@ def job_of(f: Fields, *, given: Given, name: str, base: Stack | None = None) -> 
         assumed=tuple(assumed),
         terms=TERMS,
     )
+
+
+def load_of(f: Fields) -> RouterLoad:
+    """What experts take of the tokens that are sent to them: all, or up to a factor of the mean."""
+    factor = f.number("moe_expert_capacity_factor", 0.0)
+    padded = f.flag("moe_pad_expert_input_to_capacity", False)
+    if not f.has("num_experts") or factor <= 0:
+        return RouterLoad()
+    if factor < 1:
+        f.report("moe_expert_capacity_factor", "under the mean: tokens are dropped of every expert; priced as 1")
+    return RouterLoad(capacity=max(1.0, factor), padded=padded)
 
 
 NETWORK = """
@@ -620,8 +633,6 @@ def stack_of(f: Fields, base: Stack, plan: Plan) -> Stack:
             f.notes.append("moe_grouped_gemm: products of a rank's experts are launched together")
         elif not f.flag("deepspeed", False):
             base = chosen(base, "no --moe-grouped-gemm", moe_experts="sequential")
-        dropped = "experts are priced as if they took every token that is sent to them"
-        f.report_unless("moe_expert_capacity_factor", (0, 0.0), dropped)
         if f.flag("use_transformer_engine_op_fuser", False):
             base = chosen(base, "--use-transformer-engine-op-fuser", moe_experts="fused")
     f.ignore("moe_grouped_gemm", "moe_permute_fusion", "moe_token_drop_policy", "moe_router_fusion")

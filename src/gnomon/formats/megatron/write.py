@@ -176,6 +176,8 @@ def _layout(asked: Asked) -> Options:
         ("cp_comm_type", kinds[layout.context] if asked.plan.mesh.cp > 1 else None),
         ("moe_token_dispatcher_type", dispatch[0]),
         ("moe_flex_dispatcher_backend", dispatch[1]),
+        ("moe_expert_capacity_factor", asked.workload.router.capacity or None),
+        ("moe_pad_expert_input_to_capacity", asked.workload.router.padded),
     ]
 
 

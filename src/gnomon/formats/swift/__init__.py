@@ -44,7 +44,7 @@ from gnomon.formats.trainers import (
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, finished
 from gnomon.models.presets import CONFIGS
-from gnomon.plans import Precision
+from gnomon.plans import Layout, Precision
 from gnomon.software import stack
 
 NEUTRAL = IRRELEVANT | frozenset(
@@ -70,7 +70,6 @@ INEXPRESSIBLE = {
     "freeze_parameters*": "part of the network is frozen; read as all trained, so too slow and too large",
     "trainable_parameters*": "part of the network is trained; read as all, so too slow and too large",
     "padding_free": "no padding: less work than full sequences",
-    "sequence_parallel_size": "sequences are divided by Ulysses and ring; read as whole, so too slow and too large",
     "num_generations": "generation is not priced; its answers are sequences of the batch",
     "zero_hpz_partition_size": "ZeRO++: a second copy of the parameters within the node",
     "experts_impl": "how experts are computed; read as the model's default",
@@ -161,9 +160,10 @@ def _by_trainer(source: Source, given: Given, word: str) -> Job:
         f.note_default("packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
     micro = given.micro_batch_size or f.integer("per_device_train_batch_size", 1)
     devices = given.devices or source.stated
+    ways = f.integer("sequence_parallel_size", 1)
     steps = f.integer("gradient_accumulation_steps") if f.has("gradient_accumulation_steps") else None
     if steps is None:
-        steps = max(1, math.ceil(16 / micro / (devices or 1)))
+        steps = max(1, math.ceil(16 / micro / max(1, (devices or 1) // ways)))
         assumed.append(f"gradient_accumulation_steps: {steps}, with which ms-swift brings a step to 16 sequences")
     asked = Training(
         model=_network(f, given, source.folder, assumed, word),
@@ -171,6 +171,8 @@ def _by_trainer(source: Source, given: Given, word: str) -> Job:
         steps=steps,
         seq_len=seq_len,
         recompute=flag(f, "gradient_checkpointing", True),
+        cp=ways,
+        layout=Layout(context="ulysses"),
         precision=_precision(f, assumed),
         optimizer=optimizer_of(f, "optim", "adamw_torch"),
         states=states_of(f, "optim"),
@@ -181,7 +183,7 @@ def _by_trainer(source: Source, given: Given, word: str) -> Job:
 
 def _tune(asked: Asked) -> Draft:
     """A plan as a command of `swift sft`."""
-    t = tuning(asked, PROGRAM)
+    t = tuning(asked, PROGRAM, axes=("pp", "ep", "etp", "tp"))
     values: dict[str, object] = {
         "model": t.named,
         "dataset": "your/dataset",
@@ -192,6 +194,7 @@ def _tune(asked: Asked) -> Draft:
         "max_length": t.seq_len,
         "packing": True,
         "gradient_checkpointing": t.recompute,
+        **({"sequence_parallel_size": asked.plan.mesh.cp} if asked.plan.mesh.cp > 1 else {}),
     }
     if t.adapters is not None:
         values |= {"lora_rank": t.adapters.rank, "target_modules": t.targets or "all-linear"}

@@ -40,7 +40,6 @@ IRRELEVANT = frozenset(
 
 INEXPRESSIBLE = {
     "optimizer_in_bwd": "each gradient is used and freed within backward: memory is too large here",
-    "enable_activation_offloading": "saved activations wait on the host",
     "quantizer*": "fake quantisation in training",
     "teacher_*": "a teacher is run forward, which is not priced",
     "kd_loss*": "a teacher is run forward, which is not priced",
@@ -125,6 +124,7 @@ def read_fields(f: Fields, given: Given, *, single: bool) -> Job:
     if not flag(f, "dataset.packed"):
         f.note_default("dataset.packed", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
     record = stack("pytorch-fsdp")
+    record = chosen(record, "torchtune", choices=(*record.runs.choices, "eight_bit_states", "input_offload"))
     if flag(f, "compile"):
         record = chosen(record, "compile", launch_mode="compiled", norm="fused", activation="fused")
     loss = str(f.raw("loss._component_") or "").rpartition(".")[2]
@@ -143,6 +143,7 @@ def read_fields(f: Fields, given: Given, *, single: bool) -> Job:
         layout=Layout(sequence_parallel=f.integer("tensor_parallel_dim", 1) > 1),
         offload=flag(f, "fsdp_cpu_offload"),
         recompute=flag(f, "enable_activation_checkpointing"),
+        activations_away=flag(f, "enable_activation_offloading"),
         precision=BF16 if f.choice("dtype", {"bf16": "bf16", "fp32": "fp32"}, "bf16") == "bf16" else FP32,
         optimizer=optimizer_of(f, "optimizer._component_", "torch.optim.AdamW"),
         states=states_of(f, "optimizer._component_"),
@@ -167,6 +168,8 @@ TERMS = Terms(
             ("gradient_accumulation_steps", change.microbatches),
         ],
         "recompute": lambda change: [("enable_activation_checkpointing", change.after.saved.preset == "full")],
+        "input_offload": lambda change: [("enable_activation_offloading", True)],
+        "activation_offload": lambda change: [("enable_activation_offloading", True)],
         "eight_bit_states": lambda change: [("optimizer._component_", "bitsandbytes.optim.AdamW8bit")],
         "cpu_offload": lambda change: [("fsdp_cpu_offload", True)],
         "tp": lambda change: [("tensor_parallel_dim", change.after.mesh.tp), *_steps(change)],
@@ -203,6 +206,7 @@ def _tune(asked: Asked) -> Draft:
         "gradient_accumulation_steps": t.steps,
         "optimizer": {"_component_": _component(t.optim)},
         "enable_activation_checkpointing": t.recompute,
+        "enable_activation_offloading": t.away,
         "dtype": "bf16" if t.half else "fp32",
         "compile": t.compiled,
         "clip_grad_norm": t.clip or None,

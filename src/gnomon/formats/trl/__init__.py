@@ -7,6 +7,7 @@ file does not say it, a command does. Leaves out generation, rewards and referen
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from gnomon.formats.export import Asked, Draft
@@ -15,6 +16,7 @@ from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_source import Source, commands_of, program_name, trainer_source
+from gnomon.formats.trainer_terms import HUGGING_FACE
 from gnomon.formats.trainer_write import as_yaml, drafted, source_of, tuning
 from gnomon.formats.trainers import LIGER, Training, adapted, flag, model_of, names_of, optimizer_of, states_of
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
@@ -36,7 +38,6 @@ INEXPRESSIBLE = {
     "padding_free": "no padding: less work than full sequences",
     "use_vllm": "generation, which is not priced",
     "num_generations": "generation is not priced; its answers are sequences of the batch",
-    "activation_offloading": "saved activations wait on the host",
     "load_in_8bit": "frozen weights in eight bits; read in the compute dtype, so memory is too large",
 }
 
@@ -141,12 +142,17 @@ def read_fields(source: Source, name: str, given: Given) -> Job:
         steps=f.integer("gradient_accumulation_steps", 1),
         seq_len=seq_len,
         recompute=recompute,
+        activations_away=flag(f, "activation_offloading"),
         precision=precision_of(f, loaded=None if loaded is None else str(loaded), default="bf16" if half else "no"),
         optimizer=optimizer_of(f, "optim", "adamw_torch"),
         states=states_of(f, "optim"),
         clip=f.number("max_grad_norm", 1.0) > 0,
     )
-    return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed)
+    return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
+
+
+SPELLED = replace(HUGGING_FACE, away=(("activation_offloading", True),), all_away=True)
+"""Its words for changes."""
 
 
 def _tune(asked: Asked) -> Draft:
@@ -161,6 +167,7 @@ def _tune(asked: Asked) -> Draft:
         "max_length": t.seq_len,
         "packing": True,
         "gradient_checkpointing": t.recompute,
+        **({"activation_offloading": True} if t.away else {}),
     }
     if t.adapters is not None:
         values |= {"use_peft": True, "lora_r": t.adapters.rank, "lora_target_modules": t.targets or "all-linear"}

@@ -19,7 +19,7 @@ from gnomon.prediction.changes import Single
 from gnomon.prediction.loading import host_short
 from gnomon.search.budget import KeepGoing, always
 from gnomon.search.checkpointing.plan import least_recompute
-from gnomon.search.fit.options import OF_PROGRAM, OPTIONS, ORDER, Amounts, Option
+from gnomon.search.fit.options import BY_NAME, OF_PROGRAM, OPTIONS, ORDER, Amounts, Option
 from gnomon.search.fit.terms import Change, Terms
 from gnomon.software import Stack, beyond, proposes
 
@@ -96,9 +96,7 @@ class Fitting:
 
     def __post_init__(self) -> None:
         stack = self.base.pricing.stack
-        # Of two options that may do the same, the program has one.
-        able = [o for o in self.options if o.name != "cpu_offload" or o.name in stack.runs.choices]
-        able = [o for o in able if o.name != "eight_bit_states" or o.name in stack.runs.choices]
+        able = [o for o in self.options if o.name not in BY_NAME or o.name in stack.runs.choices]
         if self.terms is not None:
             able = [o for o in able if o.name in self.terms.words]
         self.options = able

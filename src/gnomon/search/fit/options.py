@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.methods.method import Exactness
-from gnomon.plans import Offload, Plan, Saved, SavedRule
+from gnomon.plans import INPUTS_AWAY, Offload, Plan, Saved, SavedRule
 from gnomon.prediction import changes
 from gnomon.prediction.changes import Single, fully_sharded
 from gnomon.search.refinement.choices import BUCKETS, Value, choice
@@ -101,6 +101,12 @@ def _recompute_part(plan: Plan, graph: Graph) -> Amounts | None:
         return words, replace(plan, saved=replace(plan.saved, rules=(rule,)))
 
     return Amounts(most=count, part=part)
+
+
+def _inputs(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
+    """Checkpoints on the host: beside recomputation, all that a layer keeps."""
+    if plan.saved == Saved(preset="full"):
+        yield "checkpoints on the host", replace(plan, saved=replace(plan.saved, rules=(INPUTS_AWAY,)))
 
 
 def _activations(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
@@ -268,6 +274,16 @@ OPTIONS: tuple[Option, ...] = (
         amounts=_recompute_part,
     ),
     Option(
+        name="input_offload",
+        about="what each recomputed layer reads, copied to the host after the forward and back before the backward",
+        acts_on=("activations",),
+        exactness="bitwise",
+        levels=_inputs,
+        none=lambda plan: (
+            "only where whole layers are recomputed" if plan.saved.preset != "full" else "they are on the host already"
+        ),
+    ),
+    Option(
         name="sequence_parallel",
         about="activations between tensor-parallel regions divided over tp",
         acts_on=("activations", "temporary"),
@@ -378,6 +394,9 @@ last another division of the job over its ranks."""
 
 ORDER = ("tp", "pp", "cp", "zero", "parameter_offload", "parameter_disk", "micro_batch_size")
 """Options that others depend on: in a combination they are made first."""
+
+BY_NAME = ("cpu_offload", "eight_bit_states", "input_offload")
+"""Options that only programs have which name them (`Runs.choices`)."""
 
 OF_PROGRAM = ("chunked_loss",)
 """Options that change what the program does, and not the plan."""

@@ -89,7 +89,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str, wor
 
     body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
     return (
-        f'<div class="scroll"><table><caption>{escape(caption)}</caption><thead><tr>{line(head, "th")}</tr></thead>'
+        # Where a table is wider than the page it is scrolled, by the keyboard too.
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(caption)}">'
+        f"<table><caption>{escape(caption)}</caption><thead><tr>{line(head, 'th')}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>"
     )
 

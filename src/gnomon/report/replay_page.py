@@ -14,7 +14,14 @@ from gnomon.units import show_seconds
 
 WIDTH, HEIGHT, LEFT = 900, 150, 70
 MOST_POINTS = 1500
-"""Of a curve."""
+"""Of a curve; of more, the largest of each stretch is drawn, so that no peak is lost."""
+STYLE = """:root{color-scheme:light dark;--text:#1b2733;--back:#fff;--curve:#0072b2;--line:#888}
+@media(prefers-color-scheme:dark){:root{--text:#e6e9ee;--back:#14181d;--curve:#56b4e9;--line:#777}}
+body{font:14px system-ui,sans-serif;margin:0 auto;padding:1em;max-width:1000px;color:var(--text);background:var(--back)}
+svg{display:block;margin:0 0 1em;width:100%;height:auto}h1{font-size:1.3em}h2{font-size:1em;margin:0}
+path{fill:none;stroke:var(--curve);stroke-width:1.5}circle{fill:var(--curve)}
+text{font-size:12px;fill:var(--text)}line{stroke:var(--line)}@media(max-width:600px){text{font-size:22px}}"""
+"""Light, dark, and for a phone."""
 
 
 def replay_page(found: Forecast, title: str) -> str:
@@ -38,11 +45,11 @@ def replay_page(found: Forecast, title: str) -> str:
     )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
-        "<style>body{font:14px sans-serif;margin:2em;max-width:1000px}svg{display:block;margin:0 0 1em}"
-        "path{fill:none;stroke:#2563a8;stroke-width:1.5}circle{fill:#2563a8}text{font-size:12px}line{stroke:#bbb}</style>"
-        f"</head><body>\n<h1>{escape(title)}</h1>\n<p>{escape(numbers)}</p>\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
+        f"<style>{STYLE}</style></head><body>\n<main>\n<h1>{escape(title)}</h1>\n<p>{escape(numbers)}</p>\n"
         f"<p>{found.output_tokens_per_s:,.0f} output tokens/s of {found.devices} devices; curves are of one group</p>\n"
-        f"{drawings}\n</body></html>\n"
+        f"{drawings}\n</main>\n</body></html>\n"
     )
 
 
@@ -50,10 +57,9 @@ def _drawing(name: str, times: Sequence[float], values: Sequence[float], unit: s
     """One curve over the whole replay. joined: a line that holds a value until the next; else dots."""
     step = -(-len(times) // MOST_POINTS) or 1
     top = max(values, default=0.0) or 1.0
-    points = [
-        (LEFT + (WIDTH - LEFT) * at / span, HEIGHT - (HEIGHT - 20) * value / top)
-        for at, value in zip(times[::step], values[::step], strict=True)
-    ]
+    stretches = (range(start, min(start + step, len(times))) for start in range(0, len(times), step))
+    shown = [max(stretch, key=lambda i: values[i]) for stretch in stretches]
+    points = [(LEFT + (WIDTH - LEFT) * times[i] / span, HEIGHT - (HEIGHT - 20) * values[i] / top) for i in shown]
     if joined and points:
         body = f'<path d="M{points[0][0]:.1f} {points[0][1]:.1f}'
         body += "".join(f"H{x:.1f}V{y:.1f}" for x, y in points[1:]) + '"/>'

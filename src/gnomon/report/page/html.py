@@ -140,7 +140,7 @@ def _memory(data: Mapping[str, Any]) -> str:
             )
         )
     table = _table(
-        ("worker", "", "peak", "limit", "reached in", "most of it"),
+        ("worker", "run", "peak", "limit", "reached in", "most of it"),
         rows,
         caption="Peak memory, in order of time",
     )
@@ -290,7 +290,9 @@ def _table(
             cells = cells.replace("<td>", f'<td><i class="swatch" data-part="{escape(keys[i])}"></i>', 1)
         body += f"<tr{' class=sum' if last and i == len(rows) - 1 else ''}>{cells}</tr>"
     return (
-        f'<div class="scroll"><table><caption>{escape(caption)}</caption><thead><tr>{line(head, "th")}</tr></thead>'
+        # Where a table is wider than the page it is scrolled, by the keyboard too.
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(caption)}">'
+        f"<table><caption>{escape(caption)}</caption><thead><tr>{line(head, 'th')}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>"
     )
 

@@ -24,7 +24,8 @@ from gnomon.runtime.checkpoint import pretrained
 from gnomon.runtime.checkpoint.compress import gptq, inputs_of_linears, read_text, wanda
 from gnomon.runtime.parameters.packed import PackedFolder, open_folder
 from gnomon.storage.integers import Integers
-from gnomon.storage.sparse import NM, Bitmap
+from gnomon.storage.n_of_m import NM
+from gnomon.storage.unstructured import Bitmap
 
 UP = "model.layers.0.mlp.up_proj.weight"
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

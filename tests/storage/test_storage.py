@@ -13,7 +13,8 @@ from gnomon.storage.sparse import Sparse
 NAMES = (
     "fp32", "fp16", "bf16", "int8", "int8-g32", "int4-g32", "int4-g64", "int4-g128-zeros", "int2-g64", "ternary",
     "ternary-g64", "nf4", "mxfp4", "fp8", "fp8-row", "fp8-128x128", "fp8-16x32", "q4_0", "q8_0", "2:4", "4:16", "1:3",
-    "0.9", "csr:0.5", "block:16x16:0.9", "block:4x8:0.5",
+    "0.9", "csr:0.5", "block:16x16:0.9", "block:4x8:0.5", "2:4-bf16", "4:16-int8", "1:3-int8", "0.9-int8",
+    "csr:0.5-bf16", "0.9-bf16", "block:16x16:0.9-int8", "block:4x8:0.5-bf16",
 )  # fmt: skip
 SHAPES = ((48, 384), (16, 768))
 
@@ -40,7 +41,11 @@ def test_what_was_stored_is_stored_again_as_it_was(name: str, shape: tuple[int, 
         storage.widen(again if isinstance(storage, Integers) else storage.narrow(wide), shape), wide
     )
     if isinstance(storage, Sparse):
-        assert np.array_equal(wide[wide != 0], weight[wide != 0])
+        kept, by = wide != 0, np.abs(weight).max(1, keepdims=True)
+        near = {"fp32": np.zeros_like(by), "bf16": by / 256, "int8": by / 250}[storage.value]
+        assert np.all(np.abs(wide - weight)[kept] <= np.broadcast_to(near, shape)[kept])
+        of_zeros, mask = storage.of_zeros(wide)
+        np.testing.assert_array_equal(of_zeros.widen(of_zeros.of_mask(wide, mask), shape), wide)
     elif "ternary" not in name and "int2" not in name:
         assert np.abs(wide - weight).max() <= 40 / 5
 
@@ -48,7 +53,7 @@ def test_what_was_stored_is_stored_again_as_it_was(name: str, shape: tuple[int, 
 def test_names_are_read_back_and_others_refused() -> None:
     for name in NAMES:
         assert storage_of(name).name == name
-    for name in ("int5-g64", "int4-g0", "4:2", "2:32", "q4_9", "1.5", ""):
+    for name in ("int5-g64", "int4-g0", "4:2", "2:32", "q4_9", "1.5", "2:4-int4", "0.9-fp32", ""):
         with pytest.raises(InputError):
             storage_of(name)
 

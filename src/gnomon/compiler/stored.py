@@ -10,57 +10,48 @@ and OpenVINO have them, and the product is then exact but for float32's sums; in
 for NF4's, whose numbers are rounded to it), and float32 is for weights in float32. Which of them is said by
 `activations`. Where the machine lacks the instructions (AVX-512, with VNNI for activations in eight bits) or has no
 compiler the weight is widened in each call, which is slow and the same product; `Packed.by` says so. On a CPU,
-without gradients. Leaves out sparse forms.
+without gradients. What is sparse is laid as `stored_choice` says, by `stored_sparse` or whole.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gnomon.compiler import stored_sparse
 from gnomon.compiler.build import ASKS, has_compiler, kernel_of
-from gnomon.compiler.machine import has_features
+from gnomon.compiler.machine import has_features, this_machine
+from gnomon.compiler.stored_choice import NEAR, predicted
+from gnomon.compiler.stored_sparse import Choice, PackedSparse, Product, Taken
+from gnomon.compiler.tile_cost import best, rates
 from gnomon.errors import InputError
 from gnomon.storage.dense import Dense, bfloat16_of
 from gnomon.storage.form import Storage
 from gnomon.storage.integers import Integers
+from gnomon.storage.sparse import Sparse
 from gnomon.storage.tables import NF4, NF4_BLOCK, NF4_CODES
 
 FORMULA = Path(__file__).with_name("cpp") / "stored.cpp"
 NEEDS = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "f16c"})
 SIDE = 16
 """Outputs of a panel."""
+TRIES = 4
+"""Rounds in which kernels are tried beside each other."""
 PARALLEL = 1 << 20
 """Multiplications from which on threads share a product."""
 Activations = Literal["int8", "bf16", "fp32"]
 BITS: Mapping[Activations, int] = {"int8": 8, "bf16": 16, "fp32": 32}
+VALUES: Mapping[str, Activations] = {"bf16": "bf16", "fp32": "fp32"}
 Arrays = Mapping[str, NDArray[np.generic]]
-
-
-class Product(ctypes.Structure):
-    """`Product` of cpp/stored.h."""
-
-    _fields_ = [
-        *[(name, ctypes.c_int64) for name in ("m", "n", "k", "padded", "threads", "wide", "wide_out")],
-        ("x", ctypes.c_void_p),
-        ("x_row", ctypes.c_int64),
-        *[(name, ctypes.c_void_p) for name in ("codes", "scales", "zeros", "bias")],
-        ("factor", ctypes.c_float),
-        ("added", ctypes.c_void_p),
-        ("added_row", ctypes.c_int64),
-        ("out", ctypes.c_void_p),
-        ("out_row", ctypes.c_int64),
-        ("room", ctypes.c_void_p),
-    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +96,10 @@ class Form:
         return rows * padded * BITS[self.activations] // 8 + 64 + 8 * rows * groups
 
 
+WIDENED = Form(bits=32, group=0, activations="fp32", half=False)
+"""Of what no kernel multiplies by here."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
     """A weight as a kernel reads it."""
@@ -120,11 +115,18 @@ class Packed:
     zeros: Tensor | None
     arrays: Arrays | None = field(default=None, repr=False)
     """What it was packed from, where it is widened in each call."""
+    choice: Choice | None = None
+    """Why a sparse weight is laid whole."""
 
     @property
     def by(self) -> str:
         """`kernel`, or `widened`: this machine has no instructions for it, or no compiler."""
         return "kernel" if self.arrays is None else "widened"
+
+    @property
+    def kept(self) -> int:
+        """Numbers that are multiplied by."""
+        return self.shape[0] * self.shape[1]
 
     @property
     def bytes(self) -> int:
@@ -181,18 +183,65 @@ def kernel(form: Form) -> Callable[[Any], int] | None:
     return kernel_of(text_of(form), ctypes.c_void_p) if has_features(form.needs) and has_compiler() else None
 
 
-def pack(weight: Tensor, storage: Storage, activations: Activations = "int8") -> Packed:
-    """A weight (outputs, inputs), rounded to the nearest that can be stored so. InputError where it cannot."""
+AnyPacked: TypeAlias = Packed | PackedSparse
+
+
+def pack(weight: Tensor, storage: Storage, activations: Activations = "int8", rows: int = 1) -> AnyPacked:
+    """A weight (outputs, inputs), rounded to the nearest that can be stored so. InputError where it cannot.
+    rows: that most products have, by which the kernel of a sparse weight is chosen; it multiplies any number."""
     shape = (weight.shape[0], weight.shape[1])
     if why := storage.refused(shape):
         raise InputError(why)
-    return repack(storage.narrow(weight.detach().float().numpy()), storage, shape, activations)
+    return repack(storage.narrow(weight.detach().float().numpy()), storage, shape, activations, rows)
 
 
-def repack(arrays: Arrays, storage: Storage, shape: tuple[int, int], activations: Activations = "int8") -> Packed:
-    """What a file holds of a weight, laid for this machine; no number changes."""
+def repack(
+    arrays: Arrays, storage: Storage, shape: tuple[int, int], activations: Activations = "int8", rows: int = 1
+) -> AnyPacked:
+    """What a file holds of a weight, laid for this machine; no number changes. rows: as `pack` has them. A sparse
+    weight is multiplied with activations of the dtype of what it keeps."""
     if why := storage.refused(shape):
         raise InputError(why)
+    if isinstance(storage, Sparse):
+        return _chosen(arrays, storage, shape, rows)
+    return _laid_whole(arrays, storage, shape, activations)
+
+
+def _chosen(arrays: Arrays, storage: Sparse, shape: tuple[int, int], rows: int) -> AnyPacked:
+    """Laid as is fastest for so many rows: by prediction, and by trial among those that are near the best."""
+    if stored_sparse.kernel(stored_sparse.form_of(storage, "listed")) is None:
+        none = torch.empty(0, dtype=torch.uint8)
+        return Packed(
+            shape=shape, storage=storage, form=WIDENED, codes=none, scales=None, zeros=None, arrays=arrays
+        )  # fmt: skip
+    said = predicted(storage, shape, rows, rates(), this_machine())
+    near = sorted((kind for kind in said if said[kind] <= NEAR * min(said.values())), key=lambda kind: said[kind])
+    made = {kind: as_kind(arrays, storage, shape, kind, rows) for kind in near}
+    measured: dict[Taken, float] = {}
+    if len(near) > 1:
+        x = torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(0))
+        for _ in range(TRIES):  # in turn, so that what else the machine does befalls all
+            for kind, packed in made.items():
+                took = best(lambda packed=packed: linear(x, packed), 2)  # type: ignore[misc]
+                measured[kind] = min(took, measured.get(kind, took))
+    taken = min(measured, key=lambda kind: measured[kind]) if measured else near[0]
+    return replace(made[taken], choice=Choice(taken=taken, rows=rows, predicted=said, measured=measured))
+
+
+def as_kind(arrays: Arrays, storage: Sparse, shape: tuple[int, int], kind: Taken, rows: int = 1) -> AnyPacked:
+    """A sparse weight for one kernel, whether or not it is the fastest."""
+    if kind != "dense":
+        return stored_sparse.repack(arrays, storage, shape, kind, rows)
+    if storage.value == "int8":
+        kept = stored_sparse.kept_of(arrays, storage, shape).codes
+        codes, scales = (kept.astype(np.int16) + 128).astype(np.uint8), np.asarray(arrays["scales"])[:, None]
+        whole = Integers(bits=8, group=0)
+        return _laid_whole(whole.of_codes(codes, scales), whole, shape, "int8")
+    numbers, how = Dense(dtype=storage.value), VALUES[storage.value]
+    return _laid_whole(numbers.narrow(storage.widen(arrays, shape)), numbers, shape, how)
+
+
+def _laid_whole(arrays: Arrays, storage: Storage, shape: tuple[int, int], activations: Activations) -> Packed:
     form = form_of(storage, activations)
     if isinstance(storage, NF4) and shape[1] % NF4_BLOCK:
         raise InputError(
@@ -255,7 +304,7 @@ def _laid_scales(scales: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(padded.reshape(-1, SIDE, many).transpose(0, 2, 1)))
 
 
-def linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, packed: AnyPacked, bias: Tensor | None = None) -> Tensor:
     """x (..., inputs) in float32 or bfloat16 -> (..., outputs) of its dtype. A row with a NaN or an infinity is NaN
     where activations have eight bits."""
     n, k = packed.shape
@@ -263,7 +312,7 @@ def linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
         raise InputError(
             f"a weight of {n} x {k} multiplies rows of {k} in float32 or bfloat16, not {tuple(x.shape)} {x.dtype}"
         )
-    if packed.arrays is not None:
+    if isinstance(packed, Packed) and packed.arrays is not None:
         weight = torch.from_numpy(packed.storage.widen(packed.arrays, packed.shape))
         return torch.nn.functional.linear(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
     rows = x.reshape(-1, k)
@@ -275,14 +324,21 @@ def linear(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
         room = torch.empty(form.room(m, k), dtype=torch.uint8)
         wide_bias = None if bias is None else bias.float().contiguous()
         call = product(packed, wide_bias)
-        call.m, call.threads = m, torch.get_num_threads() if m * n * k >= PARALLEL else 1
+        call.m, call.threads = m, torch.get_num_threads() if m * packed.kept >= PARALLEL else 1
         call.wide = call.wide_out = x.dtype == torch.float32
         call.x, call.x_row, call.out, call.out_row = rows.data_ptr(), rows.stride(0) if m > 1 else k, out.data_ptr(), n
         call.room = room.data_ptr()
-        run = kernel(form)
+        run = function_of(packed)
         assert run is not None
         run(ctypes.addressof(call))
     return out.view(*x.shape[:-1], n)
+
+
+def function_of(packed: AnyPacked) -> Callable[[Any], int] | None:
+    """The kernel that multiplies by it, which takes the address of `product`; None where it is widened."""
+    if isinstance(packed, PackedSparse):
+        return stored_sparse.kernel(packed.form)
+    return kernel(packed.form) if packed.arrays is None else None
 
 
 def rows_of(packed: Packed, ids: Tensor) -> Tensor:
@@ -298,8 +354,10 @@ def rows_of(packed: Packed, ids: Tensor) -> Tensor:
     return (at[:, :k].float() - packed.form.zero) * scales[:, None]
 
 
-def product(packed: Packed, bias: Tensor | None) -> Product:
+def product(packed: AnyPacked, bias: Tensor | None) -> Product:
     """What a kernel is told of a weight, whose tensors must outlive it; rows are the caller's to say. bias: float32."""
+    if isinstance(packed, PackedSparse):
+        return stored_sparse.product(packed, bias)
     n, k = packed.shape
     return Product(
         n=n, k=k, padded=packed.form.padded(k), codes=packed.codes.data_ptr(), scales=_place(packed.scales),

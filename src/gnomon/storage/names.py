@@ -8,13 +8,16 @@ from __future__ import annotations
 import re
 
 from gnomon.errors import InputError, nearest
+from gnomon.storage.blocks import Blocks
 from gnomon.storage.dense import Dense
 from gnomon.storage.float8 import Float8
 from gnomon.storage.form import Storage
 from gnomon.storage.gguf import KINDS, Ggml
 from gnomon.storage.integers import Integers
-from gnomon.storage.sparse import CSR, NM, Bitmap, Blocks
+from gnomon.storage.n_of_m import NM
+from gnomon.storage.sparse import VALUES
 from gnomon.storage.tables import MXFP4, NF4
+from gnomon.storage.unstructured import CSR, Bitmap
 
 NAMED: dict[str, Storage] = {
     "fp32": Dense(dtype="fp32"),
@@ -30,8 +33,8 @@ NAMED: dict[str, Storage] = {
 
 def storage_of(name: str) -> Storage:
     """A storage by its name: `int4-g64`, `int4-g128-zeros`, `int8`, `ternary-g64`, `nf4`, `mxfp4`, `fp8`,
-    `fp8-128x128`, `q4_k`, `2:4`, `0.9` (a tenth is kept, by a bitmap), `csr:0.9`, `block:16x16:0.9`. InputError for
-    another."""
+    `fp8-128x128`, `q4_k`, `2:4`, `0.9` (a tenth is kept, by a bitmap), `csr:0.9`, `block:16x16:0.9`; what is sparse
+    keeps float32, or as `4:16-bf16` and `0.9-int8` say. InputError for another."""
     if name in NAMED:
         return NAMED[name]
     if match := re.fullmatch(r"(int[48]|int2|ternary)(?:-g(\d+))?(-zeros)?", name):
@@ -43,15 +46,34 @@ def storage_of(name: str) -> Storage:
             )
     if match := re.fullmatch(r"fp8-(\d+)x(\d+)", name):
         return Float8(block=(int(match[1]), int(match[2])))
-    if match := re.fullmatch(r"(\d+):(\d+)", name):
+    pattern, _, value = name.partition("-")
+    if value in ("", *VALUES) and value != "fp32" and (sparse := _sparse(pattern, value or "fp32")):
+        return sparse
+    known = [
+        *NAMED,
+        "int8",
+        "int4-g64",
+        "int4-g128-zeros",
+        "ternary-g64",
+        "2:4",
+        "4:16",
+        "0.9",
+        "block:16x16:0.9",
+        "4:16-bf16",
+        "0.9-int8",
+    ]
+    raise InputError(f"{name!r} is no way to store a weight{nearest(name, known)}; as {', '.join(known)}")
+
+
+def _sparse(pattern: str, value: str) -> Storage | None:
+    if match := re.fullmatch(r"(\d+):(\d+)", pattern):
         n, m = int(match[1]), int(match[2])
         if not 0 < n < m <= 16:
-            raise InputError(f"{name} keeps {n} of every {m}; it takes 0 < n < m <= 16, as 2:4 or 4:16")
-        return NM(n=n, m=m)
-    if match := re.fullmatch(r"(csr:|block:(\d+)x(\d+):)?(0?\.\d+)", name):
+            raise InputError(f"{pattern} keeps {n} of every {m}; it takes 0 < n < m <= 16, as 2:4 or 4:16")
+        return NM(n=n, m=m, value=value)
+    if match := re.fullmatch(r"(csr:|block:(\d+)x(\d+):)?(0?\.\d+)", pattern):
         kept = 1 - float(match[4])
         if match[2]:
-            return Blocks(kept=kept, size=(int(match[2]), int(match[3])))
-        return CSR(kept=kept) if match[1] else Bitmap(kept=kept)
-    known = [*NAMED, "int8", "int4-g64", "int4-g128-zeros", "ternary-g64", "2:4", "4:16", "0.9", "block:16x16:0.9"]
-    raise InputError(f"{name!r} is no way to store a weight{nearest(name, known)}; as {', '.join(known)}")
+            return Blocks(kept=kept, size=(int(match[2]), int(match[3])), value=value)
+        return CSR(kept=kept, value=value) if match[1] else Bitmap(kept=kept, value=value)
+    return None

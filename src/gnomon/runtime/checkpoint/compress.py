@@ -42,7 +42,9 @@ from gnomon.runtime.parameters.packed import raw
 from gnomon.runtime.parameters.weights import DTYPES, INDEX, Folder, settled
 from gnomon.storage.dense import bfloat16_of, wide_bfloat16
 from gnomon.storage.integers import Integers
-from gnomon.storage.sparse import NM, Bitmap, Sparse
+from gnomon.storage.n_of_m import NM
+from gnomon.storage.sparse import Sparse
+from gnomon.storage.unstructured import Bitmap
 
 How = Literal["rtn", "gptq", "magnitude", "wanda"]
 SEES_INPUTS: tuple[How, ...] = ("gptq", "wanda")

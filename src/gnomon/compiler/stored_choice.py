@@ -1,0 +1,108 @@
+"""Which kernel multiplies by a sparse weight: what each takes is predicted, and those near each other are tried.
+
+`predicted(storage, shape, rows)` gives seconds by kind from a machine's rates: bytes that come from memory or the last
+cache, and instructions, which mostly overlap. `dense` is the kernel of the whole matrix in the same precision. Leaves out
+threads: all kinds share work among them alike. Source of the instruction counts: Zen 4, where a permutation of a
+register takes the place of a multiplication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, sqrt
+
+from gnomon.compiler.machine import Machine
+from gnomon.compiler.stored_sparse import BITS, SIDE, TASK, Form, Taken, form_of, kinds_of
+from gnomon.compiler.tile_cost import Rates
+from gnomon.storage.blocks import Blocks
+from gnomon.storage.form import Shape
+from gnomon.storage.n_of_m import NM
+from gnomon.storage.sparse import Share, Sparse
+
+MULTIPLIED, PERMUTED, LISTED, CELL, SEGMENT = 1.6, 2.7, 3.2, 15.0, 30.0
+"""Vector instructions' times: of a multiplication of a register; with its permutation; with one of two registers; to go
+to the next columns of a panel; to the next output of rows beside each other."""
+BESIDE: Mapping[int, float] = {1: 1.4, 8: 2.8, 16: 3.8, 32: 6.5}
+"""The same for a kept number, by rows beside each other."""
+HIDDEN = 0.7
+"""Of the shorter of both, memory or instructions, what the other hides."""
+FULLEST = 1.77
+"""Standard deviations that the fullest of 16 outputs is above the mean."""
+NEAR = 1.3
+"""Times of the shortest prediction up to which a kind is tried."""
+
+
+def density_of(storage: Sparse) -> float:
+    """Share of the numbers that are kept."""
+    if isinstance(storage, NM):
+        return storage.n / storage.m
+    assert isinstance(storage, Share)
+    return storage.kept
+
+
+def predicted(storage: Sparse, shape: Shape, rows: int, rates: Rates, machine: Machine) -> dict[Taken, float]:
+    """Seconds of each kind, the dense one among them."""
+    out: dict[Taken, float] = {"dense": dense_s(storage.value, shape, rows, rates, machine)}
+    for kind in kinds_of(storage, shape):
+        out[kind] = _seconds(storage, form_of(storage, kind, rows), shape, rows, rates, machine)
+    return out
+
+
+def dense_s(value: str, shape: Shape, rows: int, rates: Rates, machine: Machine) -> float:
+    """Of the whole matrix."""
+    panels, steps = -(-shape[0] // SIDE), shape[1] * BITS[value] // 32
+    return _both(64.0 * panels * steps, panels * steps * _tiled(rows) * MULTIPLIED, rates, machine)
+
+
+def _seconds(storage: Sparse, form: Form, shape: Shape, rows: int, rates: Rates, machine: Machine) -> float:
+    panels, columns, density = -(-shape[0] // SIDE), form.padded(shape[1]), density_of(storage)
+    if form.kind == "n of m":
+        steps = float(panels * (columns // form.block) * (16 * form.n // form.m))
+        turns = columns // (form.block * form.turn[0])
+        moved = 64.0 * (steps + panels * turns * form.turn[1])
+        return _both(moved, steps * _tiled(rows) * PERMUTED, rates, machine)
+    if form.kind == "blocks":
+        assert isinstance(storage, Blocks)
+        steps = panels * shape[1] * density / form.per
+        return _both(64 * steps, steps * _tiled(rows) * MULTIPLIED, rates, machine)
+    if form.kind == "listed":
+        cells = panels * columns // (2 * form.block)
+        steps = cells * _steps(storage, form)
+        instructions = steps * _tiled(rows) * LISTED + cells * CELL * -(-rows // 8)
+        return _both((64 + 16 * form.per) * steps, instructions, rates, machine)
+    kept, segments = density * shape[0] * shape[1], -(-shape[0] // TASK) * TASK * -(-shape[1] // form.wide)
+    work = 0.0
+    for first in range(0, rows, 32):
+        lanes = next(n for n in BESIDE if n >= min(rows - first, 32))
+        work += kept * BESIDE[lanes] + segments * SEGMENT
+    return _both(6 * kept, work, rates, machine)
+
+
+def _steps(storage: Sparse, form: Form) -> float:
+    """Of a panel's twice a register of columns, on average: as its fullest output needs them."""
+    columns, density = 2 * form.block, density_of(storage)
+    if isinstance(storage, NM):
+        return float(ceil(columns * density / form.per))
+    clump = storage.size[1] if isinstance(storage, Blocks) else 1
+    mean = columns * density
+    fullest = min(float(columns), mean + FULLEST * sqrt(mean * (1 - density) * clump))
+    return min(fullest + (form.per - 1) / 2, columns) / form.per
+
+
+def _tiled(rows: int) -> int:
+    """Rows that tiles of 8 and fewer compute for so many."""
+    many = -(-rows // 8)
+    return sum(next(n for n in (1, 2, 4, 6, 8) if n >= len(range(i, rows, many))) for i in range(many))
+
+
+def _both(moved: float, instructions: float, rates: Rates, machine: Machine) -> float:
+    memory, work = moved * byte_s(moved, rates, machine), instructions / rates.instructions_per_s
+    return max(memory, work) + (1 - HIDDEN) * min(memory, work)
+
+
+def byte_s(held: float, rates: Rates, machine: Machine) -> float:
+    """Seconds to read one of so many bytes that are read again and again: from the last cache, from memory, or, where
+    they are about as many as the cache holds, from both. `rates` are of reading and writing."""
+    cache, memory = 2 / rates.l3_bytes_per_s, 1 / (1.2 * rates.memory_bytes_per_s)
+    beyond = min(max((held / machine.l3_bytes - 0.6) / 0.4, 0.0), 1.0)
+    return cache + beyond * max(memory - cache, 0.0)

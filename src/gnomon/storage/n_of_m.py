@@ -1,0 +1,74 @@
+"""Of every m numbers side by side in a row n are kept, with their places in four bits: 2:4, 4:16.
+
+`narrow` keeps the largest of every m. Source: nmSPARSE (Lin et al. 2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.errors import InputError
+from gnomon.storage.form import Array, Arrays, Shape
+from gnomon.storage.sparse import Sparse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NM(Sparse):
+    n: int
+    m: int
+
+    @property
+    def pattern(self) -> str:
+        return f"{self.n}:{self.m}"
+
+    def places(self, shape: Shape) -> tuple[dict[str, Array], tuple[int, ...]]:
+        rows, kept = shape[0], shape[1] // self.m * self.n
+        return {"places": Array(dtype="uint8", shape=(rows, -(-kept // 2)))}, (rows, kept)
+
+    def unfit(self, shape: Shape) -> str:
+        return f"{shape[1]:,} columns are no multiple of {self.m}" if shape[1] % self.m else ""
+
+    def mask(self, score: NDArray[np.float32]) -> NDArray[np.bool_]:
+        rows = score.reshape(score.shape[0], -1, self.m)
+        best = np.argsort(-rows, -1, kind="stable")[..., : self.n]
+        out = np.zeros(rows.shape, np.bool_)
+        np.put_along_axis(out, best, True, -1)
+        return out.reshape(score.shape)
+
+    def of_zeros(self, weight: NDArray[np.float32]) -> tuple[Sparse, NDArray[np.bool_]]:
+        mask = self.mask(np.abs(weight))
+        if np.any(weight[~mask]):
+            raise InputError(
+                f"more than {self.n} of {self.m} numbers side by side are not 0, so this is not {self.name}"
+            )
+        return self, mask
+
+    def split(
+        self, weight: NDArray[np.float32], mask: NDArray[np.bool_]
+    ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32]]:
+        rows, kept = weight.shape[0], mask.reshape(weight.shape[0], -1, self.m)
+        places = np.sort(np.argsort(~kept, -1, kind="stable")[..., : self.n], -1).astype(np.uint8)
+        values = np.take_along_axis(np.where(mask, weight, 0).reshape(kept.shape), places.astype(np.int64), -1)
+        flat = places.reshape(rows, -1)
+        flat = np.pad(flat, ((0, 0), (0, flat.shape[1] % 2)))
+        packed = flat[:, ::2] | flat[:, 1::2] << np.uint8(4)
+        return {"places": packed}, values.reshape(rows, -1).astype(np.float32)
+
+    def rows(self, arrays: Arrays, shape: Shape) -> NDArray[np.int64]:
+        return np.arange(shape[0])[:, None]
+
+    def places_of(self, arrays: Arrays, shape: Shape) -> NDArray[np.uint8]:
+        """(rows, columns / m, n): which of its m each kept number is, ascending."""
+        packed, kept = arrays["places"].view(np.uint8), shape[1] // self.m * self.n
+        flat = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], -1).reshape(shape[0], -1)[:, :kept]
+        return flat.reshape(shape[0], -1, self.n)
+
+    def spread(self, arrays: Arrays, values: NDArray[np.float32], shape: Shape) -> NDArray[np.float32]:
+        places = self.places_of(arrays, shape).astype(np.int64)
+        out = np.zeros((shape[0], shape[1] // self.m, self.m), np.float32)
+        np.put_along_axis(out, places, values.reshape(places.shape), -1)
+        return out.reshape(shape)

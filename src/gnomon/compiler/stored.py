@@ -341,11 +341,12 @@ def function_of(packed: AnyPacked) -> Callable[[Any], int] | None:
     return kernel(packed.form) if packed.arrays is None else None
 
 
-def rows_of(packed: Packed, ids: Tensor) -> Tensor:
+def rows_of(packed: AnyPacked, ids: Tensor) -> Tensor:
     """(ids, inputs) of a weight, its numbers as they are or float32 of codes of eight bits: of a table of embeddings
     that is a head's matrix too."""
     n, k = packed.shape
-    assert packed.form.step == packed.form.beside and packed.arrays is None, "a step has one code a place"
+    assert isinstance(packed, Packed) and packed.arrays is None, "a head is laid whole"
+    assert packed.form.step == packed.form.beside, "a step has one code a place"
     at = packed.codes.view(-1, packed.codes.shape[1], SIDE, 4)[ids // SIDE, :, ids % SIDE].flatten(1)
     if packed.scales is None:
         return at.view(torch.bfloat16 if packed.form.bits == 16 else torch.float32)[:, :k]

@@ -1,8 +1,8 @@
 """Which kernel multiplies by a sparse weight: what each takes is predicted, and those near each other are tried.
 
 `predicted(storage, shape, rows)` gives seconds by kind from a machine's rates: bytes that come from memory or the last
-cache, and instructions, which mostly overlap. `dense` is the kernel of the whole matrix in the same precision. Leaves out
-threads: all kinds share work among them alike. Source of the instruction counts: Zen 4, where a permutation of a
+cache, and instructions, which mostly overlap. `dense` is the kernel of the whole matrix in the same precision. Leaves
+out threads: all kinds share work among them alike. Source of the instruction counts: Zen 4, where a permutation of a
 register takes the place of a multiplication.
 """
 

@@ -331,7 +331,7 @@ def _rowwise(one: Kept, form: Form) -> Laid:
 def _blocks(one: Kept, form: Form) -> Laid:
     rows, columns = one.mask.shape
     tiles = one.codes.reshape(rows // SIDE, SIDE, columns // form.wide, form.wide).swapaxes(1, 2)
-    kept = one.mask.reshape(rows // SIDE, SIDE, columns // form.wide, form.wide).any((1, 3))
+    kept = np.asarray(one.mask.reshape(rows // SIDE, SIDE, columns // form.wide, form.wide).any(axis=(1, 3)))
     numbers = tiles[kept].reshape(-1, SIDE, form.wide // form.per, form.per).swapaxes(1, 2)
     return np.ascontiguousarray(numbers), _starts(kept.sum(1)), (kept.nonzero()[1] * form.wide).astype(np.int32)
 

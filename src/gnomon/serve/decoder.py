@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnomon.compiler import stored
-from gnomon.compiler.stored import Packed
+from gnomon.compiler.stored import AnyPacked
 from gnomon.errors import PlanError
 from gnomon.graph import Block, Graph, Layer, Op
 from gnomon.runtime.module.crossings import reads, writes
@@ -195,7 +195,7 @@ class Decoder:
 
         return product_of(self._matrix_of(name, parts, head=layer.call.name in self._ends), bias)
 
-    def _matrix_of(self, name: str, parts: Callable[[], list[Part]], *, head: bool = False) -> Packed | Tensor:
+    def _matrix_of(self, name: str, parts: Callable[[], list[Part]], *, head: bool = False) -> AnyPacked | Tensor:
         """Packed where this machine has kernels."""
         if self._matrices.have_kernels():
             return self._matrices.packed(name, parts, head=head)

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from gnomon.compiler.build import kernel_of
-from gnomon.compiler.stored import Packed, product
-from gnomon.compiler.stored import kernel as stored_kernel
+from gnomon.compiler.stored import AnyPacked, function_of, product
 from gnomon.compiler.tried import text_of
 from gnomon.graph import Block, Graph, Layer, Op
 from gnomon.runtime.module.crossings import reads, writes
@@ -95,7 +94,7 @@ class Program:
         self.ops: list[_Op] = []
         self.held: list[object] = []
         """Tensors and calls that instructions point to."""
-        self.weights: list[Packed] = []
+        self.weights: list[AnyPacked] = []
         self.tokens, self.dtype, self.vocab_size = sizes.max_batched_tokens, dtype, vocab_size
         self.end = self.most = self.narrowed = 0
         """Bytes of the workspace, so far and at most, and of rows as products' kernels read them."""
@@ -133,9 +132,9 @@ class Program:
         self.held += [one for one in tensors if one is not None]
         self.ops.append(op)
 
-    def multiply(self, kind: str, packed: Packed, bias: Tensor | None, **values: Any) -> None:
+    def multiply(self, kind: str, packed: AnyPacked, bias: Tensor | None, **values: Any) -> None:
         """A product. bias: float32."""
-        call, function = product(packed, bias), stored_kernel(packed.form)
+        call, function = product(packed, bias), function_of(packed)
         assert function is not None, "Matrices.have_kernels was asked"
         self.narrowed = max(self.narrowed, packed.form.room(self.tokens, packed.shape[1]))
         self.held += [call, bias, function]
@@ -404,7 +403,9 @@ class _Writer:
                     out_width=self._width(block, out))  # fmt: skip
         return {op.path}
 
-    def _packed(self, layer: Layer, block: Block, ops: list[Op], *, head: bool = False) -> tuple[Packed, Tensor | None]:
+    def _packed(
+        self, layer: Layer, block: Block, ops: list[Op], *, head: bool = False
+    ) -> tuple[AnyPacked, Tensor | None]:
         name = " ".join(layer.call.parameter_name(op.inputs[1], layer.index) for op in ops)
 
         def parts() -> list[Part]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnomon.compiler import stored
-from gnomon.compiler.stored import Activations, Packed
+from gnomon.compiler.stored import Activations, AnyPacked
 from gnomon.errors import InputError
 from gnomon.runtime.parameters.packed import Codes
 from gnomon.storage.dense import Dense
@@ -101,7 +101,7 @@ class Matrices:
 
     def __init__(self, weights: Weights, forms: Forms) -> None:
         self.weights, self.forms = weights, forms
-        self.made: dict[str, Packed] = {}
+        self.made: dict[str, AnyPacked] = {}
 
     def have_kernels(self) -> bool:
         """Whether this machine has one for each storage that there may be."""
@@ -111,13 +111,13 @@ class Matrices:
             return False
         return all(stored.kernel(stored.form_of(one, activations_of(one))) for one in wanted if one is not None)
 
-    def packed(self, name: str, parts: Callable[[], Sequence[Part]], *, head: bool = False) -> Packed:
+    def packed(self, name: str, parts: Callable[[], Sequence[Part]], *, head: bool = False) -> AnyPacked:
         """Made once by that name. parts: rows one below the other."""
         if name not in self.made:
             self.made[name] = self._made(parts(), head)
         return self.made[name]
 
-    def _made(self, parts: Sequence[Part], head: bool) -> Packed:
+    def _made(self, parts: Sequence[Part], head: bool) -> AnyPacked:
         forms, rounded = self.forms, self.forms.head if head else self.forms.layers
         codes = [part for part in parts if isinstance(part, Codes)]
         storage: Storage
@@ -132,7 +132,7 @@ class Matrices:
         shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
         return stored.repack(joined, storage, shape, activations_of(storage))
 
-    def _numbers(self, parts: Sequence[Part]) -> Packed:
+    def _numbers(self, parts: Sequence[Part]) -> AnyPacked:
         """Not rounded."""
         forms = self.forms
         assert forms.numbers is not None
@@ -152,10 +152,10 @@ def _check(storage: Integers, parts: Sequence[Part]) -> None:
             raise InputError(f"a matrix of {' x '.join(map(str, part.shape))} cannot be served as {why}; take int8")
 
 
-def product_of(matrix: Packed | Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def product_of(matrix: AnyPacked | Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """x (…, in) -> (…, out). A tensor is multiplied by PyTorch."""
-    if isinstance(matrix, Packed):
-        wide = None if bias is None else bias.float()
-        return lambda x: stored.linear(x, matrix, wide)
-    plain = matrix.contiguous()
-    return lambda x: functional.linear(x, plain, bias)
+    if isinstance(matrix, Tensor):
+        plain = matrix.contiguous()
+        return lambda x: functional.linear(x, plain, bias)
+    wide = None if bias is None else bias.float()
+    return lambda x: stored.linear(x, matrix, wide)

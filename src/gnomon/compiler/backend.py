@@ -9,6 +9,7 @@ operations. Leaves out what is compiled (`program`) and whether it is kept (`gat
 from __future__ import annotations
 
 import copy
+import ctypes
 import logging
 import threading
 import time
@@ -39,9 +40,11 @@ from gnomon.compiler import (
     scan_tracing,
     table_gradient,
 )
-from gnomon.compiler.build import has_compiler, libraries
+from gnomon.compiler.build import address_of, has_compiler, libraries
 from gnomon.compiler.gate import Again, Trial
-from gnomon.compiler.program import LINES, Planned, Program, Writer, may_fail, program, write
+from gnomon.compiler.program import LINES, Planned, Program, Table, Writer, may_fail, program, write
+from gnomon.compiler.rules.views import say_views
+from gnomon.compiler.steps import Run, joined
 from gnomon.compiler.triton_launch import has_triton, launchers
 from gnomon.compiler.triton_text import TritonKernel
 
@@ -51,6 +54,8 @@ _said: set[str] = set()
 reports: list[Compiled] = []
 """What was compiled in this process, the newest last; `gnomon compile --explain` reads it. At most `KEPT`."""
 KEPT = 64
+CALL_S = 3e-6
+"""What Python takes to make an output and call a kernel, at least."""
 SOON = 32
 """Calls after the trials within which kernels are compared once more."""
 
@@ -126,6 +131,7 @@ class Compiled:
         self.before = torch.fx.GraphModule(module, before) if before and self.convolutions else None
         """The graph without them, in case they are slower."""
         dropout.split(module.graph)
+        say_views(module.graph)
         self.draws = mersenne.fuse(module.graph)
         self.pairs = [*pairs.fuse(module.graph), *pairs_backward.fuse(module.graph)]
         self.tables = table_gradient.fuse(module.graph)
@@ -140,10 +146,12 @@ class Compiled:
         self.tried = [*self.convolutions, *self.draws, *self.pairs, *self.tables, *self.scans, *self.attention]
         """What is no group and tried by itself."""
         texts: list[str | None] = [one.text for one in self.columns]
-        texts += [one.text for one in self.tried] + [one.text for one in self.products]
+        texts += [one.text for one in self.tried] + [text for one in self.products for text in one.texts]
         _load(self.program.planned, [*[one.source for one in self.scans], *dict.fromkeys(filter(None, texts))])
         self.trials: dict[int, Trial] = {}
         self.lock = threading.Lock()
+        self.runs: list[Run] = []
+        """Stretches of it that are one call each."""
         self.final = False
         self.calls = 0
         """Since the trials were over."""
@@ -152,6 +160,7 @@ class Compiled:
         """The call that compares once more: any, and the same one in each run of a program."""
         self.function = write(self.program, self._on_trial)
         if not (self.trials or self.products or self.columns or self.tried):
+            self.function = self._settled()
             self.final = True
         self.made_s = time.perf_counter() - began
         self.tried_s = 0.0
@@ -218,10 +227,29 @@ class Compiled:
         """The program that the trials chose."""
         before, self.before = self.before, None
         if before is None or not convolutions.slower(self.convolutions):
-            return write(self.program, self._chosen)
+            return write(self.program, self._chosen, self._with_runs())
         if self in reports:
             reports.remove(self)
         return Compiled(before).boxed()
+
+    def _with_runs(self) -> list[Any]:
+        """The program's units with stretches that C++ calls as one, where all sizes are fixed."""
+        if self.program.environment is not None:
+            return self.program.units
+        units = joined(self.program.units, self._kernel, self.program.saved)
+        self.runs = [unit for unit in units if isinstance(unit, Run)]
+        return units
+
+    def _kernel(self, planned: Planned) -> tuple[int, ctypes.Array[Any]] | None:
+        """Address and sizes of a kernel that a run calls, None where it is ATen's or not for a CPU. Of kernels that
+        were given back those are called too that lost by less than Python takes to call one."""
+        trial = self.trials.get(planned.number)
+        if trial is None or planned.function is None or planned.device.type != "cpu" or trial.verdict.get("wrong"):
+            return None
+        lost_s = trial.verdict.get("kernel_s", 0.0) - trial.verdict.get("aten_s", 0.0)
+        if not trial.kept and lost_s > CALL_S:
+            return None
+        return address_of(planned.function), Table(planned, ())()
 
     def kept(self, planned: Planned) -> bool:
         trial = self.trials.get(planned.number)

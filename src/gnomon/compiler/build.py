@@ -187,10 +187,14 @@ def kernel_of(source: str, *arguments: Any) -> Callable[..., int] | None:
     return None if function is None else typed(function, *arguments)
 
 
+def address_of(function: Any) -> int:
+    """Where a function of a library begins."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
 def typed(function: Function, *arguments: Any) -> Callable[..., int]:
     """A library's function with its arguments' ctypes said, so that plain integers are pointers."""
-    address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
-    return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(address)
+    return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(address_of(function))
 
 
 def library_of(source: str) -> Path | None:

@@ -23,7 +23,7 @@ PARALLEL = 1 << 20
 """Multiplications from which on threads share a product."""
 
 
-class _Call(ctypes.Structure):
+class Call(ctypes.Structure):
     """`Call` of cpp/linear.cpp."""
 
     _fields_ = [
@@ -46,7 +46,7 @@ def source() -> str:
 @cache
 def kernel() -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    return kernel_of(source(), ctypes.POINTER(_Call))
+    return kernel_of(source(), ctypes.POINTER(Call))
 
 
 def linear(*args: Tensor, after: str = "none") -> Tensor | None:
@@ -57,11 +57,23 @@ def linear(*args: Tensor, after: str = "none") -> Tensor | None:
     bias = [one.contiguous() for one in bias]
     (m, k), n = x.shape, w.shape[0]
     out = torch.empty((m, n))
-    call = _Call(
+    call = Call(
         m=m, n=n, k=k, relu=after == "relu", x=x.data_ptr(), across=max(1, m), x_row=x.stride(0), x_k=x.stride(1),
         w=w.data_ptr(), w_n=w.stride(0), w_k=w.stride(1), bias=bias[0].data_ptr() if bias else None, out=out.data_ptr(),
     )  # fmt: skip
     return out if _run(call) else None
+
+
+def of_rows(x: Tensor, w: Tensor, relu: bool) -> Call | None:
+    """A layer's sizes without its memory: x (m, k), weight (n, k); None where one is to be laid anew first."""
+    if not (1 in x.stride() and 1 in w.stride()):
+        return None
+    (m, k), n = x.shape, w.shape[0]
+    threads = 0 if m * n * k >= PARALLEL else 1
+    return Call(
+        m=m, n=n, k=k, relu=relu, threads=threads, across=max(1, m), x_row=x.stride(0), x_k=x.stride(1),
+        w_n=w.stride(0), w_k=w.stride(1),
+    )  # fmt: skip
 
 
 def pixels(
@@ -78,7 +90,7 @@ def pixels(
     else:
         out = torch.empty((images, n, down, across), memory_format=last)
     rows = images * down * across
-    call = _Call(
+    call = Call(
         m=rows, n=n, k=k, relu=relu, x=x.data_ptr(), x_row=k * step, x_down=wide * k * step, x_k=1,
         across=rows if step == 1 else across, w=w.data_ptr(), w_n=k, w_k=1,
         bias=None if bias is None else bias.data_ptr(), eps=eps, out=out.data_ptr(),

@@ -17,23 +17,29 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gnomon.compiler import linear
+from gnomon.compiler import linear, thin
+from gnomon.compiler.build import address_of
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.node import Node
+from gnomon.compiler.steps import Between, Call, Operation, View
 
 aten = torch.ops.aten
 SHARE = 0.98
 """Of ATen's time that oneDNN may take: less is noise."""
 FEWEST = 1 << 20
-"""Multiplications from which on a product is tried."""
+"""Multiplications from which on a product is tried; smaller ones by a kernel of ours
+alone."""
+THIN = 8
+"""Rows of a large product up to which the kernel that is tried beside oneDNN's is that of few rows."""
 TRANSPOSED: dict[Any, tuple[Any, ...]] = {
     aten.t.default: (),
     aten.permute.default: ([1, 0],),
     aten.transpose.int: (0, 1),
 }
 """What turns (n, k) into (k, n), with its arguments."""
-NO_GROWTH = (False, [0, 0], 1)
-"""Of `aten.convolution`: not transposed, no output padding, one group."""
+
+
+Steps = Callable[[Node, str, str], "list[Call | Operation] | None"]
 
 
 class Product:
@@ -44,12 +50,20 @@ class Product:
     """By a kernel of ours, where there is one for it."""
     text: str | None = None
     """Its C++."""
+    by: str = "oneDNN"
+    """Whose `run` is: oneDNN's, or the C++ of a kernel of ours that is tried alone."""
+    after = "none"
+    """What it ends with: `relu` or `none`."""
 
-    def __init__(self, name: str, run: Callable[..., Tensor], aten: Callable[..., Tensor], size_of: int | None) -> None:
-        """size_of: the argument whose first size may change, None where no size does."""
+    def __init__(
+        self, name: str, run: Callable[..., Tensor], aten: Callable[..., Tensor], size_of: int | None,
+        steps: Steps | None = None,
+    ) -> None:  # fmt: skip
+        """size_of: the argument whose first size may change, None where no size does. steps: of a node of this product
+        and of what the trial chose (`run`, `own`, `aten`), what C++ calls."""
         self.__name__, self.__module__ = f"product_{name}", __name__  # what fx calls a node
         self.name, self.size_of = name, size_of
-        self.run, self.aten = run, aten
+        self.run, self.aten, self.steps = run, aten, steps
         self.trials: dict[int, Trial] = {}
         """By the first size's power of two."""
 
@@ -61,7 +75,7 @@ class Product:
             own = self.own
             second = None if own is None else (str(self.text), lambda *a: (own(*a),))
             run, plain = (lambda *a: (self.run(*a),)), (lambda *a: (self.aten(*a),))
-            made = Trial(f"oneDNN {self.name}", run, plain, share=SHARE, second=second)
+            made = Trial(f"{self.by} {self.name}", run, plain, share=SHARE, second=second)
             trial = self.trials.setdefault(key, made)
         if trial.kept is None:
             result: Tensor = trial(*args)[0]
@@ -69,19 +83,39 @@ class Product:
         return self._chosen(trial)(*args)
 
     def _chosen(self, trial: Trial) -> Callable[..., Tensor]:
+        chosen: Callable[..., Tensor] = getattr(self, self._which(trial))
+        return chosen
+
+    def _which(self, trial: Trial) -> str:
         if trial.second_kept and self.own is not None:
-            return self.own
-        return self.run if trial.kept else self.aten
+            return "own"
+        return "run" if trial.kept else "aten"
+
+    @property
+    def texts(self) -> list[str]:
+        """C++ of the kernels of ours that are tried."""
+        return [*([] if self.text is None else [self.text]), *([] if self.by == "oneDNN" else [self.by])]
 
     @property
     def kept(self) -> bool:
         """Whether oneDNN runs it."""
-        return any(trial.kept and not trial.second_kept for trial in self.trials.values())
+        return self.by == "oneDNN" and any(t.kept and not t.second_kept for t in self.trials.values())
 
     @property
     def own_kept(self) -> bool:
         """Whether a kernel of ours runs it."""
-        return any(trial.second_kept for trial in self.trials.values())
+        return any(t.second_kept or (self.by != "oneDNN" and t.kept) for t in self.trials.values())
+
+    def step(self, node: Node) -> list[Call | Operation] | None:
+        """What C++ calls in a node's place; None where only Python does."""
+        trial = self.trials.get(0) if self.size_of is None else None
+        if trial is None or trial.kept is None or self.steps is None:
+            return None
+        which = self._which(trial)
+        if which == "aten" and self.by != "oneDNN" and not trial.verdict.get("wrong"):  # it lost to a call by Python
+            lost_s = trial.verdict["kernel_s"] - trial.verdict["aten_s"]
+            which = "run" if lost_s < thin.CALL_S else which
+        return self.steps(node, which, self.after)
 
     def settled(self) -> Callable[..., Tensor] | None:
         """What is called from now on, without asking which: known where no size changes and the trial is over."""
@@ -121,6 +155,7 @@ def _relu(node: Node, call: Product) -> Node:
     if own is not None:
         call.own = lambda *args: own(*args, after="relu")
     call.run = lambda *args: run(*args, after="relu")
+    call.after = "relu"
     call.aten = lambda *args: torch.relu(plain(*args))
     call.name = call.name.replace(" ", "+relu ", 1)
     return user
@@ -155,8 +190,7 @@ def _product(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
     fixed = [size for size in sizes if isinstance(size, int)]
     if len(fixed) < 2 or (bias and not isinstance(sizes[1], int)):
         return None
-    if len(fixed) == 3 and sizes[0] * sizes[1] * sizes[2] < FEWEST:
-        return None
+    small = len(fixed) == 3 and sizes[0] * sizes[1] * sizes[2] < FEWEST
     back = isinstance(w, fx.Node) and w.op == "call_function" and tuple(w.args[1:]) == TRANSPOSED.get(w.target)
     weight = w.args[0] if back else w  # the transpose of a transpose is the tensor itself
     run, plain = (_linear, _aten_linear) if back else (_times, _aten_times)
@@ -164,8 +198,19 @@ def _product(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
         return None
     place = None if len(fixed) == 3 else len(bias)
     name = f"{'linear' if back else 'matmul'} {'x'.join(map(str, fixed))}"
-    call = Product(name, run, plain, place)
-    if values[0].dtype == torch.float32:  # type: ignore[union-attr]
+    call = Product(name, run, plain, place, _linear_steps if back else None)
+    float32 = values[0].dtype == torch.float32  # type: ignore[union-attr]
+    inner: Any = values[-2]
+    few = back and float32 and place is None and thin.of_rows(inner, weight.meta["val"], False) is not None
+    if small:
+        if not (back and float32):
+            return None
+        call.run, call.by = (_thin_linear, thin.source()) if few else (_own_linear, linear.source())
+        return call, (*bias, x, weight)
+    if few and sizes[0] <= THIN:
+        call.own, call.text = _thin_linear, thin.source()
+        return call, (*bias, x, weight)
+    if float32:
         call.own, call.text = _own_linear if back else _own_times, linear.source()
     return call, (*bias, x, weight)
 
@@ -176,6 +221,49 @@ def _own_linear(*args: Tensor, after: str = "none") -> Tensor:
         return out
     out = _aten_linear(*args)
     return torch.relu(out) if after == "relu" else out
+
+
+def _thin_linear(*args: Tensor, after: str = "none") -> Tensor:
+    """(bias,) x (m, k), weight (n, k), of few rows."""
+    *bias, x, w = args
+    call = thin.of_rows(x, w, after == "relu")
+    out = thin.run(call, x, w, bias[0] if bias else None, (x.shape[0], w.shape[0]))
+    return _own_linear(*args, after=after) if out is None else out
+
+
+def _linear_steps(node: Node, which: str, after: str) -> list[Call | Operation] | None:
+    """Of (bias,) x (m, k), weight (n, k)."""
+    *bias, x, w = node.args
+    values = x.meta["val"], w.meta["val"]
+    if which == "aten":
+        turned = View(node=w, like=values[1].t())
+        if bias:
+            return _with_relu(torch.ops.aten.addmm.default, (bias[0], x, turned, 1, 1), node, after)
+        return _with_relu(torch.ops.aten.mm.default, (x, turned), node, after)
+    product: Any = node.target
+    if which == "run" and product.by == "oneDNN":
+        given: tuple[Any, ...] = (x, w, bias[0] if bias else None, after, [], "")
+        return [Operation(target=torch.ops.mkldnn._linear_pointwise.default, args=given, results=(node,))]
+    is_thin = (product.by if which == "run" else product.text) == thin.source()
+    call: Any = (thin.of_rows if is_thin else linear.of_rows)(*values, after == "relu")
+    return _called(thin.kernel() if is_thin else linear.kernel(), call, node, x, w, bias)
+
+
+def _called(kernel: Any, call: Any, node: Node, x: Node, w: Node, bias: list[Node]) -> list[Call | Operation] | None:
+    """A kernel of ours with its struct, whose result lies as the graph says."""
+    if kernel is None or call is None or not node.meta["val"].is_contiguous():
+        return None
+    inputs = (("x", x), ("w", w), *(("bias", one) for one in bias))
+    return [Call(function=address_of(kernel), filled=call, inputs=inputs, outputs=(("out", node),))]
+
+
+def _with_relu(target: Any, args: tuple[Any, ...], node: Node, after: str) -> list[Call | Operation]:
+    """An operation of ATen's, and a ReLU where it ends with one."""
+    if after != "relu":
+        return [Operation(target=target, args=args, results=(node,))]
+    between = Between(node.meta["val"])
+    first = Operation(target=target, args=args, results=(between,))
+    return [first, Operation(target=torch.ops.aten.relu.default, args=(between,), results=(node,))]
 
 
 def _own_times(*args: Tensor, after: str = "none") -> Tensor:
@@ -204,18 +292,23 @@ def _aten_times(*args: Tensor) -> Tensor:
 
 
 def _convolution(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
-    """Of `convolution` along two dims, of fixed sizes."""
-    if node.target is not aten.convolution.default or node.kwargs or tuple(node.args[6:]) != NO_GROWTH:
+    """Of `convolution` along two dims, or of few positions along one or two, of fixed sizes."""
+    if node.target is not aten.convolution.default or node.kwargs:
         return None
-    x, weight, bias, stride, padding, dilation = node.args[:6]
+    x, weight, bias, stride, padding, dilation, *growth = node.args
     tensors = (x, weight) if bias is None else (x, weight, bias)
     values = [_plain(one) for one in tensors]
     if any(value is None for value in values) or len({value.dtype for value in values}) > 1:  # type: ignore[union-attr]
         return None
+    if growth[0] or any(growth[1]) or growth[2] != 1:  # transposed, output padding, groups
+        return None
     sizes = [*values[0].shape, *values[1].shape, *stride, *padding, *dilation]  # type: ignore[union-attr]
-    if len(sizes) != 14 or not all(isinstance(size, int) for size in sizes):
+    if len(sizes) not in (9, 14) or not all(isinstance(size, int) for size in sizes):
         return None
     stride, padding, dilation = list(stride), list(padding), list(dilation)
+    options = (stride, padding, dilation)
+    dims: int = values[0].dim()  # type: ignore[union-attr]
+    few = values[0].dtype == torch.float32 and thin.of_positions(values[0], values[1], *options, False)  # type: ignore[arg-type, union-attr]
 
     def run(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: str = "none") -> Tensor:
         call = torch.ops.mkldnn._convolution_pointwise
@@ -223,6 +316,32 @@ def _convolution(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
         return out
 
     def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0, 0], 1)
+        return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * (dims - 2), 1)
 
-    return Product(f"convolution {'x'.join(map(str, sizes))}", run, plain, None), tensors
+    def by_thin(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: str = "none") -> Tensor:
+        call = thin.of_positions(x, weight, *options, after == "relu")
+        out = None if call is None else thin.run(call, x, weight, bias, thin.shape_of(call, x.shape[0], dims))
+        if out is not None:
+            return out
+        return torch.relu(plain(x, weight, bias)) if after == "relu" else plain(x, weight, bias)
+
+    def steps(node: Node, which: str, after: str) -> list[Call | Operation] | None:
+        x, weight, *bias = node.args
+        one = bias[0] if bias else None
+        if which == "own" or (which == "run" and product.by != "oneDNN"):
+            call = thin.of_positions(x.meta["val"], weight.meta["val"], *options, after == "relu")
+            return _called(thin.kernel(), call, node, x, weight, bias)
+        if which == "run":
+            given: tuple[Any, ...] = (x, weight, one, padding, stride, dilation, 1, after, [], "")
+            return [Operation(target=torch.ops.mkldnn._convolution_pointwise.default, args=given, results=(node,))]
+        given = (x, weight, one, stride, padding, dilation, False, [0] * (dims - 2), 1)
+        return _with_relu(aten.convolution.default, given, node, after)
+
+    product = Product(f"convolution {'x'.join(map(str, sizes))}", run, plain, None, steps)
+    if dims == 3 and not few:
+        return None
+    if dims == 3:
+        product.run, product.by = by_thin, thin.source()
+    elif few:
+        product.own, product.text = by_thin, thin.source()
+    return product, tensors

@@ -21,12 +21,14 @@ import torch
 from gnomon.compiler.body import Body, UnfitError
 from gnomon.compiler.build import typed
 from gnomon.compiler.check import check_body, check_nest
+from gnomon.compiler.gate import Trial
 from gnomon.compiler.groups import Group, device_of, fake, groups, leaves, rebuilt, root, worth
 from gnomon.compiler.machine import this_machine
 from gnomon.compiler.nest import Kernel, kernel
 from gnomon.compiler.rules.views import VIEWS
 from gnomon.compiler.siblings import joined
 from gnomon.compiler.sizes import Size, product, size_of, sizes_of, symbols, text
+from gnomon.compiler.steps import SOURCE, Run
 from gnomon.compiler.tiles import Nest, Output, nest, output, tiling
 from gnomon.compiler.triton_launch import SizeTable, symbol_names
 from gnomon.compiler.triton_text import TritonKernel, triton_kernel
@@ -71,7 +73,8 @@ def program(graph: torch.fx.Graph, environment: Any) -> Program:
     kept = groups(graph)
     known = {*_symbol_sources(graph)}
     loops = partial(_loops, environment=environment, known=known)
-    kept = [group for group in joined(graph, kept, _asked(graph, kept), loops, environment) if worth(group)]
+    kept = joined(graph, kept, _asked(graph, kept), loops, environment)
+    kept = [group for group in kept if worth(group) or (environment is None and _only_python(group))]
     while True:
         outputs = _asked(graph, kept)
         planned, refused = _planned(kept, outputs, environment, known)
@@ -81,6 +84,20 @@ def program(graph: torch.fx.Graph, environment: Any) -> Program:
     made = Program(graph=graph, environment=environment, planned=planned, units=[])
     made.units = _ordered(made)
     return made
+
+
+def _only_python(group: Group) -> bool:
+    """Whether a group is one operation that C++ cannot call in PyTorch, as it takes a number of any type: where sizes
+    are fixed, its kernel lets a run go on."""
+    work = group.work
+    if len(work) != 1 or device_of(work[0]) != torch.device("cpu"):
+        return False
+    schema = getattr(work[0].target, "_schema", None)
+    if schema is None:
+        return False
+    numbers = [isinstance(arg, (bool, int, float)) for arg in work[0].args]
+    as_tensor = any(n and of.type.kind() == "TensorType" for n, of in zip(numbers, schema.arguments, strict=False))
+    return as_tensor or any(of.type.kind() == "NumberType" for of in schema.arguments)
 
 
 def _shorter(group: Group) -> list[Group]:
@@ -415,7 +432,7 @@ class Table:
         self.sizes = scope["sizes"]
         self.known: dict[tuple[int, ...], Any] = {}
 
-    def __call__(self, *values: int) -> Any:
+    def __call__(self, *values: int) -> ctypes.Array[Any]:
         array = self.known.get(values)
         if array is None:
             rows, points, *rest = self.sizes(*values)
@@ -470,9 +487,13 @@ def _symbol_sources(graph: torch.fx.Graph) -> dict[str, str]:
     return out
 
 
-def write(made: Program, lines_of: Callable[[Writer, Planned], list[str]]) -> Callable[[list[Any]], Any]:
-    """The program as a function of the list of its arguments, which it empties."""
+def write(
+    made: Program, lines_of: Callable[[Writer, Planned], list[str]], units: Sequence[Any] | None = None
+) -> Callable[[list[Any]], Any]:
+    """The program as a function of the list of its arguments, which it empties. units: its units with runs among them
+    (`steps.joined`)."""
     writer = Writer(made)
+    units = made.units if units is None else units
     inputs = [n for n in made.graph.nodes if n.op == "placeholder"]
     lines = ["def call(args):"]
     if inputs:
@@ -480,13 +501,16 @@ def write(made: Program, lines_of: Callable[[Writer, Planned], list[str]]) -> Ca
     lines.append("    args.clear()")
     for symbol in sorted({s for p in made.planned for s in symbols_in(p)} | _declared_symbols(made)):
         lines.append(f"    {symbol} = {writer.symbols[symbol]}")
-    last = _last_uses(made)
+    last = _last_uses(made, units)
     known = set(writer.symbols)
     read = {inp.node for p in made.planned for inp in p.kernel.nest.body.inputs if _declares(inp.node, known)}
+    read |= {node for unit in units if isinstance(unit, Run) for node in unit.inputs}
     if made.saved:  # what a forward's ATen calls kept
         lines += [LINES + line for node in inputs if node in read for line in writer.declared(node)]
-    for unit in made.units:
-        if isinstance(unit, Planned):
+    for unit in units:
+        if isinstance(unit, Run):
+            lines.append(LINES + _run_line(writer, unit, lines_of))
+        elif isinstance(unit, Planned):
             lines += [LINES + line for line in lines_of(writer, unit)]
         elif unit.op == "output":
             lines.append(f"    return {writer.argument(unit.args[0])}")
@@ -502,6 +526,25 @@ def write(made: Program, lines_of: Callable[[Writer, Planned], list[str]]) -> Ca
     function: Callable[[list[Any]], Any] = scope["call"]
     function.text = "\n".join(lines)  # type: ignore[attr-defined]
     return function
+
+
+def _run_line(writer: Writer, run: Run, lines_of: Callable[[Writer, Planned], list[str]]) -> str:
+    """The line that calls a run, which is given the same steps in Python."""
+    names = ", ".join(writer.name(n) for n in run.inputs)
+    made = ", ".join(writer.name(n) for n in run.outputs)
+    lines: list[str] = []
+    for unit in run.units:
+        lines += lines_of(writer, unit) if isinstance(unit, Planned) else [writer.aten(unit)]
+        results = unit.outputs if isinstance(unit, Planned) else [unit]
+        if isinstance(unit, torch.fx.Node) and fake(unit) is not None:
+            lines += [line for node in results for line in writer.declared(node)]
+    scope = dict(writer.scope())
+    text = "\n".join(LINES + line for line in [*lines, f"return [{made}]"])
+    exec(f"def plain({names}):\n{text}", scope)
+    run.plain = scope["plain"]
+    what = [one.kernel.source if isinstance(one, Planned) else str(one.format_node()) for one in run.units]
+    run.trial = Trial("\n".join([SOURCE, *what]), run.tried, run.plain)
+    return f"{made}, = {writer.constant(run)}({names})"
 
 
 def _declares(node: torch.fx.Node, known: set[str]) -> bool:
@@ -536,11 +579,11 @@ def _all_sizes(kernel: Kernel) -> Iterable[Size]:
     yield from nest.sizes.values()
 
 
-def _last_uses(made: Program) -> dict[int, list[torch.fx.Node]]:
+def _last_uses(made: Program, units: Sequence[Any]) -> dict[int, list[torch.fx.Node]]:
     """Unit -> tensors that nobody needs after it."""
     last: dict[torch.fx.Node, int] = {}
-    for n, unit in enumerate(made.units):
-        if isinstance(unit, Planned):
+    for n, unit in enumerate(units):
+        if isinstance(unit, (Planned, Run)):
             for node in (*unit.inputs, *unit.outputs):
                 last[node] = n
         else:
@@ -549,9 +592,9 @@ def _last_uses(made: Program) -> dict[int, list[torch.fx.Node]]:
                 last[node] = n
     out: dict[int, list[torch.fx.Node]] = {}
     present = {n for n in made.graph.nodes if n.op == "placeholder"}
-    for unit in made.units:
-        present |= set(unit.outputs) if isinstance(unit, Planned) else {unit}
+    for unit in units:
+        present |= set(unit.outputs) if isinstance(unit, (Planned, Run)) else {unit}
     for node, n in last.items():
         if node in present and node.op != "output":
-            out.setdefault(id(made.units[n]), []).append(node)
+            out.setdefault(id(units[n]), []).append(node)
     return out

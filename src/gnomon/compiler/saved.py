@@ -26,7 +26,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from gnomon.compiler import build, mersenne
+from gnomon.compiler import build, mersenne, steps
 from gnomon.compiler.backend import Compiled
 from gnomon.compiler.machine import this_machine
 from gnomon.errors import CaptureError, InputError
@@ -267,6 +267,8 @@ def _write_kernels(made: Compiled, folder: Path) -> None:
     for one in made.whole():
         sources |= dict.fromkeys(p.kernel.source for p in one.program.planned if p.function is not None)
         sources |= dict.fromkeys(call.text for call in one.columns)
+        sources |= dict.fromkeys(text for call in one.products for text in call.texts)
+        sources[steps.SOURCE] = None
         sources |= dict.fromkeys(call.text for call in one.attention if call.text)
         if one.draws:
             sources[mersenne.source()] = None

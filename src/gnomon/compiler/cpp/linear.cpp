@@ -11,8 +11,8 @@ constexpr int64_t WIDE = 2 * VW, TURNED = 1 << 19;     // TURNED: bytes of weigh
 constexpr int64_t LINE = 16;                           // floats of a line of memory
 constexpr int64_t TOGETHER = 2048;                     // rows that are this far apart fall on few places of the first cache
 
-struct Call {                                          // as _Call in linear.py has them
-    int64_t m, n, k, relu, threads;
+struct Call {                                          // as Call in linear.py has them 
+    int64_t m, n, k, relu, threads;                    // threads: 0 for all
     const float* x; int64_t across, x_row, x_down;     // of m rows `across` are x_row apart, then x_down to the next
     int64_t x_k;                                       // from one k to the next; 1, or x_row is
     const float* w; int64_t w_n, w_k;                  // one of them 1
@@ -176,7 +176,9 @@ void work(const Call& c, float* after, float* all, float* room, bool once, bool 
 
 // 1: there is no memory, and nothing is written
 extern "C" int gnomon_kernel(const Call* given) {
-    const Call& c = *given;
+    Call all_threads = *given;
+    if (!all_threads.threads) all_threads.threads = omp_get_max_threads();
+    const Call& c = all_threads;
     const int64_t panels = (c.n + WIDE - 1) / WIDE, blocks = (c.m + ROWS - 1) / ROWS, size = c.k * WIDE;
     const bool along = c.x_k != 1, copies = along || c.x_row * 4 % TOGETHER == 0 || c.across < c.m;
     const int64_t each = !copies ? 0 : along ? c.k * VW : ROWS * (c.k + 16);   // of a block of rows that are copied

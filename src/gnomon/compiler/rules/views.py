@@ -7,11 +7,13 @@ slices of values that are not in memory.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from gnomon.compiler.body import Tensor, UnfitError
 from gnomon.compiler.lowering import Lowering
@@ -109,3 +111,29 @@ VIEWS = {
     aten.narrow.default,
     aten.unfold.default,
 }
+
+
+UNSAFE = {
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
+"""Operations that give views without saying so, which autograd is not to know -> the same that say so."""
+
+
+def say_views(graph: torch.fx.Graph) -> None:
+    """Puts what says that it gives views in the place of what does not, where all sizes are fixed: a graph of ATen's is
+    behind autograd."""
+    for node in graph.nodes:
+        if node.target not in UNSAFE or node.kwargs:
+            continue
+        above = node.args[0].meta.get("val")
+        sizes = [*above.shape, *above.stride()] if isinstance(above, torch.Tensor) else [None]
+        if not all(isinstance(size, int) for size in sizes) or not isinstance(above, FakeTensor):
+            continue
+        node.target = UNSAFE[node.target]
+        with above.fake_mode:
+            parts = node.target(above, *node.args[1:])
+        node.meta["val"] = list(parts)
+        for user in node.users:
+            if user.target is operator.getitem:
+                user.meta["val"] = parts[user.args[1]]

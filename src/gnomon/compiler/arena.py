@@ -1,0 +1,42 @@
+"""One block of memory for what lives within a call: each buffer's place, by when it is first written and last read.
+
+`offsets(buffers)` places the largest first, each at the lowest offset where nothing lies that lives at the same time
+(greedy by size; Pisarchyk and Lee, Efficient Memory Management for Deep Neural Net Inference, 2020). Leaves out who
+writes them (`steps`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LINE = 64
+"""Bytes of a line of a cache: no two buffers share one, and vectors are aligned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """`size_bytes` from step `first` to step `last`, both included: a kernel may write before it has read all."""
+
+    size_bytes: int
+    first: int
+    last: int
+
+
+def offsets(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
+    """Bytes from the start to each buffer, and of all together."""
+    out = [0] * len(buffers)
+    placed: list[int] = []
+    whole = 0
+    for n in sorted(range(len(buffers)), key=lambda n: (-buffers[n].size_bytes, buffers[n].first)):
+        one, at = buffers[n], 0
+        size = -(-one.size_bytes // LINE) * LINE
+        beside = [m for m in placed if buffers[m].first <= one.last and one.first <= buffers[m].last]
+        for m in sorted(beside, key=lambda m: out[m]):
+            if at + size <= out[m]:
+                break
+            at = max(at, out[m] + -(-buffers[m].size_bytes // LINE) * LINE)
+        out[n] = at
+        placed.append(n)
+        whole = max(whole, at + size)
+    return out, whole

@@ -1,0 +1,647 @@
+"""Consecutive steps of a graph as one call of C++: kernels, library calls, views, and an arena for what lies between.
+
+Python allocates and calls for every step; a graph of small tensors takes longer there than in its kernels. `joined`
+makes each stretch of a program's units, as far as C++ can call them, one `Run`: a table of what is called with which
+buffers, which cpp/steps.cpp walks. It is compiled once for all graphs, so a graph costs no compilation. Kernels are
+called by address; ATen's operations through PyTorch's C interface, by name. A run is tried like a group beside the same
+steps in Python (`gate`); where a step refuses (an index outside its table), Python does the run once more and says why.
+Taken are tensors of fixed sizes on a CPU. Leaves out what writes in place, draws random numbers, or gives tensors whose
+sizes are known only when it runs.
+Source: Rammer (OSDI 2020) has such tables for a GPU's blocks; MonoNN (OSDI 2024) makes a whole model one call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnomon.compiler.arena import Buffer, offsets
+from gnomon.compiler.build import address_of, libraries
+from gnomon.compiler.gate import Trial
+from gnomon.compiler.groups import fake
+from gnomon.compiler.node import Node
+from gnomon.compiler.rules.views import VIEWS
+
+FORMULA = Path(__file__).with_name("cpp") / "steps.cpp"
+SOURCE = FORMULA.read_text(encoding="utf-8")
+FEWEST = 2
+"""Steps, views aside, from which on they are a run."""
+MOST_POINTERS, MOST_ARGUMENTS, LARGEST_STRUCT = 64, 64, 1024
+"""Of cpp/steps.cpp."""
+MOST_BYTES = 32 << 20
+"""Of an arena, which is kept from call to call; in a backward of what the forward kept too, which a run holds to its
+end. What is larger takes so long that Python's part is nothing."""
+KERNEL, STRUCT, ATEN, LEAVE, PRODUCT = range(5)
+RAW, TENSOR, SOME, LIST, TEXT = range(5)
+ROOM, RUN, FORGET = range(3)
+LIBRARIES = ("aten", "mkldnn")
+"""Namespaces of operations that C++ calls."""
+PRODUCTS = {
+    torch.ops.aten.mm.default: "aoti_torch_cpu_mm_out",
+    torch.ops.aten.bmm.default: "aoti_torch_cpu_bmm_out",
+    torch.ops.aten.addmm.default: "aoti_torch_cpu_addmm_out",
+    torch.ops.aten.baddbmm.default: "aoti_torch_cpu_baddbmm_out",
+}
+"""Operations that write where they are told, by PyTorch's own interface: of two tensors, or of three and two scales."""
+
+FUNCTIONS = {
+    "torch": (
+        "aoti_torch_empty_strided aoti_torch_create_tensor_from_blob aoti_torch_new_tensor_handle "
+        "aoti_torch_delete_tensor_object aoti_torch_get_data_ptr aoti_torch_get_strides aoti_torch_copy_ "
+        "torch_call_dispatcher torch_new_list_reserve_size torch_list_push_back torch_new_stable_ivalue "
+        "torch_new_string_handle"
+    ).split(),
+    "python": (
+        "PyList_GetItem PyList_New PyList_SetItem PyCapsule_New PyEval_SaveThread PyEval_RestoreThread Py_IncRef"
+    ).split(),
+}
+"""`Functions` of cpp/steps.cpp: those of PyTorch, then the one that gives a tensor's address, then Python's."""
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("buffer", "offset", "dtype", "dims", "sizes", "strides")]
+
+
+class _Table(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in "torch buffers inputs tensors arena results tensor result made step words none".split()
+    ]
+
+
+@cache
+def _library() -> tuple[Callable[..., Any], Callable[..., Any], Any, int] | None:
+    """(what makes and frees rooms, what runs, addresses of PyTorch's and Python's functions, version of PyTorch's
+    interface); None where one is missing."""
+    try:
+        found = [_address(name) for name in (*FUNCTIONS["torch"], *PRODUCTS.values())][: len(FUNCTIONS["torch"])]
+        found.append(int(getattr(torch._C._dynamo.guards, "_torchinductor_pyobject_tensor_data_ptr")))  # noqa: B009
+        found += [address_of(getattr(ctypes.pythonapi, name)) for name in FUNCTIONS["python"]]
+        version = _torch().aoti_torch_abi_version
+    except (OSError, AttributeError):  # another PyTorch
+        return None
+    [function] = libraries([SOURCE])
+    if function is None:
+        return None
+    version.restype = ctypes.c_uint64
+    address = address_of(function)
+    arguments = (ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    rooms = ctypes.CFUNCTYPE(ctypes.c_void_p, *arguments, ctypes.c_void_p)(address)
+    run = ctypes.PYFUNCTYPE(ctypes.py_object, *arguments, ctypes.py_object)(address)
+    return rooms, run, (ctypes.c_void_p * len(found))(*found), int(version())
+
+
+@cache
+def _torch() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+def _address(name: str) -> int:
+    """Of a function of PyTorch's; AttributeError where there is none of that name."""
+    return address_of(getattr(_torch(), name))
+
+
+# ---- what a step is
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A tensor of a node's memory: its sizes and strides as `like` has them."""
+
+    node: Node
+    like: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A kernel that takes a struct: its address, the struct without addresses, and which tensor's each field is."""
+
+    function: int
+    filled: ctypes.Structure
+    inputs: tuple[tuple[str, Node], ...]
+    outputs: tuple[tuple[str, Node], ...]
+    mode: int = -1
+    """A second argument, where it is not negative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One of ATen's: its arguments, tensors among them as nodes, views or the number of an earlier operation's result,
+    and the node of each result, None where nobody reads it."""
+
+    target: Any
+    args: tuple[Any, ...]
+    results: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """The result of an operation that no node has: the layout that it is declared to have."""
+
+    like: torch.Tensor
+
+
+KernelOf = Callable[[Any], "tuple[int, ctypes.Array[Any]] | None"]
+
+
+class UnfitStepError(Exception):
+    """A step that C++ cannot call; it says why. Never reaches a user."""
+
+
+def _known(value: Any) -> bool:
+    """Whether a tensor is of fixed sizes, dense, on a CPU, and not empty."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.device.type == "cpu"
+        and value.layout == torch.strided
+        and value.dtype in DTYPES
+        and not (value.is_conj() or value.is_neg())
+        and all(isinstance(size, int) and size > 0 for size in value.shape)
+        and all(isinstance(step, int) for step in value.stride())
+        and isinstance(value.storage_offset(), int)
+    )
+
+
+DTYPES = {
+    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
+    torch.float64: 7, torch.bool: 11, torch.bfloat16: 15,
+}  # fmt: skip
+"""c10's number of each, which does not change (saved models hold it)."""
+
+
+def _is_view(node: Node) -> bool:
+    if node.op != "call_function":
+        return False
+    of = node.args[0] if node.args else None
+    if node.target is operator.getitem:
+        return isinstance(of, torch.fx.Node) and of.target in VIEWS
+    return node.target in VIEWS
+
+
+def _shares(node: Node) -> bool:
+    """Whether a view's memory is its source's."""
+    above = node.args[0]
+    if node.target is operator.getitem:
+        above = above.args[0]
+    one, other = node.meta.get("val"), above.meta.get("val")
+    if isinstance(one, (list, tuple)):
+        return all(_known(part) for part in one) and _known(other)
+    return _known(one) and _known(other) and bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+
+
+def _span(value: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to its last."""
+    last = sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
+    return (1 + last) * value.element_size()
+
+
+# ---- a run
+@dataclass(slots=True)
+class Run:
+    """Consecutive units as one function of `inputs`, tensors that are there before, to `outputs`."""
+
+    units: list[Any]
+    inputs: list[Node]
+    outputs: list[Node]
+    number: int
+    table: Any = None
+    kept_alive: list[Any] = field(default_factory=list)
+    """What the table points to."""
+    rooms: list[int] = field(default_factory=list)
+    """Of cpp/steps.cpp: those that no call uses now."""
+    plain: Callable[..., Any] | None = None
+    """The same steps in Python."""
+    trial: Trial | None = None
+    count: int = 0
+    """Steps, views aside."""
+    arena_bytes: int = 0
+
+    def __call__(self, *args: torch.Tensor) -> Any:
+        """The outputs; on trial at the first call."""
+        trial = self.trial
+        assert trial is not None and self.plain is not None
+        if trial.kept is None:
+            return trial(*args)
+        if trial.kept:
+            out = self.called(args)
+            if out is not None:
+                return out
+        return self.plain(*args)
+
+    def called(self, args: Sequence[torch.Tensor]) -> Any:
+        """By C++; None where a step refuses."""
+        library = _library()
+        assert library is not None
+        rooms, run, _, _ = library
+        table = ctypes.addressof(self.table)
+        try:
+            room = self.rooms.pop()
+        except IndexError:
+            room = rooms(ROOM, table, None, None)
+            weakref.finalize(self.table, rooms, FORGET, table, room, None)
+        handles = run(RUN, table, room, list(args))
+        self.rooms.append(room)
+        return None if handles is None else torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(handles)
+
+    def tried(self, *args: torch.Tensor) -> Any:
+        """As `called`, and RuntimeError where it does not run."""
+        out = self.called(args)
+        if out is None:
+            raise RuntimeError("a step of a run refused")
+        return out
+
+
+class Builder:
+    """Collects the steps of one run; `finished` gives the run."""
+
+    def __init__(self, kernel_of: KernelOf) -> None:
+        """kernel_of: a planned group's kernel and the array of its sizes, None where the group is ATen's."""
+        self.kernel_of = kernel_of
+        self.units: list[Any] = []
+        self.inside: set[Any] = set()
+        """Nodes that are known once the run is over."""
+        self.steps: list[Any] = []
+        """Planned groups, calls, operations."""
+        self.made: dict[Any, int] = {}
+        """Whose memory a step makes, and which step."""
+        self.by_aten: set[Any] = set()
+
+    def add(self, unit: Any) -> bool:
+        """Whether a unit is of the run; it is not where C++ cannot call it."""
+        try:
+            steps, made = self._steps(unit)
+        except UnfitStepError:
+            return False
+        for step, nodes in zip(steps, made, strict=True):
+            self.steps.append(step)
+            for node in nodes:
+                self.made[node] = len(self.steps) - 1
+                if isinstance(step, Operation) and step.target not in PRODUCTS:
+                    self.by_aten.add(node)
+        self.units.append(unit)
+        self.inside |= set(unit.outputs) if hasattr(unit, "outputs") else {unit}
+        return True
+
+    def _steps(self, unit: Any) -> tuple[list[Any], list[list[Any]]]:
+        """Steps, and what memory each makes."""
+        if hasattr(unit, "kernel"):
+            tensors = [*unit.inputs, *unit.outputs]
+            slots = len(unit.kernel.slots) + len(unit.outputs)
+            if self.kernel_of(unit) is None or not all(_known(fake(n)) for n in tensors) or slots > MOST_POINTERS:
+                raise UnfitStepError("a group that ATen runs, or of sizes that change")
+            return [unit], [list(unit.outputs)]
+        if _is_view(unit):
+            if not _shares(unit):
+                raise UnfitStepError("a view that may copy")
+            return [], []
+        if unit.op != "call_function":
+            raise UnfitStepError("no function")
+        if unit.target is operator.getitem:
+            if unit not in self.made:
+                raise UnfitStepError("a result of something else")
+            return [], []
+        step_of = getattr(unit.target, "step", None)
+        if step_of is not None:
+            steps = step_of(unit)
+            if steps is None or not _known(fake(unit)):
+                raise UnfitStepError("an operation of ours that only Python calls")
+        else:
+            steps = [_operation(unit)]
+        for step in steps:
+            _check(step)
+        made = [[n for n in _results(step) if n is not None] for step in steps]
+        return steps, made
+
+    # ---- where memory is
+    def base(self, node: Any) -> Any:
+        """Whose memory a tensor of the run is: what a step makes, or an input."""
+        if isinstance(node, View):
+            node = node.node
+        while node not in self.made and node in self.inside:
+            node = node.args[0]
+        return node
+
+    def like(self, node: Any) -> torch.Tensor:
+        if isinstance(node, (View, Between)):
+            return node.like
+        value: torch.Tensor = node.meta["val"]
+        return value
+
+    def asked(self, node: Any, results: dict[Any, None], again: dict[Any, None]) -> None:
+        """What somebody outside needs of the run: results, and views that Python makes of them again."""
+        if node not in self.inside:
+            return
+        if node in self.made:
+            results[node] = None
+        else:
+            self.asked(node.args[0], results, again)
+            again[node] = None
+
+    def finished(self, later: Sequence[Any], number: int) -> tuple[Run, list[Any]]:
+        """The run, and the views of its results that are to be made after it. later: nodes that are read after it."""
+        results: dict[Any, None] = {}
+        again: dict[Any, None] = {}
+        for node in later:
+            self.asked(node, results, again)
+        views = [unit for unit in self.units if isinstance(unit, torch.fx.Node) and unit in again]
+        return _Text(self, list(results)).run(number), views
+
+
+def _results(step: Any) -> tuple[Any, ...]:
+    return tuple(node for _, node in step.outputs) if isinstance(step, Call) else step.results
+
+
+def _tensors(step: Any) -> list[Any]:
+    """Nodes and views that a step reads."""
+    if isinstance(step, Call):
+        return [node for _, node in step.inputs]
+    if isinstance(step, Operation):
+        return [one for arg in step.args for one in _inside(arg)]
+    return [step.kernel.nest.body.inputs[slot].node for slot in step.kernel.slots]
+
+
+def _inside(arg: Any) -> list[Any]:
+    if isinstance(arg, (torch.fx.Node, View, Between)):
+        return [arg]
+    return [one for part in arg for one in _inside(part)] if isinstance(arg, (list, tuple)) else []
+
+
+def _check(step: Any) -> None:
+    for one in (*_tensors(step), *_results(step)):
+        if one is None:
+            continue
+        if not _known(one.like if isinstance(one, (View, Between)) else one.meta.get("val")):
+            raise UnfitStepError("a tensor elsewhere, of a size that changes, or empty")
+    if isinstance(step, Operation) and step.target in PRODUCTS:
+        if not all(isinstance(scale, (int, float)) for scale in step.args[3:]):
+            raise UnfitStepError("a scale that is no number")
+        return
+    if isinstance(step, Call):
+        if ctypes.sizeof(step.filled) > LARGEST_STRUCT:
+            raise UnfitStepError("a large struct")
+        return
+    schema = step.target._schema
+    if len(schema.arguments) > MOST_ARGUMENTS or len(step.args) != len(schema.arguments):
+        raise UnfitStepError("many arguments")
+    for arg, of in zip(step.args, schema.arguments, strict=True):
+        _encodable(arg, of.type)
+
+
+def _operation(node: Node) -> Operation:
+    """A plain function of ATen's with all of its arguments."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in LIBRARIES:
+        raise UnfitStepError("no operation of a library")
+    schema = target._schema
+    if schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or target.is_view:
+        raise UnfitStepError("an operation that does more than give a result")
+    if torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"):
+        raise UnfitStepError("an operation that may give its argument")
+    if any(one.alias_info is not None for one in (*schema.arguments, *schema.returns)):
+        raise UnfitStepError("an operation that may give its argument")
+    if any(one.type.kind() != "TensorType" for one in schema.returns):
+        raise UnfitStepError("results that are no tensors")
+    args = list(node.args)
+    for of in schema.arguments[len(args) :]:
+        if of.name in node.kwargs:
+            args.append(node.kwargs[of.name])
+        elif of.has_default_value():
+            args.append(of.default_value)
+        else:
+            raise UnfitStepError("an argument is missing")
+    if len(schema.returns) == 1:
+        return Operation(target=target, args=tuple(args), results=(node,))
+    parts: list[Any] = [None] * len(schema.returns)
+    for user in node.users:
+        if user.target is not operator.getitem or parts[user.args[1]] is not None:
+            raise UnfitStepError("results that are asked for together")
+        parts[user.args[1]] = user
+    return Operation(target=target, args=tuple(args), results=tuple(parts))
+
+
+def _bits(number: float) -> int:
+    return ctypes.c_int64.from_buffer(ctypes.c_double(number)).value
+
+
+DEVICE_CPU = 0xFFFFFFFF
+"""A CPU without a number: the kind in the upper half, the number -1 in the lower."""
+
+
+def _encodable(arg: Any, kind: Any) -> None:
+    _encoded(arg, kind, lambda _: 0, [])
+
+
+def _encoded(arg: Any, kind: Any, tensor: Callable[[Any], int], texts: list[Any]) -> list[int]:
+    """The words of one argument; kind: its type in the schema. texts: keeps strings alive."""
+    name = kind.kind()
+    if name == "OptionalType":
+        return [RAW, 0] if arg is None else [SOME, *_encoded(arg, kind.getElementType(), tensor, texts)]
+    if name == "TensorType" and isinstance(arg, (torch.fx.Node, View, Between)):
+        return [TENSOR, tensor(arg)]
+    if name == "ListType" and isinstance(arg, (list, tuple)):
+        inner = kind.getElementType()
+        return [LIST, len(arg), *(word for one in arg for word in _encoded(one, inner, tensor, texts))]
+    if name == "StringType" and isinstance(arg, str):
+        texts.append(ctypes.create_string_buffer(arg.encode()))
+        return [TEXT, ctypes.addressof(texts[-1]), len(arg.encode())]
+    if name == "BoolType" and isinstance(arg, bool):
+        return [RAW, int(arg)]
+    if name == "IntType" and isinstance(arg, torch.dtype) and arg in DTYPES:
+        return [RAW, DTYPES[arg]]
+    if name == "IntType" and isinstance(arg, int) and not isinstance(arg, bool):
+        return [RAW, arg]
+    if name == "FloatType" and isinstance(arg, (int, float)):
+        return [RAW, _bits(float(arg))]
+    if name == "DeviceObjType" and isinstance(arg, torch.device) and arg.type == "cpu":
+        return [RAW, DEVICE_CPU]
+    raise UnfitStepError(f"an argument of type {name}")
+
+
+def _needed(units: Sequence[Any], results: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Units that some result needs, and what these read that none of the units makes."""
+    of = {node: n for n, unit in enumerate(units) for node in (unit.outputs if hasattr(unit, "kernel") else [unit])}
+    wanted: set[int] = set()
+    outside: dict[Any, None] = {}
+    waiting = list(results)
+    while waiting:
+        node = waiting.pop()
+        n = of.get(node)
+        if n is None:
+            outside[node] = None
+        elif n not in wanted:
+            wanted.add(n)
+            waiting += _read_by(units[n])
+    return [unit for n, unit in enumerate(units) if n in wanted], list(outside)
+
+
+class _Text:
+    """Writes the table of a run."""
+
+    def __init__(self, made: Builder, results: list[Any]) -> None:
+        self.made, self.results = made, results
+        self.units, asked = _needed(made.units, results)
+        self.inputs: dict[Any, int] = {node: 1 + n for n, node in enumerate(asked)}
+        self.buffer: dict[Any, int] = {}
+        self.offset: dict[Any, int] = {}
+        self.tensors: dict[Any, int] = {}
+        self.words: list[int] = []
+        self.kept: list[Any] = []
+        self.arena = 0
+
+    def run(self, number: int) -> Run:
+        steps, made = self.made.steps, self.made.made
+        last = dict(made)
+        for n, step in enumerate(steps):
+            for one in _tensors(step):
+                at = self.made.base(one)
+                if at in made:
+                    last[at] = n
+                else:  # what no result needs may still be a step
+                    self.inputs.setdefault(at, 1 + len(self.inputs))
+        self._place(last)
+        gone: dict[int, list[Any]] = {}
+        for node in self.made.by_aten:
+            if node not in self.results:
+                gone.setdefault(last[node], []).append(node)
+        for n, step in enumerate(steps):
+            self._step(step)
+            if n in gone:
+                self.words += [LEAVE, len(gone[n]), *(self.tensor(node) for node in gone[n])]
+        run = Run(units=self.units, inputs=list(self.inputs), outputs=self.results, number=number)
+        run.count, run.arena_bytes = len(steps), self.arena
+        run.table, run.kept_alive = self._table(), self.kept
+        return run
+
+    def _place(self, last: dict[Any, int]) -> None:
+        """Inputs and what ATen or the caller owns have buffers; all else lies in the arena, which is buffer 0."""
+        made, within = self.made.made, []
+        self.buffer.update(self.inputs)
+        for node in made:
+            if node in self.results or node in self.made.by_aten:
+                self.buffer[node] = 1 + len(self.buffer)
+            else:
+                within.append(node)
+        sized = [Buffer(size_bytes=_span(self.made.like(n)), first=made[n], last=last[n]) for n in within]
+        places, self.arena = offsets(sized)
+        for node, at in zip(within, places, strict=True):
+            self.buffer[node], self.offset[node] = 0, at
+
+    def place(self, node: Any, offset_bytes: int | None = None) -> tuple[int, int]:
+        """(buffer, bytes from its start) of a tensor; offset_bytes: from its base, where it is known."""
+        base = self.made.base(node)
+        if offset_bytes is None:
+            like = self.made.like(node)
+            offset = int(like.storage_offset()) - int(self.made.like(base).storage_offset())
+            offset_bytes = offset * like.element_size()
+        return self.buffer[base], self.offset.get(base, 0) + offset_bytes
+
+    def tensor(self, node: Any) -> int:
+        return self.tensors.setdefault(node, len(self.tensors))
+
+    def _step(self, step: Any) -> None:
+        if isinstance(step, Operation) and step.target in PRODUCTS:
+            tensors = [self.tensor(node) for node in (*step.results, *_tensors(step))]
+            scales = [float(scale) for scale in step.args[3:]] or [1.0, 1.0]
+            self.words += [PRODUCT, _address(PRODUCTS[step.target]), len(tensors), *map(_bits, scales), *tensors]
+            return
+        if isinstance(step, Operation):
+            name, overload = step.target._schema.name, step.target._schema.overload_name
+            library = _library()
+            assert library is not None
+            schema = step.target._schema.arguments
+            self.words += [ATEN, self._string(name), self._string(overload), len(step.args), len(step.results)]
+            self.words.append(library[3])
+            for arg, of in zip(step.args, schema, strict=True):
+                self.words += _encoded(arg, of.type, self.tensor, self.kept)
+            self.words += [-1 if node is None else self.tensor(node) for node in step.results]
+            return
+        if isinstance(step, Call):
+            self.kept.append(step.filled)
+            fields = [(name, node) for name, node in (*step.inputs, *step.outputs)]
+            self.words += [STRUCT, step.function, ctypes.addressof(step.filled), ctypes.sizeof(step.filled)]
+            self.words += [step.mode, len(fields)]
+            for name, node in fields:
+                self.words += [*self.place(node), getattr(type(step.filled), name).offset]
+            return
+        found = self.made.kernel_of(step)
+        assert found is not None
+        function, sizes = found
+        self.kept.append(sizes)
+        nest = step.kernel.nest
+        places = []
+        for slot in step.kernel.slots:
+            inp = nest.body.inputs[slot]
+            places.append(self.place(inp.node, int(inp.offset) * inp.dtype.itemsize))
+        places += [self.place(node) for node in step.outputs]
+        self.words += [KERNEL, function, ctypes.addressof(sizes), len(places), *(w for place in places for w in place)]
+
+    def _string(self, text: str) -> int:
+        self.kept.append(ctypes.create_string_buffer(text.encode()))
+        return ctypes.addressof(self.kept[-1])
+
+    def _array(self, words: Sequence[int]) -> int:
+        self.kept.append((ctypes.c_int64 * max(1, len(words)))(*words))
+        return ctypes.addressof(self.kept[-1])
+
+    def _table(self) -> _Table:
+        library = _library()
+        assert library is not None
+        results = [self.tensor(node) for node in self.results]
+        tensors = (_Tensor * max(1, len(self.tensors)))()
+        for node, n in self.tensors.items():
+            like = self.made.like(node)
+            buffer, offset = self.place(node)
+            shape, steps = self._array(list(like.shape)), self._array(list(like.stride()))
+            tensors[n] = _Tensor(
+                buffer=buffer, offset=offset, dtype=DTYPES[like.dtype], dims=like.dim(), sizes=shape, strides=steps
+            )
+        self.kept += [tensors, library[2]]
+        made = [int(node not in self.made.by_aten) for node in self.results]
+        return _Table(
+            torch=ctypes.addressof(library[2]), buffers=1 + len(self.buffer), inputs=len(self.inputs),
+            tensors=len(self.tensors), arena=self.arena, results=len(results), tensor=ctypes.addressof(tensors),
+            result=self._array(results), made=self._array(made), step=self._array(self.words), words=len(self.words),
+            none=id(None),
+        )  # fmt: skip
+
+
+def joined(units: Sequence[Any], kernel_of: KernelOf, saved: bool) -> list[Any]:
+    """The units, with a `Run` in the place of each stretch that C++ can call, and then views of its results. saved:
+    whether inputs are what a forward kept, and are freed as they are read."""
+    if _library() is None:
+        return list(units)
+    out: list[Any] = []
+    builder, runs = Builder(kernel_of), 0
+
+    def end(after: int) -> None:
+        nonlocal builder, runs
+        if len(builder.steps) >= FEWEST:
+            later = [node for unit in units[after:] for node in _read_by(unit)]
+            run, views = builder.finished(later, runs)
+            held = run.arena_bytes + sum(_span(node.meta["val"]) for node in run.inputs if saved)
+            if held <= MOST_BYTES and run.outputs:
+                out.extend([run, *views])
+                runs += 1
+                builder = Builder(kernel_of)
+                return
+        out.extend(builder.units)
+        builder = Builder(kernel_of)
+
+    for n, unit in enumerate(units):
+        if getattr(unit, "op", "") in ("placeholder", "get_attr"):  # known before all
+            out.append(unit)
+        elif not builder.add(unit):
+            end(n)
+            out.append(unit)
+    end(len(units))
+    return out
+
+
+def _read_by(unit: Any) -> Sequence[Any]:
+    return unit.inputs if hasattr(unit, "kernel") else unit.all_input_nodes

@@ -37,6 +37,7 @@ from gnomon.plans import (
     Schedule,
     Workload,
 )
+from gnomon.search.space.points import repeated_layers
 from gnomon.software import Stack, stack
 
 BF16 = Precision(param="bf16", compute="bf16", grad="bf16", reduce="bf16", master="none", states="bf16")
@@ -214,7 +215,10 @@ class Training:
         """What is kept between forward and backward."""
         if self.recompute:
             return Saved(preset="full", rules=(INPUTS_AWAY,) if self.activations_away else ())
-        return Saved(rules=(SavedRule(action="offload"),) if self.activations_away else ())
+        if not self.activations_away:
+            return Saved()
+        layers, count = repeated_layers(network_graph(self.model))
+        return Saved(rules=(SavedRule(calls=layers, action="offload", first_per_stage=count),))
 
 
 def job_of(f: Fields, given: Given, asked: Training, assumed: Sequence[str] = (), stated: int | None = None) -> Job:

@@ -103,6 +103,12 @@ def prepared(kind: str, folder: Path) -> float:
 
 def worst(case: Case, folder: Path, loss: float) -> tuple[float, float]:
     """(difference of the loss, largest of any gradient on this rank over that gradient's largest element)."""
+    work = Workload(lengths=LENGTHS[::-1])  # as of another step: the batch makes units of its own
+    return against(case, folder, work, batch(), loss)
+
+
+def against(case: Case, folder: Path, work: Workload, given: dict[str, Tensor], loss: float) -> tuple[float, float]:
+    """The same of any batch, against the gradients in the folder."""
     text = (folder / case.kind / "weights" / "config.json").read_text()
     read = read_hf_config(text, case.kind, Wanted(bert_head="mlm", complete=True))
     assert not isinstance(read.numerics, str)
@@ -121,10 +127,9 @@ def worst(case: Case, folder: Path, loss: float) -> tuple[float, float]:
             off.append(float(((held.my_grad()[low:high] - part).abs().max() if high > low else 0.0) / size))
 
     with quiet():
-        work = Workload(lengths=LENGTHS[::-1])  # as of another step: the batch makes units of its own
         executor = Executor(graph, case.plan, work, settings=SETTINGS, values=WeightReader(made, where))
         with patch.object(Update, "update", compared):
-            ours = executor.total_loss(executor.step(batch()))
+            ours = executor.total_loss(executor.step(given))
     executor.leave()
     return abs(ours / loss - 1), max(off)
 
@@ -132,3 +137,25 @@ def worst(case: Case, folder: Path, loss: float) -> tuple[float, float]:
 def all_of(cases: Mapping[str, Case], folder: Path, losses: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """`worst` of each case, by name."""
     return {name: worst(case, folder, losses[case.kind]) for name, case in cases.items()}
+
+
+def before_and_after(
+    case: Case, folder: Path, work: Workload, given: dict[str, Tensor], ending: str
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Of parameters whose names end so their values before a step and after it, where this rank has them whole."""
+    text = (folder / case.kind / "weights" / "config.json").read_text()
+    read = read_hf_config(text, case.kind, Wanted(bert_head="mlm", complete=True))
+    assert not isinstance(read.numerics, str)
+    graph = with_numerics(read.graph, read.numerics)
+    made = Folder.of(folder / case.kind / "weights")
+    values = WeightReader(made, settled(made, layout(graph, case.kind.partition(" ")[0])))
+    with quiet():
+        executor = Executor(graph, case.plan, work, settings=SETTINGS, values=values)
+        names = [(held, slot.name) for held, _ in executor.parameters() for slot in held.slots]
+        chosen = [(held, name) for held, name in names if name.endswith(ending)]
+        before = {name: held.value(name).clone() for held, name in chosen}
+        executor.step(given)
+        executor.synchronise()
+        found = {name: (before[name], held.value(name).clone()) for held, name in chosen}
+    executor.leave()
+    return found

@@ -1,28 +1,58 @@
 """The loss that keeps a mixture's experts evenly loaded, as transformers adds it: `with_balance_loss`.
 
 A graph transformation: each layer with a router adds what it did to a load that goes from layer to layer, and the head
-has a second loss. Means are over all tokens and layers of a microbatch on one data-parallel rank. Leaves out losses of
-a layer by itself (Megatron-LM's), z-losses, and biases moved in place of a loss (DeepSeek-V3).
-Source: transformers 5.23, `load_balancing_loss_func`, which all classes with `router_aux_loss_coef` call.
+has a second loss. Means are over all tokens and layers of a microbatch on one data-parallel rank. `with_layer_balance`
+has the loss of each layer by itself in place of that, as Megatron-LM and DeepSeek add it, with a z-loss; losses of
+layers go from layer to layer. Leaves out biases moved in place of a loss (DeepSeek-V3), which are no loss.
+Sources: transformers 5.23, `load_balancing_loss_func`, which all classes with `router_aux_loss_coef` call; those of
+`ops.balance`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from gnomon.errors import GraphError
 from gnomon.graph import Block, Call, Dim, Graph, Tensor
-from gnomon.ops.op import Op, attrs
+from gnomon.ops.op import AttrValue, Op, attrs
 
 LOAD, OWN, BEFORE, LOSS = "router_load", "router_load_own", "router_load_before", "balance"
+CHOSEN = "router_chosen"
 SUMS = Dim(name="load_sums", size=2)
 """Probabilities, and choices."""
+LOSSES = Dim(name="router_losses", size=1)
+"""Of each row, its part of the losses of layers."""
+Attributes = tuple[tuple[str, AttrValue], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerBalance:
+    """The loss of each layer by itself."""
+
+    per: Literal["layer", "sequence"]
+    """Whether its means are over a microbatch's tokens, or over those of each sequence."""
+    coefficient: float
+    z_loss: float
+    """Coefficient of the mean of squared log-sum-exps of the router's logits; 0 for none."""
 
 
 def with_balance_loss(graph: Graph, coefficient: float) -> Graph:
     """`graph` with the loss beside its own. GraphError for a model without routers, or whose last layer has no
     cross-entropy."""
+    return _balanced(graph, coefficient, None)
+
+
+def with_layer_balance(graph: Graph, balance: LayerBalance) -> Graph:
+    """`graph` with the losses of its layers beside its own. GraphError as above, and for a model that has a loss of its
+    config that balances experts."""
+    if any(block.does("balances") for block in graph.blocks):
+        raise GraphError(f"{graph.name} has the loss of its config that balances experts; leave one of the two out")
+    return _balanced(graph, 0.0, balance)
+
+
+def _balanced(graph: Graph, coefficient: float, each: LayerBalance | None) -> Graph:
     routed = {block.name for block in graph.blocks if block.does("routes")}
     head = graph.call(graph.outputs[0].partition(".")[0])
     if not routed or not graph.block(head.block).does("compares labels"):
@@ -34,14 +64,15 @@ def with_balance_loss(graph: Graph, coefficient: float) -> Graph:
             new = _loaded(call, load)
             calls += new
             load = f"{new[-1].name}.{LOAD}"
-            block = _with_load(graph.block(call.block), first=False)
+            block = _with_load(graph.block(call.block), each, first=False)
             load_tensor, topk = block.tensor(LOAD), _topk(block)
         elif call is head:
             calls.append(replace(call, inputs=(*call.inputs, (LOAD, load))))
         else:
             calls.append(call)
     assert load_tensor is not None
-    blocks = list(_blocks(graph, routed, head, load_tensor, coefficient, topk))
+    made = attrs(layers=True) if each is not None else attrs(coefficient=coefficient, topk=topk)
+    blocks = list(_blocks(graph, routed, head, load_tensor, made, each))
     used = {call.block for call in calls}
     return replace(
         graph,
@@ -77,14 +108,14 @@ def _first(block: str) -> str:
 
 
 def _blocks(
-    graph: Graph, routed: Iterable[str], head: Call, load: Tensor, coefficient: float, topk: int
+    graph: Graph, routed: Iterable[str], head: Call, load: Tensor, made: Attributes, each: LayerBalance | None
 ) -> Iterable[Block]:
     for block in graph.blocks:
         if block.name in routed:
-            yield _with_load(block, first=False)
-            yield replace(_with_load(block, first=True), name=_first(block.name))
+            yield _with_load(block, each, first=False)
+            yield replace(_with_load(block, each, first=True), name=_first(block.name))
         elif block.name == head.block:
-            yield _with_loss(block, load, coefficient, topk)
+            yield _with_loss(block, load, made)
         else:
             yield block
 
@@ -96,22 +127,34 @@ def _topk(block: Block) -> int:
     return size
 
 
-def _with_load(block: Block, *, first: bool) -> Block:
-    """The block with the load of its router, added to that of the layers before."""
+def _with_load(block: Block, each: LayerBalance | None, *, first: bool) -> Block:
+    """The block with the load of its router, or its loss, added to that of the layers before."""
     routers = [op for op in block.ops if op.does == "routes"]
     if len(routers) != 1:
         raise GraphError(f"{block.name} has {len(routers)} routers: the balance of experts is that of one a layer")
     logits = block.tensor(routers[0].inputs[0])
-    dims = (logits.dims[0], SUMS, logits.dims[-1])
+    dims, topk = (logits.dims[0], SUMS, logits.dims[-1]), _topk(block)
     tensors = [Tensor(name=LOAD, dims=dims, dtype="fp32")]
-    own = Op(
-        kind="expert_load", path=OWN, inputs=(logits.name,), outputs=(LOAD if first else OWN,),
-        attrs=attrs(topk=_topk(block)),
-    )  # fmt: skip
+    out = LOAD if first else OWN
+    own = Op(kind="expert_load", path=OWN, inputs=(logits.name,), outputs=(out,), attrs=attrs(topk=topk))
     ops = [own]
+    if each is not None:
+        sums = replace(SUMS, size=3) if each.z_loss else SUMS
+        tensors = [Tensor(name=LOAD, dims=(logits.dims[0], LOSSES), dtype="fp32")]
+        more = Tensor(name=CHOSEN, dims=(logits.dims[0], sums, logits.dims[-1]), dtype="fp32")
+        read = attrs(topk=topk, fn=str(routers[0].attr("fn", "softmax")), z_loss=bool(each.z_loss))
+        ops = [
+            replace(own, path=CHOSEN, outputs=(CHOSEN,), attrs=read),
+            Op(
+                kind="layer_balance", path=OWN, inputs=(CHOSEN,), outputs=(out,),
+                attrs=attrs(per=each.per, coefficient=each.coefficient, z_loss=each.z_loss, topk=topk),
+            ),
+        ]  # fmt: skip
     if not first:
         tensors += [replace(tensors[0], name=OWN), replace(tensors[0], name=BEFORE)]
         ops.append(Op(kind="add", path=LOAD, inputs=(BEFORE, OWN), outputs=(LOAD,)))
+    if each is not None:
+        tensors.append(more)
     return replace(
         block,
         inputs=block.inputs if first else (*block.inputs, BEFORE),
@@ -121,12 +164,11 @@ def _with_load(block: Block, *, first: bool) -> Block:
     )
 
 
-def _with_loss(block: Block, load: Tensor, coefficient: float, topk: int) -> Block:
+def _with_loss(block: Block, load: Tensor, made: Attributes) -> Block:
     """A head with the loss of the load."""
     labels = next(op for op in block.ops if op.does == "compares labels").inputs[1]
     op = Op(
-        kind="balance_loss", path=LOSS, inputs=(LOAD, labels), outputs=(LOSS,),
-        attrs=attrs(coefficient=coefficient, topk=topk),
+        kind="balance_loss", path=LOSS, inputs=(LOAD, labels), outputs=(LOSS,), attrs=made,
     )  # fmt: skip
     return replace(
         block,

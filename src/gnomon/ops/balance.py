@@ -1,10 +1,15 @@
 """Losses that keep experts evenly loaded: `expert_load`, what a layer's router did, and `balance_loss` of all of them.
 
-Leaves out losses of a layer by itself, z-losses, and biases that are moved in place of a loss.
-Source: Fedus et al. 2021 (Switch Transformer), equations 4 to 6, as transformers joins all layers in one loss.
+`layer_balance` is the loss of one layer by itself, with a z-loss; then `balance_loss` only adds layers up. Leaves out
+biases that are moved in place of a loss.
+Sources: Fedus et al. 2021 (Switch Transformer), equations 4 to 6, as transformers joins all layers in one loss;
+Megatron-LM core, moe_utils.py, for layers by themselves; Zoph et al. 2022 (ST-MoE), equation 5, for the z-loss;
+DeepSeek-V3, equations 17 to 20, for sequences by themselves.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from gnomon.ops.curve import once, passes
 from gnomon.ops.divided import with_inside
@@ -14,9 +19,17 @@ from gnomon.ops.strategy import Division, Strategy
 
 
 def _load_dims(op: Op, block: Tensors) -> Problem:
-    """(rows, tokens, experts) -> (rows, 2, experts)."""
+    """(rows, tokens, experts) -> (rows, 2 or 3, experts)."""
     logits, load = block.tensor(op.inputs[0]).dims, block.tensor(op.outputs[0]).dims
-    alike = len(load) == 3 and (load[0], load[2]) == (logits[0], logits[-1]) and load[1].size == 2
+    sums = 3 if op.attr("z_loss", False) else 2
+    alike = len(load) == 3 and (load[0], load[2]) == (logits[0], logits[-1]) and load[1].size == sums
+    return None if alike else cannot_write(op, block)
+
+
+def _layer_dims(op: Op, block: Tensors) -> Problem:
+    """(rows, 2 or 3, experts) -> (rows, 1)."""
+    load, losses = block.tensor(op.inputs[0]).dims, block.tensor(op.outputs[0]).dims
+    alike = len(load) == 3 and len(losses) == 2 and losses[0] == load[0] and losses[1].size == 1
     return None if alike else cannot_write(op, block)
 
 
@@ -34,7 +47,8 @@ def _balance(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]
 
 EXPERT_LOAD = OpKind(
     name="expert_load",
-    signature="logits -> of each row the sum of its tokens' probabilities, and how many chose each expert; topk",
+    signature="logits -> of each row the sum of its tokens' probabilities, and how many chose each expert, and with "
+    "z_loss their log-sum-exps squared; topk, fn, z_loss",
     contracts=False,
     dims=_load_dims,
     memory="own",
@@ -63,7 +77,7 @@ EXPERT_LOAD = OpKind(
 
 BALANCE_LOSS = OpKind(
     name="balance_loss",
-    signature="load, labels -> loss, once for each label that is learnt; coefficient, topk",
+    signature="load, labels -> loss, once for each label that is learnt; coefficient, topk; layers: they are losses",
     contracts=False,
     dims=_balance_dims,
     memory="own",
@@ -90,4 +104,14 @@ BALANCE_LOSS = OpKind(
     torch="balance:balance_loss",
 )
 
-KINDS = (EXPERT_LOAD, BALANCE_LOSS)
+LAYER_BALANCE = replace(
+    BALANCE_LOSS,
+    name="layer_balance",
+    signature="load -> of each row its part of the layer's loss; per: layer | sequence, coefficient, z_loss, topk",
+    dims=_layer_dims,
+    strategies="plain",
+    does="computes",
+    torch="balance:layer_balance",
+)
+
+KINDS = (EXPERT_LOAD, BALANCE_LOSS, LAYER_BALANCE)

@@ -24,6 +24,7 @@ from gnomon.plans.mesh import View as View
 from gnomon.plans.parts import INPUTS_AWAY as INPUTS_AWAY
 from gnomon.plans.parts import Dispatch as Dispatch
 from gnomon.plans.parts import DType as DType
+from gnomon.plans.parts import Experts as Experts
 from gnomon.plans.parts import Fp8 as Fp8
 from gnomon.plans.parts import Layout as Layout
 from gnomon.plans.parts import LayoutRule as LayoutRule

@@ -1,4 +1,4 @@
-"""How ranks have parts of a captured graph's experts: `under(graph, plan)` is the graph that a plan runs.
+"""What a plan does to a mixture of experts: `under(graph, plan)` is the graph that it runs.
 
 Where ranks divide experts (ep, etp), those that a captured model computes row by row become ops that tokens are sent to
 (`graph.token_dispatch`); `whole_experts` says which op keeps others from it. Built-in models have such ops always.
@@ -6,14 +6,45 @@ Where ranks divide experts (ep, etp), those that a captured model computes row b
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+from gnomon.errors import GraphError, PlanError
 from gnomon.graph import Graph, why_whole, with_dispatch
+from gnomon.models.balance import LayerBalance, with_layer_balance
+from gnomon.plans.parts import Experts
 from gnomon.plans.plan import Plan
 
 
 def under(graph: Graph, plan: Plan) -> Graph:
-    """The graph with experts that tokens are sent to, if the plan divides experts and it can have them; else itself."""
+    """The graph with experts that tokens are sent to, if the plan divides experts and it can have them, and with the
+    losses that the plan balances them by. PlanError for a model that cannot have those."""
     meshes = (plan.stage_mesh(stage) for stage in range(plan.num_stages))
-    return with_dispatch(graph) if any(mesh.ep * mesh.etp > 1 for mesh in meshes) else graph
+    made = with_dispatch(graph) if any(mesh.ep * mesh.etp > 1 for mesh in meshes) else graph
+    if plan.experts.bias_rate and not router_biases(graph):
+        raise PlanError(f"experts.bias_rate moves the biases of routers, and {graph.name} has none; leave it out")
+    return _balanced(made, plan.experts) if plan.experts.has_loss else made
+
+
+@lru_cache(maxsize=64)
+def _balanced(graph: Graph, experts: Experts) -> Graph:
+    if any(op.attr("layers", False) for block in graph.blocks for op in block.ops if op.does == "balances"):
+        return graph  # it is under the plan already
+    per = "sequence" if experts.balance == "sequence" else "layer"
+    try:
+        balance = LayerBalance(per=per, coefficient=experts.coefficient, z_loss=experts.z_loss)
+        return with_layer_balance(graph, balance)
+    except GraphError as error:
+        raise PlanError(str(error)) from None
+
+
+def router_biases(graph: Graph) -> dict[str, str]:
+    """Name of each router's bias, which nothing trains -> label of its layer."""
+    found = {}
+    for layer in graph.layers():
+        for op in graph.block(layer.call.block).ops:
+            if op.does == "routes" and len(op.inputs) > 1:
+                found[layer.call.parameter_name(op.inputs[1], layer.index)] = layer.label
+    return found
 
 
 def whole_experts(graph: Graph) -> str:

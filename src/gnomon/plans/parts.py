@@ -143,6 +143,38 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """How a mixture's experts are kept evenly loaded, where its config says nothing of it."""
+
+    balance: Literal["none", "layer", "sequence"] = "none"
+    """Loss of each layer with a router, by the tokens of a microbatch on one data-parallel rank (`layer`: Switch
+    Transformer, Megatron-LM's aux_loss) or of each sequence by itself (`sequence`: DeepSeek-V3, Megatron-LM's
+    seq_aux_loss). `none`: that of the model's config, if it has one."""
+    coefficient: float = 0.0
+    """Of that loss."""
+    z_loss: float = 0.0
+    """Coefficient of the mean of squared log-sum-exps of each router's logits (ST-MoE); 0 for none."""
+    bias_rate: float = 0.0
+    """What the bias of a router moves by after each step, up for experts that fewer tokens than the mean chose, down
+    for the others (DeepSeek-V3's noaux_tc); 0: it stays."""
+
+    @typed
+    def __post_init__(self) -> None:
+        for name in ("coefficient", "z_loss", "bias_rate"):
+            if not 0.0 <= (value := getattr(self, name)) < float("inf"):
+                raise PlanError(f"experts.{name} = {value} must be a finite number of at least 0")
+        if (self.balance == "none") != (self.coefficient == 0.0):
+            raise PlanError(
+                f"experts.balance = {self.balance!r} with coefficient = {self.coefficient}; give both, or neither"
+            )
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether layers have losses of their own."""
+        return self.balance != "none" or self.z_loss > 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRule:
     """What happens to some tensors that backward needs, in some layers."""
 

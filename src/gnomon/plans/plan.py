@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from gnomon.errors import PlanError
 from gnomon.plans.mesh import Mesh
-from gnomon.plans.parts import Layout, Optimizer, Overlap, Precision, Saved, Schedule, Stage
+from gnomon.plans.parts import Experts, Layout, Optimizer, Overlap, Precision, Saved, Schedule, Stage
 from gnomon.schema import typed
 
 
@@ -40,6 +40,8 @@ class Plan:
     """The update and how its states are divided."""
     precision: Precision = Precision()
     """Dtypes."""
+    experts: Experts = Experts()
+    """How experts are kept evenly loaded."""
     placement: tuple[int, ...] = ()
     """Device of each rank, in the cluster's order; several ranks may share one (logical workers). Empty: rank r on
     device r."""

@@ -89,6 +89,10 @@ LACKS = (
         ),
     ),
     Lack(
+        name="experts.bias_rate with optimizer.offload, whose update is on the host",
+        asked=lambda plan: plan.experts.bias_rate > 0 and plan.optimizer.offload is not None,
+    ),
+    Lack(
         name="optimizer.delay with optimizer.offload_parameters, which a late update would change under the step",
         asked=lambda plan: plan.optimizer.delay > 0 and plan.optimizer.offload_parameters,
     ),

@@ -1,4 +1,4 @@
-"""`expert_load` and `balance_loss`: what a microbatch's routers did, summed over its tokens, and the loss of it.
+"""`expert_load`, `layer_balance`, `balance_loss`: what a microbatch's routers did, summed over its tokens, and losses.
 
 Ranks with parts of the tokens add the loads up between the two (`sharding`), so both work on local tensors.
 """
@@ -12,17 +12,50 @@ from gnomon.runtime.ops.site import Site
 
 
 def expert_load(site: Site, logits: Tensor) -> Tensor:
-    """(rows, tokens, experts) -> (rows, 2, experts): sums of probabilities, and counts of choices, without a gradient.
-    The choice is by the largest probabilities, as the loss of transformers has it, whatever else the router weighs."""
-    probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
+    """(rows, tokens, experts) -> (rows, 2 or 3, experts): sums of probabilities, counts of choices, without a gradient,
+    and with `z_loss` an equal part each of the sum of squared log-sum-exps. The choice is by the largest probabilities,
+    as the loss of transformers has it and DeepSeek-V3's equation 18, whatever else the router weighs."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if site.attr("fn", "softmax") == "sigmoid":
+        scores = wide.sigmoid()
+        probabilities = scores / (scores.sum(-1, keepdim=True) + 1e-20)
+    else:
+        probabilities = wide.softmax(-1)
     chosen = probabilities.detach().topk(site.attr("topk", 1), dim=-1).indices
     counts = torch.zeros_like(probabilities.detach()).scatter_(-1, chosen, 1.0)
-    return torch.stack((probabilities.sum(1), counts.sum(1)), dim=1)
+    sums = [probabilities.sum(1), counts.sum(1)]
+    if site.attr("z_loss", False):
+        square = wide.logsumexp(-1).square().sum(1, keepdim=True)
+        sums.append((square / wide.shape[-1]).expand_as(sums[0]))
+    return torch.stack(sums, dim=1)
+
+
+def layer_balance(site: Site, load: Tensor) -> Tensor:
+    """(rows, 1): parts of the loss of a layer, whose sum it is: coefficient x experts x sum over experts of (share of
+    choices) x (mean probability), of the microbatch, or of each sequence by itself and the mean over sequences; and the
+    z-loss, the mean over tokens of squared log-sum-exps."""
+    rows, topk = load.shape[0], site.attr("topk", 1)
+    chosen, experts = load[:, 1].detach(), load.shape[2]
+    tokens = chosen.sum(-1, keepdim=True) / topk
+    if site.attr("per", "layer") == "sequence":
+        shares, means = chosen / (tokens * topk), load[:, 0] / tokens
+    else:
+        tokens = tokens.sum(0, keepdim=True)
+        shares = chosen.sum(0, keepdim=True) / (tokens * topk)
+        means = load[:, 0].sum(0, keepdim=True) / tokens
+    losses = (shares * means).sum(-1, keepdim=True) * (experts * site.attr("coefficient", 0.0) / rows)
+    losses = losses.expand(rows, 1)
+    if z_loss := site.attr("z_loss", 0.0):
+        losses = losses + load[:, 2].sum(-1, keepdim=True) * z_loss / (chosen.sum() / topk)
+    return losses
 
 
 def balance_loss(site: Site, load: Tensor, labels: Tensor) -> Tensor:
     """experts x sum over experts of (mean choices) x (mean probability), means over all tokens and layers of the
-    microbatch, times the coefficient and how many labels are learnt here: losses are summed over labels."""
+    microbatch, times the coefficient and how many labels are learnt here: losses are summed over labels. `layers`: the
+    losses of layers, added up, are there already."""
+    if site.attr("layers", False):
+        return load.sum() * (labels >= 0).sum()
     probabilities, counts = load[:, 0].sum(0), load[:, 1].detach().sum(0)
     tokens = counts.sum() / site.attr("topk", 1)
     uneven = (counts / tokens * probabilities / tokens).sum() * counts.numel()

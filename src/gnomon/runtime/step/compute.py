@@ -6,7 +6,7 @@ gradients and puts weight gradients aside, W computes those. Left out: messages,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +64,8 @@ class Compute:
         """Says before each forward what of it is recomputed."""
         self.routed: Callable[[Layer, Tensor], None] | None = None
         """Is told which experts tokens choose in each layer, (…, topk), once for each microbatch."""
+        self.counted: Callable[[Layer, Tensor], None] | None = None
+        """The same, for biases that move by it."""
 
     def actions(self) -> Mapping[str, Action]:
         """By kind. LOAD does nothing: ids are in memory, and a stage takes its rows when it runs."""
@@ -128,7 +130,8 @@ class Compute:
     def _run_first(self, stage: int, unit: int, entered: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The first forward of a microbatch: what is computed again later routes the same tokens once more."""
         module = self.stages[stage]
-        module.routed = self.routed
+        told = [one for one in (self.routed, self.counted) if one is not None]
+        module.routed = _told(told) if told else None
         try:
             return self._run(stage, unit, entered)
         finally:
@@ -220,6 +223,16 @@ class Compute:
         with torch.no_grad():
             for deferred in self.aside.pop((stage, unit)):
                 deferred.weight_grad()
+
+
+def _told(listeners: Sequence[Callable[[Layer, Tensor], None]]) -> Callable[[Layer, Tensor], None]:
+    """All of them are."""
+
+    def tell(layer: Layer, indices: Tensor) -> None:
+        for listener in listeners:
+            listener(layer, indices)
+
+    return tell
 
 
 def _angles(graph: Graph, positions: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:

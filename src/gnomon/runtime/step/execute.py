@@ -45,6 +45,7 @@ from gnomon.runtime.step.host_update import DelayedRows, HostUpdate, moved_stage
 from gnomon.runtime.step.messages import Messages
 from gnomon.runtime.step.mimose import Mimose
 from gnomon.runtime.step.resident_bytes import levels
+from gnomon.runtime.step.router_bias import RouterBias
 from gnomon.runtime.step.rows import Action, Row, followed, plan_stages, rows, stages_of_row
 from gnomon.runtime.step.state import State
 from gnomon.runtime.step.vocabulary import Divided, Heads
@@ -124,6 +125,9 @@ class Executor:
         self.state.by_layer = by_layer and effective_zero(plan) < 3
         self.host = HostUpdate(self.state, self.stages, moved_stages(self.program))
         self.compute = Compute(graph, self.stages, self.state, self.buffers, self.feed, dtype)
+        if plan.experts.bias_rate:
+            self.state.biases = RouterBias(self.graph, plan.experts.bias_rate, self.groups.by_comm["norm"], device)
+            self.compute.counted = self.state.biases.note
         if mimose.METHOD.used(plan):
             check_methods(plan, "run")
             ((_, stage),) = self.stages.items()
@@ -248,6 +252,8 @@ class Executor:
         self.take(batch)
         self.buffers.recorder = recorder
         self.state.new_step()
+        if self.state.biases is not None:
+            self.state.biases.new_step()
         self.compute.new_step()
         chosen = self._rows_now()
         if recorder is None:

@@ -186,6 +186,8 @@ def whole_rows_reason(graph: Graph) -> str | None:
         if block.does("scans"):
             return "the runtime's state-space scans run over whole rows; give rows of one document each"
         for op in block.ops:
+            if op.attr("per", "") == "sequence":
+                return f"the loss that balances experts ({op.path}) is of whole rows; use experts.balance = 'layer'"
             if op.does == "measures distance":
                 return f"the runtime's linear biases ({op.path}) are of whole rows; give rows of one document each"
             if op.does == "looks up" and op.inputs[0] in states and len(block.tensor(op.inputs[0]).dims) > 1:

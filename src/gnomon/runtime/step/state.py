@@ -26,6 +26,7 @@ from gnomon.runtime.optim.update import AdamWSettings, Update, clip_scale, squar
 from gnomon.runtime.parameters.parameters import GradientBucket, Parameters
 from gnomon.runtime.parameters.shards import interleaved, kept_shards, packed
 from gnomon.runtime.step.buffers import Buffers, Name
+from gnomon.runtime.step.router_bias import RouterBias
 
 
 class State:
@@ -48,6 +49,8 @@ class State:
         fp16 = any(held.dtypes.param == torch.float16 for stage in stages.values() for held in stage.held)
         self.loss_scale: LossScale | None = LossScale() if fp16 else None
         """Of plans that compute in fp16."""
+        self.biases: RouterBias | None = None
+        """Moves the biases of routers after their update, which leaves them where they are."""
         self.watch: Callable[[Parameters], None] | None = None
         """Is shown parameters with their whole gradient, before they are updated."""
         self.adam = {number: tuple(Update.of(held, kind) for held in stage.held) for number, stage in stages.items()}
@@ -334,4 +337,6 @@ class State:
         for held, adam in zip(self.stages[stage].held, self.adam[stage], strict=True):
             if not self.skips:
                 adam.update(held, self.settings, scale=self.scale, ranks=self.ranks_of(held))
+                if self.biases is not None:
+                    self.biases.move(held)
             held.drop_grad()

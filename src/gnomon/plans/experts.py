@@ -7,6 +7,7 @@ Where ranks divide experts (ep, etp), those that a captured model computes row b
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Literal
 
 from gnomon.errors import GraphError, PlanError
 from gnomon.graph import Graph, why_whole, with_dispatch
@@ -29,7 +30,7 @@ def under(graph: Graph, plan: Plan) -> Graph:
 def _balanced(graph: Graph, experts: Experts) -> Graph:
     if any(op.attr("layers", False) for block in graph.blocks for op in block.ops if op.does == "balances"):
         return graph  # it is under the plan already
-    per = "sequence" if experts.balance == "sequence" else "layer"
+    per: Literal["layer", "sequence"] = "sequence" if experts.balance == "sequence" else "layer"
     try:
         balance = LayerBalance(per=per, coefficient=experts.coefficient, z_loss=experts.z_loss)
         return with_layer_balance(graph, balance)

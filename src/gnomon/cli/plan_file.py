@@ -47,7 +47,7 @@ def plan_file(
         predicted=Predicted(
             step_s=prediction.step_s,
             peak_memory_bytes=prediction.tightest.peak_bytes,
-            tokens_per_s=prediction.tokens_per_s_per_device * len(set(plan.device_of)),
+            tokens_per_s=prediction.tokens_per_s_per_device * plan.num_devices,
             made=f"gnomon {load_late('gnomon:__version__')}, {date.today().isoformat()}",
             assumptions=(*assumed, *prediction.assumptions),
         ),

@@ -217,12 +217,12 @@ def _check_lengths(file: PlanFile, options: RunOptions, *, shared: bool) -> None
 
 def shares_processes(file: PlanFile, options: RunOptions) -> bool:
     """Whether ranks are logical workers, whose processes may come and go."""
-    return options.processes is not None or len(set(file.plan.device_of)) < file.plan.world_size
+    return options.processes is not None or file.plan.num_devices < file.plan.world_size
 
 
 def _turns(file: PlanFile, options: RunOptions) -> tuple[str, ...]:
     """What is said of logical workers."""
-    workers, processes = file.plan.world_size, len(set(file.plan.device_of))
+    workers, processes = file.plan.world_size, file.plan.num_devices
     where = options.checkpoints or options.plan
     return (
         f"{workers} logical workers on {processes} processes, the same losses on any number; the prediction is for "

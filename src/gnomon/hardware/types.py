@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
@@ -329,6 +332,26 @@ class Cluster:
     def nodes(self) -> tuple[Node, ...]:
         """Every node, in rank order."""
         return tuple(group.node for group in self.groups for _ in range(group.count))
+
+    @property
+    def node_kinds(self) -> tuple[Node, ...]:
+        """One node of each group."""
+        return tuple(group.node for group in self.groups)
+
+    def node_with(self, device: str) -> Node:
+        """The first node with such devices."""
+        return next(node for node in self.node_kinds if node.device.name == device)
+
+    def count_devices(self, places: Iterable[int] = ()) -> Counter[Device]:
+        """How many devices of each kind are among those with these numbers, each once; left out, among all."""
+        taken, first, counts = sorted(set(places)), 0, Counter[Device]()
+        for group in self.groups:
+            last = first + group.count * group.node.count
+            mine = bisect_left(taken, last) - bisect_left(taken, first) if taken else last - first
+            if mine:
+                counts[group.node.device] += mine
+            first = last
+        return counts
 
     @property
     def devices(self) -> tuple[Device, ...]:

@@ -348,8 +348,8 @@ def _program(rows: Rows, given: Outline, units: tuple[Unit, ...], messages: Mess
 
 def _refuse_unexpressed(plan: Plan) -> None:
     """PlanError for fields that no row would show: left out, they would make the Program a different plan's."""
-    device_of = plan.device_of
-    if len(set(device_of)) < len(device_of):
+    if plan.num_devices < plan.world_size:
+        device_of = plan.device_of
         rank = next(rank for rank, device in enumerate(device_of) if device in device_of[:rank])
         raise PlanError(
             f"placement puts ranks {device_of.index(device_of[rank])} and {rank} on device {device_of[rank]}, where "

@@ -228,6 +228,6 @@ METHOD = Method(
     switch="placement",
     exactness="bitwise",
     missing={"planned": "who runs a plan says how many processes there are (`gnomon run --processes`), not the search"},
-    on=lambda plan: len(set(plan.device_of)) < len(plan.device_of),
+    on=lambda plan: plan.num_devices < plan.world_size,
     refusal=reason,
 )

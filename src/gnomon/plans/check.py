@@ -153,10 +153,10 @@ def _note(name: str, message: str) -> Problem:
 def _devices(plan: Plan, cluster: Machines | None) -> Iterator[Problem]:
     if cluster is None:
         return
-    devices = set(plan.device_of)
-    if max(devices) >= cluster.num_devices or (not plan.placement and len(devices) != cluster.num_devices):
+    last = max(plan.device_of)
+    if last >= cluster.num_devices or (not plan.placement and plan.num_devices != cluster.num_devices):
         axes = plan.mesh.describe() if not plan.stages else f"{len(plan.stages)} stages"
-        fewer = max(devices) < cluster.num_devices
+        fewer = last < cluster.num_devices
         fix = (
             "raise dp_shard or dp_replicate, or choose a smaller cluster"
             if fewer
@@ -164,8 +164,7 @@ def _devices(plan: Plan, cluster: Machines | None) -> Iterator[Problem]:
         )
         yield _error(
             "world_size",
-            f"plan needs {max(devices) + 1} devices ({axes}), but cluster {cluster.name!r} has "
-            f"{cluster.num_devices}; {fix}",
+            f"plan needs {last + 1} devices ({axes}), but cluster {cluster.name!r} has {cluster.num_devices}; {fix}",
         )
 
 

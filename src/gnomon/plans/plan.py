@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gnomon.errors import PlanError
 from gnomon.plans.mesh import Mesh
 from gnomon.plans.parts import Experts, Layout, Optimizer, Overlap, Precision, Saved, Schedule, Stage
@@ -80,8 +83,7 @@ class Plan:
     def stage_ranks(self) -> tuple[tuple[int, ...], ...]:
         """Ranks of each stage, in the order of its mesh."""
         if not self.stages:
-            # Rows of groups("pp") follow the other axes in order, so a column is a pipeline rank's mesh in order.
-            columns = [tuple(int(rank) for rank in column) for column in self.mesh.dense.groups("pp").T]
+            columns = _of_pipeline_ranks(self.mesh)
             return tuple(columns[rank] for rank in self.pipeline_ranks)
         ranks: list[tuple[int, ...]] = []
         following = 0
@@ -111,11 +113,33 @@ class Plan:
     @property
     def device_of(self) -> tuple[int, ...]:
         """Device of each rank."""
-        return self.placement or tuple(range(self.world_size))
+        return self.placement or _in_order(self.world_size)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that take part: fewer than ranks where these take turns."""
+        return len(set(self.placement)) if self.placement else self.world_size
+
+    def places(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The devices of ranks, in an array of the same shape."""
+        return np.array(self.placement, np.int64)[ranks] if self.placement else ranks
 
     def stage_mesh(self, stage: int) -> Mesh:
         """Mesh of one stage, with pp = 1."""
         return self.stages[stage].mesh if self.stages else _of_stage(self.mesh)
+
+
+@lru_cache(maxsize=64)
+def _in_order(ranks: int) -> tuple[int, ...]:
+    """Every rank on the device of its number: one tuple for all plans of a size, which may have thousands."""
+    return tuple(range(ranks))
+
+
+@lru_cache(maxsize=64)
+def _of_pipeline_ranks(mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+    """Ranks of each pipeline rank of a uniform mesh, in its order: rows of groups("pp") follow the other axes in order,
+    so a column is one pipeline rank's."""
+    return tuple(map(tuple, mesh.dense.groups("pp").T.tolist()))
 
 
 @lru_cache(maxsize=1024)

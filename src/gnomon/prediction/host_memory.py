@@ -60,7 +60,7 @@ def host_memory(prediction: Prediction) -> HostMemory:
     """Host memory of a prediction's plan; 0 bytes where nothing is offloaded."""
     pricing = prediction.pricing
     most = max((_rank_bytes(prediction, stage) for stage in pricing.stages), default=0)
-    nodes = pricing.cluster.nodes
+    nodes = pricing.cluster.node_kinds
     known = [node.host_memory_bytes for node in nodes if node.host_memory_bytes is not None]
     limit = min(known) if len(known) == len(nodes) else None
     one = most > 0 and all(node.device.kind == "cpu" for node in nodes)

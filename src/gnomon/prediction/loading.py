@@ -43,7 +43,7 @@ HOW = {
 def loading(prediction: Prediction) -> Loading:
     """What loading takes."""
     pricing = prediction.pricing
-    ranks = max(node.count for node in pricing.cluster.nodes)
+    ranks = max(node.count for node in pricing.cluster.node_kinds)
     how = pricing.stack.workspace.loads
     whole = sum(_whole_bytes(stage) for stage in pricing.stages)
     copies = {"each_rank": ranks * whole, "first_rank": whole, "by_file": ranks * min(FILE_BYTES, whole), None: 0}
@@ -74,7 +74,7 @@ def host_short(prediction: Prediction, limit_bytes: int | None = None) -> str:
 
 def host_limit(prediction: Prediction) -> int | None:
     """Bytes of a node's host memory, of the node with the least; None where nobody says."""
-    whole = [_of_whole_node(node) for node in prediction.pricing.cluster.nodes]
+    whole = [_of_whole_node(node) for node in prediction.pricing.cluster.node_kinds]
     known = [size for size in whole if size is not None]
     return min(known) if len(known) == len(whole) else None
 

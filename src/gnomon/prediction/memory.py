@@ -378,7 +378,7 @@ def _rank(
     by_class["overhead"] = placement.peak_bytes - allocated
     return RankMemory(
         rank_class=cls,
-        ranks=tuple(dict.fromkeys(rank for stage in own for rank in stage.members)),
+        ranks=_ranks_of(own),
         device=device.name,
         by_class=by_class,
         allocated_bytes=allocated,
@@ -389,6 +389,13 @@ def _rank(
         limit_bytes=device.memory_bytes,
         peak_at=moment,
     )
+
+
+def _ranks_of(stages: Sequence[StagePrice]) -> tuple[int, ...]:
+    """Every rank once; stages on the same ranks, of which there may be thousands, share their numbers."""
+    members = [stage.members for stage in stages]
+    apart = [ranks for i, ranks in enumerate(members) if ranks not in members[:i]]
+    return apart[0] if len(apart) == 1 else tuple(dict.fromkeys(rank for ranks in apart for rank in ranks))
 
 
 def _batch_beside(pricing: Pricing, stage: StagePrice) -> int:

@@ -79,9 +79,10 @@ class Messages:
         return self._links[one, two]
 
     def _link(self, one: tuple[int, ...], two: tuple[int, ...]) -> AxisLink | None:
-        devices, count = self.plan.device_of, min(len(one), len(two))
-        ranks = zip(one[:: len(one) // count][:count], two[:: len(two) // count][:count], strict=True)
-        ends = np.array([(devices[a], devices[b]) for a, b in ranks if devices[a] != devices[b]]).reshape(-1, 2)
+        count = min(len(one), len(two))
+        ranks = one[:: len(one) // count][:count], two[:: len(two) // count][:count]
+        ends = self.plan.places(np.array(ranks, np.int64).T)
+        ends = ends[ends[:, 0] != ends[:, 1]]
         return axis_link(self.cluster, ends) if len(ends) else None
 
     def _spread(self, source: int, target: int) -> float:

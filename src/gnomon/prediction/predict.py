@@ -171,7 +171,7 @@ class Prediction:
             "cluster": self.cluster,
             "parameters": self.pricing.graph.num_parameters() + self.pricing.graph.num_frozen(),
             "active_parameters": self.pricing.graph.num_active_parameters() + self.pricing.graph.num_frozen(),
-            "devices": len(set(self.plan.device_of)),
+            "devices": self.plan.num_devices,
             "plan": to_mapping(self.plan),
             "workload": to_mapping(self.workload),
             "microbatches": self.pricing.count,
@@ -512,8 +512,7 @@ def _prediction(played: Timed, memory: tuple[RankMemory, ...], sizes: Mapping[st
         _model_flops(graph, played.kernels, batch, seq, workload.sizes, "half")
         for seq, batch in sorted(Counter(lengths).items())
     )
-    every = cluster.devices
-    devices = Counter(every[d] for d in set(plan.device_of))
+    devices = cluster.count_devices(plan.placement)
     peak = sum(device.flops_per_s(plan.precision.compute) * count for device, count in devices.items())
     again = sum(s.phase("recompute").flops * len(s.ranks) for s in pricing.stages) * _microbatches(structure)
     again += _recompute_rows_flops(structure, pricing)

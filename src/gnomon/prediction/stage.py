@@ -405,7 +405,7 @@ class _Planned:
     def across(self) -> dict[str, AxisLink]:
         """What pipeline ranks exchange a divided vocabulary over."""
         columns = tuple(dict.fromkeys(self.ranks))
-        place: NDArray[np.int64] = _places(self.plan)[np.array(columns).T]
+        place = self.plan.places(np.array(columns, np.int64).T)
         return {**self.links(0), "tp": axis_link(self.cluster, place)}
 
     def share(self, stage: int, parts: Sequence[tuple[LayerPrice, Layer]]) -> VocabularyShare:
@@ -427,11 +427,6 @@ _Alike: TypeAlias = "tuple[str, tuple[str, ...], LayerSaving, bool]"
 """Block, inputs without gradient, what is saved, whether in eight bits."""
 
 _planned = lru_cache(maxsize=2)(_Planned)
-
-
-@lru_cache(maxsize=8)
-def _places(plan: Plan) -> NDArray[np.int64]:
-    return np.array(plan.device_of)
 
 
 def _seconds(stage: StagePrice) -> float:
@@ -533,8 +528,7 @@ def stage_links(
 ) -> dict[str, AxisLink]:
     """What the collectives of each group of axes run over: the slowest group of its kind. experts: whether there are
     any, for the groups of their own."""
-    device_of = _places(plan)
-    place: NDArray[np.int64] = device_of[np.array(ranks)]
+    place = plan.places(np.array(ranks, np.int64))
     links = {}
     for name, groups in _groups(mesh, experts):
         links[name] = axis_link(cluster, place[groups])

@@ -74,7 +74,7 @@ class Turns:
 
 def shares_devices(plan: Plan) -> bool:
     """Whether ranks of the plan take turns on a device."""
-    return len(set(plan.device_of)) < len(plan.device_of)
+    return plan.num_devices < plan.world_size
 
 
 def device_turns(plan: Plan, count: int) -> tuple[tuple[Plan, Turns], ...]:

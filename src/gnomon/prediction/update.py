@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import ceil
 
 import numpy as np
@@ -134,11 +135,18 @@ def norm_s(stage: StagePrice, cluster: Cluster, stack: Stack) -> float:
     if stage.plan.optimizer.offload is not None:  # gradients add to it as they are made
         count = 0
     own = float(norm_seconds(count, stage.plan.precision, stage.device, curves_for(stage.device)))
-    devices = distinct(np.array(stage.plan.device_of))
-    if len(devices) < 2:
+    plan = stage.plan
+    count = plan.num_devices
+    if count < 2:
         return own
-    summed = float(collective_seconds("all_reduce", 8, axis_link(cluster, devices[None, :])))
-    return own + summed + check_s(stack, len(devices))
+    return own + _meeting_s(cluster, plan.placement, plan.world_size) + check_s(stack, count)
+
+
+@lru_cache(maxsize=64)
+def _meeting_s(cluster: Cluster, placement: tuple[int, ...], ranks: int) -> float:
+    """Seconds in which all devices of a plan add up one number."""
+    devices = distinct(np.array(placement or range(ranks)))
+    return float(collective_seconds("all_reduce", 8, axis_link(cluster, devices[None, :])))
 
 
 def on_host_s(
@@ -152,7 +160,7 @@ def on_host_s(
     share = stage.updated_elements() / max(sum(stage.elements), 1)
     if kind in ("HOST_OPT", "HOST_ADD"):
         node = _node(stage, cluster)
-        sharers = min(node.count, len(stage.plan.device_of))
+        sharers = min(node.count, stage.plan.world_size)
         added = ADDED_BYTES / (REACHED * (node.host_memory_bytes_per_s or HOST_BYTES_PER_S))
         usual = elements * share * sharers * (HOST_ADAM_S if kind == "HOST_OPT" else added)
         return max(usual, _by_processor_s(kind, stage, elements * share))
@@ -227,7 +235,7 @@ def disk_s(stage: StagePrice, cluster: Cluster, size: float, *, write: bool) -> 
             f"node {node.name!r} does not say how fast its disk is; `gnomon calibrate` measures this machine's, and a "
             "cluster file gives disk_read_bytes_per_s and disk_write_bytes_per_s of the node"
         )
-    return size * min(node.count, len(stage.plan.device_of)) / rate
+    return size * min(node.count, stage.plan.world_size) / rate
 
 
 def host_copy_s(stage: StagePrice, cluster: Cluster, size: float) -> float:
@@ -241,4 +249,4 @@ def host_copy_s(stage: StagePrice, cluster: Cluster, size: float) -> float:
 
 
 def _node(stage: StagePrice, cluster: Cluster) -> Node:
-    return next(node for node in cluster.nodes if node.device.name == stage.device.name)
+    return cluster.node_with(stage.device.name)

@@ -137,7 +137,7 @@ def change_of(before: Prediction, after: Prediction, sources: tuple[str, str]) -
 
 
 def _side(of: Prediction, source: str) -> Side:
-    devices = len(set(of.plan.device_of))
+    devices = of.plan.num_devices
     tight = of.tightest
     return Side(
         source=source,

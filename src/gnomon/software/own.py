@@ -125,9 +125,7 @@ LACKS = (
     ),
     Lack(
         name="placement that leaves devices out, for which it starts no process",
-        asked=lambda plan: (
-            len(set(plan.device_of)) == plan.world_size and sorted(plan.device_of) != [*range(plan.world_size)]
-        ),
+        asked=lambda plan: plan.num_devices == plan.world_size and sorted(plan.device_of) != [*range(plan.world_size)],
     ),
 )
 """Decisions that are refused, so that none is ignored."""

@@ -124,7 +124,7 @@ def _answer(timelines: Sequence[Timeline], prediction: Prediction | None) -> lis
     share = f", {percent(band.coverage, 0)} %"
     out[0] = {**out[0], "band_text": between(band.low_s, band.high_s) + share}
     speed = step / _step_s(measured) if measured and _step_s(measured) else None
-    devices = len(set(prediction.plan.device_of))
+    devices = prediction.plan.num_devices
     rates: tuple[tuple[str, float, Callable[[float], str]], ...] = (
         (f"{prediction.counted}/s/device", prediction.tokens_per_s_per_device, lambda value: number(value, 4)),
         (f"{prediction.counted}/s", prediction.tokens_per_s_per_device * devices, lambda value: number(value, 4)),

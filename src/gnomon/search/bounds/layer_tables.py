@@ -312,7 +312,7 @@ def _copied(prices: Sequence[LayerPrice], width: int, cluster: Cluster, device: 
     sizes = np.array([np.broadcast_to(np.asarray(p.offloaded_bytes, float), (width,)) for p in prices])
     if not sizes.any():
         return sizes
-    return sizes * copy_s_per_byte(next(node for node in cluster.nodes if node.device.name == device.name))
+    return sizes * copy_s_per_byte(cluster.node_with(device.name))
 
 
 def _precision(precision: Precision, narrow: bool) -> Precision:

@@ -186,7 +186,7 @@ class _Memory:
         held = host_memory(self.base)
         if held.limit_bytes is None:
             return inf
-        return (held.limit_bytes - held.bytes) / max(node.count for node in self.pricing.cluster.nodes)
+        return (held.limit_bytes - held.bytes) / max(node.count for node in self.pricing.cluster.node_kinds)
 
     @property
     def alive(self) -> int:

@@ -81,7 +81,7 @@ class Case:
 def tokens_of(candidate: Found | MixedFound) -> float:
     """Tokens of a step, all devices together."""
     prediction = candidate.prediction
-    return round(prediction.tokens_per_s_per_device * len(set(prediction.plan.device_of)) * candidate.step_s)
+    return round(prediction.tokens_per_s_per_device * prediction.plan.num_devices * candidate.step_s)
 
 
 @dataclass(frozen=True, kw_only=True)

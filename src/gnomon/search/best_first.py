@@ -102,7 +102,7 @@ class Search(Generic[Plan]):
 
     def push(self, bound: float, candidate: Candidate) -> None:
         """Opens a candidate, unless it is too slow already. bound: no step of its plans takes less."""
-        if bound >= self.worst():
+        if bound >= self.worst_of(candidate):  # which no later plan raises
             self.counts.too_slow += candidate.points
         else:
             heapq.heappush(self._heap, (bound, next(self._serial), candidate))
@@ -113,7 +113,7 @@ class Search(Generic[Plan]):
         while self._heap and keep_going():
             near = dive or self.space.dives(self)
             bound, candidate = self._nearest() if near else heapq.heappop(self._heap)[::2]
-            if bound < self._worst_of(candidate):
+            if bound < self.worst_of(candidate):
                 for least, smaller in candidate.expand(self, bound):
                     self.push(least, smaller)
             else:
@@ -123,8 +123,8 @@ class Search(Generic[Plan]):
             if self.on_progress is not None:
                 self.on_progress(self.counts.covered, self.best[0].step_s if self.best else None)
 
-    def _worst_of(self, candidate: Candidate) -> float:
-        """What the plans of a candidate must be faster than."""
+    def worst_of(self, candidate: Candidate) -> float:
+        """Seconds that the plans of a candidate must be faster than."""
         likeness = candidate.likeness
         if likeness is None or not self.space.prune:
             return self.worst()

@@ -7,15 +7,31 @@ has more beside it. Leaves out actions that wait for each other's gathers (`poin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.prediction.contention import SLOWED
 from gnomon.search.bounds.families import Pipeline, layer_seconds
+from gnomon.search.bounds.layer_tables import KindTable
 from gnomon.search.bounds.point_time import Sharding, gathers
 
 Doubles = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerWork:
+    """What the actions of each kind of layer take, one action after another: forward, backward or its two parts."""
+
+    busy: Doubles
+    """[actions x kinds] seconds, at least."""
+    top: Doubles
+    """At most."""
+    share: Doubles
+    """Of kernels in it, at least."""
+    copied: bool
+    """Whether activations are copied to the host beside it."""
 
 
 def slowed(
@@ -24,15 +40,13 @@ def slowed(
     count: int,
     joins: NDArray[np.int64],
     shardings: Sequence[Sharding],
-    adding: Doubles,
-    column: int,
-    split_backward: bool,
+    work: LayerWork,
 ) -> Doubles:
     """[shardings] seconds of a step under ZeRO 3, at least, with what kernels lose to the collectives beside them.
 
     around: [ranks, shardings or 1] seconds between two meetings in which a rank computes nothing of its own
-    (`bounds.families.beyond`). joins: as in `point_time.streams`. adding: [kinds] seconds of adding weight gradients
-    up. The shardings' actions last equally long. For steps that end with a norm, at which all ranks meet and before
+    (`bounds.families.beyond`). joins: as in `point_time.streams`. work: of the layers, under any of the shardings,
+    whose actions last equally long. For steps that end with a norm, at which all ranks meet and before
     which all computing and all transfers of a step have ended: nothing of a step begins before the meeting that the
     step before ended with, so one step at rest, up to its meeting, lasts for no longer than the period T0 without
     losses, the step after it for the period T1 with those of the first round, and T, with all, is not less than either.
@@ -49,10 +63,10 @@ def slowed(
     machines and beside copies of activations to the host is left out.
     """
     first = shardings[0]
-    if any(device.measured is not None for device in first.job.devices) or first.table.copied_s.any():
+    if any(device.measured is not None for device in first.job.devices) or work.copied:
         return np.zeros(len(shardings))
     counts = pipeline.split.counts
-    busy, top, share = _actions(first, adding, column, split_backward)
+    busy, top, share = work.busy, work.top, work.share
     often = np.tile(pipeline.on_rank @ counts * count, len(busy) // counts.shape[1])
     own, spare = (often @ busy)[:, None], (often @ (top - busy))[:, None]
     taken = np.stack(
@@ -77,14 +91,11 @@ def slowed(
     return np.asarray(seconds.max(axis=(0, 1, 2, 3), initial=0.0))
 
 
-def _actions(
-    sharding: Sharding, adding: Doubles, column: int, split_backward: bool
-) -> tuple[Doubles, Doubles, Doubles]:
-    """(seconds at least, seconds at most, share of kernels at least) of each action and kind of layer, one action after
-    another: forward, backward or its two parts."""
-    table = sharding.table
+def layer_work(table: KindTable, copying: Doubles, adding: Doubles, column: int, *, split_backward: bool) -> LayerWork:
+    """Of a microbatch size. copying: [kinds] seconds of copying gathered parameters into place. adding: [kinds] seconds
+    of adding weight gradients up."""
     more = table.rates.host_unit_s + table.launch_s * 4 * (table.tensors + 2)
-    seconds, names = layer_seconds(table, adding, sharding.copying, column), ["F", "I", "W"]
+    seconds, names = layer_seconds(table, adding, copying, column), ["F", "I", "W"]
     hosts = [phase[:, column] + more for phase in table.host_s]
     device = [phase[:, column] for phase in (table.forward_s, table.input_s, table.weight_s)]
     kernels = [phase[:, column] for phase in table.kernels_s]
@@ -93,4 +104,5 @@ def _actions(
     busy = np.concatenate([np.array(seconds[name]) for name in names])
     waits = [np.maximum(host - spent, 0.0) for host, spent in zip(hosts, device, strict=True)]
     top = busy + np.concatenate(waits)
-    return busy, top, np.where(top > 0, np.concatenate(kernels) / np.maximum(top, 1e-30), 0.0)
+    share = np.where(top > 0, np.concatenate(kernels) / np.maximum(top, 1e-30), 0.0)
+    return LayerWork(busy=busy, top=top, share=share, copied=bool(table.copied_s.any()))

@@ -251,6 +251,28 @@ def kind_tables(
     }
 
 
+def parameters_of(table: KindTable) -> object:
+    """What there is to know of the layers' parameters on one rank, as a key: of tables with equal ones, all that is
+    reduced, gathered, updated and held of parameters is equal, whatever the layers keep and however long they take."""
+    return (
+        table.device,
+        table.launch_s,
+        tuple(
+            (
+                price.sharded.block,
+                price.sharded.dtypes,
+                tuple(
+                    price.sharded.local_elements[tensor.name]
+                    for tensor in (*price.sharded.block.parameters, *price.sharded.block.frozen)
+                ),
+                tuple(price.sharded.partial_grads.items()),
+                tuple(price.sharded.copies.items()),
+            )
+            for price in table.prices
+        ),
+    )
+
+
 def _table(
     shared: Priced,
     plan: Plan,

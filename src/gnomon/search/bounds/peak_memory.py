@@ -77,7 +77,7 @@ def least_peak(loose: Loose) -> Doubles:
     them, or, where reductions do not overlap, until after the last backward. All of it is allocated before the row
     ends and freed no sooner, so the sum is held at one moment; messages only add to it.
     """
-    sharding, table, pipeline, point = loose.sharding, loose.sharding.table, loose.pipeline, loose.point
+    sharding, table, pipeline, point = loose.sharding, loose.table, loose.pipeline, loose.point
     if sharding.zero == 3:
         return np.zeros(point.pp)
     counts, none = pipeline.split.counts, np.zeros(len(sharding.collectives))
@@ -108,7 +108,7 @@ def groups(loose: Loose, *, clip: bool) -> list[int]:
     for stage in pipeline.lowest:
         used: set[tuple[str, ...]] = set()
         for kind in np.flatnonzero(pipeline.split.counts[stage]).tolist():
-            price = sharding.table.prices[kind]
+            price = loose.table.prices[kind]
             for phase in (price.forward, price.input_grad, price.weight_grad):
                 used |= {(axis,) for axis in phase.comm_s}
             for collective in sharding.collectives[kind]:

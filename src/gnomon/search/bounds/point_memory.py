@@ -140,5 +140,5 @@ def unsharded(sharding: Sharding, *, split_backward: bool) -> Doubles:
         if sharding.zero == 3:
             out[i] += sum(c.bytes for c in of_kind if c.when == "before_forward")
         if sharding.away:
-            out[i] += undivided_bytes(sharding.table.prices[i].sharded, sharding.mesh, sharding.precision)
+            out[i] += undivided_bytes(sharding.layers.prices[i].sharded, sharding.mesh, sharding.precision)
     return out

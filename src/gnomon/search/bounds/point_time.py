@@ -7,7 +7,7 @@ seconds of these and of the update. Leaves out what a schedule costs (`bounds.fa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -36,10 +36,11 @@ Longs = NDArray[np.int64]
 
 
 class Sharding:
-    """One way of sharding: dp_replicate x dp_shard and a ZeRO stage."""
+    """One way of sharding: dp_replicate x dp_shard and a ZeRO stage. Families whose layers have the same parameters
+    (`layer_tables.parameters_of`) share it: it reads no times and no activations of theirs."""
 
     def __init__(self, family: Family, replicas: int, shards: int, zero: int) -> None:
-        self.job, self.table = family.job, family.table
+        self.job, self.layers = family.job, family.table
         base = self.job.space.base
         self.mesh: Mesh = replace(family.mesh, pp=1, dp_replicate=replicas, dp_shard=shards)
         self.optimizer: Optimizer = replace(base.optimizer, zero=zero)  # type: ignore[arg-type]
@@ -51,7 +52,7 @@ class Sharding:
         """The stage that has an effect on rows."""
         self.pp = family.pp
         self.known = self.job.placed(self.mesh.world_size)
-        self.updates = Updates(self.job, self.table, self.mesh, self.optimizer, self.pp, away=self.away)
+        self.updates = Updates(self.job, self.layers, self.mesh, self.optimizer, self.pp, away=self.away)
         self._traffic: dict[tuple[PipelineName, bool], Traffic] = {}
         self._sizes: dict[tuple[str, str], dict[str, Doubles]] = {}
 
@@ -65,7 +66,7 @@ class Sharding:
         """[kinds] of each layer's parameters and gradients."""
         return tuple(
             parameter_collectives(price.sharded, self.mesh, self.optimizer, self.precision)
-            for price in self.table.prices
+            for price in self.layers.prices
         )
 
     @cached_property
@@ -111,7 +112,7 @@ class Sharding:
         has it: of a layer that is the only one of its kind there, below ZeRO 3."""
         for stage, kind, tensor in parts.repeated if self.zero < 3 else ():
             if parts.counts[stage, kind] == 1:
-                sharded, without = self.table.prices[kind].sharded, frozenset({tensor})
+                sharded, without = self.layers.prices[kind].sharded, frozenset({tensor})
                 yield (
                     stage,
                     kind,
@@ -122,7 +123,7 @@ class Sharding:
     def adding(self) -> Doubles:
         """[kinds] seconds of adding a layer's weight gradients to their buffer."""
         divided = self.optimizer.zero >= 2 and self.mesh.dp_shard * self.mesh.cp > 1
-        return adding_s(self.table, self.job, divided=divided)
+        return adding_s(self.layers, self.job, divided=divided)
 
     @cached_property
     def copying(self) -> Doubles:
@@ -130,7 +131,7 @@ class Sharding:
         out = np.zeros(len(self.collectives))
         if self.optimizer.zero != 3 or not self.optimizer.reshard_after_forward:
             return out
-        device = self.table.device
+        device = self.layers.device
         for i, of_kind in enumerate(self.collectives):
             if size := sum(c.bytes for c in of_kind if c.when == "before_forward"):
                 out[i] = float(stream_seconds(size, size, device, curves_for(device)))
@@ -163,31 +164,6 @@ class Sharding:
                 gather=self.seconds("all_gather", "after_step", parts, ahead) * pipeline.own if self.zero else nothing,
             )
         return self._traffic[key]
-
-    def ends(self, pipeline: Pipeline, forward: Doubles, back: Doubles, *, overlap: bool) -> Ends:
-        """What begins and ends a step, [stages]. forward: what gathers run beside. back: what reductions run beside,
-        backwards or their weight gradients."""
-        norm = np.array(self.updates.norm_s(pipeline))
-        nothing = np.zeros(len(back))
-        if self.zero == 3:
-            update = self.updates.by_layer(pipeline)
-            head, reduce = _of_rank(pipeline, update), self.late(pipeline, back)
-            return Ends(update=update, head=head, norm=norm, reduce=reduce, microbatch_reduce=nothing, blocked=nothing)
-        traffic = self.traffic(pipeline, overlap=overlap)
-        if not overlap:
-            forward = back = nothing
-        reduce = _left(traffic.reduce, traffic.buckets, back)
-        both = _left(traffic.both, traffic.after, np.maximum(back - traffic.first, 0.0))
-        gather = _left(traffic.gather, traffic.ahead, forward)
-        updates = _of_rank(pipeline, traffic.update)
-        return Ends(
-            update=traffic.update,
-            head=np.maximum(updates, traffic.update + gather) if overlap else updates + _of_rank(pipeline, gather),
-            norm=norm,
-            reduce=reduce + both,
-            microbatch_reduce=reduce if self.zero == 2 and overlap else nothing,
-            blocked=reduce + both if self.zero and not overlap else nothing,
-        )
 
     def _buckets(self, parts: Split, layers: Doubles, kind: str) -> Doubles:
         """[stages] pieces in which a collective goes: one a layer, or by the plan's size; one where the stack has no
@@ -249,6 +225,38 @@ class Sharding:
         """
         total = pipeline.split.counts @ (self.reduced_s + self.summed_s)
         return np.maximum(total - back, 0.0) * pipeline.own
+
+
+def ends_of(
+    shardings: Sequence[Sharding], pipeline: Pipeline, forward: Doubles, backs: Doubles, overlap: NDArray[np.bool_]
+) -> Ends:
+    """What begins and ends a step of points that are sharded so, [stages, points].
+
+    shardings: all under ZeRO 3, or none. forward: [stages] what gathers run beside. backs: [stages, points] what
+    reductions run beside, backwards or their weight gradients. overlap: [points] whether they do.
+    """
+    norm = np.array([sharding.updates.norm_s(pipeline) for sharding in shardings])
+    if shardings[0].zero == 3:
+        update = np.stack([sharding.updates.by_layer(pipeline) for sharding in shardings], axis=1)
+        late = [sharding.late(pipeline, backs[:, i]) for i, sharding in enumerate(shardings)]
+        none, reduce = np.zeros_like(update), np.stack(late, axis=1)
+        head = _of_rank(pipeline, update)
+        return Ends(update=update, head=head, norm=norm, reduce=reduce, microbatch_reduce=none, blocked=none)
+    every = [sharding.traffic(pipeline, overlap=bool(o)) for sharding, o in zip(shardings, overlap, strict=True)]
+    of = Traffic(**{name: np.stack([getattr(one, name) for one in every], axis=1) for name in TRAFFIC})
+    back, ahead = np.where(overlap, backs, 0.0), np.where(overlap, forward[:, None], 0.0)
+    reduce = _left(of.reduce, of.buckets, back)
+    both = _left(of.both, of.after, np.maximum(back - of.first, 0.0))
+    gather = _left(of.gather, of.ahead, ahead)
+    updates, zero = _of_rank(pipeline, of.update), np.array([sharding.zero for sharding in shardings])
+    return Ends(
+        update=of.update,
+        head=np.where(overlap, np.maximum(updates, of.update + gather), updates + _of_rank(pipeline, gather)),
+        norm=norm,
+        reduce=reduce + both,
+        microbatch_reduce=np.where((zero == 2) & overlap, reduce, 0.0),
+        blocked=np.where((zero > 0) & ~overlap, reduce + both, 0.0),
+    )
 
 
 def streams(
@@ -365,9 +373,15 @@ class Traffic:
     gather: Doubles
 
 
+TRAFFIC = ("update", "buckets", "reduce", "after", "first", "both", "ahead", "gather")
+
+
 def _left(whole: Doubles, buckets: Doubles, beside: Doubles) -> Doubles:
-    """What computing leaves of a collective in buckets."""
-    hidden = np.where(buckets > 1, beside * (buckets - 1) / buckets, 0.0) if np.isfinite(beside).all() else whole
+    """What computing leaves of a collective in buckets. Arrays are [stages, points]."""
+    endless = ~np.isfinite(beside).all(axis=0)  # nothing is known of a stage's computing: all may hide
+    hidden = np.where(
+        endless, whole, np.where(buckets > 1, np.where(endless, 0.0, beside) * (buckets - 1) / buckets, 0.0)
+    )
     left = np.maximum(whole / buckets, whole - hidden)
     return np.maximum(left - GRID_S, 0.0)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from gnomon.search.bounds.bare_schedule import Reductions, play, skeleton
 from gnomon.search.bounds.families import ACTIONS, Actions, Ends, Job, Pipeline, is_split, layer_seconds, way, ways
+from gnomon.search.bounds.layer_tables import KindTable
 from gnomon.search.bounds.point_time import Sharding
 from gnomon.search.bounds.zero3_rank import alone, gaps, passes, stalled
 from gnomon.search.space.points import Point
@@ -40,6 +41,8 @@ class Loose:
     ends: Ends
     """[stages] each."""
     sharding: Sharding
+    table: KindTable
+    """Prices of its layers."""
     column: int
     """Index of the microbatch size."""
     adding: Doubles
@@ -134,7 +137,7 @@ class Tighten:
 
     def _layers(self, loose: Loose) -> dict[str, list[float]]:
         sharding = loose.sharding
-        return layer_seconds(sharding.table, loose.adding, sharding.copying, loose.column)
+        return layer_seconds(loose.table, loose.adding, sharding.copying, loose.column)
 
     def _group(self, loose: Loose) -> _Group:
         point = loose.point

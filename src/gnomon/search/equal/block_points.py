@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import PlanError
-from gnomon.search.bounds.contention import slowed
+from gnomon.search.bounds.contention import layer_work, slowed
 from gnomon.search.bounds.families import (
     ACTIONS,
     ENDS,
@@ -35,9 +35,10 @@ from gnomon.search.bounds.families import (
     weight_at_most,
 )
 from gnomon.search.bounds.in_flight import flight
+from gnomon.search.bounds.layer_tables import KindTable, parameters_of
 from gnomon.search.bounds.peak_memory import groups, least_peak
 from gnomon.search.bounds.point_memory import held_bytes, inside_bytes, unsharded
-from gnomon.search.bounds.point_time import Sharding, streams, waiting
+from gnomon.search.bounds.point_time import Sharding, ends_of, streams, waiting
 from gnomon.search.bounds.tighter_time import Loose, Tighten
 from gnomon.search.equal.blocks import SLACK, Blocks
 from gnomon.search.equal.legality import Choice
@@ -79,6 +80,9 @@ class Opening:
         self.blocks, self.tighten = blocks, tighten
         self.job, self.space, self.counts = blocks.job, blocks.space, blocks.counts
         self._shardings: dict[object, Sharding] = {}
+        self._parameters: dict[KindTable, KindTable] = {}
+        self._same: dict[object, KindTable] = {}
+        """The first table with such parameters."""
         self._acts: dict[object, Actions] = {}
         self._inside: dict[object, Doubles] = {}
         self._coming: dict[object, Doubles] = {}
@@ -170,30 +174,29 @@ class Opening:
         block, every, split_backward = group.block, self._shardings_of(group), is_split(group.block.schedule)
         around = beyond(block.pipeline, act, self._sends(block), ends, split_backward=split_backward)
         adding, joins = self._adding(every[0], block.count), self._joins(block)
-        return slowed(block.pipeline, around, block.count, joins, every, adding, block.column, split_backward)
+        work = layer_work(block.family.table, every[0].copying, adding, block.column, split_backward=split_backward)
+        return slowed(block.pipeline, around, block.count, joins, every, work)
 
-    def members(self, group: Group) -> Iterator[tuple[float, Point | Loose]]:
-        """The points of a group, with bounds."""
+    def members(self, group: Group, worst: float = float("inf")) -> Iterator[tuple[float, Point | Loose]]:
+        """The points of a group, with bounds; those that take `worst` seconds or more are counted as too slow."""
         block, act = group.block, self._act(group)
         pipeline, count, sends, given = block.pipeline, block.count, self._sends(block), act
-        every, chosen = self._shardings_of(group), self.points(block, group.members)
+        every, table = self._shardings_of(group), block.family.table
+        kept = self.blocks.legality.choices(block.family).kept
+        overlap = np.array([kept[i][3] for i in group.members], np.bool_)
         split_backward, clip, first = is_split(block.schedule), self.blocks.clip, every[0]
         adding = self._adding(first, count)
         forward, back = act.forward[:, 0], (act.weight if split_backward else act.whole)[:, 0]
         if partly_split(block.schedule):
             act = halves(act)
-            back = weight_at_most(first.table, pipeline.split.counts, adding, block.column)
-        backs = [back] * len(every)
+            back = weight_at_most(table, pipeline.split.counts, adding, block.column)
+        backs = np.broadcast_to(back[:, None], (len(back), len(every)))
         if first.zero == 3:
             wait = [sharding.waits(pipeline, act) for sharding in every]
             act = Actions(*(np.concatenate([getattr(w, name) for w in wait], axis=1) for name in ACTIONS))
             if not split_backward:  # reductions begin beside a backward that waits for gathers
-                backs = [waited.whole[:, 0] for waited in wait]
-        ends = [
-            sharding.ends(pipeline, forward, beside, overlap=point.overlap)
-            for sharding, point, beside in zip(every, chosen, backs, strict=True)
-        ]
-        together = Ends(**{name: np.stack([getattr(end, name) for end in ends], axis=-1) for name in ENDS})
+                backs = np.concatenate([waited.whole for waited in wait], axis=1)
+        together = ends_of(every, pipeline, forward, backs, overlap)
         bounds = np.broadcast_to(
             time_bound(
                 pipeline,
@@ -210,24 +213,30 @@ class Opening:
         bounds = np.maximum(bounds, [sharding.updates.host_s(pipeline) for sharding in every])
         if first.zero == 3 and clip:
             bounds = np.maximum(bounds, self._slowed(group, given, together))
-        static, joins = self.blocks.memory.static(block.family, pipeline)[list(group.members)], self._joins(block)
-        for bound, point, sharding, own, stays in zip(bounds.tolist(), chosen, every, ends, static, strict=True):
-            if not clip:
-                yield bound * (1 - SLACK), point
+        static, joins = self.blocks.memory.static(block.family, pipeline), self._joins(block)
+        for at, (member, bound, sharding) in enumerate(zip(group.members, bounds.tolist(), every, strict=True)):
+            least = bound * (1 - SLACK)
+            if least < worst and clip:
+                least = max(bound, sharding.streams(pipeline, given, sends, count, joins)) * (1 - SLACK)
+            if least >= worst:
+                self.counts.too_slow += 1
                 continue
-            least = max(bound, sharding.streams(pipeline, given, sends, count, joins))
-            least *= 1 - SLACK
+            (point,) = self.points(block, [member])
+            if not clip:
+                yield least, point
+                continue
             loose = Loose(
                 point=point,
                 pipeline=pipeline,
                 act=given,
                 sends=sends,
                 count=count,
-                ends=own,
+                ends=Ends(**{name: getattr(together, name)[..., at] for name in ENDS}),
                 sharding=sharding,
+                table=table,
                 column=block.column,
                 adding=adding,
-                static=stays,
+                static=static[member],
             )
             self.tighten.register(loose, least)
             yield least, loose
@@ -240,7 +249,7 @@ class Opening:
 
     def _act(self, group: Group) -> Actions:
         block, sharding = group.block, self._shardings_of(group)[0]
-        table, counts, column = sharding.table, block.pipeline.split.counts, block.column
+        table, counts, column = block.family.table, block.pipeline.split.counts, block.column
         adding, copying = self._adding(sharding, block.count), sharding.copying
         key = table, block.pipeline.name, sharding.zero == 3, adding.tobytes(), copying.tobytes()
         if key not in self._acts:  # of all microbatch sizes
@@ -300,7 +309,10 @@ class Opening:
 
     def sharding(self, family: Family, replicas: int, shards: int, zero: int) -> Sharding:
         """One way of sharding a family."""
-        key = (family.table, family.pp, replicas, shards, zero)
+        table = family.table
+        if table not in self._parameters:
+            self._parameters[table] = self._same.setdefault(parameters_of(table), table)
+        key = self._parameters[table], family.tp, family.cp, family.ep, family.pp, replicas, shards, zero
         if key not in self._shardings:
             self._shardings[key] = Sharding(family, replicas, shards, zero)
         return self._shardings[key]

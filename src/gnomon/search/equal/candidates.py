@@ -128,7 +128,7 @@ class OfGroup:
             least, group = opening.better(self.group)
             yield max(bound, least), OfGroup(self.devices, group)
             return
-        for least, member in opening.members(self.group):
+        for least, member in opening.members(self.group, search.worst_of(self)):
             one = OfPoint(self.devices, member) if isinstance(member, Point) else FirstBound(self.devices, member)
             yield max(bound, least), one
 

@@ -221,7 +221,9 @@ def kind_tables(
         if not routed_tensors(kind.block):  # without experts, nothing lies on their axes
             whole, busiest = replace(whole, ep=1, etp=1), 1.0
             here = {axis: link for axis, link in links.items() if axis not in ("ep", "etp")}
-        key = i, whole.tp, whole.cp, whole.ep, whole.etp, plan.layout, device, tuple(sorted(here.items())), busiest
+        # without attention, nothing is exchanged of a context
+        layout = plan.layout if kind.block.does("attends") else replace(plan.layout, context="ring")
+        key = i, whole.tp, whole.cp, whole.ep, whole.etp, layout, device, tuple(sorted(here.items())), busiest
         if key in known:
             prices.append(known[key])
             continue
@@ -231,7 +233,7 @@ def kind_tables(
             no_grad=kind.no_grad,
             sizes=tuple(sorted({**shared.sizes, "batch": int(micro[0])}.items())),
             mesh=whole,
-            layout=plan.layout,
+            layout=layout,
             links=tuple(sorted(here.items(), key=lambda item: item[0])),
             saving=ways[0][0],
             whole_recompute=ways[0][1],

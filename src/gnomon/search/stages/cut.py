@@ -214,6 +214,10 @@ class Search:
             self._try(cut)
         if self.best is None:
             return None
+        if len(self.seen) == self.cuts.every:  # as with a layer a stage
+            self.cuts.proven = True
+            _, counts, trial = self.best
+            return Split(counts=counts, trial=trial, cuts=self.cuts, fits=tuple(self.fits))
         listed = self._listed() if len(self.bounds.rows) else None
         if listed is None:
             self._walk()

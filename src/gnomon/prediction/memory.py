@@ -17,12 +17,19 @@ from numpy.typing import NDArray
 from gnomon.lowering.chunked import chunk_pass
 from gnomon.prediction.communicators import communicators, flat_bytes
 from gnomon.prediction.layer_types import LayerPrice
-from gnomon.prediction.reduced_memory import copies, gradient_bytes, largest_bucket, waited_for
+from gnomon.prediction.reduced_memory import (
+    copies,
+    gradient_bytes,
+    largest_bucket,
+    made_each_step,
+    step_gradients,
+    waited_for,
+)
 from gnomon.prediction.run_ahead import held_by_streams, split_by_microbatches
 from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
 from gnomon.prediction.streamed import blocks_on_device, gradient_sizes, in_flight, is_streamed, on_device
-from gnomon.prediction.temporary_memory import layers_behind, temporaries
+from gnomon.prediction.temporary_memory import layers_behind, temporaries, unmade_gradients
 from gnomon.prices.allocator import placed, workspace_bytes
 from gnomon.program import Program, Structure, buffer_moves
 from gnomon.sharding.parameters import undivided_bytes
@@ -156,6 +163,7 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
     during = changes.during(program.num_rows) + extra
     on_tpu = any(stage.device.kind == "tpu" for stage in pricing.stages)
     needed = during - _at_leisure(program, pricing, changes, sizes, extra) if on_tpu else during
+    unmade = unmade_gradients(program, pricing)
     is_copy = np.isin(program.kind, [i for i, kind in enumerate(program.kinds) if kind.name == "FRC"])
     memory = []
     for cls in range(program.num_classes):
@@ -167,7 +175,12 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
         moment = _WORDS.get(kind, kind.lower()) + (f" of unit {unit}" if unit >= 0 else "")
         early = int(during[row] - needed[low:high].max())
         copies = {pricing.blocks[b][0] for b in program.stage[low:high][is_copy[low:high]].tolist()}
-        memory.append(_rank(pricing, cls, stages, held, sizes, int(extra[row]), early, moment, kept, copies))
+        absent = unmade.get(row, 0.0)
+        if absent:
+            key = next(key for key in held if key[0] == "G")
+            held[key] -= absent
+        inside = int(extra[row] + absent)
+        memory.append(_rank(pricing, cls, stages, held, sizes, inside, early, moment, kept, copies))
     return tuple(memory), sizes
 
 
@@ -192,11 +205,12 @@ class HeldMoves:
 
 
 def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float]) -> HeldMoves:
-    """The Program's allocations and frees, but for three things.
+    """The Program's allocations and frees, but for four things.
 
     The input of a stage that keeps it becomes part of what it keeps when its forward begins. Gradients that are reduced
     at once are held until the next reduction waits (ZeRO 2: until the next gradient is made). Where a stack frees
-    between the parts of a backward, the rest is what weight gradients read.
+    between the parts of a backward, the rest is what weight gradients read. Gradients that a stack frees after each
+    step come in its first backward.
     """
     program = structure.program
     moves = buffer_moves(program, structure.deps, sizes)
@@ -227,7 +241,7 @@ def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float
         buffer = np.concatenate([buffer, np.full(len(first), moves.buffer[late][0])])
         size = np.concatenate([size, (left - whole)[program.stage[first]]])
         at_start = np.concatenate([at_start, np.zeros(len(first), bool)])
-    if copied := copies(program, pricing):
+    if copied := [*copies(program, pricing), *step_gradients(program, pricing)]:
         row = np.concatenate([row, [copy.row for copy in copied]])
         buffer = np.concatenate([buffer, np.full(len(copied), [b.name for b in program.buffers].index("G"))])
         size = np.concatenate([size, [copy.bytes for copy in copied]])
@@ -332,6 +346,8 @@ def _rank(
     def total(*names: str) -> int:
         return int(sum(size for (name, _), size in held.items() if name in names))
 
+    if made_each_step(pricing):  # they are among what is held
+        by_class["gradients"] = 0
     by_class["gradients"] += sum(_second_gradients(pricing, stage) for stage in here)
     by_class["gradients"] += _unreduced(pricing, own) if copies else 0
     if pricing.turns is not None:

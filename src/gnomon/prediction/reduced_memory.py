@@ -43,6 +43,40 @@ def gradient_bytes(stage: StagePrice, index: int) -> tuple[int, int]:
     return whole * size, part * size
 
 
+def made_each_step(pricing: Pricing) -> bool:
+    """Whether gradients come in the first backward of a step and go with its update: where the stack frees them, and
+    nothing else holds room for them all (a reducer's buckets, an optimizer on the host, turns)."""
+    optimizer, stage = pricing.plan.optimizer, pricing.stages[0]
+    alone = stage.mesh.dp_replicate * stage.mesh.dp_shard * stage.mesh.cp == 1
+    free = optimizer.offload is None and not optimizer.offload_parameters and pricing.turns is None
+    return bool(pricing.stack.gradients.freed_each_step) and free and (alone or optimizer.zero == 3)
+
+
+def first_backwards(program: Program) -> list[int]:
+    """The first row of each rank class and stage of the Program that makes gradients of parameters."""
+    makes = [i for i, kind in enumerate(program.kinds) if kind.name in ("B", "W")]
+    seen: dict[tuple[int, int], int] = {}
+    for row in np.flatnonzero(np.isin(program.kind, makes)).tolist():
+        cls = int(np.searchsorted(program.class_ptr, row, side="right")) - 1
+        seen.setdefault((cls, int(program.stage[row])), row)
+    return list(seen.values())
+
+
+def step_gradients(program: Program, pricing: Pricing) -> list[Copy]:
+    """Gradients that come in a step's first backwards, and go at the end of its last update."""
+    if not made_each_step(pricing):
+        return []
+    moves, held = list[Copy](), dict[int, float]()
+    for row in first_backwards(program):
+        number, index = pricing.blocks[int(program.stage[row])]
+        stage = pricing.stages[number]
+        size = stage.static_bytes()["gradients"] if index < 0 else gradient_bytes(stage, index)[1]
+        cls = int(np.searchsorted(program.class_ptr, row, side="right")) - 1
+        held[cls] = held.get(cls, 0.0) + size
+        moves.append(Copy(row, float(size), True))
+    return moves + [Copy(int(program.class_ptr[cls + 1]) - 1, -size, False) for cls, size in held.items()]
+
+
 def _held_later(stage: StagePrice, index: int) -> frozenset[str]:
     """Parameters of a layer that a later one of the stage holds too."""
     after = {

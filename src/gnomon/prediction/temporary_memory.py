@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.prediction.layer_types import LayerPrice
+from gnomon.prediction.reduced_memory import first_backwards, gradient_bytes, made_each_step
 from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
 from gnomon.prediction.update import inside_update
@@ -35,6 +36,9 @@ def temporaries(program: Program, pricing: Pricing, made: Mapping[int, float] = 
     for row, nbytes in made.items():
         own = pricing.of(shapes[shape_of[program.unit[row]]])
         inside[row] = min(inside[row], _inside_backward(own, int(program.stage[row]), nbytes))
+    for row in first_backwards(program) if made_each_step(pricing) else ():
+        if pricing.blocks[block := int(program.stage[row])][1] < 0:
+            inside[row], _ = _while_gradients_come(pricing.of(shapes[shape_of[program.unit[row]]]), block)
     return inside
 
 
@@ -139,6 +143,38 @@ def _inside_backward(
         most = max(most, gradients + 2 * layer.offloaded_bytes + made - gone)
         gone += kept - (layer.deferred_bytes if split else 0)
     return most
+
+
+def unmade_gradients(program: Program, pricing: Pricing) -> dict[int, float]:
+    """Row -> bytes of the gradients that come in it and are not there yet when most is alive, which `temporaries`
+    leaves out of what is inside the row."""
+    if not made_each_step(pricing):
+        return {}
+    shapes, shape_of = unit_shapes(program.units)
+    rows = (row for row in first_backwards(program) if pricing.blocks[int(program.stage[row])][1] < 0)
+    return {
+        row: _while_gradients_come(pricing.of(shapes[shape_of[program.unit[row]]]), int(program.stage[row]))[1]
+        for row in rows
+    }
+
+
+def _while_gradients_come(pricing: Pricing, block: int) -> tuple[float, float]:
+    """(as `_inside_backward`, less the gradients of parameters that are not there yet at the worst moment; these) of a
+    whole stage whose gradients all count from the start, and come layer by layer, the last first."""
+    stage = pricing.stages[pricing.blocks[block][0]]
+    parts = layers_behind(pricing, block)
+    unmade = float(stage.static_bytes()["gradients"])
+    run = min(pricing.plan.saved.every, sum(1 for layer, _ in parts if layer.remade_bytes))
+    moments, gone = list[tuple[float, float]](), 0.0
+    for index in range(len(parts) - 1, -1, -1):
+        layer, kept = parts[index]
+        again = run * layer.remade_bytes + max(run - 1, 0) * layer.input_bytes if layer.remade_bytes else 0
+        again += _returned(pricing, layer) + 2 * layer.offloaded_bytes
+        moments.append((again - gone + layer.early_bytes - unmade, unmade))
+        unmade = max(unmade - gradient_bytes(stage, index)[1], 0.0)
+        moments.append((again - gone + layer.late_bytes - unmade, unmade))
+        gone += kept
+    return max(moments)
 
 
 def _returned(pricing: Pricing, layer: LayerPrice) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gnomon.prediction.memory import RankMemory, gradients_made, held_moves, logits_bytes
 from gnomon.prediction.step import Pricing
-from gnomon.prediction.temporary_memory import temporaries
+from gnomon.prediction.temporary_memory import temporaries, unmade_gradients
 from gnomon.program import Program, Structure
 from gnomon.timeline import NONE, Memory, Spans, Timeline
 
@@ -90,14 +90,23 @@ def _moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float], n
     share = np.array([logits_bytes(pricing, s) / max(sizes.get(f"{s}S", 0.0), 1.0) for s in range(program.num_stages)])
     logits = np.where(saved, np.rint(moved.bytes * share[program.stage[moved.row]]), 0.0)
     inside = temporaries(program, pricing, gradients_made(program, pricing, moved))
-    brief = np.flatnonzero(inside)
-    row = np.concatenate([moved.row, moved.row, brief, brief])
+    unmade = np.zeros(program.num_rows)
+    for made_in, absent in unmade_gradients(program, pricing).items():
+        unmade[made_in] = absent
+    inside = inside + unmade
+    brief, late = np.flatnonzero(inside), np.flatnonzero(unmade)
+    row = np.concatenate([moved.row, moved.row, brief, brief, late, late])
     kind = np.concatenate(
-        [cls, np.full(len(logits), names.index("logits")), np.full(2 * len(brief), names.index("temporary"))]
+        [
+            cls,
+            np.full(len(logits), names.index("logits")),
+            np.full(2 * len(brief), names.index("temporary")),
+            np.full(2 * len(late), names.index("gradients")),
+        ]
     )
-    change = np.concatenate([moved.bytes - logits, logits, inside[brief], -inside[brief]])
-    begins = np.ones(len(brief), bool)
-    at_start = np.concatenate([moved.at_start, moved.at_start, begins, ~begins])
+    change = np.concatenate([moved.bytes - logits, logits, inside[brief], -inside[brief], -unmade[late], unmade[late]])
+    begins, comes = np.ones(len(brief), bool), np.ones(len(late), bool)
+    at_start = np.concatenate([moved.at_start, moved.at_start, begins, ~begins, comes, ~comes])
     real = (change != 0) & (kind >= 0)
     return _Moves(
         row=row[real].astype(np.int64),

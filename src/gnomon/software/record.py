@@ -183,6 +183,10 @@ class Gradients:
     """A backward in two parts keeps between them only what weight gradients read, not all that the forward kept."""
     kept_gradients: bool | None = None
     """Gradients as backward makes them, in the parameters' dtype, stay next to those accumulated in a wider one."""
+    freed_each_step: bool | None = None
+    """Gradients are freed after the update, and made layer by layer in the first backward of a step
+    (`zero_grad(set_to_none=True)`): one microbatch holds all of its activations before any of them. Counted where no
+    reducer has buckets for them all: on one rank, and under ZeRO 3. Left out: they stay from step to step."""
     gradient_hook_s: float | None = None
     """Host seconds of what Python runs when the gradient of one parameter is there, under ZeRO 2 and 3. Left out: none
     is known."""

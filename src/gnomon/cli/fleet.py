@@ -14,6 +14,8 @@ from gnomon.cli.fleet_forecast import run as forecast
 from gnomon.cli.fleet_live import run as run_live
 from gnomon.cli.fleet_play import played, policies_of
 from gnomon.cli.fleet_request import Asked, asked
+from gnomon.cli.fleet_service import run as service
+from gnomon.cli.fleet_service import run_slices as slices
 from gnomon.cli.fleet_spot import decisions
 from gnomon.cli.fleet_spot import run as spot
 from gnomon.cli.fleet_what_if import run as what_if
@@ -26,6 +28,8 @@ from gnomon.cli.options.fleet import (
     ForecastOptions,
     PoliciesOptions,
     ReplayOptions,
+    ServiceOptions,
+    SlicesOptions,
     SpotOptions,
     SubmitOptions,
     WhatIfOptions,
@@ -142,6 +146,8 @@ _ACTIONS: Mapping[type[Options], Callable[[Any], int]] = {
     ReplayOptions: _replay,
     WhatIfOptions: what_if,
     ForecastOptions: forecast,
+    ServiceOptions: service,
+    SlicesOptions: slices,
     PoliciesOptions: _policies,
     SpotOptions: spot,
     DecisionsOptions: decisions,

@@ -13,6 +13,7 @@ from typing import Any
 from gnomon import schema
 from gnomon.cli.models import read_model
 from gnomon.cli.options.flags import given
+from gnomon.cli.options.fleet import ServiceOptions, SlicesOptions
 from gnomon.cli.options.plan import ExplainOptions, PlanOptions
 from gnomon.cli.options.predict import PredictOptions
 from gnomon.cli.terminal import print_json, print_lines
@@ -34,7 +35,7 @@ from gnomon.serving.requests import Load, at_rate, closed, from_csv, poisson
 from gnomon.software.engine import Engine, engine
 from gnomon.units import parse_seconds, show_bytes
 
-ServedOptions = PredictOptions | PlanOptions | ExplainOptions
+ServedOptions = PredictOptions | PlanOptions | ExplainOptions | ServiceOptions | SlicesOptions
 
 REQUESTS_A_CLIENT, MOST_REQUESTS, LEAST_REQUESTS = 10, 4000, 32
 

@@ -85,6 +85,8 @@ COMMANDS: Mapping[str, Action | Actions] = {
             "replay": Action("play a trace under one policy or several", "fleet:ReplayOptions"),
             "what-if": Action("the same jobs with more machines, or another policy", "fleet:WhatIfOptions"),
             "forecast": Action("rate, memory and cost of a plan on numbers of devices", "fleet:ForecastOptions"),
+            "service": Action("machines that an inference service needs over the day", "fleet:ServiceOptions"),
+            "slices": Action("MIG slices and batches for prompts of many lengths", "fleet:SlicesOptions"),
             "submit": Action("a plan as a job of Slurm, Kueue or Ray", "fleet:SubmitOptions"),
             "spot": Action("what losses of machines cost a plan, with and without copies", "fleet:SpotOptions"),
             "decisions": Action("a recorded trace of gnomon run --decisions, played again", "fleet:DecisionsOptions"),

@@ -9,7 +9,9 @@ import math
 from dataclasses import dataclass
 
 from gnomon.cli.options.flags import Group, Options, option, positional, switch
+from gnomon.cli.options.job import LayoutOptions, StackOption
 from gnomon.cli.options.run import LaunchOptions
+from gnomon.cli.options.serve import ServeOptions
 from gnomon.cli.values import at_most, count, new_file, number_from, some
 from gnomon.fleet.assumed_losses import Assumed
 
@@ -188,6 +190,55 @@ example:
     storage: float = option(
         "--storage", default=2.0, read=number_from(0.001), metavar="GB/S", help="of a node to checkpoints; 2"
     )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class ServiceOptions(LayoutOptions, StackOption, ServeOptions, FleetOptions):
+    """An inference service over the day."""
+
+    about = """\
+MODEL is served on units of the machines of --on, as gnomon predict --serve lays
+them out. The trace of --requests is cut into bins; of each bin the fewest units
+are found with which --share of its requests meet --ttft and --tpot, by playing
+them. -o writes the load as a table that gnomon fleet replay takes: what the
+service does not need is lent to training (Lyra).
+
+example:
+  gnomon fleet service llama-3.1-8b --on 1xh100-sxm --requests day.csv \\
+      --ttft 1s --tpot 50ms -o demand.csv
+  gnomon fleet replay jobs.csv --on 16x8xh100-sxm --inference 4x8xh100-sxm \\
+      --demand demand.csv --policy lyra"""
+
+    model: str = positional(metavar="MODEL", help="name, config.json or its folder")
+    on: str = option("--on", required=True, read=some, metavar="CLUSTER", help="machines of one unit, as in 4xh100-sxm")
+    bin: str = option("--bin", default="10min", read=some, metavar="TIME", help="stretch of the day; 10min")
+    share: float = option(
+        "--share", default=0.95, read=number_from(0.01, 1), metavar="X", help="of requests within the targets; 0.95"
+    )
+    most: int = option("--most", default=1024, read=count, metavar="N", help="units at most; 1024")
+    output: str | None = option(
+        "-o", "--output", read=new_file, metavar="FILE", help="the load as bin_start_s,relative_load"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class SlicesOptions(LayoutOptions, StackOption, ServeOptions, FleetOptions):
+    """Slices for batches of prompts."""
+
+    about = """\
+Prompts of the trace (--requests), of which no answer is asked, are cut into
+--buckets of lengths with the least padding and computed in batches. The MIG
+slices and batch sizes that keep up with each bucket's rate within --slo are
+chosen on the fewest devices (ElasticBatch), next to whole devices.
+
+example:
+  gnomon fleet slices llama-3.2-1b --on a100-sxm-80gb --requests prompts.csv \\
+      --slo 200ms --rate 400"""
+
+    model: str = positional(metavar="MODEL", help="name, config.json or its folder")
+    on: str = option("--on", required=True, read=some, metavar="DEVICE", help="that is cut into slices")
+    slo: str = option("--slo", required=True, read=some, metavar="TIME", help="longest time of a prompt, as in 200ms")
+    buckets: int = option("--buckets", default=4, read=at_most(64), metavar="N", help="of lengths, at most; 4")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)

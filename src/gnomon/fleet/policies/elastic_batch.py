@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gnomon.errors import InputError
-from gnomon.fleet.mig import PLACES, Geometry, profile_of
+from gnomon.fleet.mig import PLACES, Geometry, memory_share, profile_of
 from gnomon.fleet.state import Decision, Forecasts, Policy, State
 
 
@@ -54,8 +54,9 @@ def cover(
 ) -> tuple[tuple[tuple[str, Point], ...], ...]:
     """Slices of each device that serve every bucket's rate within the latency, on few devices.
 
-    Of each bucket the point with most throughput for a compute slice is used as often as its rate needs, and the last
-    slice is the smallest that is enough; slices go, the largest first, on the first device where they are legal.
+    Of each bucket the point with most throughput for its share of a device (of compute or of memory slices, whichever
+    is more) is used as often as its rate needs, and the last slice is the smallest that is enough; slices go, the
+    largest first, on the first device where they are legal.
     InputError for a bucket that no slice serves in time.
     """
     wanted: list[tuple[str, Point]] = []
@@ -63,13 +64,13 @@ def cover(
         usable = [p for p in points[bucket] if p.latency_s <= slo_s and p.per_s > 0 and p.profile in PLACES]
         if not usable:
             raise InputError(f"no slice serves {bucket!r} within {slo_s:g} s")
-        best = max(usable, key=lambda p: (p.per_s / int(p.profile[0]), -int(p.profile[0])))
+        best = max(usable, key=lambda p: (p.per_s / _part(p.profile), -int(p.profile[0])))
         whole = math.floor(rate / best.per_s + 1e-9)
         wanted += [(bucket, best)] * whole
         rest = rate - whole * best.per_s
         if rest > 1e-9 * rate:
             enough = [p for p in usable if p.per_s >= rest]
-            wanted.append((bucket, min(enough or [best], key=lambda p: (int(p.profile[0]), p.per_s))))
+            wanted.append((bucket, min(enough or [best], key=lambda p: (_part(p.profile), p.per_s))))
     devices: list[tuple[Geometry, list[tuple[str, Point]]]] = []
     for number, (bucket, point) in enumerate(sorted(wanted, key=lambda pair: -int(pair[1].profile[0]))):
         home = next((device for device in devices if device[0].start(point.profile) is not None), None)
@@ -79,6 +80,11 @@ def cover(
         home[0].add(str(number), point.profile)
         home[1].append((bucket, point))
     return tuple(tuple(held) for _, held in devices)
+
+
+def _part(name: str) -> float:
+    """Of a device that a slice takes: a 1g with twice the memory leaves room for three others, not for six."""
+    return max(int(name[0]) / 7, memory_share(name))
 
 
 ELASTIC_BATCH = Policy(

@@ -142,3 +142,16 @@ def test_room_of_experts_in_megatron(tmp_path: Path) -> None:
     full = made(tmp_path / "b.sh", command + limit, on="1x8xa100-sxm-80gb")
     assert (free.workload.router, full.workload.router) == (RouterLoad(), RouterLoad(capacity=1.5, padded=True))
     assert full.step_s > free.step_s
+
+
+def test_trl_s_loss_with_the_head_has_no_logits(tmp_path: Path) -> None:
+    """In fp32 whole logits are 16,384 x 152,064 x 4 bytes, and an unfused loss holds several of them."""
+    plain = TRL.replace("use_liger_kernel: true\n", "")
+    peaks = []
+    for kind in ("nll", "chunked_nll"):
+        (path := tmp_path / f"{kind}.yaml").write_text(f"{plain}loss_type: {kind}\n")
+        asked = read_request(TrainingOptions(source=("trl", str(path)), on="1x1xa100-sxm-80gb"))
+        made = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
+        peaks.append(made.tightest.peak_bytes)
+        assert any("part by part" in note for note in asked.notes) == (kind == "nll")
+    assert peaks[0] - peaks[1] > 2 * 16384 * 152064 * 4

@@ -139,7 +139,8 @@ def modules_of(f: Fields) -> Modules:
     plain = liger and flag(f, "liger_kernel_config.cross_entropy")
     listed = [flag(f, name) for name in LIGER_PARTS]
     loss: Loss = "unfused"
-    if (liger and parts["fused_linear_cross_entropy"] and not plain) or any([flag(f, name) for name in CHUNKED]):
+    tiled = f.peek("loss_type") == "chunked_nll"  # TRL's
+    if (liger and parts["fused_linear_cross_entropy"] and not plain) or tiled or any([flag(f, n) for n in CHUNKED]):
         loss = "chunked"
     elif plain or any([flag(f, name) for name in IN_ONE]):
         loss = "fused"

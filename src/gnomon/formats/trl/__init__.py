@@ -47,10 +47,14 @@ PAIRS = "preference learning: two answers a sample and a reference model run for
 
 REWARD = "two answers a sample, scored by a head of one output: priced as one sequence with a language model's loss"
 
-METRICS = (
-    "SFTTrainer computes them from the logits of each step, beside the loss: up to eleven more tensors of the logits' "
-    "size (1.16 on a CPU, benchmarks/results/finetune.md), so memory is too small here; use_liger_kernel has no logits"
+WHOLE_LOGITS = (
+    "logits are taken to be whole, as before release 1.7, from which on SFTTrainer computes loss and metrics with the "
+    "head part by part on a GPU: memory is too large then (--set loss_type=chunked_nll, or use_liger_kernel=true)"
 )
+
+TILED = ("chunked_nll",)
+"""Kinds of SFT's loss that are computed with the head, so that logits are never whole."""
+SFT_LOSSES = ("nll", "dft", *TILED)
 
 PROGRAMS = frozenset(
     """
@@ -123,13 +127,13 @@ def read_fields(source: Source, name: str, given: Given) -> Job:
         f.note_default("reward_funcs", str(f.peek("reward_funcs")), ROLLOUT)
     elif "reward" in name or name == "prm":
         f.note_default("script", name, REWARD)
-    elif f.has("beta") or f.has("loss_type") or any(kind in name for kind in PREFERENCE):
+    elif f.has("beta") or f.peek("loss_type") not in (None, *SFT_LOSSES) or any(kind in name for kind in PREFERENCE):
         f.note_default("beta", str(f.peek("beta")), PAIRS)
     else:
         if not flag(f, "packing"):
             f.note_default("packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
-        if not any(flag(f, key) for key in LIGER):
-            f.note_default("metrics", "entropy, mean_token_accuracy", METRICS)
+        if not any(flag(f, key) for key in LIGER) and f.peek("loss_type") not in TILED:
+            f.note_default("loss_type", str(f.peek("loss_type") or "nll"), WHOLE_LOGITS)
     f.ignore("packing", "max_completion_length")
     started = bool(source.program)  # a YAML file may be an older version's, whose defaults were transformers'
     recompute = flag(f, "gradient_checkpointing", started)
@@ -172,7 +176,10 @@ def _tune(asked: Asked) -> Draft:
     if t.adapters is not None:
         values |= {"use_peft": True, "lora_r": t.adapters.rank, "lora_target_modules": t.targets or "all-linear"}
         values |= {"load_in_4bit": True} if t.four_bits else {}
-    text = as_yaml(values | t.trainer())
+    trainer = t.trainer()
+    if t.loss == "chunked" and not t.fused:
+        trainer = {name: value for name, value in trainer.items() if "liger" not in name} | {"loss_type": TILED[0]}
+    text = as_yaml(values | trainer)
     start = f"accelerate launch --num_processes {asked.plan.mesh.world_size} -m trl sft --config FILE"
 
     def read(given: Given) -> Job:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -69,8 +70,10 @@ def of_trainer(trainer: Any) -> dict[str, Any]:
     for name in ("deepspeed", "fsdp", "fsdp_config", "use_liger_kernel", "torch_compile", "tf32"):
         if held.get(name) not in (None, False, "", [], {}):
             fields[name] = held[name]
-    if "sft" in type(trainer).__name__.lower():
-        fields.pop("loss_type", None)  # which is the kind of its one loss, not of preferences
+    if "sft" in type(trainer).__name__.lower():  # of TRL from 1.16 on, every kind but dft is computed with the head
+        tiled = hasattr(sys.modules.get("trl.trainer.utils"), "add_fused_lm_head")
+        tiled = tiled or getattr(trainer.args, "loss_type", None) == "chunked_nll"
+        fields["loss_type"] = "chunked_nll" if tiled else "nll"
     lengths = batch_lengths(trainer)
     model = trainer.model
     if (how := _experts(model)) is not None:

@@ -88,6 +88,29 @@ def test_a_compressed_folder_stays_packed_in_bfloat16_and_is_exact_in_float32(tm
     assert all(one.by == "kernel" and one.bytes * 2 < one.shape[0] * one.shape[1] * 2 for one in layers)
 
 
+@pytest.mark.parametrize("form", ["2:4", "0.75"])
+def test_a_sparse_folder_is_multiplied_by_what_it_keeps(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros are not multiplied by, and the numbers are those of the same folder read as whole matrices."""
+    served("llama", tmp_path / "whole")
+    compress(tmp_path / "whole", tmp_path / "small", storage_of(form), "magnitude")  # type: ignore[arg-type]
+    rules = served("llama", tmp_path / "whole")[1].rules
+    with monkeypatch.context() as patch:
+        patch.setattr("gnomon.serve.load.sparse_as", lambda path: None)
+        wanted = logits_of(open_model(tmp_path / "small", rules, dtype="fp32", kv_bytes=1 << 24))
+    # matrices of this size are as fast whole: what is predicted of them is said here
+    taken = "n of m" if form == "2:4" else "listed"
+    monkeypatch.setattr(stored, "predicted", lambda *_: {taken: 1e-6, "dense": 1.0})
+    for dtype, near in (("fp32", 1e-5), ("bf16", 0.06)):
+        ours = open_model(tmp_path / "small", rules, dtype=dtype, kv_bytes=1 << 24)
+        layers = [one for one in ours.model.program.weights if isinstance(one, stored.PackedSparse)]
+        assert len(layers) == len(ours.model.program.weights) - 1, "all but the head"
+        assert all(one.form.kind == taken and one.kept * 2 <= one.shape[0] * one.shape[1] for one in layers)
+        got = logits_of(ours)[: len(wanted) if dtype == "fp32" else 1]  # roundings may choose other tokens than these
+        assert (got - wanted[: len(got)]).abs().max() < near * wanted.abs().max()
+
+
 def test_a_table_that_is_the_heads_matrix_is_read_by_rows() -> None:
     weight, ids = torch.randn(40, 24), torch.tensor([0, 15, 16, 39, 3])
     for name, limit in (("fp32", 0.0), ("bf16", 4e-3), ("int8", 1e-2)):

@@ -122,12 +122,21 @@ def test_the_largest_batch_that_starts() -> None:
 
 def test_weights_in_groups_of_another_size_have_the_bits_of_their_arrays() -> None:
     """Four bits, and a float16 scale (with a byte of zero) for each group."""
+    assert [weight_format(name).bits for name in ("4:16", "2:4-bf16", "4:16-int8")] == [5, 10, 3 + 16 / 4096]
+    assert weight_format("4:16-int8").product == "int8"
     assert [weight_format(name).bits for name in ("int4-g64", "int4-g32", "int8-g128", "int4-g128-zeros")] == [
         4.25, 4.5, 8.125, 4.1875,
     ]  # fmt: skip
-    for name in ("int4-g7", "ternary-g64", "2:4", "int4-g100"):
+    for name in ("int4-g7", "ternary-g64", "2:24", "int4-g100"):
         with pytest.raises(InputError, match="are not known"):
             weight_format(name)
+
+
+def test_only_an_engine_that_multiplies_by_sparse_weights_starts_with_them() -> None:
+    on, sparse = parse_cluster("cpu-avx512"), Serving(max_model_len=64, weights="4:16-bf16")
+    said = refusal(model("qwen2.5-0.5b"), on, sparse, engine("openvino"))
+    assert said == "openvino does not multiply by weights in 4:16-bf16; of engines on record gnomon does"
+    assert refusal(model("qwen2.5-0.5b"), on, sparse, engine("gnomon")) is None
 
 
 def test_an_engine_that_does_not_run_there_says_so_before_memory_is_counted() -> None:

@@ -207,9 +207,14 @@ def repack(
     return _laid_whole(arrays, storage, shape, activations)
 
 
+def has_sparse() -> bool:
+    """Whether this machine has kernels of sparse weights."""
+    return stored_sparse.kernel(stored_sparse.Form(kind="listed", value="bf16")) is not None
+
+
 def _chosen(arrays: Arrays, storage: Sparse, shape: tuple[int, int], rows: int) -> AnyPacked:
     """Laid as is fastest for so many rows: by prediction, and by trial among those that are near the best."""
-    if stored_sparse.kernel(stored_sparse.form_of(storage, "listed")) is None:
+    if not has_sparse():
         none = torch.empty(0, dtype=torch.uint8)
         return Packed(
             shape=shape, storage=storage, form=WIDENED, codes=none, scales=None, zeros=None, arrays=arrays

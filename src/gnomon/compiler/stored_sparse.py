@@ -62,14 +62,8 @@ class Product(ctypes.Structure):
         ("added_row", ctypes.c_int64),
         ("out", ctypes.c_void_p),
         ("out_row", ctypes.c_int64),
-        ("room", ctypes.c_void_p),
+        *[(name, ctypes.c_void_p) for name in ("room", "starts", "places", "sums")],
     ]
-
-
-class SparseProduct(Product):
-    """`Call` of cpp/stored_sparse.cpp."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in ("starts", "places", "sums")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,13 +163,12 @@ class PackedSparse:
 
 
 def kinds_of(storage: Sparse, shape: Shape) -> tuple[Kind, ...]:
-    """The kinds of kernels that can multiply by a matrix of this storage."""
-    kinds: tuple[Kind, ...] = ("listed", "rowwise") if storage.value == "fp32" else ("listed",)
+    """The kinds of kernels for a matrix of this storage: one made for its pattern, or those for any mask."""
     if isinstance(storage, NM) and storage.m in (2, 4, 8, 16):
-        return "n of m", *kinds
+        return ("n of m",)
     if isinstance(storage, Blocks) and not storage.size[0] % SIDE and not storage.size[1] % (32 // BITS[storage.value]):
-        return "blocks", *kinds
-    return kinds
+        return ("blocks",)
+    return ("listed", "rowwise") if storage.value == "fp32" else ("listed",)
 
 
 def form_of(storage: Sparse, kind: Kind, rows: int = 1) -> Form:
@@ -340,10 +333,10 @@ def _starts(counts: NDArray[Any]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def product(packed: PackedSparse, bias: Tensor | None) -> SparseProduct:
+def product(packed: PackedSparse, bias: Tensor | None) -> Product:
     """What a kernel is told of a weight, as `stored.product`."""
     n, k = packed.shape
-    return SparseProduct(
+    return Product(
         n=n, k=k, padded=packed.form.padded(k), codes=_place(packed.codes), starts=_place(packed.starts),
         places=_place(packed.places), scales=_place(packed.scales), sums=_place(packed.sums), bias=_place(bias),
         factor=1.0,

@@ -20,7 +20,7 @@ from gnomon.graph.outputs import without_loss
 from gnomon.plans import Layout, Mesh
 from gnomon.runtime.checkpoint.pretrained import model_of, values_of
 from gnomon.runtime.module.apply import DTYPES, slots_of
-from gnomon.runtime.parameters.packed import Codes, PackedFolder, codes_of
+from gnomon.runtime.parameters.packed import Codes, PackedFolder, codes_of, sparse_as
 from gnomon.runtime.parameters.parameters import Slot
 from gnomon.runtime.parameters.weights import WeightReader
 from gnomon.serve.decoder import Decoder, check_decoder
@@ -115,6 +115,8 @@ class Weights:
         assert isinstance(reader, WeightReader), "a folder's"
         self.reader = reader
         self.slots = {slot.name: slot for slot in whole_slots(graph)}
+        self.sparse_as = sparse_as(reader.folder.path)
+        """How the folder says that its matrices are sparse; None: it does not."""
 
     def __getitem__(self, name: str) -> Tensor:
         slot = self.slots[name]

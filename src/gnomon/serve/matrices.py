@@ -9,7 +9,7 @@ out vectors (norms, biases), which are as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -25,6 +25,7 @@ from gnomon.storage.dense import Dense
 from gnomon.storage.form import Storage
 from gnomon.storage.integers import Integers
 from gnomon.storage.names import storage_of
+from gnomon.storage.sparse import Sparse
 
 AS_STORED = "stored"
 """The name of a folder's own storage."""
@@ -32,6 +33,8 @@ SERVED = ("int8", "int4-g32", "int4-g64", "int4-g128")
 """Storages that weights are rounded to when they are read."""
 TABLE = Integers(bits=8, group=0, scale="float32")
 """Of a head, which may be the table of embeddings too, where layers are rounded: in four bits it costs the most."""
+ROWS = 4
+"""Of the products that the kernel of a sparse matrix is chosen for: sequences that decode beside each other."""
 NUMBERS: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
@@ -46,6 +49,10 @@ class Weights(Protocol):
 
     def codes(self, name: str) -> Sequence[Codes]:
         """What a folder has packed of it, rows one below the other; nothing where it has numbers."""
+
+    @property
+    def sparse_as(self) -> Sparse | None:
+        """How the folder says that its matrices are sparse; None: it does not."""
 
     @property
     def packed_as(self) -> Storage | None:
@@ -124,7 +131,7 @@ class Matrices:
         if forms.keeps and len(codes) == len(parts) and len({part.storage for part in codes}) == 1:
             storage, arrays = codes[0].storage, [dict(part.arrays) for part in codes]
         elif rounded is None:
-            return self._numbers(parts)
+            return self._numbers(parts, sparse=not head)
         else:
             _check(rounded, parts)
             storage, arrays = rounded, [rounded.narrow(_wide(part).numpy()) for part in parts]
@@ -132,13 +139,21 @@ class Matrices:
         shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
         return stored.repack(joined, storage, shape, activations_of(storage))
 
-    def _numbers(self, parts: Sequence[Part]) -> AnyPacked:
-        """Not rounded."""
+    def _numbers(self, parts: Sequence[Part], *, sparse: bool) -> AnyPacked:
+        """Not rounded; of a sparse folder what is not 0, where a matrix has its pattern and a kernel is faster so."""
         forms = self.forms
         assert forms.numbers is not None
         whole = torch.cat([(part.widened() if isinstance(part, Codes) else part).to(forms.dtype) for part in parts])
         bits = whole.view(torch.int16 if forms.dtype == torch.bfloat16 else torch.int32).numpy()
         shape = whole.shape[0], whole.shape[1]
+        said = self.weights.sparse_as if sparse else None
+        if said is not None and stored.has_sparse() and not said.refused(shape):
+            wide = whole.float().numpy()
+            try:
+                storage, mask = replace(said, value=forms.numbers.name).of_zeros(wide)
+            except InputError:  # a layer that was left as it is: its numbers are multiplied by as they are
+                return stored.repack({"values": bits}, forms.numbers, shape, activations_of(forms.numbers))
+            return stored.repack(storage.of_mask(wide, mask), storage, shape, rows=ROWS)
         return stored.repack({"values": bits}, forms.numbers, shape, activations_of(forms.numbers))
 
 

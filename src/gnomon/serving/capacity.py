@@ -16,7 +16,7 @@ from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware.types import Cluster, Device
 from gnomon.prices.allocator import communicator_bytes
-from gnomon.serving.layout import FORMATS, Serving, kv_bits, weight_format
+from gnomon.serving.layout import FORMATS, Serving, is_sparse, kv_bits, weight_format
 from gnomon.serving.weights import BlockShape, Shape, adapter_bytes, encoder_blocks, shape_of
 from gnomon.software.engine import Engine
 from gnomon.units import Bytes, show_bytes
@@ -331,6 +331,8 @@ def refusal(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, be
     first = cluster.devices[0]
     if first.kind not in engine.devices:
         return f"{engine.name} does not run on a {first.kind} ({first.name}); it runs on: {', '.join(engine.devices)}"
+    if is_sparse(serving.weights) and engine.name != "gnomon":
+        return f"{engine.name} does not multiply by weights in {serving.weights}; of engines on record gnomon does"
     if not engine.chunked_prefill and serving.max_model_len > engine.max_batched_tokens:
         return (
             f"{engine.name} would not start: without chunked prefill max_num_batched_tokens "

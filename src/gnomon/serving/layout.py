@@ -13,6 +13,7 @@ from typing import Literal
 from gnomon.errors import InputError, nearest
 from gnomon.storage.integers import Integers
 from gnomon.storage.names import storage_of
+from gnomon.storage.sparse import Sparse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +69,14 @@ KV_BITS: Mapping[str, int] = {"bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "q8_0
 def weight_format(name: str) -> Format:
     """The format of that name; `q4_k:4.83` is one with as many bits a weight as a file says. InputError with the
     nearest."""
+    if (sparse := _of_sparse(name)) is not None:
+        return sparse
     plain, colon, said = name.partition(":")
     found = FORMATS.get(plain.lower()) or _of_storage(name)
     if found is None:
         raise InputError(
             f"weights in {name[:40]!r} are not known{nearest(plain, FORMATS)}; known: {', '.join(FORMATS)}, and groups "
-            f"of another size as int4-g64, int8-g32, int4-g128-zeros"
+            f"of another size as int4-g64, int8-g32, int4-g128-zeros, and sparse ones as 4:16-bf16, 0.9-int8"
         )
     if not colon:
         return found
@@ -96,6 +99,24 @@ def _of_storage(name: str) -> Format | None:
     if not isinstance(stored, Integers) or stored.bits < 4 or not stored.group or stored.refused(TYPICAL):
         return None
     return Format(name=stored.name, bits=stored.bits_a_weight(TYPICAL), product="bf16", covers="linear")
+
+
+def _of_sparse(name: str) -> Format | None:
+    """What is sparse, by the bits of its arrays, places included; products as those of a whole matrix, which many rows
+    take. float32 is not told apart from bfloat16 in a name that says neither: folders are served in bfloat16."""
+    try:
+        stored = storage_of(name.lower())
+    except InputError:
+        return None
+    if not isinstance(stored, Sparse) or stored.refused(TYPICAL):
+        return None
+    kept = replace(stored, value="bf16") if stored.value == "fp32" else stored
+    return Format(name=name.lower(), bits=kept.bits_a_weight(TYPICAL), product=kept.value, covers="linear")
+
+
+def is_sparse(name: str) -> bool:
+    """Whether weights in that format are kept in part."""
+    return _of_sparse(name) is not None
 
 
 def kv_bits(name: str) -> int:

@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-struct Product {                                       // as _Product in stored.py has them
+struct Product {                                       // as Product in stored_sparse.py has them
     int64_t m, n, k, padded, threads;                  // padded: k with what fills the last group
     int64_t wide, wide_out;                            // x and added are float32, out is; else bfloat16
     const void* x; int64_t x_row;                      // elements from one row to the next
@@ -14,4 +14,7 @@ struct Product {                                       // as _Product in stored.
     const void* added; int64_t added_row;              // null, or of out's shape
     void* out; int64_t out_row;
     char* room;                                        // of x's rows as the kernel reads them: codes or numbers, scales, sums
+    const int64_t* starts;                             // of sparse weights (stored_sparse.cpp), as the two that follow
+    const void* places;
+    const int32_t* sums;
 };

@@ -11,6 +11,7 @@
 //   ROWWISE    any mask, ACTS 32: of each WIDE columns the kept numbers of TASK outputs, output after output, and for each its
 //              column in 16 bits, filled up with zeros to FILLED; rows of x lie beside each other, WIDE of them in the first cache.
 //   BLOCKS     of WIDE columns by 16 outputs; `places` are their first columns.
+// Of a Product `scales` are (n) in float32 (ACTS 8), and `sums` (n) those of an output's codes: x is stored with 128 added.
 // `starts`: where a panel (LISTED: bytes; BLOCKS: blocks) or an output in its columns (ROWWISE: numbers, TASK for each) begins,
 // and where the last ends.
 #include <immintrin.h>
@@ -25,12 +26,6 @@ namespace {
 
 constexpr int64_t SIDE = 16, PER = 32 / ACTS, BLOCK = 512 / ACTS;
 
-struct Call : Product {                                // scales: (n), float32, ACTS 8; zeros: none
-    const int64_t* starts;
-    const void* places;
-    const int32_t* sums;                               // (n) of codes, ACTS 8: x is stored with 128 added
-};
-
 constexpr int64_t AHEAD = 2048;                        // bytes of a weight that are asked for before
 
 INLINE __m512 sixteen_of(const void* from, int64_t at, __mmask16 some, bool wide) {
@@ -40,7 +35,7 @@ INLINE __m512 sixteen_of(const void* from, int64_t at, __mmask16 some, bool wide
 }
 
 // 16 numbers of x from k on, 0 beyond the last
-INLINE __m512 sixteen(const Call& c, int64_t row, int64_t k) {
+INLINE __m512 sixteen(const Product& c, int64_t row, int64_t k) {
     const int64_t left = c.k - k;
     const __mmask16 some = left >= 16 ? 0xffff : left <= 0 ? 0 : (__mmask16)((1u << left) - 1);
     return sixteen_of(c.x, row * c.x_row + k, some, c.wide);
@@ -90,12 +85,12 @@ INLINE __m512i taken(__m512i at, __m512i x) { return _mm512_permutexvar_epi32(at
 INLINE __m512i taken2(__m512i at, __m512i low, __m512i high) { return _mm512_permutex2var_epi32(low, at, high); }
 #endif
 
-INLINE int64_t row_bytes(const Call& c) { return c.padded * (ACTS / 8); }
-INLINE const char* row_of(const Call& c, int64_t row) { return c.room + row * row_bytes(c); }
-INLINE float* x_scales(const Call& c) { return (float*)(c.room + (c.m * row_bytes(c) + 63) / 64 * 64); }
+INLINE int64_t row_bytes(const Product& c) { return c.padded * (ACTS / 8); }
+INLINE const char* row_of(const Product& c, int64_t row) { return c.room + row * row_bytes(c); }
+INLINE float* x_scales(const Product& c) { return (float*)(c.room + (c.m * row_bytes(c) + 63) / 64 * 64); }
 
 // A row of x as it is multiplied. ACTS 8: where it has a number that is none or infinite its scale is NaN, and so is the result.
-void laid(const Call& c, int64_t row) {
+void laid(const Product& c, int64_t row) {
 #if ACTS == 8
     uint8_t* to = (uint8_t*)c.room + row * c.padded;
     __m512i top = _mm512_setzero_si512();
@@ -117,7 +112,7 @@ void laid(const Call& c, int64_t row) {
 }
 
 // 16 outputs from n of a row.
-INLINE void put16(const Call& c, int64_t row, int64_t n, __m512 v) {
+INLINE void put16(const Product& c, int64_t row, int64_t n, __m512 v) {
     const int64_t left = c.n - n;
     const __mmask16 some = left >= SIDE ? 0xffff : (__mmask16)((1u << left) - 1);
     if (c.bias) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(some, c.bias + n));
@@ -128,7 +123,7 @@ INLINE void put16(const Call& c, int64_t row, int64_t n, __m512 v) {
 }
 
 // Of a panel's sums.
-INLINE __m512 numbers(const Call& c, int64_t row, int64_t n, Sum sum) {
+INLINE __m512 numbers(const Product& c, int64_t row, int64_t n, Sum sum) {
 #if ACTS == 8
     const int64_t left = c.n - n;
     const __mmask16 some = left >= SIDE ? 0xffff : (__mmask16)((1u << left) - 1);
@@ -164,7 +159,7 @@ constexpr uint32_t every(uint32_t one) {
 
 // R rows from m by P panels from `panel`; rows beyond `last` are the last again, and are not written.
 template <int R, int P>
-__attribute__((noinline)) void tile(const Call& c, int64_t m, int64_t last, int64_t panel) {
+__attribute__((noinline)) void tile(const Product& c, int64_t m, int64_t last, int64_t panel) {
     const char* x[R];
     UNROLL for (int r = 0; r < R; r++) x[r] = row_of(c, m + r < last ? m + r : last - 1);
     Sum sum[R][P];
@@ -246,7 +241,7 @@ __attribute__((noinline)) void tile(const Call& c, int64_t m, int64_t last, int6
 constexpr int64_t TASK = 4, ROWS = 8;                  // panels of a task; rows of a tile at most
 
 template <int R, int P>
-void some(const Call& c, int64_t m, int64_t last, int64_t from, int64_t to) {
+void some(const Product& c, int64_t m, int64_t last, int64_t from, int64_t to) {
     int64_t p = from;
 #if KIND == 0
     for (; p + P <= to; p += P) tile<R, P>(c, m, last, p);
@@ -254,7 +249,7 @@ void some(const Call& c, int64_t m, int64_t last, int64_t from, int64_t to) {
     for (; p < to; p++) tile<R, 1>(c, m, last, p);
 }
 
-void rows_of(const Call& c, int64_t m, int64_t last, int64_t from, int64_t to) {
+void rows_of(const Product& c, int64_t m, int64_t last, int64_t from, int64_t to) {
     const int64_t rows = last - m;
     if (rows == 1) some<1, 4>(c, m, last, from, to);
     else if (rows == 2) some<2, 4>(c, m, last, from, to);
@@ -311,7 +306,7 @@ INLINE void line1(const float* w, const uint16_t* at, int64_t from, int64_t to, 
 // Lanes that a block of rows has, as `beside` lays them.
 INLINE int64_t lanes_of(int64_t rows) { return rows == 1 ? 1 : rows <= 8 ? 8 : rows <= 16 ? 16 : 32; }
 
-void rows_of(const Call& c, int64_t m, int64_t last, int64_t from, int64_t to) {
+void rows_of(const Product& c, int64_t m, int64_t last, int64_t from, int64_t to) {
     const int64_t lanes = lanes_of(last - m), turns = (c.k + WIDE - 1) / WIDE;
     const uint16_t* at = (const uint16_t*)c.places;
     const float* w = (const float*)c.codes;
@@ -337,7 +332,7 @@ void rows_of(const Call& c, int64_t m, int64_t last, int64_t from, int64_t to) {
 }
 
 // Rows m to last of x, (k, lanes), zeros in lanes beyond; the room of a block begins where that of its first row would.
-void beside(const Call& c, int64_t m, int64_t last) {
+void beside(const Product& c, int64_t m, int64_t last) {
     const int64_t lanes = lanes_of(last - m);
     float* to = (float*)c.room + m * c.padded;
     if (last - m < lanes) memset(to, 0, (size_t)(c.padded * lanes * 4));
@@ -354,7 +349,7 @@ void beside(const Call& c, int64_t m, int64_t last) {
 }  // namespace
 
 extern "C" int gnomon_kernel(const Product* given) {
-    const Call& c = *(const Call*)given;
+    const Product& c = *given;
 #if KIND == 2
     const int64_t all = c.n;
 #else

@@ -24,6 +24,8 @@ from gnomon.formats.huggingface.safetensors import Entry
 from gnomon.formats.keys import read_json
 from gnomon.runtime.parameters.weights import Folder, WeightReader
 from gnomon.storage.form import Shape, Storage
+from gnomon.storage.names import storage_of
+from gnomon.storage.sparse import Sparse
 
 NUMPY: Mapping[str, str] = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "uint16", "I64": "int64", "I32": "int32",
@@ -102,6 +104,20 @@ def codes_of(reader: WeightReader, parameter: str) -> list[Codes]:
         rows = {name: array[begin:end] for name, array in arrays.items()}
         made.append(Codes(storage, rows, (end - begin, shape[1])))
     return made
+
+
+def sparse_as(path: Path) -> Sparse | None:
+    """How config.json says that a folder's linears are sparse (`sparsity_config`, as `gnomon compress` writes it); None
+    where it says nothing. InputError for what is no sparse storage."""
+    config = (path if path.is_dir() else path.parent) / "config.json"
+    said = read_json(config.read_text(encoding="utf-8"), str(config), infinite=True) if config.is_file() else {}
+    given = said.get("sparsity_config")
+    if not isinstance(given, Mapping) or "storage" not in given:
+        return None
+    storage = storage_of(str(given["storage"]))
+    if not isinstance(storage, Sparse):
+        raise InputError(f"{config}: sparsity_config.storage is {storage.name}, which is not sparse; as 4:16 or 0.9")
+    return storage
 
 
 def open_folder(path: Path) -> Folder:

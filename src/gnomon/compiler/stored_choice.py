@@ -19,7 +19,7 @@ from gnomon.storage.form import Shape
 from gnomon.storage.n_of_m import NM
 from gnomon.storage.sparse import Share, Sparse
 
-MULTIPLIED, PERMUTED, LISTED, CELL, SEGMENT = 1.6, 2.7, 3.2, 15.0, 30.0
+MULTIPLIED, PERMUTED, LISTED, CELL, SEGMENT = 1.6, 2.7, 3.0, 30.0, 30.0
 """Vector instructions' times: of a multiplication of a register; with its permutation; with one of two registers; to go
 to the next columns of a panel; to the next output of rows beside each other."""
 BESIDE: Mapping[int, float] = {1: 1.4, 8: 2.8, 16: 3.8, 32: 6.5}

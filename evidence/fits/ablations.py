@@ -189,8 +189,7 @@ def forget(given: Iterable[Case]) -> None:
     """Prices that were made with other terms."""
     for case in given:
         case.memo.clear()
-        pricing = case.made.pricing
-        pricing.forget()
+        case.made = replace(case.made, pricing=replace(case.made.pricing))
 
 
 if __name__ == "__main__":

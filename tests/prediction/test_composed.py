@@ -41,9 +41,9 @@ def test_no_host_runs_ahead_beside_a_collective() -> None:
     """The second of four stages has three layers and nothing else. gpt2's are shorter than their launches."""
     outcome = run(stack_with(composed=True), tp=2, pp=4).pricing
     ((layer, alike),) = outcome.stages[1].layers
-    host = layer.forward.launches * outcome.priced.launch_s[1]
-    assert len(alike) == 3 and host > layer.forward.compute_s / outcome.priced.rates[1].compute
-    waited = layer.forward.comm_s["tp"] * outcome.priced.rates[1].exposed
+    host = layer.forward.launches * outcome.launch_s[1]
+    assert len(alike) == 3 and host > layer.forward.compute_s / outcome.rates[1].compute
+    waited = layer.forward.comm_s["tp"] * outcome.rates[1].exposed
     assert sum(outcome.compute.parts("F", 1).values()) == pytest.approx(3 * (host + waited))
 
 
@@ -51,7 +51,7 @@ def test_embedding_and_head_have_no_collective() -> None:
     """Twelve layers' alone, of the fourteen blocks that sum over ranks forward."""
     outcome = run(stack_with(composed=True), tp=4).pricing
     (layers,) = [price for price, alike in outcome.stages[0].layers if len(alike) == 12]
-    waited = 12 * layers.forward.comm_s["tp"] * outcome.priced.rates[0].exposed
+    waited = 12 * layers.forward.comm_s["tp"] * outcome.rates[0].exposed
     assert outcome.compute.parts("F", 0)["tp"] == pytest.approx(waited)
     assert run(stack_with(), tp=4).pricing.compute.parts("F", 0)["tp"] > waited
 

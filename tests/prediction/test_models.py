@@ -138,7 +138,7 @@ def test_weights_gathered_in_eight_bits_are_cast_by_parts() -> None:
 
     whole, parts = (stage(gather=gather).pricing.compute.parts("F", 1)["compute"] for gather in (False, True))
     cast = stage().stages[0].order[1].weight_cast
-    rate = stage().pricing.priced.rates[0].compute
+    rate = stage().pricing.rates[0].compute
     copied = stage().stages[0].collectives(stage().stages[0].order[1])[0].bytes / 2
     assert whole - parts > 7 / 8 * float(cast.device_s) / rate > 0
     assert whole - parts < (7 / 8 * float(cast.device_s) + 3 * copied / 3.35e12) / rate

@@ -11,7 +11,7 @@ from gnomon.lowering import lower
 from gnomon.models.presets import model
 from gnomon.plans import Mesh, Plan, Schedule, Stage, Workload, batch
 from gnomon.prediction import predict
-from gnomon.prediction.predict import PLAIN_STACK, _replicas, _workers
+from gnomon.prediction.predict import PLAIN_STACK, Asked
 from gnomon.prediction.software_kernels import kernels_of
 from gnomon.prediction.step import Pricing
 from gnomon.program import validate
@@ -41,9 +41,9 @@ def test_the_slowest_replica_is_the_step_of_all_classes_together(shares: tuple[i
     prediction = predict(GRAPH, CLUSTER, chosen, WORKLOAD)
     kernels, _, stack = kernels_of(PLAIN_STACK)
     count, size = batch(chosen, WORKLOAD)
-    workers = _workers(chosen, GRAPH, CLUSTER, WORKLOAD, size, kernels, stack)
-    blocks = tuple((stage, -1) for stage in range(chosen.num_stages))
-    kinds = [Pricing(chosen, GRAPH, CLUSTER, stack, r, blocks, count) for r in _replicas(chosen, workers)]
+    priced = Pricing(plan=chosen, graph=GRAPH, cluster=CLUSTER, stack=stack, stages=(), blocks=(), count=count)
+    asked = Asked(priced=priced, workload=WORKLOAD, size=size, kernels=kernels, by_layer=False)
+    kinds = [pricing for _, pricing in asked.side_by_side()]
     program = lower(GRAPH, chosen, CLUSTER, WORKLOAD)
     assert program.num_classes == 2 * chosen.num_stages and len(kinds) == 2
     busy = [

@@ -137,7 +137,7 @@ def test_hybrid_ep_gathers_the_routing_of_all_tokens_and_sends_weights_with_each
         program = Stack(name="any", version="1").changed((fact,), moe_dispatch=how)
         pricing = predict(graph, "8x8xb200-sxm", plan, Workload(global_batch_size=64, seq_len=8192), program).pricing
         waits[how] = {kind: pricing.compute.parts(kind, 0)["ep"] for kind in ("F", "B")}
-        link, exposed = pricing.stages[0].links["ep"], pricing.priced.rates[0].exposed
+        link, exposed = pricing.stages[0].links["ep"], pricing.rates[0].exposed
     copies = {name: holders(places, 512, 22) / 22 for name, places in (("nodes", 8), ("ranks", 64))}
     bare, more = (dispatch_seconds(8192 * 22 * row, link, **copies) for row in (1024 * 2, 1024 * 2 + 64 * 4))
     gathered = collective_seconds("all_gather", 8192 * 64 * 512, link)

@@ -33,7 +33,7 @@ def communicators(pricing: Pricing, here: Sequence[StagePrice]) -> tuple[int, in
 def _holds_tied(pricing: Pricing, here: Sequence[StagePrice]) -> bool:
     """Whether one of these stages shares a parameter with another."""
     numbers = {number for number, stage in enumerate(pricing.stages) if any(stage is other for other in here)}
-    return any(numbers & set(holders) for holders in pricing.priced.shared.values())
+    return any(numbers & set(holders) for holders in pricing.shared.values())
 
 
 def flat_bytes(pricing: Pricing, stage: StagePrice) -> int:

@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import replace
 
 from gnomon.prediction.layer_types import LayerPrice, Phase
-from gnomon.prediction.priced import Priced
+from gnomon.prediction.priced import PricedStages
 from gnomon.prediction.stage_kernels import around, beside_s
 from gnomon.prediction.update import host_copy_s
 from gnomon.prices.collectives import collective_seconds
@@ -37,7 +37,7 @@ rank's."""
 class ComputeTime:
     """Seconds of the computing actions of a plan's Program."""
 
-    def __init__(self, priced: Priced) -> None:
+    def __init__(self, priced: PricedStages) -> None:
         self.priced = priced
         self._phases: dict[tuple[str, int], Phase] = {}
         self._extras: dict[tuple[str, int], OpPrice] = {}
@@ -45,7 +45,7 @@ class ComputeTime:
         self._whole: ComputeTime | None = None
         self._shares: dict[tuple[str, int], dict[int, float]] = {}
 
-    def with_numbers(self, priced: Priced) -> ComputeTime:
+    def with_numbers(self, priced: PricedStages) -> ComputeTime:
         """The same layers under other numbers: their phases are not added up again."""
         other = copy(self)
         other.priced, other._whole, other._shares = priced, None, {}

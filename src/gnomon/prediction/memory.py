@@ -467,14 +467,14 @@ def _keys_bytes(layer: LayerPrice) -> int:
 
 def logits_bytes(pricing: Pricing, block: int) -> int:
     """Of what a stage of the Program keeps of a microbatch, its logits."""
-    own = pricing.stages[pricing.blocks[block][0]].order[slice(*pricing.priced.span(block))]
+    own = pricing.stages[pricing.blocks[block][0]].order[slice(*pricing.span(block))]
     return sum(kept.bytes for layer in own for kept in layer.kept if kept.is_logits)
 
 
 def _several(pricing: Pricing, block: int, number: int, index: int, layers: int) -> dict[str, float]:
     """Buffers of messages of several tensors, which neither the first layer reads nor the last writes alone."""
     sent, sizes = pricing.messages.sent, dict[str, float]()
-    last = pricing.priced.span(block)[1]
+    last = pricing.span(block)[1]
     ends = (("X", (number - 1, number), index in (-1, 0)), ("Y", (number, number + 1), last == layers))
     for name, pair, is_end in ends:
         if is_end and len(sent.get(pair, ())) > 1:
@@ -512,7 +512,7 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
         if pricing.rows_divide_stages:  # gradients that layers of a stage hand each other are inside theirs
             if index > 0:
                 sizes[f"{block}DX"] = 0.0
-            if pricing.priced.span(block)[1] < len(stage.order):
+            if pricing.span(block)[1] < len(stage.order):
                 sizes[f"{block}DY"] = 0.0
         sizes[f"{block}SC"], sizes[f"{block}KX"] = sizes[f"{block}S"], sizes[f"{block}X"]
         sizes[f"{block}KD"] = sizes.get(f"{block - 1}DX", 0.0)
@@ -531,7 +531,7 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
         by_layer = index >= 0 and (zero == 3 or (zero == 2 and whole))
         if by_layer:
             made = (
-                [gradient_bytes(stage, at) for at in range(*pricing.priced.span(block))]
+                [gradient_bytes(stage, at) for at in range(*pricing.span(block))]
                 if whole
                 else [(size, 0) for size in reduced]
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -213,8 +213,6 @@ class Timed:
     """A plan priced, lowered and played, but for its memory: what a search asks of plans that are slow."""
 
     structure: Structure
-    blocks: tuple[tuple[int, int], ...]
-    """(stage, layer in it) of each of the Program's stages when those are layers; (stage, -1) when whole stages."""
     every: tuple[tuple[Structure, Pricing], ...]
     """Of each kind of replica, or of each data-parallel worker where their units differ."""
     pricing: Pricing
@@ -245,37 +243,17 @@ class Timed:
         check_methods(plan)
         kernels, assumed, stack = kernels_of(stack, cpu=on_cpu(machines))
         assumed += beyond_lines(stack, plan) + expert_lines(stack, graph, plan)
-        asked, plan = plan, own_runtime.followed(plan) if stack.name == own_runtime.NAME else plan
+        given, plan = plan, own_runtime.followed(plan) if stack.name == own_runtime.NAME else plan
         count, size = batch(plan, workload)
-        several = worker_units(graph, plan, workload)
-        messages: Messages = "buffered" if stack.messages.p2p_poll_s is None else "polled"
-        every = []
-        if several:
-            check_varied(graph, plan, workload, kernels)
-            notes += (NOTE,)
-            made = _UnitPrices(plan, graph, machines, workload, kernels, stack)
-            for units in dict.fromkeys(several):
-                structure, blocks = _structure(plan, graph, len(units), messages, by_layer=by_layer, units=units)
-                pricing = made.pricing(units, blocks)
-                every.append((with_methods(structure, (pricing,)), pricing))
+        priced = Pricing(plan=plan, graph=graph, cluster=machines, stack=stack, stages=(), blocks=(), count=count)
+        asked = Asked(priced=priced, workload=workload, size=size, kernels=kernels, by_layer=by_layer)
+        if several := worker_units(graph, plan, workload):
+            notes, made = (*notes, NOTE), asked.of_units(several)
         elif shares_devices(plan):
-            notes += (TURNS_NOTE,)
-            sizes = local_sizes(workload, size, plan.world_size)
-            for own, turns in device_turns(plan, count):
-                structure, blocks = _structure(own, graph, count * turns.workers, messages, by_layer=by_layer)
-                structure = validate(with_switches(structure.program, turns))
-                kinds = _workers(own, graph, machines, workload, size, kernels, stack, sizes=sizes)[0]
-                here = (next(price for price in kinds if turns.process in price.members),)
-                every.append((structure, Pricing(own, graph, machines, stack, here, blocks, count, turns=turns)))
+            notes, made = (*notes, TURNS_NOTE), asked.in_turns()
         else:
-            workers = _workers(plan, graph, machines, workload, size, kernels, stack)
-            by_layer = by_layer or _runs_by_layer(plan, stack)
-            structure, blocks = _structure(plan, graph, count, messages, by_layer=by_layer)
-            replicas = tuple(
-                Pricing(plan, graph, machines, stack, replica, blocks, count) for replica in _replicas(plan, workers)
-            )
-            structure = with_methods(structure, replicas)
-            every = [(structure, pricing) for pricing in replicas]
+            made = asked.side_by_side()
+        every = tuple(made)
         played = []
         for structure, pricing in every:
             durations, after = contended(structure, pricing)
@@ -284,12 +262,11 @@ class Timed:
         structure, pricing, durations, steady = max(played, key=lambda replica: replica[3].seconds)
         return Timed(
             structure=structure,
-            blocks=blocks,
-            every=tuple(every),
+            every=every,
             pricing=pricing,
             durations=durations,
             period=steady,
-            plan=asked,
+            plan=given,
             workload=workload,
             kernels=kernels,
             assumed=assumed,
@@ -307,6 +284,100 @@ class Timed:
         return _prediction(self, memory, sizes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is asked, and how its plan is priced and lowered: a Program with its prices for each kind of replica."""
+
+    priced: Pricing
+    """Plan, graph, cluster, stack and number of microbatches, without a stage."""
+    workload: Workload
+    size: int
+    """Sequences of a microbatch over all data-parallel ranks."""
+    kernels: Kernels
+    by_layer: bool
+    """A row for each layer, whatever the plan."""
+
+    def side_by_side(self) -> Iterator[tuple[Structure, Pricing]]:
+        """Replicas that run at once; those on other devices, or with other shares, play the same rows."""
+        plan, stack = self.priced.plan, self.priced.stack
+        workers = self.workers(plan)
+        structure, blocks = self.lowered(plan, self.priced.count, by_layer=self.by_layer or _runs_by_layer(plan, stack))
+        kinds = tuple(replace(self.priced, stages=stages, blocks=blocks) for stages in _replicas(plan, workers))
+        structure = with_methods(structure, kinds)
+        return ((structure, pricing) for pricing in kinds)
+
+    def in_turns(self) -> Iterator[tuple[Structure, Pricing]]:
+        """Workers that take turns on devices: the rows and prices of each device."""
+        sizes = local_sizes(self.workload, self.size, self.priced.plan.world_size)
+        for own, turns in device_turns(self.priced.plan, self.priced.count):
+            structure, blocks = self.lowered(own, self.priced.count * turns.workers, by_layer=self.by_layer)
+            (kinds,) = self.workers(own, sizes=sizes)[:1]
+            here = (next(price for price in kinds if turns.process in price.members),)
+            yield (
+                validate(with_switches(structure.program, turns)),
+                replace(self.priced, plan=own, stages=here, blocks=blocks, turns=turns),
+            )
+
+    def of_units(self, several: Sequence[tuple[Unit, ...]]) -> Iterator[tuple[Structure, Pricing]]:
+        """Workers whose units are not alike: each shape is priced once."""
+        priced = self.priced
+        check_varied(priced.graph, priced.plan, self.workload, self.kernels)
+        # for sequences that one context-parallel rank has to itself
+        alone = replace(priced.plan, mesh=replace(priced.plan.mesh, cp=1), placement=())
+        known: dict[tuple[bool, int, Pieces], tuple[StagePrice, ...]] = {}
+
+        def stages(plan: Plan, sizes: dict[str, int], pieces: Pieces) -> tuple[StagePrice, ...]:
+            key = plan is alone, sizes["seq"], pieces
+            if key not in known:
+                known[key] = tuple(prices[0] for prices in self.workers(plan, sizes=sizes, pieces=pieces))
+            return known[key]
+
+        for units in dict.fromkeys(several):
+            structure, blocks = self.lowered(priced.plan, len(units), by_layer=self.by_layer, units=units)
+            largest, shapes = priced_units(priced.plan, units, partial(stages, priced.plan), partial(stages, alone))
+            whole = replace(priced, stages=largest, blocks=blocks, count=len(units))
+            whole = replace(whole, shapes={shape: replace(whole, stages=of) for shape, of in shapes.items()})
+            yield with_methods(structure, (whole,)), whole
+
+    def lowered(
+        self, plan: Plan, count: int, *, by_layer: bool, units: tuple[Unit, ...] = ()
+    ) -> tuple[Structure, tuple[tuple[int, int], ...]]:
+        """The Program of a plan with so many microbatches, and what its stages stand for."""
+        messages: Messages = "buffered" if self.priced.stack.messages.p2p_poll_s is None else "polled"
+        return _structure(plan, self.priced.graph, count, messages, by_layer=by_layer, units=units)
+
+    def workers(
+        self, plan: Plan, *, sizes: Mapping[str, int] | None = None, pieces: Pieces = ()
+    ) -> tuple[tuple[StagePrice, ...], ...]:
+        """Of each stage, the prices of its kinds of worker. sizes, pieces: of one unit, where units differ."""
+        graph, cluster, stack = self.priced.graph, self.priced.cluster, self.priced.stack
+        experts = [dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "experts"]
+        most, stages = max((count or 0 for count in experts), default=0), []
+        seen: dict[Mesh, tuple[dict[str, int], float]] = {}
+        facts = KernelFacts.of(stack, plan.layout)
+        for stage in range(plan.num_stages):
+            mesh = plan.stage_mesh(stage)
+            if mesh not in seen:
+                load = self.workload.router.busiest(most, mesh.ep) if most else 1.0
+                own = dict(sizes) if sizes is not None else local_sizes(self.workload, self.size, mesh.data_ranks)
+                seen[mesh] = own, load
+            local, load = seen[mesh]
+            stages.append(
+                stage_prices(
+                    plan,
+                    graph,
+                    cluster,
+                    stage,
+                    sizes=local,
+                    kernels=self.kernels,
+                    facts=facts,
+                    load=load,
+                    pieces=pieces,
+                )
+            )
+        return tuple(stages)
+
+
 def stages_of(
     graph: Graph, cluster: Cluster, plan: Plan, workload: Workload, stack: Stack = PLAIN_STACK
 ) -> tuple[StagePrice, ...]:
@@ -315,8 +386,10 @@ def stages_of(
     check(plan, graph, cluster, workload)
     graph = under(graph, plan)
     kernels, _, stack = kernels_of(stack, cpu=on_cpu(cluster))
-    _, size = batch(plan, workload)
-    return tuple(prices[0] for prices in _workers(plan, graph, cluster, workload, size, kernels, stack))
+    count, size = batch(plan, workload)
+    priced = Pricing(plan=plan, graph=graph, cluster=cluster, stack=stack, stages=(), blocks=(), count=count)
+    asked = Asked(priced=priced, workload=workload, size=size, kernels=kernels, by_layer=False)
+    return tuple(prices[0] for prices in asked.workers(plan))
 
 
 def _replicas(plan: Plan, workers: tuple[tuple[StagePrice, ...], ...]) -> tuple[tuple[StagePrice, ...], ...]:
@@ -356,83 +429,6 @@ def _memory(
             if rank.peak_bytes > known.peak_bytes:  # a worker with other units
                 ranks[rank.rank_class, rank.ranks] = rank
     return tuple(sorted(ranks.values(), key=lambda rank: rank.rank_class)), sizes
-
-
-def _workers(
-    plan: Plan,
-    graph: Graph,
-    cluster: Cluster,
-    workload: Workload,
-    size: int,
-    kernels: Kernels,
-    stack: Stack,
-    *,
-    sizes: Mapping[str, int] | None = None,
-    pieces: Pieces = (),
-) -> tuple[tuple[StagePrice, ...], ...]:
-    """Of each stage, the prices of its kinds of worker. sizes, pieces: of one unit, where units differ."""
-    experts = [dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "experts"]
-    most, stages, seen = (
-        max((count or 0 for count in experts), default=0),
-        [],
-        dict[Mesh, tuple[dict[str, int], float]](),
-    )
-    facts = KernelFacts.of(stack, plan.layout)
-    for stage in range(plan.num_stages):
-        mesh = plan.stage_mesh(stage)
-        if mesh not in seen:
-            load = workload.router.busiest(most, mesh.ep) if most else 1.0
-            own = dict(sizes) if sizes is not None else local_sizes(workload, size, mesh.data_ranks)
-            seen[mesh] = own, load
-        local, load = seen[mesh]
-        prices = stage_prices(
-            plan,
-            graph,
-            cluster,
-            stage,
-            sizes=local,
-            kernels=kernels,
-            facts=facts,
-            load=load,
-            pieces=pieces,
-        )
-        stages.append(prices)
-    return tuple(stages)
-
-
-class _UnitPrices:
-    """Prices of units of several shapes under one plan, each shape once."""
-
-    def __init__(
-        self, plan: Plan, graph: Graph, cluster: Cluster, workload: Workload, kernels: Kernels, stack: Stack
-    ) -> None:
-        self.plan, self.graph, self.cluster, self.stack = plan, graph, cluster, stack
-        self.workload, self.kernels = workload, kernels
-        self.stages: dict[tuple[bool, int, Pieces], tuple[StagePrice, ...]] = {}
-        self.whole = replace(plan, mesh=replace(plan.mesh, cp=1), placement=())
-        """For sequences that one context-parallel rank has to itself."""
-
-    def pricing(self, units: tuple[Unit, ...], blocks: tuple[tuple[int, int], ...]) -> Pricing:
-        """Prices of one worker's Program."""
-        largest, shapes = priced_units(self.plan, units, self._divided, self._whole)
-        of = {
-            shape: Pricing(self.plan, self.graph, self.cluster, self.stack, stages, blocks, len(units))
-            for shape, stages in shapes.items()
-        }
-        return Pricing(self.plan, self.graph, self.cluster, self.stack, largest, blocks, len(units), shapes=of)
-
-    def _divided(self, sizes: dict[str, int], pieces: Pieces) -> tuple[StagePrice, ...]:
-        return self._stages(self.plan, sizes, pieces)
-
-    def _whole(self, sizes: dict[str, int], pieces: Pieces) -> tuple[StagePrice, ...]:
-        return self._stages(self.whole, sizes, pieces)
-
-    def _stages(self, plan: Plan, sizes: dict[str, int], pieces: Pieces) -> tuple[StagePrice, ...]:
-        key = plan is self.whole, sizes["seq"], pieces
-        if key not in self.stages:
-            made = self.graph, self.cluster, self.workload, 1, self.kernels, self.stack
-            self.stages[key] = tuple(prices[0] for prices in _workers(plan, *made, sizes=sizes, pieces=pieces))
-        return self.stages[key]
 
 
 def _runs_by_layer(plan: Plan, stack: Stack) -> bool:

@@ -1,6 +1,6 @@
 """A plan's stages with the numbers that turn the prices of their layers into seconds.
 
-`Priced` is what every part of a step's price reads: the stages, which of their layers stand behind each of the
+`PricedStages` is what every part of a step's price reads: the stages, which of their layers stand behind each of the
 Program's stages, and each stage's fitted rates. Leaves out seconds (`compute_time`, `reduction_time`, `step`).
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from gnomon.graph import Graph
@@ -17,14 +17,14 @@ from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Plan, shared_parameters
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.stage import StagePrice
-from gnomon.prices.fitted import Fitted, Rates, rates
+from gnomon.prices.fitted import Fitted, Rates, fitted, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.links import AxisLink
 from gnomon.software import Stack
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Priced:
+class PricedStages:
     """Stages, their layers and their rates under one plan."""
 
     plan: Plan
@@ -33,10 +33,11 @@ class Priced:
     stack: Stack
     stages: tuple[StagePrice, ...]
     blocks: tuple[tuple[int, int], ...]
-    """As in `Pricing`."""
+    """(stage, layer in it) of each of the Program's stages when those are layers; (stage, -1) when whole stages."""
     count: int
     """Microbatches."""
-    numbers: Fitted
+    numbers: Fitted = field(default_factory=fitted)
+    """Fitted to runs; left out, those on record."""
 
     @cached_property
     def rates(self) -> tuple[Rates, ...]:
@@ -61,10 +62,6 @@ class Priced:
     def shared(self) -> Mapping[str, tuple[int, ...]]:
         """Stages of each parameter that several hold."""
         return shared_parameters(self.plan, self.graph)
-
-    def with_numbers(self, numbers: Fitted | None, stack: Stack | None) -> Priced:
-        """The same under other fitted numbers, or with a stack that differs in its own numbers alone."""
-        return replace(self, numbers=numbers or self.numbers, stack=stack or self.stack)
 
     def span(self, block: int) -> tuple[int, int]:
         """The layers of its stage, [first, last), that stand behind one of the Program's stages."""

@@ -17,7 +17,7 @@ from gnomon import orders
 from gnomon.errors import UnpricedError
 from gnomon.graph import DTYPE_BITS
 from gnomon.prediction.compute_time import ComputeTime
-from gnomon.prediction.priced import Priced
+from gnomon.prediction.priced import PricedStages
 from gnomon.prediction.stage import GROUPS, StagePrice
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.host import LAUNCH_S, check_s
@@ -35,11 +35,11 @@ WANTED = {
 class ReductionTime:
     """Seconds of the collectives of parameters and gradients of a plan's Program."""
 
-    def __init__(self, priced: Priced, compute: ComputeTime) -> None:
+    def __init__(self, priced: PricedStages, compute: ComputeTime) -> None:
         self.priced, self.compute = priced, compute
         self._wired: dict[tuple[str, int, int], list[tuple[float, AxisLink]]] = {}
 
-    def with_numbers(self, priced: Priced, compute: ComputeTime) -> ReductionTime:
+    def with_numbers(self, priced: PricedStages, compute: ComputeTime) -> ReductionTime:
         """The same collectives under other numbers: what they take alone is not priced again."""
         other = copy(self)
         other.priced, other.compute = priced, compute

@@ -27,7 +27,7 @@ def held_by_streams(pricing: Pricing, block: int) -> int:
     if per_tensor is None:
         return 0
     stage, _ = pricing.blocks[block]
-    layers = pricing.stages[stage].order[slice(*pricing.priced.span(block))]
+    layers = pricing.stages[stage].order[slice(*pricing.span(block))]
     sizes = [size for layer in layers for size in _reduced(layer)]
     if not sizes:
         return 0

@@ -8,21 +8,19 @@ collectives of parameters and gradients (`reduction_time`), messages between sta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 from gnomon.errors import UnpricedError
-from gnomon.graph import Graph
-from gnomon.hardware import Cluster
 from gnomon.lowering.tensor_sums import COPIES, TERMS
-from gnomon.plans import Plan, Workload, transfers
+from gnomon.plans import Workload, transfers
 from gnomon.prediction.compute_time import PHASES, ComputeTime
 from gnomon.prediction.layer import parameter_elements
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.messages import Messages
-from gnomon.prediction.priced import Priced
+from gnomon.prediction.priced import PricedStages
 from gnomon.prediction.reduction_time import WANTED, ReductionTime
 from gnomon.prediction.stage import StagePrice
 from gnomon.prediction.turns import SWITCH, Turns
@@ -36,7 +34,7 @@ from gnomon.prediction.update import (
     update_parts,
 )
 from gnomon.prediction.vocabulary import KINDS as VOCABULARY
-from gnomon.prices.fitted import Fitted, fitted
+from gnomon.prices.fitted import Fitted
 from gnomon.prices.links import AxisLink
 from gnomon.program import Key, Program
 from gnomon.simulate import Durations
@@ -59,75 +57,49 @@ FREE_KINDS = frozenset({*POLLS, "RECV_SKIP", "RECV_SKIP_GRAD", "RESHARD", "LOAD"
 """Actions that only mark a moment: a receive ends when its send does."""
 
 
-class Pricing:
-    """Seconds of every action of a Program under one plan."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pricing(PricedStages):
+    """A plan's stages priced, and from them the seconds of every action of a Program: one value from the prices of
+    layers to the clock. What is derived is computed once, when it is first asked for."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        graph: Graph,
-        cluster: Cluster,
-        stack: Stack,
-        stages: tuple[StagePrice, ...],
-        blocks: tuple[tuple[int, int], ...],
-        count: int,
-        *,
-        numbers: Fitted | None = None,
-        shapes: Mapping[str, Pricing] | None = None,
-        turns: Turns | None = None,
-    ) -> None:
-        """blocks: (stage, layer in it) of each of the Program's stages when those are layers; (stage, -1) when whole
-        stages. count: microbatches. numbers: fitted to runs, in place of those on record. shapes: of units that are
-        not alike, the price of each shape; `stages` are then those of the largest. turns: of workers that share the
-        device."""
-        self.turns = turns
-        self.shapes = dict(shapes or {})
-        self.plan, self.graph, self.cluster = plan, graph, cluster
-        self.blocks, self.count = blocks, count
-        sent = {(t.source, t.target): t.tensors for t in transfers(plan, graph)}
-        self.messages = Messages(plan=plan, cluster=cluster, stack=stack, stages=stages, sent=sent)
-        self._begin(
-            Priced(
-                plan=plan,
-                graph=graph,
-                cluster=cluster,
-                stack=stack,
-                stages=stages,
-                blocks=blocks,
-                count=count,
-                numbers=numbers or fitted(),
-            )
-        )
-        like, first = _like_stages(stages), dict[tuple[int, tuple[LayerPrice, ...]], int]()
-        spans = [slice(*self.priced.span(block)) if index >= 0 else slice(0) for block, (_, index) in enumerate(blocks)]
-        self.alike = [
-            first.setdefault((like[stage], stages[stage].order[span]), block)
-            for block, ((stage, _), span) in enumerate(zip(blocks, spans, strict=True))
-        ]
+    shapes: Mapping[str, Pricing] = field(default_factory=dict)
+    """Of units that are not alike, the price of each shape; the stages are then those of the largest."""
+    turns: Turns | None = None
+    """Of workers that share the device."""
+
+    @cached_property
+    def messages(self) -> Messages:
+        """Between stages."""
+        sent = {(t.source, t.target): t.tensors for t in transfers(self.plan, self.graph)}
+        return Messages(plan=self.plan, cluster=self.cluster, stack=self.stack, stages=self.stages, sent=sent)
+
+    @cached_property
+    def compute(self) -> ComputeTime:
+        """Of computing."""
+        return ComputeTime(self)
+
+    @cached_property
+    def reductions(self) -> ReductionTime:
+        """Of collectives of parameters and gradients."""
+        return ReductionTime(self, self.compute)
+
+    @cached_property
+    def alike(self) -> list[int]:
         """For each of the Program's stages, the first that costs the same: priced once."""
+        like, first = _like_stages(self.stages), dict[tuple[int, tuple[LayerPrice, ...]], int]()
+        spans = [slice(*self.span(block)) if index >= 0 else slice(0) for block, (_, index) in enumerate(self.blocks)]
+        return [
+            first.setdefault((like[stage], self.stages[stage].order[span]), block)
+            for block, ((stage, _), span) in enumerate(zip(self.blocks, spans, strict=True))
+        ]
 
-    def _begin(self, priced: Priced) -> None:
-        """With nothing priced yet."""
-        self.priced = priced
-        self.compute = ComputeTime(priced)
-        self.reductions = ReductionTime(priced, self.compute)
-        self._updates: dict[int, tuple[float, int, float]] = {}
-        self._memo: dict[tuple[str, int, str], float] = {}
+    @cached_property
+    def _updates(self) -> dict[int, tuple[float, int, float]]:
+        return {}
 
-    @property
-    def stages(self) -> tuple[StagePrice, ...]:
-        """Prices of each stage's layers."""
-        return self.priced.stages
-
-    @property
-    def stack(self) -> Stack:
-        """The program that runs it."""
-        return self.priced.stack
-
-    @property
-    def numbers(self) -> Fitted:
-        """Fitted to runs."""
-        return self.priced.numbers
+    @cached_property
+    def _memo(self) -> dict[tuple[str, int, str], float]:
+        return {}
 
     def of(self, shape: str) -> Pricing:
         """The prices for units of a shape (`Key.shape`)."""
@@ -136,26 +108,26 @@ class Pricing:
     def with_numbers(self, numbers: Fitted | None = None, stack: Stack | None = None) -> Pricing:
         """The same plan under other fitted numbers, or with a stack that differs in its own numbers alone; what does
         not depend on them is not computed again."""
-        other = copy(self)
-        other.priced = self.priced.with_numbers(numbers, stack)
-        other.compute = self.compute.with_numbers(other.priced)
-        other.reductions = self.reductions.with_numbers(other.priced, other.compute)
-        other.shapes = {shape: priced.with_numbers(numbers, stack) for shape, priced in self.shapes.items()}
-        other._memo = {at: seconds for at, seconds in self._memo.items() if at[0] == "NORM" or at[2] == TIED}
+        shapes = {shape: priced.with_numbers(numbers, stack) for shape, priced in self.shapes.items()}
+        other = replace(self, numbers=numbers or self.numbers, stack=stack or self.stack, shapes=shapes)
+        compute = self.compute.with_numbers(other)
+        vars(other).update(
+            messages=self.messages,
+            alike=self.alike,
+            compute=compute,
+            reductions=self.reductions.with_numbers(other, compute),
+            _updates=self._updates,
+            _memo={at: seconds for at, seconds in self._memo.items() if at[0] == "NORM" or at[2] == TIED},
+        )
         return other
 
     def with_stage(self, number: int, stage: StagePrice) -> Pricing:
         """The same plan with other layers on one stage, on the same devices: for what follows from that stage's layers
         alone (`BY_LAYER`), not for messages between stages."""
-        other = copy(self)
-        stages = (*self.stages[:number], stage, *self.stages[number + 1 :])
-        other._begin(replace(self.priced, stages=stages))
-        other.alike = list(range(len(self.blocks)))  # the stage may cost what no other does now
+        other = replace(self, stages=(*self.stages[:number], stage, *self.stages[number + 1 :]))
+        # the stage may cost what no other does now
+        vars(other).update(messages=self.messages, alike=list(range(len(self.blocks))))
         return other
-
-    def forget(self) -> None:
-        """Drops what was priced, for who has changed a term of prices."""
-        self._begin(self.priced)
 
     def durations(self, program: Program) -> Durations:
         """Seconds of each price key, on the grid."""
@@ -206,19 +178,19 @@ class Pricing:
         if kind == "SEND_COPY":
             return self._copied(stage)
         if kind in ("OPT", "OPT_COPY"):
-            return self._update(stage) + parameters_back_s(*self.priced.layers(stage), self.cluster)
+            return self._update(stage) + parameters_back_s(*self.layers(stage), self.cluster)
         if kind == "NORM":
             return norm_s(self.stages[self.blocks[stage][0]], self.cluster, self.stack)
         if kind in ("D2H", "H2D", "HOST_OPT", "HOST_ADD"):
             streamed = self.blocks[stage][1] >= 0
-            inside = exchanged_s(*self.priced.layers(stage)) if kind == "HOST_OPT" else 0.0
-            return inside + on_host_s(kind, *self.priced.layers(stage), self.cluster, streamed=streamed)
+            inside = exchanged_s(*self.layers(stage)) if kind == "HOST_OPT" else 0.0
+            return inside + on_host_s(kind, *self.layers(stage), self.cluster, streamed=streamed)
         raise UnpricedError(f"action {key.label} has no price; add a rule for {kind} to gnomon.prediction.step")
 
     def fetched_s(self, block: int, *, copies: bool = True) -> float:
         """Seconds in which parameters that wait on the host or a disk come in, before they are gathered. copies: not
         from the disk alone."""
-        return parameters_s(*self.priced.layers(block), self.cluster, copies=copies)
+        return parameters_s(*self.layers(block), self.cluster, copies=copies)
 
     def amounts(self, key: Key) -> tuple[float, float]:
         """(bytes that an action sends or reduces, FLOPs of its matmuls) on one rank; 0 where it has none or where
@@ -242,10 +214,10 @@ class Pricing:
         if kind == "HOST_OPT" and ".." in key.name:
             return sum(self.amounts(key._replace(stage=block, name=""))[0] for block in self._bucket(key)), 0.0
         if kind in ("OPT", "HOST_OPT"):
-            return float(sum(c.bytes * n for c, n in in_update(*self.priced.held(stage)))), 0.0
+            return float(sum(c.bytes * n for c, n in in_update(*self.held(stage)))), 0.0
         if kind in WANTED and key.name not in (TIED, *IN_UPDATE) and ".." not in key.name:
             name, moments = WANTED[kind]
-            price, layers = self.priced.held(stage)
+            price, layers = self.held(stage)
             of = [(c, n) for layer, n in layers for c in price.collectives(layer)]
             return float(sum(c.bytes * n for c, n in of if c.kind == name and c.when in moments)), 0.0
         return 0.0, 0.0
@@ -277,14 +249,14 @@ class Pricing:
         seconds, link = self.messages.wire(source, target)
         if link is None:
             return seconds
-        return seconds * self.priced.slower(link)
+        return seconds * self.slower(link)
 
     def _copied(self, block: int) -> float:
         """Wire time of a stage's gradient to the rank before it, which has a copy of the stage."""
         stage = self.blocks[block][0]
         size = self.stages[stage].static_bytes()["gradients"]
         seconds, link = self.messages.carried(float(size), stage, (stage - 1) % len(self.stages))
-        return seconds if link is None else seconds * self.priced.slower(link)
+        return seconds if link is None else seconds * self.slower(link)
 
     def _skip(self, stage: int, *, forward: bool) -> float:
         """The longest message of a stage to (or its gradient from) one that is not its neighbour."""
@@ -295,24 +267,24 @@ class Pricing:
     def rows_divide_stages(self) -> bool:
         """Whether the rows of a stage's layers divide what one row of the stage would do, and do nothing else: they
         gather no parameters (ZeRO 3) and send no gradients to the host."""
-        return self.blocks[0][1] >= 0 and not (self.priced.waits_by_layer or self.plan.optimizer.offload)
+        return self.blocks[0][1] >= 0 and not (self.waits_by_layer or self.plan.optimizer.offload)
 
     def _update(self, block: int) -> float:
         number, index = self.blocks[block]
         divided = index >= 0 and self.rows_divide_stages
         at = ~number if divided else block
         if at not in self._updates:
-            held = self.compute.of_stages.priced.held(number) if divided else self.priced.held(block)
+            held = self.compute.of_stages.priced.held(number) if divided else self.held(block)
             self._updates[at] = update_parts(*held, self.stack, whole=divided or index < 0)
         device_s, kernels, before = self._updates[at]
-        seconds = max(device_s, kernels * self.priced.launch_s[number]) + before
+        seconds = max(device_s, kernels * self.launch_s[number]) + before
         return seconds * self._elements_share(block) if divided else seconds
 
     def _elements_share(self, block: int) -> float:
         """Of its stage's parameters, the share of the layers behind one of the Program's stages."""
         number = self.blocks[block][0]
         of = {
-            other: sum(parameter_elements(layer) * times for layer, times in self.priced.layers(other)[1])
+            other: sum(parameter_elements(layer) * times for layer, times in self.layers(other)[1])
             for other, (stage, _) in enumerate(self.blocks)
             if stage == number
         }

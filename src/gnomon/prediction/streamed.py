@@ -76,7 +76,7 @@ def on_device(pricing: Pricing, number: int, kept: frozenset[int]) -> float:
     stage, own, total = pricing.stages[number], 0, 0
     for block, (of, index) in enumerate(pricing.blocks):
         if of == number:
-            elements = sum(map(parameter_elements, stage.order[index : pricing.priced.span(block)[1]]))
+            elements = sum(map(parameter_elements, stage.order[index : pricing.span(block)[1]]))
             total += elements
             own += elements if block in kept else 0
     return own / total if total else 0.0

@@ -65,7 +65,7 @@ def _inside(program: Program, pricing: Pricing) -> NDArray[np.float64]:
             elif kind.name in ("C", "FRC"):
                 table[k, block] = unsaved
             elif kind.name == "OPT":
-                table[k, block] = update + inside_update(*pricing.priced.held(block))
+                table[k, block] = update + inside_update(*pricing.held(block))
             elif (share := pricing.stages[pricing.blocks[block][0]].share) is not None:
                 table[k, block] = share.inside(kind.name)
     return table
@@ -78,7 +78,7 @@ def _beside_layers(pricing: Pricing, block: int) -> tuple[float, float]:
     number, index = pricing.blocks[block]
     if not pricing.rows_divide_stages:
         return 0.0, 0.0
-    last, sent = pricing.priced.span(block)[1] == len(pricing.stages[number].order), pricing.messages.sent
+    last, sent = pricing.span(block)[1] == len(pricing.stages[number].order), pricing.messages.sent
     pairs = ((number - 1, number), (number, number + 1))
     sizes = [float(pricing.messages.bytes_of(pair)) if pair in sent else 0.0 for pair in pairs]
     return 0.0 if index == 0 else sizes[0], 0.0 if last else sizes[1]
@@ -89,7 +89,7 @@ def _read_before(pricing: Pricing, block: int) -> int:
     gradients have read them, and a row of the whole stage counts what is inside its layers against them."""
     if not pricing.rows_divide_stages:
         return 0
-    stage, last = pricing.stages[pricing.blocks[block][0]], pricing.priced.span(block)[1]
+    stage, last = pricing.stages[pricing.blocks[block][0]], pricing.span(block)[1]
     return sum(stage.kept_bytes[last:])
 
 
@@ -98,7 +98,7 @@ def layers_behind(pricing: Pricing, block: int) -> list[tuple[LayerPrice, int]]:
     number, index = pricing.blocks[block]
     stage = pricing.stages[number]
     pairs = list(zip(stage.order, stage.kept_bytes, strict=True))
-    return pairs[slice(*pricing.priced.span(block))] if index >= 0 else pairs
+    return pairs[slice(*pricing.span(block))] if index >= 0 else pairs
 
 
 def _outputs(pricing: Pricing, block: int) -> int:

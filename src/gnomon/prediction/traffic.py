@@ -60,7 +60,7 @@ def traffic(prediction: Prediction) -> tuple[Traffic, ...]:
 
 def _sent(pricing: Pricing, kind: str, block: int) -> Iterator[tuple[str, float]]:
     """(axes, bytes) of one action."""
-    stage, layers = pricing.priced.layers(block)
+    stage, layers = pricing.layers(block)
     if kind in ("SEND_F", "SEND_B"):
         here = pricing.blocks[block][0]
         other = here + (1 if kind == "SEND_F" else -1)
@@ -72,7 +72,7 @@ def _sent(pricing: Pricing, kind: str, block: int) -> Iterator[tuple[str, float]
             for axis, size in _inside(layer, phase).items():
                 yield axis, size * times
     if kind == "OPT":
-        for one, times in in_update(*pricing.priced.held(block)):
+        for one, times in in_update(*pricing.held(block)):
             yield "+".join(one.axes), one.sent_bytes * times
     if kind in WANTED:
         name, moments = WANTED[kind]

@@ -27,7 +27,7 @@ NOTE = (
     "sequences apart; the slowest data-parallel worker sets the step"
 )
 
-Priced = Callable[[dict[str, int], Pieces], tuple[StagePrice, ...]]
+PriceUnit = Callable[[dict[str, int], Pieces], tuple[StagePrice, ...]]
 """Prices of every stage from the sizes of a unit and its pieces."""
 
 
@@ -51,7 +51,7 @@ def check_varied(graph: Graph, plan: Plan, workload: Workload, kernels: Kernels)
 
 
 def priced_units(
-    plan: Plan, units: Sequence[Unit], priced: Priced, whole: Priced
+    plan: Plan, units: Sequence[Unit], priced: PriceUnit, whole: PriceUnit
 ) -> tuple[tuple[StagePrice, ...], dict[str, tuple[StagePrice, ...]]]:
     """(prices of the stages for the largest unit, shape of unit -> prices); no shapes where units are alike.
 
@@ -64,7 +64,7 @@ def priced_units(
     return prices[largest], prices if len(shapes) > 1 else {}
 
 
-def _priced(plan: Plan, unit: Unit, priced: Priced, whole: Priced) -> tuple[StagePrice, ...]:
+def _priced(plan: Plan, unit: Unit, priced: PriceUnit, whole: PriceUnit) -> tuple[StagePrice, ...]:
     """Prices of a unit. Where ranks of cp have sequences of their own (Skrull), the one with most of them: what the
     divided sequences exchange runs alongside its own sequences, and their computing after."""
     parts, _ = sequence_parts(plan, plan.stage_mesh(0))

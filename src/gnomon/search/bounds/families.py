@@ -26,7 +26,7 @@ from gnomon.prediction.stage import stage_links
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.fitted import fitted
 from gnomon.prices.links import AxisLink, axis_link
-from gnomon.search.bounds.layer_tables import Kinds, KindTable, Priced, Split, kind_tables, split
+from gnomon.search.bounds.layer_tables import CommonPrices, Kinds, KindTable, Split, kind_tables, split
 from gnomon.search.space.points import Space
 from gnomon.sharding.homes import routed_tensors
 from gnomon.software import Stack
@@ -123,7 +123,7 @@ class Job:
         self.devices = tuple(dict.fromkeys(group.node.device for group in cluster.groups))
         self.uniform = len(cluster.groups) == 1
         self.numbers = fitted()
-        self.priced = Priced(
+        self.priced = CommonPrices(
             kinds=self.kinds,
             cluster=cluster,
             stack=self.stack,

@@ -180,7 +180,7 @@ def _frozen(kinds: Kinds, prices: Sequence[LayerPrice]) -> Doubles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Priced:
+class CommonPrices:
     """What all tables of one search have in common, and the prices of layers that it has so far."""
 
     kinds: Kinds
@@ -200,7 +200,7 @@ class Priced:
 
 
 def kind_tables(
-    shared: Priced,
+    shared: CommonPrices,
     plan: Plan,
     device: Device,
     links: Mapping[str, AxisLink],
@@ -276,7 +276,7 @@ def parameters_of(table: KindTable) -> object:
 
 
 def _table(
-    shared: Priced,
+    shared: CommonPrices,
     plan: Plan,
     device: Device,
     links: Mapping[str, AxisLink],

@@ -34,7 +34,7 @@ from gnomon.prices.optimizer import optimizer_seconds
 from gnomon.search.bounds.bare_schedule import play, skeleton
 from gnomon.search.bounds.families import GRID_S, TOKEN_AXES, Actions, halves, partly_split
 from gnomon.search.bounds.in_flight import under_way
-from gnomon.search.bounds.layer_tables import PRESETS, Kinds, KindTable, Priced, kind_tables
+from gnomon.search.bounds.layer_tables import PRESETS, CommonPrices, Kinds, KindTable, kind_tables
 from gnomon.search.mixed.space import LARGEST_SHARE, MixedBlock, MixedPoint, Shape, stages_of_ranks
 from gnomon.search.space.points import divisors
 from gnomon.sharding.homes import routed_tensors
@@ -98,7 +98,7 @@ class LayerTables:
         self.layer_kinds = Kinds(graph, plain, kernels)
         self.order = np.array([self.layer_kinds.kind_of[layer.label] for layer in layers], np.int64)
         self._base, self._numbers = plain, fitted()
-        self._priced = Priced(
+        self._priced = CommonPrices(
             kinds=self.layer_kinds,
             cluster=cluster,
             stack=self.stack,

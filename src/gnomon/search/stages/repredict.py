@@ -178,7 +178,7 @@ class Trials:
             if not made:
                 base = self.prediction.pricing
                 stages = tuple(self._stage(s, *span, p) for s, (span, p) in enumerate(zip(spans, presets, strict=True)))
-                made.append(Pricing(plan, self.graph, self.cluster, self.stack, stages, base.blocks, base.count))
+                made.append(replace(base, plan=plan, stages=stages, shapes={}, turns=None))
             return made[0]
 
         return pricing

@@ -135,3 +135,19 @@ def test_a_change_in_code_is_not_written_as_a_setting(tmp_path: Path, capsys: py
     assert "in the script: model.gradient_checkpointing_enable()" in capsys.readouterr().err and not fits.exists()
     assert main(["fit", "llama-tiny", "--on", "1xa100-sxm-80gb", "--to", str(fits)]) == 2
     assert "--to writes a job file" in capsys.readouterr().err
+
+
+def test_a_job_file_s_model_is_named_where_the_catalogue_has_it(tmp_path: Path) -> None:
+    """Of a launch script it is found by its sizes, of adapters by their base."""
+    script = (
+        "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048 --num-attention-heads 32 "
+        "--ffn-hidden-size 8192 --group-query-attention --num-query-groups 8 --swiglu --normalization RMSNorm "
+        "--disable-bias-linear --position-embedding-type rope --vocab-size 128256 --tokenizer-type NullTokenizer "
+        "--make-vocab-size-divisible-by 128 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 "
+        "--global-batch-size 8 --bf16 --use-distributed-optimizer"
+    )
+    tuned = "model_name_or_path: Qwen/Qwen2.5-1.5B\nstage: sft\nfinetuning_type: lora\ncutoff_len: 1024\nbf16: true\n"
+    for name, text, known in (("a.sh", script, "llama-3.2-1b"), ("b.yaml", tuned, "qwen2.5-1.5b+lora8")):
+        (path := tmp_path / name).write_text(text)
+        assert main(["fit", str(path), "--on", "1x8xh100-sxm", "-o", str(out := tmp_path / f"{name}.toml")]) == 0
+        assert load_plan_file(out).model == known

@@ -8,6 +8,7 @@ import pytest
 
 from gnomon.cli.options.job import TrainingOptions
 from gnomon.cli.request import read_request
+from gnomon.errors import InputError
 from gnomon.plans import INPUTS_AWAY, RouterLoad
 from gnomon.prediction import Prediction, predict
 from gnomon.search.fit.advice import advice
@@ -155,3 +156,17 @@ def test_trl_s_loss_with_the_head_has_no_logits(tmp_path: Path) -> None:
         peaks.append(made.tightest.peak_bytes)
         assert any("part by part" in note for note in asked.notes) == (kind == "nll")
     assert peaks[0] - peaks[1] > 2 * 16384 * 152064 * 4
+
+
+def test_a_key_that_is_given_twice_counts_as_its_program_takes_it(tmp_path: Path) -> None:
+    """axolotl and TRL read YAML by PyYAML, where the last one counts; LLaMA-Factory by OmegaConf, which refuses it."""
+    for text in (AXOLOTL, TRL):
+        (path := tmp_path / "job.yaml").write_text(
+            f"{text}gradient_accumulation_steps: 2\ngradient_accumulation_steps: 4\n"
+        )
+        source = ("trl", str(path)) if text is TRL else None
+        asked = read_request(TrainingOptions(model=None if source else str(path), source=source, on="1xa100-sxm-80gb"))
+        assert asked.workload.batch_size == 4
+        assert any("gradient_accumulation_steps is given more than once" in line for line in asked.assumed)
+    with pytest.raises(InputError, match="'bf16' is given twice"):
+        made(tmp_path / "job.yaml", f"{FACTORY}bf16: false\n")

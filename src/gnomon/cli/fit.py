@@ -21,6 +21,8 @@ from gnomon.cli.terminal import Progress, print_json, print_lines, written
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError
 from gnomon.hardware import parse_cluster
+from gnomon.models.lora import parse_adapters
+from gnomon.models.presets import CONFIGS, model
 from gnomon.plans import PlanFile, load_plan, save_plan_file
 from gnomon.report.assumed import material
 from gnomon.report.fit import alone_text, combined_text, fit_mapping, heading_text, largest_mapping, largest_text
@@ -45,7 +47,7 @@ def run(options: FitOptions) -> int:
         raise InputError("--to writes a job file with what makes it fit; give one, or -o FILE for a plan file")
     options = options if source is None else replace(options, **at_fields(options, source[1]))
     asked = read_request(options)
-    named = _named(options) if options.output else ""
+    named = _named(options, asked) if options.output else ""
     limit = None if options.memory is None else quantity("--memory", parse_bytes, options.memory)
     if options.sac_ilp:
         check_stack(asked.stack)
@@ -118,15 +120,20 @@ def _chosen(ladder: Ladder, number: int | None) -> Rung | None:
     return ladder.combined[number - 1]
 
 
-def _named(options: FitOptions) -> str:
-    """The model by a name that a plan file can have."""
+def _named(options: FitOptions, asked: Request) -> str:
+    """The model by a name that a plan file can have: as it is given, or the catalogue's if a job file trains that."""
     if options.plan is not None and options.model is None:
         given = load_plan(options.plan)
         if isinstance(given, PlanFile):
             return given.model
     name = adapted_name(options, options.network or options.model)
     if name is None or options.source is not None and options.network is None or is_job_file(name):
-        raise InputError("-o writes a plan file, which names its model; give the job file's as --model NAME")
+        if (known := _known(asked)) is not None:
+            return known
+        raise InputError(
+            "-o writes a plan file, which names its model; the job file's is none of the catalogue's: give it as "
+            "--model NAME or --model path/to/config.json, or write the job file with --to"
+        )
     return name
 
 
@@ -158,6 +165,17 @@ def _write_job(
         print_lines(("", *unified_diff(before, after, str(path), output, lineterm="", n=1)))
         step = show_seconds(reread.prediction.step_s)
         print_lines(("", f"written to {output}: {step} a step; {reread.prediction.verdict}"))
+
+
+def _known(asked: Request) -> str | None:
+    """The catalogue's name, adapters included, of a model that is the same to every size; None for others."""
+    base, adapters = parse_adapters(asked.graph.name)
+    names = [base] if base in CONFIGS else [] if adapters is not None else list(CONFIGS)
+    for name in names:
+        spelled = f"{name}{adapters or ''}"
+        if replace(model(spelled), name="") == replace(asked.graph, name=""):
+            return spelled
+    return None
 
 
 def _write(options: FitOptions, output: str, asked: Request, named: str, ladder: Ladder, chosen: Rung | None) -> None:

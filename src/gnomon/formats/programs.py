@@ -77,7 +77,7 @@ def _values(text: str, path: Path) -> Mapping[str, object]:
         if kind == ".toml":
             return parse_toml(text, str(path))
         if kind in (".yaml", ".yml"):
-            return read_yaml(text, str(path))
+            return read_yaml(text, str(path), [])
     except (ValueError, RecursionError, GnomonError):
         pass
     return {}

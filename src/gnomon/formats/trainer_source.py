@@ -20,7 +20,7 @@ from gnomon.formats.given import Given
 from gnomon.formats.job import Fields, flatten, read_source
 from gnomon.formats.launched import Launched, beside, dashed, launched, overrides
 from gnomon.formats.shell import Launch, launches
-from gnomon.formats.yaml_file import read_yaml
+from gnomon.formats.yaml_file import read_yaml, said_twice
 
 YAML_ENDS = (".yaml", ".yml", ".json")
 """Ends of files that hold a mapping."""
@@ -58,14 +58,17 @@ def commands_of(sample: Sample) -> tuple[Launch, ...]:
         return ()
 
 
-def trainer_source(path: Path, given: Given, wanted: Callable[[Launch], bool], hint: str) -> Source:
-    """The fields of a file. wanted: which command of a script is meant; hint: an option of it, for the message."""
+def trainer_source(
+    path: Path, given: Given, wanted: Callable[[Launch], bool], hint: str, *, by_pyyaml: bool = True
+) -> Source:
+    """The fields of a file. wanted: which command of a script is meant; hint: an option of it, for the message.
+    by_pyyaml: whether the program reads YAML by PyYAML, which takes the last of a key that is given twice."""
     folder = path.resolve().parent
     if path.suffix.lower() in YAML_ENDS:
         text, file = read_source(path)
-        return Source(
-            fields=Fields(flatten(read_yaml(text, file)), file, given), folder=folder, program="", stated=None
-        )
+        twice: list[str] = []
+        fields = Fields(flatten(read_yaml(text, file, twice if by_pyyaml else None)), file, given)
+        return Source(fields=fields, folder=folder, program="", stated=None, assumed=said_twice(twice))
     command = launched(path, given, wanted, hint)
     assumed: list[str] = []
     values, stated = launched_values(command.launch.launcher, folder, assumed)
@@ -105,7 +108,9 @@ def _written(command: Launched, folder: Path, assumed: list[str]) -> dict[str, o
                 f"{name} --on CLUSTER, or put it beside the script"
             )
         text, file = read_source(place)
-        values |= flatten(read_yaml(text, file))
+        twice: list[str] = []
+        values |= flatten(read_yaml(text, file, twice))
+        assumed += said_twice(twice)
         assumed.append(f"fields of {name}, which the command names")
     return values | {name: plain(value) for name, value in flags.items()}
 

@@ -62,8 +62,9 @@ def _scalar(value: object) -> str:
     return re.sub(r"^(-?\d+)e", r"\1.0e", text) if isinstance(value, float) else text
 
 
-def read_yaml(text: str, source: str) -> Mapping[str, object]:
-    """The mapping in `text`. `source` names it in errors.
+def read_yaml(text: str, source: str, twice: list[str] | None = None) -> Mapping[str, object]:
+    """The mapping in `text`. `source` names it in errors. twice: takes the keys that are given more than once, of which
+    the last counts, as for programs that read by PyYAML; without it they are refused.
 
     Raises InputError without PyYAML or when the text is no mapping or over the limits, FormatError (with the line) for
     text that is not YAML.
@@ -80,7 +81,7 @@ def read_yaml(text: str, source: str) -> Mapping[str, object]:
         if node is None:
             raise InputError(f"{source} is empty; a job file is a mapping", "$")
         _check_size(node, source)
-        value = _construct(node, source, "$", yaml.SafeLoader(""))
+        value = _construct(node, source, "$", yaml.SafeLoader(""), twice)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
@@ -90,6 +91,11 @@ def read_yaml(text: str, source: str) -> Mapping[str, object]:
     if not isinstance(value, dict):
         raise InputError(f"{source} holds a {type(value).__name__}; a job file is a mapping", "$")
     return value
+
+
+def said_twice(twice: list[str]) -> list[str]:
+    """A sentence on each key that was given more than once."""
+    return [f"{key} is given more than once: the last one counts, as PyYAML reads it" for key in dict.fromkeys(twice)]
 
 
 def _check_events(events: Iterator[Any], source: str) -> None:
@@ -129,8 +135,8 @@ def _check_size(root: Any, source: str) -> None:
     size(root)
 
 
-def _construct(node: Any, source: str, path: str, loader: Any) -> object:
-    """The plain value of a node."""
+def _construct(node: Any, source: str, path: str, loader: Any, twice: list[str] | None) -> object:
+    """The plain value of a node. twice: as of `read_yaml`."""
 
     def fail(message: str) -> NoReturn:
         raise InputError(f"{source}:{node.start_mark.line + 1}: {message}", path)
@@ -144,11 +150,15 @@ def _construct(node: Any, source: str, path: str, loader: Any) -> object:
             if key == "<<":
                 fail("merge keys (<<) are not read; write the keys out")
             if key in mapping:
-                fail(f"{key!r} is given twice in one mapping")
-            mapping[key] = _construct(value_node, source, f"{path}.{key}", loader)
+                if twice is None:
+                    fail(
+                        f"{key!r} is given twice in one mapping, which its program refuses or does not define; keep one"
+                    )
+                twice.append(f"{path}.{key}".removeprefix("$."))
+            mapping[key] = _construct(value_node, source, f"{path}.{key}", loader, twice)
         return mapping
     if node.id == "sequence":
-        return [_construct(item, source, f"{path}[{i}]", loader) for i, item in enumerate(node.value)]
+        return [_construct(item, source, f"{path}[{i}]", loader, twice) for i, item in enumerate(node.value)]
     try:
         value = loader.construct_object(node)
     except ValueError:

@@ -17,7 +17,7 @@ from gnomon.errors import InputError
 from gnomon.formats.deepspeed.read import job_of, read_deepspeed
 from gnomon.formats.given import NOTHING, SEQ_LEN, Given, Network
 from gnomon.formats.job import Fields, Job, chosen, divides, flatten, read_source
-from gnomon.formats.yaml_file import read_yaml
+from gnomon.formats.yaml_file import read_yaml, said_twice
 from gnomon.plans import DType, Layout, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
 from gnomon.search.fit.terms import Terms
 from gnomon.software import stack
@@ -84,8 +84,9 @@ def read_accelerate(
     InputError for what is missing or refused, with the fix.
     """
     text, file = read_source(source)
-    f = Fields(flatten(read_yaml(text, file)), file, given)
-    assumed: list[str] = []
+    twice: list[str] = []
+    f = Fields(flatten(read_yaml(text, file, twice)), file, given)
+    assumed = said_twice(twice)
     seq_len, micro_batch_size = seq_len or given.seq_len, micro_batch_size or given.micro_batch_size
     model, devices = model or given.model, devices or given.devices
     if seq_len is None:

@@ -37,7 +37,7 @@ from gnomon.formats.trainers import (
 )
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, sharded
-from gnomon.formats.yaml_file import read_yaml
+from gnomon.formats.yaml_file import read_yaml, said_twice
 from gnomon.plans import Layout, Precision
 
 NEUTRAL = IRRELEVANT | frozenset(
@@ -121,7 +121,10 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
 
 def _read(path: Path, given: Given) -> Job:
     text, file = read_source(path)
-    return read_fields(Fields(flatten(read_yaml(text, file)), file, given), path.resolve().parent, given)
+    twice: list[str] = []
+    fields = Fields(flatten(read_yaml(text, file, twice)), file, given)
+    job = read_fields(fields, path.resolve().parent, given)
+    return replace(job, assumed=(*said_twice(twice), *job.assumed))
 
 
 def read_fields(f: Fields, folder: Path, given: Given) -> Job:

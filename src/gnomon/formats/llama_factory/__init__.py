@@ -138,7 +138,8 @@ def _precision(f: Fields, whole: bool) -> Precision:
 
 
 def _read(path: Path, given: Given) -> Job:
-    return read_fields(trainer_source(path, given, _wanted, "--model_name_or_path"), given)
+    # OmegaConf reads it, which refuses a key that is given twice
+    return read_fields(trainer_source(path, given, _wanted, "--model_name_or_path", by_pyyaml=False), given)
 
 
 def read_fields(source: Source, given: Given) -> Job:

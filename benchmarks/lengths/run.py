@@ -41,7 +41,7 @@ from gnomon.software import stack
 
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none")
 CONFIG = LlamaConfig(
-    name="small", num_layers=4, hidden_size=128, num_heads=4, num_kv_heads=2, head_dim=32, ffn_size=352, vocab_size=1024
+    name="small", num_layers=2, hidden_size=128, num_heads=4, num_kv_heads=2, head_dim=32, ffn_size=352, vocab_size=1024
 )
 THIN = replace(
     CONFIG, num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=1, head_dim=16, ffn_size=176, vocab_size=16384
@@ -61,8 +61,8 @@ def chats(context: int, count: int, seed: int = 0) -> tuple[int, ...]:
 
 
 BATCHES: Mapping[str, tuple[int, ...]] = {
-    "4096 x 1, 64 x 39": (64,) * 20 + (4096,) + (64,) * 19,
-    "chats to 4096, 40": chats(4096, 40),
+    "2048 x 1, 32 x 39": (32,) * 20 + (2048,) + (32,) * 19,
+    "chats to 2048, 40": chats(2048, 40),
 }
 
 
@@ -157,8 +157,11 @@ def speed(rounds: int) -> None:
             "transformers, sorted": theirs(lengths, by_length=True),
         }
         running = {name: ours(graph, plan, lengths) for name, plan in plans.items()}
+        print(f"{batch}: {made.predicted} plans predicted", flush=True)
         took = in_turns(steps | {name: step for name, (_, step) in running.items()}, rounds)
-        print(f"{batch}: {sum(lengths):,} tokens, {rounds} rounds; found {made.best.plan.schedule}", flush=True)
+        found = made.best.plan.schedule
+        said = f"micro_batch_size {found.micro_batch_size} {found.passes}"
+        print(f"{batch}: {sum(lengths):,} tokens, {rounds} rounds; found {said}", flush=True)
         for name, seconds in took.items():
             work = Workload(lengths=lengths)
             expected = predict(graph, cluster, plans[name], work, stack("gnomon")).step_s if name in plans else None

@@ -6,12 +6,14 @@ Where ranks divide experts (ep, etp), those that a captured model computes row b
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
 from gnomon.errors import GraphError, PlanError
-from gnomon.graph import Graph, why_whole, with_dispatch
+from gnomon.graph import Block, Graph, why_whole, with_dispatch
 from gnomon.models.balance import LayerBalance, with_layer_balance
+from gnomon.ops.op import attrs
 from gnomon.plans.parts import Experts
 from gnomon.plans.plan import Plan
 
@@ -23,7 +25,37 @@ def under(graph: Graph, plan: Plan) -> Graph:
     made = with_dispatch(graph) if any(mesh.ep * mesh.etp > 1 for mesh in meshes) else graph
     if plan.experts.bias_rate and not router_biases(graph):
         raise PlanError(f"experts.bias_rate moves the biases of routers, and {graph.name} has none; leave it out")
+    made = _with_threshold(made, plan.experts.threshold) if plan.experts.threshold < 1.0 else made
     return _balanced(made, plan.experts) if plan.experts.has_loss else made
+
+
+@lru_cache(maxsize=64)
+def _with_threshold(graph: Graph, threshold: float) -> Graph:
+    """The graph whose routers say from where on a token goes to its first expert alone."""
+    routers = [(block, op) for block in graph.blocks for op in block.ops if op.does == "routes"]
+    for block, op in routers:
+        chosen = block.tensor(op.outputs[0]).dims[-1].size
+        if chosen != 2 or op.attr("fn", "softmax") != "softmax":
+            raise PlanError(
+                f"experts.threshold compares the first of two experts that a softmax chooses with the second, and "
+                f"{graph.name} chooses {chosen} by {op.attr('fn', 'softmax')}; leave it out"
+            )
+    if not routers:
+        raise PlanError(f"experts.threshold is for routers, and {graph.name} has none; leave it out")
+    new = attrs(threshold=threshold)
+
+    def marked(block: Block) -> Block:
+        return replace(
+            block,
+            ops=tuple(
+                replace(op, attrs=(*(pair for pair in op.attrs if pair[0] != "threshold"), *new))
+                if op.does == "routes"
+                else op
+                for op in block.ops
+            ),
+        )
+
+    return replace(graph, blocks=tuple(marked(block) for block in graph.blocks))
 
 
 @lru_cache(maxsize=64)

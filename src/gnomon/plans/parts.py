@@ -144,7 +144,8 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """How a mixture's experts are kept evenly loaded, where its config says nothing of it."""
+    """How tokens come to a mixture's experts, and how these are kept evenly loaded, where its config says nothing of
+    it."""
 
     balance: Literal["none", "layer", "sequence"] = "none"
     """Loss of each layer with a router, by the tokens of a microbatch on one data-parallel rank (`layer`: Switch
@@ -158,8 +159,17 @@ class Experts:
     """What the bias of a router moves by after each step, up for experts that fewer tokens than the mean chose, down
     for the others (DeepSeek-V3's noaux_tc); 0: it stays."""
 
+    drop: Literal["position", "probs"] = "position"
+    """Which of an expert's tokens are dropped where the workload gives it a capacity: those that come last, or those
+    whose weights are least (Megatron-LM's token_drop_policy)."""
+    threshold: float = 1.0
+    """A token whose first expert is more probable than its second by more than this goes to the first alone (adaptive
+    gating, Li et al. 2023; routers that choose two by softmax): at 0 every token, at 1 none."""
+
     @typed
     def __post_init__(self) -> None:
+        if not 0.0 <= self.threshold <= 1.0:
+            raise PlanError(f"experts.threshold = {self.threshold} is a difference of probabilities, from 0 to 1")
         for name in ("coefficient", "z_loss", "bias_rate"):
             if not 0.0 <= (value := getattr(self, name)) < float("inf"):
                 raise PlanError(f"experts.{name} = {value} must be a finite number of at least 0")

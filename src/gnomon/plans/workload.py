@@ -49,6 +49,8 @@ class RouterLoad:
     padded: bool = False
     """Every expert computes its whole capacity, filled up with zeros, however few rows it gets (GShard, DeepSpeed-MoE;
     Megatron-LM with `--moe-pad-expert-input-to-capacity`)."""
+    alone: float = 0.0
+    """Share of tokens that go to the first of their two experts alone, under a plan's `experts.threshold`."""
 
     @typed
     def __post_init__(self) -> None:
@@ -64,6 +66,8 @@ class RouterLoad:
             raise PlanError("router load 'recorded' needs layers, the counts of each layer, and only it takes them")
         if len({len(layer) for layer in self.layers}) > 1:
             raise PlanError("router load 'recorded' needs as many counts in every layer: one for each expert")
+        if not 0.0 <= self.alone <= 1.0:
+            raise PlanError(f"router load has alone = {self.alone}; it is a share of tokens, from 0 to 1")
         if not 0 <= self.s < float("inf"):
             raise PlanError(f"router load has s = {self.s}; the exponent of zipf is a finite number of at least 0")
         for counts in (self.counts, *self.layers):
@@ -99,21 +103,21 @@ class RouterLoad:
         """The same of each layer, (layers, num_experts)."""
         if self.padded:
             return np.full((1, num_experts), self.capacity / num_experts)
-        shares = self.shares(num_experts)
+        shares = self.shares(num_experts) * (1.0 - self.alone / 2)
         return np.minimum(shares, self.capacity / num_experts) if self.capacity else shares
 
     def dropped(self, num_experts: int) -> float:
         """Share of routed (token, expert) pairs that no expert has room for."""
         if not self.capacity:
             return 0.0
-        beyond = np.maximum(self.shares(num_experts) - self.capacity / num_experts, 0.0)
+        beyond = np.maximum(self.shares(num_experts) * (1.0 - self.alone / 2) - self.capacity / num_experts, 0.0)
         return float(beyond.sum(axis=1).mean())
 
     def busiest(self, num_experts: int, ep: int) -> float:
         """Rows that the busiest of `ep` ranks computes over those of balanced routing without drops. Every layer waits
         for its own busiest rank: the mean over layers of these."""
         if self.kind == "balanced" and not self.padded:
-            return 1.0
+            return 1.0 - self.alone / 2
         return float(self._by_rank(num_experts, ep).max(axis=1).mean() * ep)
 
     def rank_fractions(self, num_experts: int, ep: int) -> NDArray[np.float64]:

@@ -29,7 +29,7 @@ from gnomon.plans.parts import Preset
 from gnomon.plans.saving import in_runs
 from gnomon.plans.stages import held_by_several
 from gnomon.runtime.mesh.groups import Groups, meshes_of
-from gnomon.runtime.module.blocks import BlockRun, cut_linears
+from gnomon.runtime.module.blocks import UNLIMITED, BlockRun, Capacity, cut_linears
 from gnomon.runtime.module.crossings import Hop, hops
 from gnomon.runtime.module.saving import rules_of
 from gnomon.runtime.module.stage import Stage
@@ -74,7 +74,7 @@ def apply(
     groups: Groups,
     *,
     seed: int = 0,
-    capacity: float = 0.0,
+    capacity: Capacity = UNLIMITED,
     device: torch.device = CPU,
     values: Values | None = None,
     by_layer: bool = False,

@@ -46,6 +46,22 @@ SIZES = 64
 """Batches of other sizes whose captured ops are kept ready."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """How many rows an expert takes of a rank's tokens."""
+
+    over_mean: float = 0.0
+    """Times the mean; 0 for all there are."""
+    padded: bool = False
+    """Whether it always computes so many."""
+    by_weight: bool = False
+    """Whether tokens of least weight are dropped first, and not the last ones."""
+
+
+UNLIMITED = Capacity()
+"""All rows."""
+
+
 class BlockRun:
     """One block on one rank."""
 
@@ -55,10 +71,10 @@ class BlockRun:
         axes: Mapping[str, Axis],
         *,
         keep_gathered: bool = False,
-        capacity: float = 0.0,
+        capacity: Capacity = UNLIMITED,
         splits: Sequence[Split] = (),
     ) -> None:
-        """capacity: rows that an expert takes of a rank's tokens, over the mean; 0 for all. splits: linears that are
+        """capacity: rows that an expert takes of a rank's tokens. splits: linears that are
         cut along their tokens (`cut_linears`)."""
         check_block(sharded.block)
         self.capacity = capacity
@@ -487,8 +503,12 @@ class Frame:
             dims = {dim.name: dim.size for tensor in self.owner.block.tensors for dim in tensor.atoms}
             experts = dims[site.attr("experts", "")] or 0
             if self.routed is not None:
-                self.routed(indices)
-            routing = routing_of(indices, experts, ep=ep, etp=etp, capacity=self.owner.capacity)
+                self.routed(indices[indices < experts])
+            given = self.owner.capacity
+            weights = self.values[self._weights_of(names[1])] if given.by_weight and given.over_mean else None
+            routing = routing_of(
+                indices, experts, ep=ep, etp=etp, capacity=given.over_mean, padded=given.padded, weights=weights
+            )
             self.routings[names[1]] = self.routings[site.op.outputs[0]] = routing
             return dispatch(first, routing, ep=ep, etp=etp)
         routing = self.routings[names[0]]
@@ -501,6 +521,11 @@ class Frame:
         weights, _ = others
         assert isinstance(weights, Tensor)
         return combine(first, weights, routing, ep=ep, etp=etp)
+
+    def _weights_of(self, indices: str) -> str:
+        """Of the op that adds up what the experts with these indices made: its weights."""
+        ops = (op.site.op for op in self.owner.ops if op.site.op.does == "combines")
+        return next(op.inputs[1] for op in ops if op.inputs[2] == indices)
 
 
 def _check_attention(sharded: ShardedOp) -> None:

@@ -3,8 +3,9 @@
 Between dispatch and combine rows are sorted by expert: a tensor of (rows, width) and a `Routing`, which says whose they
 are. Where ranks divide experts (ep), rows go to the ranks of their experts and come back, each rank as many as its
 tokens chose; where ranks divide an expert (etp), all slices of it get them, and the parts of the result are added up.
-What exceeds an expert's capacity is dropped, the last tokens first. Attributes of a router: `fn` (softmax, sigmoid),
-`groups` and `groups_per_token`, `normalised`, `least_sum`, `routed_scale`, `group_top`.
+What exceeds an expert's capacity is dropped, the last tokens first or those of least weight, and what is missing may be
+filled up with rows of zeros. Attributes of a router: `fn` (softmax, sigmoid), `groups` and `groups_per_token`,
+`normalised`, `least_sum`, `routed_scale`, `group_top`, `threshold`.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Routing:
     """Rows that each rank of etp received, all of which all slices of an expert compute."""
     sorting: Tensor | None = None
     """Place of each row sorted by expert among those that came."""
+    real: Tensor | None = None
+    """(rows): whether a sorted row is a token's; None: all are."""
 
 
 def router(site: Site, logits: Tensor, bias: Operand | None = None) -> tuple[Tensor, Tensor]:
@@ -61,25 +64,51 @@ def router(site: Site, logits: Tensor, bias: Operand | None = None) -> tuple[Ten
             chosen = grouped.masked_fill(~kept.unsqueeze(-1), 0.0).flatten(-2)
         indices = chosen.topk(topk, dim=-1).indices
     weights = scores.gather(-1, indices)
+    if (threshold := site.attr("threshold", 1.0)) < 1.0:  # of two: the second is left out, as if one had been chosen
+        alone = (weights[..., :1] - weights[..., 1:]).detach() > threshold
+        first = torch.tensor([False, True], device=logits.device)
+        indices = indices.masked_fill(alone & first, logits.shape[-1])  # no expert
+        weights = weights.masked_fill(alone & first, 0.0)
     if site.attr("normalised", True):
         total = weights.sum(-1, keepdim=True).clamp(min=site.attr("least_sum", 0.0))
         weights = weights / (total + (1e-20 if site.attr("fn", "") == "sigmoid" else 0.0))
     return (weights * site.attr("routed_scale", 1.0)).to(logits.dtype), indices
 
 
-def routing_of(indices: Tensor, experts: int, *, ep: Axis = ALONE, etp: Axis = ALONE, capacity: float = 0.0) -> Routing:
-    """Of the chosen experts (…, topk). capacity: rows that an expert takes of this rank's tokens, over the mean; 0 for
-    all. With several ranks they tell each other how many rows there are, so all must come here."""
+def routing_of(
+    indices: Tensor,
+    experts: int,
+    *,
+    ep: Axis = ALONE,
+    etp: Axis = ALONE,
+    capacity: float = 0.0,
+    padded: bool = False,
+    weights: Tensor | None = None,
+) -> Routing:
+    """Of the chosen experts (…, topk), of which some may be none (`experts`). capacity: rows that an expert takes of
+    this rank's tokens, over the mean; 0 for all. padded: whether it always computes so many. weights: of the same
+    shape, where tokens of least weight are dropped first; None: the last ones. With several ranks they tell each other
+    how many rows there are, so all must come here."""
     flat = indices.reshape(-1)
-    order = torch.argsort(flat, stable=True)
-    counts = torch.bincount(flat, minlength=experts)
+    if weights is None:
+        order = torch.argsort(flat, stable=True)
+    else:
+        order = torch.argsort(weights.detach().reshape(-1), stable=True, descending=True)
+        order = order[torch.argsort(flat[order], stable=True)]
+    counts, real = torch.bincount(flat, minlength=experts)[:experts], None
+    order = order[: int(counts.sum())]  # those without an expert come last
     if capacity:
         most = math.ceil(capacity * flat.numel() / experts)
         within = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[flat[order]]
         order, counts = order[within < most], counts.clamp(max=most)
+        if padded:
+            missing = torch.arange(experts, device=order.device).repeat_interleave(most - counts)
+            place = torch.argsort(torch.cat((flat[order], missing)), stable=True)
+            order, real = torch.cat((order, torch.zeros_like(missing)))[place], place < len(order)
+            counts = torch.full_like(counts, most)
     topk = indices.shape[-1]
     if ep.ranks * etp.ranks == 1:
-        return Routing(order=order, counts=tuple(counts.tolist()), topk=topk)
+        return Routing(order=order, counts=tuple(counts.tolist()), topk=topk, real=real)
     sent = counts.view(ep.ranks, -1)
     got = _exchanged_counts(sent, ep)  # (ranks of ep, experts of this rank)
     parts = _gathered_counts(got, etp)  # (ranks of etp, ranks of ep, experts of this rank)
@@ -94,6 +123,7 @@ def routing_of(indices: Tensor, experts: int, *, ep: Axis = ALONE, etp: Axis = A
         received=tuple(got.sum(1).tolist()),
         slices=tuple(parts.sum((1, 2)).tolist()),
         sorting=torch.argsort(mine, stable=True),
+        real=real,
     )
 
 
@@ -174,6 +204,8 @@ def dispatch(x: Tensor, routing: Routing, *, ep: Axis = ALONE, etp: Axis = ALONE
     """(…, width) -> (rows, width): a row for each token and each of its experts, sorted by expert, on the ranks that
     hold the expert."""
     rows = x.reshape(-1, x.shape[-1]).index_select(0, routing.order // routing.topk)
+    if routing.real is not None:
+        rows = rows * routing.real.unsqueeze(-1)
     if ep.group is not None:
         rows = _Moved.apply(rows, ep.group, routing.received, routing.sent)  # type: ignore[no-untyped-call]
     if etp.group is not None:
@@ -196,6 +228,8 @@ def combine(rows: Tensor, weights: Tensor, routing: Routing, *, ep: Axis = ALONE
     """(rows, width), (…, topk) -> (…, width): the sum of a token's rows by their weights."""
     rows = returned(rows, routing, ep=ep, etp=etp)
     by_row = weights.reshape(-1).index_select(0, routing.order).unsqueeze(-1).to(rows.dtype)
+    if routing.real is not None:
+        by_row = by_row * routing.real.unsqueeze(-1)
     tokens, index = weights.shape[:-1], routing.order // routing.topk
     out: Tensor = _Summed.apply(rows, by_row, index, tokens.numel())  # type: ignore[no-untyped-call]
     return out.unflatten(0, tokens)

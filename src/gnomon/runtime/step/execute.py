@@ -31,6 +31,7 @@ from gnomon.runtime.mesh.arrivals import channels, proofs
 from gnomon.runtime.mesh.collectives import all_reduce
 from gnomon.runtime.mesh.groups import Groups, stage_sets
 from gnomon.runtime.module.apply import NOTHING_BESIDE, apply, dtypes, has_experts, holders
+from gnomon.runtime.module.blocks import Capacity
 from gnomon.runtime.module.crossings import Shapes, hops
 from gnomon.runtime.module.stage import Batch, Stage
 from gnomon.runtime.optim.update import AdamWSettings, Update
@@ -105,8 +106,6 @@ class Executor:
         units = self.followed_units
         self.program = followed(graph, plan, workload, program, tied, in_order=self.in_order, units=units)
         self.groups = self._groups()
-        if workload.router.padded:
-            raise PlanError("the runtime does not fill experts up to their capacity; leave out router.padded")
         self.divided = None if ends is None else Divided.of(ends, plan, self.groups)
         by_layer = self.program.num_stages > plan.num_stages
         self.stages = self._stages(seed, values, states or {})
@@ -167,7 +166,11 @@ class Executor:
             self.plan_inside,
             self.groups,
             seed=seed,
-            capacity=self.workload.router.capacity,
+            capacity=Capacity(
+                over_mean=self.workload.router.capacity,
+                padded=self.workload.router.padded,
+                by_weight=self.plan.experts.drop == "probs",
+            ),
             device=self.device,
             values=values,
             by_layer=self.program.num_stages > self.plan.num_stages,

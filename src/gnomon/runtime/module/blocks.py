@@ -505,9 +505,9 @@ class Frame:
             if self.routed is not None:
                 self.routed(indices[indices < experts])
             given = self.owner.capacity
-            weights = self.values[self._weights_of(names[1])] if given.by_weight and given.over_mean else None
+            by = self.values[self._weights_of(names[1])] if given.by_weight and given.over_mean else None
             routing = routing_of(
-                indices, experts, ep=ep, etp=etp, capacity=given.over_mean, padded=given.padded, weights=weights
+                indices, experts, ep=ep, etp=etp, capacity=given.over_mean, padded=given.padded, weights=by
             )
             self.routings[names[1]] = self.routings[site.op.outputs[0]] = routing
             return dispatch(first, routing, ep=ep, etp=etp)

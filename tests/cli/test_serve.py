@@ -68,6 +68,33 @@ def test_a_plan_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main([*asked, "--tpot", "1us"]) == 1
 
 
+PROGRAMS = {
+    "vllm": (),
+    "sglang": (),
+    "dynamo": ("--engine", "vllm"),
+    "tensorrt-llm": ("--weights", "bf16", "--kv-dtype", "bf16"),  # others are in its checkpoint, and in a YAML
+    "llama.cpp": ("--weights", "bf16"),  # others are the file's own
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_plan_is_the_same_as_a_command_line_of_each_program(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, line = tmp_path / "serve.toml", tmp_path / "serve.sh"
+    asked = ["--on", "2xh100-sxm", *LENGTHS, "--concurrency", "8", "--json"]
+    engine = [] if "--engine" in PROGRAMS[program] else ["--engine", program]
+    assert main(["plan", "llama-3.1-8b", "--serve", *asked, *engine, *PROGRAMS[program], "-o", str(out)]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]
+    assert main(["export", str(out), "--to", program, "-o", str(line)]) == 0
+    said = capsys.readouterr()
+    assert "prompts and" not in said.out + said.err, "engines that cannot disaggregate are not planned so"
+    assert main(["predict", "--from", program, str(line), *asked]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for name in ("output_tokens_per_s", "devices", "layout", "weights", "kv"):
+        assert found[name] == (pytest.approx(best[name], rel=1e-3) if isinstance(best[name], float) else best[name])
+
+
 def test_a_command_line_predicts_what_its_options_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A plan exported and read back predicts the same; what is not read is named."""
     out, line = tmp_path / "serve.toml", tmp_path / "serve.sh"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 from gnomon import schema
 from gnomon.cli.options.plan import PlanOptions
@@ -20,6 +21,9 @@ from gnomon.serving.file import ServeFile
 from gnomon.serving.forecast import Target
 from gnomon.serving.space import Choice, Found, best, fewest, space
 from gnomon.units import show_seconds
+
+FORMATS: tuple[Literal["weights", "kv"], ...] = ("weights", "kv")
+"""What is open unless it is given."""
 
 
 def run(options: PlanOptions) -> int:
@@ -34,14 +38,14 @@ def run(options: PlanOptions) -> int:
     if options.fewest and asked.target is None:
         raise InputError("--fewest asks for the fewest devices that meet targets: give --ttft, --tpot or both")
     engines = [asked.engine, *(read(replace(options, engine=name)).engine for name in names[1:])]
-    widths = (asked.serving.weights,) if options.weights else tuple(dict.fromkeys((asked.serving.weights, "fp8")))
     experts = any(op.kind == "grouped_linear" for block in asked.graph.blocks for op in block.ops)
     candidates = space(
         asked.cluster,
         engines,
         asked.serving.max_model_len,
-        weights=widths,
-        kv=(asked.serving.kv,) if options.kv else tuple(dict.fromkeys((asked.serving.kv, "fp8"))),
+        weights=(asked.serving.weights,),
+        kv=(asked.serving.kv,),
+        others=[name for name in FORMATS if getattr(options, name) is None],
         max_seqs=(asked.engine.max_seqs,) if options.max_num_seqs else (64, 256, asked.engine.max_seqs),
         budgets=(asked.engine.max_batched_tokens,) if options.max_num_batched_tokens else (2048, 8192),
         experts=experts,
@@ -120,6 +124,9 @@ def _text(asked: Asked, found: Found, options: PlanOptions) -> Iterator[str]:
 def _pools_or_not(found: Found) -> Iterator[str]:
     """Whether disaggregation pays here, by the best of either kind that was played."""
     assert found.best is not None
+    if not found.best.candidate.engine.disaggregates:
+        yield f"  disaggregation: {found.best.candidate.engine.name} does not hand keys from engine to engine"
+        return
     split = [c for c in found.front if c.candidate.pools is not None]
     if found.best.candidate.pools is not None:
         yield "  disaggregation pays: prompts would slow decodes down by more than the devices set apart for them"

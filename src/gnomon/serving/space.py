@@ -9,9 +9,10 @@ and pools whose engines are laid out differently.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Literal
 
 from gnomon.errors import InputError
 from gnomon.graph import Graph
@@ -81,6 +82,7 @@ def space(
     *,
     weights: Sequence[str],
     kv: Sequence[str] = ("bf16",),
+    others: Container[Literal["weights", "kv"]] = (),
     max_seqs: Sequence[int] = (),
     budgets: Sequence[int] = (),
     experts: bool = False,
@@ -89,8 +91,9 @@ def space(
 ) -> tuple[Candidate, ...]:
     """Candidates: axes are powers of two whose product is at most the devices; attention dp only with experts.
 
-    fewer: also layouts that leave devices idle (1, 2, 4 … replicas). pools: also engines of one device group each that
-    compute prompts, 1, a quarter or half of them, beside engines that answer.
+    others: of these also the formats that each engine's record lists. fewer: also layouts that leave devices idle (1,
+    2, 4 … replicas). pools: also engines of one device group each that compute prompts, 1, a quarter or half of them,
+    beside engines that answer.
     """
     count = cluster.num_devices
     powers = [2**i for i in range(count.bit_length()) if 2**i <= count]
@@ -105,16 +108,29 @@ def space(
         for ep in [e for e in powers if experts and e <= tp * dp] or [1]:
             if dp > 1 and ep != tp * dp:
                 continue
-            for w, k, rules in product(weights, kv, engines):
+            divided = {name for name, size in zip(("tp", "pp", "dp", "ep"), (tp, pp, dp, ep), strict=True) if size > 1}
+            able = [rules for rules in engines if divided <= set(rules.plans_axes)]
+            for w, k, rules in _formats(weights, kv, able, others):
                 one = Serving(tp=tp, pp=pp, dp=dp, ep=ep, weights=w, kv=k, max_model_len=longest)
                 for seqs, budget in product(max_seqs or (rules.max_seqs,), budgets or (rules.max_batched_tokens,)):
                     record = replace(rules, max_seqs=seqs, max_batched_tokens=budget)
                     for replicas in copies:
                         found.append(Candidate(serving=replace(one, replicas=replicas), engine=record))
-                    for first in firsts:
+                    for first in firsts if rules.disaggregates else ():
                         both = Disaggregated(prefill=one, prefill_count=first, decode_count=most - first)
                         found.append(Candidate(serving=one, engine=record, pools=both))
     return tuple(found)
+
+
+def _formats(
+    weights: Sequence[str], kv: Sequence[str], engines: Sequence[Engine], others: Container[str]
+) -> Iterator[tuple[str, str, Engine]]:
+    """(weights, keys, engine) of every way that an engine has."""
+    for rules in engines:
+        widths = dict.fromkeys((*weights, *rules.plans_weights)) if "weights" in others else weights
+        keys = dict.fromkeys((*kv, *rules.plans_kv)) if "kv" in others else kv
+        for w, k in product(widths, keys):
+            yield w, k, rules
 
 
 def bound(price: IterationPrice, load: Load) -> float:

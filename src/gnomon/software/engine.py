@@ -105,6 +105,14 @@ class Engine:
     Vulkan."""
     one_shot_reduce: bool
     """Whether small sums over tensor-parallel ranks run as one kernel over NVLink in place of the library's."""
+    plans_weights: tuple[str, ...]
+    """Formats of weights that a search tries besides the devices' own 16 bits; none: no other."""
+    plans_axes: tuple[Literal["tp", "pp", "dp", "ep"], ...]
+    """Axes over which it divides a model; none: copies of it alone."""
+    plans_kv: tuple[str, ...]
+    """Formats of cached keys that it tries besides 16 bits."""
+    disaggregates: bool
+    """Whether engines that compute prompts can hand keys to engines that answer."""
     facts: tuple[EngineFact, ...]
     """Where it is known from; every field but the name is in one of them."""
 

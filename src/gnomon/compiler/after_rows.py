@@ -30,7 +30,7 @@ def needed_after_rows(nest: Nest) -> set[int]:
 
 
 def after_rows(text: Text) -> None:
-    """After all rows: partial results of tasks added up in order, and what follows from them."""
+    """Writes what follows all rows: partial results of tasks are added up in order, then what depends on them."""
     nest = text.nest
     for i in roles(nest, "column"):
         ins = nest.body.code[i]

@@ -54,13 +54,13 @@ def _tensors(names: Sequence[str]) -> list[tuple[str, Any]]:
     return pointers + _numbers(f"{name}_{dim}" for name in names for dim in "bhs")
 
 
-class _Call(ctypes.Structure):
+class _AttentionCall(ctypes.Structure):
     """`Call` of cpp/attention.cpp."""
 
     _fields_ = _fields("q k v", "out")
 
 
-class _BackwardCall(ctypes.Structure):
+class _AttentionBackwardCall(ctypes.Structure):
     """`Call` of cpp/attention_backward.cpp."""
 
     _fields_ = _fields("g q k v out", "dq dk dv")
@@ -84,32 +84,32 @@ def dtypes() -> tuple[torch.dtype, ...]:
 
 
 class Attention(Tried):
-    """Of queries (batch, heads, S, depth), keys and values (batch, heads, T, depth) and a mask to add, where there is
-    one: the output, and the logarithm of each row's sum of exponentials (batch, heads, S) in float32."""
+    """Attention of queries (batch, heads, S, depth), keys and values (batch, heads, T, depth) and a mask to add, where
+    there is one: the output, and the logarithm of each row's sum of exponentials (batch, heads, S) in float32."""
 
     several = True
     name = "attention"
 
     def __init__(self, causal: bool, scale: float | None, fixed: bool, dtype: torch.dtype = torch.bfloat16) -> None:
-        """scale: of scores; None for depth to the power of -1/2. fixed: no size changes."""
+        """Is not tried yet. scale: of scores; None for depth to the power of -1/2. fixed: no size changes."""
         self.text = text(self.name, dtype)
         super().__init__(self.name, f"{self.text}// {causal} {scale}", fixed)
         self.causal, self.scale = causal, scale
 
     def run(self, *args: Tensor) -> list[Tensor]:
-        """By the kernel; by PyTorch where it does not run."""
+        """Runs the kernel; PyTorch's operation where it cannot."""
         q, k, v, *mask = args
         out, sums = torch.empty_like(q), _turned(q.shape[:3], torch.float32)
         q, k, v = (_dense(one) for one in (q, k, v))
         function = kernel(self.name, q.dtype)
         if function is None or not (q.numel() and k.numel()) or out.stride(3) != 1:
             return self.aten(*args)
-        call = _Call()
+        call = _AttentionCall()
         self._fill(call, q, k, mask, {"q": q, "k": k, "v": v, "sums": sums, "out": out})
         return self.aten(*args) if function(ctypes.addressof(call)) else [out, sums]
 
     def aten(self, *args: Tensor) -> list[Tensor]:
-        """By PyTorch."""
+        """Runs PyTorch's own operation."""
         q, k, v, *mask = args
         return [*FORWARD(q, k, v, 0.0, self.causal, attn_mask=mask[0] if mask else None, scale=self.scale)]
 
@@ -129,8 +129,8 @@ class Attention(Tried):
 
 
 class AttentionBackward(Attention):
-    """Of the output's gradient, queries, keys, values, the output and the rows' sums, and the mask where there is one:
-    gradients of queries, keys and values."""
+    """Backward of attention. From the output's gradient, queries, keys, values, the output and the rows' sums, and the
+    mask where there is one: gradients of queries, keys and values."""
 
     name = "attention_backward"
 
@@ -142,7 +142,7 @@ class AttentionBackward(Attention):
         if function is None or not q.numel() or k.shape[2] < 2:  # with one key, what would be 0 is rounding
             return self.aten(*args)
         made = [_turned(one.shape, one.dtype) for one in (q, k, v)]
-        call, names = _BackwardCall(), "g q k v out sums dq dk dv".split()
+        call, names = _AttentionBackwardCall(), "g q k v out sums dq dk dv".split()
         self._fill(call, q, k, mask, dict(zip(names, (g, q, k, v, out, sums, *made), strict=True)))
         return self.aten(*args) if function(ctypes.addressof(call)) else made
 

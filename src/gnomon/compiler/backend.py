@@ -61,7 +61,8 @@ SOON = 32
 
 
 def gnomon(module: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
-    """The backend. Options are accepted and ignored, so that code written for another backend runs."""
+    """Compiles a traced graph for `torch.compile(backend="gnomon")`. Options are accepted and ignored, so that code
+    written for another backend runs."""
     on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
     if not (has_triton() if on_gpu else has_compiler()):
         lacks = "Triton is not installed" if on_gpu else "no C++ compiler was found (g++ or CXX)"
@@ -121,10 +122,12 @@ def compile_graph(
 
 
 class Compiled:
-    """One graph: its program, and the function that runs it, first on trial and then with what the trials chose."""
+    """A compiled graph: its program, and the function that runs it, first on trial and then with what the trials
+    chose."""
 
     def __init__(self, module: torch.fx.GraphModule, packs: bool = False, saved: bool = False) -> None:
-        """packs: whether weights of convolutions are packed once. saved: whether inputs are what a forward kept."""
+        """Fuses what it finds in the module's graph. packs: whether weights of convolutions are packed once. saved:
+        whether inputs are what a forward kept."""
         began = time.perf_counter()
         before = copy.deepcopy(module.graph) if packs else None
         self.convolutions = convolutions.fuse(module.graph) if packs else []

@@ -55,7 +55,8 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """One value. `attr`: a constant, an axis, axes that a reduction sums, the slot that a load reads."""
+    """One value of a body, in static single assignment. `attr`: a constant, an axis, axes that a reduction sums, the
+    slot that a load reads."""
 
     op: str
     args: tuple[int, ...] = ()
@@ -175,7 +176,7 @@ class Body:
         return ins.op == op
 
     def reduce(self, op: str, value: int, axes: Iterable[int]) -> int:
-        """Along axes; those along which the value does not vary count by their size."""
+        """Reduces a value along axes; those along which the value does not vary count by their size."""
         here = self.code[value]
         over = frozenset(axes)
         kept = over & here.axes

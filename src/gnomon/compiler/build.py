@@ -71,7 +71,7 @@ def _asked_folder() -> Path:
 
 @cache
 def _kept(folder: Path, of_key: Path) -> tuple[Path, Seal]:
-    """Where libraries are kept and what signs them. of_key: the folder of the user's key."""
+    """Finds where libraries are kept and what signs them. of_key: the folder of the user's key."""
     try:
         wrong, seal = private_folder(folder), seal_in(of_key)
     except OSError as error:
@@ -88,7 +88,7 @@ def _kept(folder: Path, of_key: Path) -> tuple[Path, Seal]:
 
 
 def _remove(folder: str, maker: int) -> None:
-    """At the end of the process that made a folder; those that were forked from it may end earlier."""
+    """Removes a folder at the end of the process that made it; those that were forked from it may end earlier."""
     if os.getpid() == maker:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -121,7 +121,7 @@ def _headers() -> str:
 
 
 def asked_flags() -> list[str]:
-    """GNOMON_CXXFLAGS: more flags for the compiler, as -fsanitize=address. A quotation that does not end is the
+    """Reads GNOMON_CXXFLAGS: more flags for the compiler, as -fsanitize=address. A quotation that does not end is the
     compiler's to refuse, as other flags that it does not know."""
     asked = os.environ.get("GNOMON_CXXFLAGS", "")
     try:

@@ -57,7 +57,7 @@ FLATTENS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, 
 
 @dataclass(slots=True)
 class Numbers:
-    """Where the numbers of a column lie: elements of a tensor along a dim of rows, and of several in a row."""
+    """Says where the numbers of a column lie: elements of a tensor along a dim of rows, and of several in a row."""
 
     node: Node
     first: list[int]
@@ -187,7 +187,8 @@ def _table(node: Any) -> torch.Tensor | None:
 
 
 def _bag(node: Any) -> Column | None:
-    """`nn.EmbeddingBag`: of equal bags, or of bags that begin at offsets."""
+    """Reads an `nn.EmbeddingBag` as a column, None where it is none: of equal bags, or of bags that begin at
+    offsets."""
     if not isinstance(node, fx.Node) or node.target not in BAGS or node.kwargs:
         return None
     weight, indices, offsets, _, mode, _, sample_weights, last, padding = _filled(node.args)
@@ -376,7 +377,7 @@ class Columns:
         self.first = True
 
     def __call__(self, *args: torch.Tensor) -> torch.Tensor:
-        """The concatenation. Tried on its first inputs, then by the kernel or by ATen."""
+        """Returns the concatenation: tried on its first inputs, then by the kernel or by ATen."""
         if not self.first:
             return (self._run if self.trial.kept else self.aten)(*args)[0]
         if _kernel(self.dtype) is None:
@@ -393,7 +394,7 @@ class Columns:
         return lambda *args: call(*args)[0]
 
     def _run(self, *args: torch.Tensor) -> tuple[torch.Tensor]:
-        """By the kernel; by ATen, which says why, where a number is outside its table."""
+        """Runs the kernel; ATen, which says why, where a number is outside its table."""
         where, dim = self.batch_of
         batch = args[where].shape[dim]
         shape = (batch, self.count, self.width // self.count) if self.stacked else (batch, self.width)

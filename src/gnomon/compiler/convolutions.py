@@ -82,7 +82,8 @@ class Convolution(Tried):
     """Both ways are oneDNN's, and packed weights are kept by their addresses."""
 
     def __init__(self, sizes: tuple[Any, ...], bias: bool, eps: float | None, added: bool, relu: bool) -> None:
-        """sizes: of the image, then stride, padding, dilation, groups. eps: of the batch norm, None without one."""
+        """Has packed nothing yet. sizes: of the image, then stride, padding, dilation, groups. eps: of the batch norm,
+        None without one."""
         super().__init__("convolution", f"convolution {sizes} {bias} {eps} {added} {relu}", True)
         self.image, self.stride, self.padding, self.dilation, self.groups = sizes
         self.bias, self.eps, self.added, self.relu = bias, eps, added, relu
@@ -92,7 +93,7 @@ class Convolution(Tried):
         """By the addresses of what is packed."""
 
     def run(self, *args: Tensor) -> Tensor:
-        """By oneDNN."""
+        """Runs oneDNN's fused convolution."""
         x = args[0].contiguous(memory_format=LAST)
         weight, bias = self._weights(args[1 + self.added :])
         after = "relu" if self.relu else None
@@ -110,7 +111,7 @@ class Convolution(Tried):
         return self._in_place if self.spends and call == self.run else call
 
     def _in_place(self, *args: Tensor) -> Tensor:
-        """By oneDNN, into the tensor that is added."""
+        """Runs oneDNN's fused convolution, into the tensor that is added."""
         other = args[1]
         if not other.is_contiguous(memory_format=LAST):
             return self.run(*args)
@@ -153,7 +154,7 @@ class Convolution(Tried):
         return (weight.float() * scale[:, None, None, None]).to(weight.dtype), shift.to(weight.dtype)
 
     def aten(self, *args: Tensor) -> Tensor:
-        """By PyTorch, one after another."""
+        """Runs PyTorch's operations, one after another."""
         x, *rest = args
         added = rest.pop(0) if self.added else None
         weight = rest.pop(0)
@@ -175,11 +176,11 @@ class Pixels(Convolution):
         self.source = f"{self.text}// {self.source}"
 
     def run(self, *args: Tensor) -> Tensor:
-        """By the kernel."""
+        """Runs our kernel."""
         return self._by_kernel(args, into=False)
 
     def _in_place(self, *args: Tensor) -> Tensor:
-        """By the kernel, into the tensor that is added."""
+        """Runs our kernel, into the tensor that is added."""
         return self._by_kernel(args, into=args[1].is_contiguous(memory_format=LAST))
 
     def _by_kernel(self, args: Sequence[Tensor], into: bool) -> Tensor:

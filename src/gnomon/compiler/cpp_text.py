@@ -90,13 +90,13 @@ def combine(op: str, a: str, b: str) -> str:
 
 
 def combine_scalar(op: str, a: str, b: str) -> str:
-    """As `combine`; a NaN stays."""
+    """Writes `combine` of two scalars, in which a NaN stays."""
     sign = {"max": ">", "peak": ">", "min": "<"}.get(op)
     return f"(({a} {sign} {b} || {a} != {a}) ? {a} : {b})" if sign else combine(op, a, b)
 
 
 def linear(nest: Nest) -> str:
-    """Where a row's part of scratch begins, for rows with several inner axes."""
+    """Writes where a row's part of scratch begins, for rows with several inner axes."""
     place = ""
     for axis in nest.inner[:-1]:
         place = f"({place} * m{axis} + i{axis})" if place else f"i{axis}"
@@ -135,7 +135,7 @@ def write(text: Text, n: int, strides: dict[int, Size], value: str, j: str, part
 
 
 def expression(text: Text, value: int, last: str | None, partial: bool) -> str:
-    """One instruction; `last`: the position along the vector axis, None between passes."""
+    """Writes one instruction; `last`: the position along the vector axis, None between passes."""
     nest = text.nest
     ins = nest.body.code[value]
     args = [f"v{a}" for a in ins.args]

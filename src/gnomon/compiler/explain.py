@@ -131,7 +131,7 @@ def moved_bytes(planned: Planned, environment: Any) -> dict[str, int]:
 
 
 def _edges(nest: Nest, tile: Tiling, machine: Machine) -> list[str]:
-    """Where values that more than one pass uses live; all others are in registers."""
+    """Says where values live that more than one pass uses; all others are in registers."""
     row = tile.tile * len(nest.scratch) * 8
     level = "L1" if row <= machine.l1_bytes else "L2" if row <= machine.l2_bytes else "L3"
     out = []

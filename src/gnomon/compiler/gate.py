@@ -55,10 +55,9 @@ class Trial:
         self, source: str, run: Callable[..., Any], aten: Callable[..., Any], *, share: float = 1.0,
         second: tuple[str, Callable[..., Any]] | None = None, made: bool = False, whole: bool = False,
     ) -> None:  # fmt: skip
-        """share: of ATen's time that the kernel may take; below 1 where a trial does not see all that a call costs.
-        made: whether it is tried on inputs of the checker's own too: any floats may be given to it,
-        and where whole any integers.
-        second: another kernel and its source, which is tried beside the better of the two."""
+        """Is not tried yet. share: of ATen's time that the kernel may take; below 1 where a trial does not see all that
+        a call costs. made: whether it is tried on inputs of the checker's own too: any floats may be given to it, and
+        where whole any integers. second: another kernel and its source, which is tried beside the better of the two."""
         self.source, self.run, self.aten, self.share, self.second = source, run, aten, share, second
         self.made, self.whole = made, whole
         self.kept: bool | None = None
@@ -220,7 +219,7 @@ def as_right(made: Any, wanted: Any, aten: Callable[..., Any], args: tuple[Any, 
 
 
 def _wide(args: tuple[Any, ...], seed: int) -> list[Any]:
-    """Arguments in double; but for seed 0, moved."""
+    """Widens floating arguments to double; under any seed but 0 each is moved by at most MOVED of its eps."""
     chance, out = torch.Generator().manual_seed(seed), []
     for a in args:
         if isinstance(a, torch.Tensor) and a.is_floating_point():
@@ -234,7 +233,7 @@ def _wide(args: tuple[Any, ...], seed: int) -> list[Any]:
 
 
 def _right(a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor, moved: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Where the elements of a are as right as those of b."""
+    """Says where the elements of a are as right as those of b."""
     if not b.is_floating_point():
         return torch.stack([a == one for one in (b, exact, *moved)]).any(0)
     relative, least = TOLERANCE[b.dtype]
@@ -349,7 +348,7 @@ def _sizes(shape: Sequence[int]) -> list[int]:
 
 
 def _layout(x: torch.Tensor) -> list[int]:
-    """Which dims are broadcast (-1), side by side (0) or further apart."""
+    """Says which dims are broadcast (-1), side by side (0) or further apart."""
     strides = zip(x.shape, x.stride(), strict=True)
     return [0 if size <= 1 else (int(stride) - 1).bit_length() if stride else -1 for size, stride in strides]
 

@@ -91,7 +91,7 @@ def served(device: torch.device) -> bool:
 
 
 def device_of(node: torch.fx.Node) -> torch.device | None:
-    """Where a node's results lie."""
+    """Finds the device on which a node's results lie; None where it has no tensors."""
     value = node.meta.get("val")
     results = value if isinstance(value, (tuple, list)) else [value]
     return next((r.device for r in results if isinstance(r, torch.Tensor)), None)
@@ -122,7 +122,7 @@ def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def source(node: torch.fx.Node) -> External | None:
-    """Where a node's tensor lies in memory, as a view of its root."""
+    """Finds where a node's tensor lies in memory, as a view of its root; None where no kernel reads it so."""
     here, base = fake(node), fake(root(node))
     if here is None or base is None or here.dtype not in KINDS or here.dtype != base.dtype:
         return None

@@ -102,7 +102,7 @@ class Lowering:
         return value, tensor.dims if tensor is not None else dims
 
     def result(self, value: Value, dims: Dims, meta: Any = None) -> Tensor:
-        """The output tensor: a number of its memory type."""
+        """Makes the output tensor, converted to the type that it has in memory."""
         fake = self.out if meta is None else meta
         return Tensor(value=as_type(value, fake.dtype).id, sizes=sizes_of(fake.shape), dims=dims, dtype=fake.dtype)
 

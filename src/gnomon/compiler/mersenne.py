@@ -46,7 +46,7 @@ _lock = threading.RLock()
 """Of reading a state, drawing, and writing it back."""
 
 
-class _Call(ctypes.Structure):
+class _DrawCall(ctypes.Structure):
     """`Call` of cpp/mersenne.cpp."""
 
     _fields_ = [
@@ -57,14 +57,14 @@ class _Call(ctypes.Structure):
 
 @cache
 def source() -> str:
-    """The kernel's C++."""
+    """Reads the kernel's C++."""
     return FORMULA.read_text(encoding="utf-8")
 
 
 @cache
 def kernel() -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    return kernel_of(source(), ctypes.POINTER(_Call))
+    return kernel_of(source(), ctypes.POINTER(_DrawCall))
 
 
 def drawn(out: Tensor, kind: int, below: int, generator: torch.Generator) -> bool:
@@ -79,7 +79,7 @@ def drawn(out: Tensor, kind: int, below: int, generator: torch.Generator) -> boo
         for _ in range(LOOKS):
             before = generator.get_state()
             after = torch.empty_like(before)
-            call = _Call(
+            call = _DrawCall(
                 count=out.numel(), kind=kind, below=below, bytes=before.numel(),
                 before=before.data_ptr(), after=after.data_ptr(), out=out.data_ptr(),
             )  # fmt: skip
@@ -97,8 +97,8 @@ class Draw(Tried):
     effects = True
 
     def __init__(self, p: float | None, like: Tensor) -> None:
-        """p: the probability of a mask's numbers; None for fractions in [0, 1). like: the result of ATen's draw, real
-        or without values; where a size of it changes, calls are given a tensor of its size."""
+        """Is not tried yet. p: the probability of a mask's numbers; None for fractions in [0, 1). like: the result of
+        ATen's draw, real or without values; where a size of it changes, calls are given a tensor of its size."""
         self.p, self.dtype = p, like.dtype
         places = (*like.shape, *like.stride())
         fixed = all(isinstance(one, int) for one in places)
@@ -109,12 +109,12 @@ class Draw(Tried):
         super().__init__("draw", f"{source()}// {p} {self.dtype} {size}", fixed)
 
     def run(self, *args: Tensor) -> Tensor:
-        """By the kernel; by PyTorch where it does not draw."""
+        """Draws by the kernel; by PyTorch where it cannot."""
         out = self._empty(args, self.made)
         return out if drawn(out, self.kind, self.below, torch.default_generator) else self.aten(*args)
 
     def aten(self, *args: Tensor) -> Tensor:
-        """By PyTorch."""
+        """Draws by PyTorch."""
         return self._aten(self._empty(args, self.dtype), torch.default_generator)
 
     def _aten(self, out: Tensor, generator: torch.Generator) -> Tensor:

@@ -165,7 +165,7 @@ def _task(text: Text) -> None:
 
 
 def _first_place(text: Text) -> None:
-    """Where along the outer axes a task begins."""
+    """Writes where along the outer axes a task begins."""
     outer, rest = text.nest.outer, "begin"
     for axis in reversed(outer[1:]):
         text.say(2, f"int64_t i{axis} = {rest} % n{axis};")
@@ -175,7 +175,7 @@ def _first_place(text: Text) -> None:
 
 
 def _next_place(text: Text) -> None:
-    """The next row's: counted, as a division takes as long as the vectors of a short row."""
+    """Writes the step to the next row: it is counted, as a division takes as long as the vectors of a short row."""
     outer = text.nest.outer
     for axis in reversed(outer[1:]):
         text.say(3, f"if (++i{axis} < n{axis}) continue;")

@@ -34,7 +34,7 @@ WHOLE = (torch.int64,)
 FORMULA = Path(__file__).with_name("cpp") / "pairs.cpp"
 
 
-class _Call(ctypes.Structure):
+class _PairsCall(ctypes.Structure):
     """`Call` of cpp/pairs.cpp."""
 
     _fields_ = [
@@ -49,12 +49,12 @@ class _Call(ctypes.Structure):
 @cache
 def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    return kernel_of(text_of(FORMULA, dtype), ctypes.POINTER(_Call))
+    return kernel_of(text_of(FORMULA, dtype), ctypes.POINTER(_PairsCall))
 
 
 class Pairs(Tried):
-    """Of x (batch, rows, depth), y (batch, depth, columns), and the pairs' rows and columns: (batch, pairs), after the
-    columns of a third tensor where there is one."""
+    """Chosen dot products of x (batch, rows, depth), y (batch, depth, columns), and the pairs' rows and columns:
+    (batch, pairs), after the columns of a third tensor where there is one."""
 
     def __init__(self, joined: bool, fixed: bool, dtype: torch.dtype = torch.float32) -> None:
         self.text = text_of(FORMULA, dtype)
@@ -62,7 +62,7 @@ class Pairs(Tried):
         self.joined = joined
 
     def run(self, *args: Tensor) -> Tensor:
-        """By the kernel; by PyTorch where it does not run."""
+        """Runs the kernel; PyTorch's operations where it cannot."""
         x, y, i, j, *first = args
         function = kernel(x.dtype)
         (batch, rows, depth), columns, count = x.shape, y.shape[2], i.shape[0]
@@ -70,7 +70,7 @@ class Pairs(Tried):
         if function is None or not (first == [] or first[0].stride(1) == 1 or before == 1) or not batch:
             return self.aten(*args)
         out = torch.empty((batch, before + count), dtype=x.dtype)
-        call = _Call(
+        call = _PairsCall(
             batch=batch, rows=rows, columns=columns, depth=depth, count=count, before=before,
             parallel=int(torch.get_num_threads() > 1 and batch * rows * columns * depth >= PARALLEL),
             x=x.data_ptr(), y=y.data_ptr(), i=i.data_ptr(), i_step=i.stride(0), j=j.data_ptr(), j_step=j.stride(0),
@@ -82,7 +82,7 @@ class Pairs(Tried):
         return self.aten(*args) if function(call) else out
 
     def aten(self, *args: Tensor) -> Tensor:
-        """By PyTorch, one after another."""
+        """Runs PyTorch's operations, one after another."""
         x, y, i, j, *first = args
         out: Tensor = aten.index.Tensor(torch.bmm(x, y), [None, i, j])
         return torch.cat([*first, out], 1) if first else out

@@ -34,7 +34,7 @@ GONE = {aten.add.Tensor, aten.bmm.default, aten.index_put.default, *TURNS, *SAME
 FORMULA = Path(__file__).with_name("cpp") / "pairs_backward.cpp"
 
 
-class _Call(ctypes.Structure):
+class _PairsBackwardCall(ctypes.Structure):
     """`Call` of cpp/pairs_backward.cpp."""
 
     _fields_ = [
@@ -49,19 +49,20 @@ class _Call(ctypes.Structure):
 @cache
 def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    return kernel_of(text_of(FORMULA, dtype), ctypes.POINTER(_Call))
+    return kernel_of(text_of(FORMULA, dtype), ctypes.POINTER(_PairsBackwardCall))
 
 
 class PairsBackward(Tried):
-    """Of the pairs' gradients (batch, pairs), the pairs' rows and columns, the right side's vectors (batch, rows,
-    depth) and the left side's, turned (batch, depth, rows): the vectors' gradient (batch, rows, depth)."""
+    """Backward of `Pairs`. From the pairs' gradients (batch, pairs), the pairs' rows and columns, the right side's
+    vectors (batch, rows, depth) and the left side's, turned (batch, depth, rows): the vectors' gradient (batch, rows,
+    depth)."""
 
     def __init__(self, fixed: bool, dtype: torch.dtype = torch.float32) -> None:
         self.text = text_of(FORMULA, dtype)
         super().__init__("pairs_backward", self.text, fixed)
 
     def run(self, *args: Tensor) -> Tensor:
-        """By the kernel; by PyTorch where it does not run."""
+        """Runs the kernel; PyTorch's operations where it cannot."""
         grad, i, j, right, left = args
         left, function = left.mT, kernel(grad.dtype)
         (batch, rows, depth), count = right.shape, i.shape[0]
@@ -69,7 +70,7 @@ class PairsBackward(Tried):
             return self.aten(*args)
         right, left = (one if one.stride(2) == 1 else one.contiguous() for one in (right, left))
         out = torch.empty((batch, rows, depth), dtype=grad.dtype)
-        call = _Call(
+        call = _PairsBackwardCall(
             batch=batch, rows=rows, depth=depth, count=count,
             parallel=int(torch.get_num_threads() > 1 and batch * rows * rows * depth >= PARALLEL),
             grad=grad.data_ptr(), i=i.data_ptr(), i_step=i.stride(0), j=j.data_ptr(), j_step=j.stride(0),
@@ -81,7 +82,7 @@ class PairsBackward(Tried):
         return self.aten(*args) if function(call) else out
 
     def aten(self, *args: Tensor) -> Tensor:
-        """By PyTorch, one after another."""
+        """Runs PyTorch's operations, one after another."""
         grad, i, j, right, left = args
         rows = right.shape[1]
         zeros = grad.new_zeros((grad.shape[0], rows, rows))

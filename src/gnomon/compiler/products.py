@@ -59,8 +59,8 @@ class Product:
         self, name: str, run: Callable[..., Tensor], aten: Callable[..., Tensor], size_of: int | None,
         steps: Steps | None = None,
     ) -> None:  # fmt: skip
-        """size_of: the argument whose first size may change, None where no size does. steps: of a node of this product
-        and of what the trial chose (`run`, `own`, `aten`), what C++ calls."""
+        """Is not tried yet. size_of: the argument whose first size may change, None where no size does. steps: of a
+        node of this product and of what the trial chose (`run`, `own`, `aten`), what C++ calls."""
         self.__name__, self.__module__ = f"product_{name}", __name__  # what fx calls a node
         self.name, self.size_of = name, size_of
         self.run, self.aten, self.steps = run, aten, steps
@@ -68,7 +68,7 @@ class Product:
         """By the first size's power of two."""
 
     def __call__(self, *args: Tensor) -> Tensor:
-        """The product. Each size is tried on its first inputs."""
+        """Returns the matmul. Each size is tried on its first inputs."""
         key = 0 if self.size_of is None else int(args[self.size_of].shape[0] - 1).bit_length()
         trial = self.trials.get(key)
         if trial is None:
@@ -177,7 +177,7 @@ def dtypes() -> tuple[torch.dtype, ...]:
 
 
 def _product(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
-    """Of `addmm` and `mm`."""
+    """Reads an `addmm` or `mm` as a matmul with its inputs; None where no kernel of ours takes it."""
     if node.target not in (aten.addmm.default, aten.mm.default) or node.kwargs:
         return None
     *bias, x, w = node.args

@@ -115,7 +115,7 @@ def _shorter(group: Group) -> list[Group]:
 
 
 def _asked(graph: torch.fx.Graph, kept: Sequence[Group]) -> dict[int, list[torch.fx.Node]]:
-    """For each group, the members whose memory somebody outside it reads."""
+    """Finds for each group the members whose memory somebody outside it reads."""
     of = {node: n for n, group in enumerate(kept) for node in group.members}
     asked: dict[int, dict[torch.fx.Node, None]] = {n: {} for n in range(len(kept))}
     seen: set[torch.fx.Node] = set()

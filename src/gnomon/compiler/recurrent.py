@@ -175,7 +175,7 @@ class Layers:
     """Tensors of state: 2 of an LSTM, 1 of a GRU."""
 
     def aten(self, *args: Tensor, grad: bool = False) -> tuple[Tensor, ...]:
-        """By ATen: of x, the states, and the weights. grad: in a way that autograd can go back."""
+        """Runs ATen's operation on x, the states, and the weights. grad: in a way that autograd can go back."""
         function = _lstm if self.name == "lstm" else _gru
         tensors, weights = args[: 1 + self.states], list(args[1 + self.states :])
         options = (self.biases, self.layers, self.directions == 2, self.batch_first)
@@ -183,7 +183,7 @@ class Layers:
             return tuple(function(*tensors, weights, *options, grad))  # type: ignore[arg-type]
 
 
-class _Call(ctypes.Structure):
+class _RecurrentCall(ctypes.Structure):
     """`Call` of cpp/recurrent.cpp."""
 
     _fields_ = [
@@ -200,14 +200,14 @@ CHECK_AND_RUN, PACK, PACK_AND_RUN = range(3)
 
 @cache
 def source(dtype: torch.dtype, file: str = "recurrent.cpp") -> str:
-    """Of a kernel for this type."""
+    """Reads the C++ of a kernel for this type."""
     return text_of(Path(__file__).with_name("cpp") / file, dtype)
 
 
 @cache
 def kernel(dtype: torch.dtype) -> Callable[[Any, int], int] | None:
     """The compiled kernel, None where it does not compile."""
-    return kernel_of(source(dtype), ctypes.POINTER(_Call), ctypes.c_int64)
+    return kernel_of(source(dtype), ctypes.POINTER(_RecurrentCall), ctypes.c_int64)
 
 
 class Recurrent:
@@ -238,11 +238,11 @@ class Recurrent:
         return self.run(*args) if trial.kept else self.layers.aten(*args)
 
     def run(self, *args: Tensor) -> tuple[Tensor, ...]:
-        """By the kernel."""
+        """Runs the kernel; ATen's operation where it cannot."""
         made = forward(self.layers, args, self._checked)
         return self.layers.aten(*args) if made is None else made[0]
 
-    def _checked(self, call: _Call, w_h: Tensor, _: int) -> bool:
+    def _checked(self, call: _RecurrentCall, w_h: Tensor, _: int) -> bool:
         """Runs with the weights packed before, where they are still the same. False where somebody writes them
         meanwhile."""
         run, packed = kernel(w_h.dtype), self.packed.get(w_h.data_ptr())
@@ -273,15 +273,15 @@ def threads_for(gates: int, hidden: int, batch: int, units: int) -> int:
     return min(torch.get_num_threads(), -(-hidden // units)) if several else 1
 
 
-Runner = Callable[[_Call, Tensor, int], bool]
+Runner = Callable[[_RecurrentCall, Tensor, int], bool]
 """Runs the kernel on one direction of one layer: of its call, the recurrent weights and its number; False: not run."""
 
 
 def forward(
     spec: Layers, args: Sequence[Tensor], runner: Runner, kept: Sequence[Tensor] | None = None
 ) -> tuple[tuple[Tensor, ...], list[Tensor]] | None:
-    """All layers. (output and last states, outputs of all layers but the last); None where the runner does not. kept:
-    of each direction of each layer, room for what its backward needs."""
+    """Runs all layers. Returns (output and last states, outputs of all layers but the last); None where the runner does
+    not. kept: of each direction of each layer, room for what its backward needs."""
     x, *states = args[: 1 + spec.states]
     weights, dtype = args[1 + spec.states :], args[0].dtype
     if spec.batch_first:
@@ -299,7 +299,7 @@ def forward(
             made, into = _inputs(x, w_x, b_x), y[..., direction * hidden :]
             bias = None if b_h is None else b_h.float()
             state = torch.empty(2 * batch * hidden) if dtype != torch.float32 else None
-            call = _Call(
+            call = _RecurrentCall(
                 gates=GATES[spec.name], hidden=hidden, steps=steps, batch=batch, reverse=direction,
                 threads=threads_for(GATES[spec.name], hidden, batch, this_machine().isa.lanes),
                 x_step=made.stride(0), x_row=made.stride(1), y_step=into.stride(0), y_row=into.stride(1),

@@ -23,7 +23,8 @@ aten = torch.ops.aten
 
 
 def allow(backend: Any) -> None:
-    """Once a process; without effect where Dynamo is built otherwise than we know it."""
+    """Has Dynamo trace recurrent modules, once a process; without effect where Dynamo is built otherwise than we know
+    it."""
     try:
         from torch._dynamo import config
         from torch._dynamo.symbolic_convert import InstructionTranslator

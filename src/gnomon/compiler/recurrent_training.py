@@ -67,8 +67,8 @@ def backward_kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
 
 # ---- what a forward leaves to its backward
 def kept_shapes(spec: Layers, x: Tensor, h: Tensor) -> list[Tensor]:
-    """Without values, of each direction of each layer its gates (steps, batch, gates + 1, hidden); then the outputs of
-    all layers but the last; then oneDNN's memory, of which nothing is known."""
+    """Makes tensors without values for what a forward keeps: of each direction of each layer its gates (steps, batch,
+    gates + 1, hidden); then the outputs of all layers but the last; then oneDNN's memory, of which nothing is known."""
     steps, batch = (x.shape[1], x.shape[0]) if spec.batch_first else (x.shape[0], x.shape[1])
     directions, hidden = spec.layers * spec.directions, h.shape[2]
     gates = [x.new_empty((steps, batch, GATES[spec.name] + 1, hidden), dtype=torch.float32) for _ in range(directions)]
@@ -83,7 +83,7 @@ def split(spec: Layers, kept: Sequence[Tensor]) -> tuple[Sequence[Tensor], Seque
 
 
 def nothing_kept(spec: Layers, x: Tensor, h: Tensor) -> list[Tensor]:
-    """Of these shapes, in no memory."""
+    """Makes tensors of these shapes that take no memory, for a forward that keeps nothing."""
     with torch.device("meta"):
         like = kept_shapes(spec, torch.empty(x.shape, dtype=x.dtype), torch.empty(h.shape))
     return [torch.empty(1, dtype=one.dtype).expand(one.shape) for one in like]
@@ -115,7 +115,7 @@ class Learner:
         return self.run(*args) if trial.kept else self.given_back(*args)
 
     def run(self, *args: Tensor) -> tuple[Any, ...]:
-        """By the kernel."""
+        """Runs the kernel."""
         spec, run = self.layers, kernel(args[0].dtype)
         assert run is not None
         kept = kept_shapes(spec, args[0], args[1])
@@ -133,7 +133,7 @@ class Learner:
         return (*out, [*kept[:many], *between, *kept[many + len(between) :]])
 
     def given_back(self, *args: Tensor) -> tuple[Any, ...]:
-        """By oneDNN, as eager has it, or by ATen."""
+        """Runs what the kernel gives back: oneDNN's operation, as eager has it, or ATen's."""
         spec = self.layers
         if spec.name == "lstm" and args[0].numel() and torch.backends.mkldnn.enabled and _onednn(args[0].dtype):
             return onednn_forward(spec, *args)
@@ -363,7 +363,7 @@ def onednn_backward(
 # ---- operations
 @cache
 def learner(spec: Layers) -> Learner:
-    """For graphs that were not fused."""
+    """Makes what trains layers in graphs that were not fused."""
     return Learner(spec)
 
 

@@ -52,7 +52,7 @@ class Form:
 
 
 def form_of(rates: Sequence[Tensor], drives: Sequence[Tensor], weight: Tensor | None, exp: bool) -> Form:
-    """Of tensors, real or without values."""
+    """Says what kernel a scan of these tensors needs, real ones or without values."""
     every = [*rates, *drives, *([] if weight is None else [weight])]
     rank = max(one.dim() for one in every)
     varies = tuple(not _is_one(one.shape[-1]) for one in every)
@@ -76,7 +76,8 @@ def _is_one(size: Any) -> bool:
 
 # ---- by PyTorch
 def plain(rates: Sequence[Tensor], drives: Sequence[Tensor], weight: Tensor | None, exp: bool) -> Tensor:
-    """Step by step. (steps, ..., n), with a weight (steps, ...)."""
+    """Scans step by step, the reference: h[t] = a[t] h[t-1] + b[t]. Returns (steps, ..., n), with a weight (steps,
+    ...)."""
     a, b = _product(rates), _product(drives)
     a = a.exp() if exp else a
     a, b = torch.broadcast_tensors(a, b)
@@ -115,7 +116,7 @@ class _Gradient(ctypes.Structure):
     _fields_ = [("p", ctypes.c_void_p), *[(name, ctypes.c_int64) for name in ("t", "b", "d", "chunk")]]
 
 
-class _Call(ctypes.Structure):
+class _ScanCall(ctypes.Structure):
     """`Call` of cpp/scan.cpp."""
 
     _fields_ = [
@@ -129,18 +130,18 @@ class _Call(ctypes.Structure):
 @cache
 def kernel(form: Form, backward: bool) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    return kernel_of(source_of(form, backward), ctypes.POINTER(_Call))
+    return kernel_of(source_of(form, backward), ctypes.POINTER(_ScanCall))
 
 
 def _lifted(x: Tensor, rank: int) -> Tensor:
-    """As (steps, batch, width, n)."""
+    """Views a tensor as (steps, batch, width, n)."""
     if x.dim() < rank:
         x = x[(None,) * (rank - x.dim())]
     return x if rank == RANK else x[(slice(None), *(None,) * (RANK - rank))]
 
 
 def _strides(x: Tensor) -> list[int]:
-    """Of the first three dims; 0 along those of one number."""
+    """Strides of the first three dims; 0 along those of one number."""
     return [0 if size == 1 else stride for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
 
 
@@ -166,14 +167,16 @@ def run(form: Form, tensors: Sequence[Tensor]) -> Tensor | None:
     return out.reshape(shape[:-1] if form.dot else shape)
 
 
-def _call(form: Form, tensors: Sequence[Tensor], shape: Sequence[int]) -> tuple[list[Tensor], _Call, tuple[int, ...]]:
+def _call(
+    form: Form, tensors: Sequence[Tensor], shape: Sequence[int]
+) -> tuple[list[Tensor], _ScanCall, tuple[int, ...]]:
     """(tensors that must live as long, the call, sizes)."""
     rank = len(shape)
     steps, *middle, n = shape if rank > 1 else (*shape, 1)
     batch, width = [*[1] * (2 - len(middle)), *middle]
     held = [_read(_lifted(one, rank)) for one in tensors]
     rows = batch * width
-    call = _Call(
+    call = _ScanCall(
         steps=steps, batch=batch, width=width, n=n, chunks=min(rows, CHUNKS),
         parallel=int(torch.get_num_threads() > 1 and steps * rows * n >= PARALLEL),
     )  # fmt: skip
@@ -232,7 +235,7 @@ def _grad_fake(g: Tensor, rates: Any, drives: Any, weight: Tensor | None, exp: b
 
 
 def _like_kernels(out: Tensor, weight: Any) -> Tensor:
-    """In the layout that the kernel gives."""
+    """Copies a result to the layout that the kernel gives."""
     if weight is None:
         return out.contiguous()
     last = out.dim() - 1
@@ -277,12 +280,12 @@ class Scan(Tried):
         self.form, self.backward, self.several = form, backward, backward
 
     def run(self, *args: Tensor) -> Any:
-        """By the kernel."""
+        """Runs the kernel; PyTorch's operations where it cannot."""
         made: Any = run_grad(self.form, args[0], args[1:]) if self.backward else run(self.form, args)
         return self.aten(*args) if made is None else made
 
     def aten(self, *args: Tensor) -> Any:
-        """By PyTorch."""
+        """Runs PyTorch's operations."""
         g, every = (args[0], args[1:]) if self.backward else (None, args)
         last = self.form.rates + self.form.drives
         given = (every[: self.form.rates], every[self.form.rates : last], every[last] if self.form.dot else None)

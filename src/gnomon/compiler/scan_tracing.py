@@ -45,7 +45,8 @@ _backend: list[Any] = []
 
 # ---- while Dynamo looks
 def allow(backend: Any) -> None:
-    """Once a process; without effect where Dynamo or the scan is built otherwise than we know it."""
+    """Has Dynamo trace associative scans, once a process; without effect where Dynamo or the scan is built otherwise
+    than we know it."""
     try:
         from torch._dynamo.symbolic_convert import InstructionTranslator
         from torch._higher_order_ops.associative_scan import associative_scan
@@ -234,7 +235,7 @@ def _product(node: Node, rank: int) -> list[Node] | None:
 
 
 def _dot(graph: fx.Graph, node: Node) -> None:
-    """Where states only go into a product of matrices with one column: it becomes the scan's weight."""
+    """Fuses a matmul with one column that alone reads the states: the column becomes the scan's weight."""
     live = _live(graph)
     ends = [user for user in _through_views(node, live) if user in live]
     if len(ends) != 1 or name_of(ends[0]) != "matmul" or len(ends[0].args) != 2:

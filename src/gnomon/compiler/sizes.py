@@ -53,7 +53,7 @@ def quotient(a: Size, b: Size) -> Size | None:
 
 
 def hint(size: Size, environment: Any) -> int:
-    """A likely value: that of the inputs which were traced. `environment`: the ShapeEnv, or None."""
+    """Returns a likely value of a size: that of the inputs which were traced. `environment`: the ShapeEnv, or None."""
     if isinstance(size, int):
         return size
     known = getattr(environment, "backed_var_to_val", None) or getattr(environment, "var_to_val", {})

@@ -120,7 +120,7 @@ class Packed:
 
     @property
     def by(self) -> str:
-        """`kernel`, or `widened`: this machine has no instructions for it, or no compiler."""
+        """Says what computes it: `kernel`, or `widened`: this machine has no instructions for it, or no compiler."""
         return "kernel" if self.arrays is None else "widened"
 
     @property
@@ -179,7 +179,7 @@ def text_of(form: Form) -> str:
 
 @cache
 def kernel(form: Form) -> Callable[[Any], int] | None:
-    """Compiled; None where this machine cannot run it or has no compiler."""
+    """Compiles the kernel of a form; None where this machine cannot run it or has no compiler."""
     return kernel_of(text_of(form), ctypes.c_void_p) if has_features(form.needs) and has_compiler() else None
 
 
@@ -288,7 +288,7 @@ def _panels(codes: NDArray[Any], form: Form) -> NDArray[Any]:
 
 
 def _laid(codes: NDArray[Any], form: Form) -> Tensor:
-    """(panels, steps, 64): codes of bytes or of words."""
+    """Lays codes out as the kernel reads them: (panels, steps, 64) bytes, of codes in bytes or in words."""
     if form.step == form.beside and codes.shape[0] % SIDE == 0 and codes.shape[1] == form.padded(codes.shape[1]):
         whole = torch.from_numpy(
             np.ascontiguousarray(codes).view(np.int32).reshape(-1, SIDE, codes.shape[1] // form.beside)

@@ -27,7 +27,7 @@ LEAST = 1 << 18
 FORMULA = Path(__file__).with_name("cpp") / "table_gradient.cpp"
 
 
-class _Call(ctypes.Structure):
+class _TableGradientCall(ctypes.Structure):
     """`Call` of cpp/table_gradient.cpp."""
 
     _fields_ = [
@@ -39,20 +39,21 @@ class _Call(ctypes.Structure):
 @cache
 def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    return kernel_of(text_of(FORMULA, dtype), ctypes.POINTER(_Call))
+    return kernel_of(text_of(FORMULA, dtype), ctypes.POINTER(_TableGradientCall))
 
 
 class TableGradient(Tried):
-    """Of the gradient of what was looked up (..., width) and the indices (...): the table's (rows, width)."""
+    """Backward of a lookup: from the gradient of its result (..., width) and the indices (...), the table's (rows,
+    width)."""
 
     def __init__(self, rows: int, skipped: int, fixed: bool, dtype: torch.dtype = torch.float32) -> None:
-        """skipped: the row whose gradient stays 0, -1 where there is none."""
+        """Is not tried yet. skipped: the row whose gradient stays 0, -1 where there is none."""
         self.text = text_of(FORMULA, dtype)
         super().__init__("table_gradient", f"{self.text}// {rows} {skipped}", fixed)
         self.rows, self.skipped = rows, skipped
 
     def run(self, *args: Tensor) -> Tensor:
-        """By the kernel; by PyTorch where there is none."""
+        """Runs the kernel; PyTorch's operation where there is none."""
         grad, indices = args
         function = kernel(grad.dtype)
         width = grad.shape[-1]
@@ -61,7 +62,7 @@ class TableGradient(Tried):
         grad, indices = grad.reshape(-1, width), indices.reshape(-1)
         grad = grad if grad.stride(1) == 1 else grad.contiguous()
         out = torch.empty((self.rows, width), dtype=grad.dtype)
-        call = _Call(
+        call = _TableGradientCall(
             rows=self.rows, width=width, count=indices.shape[0], skipped=self.skipped,
             wide=int(indices.dtype == torch.int64), parallel=int(torch.get_num_threads() > 1),
             index=indices.data_ptr(), index_step=indices.stride(0), grad=grad.data_ptr(), grad_row=grad.stride(0),
@@ -71,7 +72,7 @@ class TableGradient(Tried):
         return out
 
     def aten(self, *args: Tensor) -> Tensor:
-        """By PyTorch."""
+        """Runs PyTorch's operation."""
         grad, indices = args
         out: Tensor = aten.embedding_dense_backward.default(grad, indices, self.rows, self.skipped, False)
         return out

@@ -96,7 +96,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Seconds."""
+    """Predicted seconds of a nest under a tiling."""
 
     memory_s: float
     compute_s: float
@@ -172,8 +172,8 @@ def best(call: Callable[[], object], times: int = 5) -> float:
 
 
 def cost(nest: Nest, tile: Tiling, walks: int, moved_bytes: int, workers: int, at: Rates, machine: Machine) -> Cost:
-    """walks: along the last axis that one row takes, 1 unless a row has several axes. moved_bytes: that must come from
-    and go to memory. workers: threads, of which a tiling in parallel uses all."""
+    """Prices a nest under a tiling. walks: along the last axis that one row takes, 1 unless a row has several axes.
+    moved_bytes: that must come from and go to memory. workers: threads, of which a tiling in parallel uses all."""
     workers = workers if tile.parallel else 1
     lanes, tasks = machine.isa.lanes, tile.chunks * tile.tiles
     visits = tile.rows * tile.tiles

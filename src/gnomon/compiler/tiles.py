@@ -361,7 +361,7 @@ def bytes_of_point(nest: Nest) -> int:
 
 
 def moved_of_point(nest: Nest) -> int:
-    """As `bytes_of_point`, without what rows share: it comes from memory once."""
+    """Counts bytes of a point as `bytes_of_point`, without what rows share, which comes from memory once."""
     outer, along = set(nest.outer), set(nest.inner[-1:])
     refs = [(nest.body.inputs[slot].strides, nest.body.inputs[slot].dtype) for slot in _read(nest)]
     refs += [(out.strides, out.dtype) for out in nest.outputs]

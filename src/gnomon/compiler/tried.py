@@ -40,22 +40,23 @@ class Tried:
     """C++ of its kernel, which is compiled beside those of groups."""
 
     def __init__(self, name: str, source: str, fixed: bool) -> None:
-        """name: what fx calls a node. source: what a verdict depends on, beside sizes. fixed: no size changes."""
+        """Is not tried yet. name: what fx calls a node. source: what a verdict depends on, beside sizes. fixed: no size
+        changes."""
         self.__name__, self.__module__ = name, type(self).__module__
         self.source, self.fixed = source, fixed
         self.trials: dict[tuple[int, ...], Trial] = {}
         """By sizes' powers of two."""
 
     def run(self, *args: Tensor) -> Any:
-        """By the kernel."""
+        """Runs the kernel."""
         raise NotImplementedError
 
     def aten(self, *args: Tensor) -> Any:
-        """By PyTorch."""
+        """Runs PyTorch's operations."""
         raise NotImplementedError
 
     def __call__(self, *args: Tensor) -> Any:
-        """The results; PyTorch's, while it is tried."""
+        """Returns the results; PyTorch's, while the kernel is tried."""
         key = () if self.fixed else tuple(int(size).bit_length() for one in args for size in one.shape)
         trial = self.trials.get(key)
         if trial is None:
@@ -66,7 +67,7 @@ class Tried:
         return self.run(*args) if trial.kept else self.aten(*args)
 
     def trial(self) -> Trial:
-        """A new trial; its results are listed."""
+        """Makes a new trial, whose results are lists."""
         return Trial(self.source, self._listed(self.run), self._listed(self.aten), made=self.checked)
 
     def _listed(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,7 +79,7 @@ class Tried:
 
     @property
     def verdict(self) -> dict[str, Any]:
-        """Of the size that was tried last."""
+        """Says what came of the trial of the size that was tried last."""
         return next((trial.verdict for trial in reversed([*self.trials.values()])), {})
 
     def settled(self) -> Callable[..., Any] | None:

@@ -166,7 +166,7 @@ class SizeTable:
 
 
 def symbol_names(kernel: TritonKernel) -> list[str]:
-    """Of the sizes that a call asks for."""
+    """Names of the sizes that a call asks for, sorted."""
     nest = kernel.nest
     every = [*kernel.sizes, *(nest.sizes[a] for a in (*nest.outer, *nest.inner))]
     return sorted({str(s) for size in every for s in symbols(size)})

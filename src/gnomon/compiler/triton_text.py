@@ -271,7 +271,7 @@ def _cast(given: str, before: str, after: str) -> str:
 
 
 def _constant(attr: str, kind: str) -> str:
-    """As a tensor, so that kinds of what it is combined with are not Python's to choose."""
+    """Writes a constant as a tensor, so that Python does not choose the kind of what it is combined with."""
     plain = f'float("{attr}")' if attr in ("inf", "-inf", "nan") else attr
     return f"tl.full([1, 1], {plain}, {TYPES[kind]})"
 

@@ -40,7 +40,7 @@ BUFFERS = (*STANDARD_BUFFERS, BufferClass(name="KV", memory="activations", pool=
 
 
 def ring_units(seq_len: int, cp: int, order: str) -> tuple[Unit, ...]:
-    """Unit r: the tokens of one sequence that rank r holds. order: contiguous or zigzag.
+    """Returns one unit a rank: unit r has the tokens of one sequence that rank r holds. order: contiguous or zigzag.
 
     seq_len: tokens; PlanError unless chunks are equal.
     """

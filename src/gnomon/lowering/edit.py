@@ -30,7 +30,7 @@ class Row:
 
     @property
     def place(self) -> tuple[int, int]:
-        """(stage, unit)."""
+        """The pair (stage, unit) by which effects find an instance of a buffer."""
         return self.stage, self.unit
 
     def __str__(self) -> str:

@@ -82,7 +82,7 @@ def _of_counts(buckets: Sequence[int], groups: Groups) -> tuple[tuple[int, ...],
 
 @lru_cache(maxsize=1024)
 def _elements(block: Block, layout: Layout, mesh: Mesh) -> int:
-    """Of a rank's part of a layer's trained parameters."""
+    """Counts the elements of the trained parameters of a layer that one rank holds."""
     sizes = {dim.name: 2 * mesh.cp * mesh.tp for dim in block.dims if dim.size is None}  # any that axes divide
     local = shard_block(block, layout, mesh, sizes, BF16).local_elements
     frozen = {tensor.name for tensor in block.frozen}

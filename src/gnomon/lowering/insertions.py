@@ -46,7 +46,7 @@ class Insertions:
         return self._span[group][1] if group >= 0 else index
 
     def without(self, kind: str, stages: Container[int] = range(1 << 16)) -> list[Row]:
-        """The new list; old rows of `kind` are dropped, if of one of these stages."""
+        """Returns the new list, in which old rows of `kind` are dropped where they are of one of these stages."""
         out: list[Row] = []
         for index, row in enumerate(self.rows):
             out += self._before.get(index, ())
@@ -57,7 +57,7 @@ class Insertions:
 
 
 def by_name(kinds: Sequence[Kind]) -> dict[str, Kind]:
-    """Kinds by name."""
+    """Indexes kinds by their names."""
     return {kind.name: kind for kind in kinds}
 
 

@@ -267,7 +267,7 @@ def build(given: Outline, *, messages: Messages = "buffered") -> Program:
 
 
 def compute_rows(plan: Plan, num_microbatches: int) -> Rows:
-    """The plan's schedule: forwards and backwards of every pipeline rank."""
+    """Returns the plan's schedule: the forwards and backwards of every pipeline rank, in issue order."""
     return _scheduled(plan.schedule, plan.pipeline_ranks, num_microbatches)
 
 

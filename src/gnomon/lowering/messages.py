@@ -62,7 +62,8 @@ def with_polled(rows: Rows, *, chains: Sequence[int] = (0,), paired: bool = Fals
 
 
 def _after_pair(rows: Rows, sends: Inserted) -> Longs:
-    """Where activations leave under 1F1B: after the backward that follows the forward, once it is warm."""
+    """Says after which row activations leave under 1F1B: once it is warm, after the backward that follows their
+    forward."""
     forward = np.asarray(sends.anchor)
     after = np.minimum(forward + 1, rows.num_rows - 1)
     paired = rows.is_kind("B")[after] & (rows.rank_class[after] == rows.rank_class[forward])
@@ -150,7 +151,7 @@ def group_ends(rows: Rows) -> tuple[Longs | None, Longs | None]:
 def in_senders_order(
     rows: Rows, source_end: Longs, source: Longs, target: Longs, first: Longs | None
 ) -> tuple[Longs, Longs]:
-    """(order, anchors): the receives so ordered and placed that each pair of ranks receives in the order sent."""
+    """Returns (order, anchors) of the receives, so placed that each pair of ranks receives in the order sent."""
     anchor = target if first is None else first[target]
     order = np.arange(len(target))
     receiver = rows.class_ptr.searchsorted(anchor, side="right")

@@ -82,7 +82,7 @@ _Owner = tuple[int, BufferRef]
 def _private(
     program: Program, acts: Sequence[tuple[RowEffect, ...]], of_run: Mapping[int, int]
 ) -> list[set[BufferRef]]:
-    """For each run, the step buffers that only its rows touch."""
+    """Finds for each run the step buffers that only its own rows touch."""
     touched: dict[_Owner, set[int]] = {}
     for row, listed in enumerate(acts):
         for _, ref in listed:

@@ -73,7 +73,7 @@ class ShardedBlock:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Forward, then backward."""
+        """Lists the block's collectives: those of its forward, then those of its backward."""
         return self.forward + self.backward
 
     def op(self, path: str) -> ShardedOp:
@@ -287,7 +287,7 @@ class _Walk:
         return local
 
     def gathered(self) -> dict[str, Number]:
-        """Of several forms the largest; what attention gathers inside is among them."""
+        """Bytes of each tensor that is gathered, of its largest form; what attention gathers inside is among them."""
         sizes: dict[str, Number] = {}
         for name, sharding, _ in self.readers:
             moves = self.move(name, self.homes[name], sharding, "")

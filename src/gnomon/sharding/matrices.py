@@ -115,7 +115,7 @@ def decaying(graph: Graph) -> dict[str, bool]:
 
 
 def matrices_of(sharded: ShardedBlock, mesh: Mesh) -> Iterator[Matrix]:
-    """Of each parameter of a block. mesh: that it is sharded on."""
+    """Yields what a rank has of the matrices of each parameter of a block. mesh: that it is sharded on."""
     block, routed = sharded.block, routed_tensors(sharded.block)
     for tensor in block.parameters:
         split, home = split_of(block, tensor.name), sharded.homes[tensor.name]

@@ -28,7 +28,8 @@ class Beside:
     """One structure, with which actions are ours and what the others weigh."""
 
     def __init__(self, structure: Structure, ours: Mask, others: Doubles) -> None:
-        """ours: [keys]. others: [keys] weight of each of the others from 0 to 1, 0 for keys that are none."""
+        """Prepares to weigh what is overlapped. ours: [keys]. others: [keys] weight of each of the others from 0 to 1,
+        0 for keys that are none."""
         self.structure, self.sides = structure, _sides(structure, ours.tobytes(), (others != 0).tobytes())
         self.weights = others[self.sides.their_keys]
         self.last: Times | None = None
@@ -81,7 +82,7 @@ class _Sides:
 
 @lru_cache(maxsize=16)
 def _sides(structure: Structure, ours: bytes, others: bytes) -> _Sides:
-    """ours, others: [keys] of bool."""
+    """Finds where rows of both sides meet. ours, others: bytes of [keys] of bool, hashable for the memo."""
     program, position = structure.program, structure.order.position
     mine = np.flatnonzero(np.frombuffer(ours, bool)[program.key])
     theirs = np.flatnonzero(np.frombuffer(others, bool)[program.key])

@@ -244,7 +244,7 @@ def _slots(order: Order, kept: Longs) -> tuple[Longs, int]:
 
 
 def _needed(order: Order) -> NDArray[np.bool_]:
-    """Which edges from earlier steps are not implied by others.
+    """Says which edges from earlier steps are not implied by others.
 
     Let u -> v be an edge over d steps. If within a step u comes before the end of some stream and the head of that
     stream comes before v, then v waits for u through that stream's own order from step to step, d times if need be,

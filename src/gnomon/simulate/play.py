@@ -83,7 +83,8 @@ def base_from(order: Order, steps: Sequence[Times], shift: float = 0.0) -> Doubl
 
 
 def play(clock: Clock, base: Doubles | None = None) -> Times:
-    """One step. base: earliest start of each position; None starts from rest at 0."""
+    """Plays one step and returns when each action starts and ends. base: earliest start of each position; None starts
+    from rest at 0."""
     order, size = clock.order, clock.order.size
     entries = walk(order, (clock.busy == 0).tobytes()) if clock.lag is None else None
     if entries is not None and (base is None or _only(base, entries.later)):

@@ -105,7 +105,7 @@ def _settled(clock: Clock, times: Times, ratio: float, reach: int) -> Times:
 
 
 def _room(order: Order, times: Times, free: Times, alone: NDArray[np.bool_], ratio: float, reach: int) -> float:
-    """By how much the actions that run ahead may move so that each is ready just before its readers need it."""
+    """Seconds by which actions that run ahead may move, each ready just before its readers need it."""
     size = order.size
     source = np.concatenate([order.lane_before, *order.waits, *(s for _, _, s, _ in order.more), order.before[0]])
     target = np.concatenate([*[np.arange(size)] * 3, *(t for _, t, _, _ in order.more), order.before[1]])

@@ -43,7 +43,7 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """A step: rows one after the other."""
+    """What one step uses: rows that run one after the other."""
 
     tensors: tuple[Tensor, ...]
     seconds: tuple[float, ...]
@@ -88,13 +88,13 @@ class Trace:
         return always + max(accumulate(change))
 
     def bytes_of(self, tensors: Iterable[int]) -> float:
-        """Of all of them."""
+        """Sums the bytes of some tensors."""
         return sum(self.tensors[tensor].nbytes for tensor in tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Between the tiers, in bytes a second."""
+    """Bandwidth between the two tiers, in bytes a second."""
 
     read: float
     write: float
@@ -129,7 +129,7 @@ class Migration:
 
     @property
     def moved_bytes(self) -> float:
-        """Both ways."""
+        """Bytes moved between the tiers, both ways."""
         return self.read_bytes + self.written_bytes
 
 
@@ -209,7 +209,7 @@ class _Fast:
                     self.changed.add(tensor)
 
     def migration(self, step_s: float, before: tuple[float, float], interval: int = 1, ahead: int = 0) -> Migration:
-        """Of the step since `before`."""
+        """Sums up the step since `before`, the bytes (read, written) then."""
         return Migration(
             step_s=step_s,
             read_bytes=self.read_bytes - before[0],
@@ -228,7 +228,8 @@ def least_recently_used(trace: Trace, link: Link, capacity: float) -> Migration:
 
 
 def static(trace: Trace, link: Link, capacity: float) -> Migration:
-    """Some tensors stay; the others come for each use and go after it. PlanError where a row alone does not fit."""
+    """Plans a migration in which some tensors stay; the others come for each use and go after it. PlanError where a row
+    alone does not fit."""
     moves = [len(rows) - (not tensor.carried) + sum(number in trace.writes[row] for row in rows)
              for number, (tensor, rows) in enumerate(zip(trace.tensors, trace.rows_of, strict=True))]  # fmt: skip
     pinned: set[int] = set()
@@ -242,7 +243,7 @@ def static(trace: Trace, link: Link, capacity: float) -> Migration:
 
 
 def _on_demand(trace: Trace, link: Link, capacity: float, passing: Collection[int]) -> Migration:
-    """passing: tensors that go after each use."""
+    """Plays a migration in which tensors come when they are used. passing: those that go after each use."""
     fast, now, began, before = _Fast(trace, link, capacity), 0.0, 0.0, (0.0, 0.0)
     for step in range(STEPS):
         if step == STEPS - 1:

@@ -37,7 +37,7 @@ def _weight(node: Lowering, weight: Any, dims: Any, hit: Value) -> Value | None:
 
 
 def _checked(node: Lowering, wanted: Value, ignore_index: int, dims: Any) -> Value:
-    """Which rows count; targets that are no class are reported."""
+    """Says which rows count; targets that are no class are reported."""
     kept = wanted.ne(ignore_index)
     count = Value(node.body, node.body.extent(dims[1], "L"))
     node.body.emit("check", (wanted.ge(0) & wanted.lt(count) | ~kept).id, kind="B")

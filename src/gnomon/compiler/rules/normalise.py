@@ -49,7 +49,7 @@ LEAST_VARIANCE = 1e-30
 
 
 def _within(node: Lowering, *sums: Value) -> None:
-    """Where a row's sums are not finite, ATen's own order of operations says what becomes NaN."""
+    """Gives a row back to ATen where its sums are not finite: its order of operations says what becomes NaN."""
     for total in sums:
         node.guard(one("abs", total).lt(FINITE))
 
@@ -167,7 +167,8 @@ def _of_a_channel(dims: Dims) -> tuple[int, ...]:
 def batch_norm(
     node: Lowering, input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> Any:
-    """In training: a channel is a row, and its statistics are the row's. Running statistics come as new tensors."""
+    """Normalises a batch in training: a channel is a row, and its statistics are the row's. Running statistics come as
+    new tensors."""
     if not training:
         raise UnfitError("batch norm by running statistics")
     x, dims = node.whole(input)

@@ -244,7 +244,7 @@ def addcdiv(self: Value, tensor1: Value, tensor2: Value, *, value: Any = 1) -> V
 
 
 def lerp(self: Value, end: Value, weight: Any) -> Value:
-    """From the nearer end."""
+    """Interpolates from the nearer end, as ATen does, so that both ends are exact."""
     near, far = self + weight * (end - self), end - (end - self) * (1.0 - weight)
     if not isinstance(weight, Value):
         return near if abs(weight) < 0.5 else far

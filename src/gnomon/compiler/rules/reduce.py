@@ -57,7 +57,7 @@ def truth(op: str) -> Any:
 
 
 def variance_of(x: Value, axes: tuple[int, ...], correction: Any) -> tuple[Value, Value]:
-    """(variance, mean)."""
+    """Returns (variance, mean) along axes, in two passes: subtracting first keeps digits that E[x²] - E[x]² loses."""
     average = x.mean(axes)
     apart = x - average
     total = (apart * apart).sum(axes)

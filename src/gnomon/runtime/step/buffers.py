@@ -79,7 +79,7 @@ class Buffers:
         return self.tensors.pop(name)
 
     def wait(self, name: Name) -> None:
-        """Until `name` is there, if it is under way."""
+        """Waits until `name` is there, if it is under way."""
         under_way = self.arriving.pop(self._come_with.pop(name, name), None)
         if under_way is None:
             return
@@ -98,12 +98,12 @@ class Buffers:
             self._end(self.arriving.pop(name))
 
     def wait_all(self) -> None:
-        """Until nothing arrives any more."""
+        """Waits until nothing is on its way to this rank any more."""
         for name in list(self.arriving):
             self.wait(name)
 
     def wait_sent(self) -> None:
-        """Until everything that was sent has left."""
+        """Waits until everything that was sent has left."""
         for under_way in self.leaving.values():
             self._end(under_way)
         self.leaving.clear()

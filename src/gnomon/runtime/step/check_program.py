@@ -139,7 +139,7 @@ def _end_of_step(mine: list[_Action], wanted: list[_Action], zero: int, tied: Co
 def _as_often(
     what: str, stage: int, have: list[_Action], want: list[_Action], *, several: bool = False
 ) -> Iterator[str]:
-    """As many rows of a kind on each communicator as the plan's Program has."""
+    """Checks that a kind has as many rows on each communicator as in the plan's Program."""
     why = {
         "AR": "ranks that should hold the same would drift apart",
         "REDUCE_GRAD": "each rank would update with its own gradient",
@@ -181,7 +181,7 @@ def _tied_sums(
 
 
 def _gathered(mine: list[_Action], stages: Collection[int]) -> Iterator[str]:
-    """Under ZeRO 1 and 2 forwards read what was gathered after the last update."""
+    """Checks that forwards under ZeRO 1 and 2 read what was gathered after the last update."""
     for stage in stages:
         gathers = [at for at, a in enumerate(mine) if a.kind == "UNSHARD" and stage in a.stages]
         reads = next((at for at, a in enumerate(mine) if a.kind in ("F", "C") and stage in a.stages), len(mine))
@@ -194,7 +194,7 @@ def _gathered(mine: list[_Action], stages: Collection[int]) -> Iterator[str]:
 
 
 def waits_for_ever(structure: Structure) -> str:
-    """Where a rank would stand for ever when every rank issues its rows one by one; empty if all come to their end.
+    """Says where a rank would wait for ever when every rank issues its rows one by one; empty if all reach their end.
 
     A receive and a collective are over when their other ends have been issued; nobody waits for a send. What waits is a
     row on the compute stream or one that reads what is under way.

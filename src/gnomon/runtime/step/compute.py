@@ -37,7 +37,7 @@ class Saved:
 
     @staticmethod
     def of(entered: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> Saved:
-        """Of a forward's inputs and outputs."""
+        """Notes a forward's inputs, and where its outputs enter autograd's graph."""
         return Saved(entered=entered, made={name: get_gradient_edge(y) for name, y in made.items() if y.requires_grad})
 
 
@@ -47,7 +47,7 @@ class Compute:
     def __init__(
         self, graph: Graph, stages: Mapping[int, Stage], state: State, buffers: Buffers, feed: Feed, dtype: torch.dtype
     ) -> None:
-        """dtype: that activations have."""
+        """Has nothing saved yet. dtype: of activations."""
         self.stages, self.state, self.buffers, self.feed, self.device = stages, state, buffers, feed, feed.device
         self.unit = 0
         """That whose forward runs, or ran last."""
@@ -68,7 +68,8 @@ class Compute:
         """The same, for biases that move by it."""
 
     def actions(self) -> Mapping[str, Action]:
-        """By kind. LOAD does nothing: ids are in memory, and a stage takes its rows when it runs."""
+        """Maps each kind of row to what does it. LOAD does nothing: ids are in memory, and a stage takes its rows when
+        it runs."""
         return {
             "F": self._forward,
             "B": self._whole_backward,
@@ -185,7 +186,7 @@ class Compute:
             self.state.reduced()
 
     def _backward(self, stage: int, unit: int) -> None:
-        """Through autograd; weight gradients go where the tape puts them."""
+        """Runs the whole backward through autograd; weight gradients go where the tape puts them."""
         self.state.gathered(stage)
         saved, module = self.saved.pop((stage, unit)), self.stages[stage]
         begins: list[tuple[GradientEdge, Tensor]] = []
@@ -203,7 +204,7 @@ class Compute:
             self.buffers.tensors[hop.gradient, hop.source, unit] = back
 
     def loss_grad(self) -> Tensor:
-        """Where backward begins: of the sum over tokens in the mean, times the loss scale."""
+        """The gradient at which backward begins: 1 / (tokens counted), times the loss scale."""
         scaled = 1.0 if self.state.loss_scale is None else self.state.loss_scale.scale
         return torch.full((), scaled / self.feed.counted, dtype=self._loss_dtype, device=self.device)
 

@@ -30,7 +30,7 @@ Bytes = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """How it went."""
+    """How a migration went that was carried out."""
 
     step_s: float
     """Seconds of the last step."""
@@ -93,7 +93,7 @@ class _Files:
             self.free.notify_all()
 
     def make(self, number: int) -> None:
-        """In memory, as one that was never changed."""
+        """Makes a tensor in memory, as one that was never changed."""
         self.changes[number] = 0
         self.memory[number] = self._take(number)
 
@@ -149,8 +149,8 @@ class _Files:
 
 
 def carry_out(trace: Trace, migration: Migration, folder: Path, capacity: float) -> Carried:
-    """All its steps. folder: empty, on the disk that is the slow tier. RunError where what was read is not what was
-    written."""
+    """Carries out all steps of a migration, and says how it went. folder: empty, on the disk that is the slow tier.
+    RunError where what was read is not what was written."""
     files = _Files(trace, folder, capacity)
     begun = {row: list(moves) for row, moves in groupby(migration.moves, key=lambda move: move.row)}
     began = 0.0
@@ -196,7 +196,7 @@ def measured_link(folder: Path, nbytes: int = 32 << 20) -> Link:
 
 
 def _write(file: int, array: Bytes) -> None:
-    """On the disk, and nowhere else."""
+    """Writes an array to the disk and drops it from the system's cache, so that reading it again costs a read."""
     os.pwritev(file, [array.data], 0)
     os.fdatasync(file)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)

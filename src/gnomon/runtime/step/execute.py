@@ -248,10 +248,10 @@ class Executor:
             self.watchdog = Watchdog(self.program, self.groups.here.rank, self.plan.world_size, silent_s=silent_s)
 
     def step(self, batch: Tensor | Batch, recorder: Recorder | None = None) -> StepResult:
-        """One step. batch: (global_batch_size, seq_len + 1) token ids, or the graph's inputs by name, rows first, with
-        `documents` beside them where rows hold several (`packing`), or where the workload has lengths, as
-        `feed_lengths` says; the same on all ranks, and each reads its part.
-        recorder: takes the times of the rows; none are taken without it."""
+        """Trains one step. batch: (global_batch_size, seq_len + 1) token ids, or the graph's inputs by name, rows
+        first, with `documents` beside them where rows hold several (`packing`), or where the workload has lengths, as
+        `feed_lengths` says; the same on all ranks, and each reads its part. recorder: takes the times of the rows; none
+        are taken without it."""
         self.take(batch)
         self.buffers.recorder = recorder
         self.state.new_step()
@@ -341,7 +341,7 @@ class Executor:
         return levels(held, self.state.nbytes, self.buffers, self.compute.microbatches(), self.stages)
 
     def resident_bytes(self) -> int:
-        """On the device now, between two actions: what is between them, and the batch and tables."""
+        """Counts the bytes on the device between two actions: what lives on between them, the batch and tables."""
         apart = [x for part in self.stages.values() for x in part.states.values()]
         beside = {x.untyped_storage().data_ptr(): x for x in (*apart, *self.compute.apart) if x is not None}
         for part in self.stages.values():  # counted as parameters
@@ -410,7 +410,7 @@ class Executor:
 
 
 def _busiest(timeline: Timeline, ranks: Sequence[int]) -> int:
-    """Of these workers, the one whose spans of compute take longest together."""
+    """Finds the one of these workers whose spans of compute take longest together."""
     spans = timeline.spans
     held = np.where(spans.role == ROLES.index("compute"), spans.end_s - spans.start_s, 0.0)
     total = np.bincount(spans.worker, held, minlength=len(timeline.workers))

@@ -30,7 +30,8 @@ class Feed:
     def __init__(
         self, graph: Graph, plan: Plan, workload: Workload, groups: Groups, stages: Sequence[int], device: torch.device
     ) -> None:
-        """stages: of the plan, those on this rank. PlanError for batches that the runtime does not divide so."""
+        """Has no batch yet. stages: of the plan, those on this rank. PlanError for batches that the runtime does not
+        divide so."""
         self.graph, self.workload, self.layout, self.device = graph, workload, plan.layout, device
         self.num_units, self.rows_of_unit = batch_of(plan, workload)
         parts = {rows_of(plan, stage, self.rows_of_unit)[groups.here.data] for stage in stages}
@@ -65,7 +66,7 @@ class Feed:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of the dims that the graph leaves open: rows of a microbatch on this rank, and whole sequences."""
+        """Sizes of the dims that the graph leaves open: rows of a microbatch on this rank, and whole sequences."""
         return {"batch": self.local_rows, "seq": self.workload.seq_len, **dict(self.workload.sizes)}
 
     def sizes_of(self, unit: int) -> dict[str, int]:
@@ -133,7 +134,8 @@ class Feed:
         return {name: self._own_positions(name, tensor) for name, tensor in given.items()}
 
     def packing_of(self, unit: int) -> Packing | None:
-        """Which tokens of a unit's rows see which, where its batch does not say it itself."""
+        """Says which tokens of a unit's rows see which, where its batch does not say it itself; None: all earlier
+        ones."""
         return None
 
     def _own_positions(self, name: str, x: Tensor) -> Tensor:

@@ -107,12 +107,12 @@ class FeedOfLengths(Feed):
         return max(1, -(-held // self.multiple)) * self.multiple
 
     def sizes_of(self, unit: int) -> dict[str, int]:
-        """Of the open dims of a unit on this rank, as if all ranks of cp had as many tokens."""
+        """Sizes of the open dims of a unit on this rank, as if all ranks of cp had as many tokens."""
         return {"batch": 1, "seq": self._tokens(unit) * self.cp, **dict(self.workload.sizes)}
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of the first unit."""
+        """Sizes of the open dims of the first unit."""
         return self.sizes_of(0)
 
     @property
@@ -122,7 +122,7 @@ class FeedOfLengths(Feed):
 
     @property
     def tokens(self) -> int:
-        """Of the batch."""
+        """Counts the tokens of a batch."""
         return sum(self.lengths)
 
     def take(self, batch: Tensor | Batch) -> None:
@@ -176,7 +176,7 @@ class FeedOfLengths(Feed):
         return given, lengths
 
     def _with_end(self, name: str, x: Tensor) -> Tensor:
-        """With one position more, which counts nowhere."""
+        """Appends one position, which counts in no loss."""
         return torch.cat((x, x.new_full((1,), -1 if "labels" in name else 0)))
 
     def of_unit(self, unit: int) -> Batch:
@@ -194,7 +194,7 @@ class FeedOfLengths(Feed):
         return torch.where(at < self.lengths[sequence], at + self._starts[sequence], self.tokens)
 
     def packing_of(self, unit: int) -> Packing:
-        """Which tokens of its row see which."""
+        """Says which tokens of a unit's row see which."""
         if unit not in self._packings:
             self._packings[unit] = packing_of_parts(self._parts[unit], self._tokens(unit), self.prefixes, self.device)
         return self._packings[unit]

@@ -34,7 +34,8 @@ class HostPart(Parameters):
     """The host's side of the parameters of a stage."""
 
     def __init__(self, device_part: Parameters, copies: Copies) -> None:
-        """device_part: filled. Its master copy is the host's from now on."""
+        """Takes over the master copy of a part that is on the device. device_part: filled. Its master copy is the
+        host's from now on."""
         one, part = device_part, max(device_part.mine[1] - device_part.mine[0], 1)
         super().__init__(
             one.slots,
@@ -99,12 +100,12 @@ class HostPart(Parameters):
         return self.went
 
     def writable(self) -> None:
-        """Until no copy reads the parameters, which the update writes."""
+        """Waits until no copy reads the parameters, which the update writes."""
         if self.went is not None:
             self.went.wait()
 
     def drop_grad(self) -> None:
-        """After the update."""
+        """Frees the gradient after the update."""
         super().drop_grad()
         self.grad = self.first = None
 
@@ -113,7 +114,7 @@ class HostUpdate:
     """Updates of those stages of a rank that are on the host."""
 
     def __init__(self, state: State, stages: Mapping[int, Stage], moved: Collection[int]) -> None:
-        """moved: stages of the Program whose update is on the host (`moved_stages`)."""
+        """Makes the host's parts. moved: stages of the Program whose update is on the host (`moved_stages`)."""
         self.state = state
         self.copies = Copies(state.device)
         self.parts = {n: tuple(HostPart(part, self.copies) for part in stages[n].held) for n in stages if n in moved}
@@ -133,7 +134,7 @@ class HostUpdate:
         state.put_on_host(self.parts)
 
     def actions(self, about: Callable[[], Iterable[int]]) -> Mapping[str, Callable[[int, int], None]]:
-        """By kind. about: stages of the row that runs."""
+        """Maps each kind of row to what does it. about: stages of the row that runs."""
         return {
             "D2H": lambda stage, unit: self._down(about()),
             "HOST_ADD": lambda stage, unit: self._add(stage),
@@ -148,7 +149,7 @@ class HostUpdate:
         return any(part.grad is not None for parts in self.parts.values() for part in parts)
 
     def finish(self) -> None:
-        """Until no update is under way, and parameters are on their way back before whatever reads them next."""
+        """Waits until no update is under way, and parameters are on their way back before whatever reads them next."""
         self.added()
         for stage in list(self._under_way):
             self._finish(stage)
@@ -167,7 +168,7 @@ class HostUpdate:
                     arriving.before(self.copies.current())
 
     def added(self) -> None:
-        """Until every gradient that came down is added up."""
+        """Waits until every gradient that came down is added up."""
         while self._adds:
             self._adds.popleft().result()
 
@@ -179,7 +180,7 @@ class HostUpdate:
             recorder.end[span] = done
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread that updates."""
         self._thread.shutdown()
 
     def take(self) -> None:
@@ -252,7 +253,7 @@ class DelayedRows:
     """Rows of a step whose Program begins with the update by the gradients of the step before."""
 
     def __init__(self, rows: Sequence[Row], names: Sequence[str]) -> None:
-        """names: kind of each row."""
+        """Splits a step's rows into those that settle what waits and the others. names: kind of each row."""
         computes = max(at for at, name in enumerate(names) if name in ("B", "I", "W"))
         of = list(enumerate(zip(rows, names, strict=True)))
         late = {row.number for _, (row, name) in of if name in ("NORM", "HOST_OPT")}

@@ -56,7 +56,7 @@ class Messages:
         self._shapes: dict[tuple[str, int, int], Shape] = {}
 
     def actions(self) -> Mapping[str, Action]:
-        """By kind."""
+        """Maps each kind of row to what does it."""
         return {
             "SEND_F": lambda stage, unit: self._send(("X", stage + 1, unit), stage, stage + 1),
             "RECV_F": lambda stage, unit: self._receive(("X", stage, unit), stage - 1),

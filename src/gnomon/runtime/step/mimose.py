@@ -20,13 +20,13 @@ from gnomon.units import show_bytes
 
 
 class Mimose:
-    """Of the one stage of a rank."""
+    """Mimose's controller at work on the one stage of a rank."""
 
     def __init__(
         self, settings: Settings, graph: Graph, stage: Stage, base: Callable[[], int], device: torch.device
     ) -> None:
-        """base: bytes on the device now that are no microbatch's. PlanError for a model whose layers keep what their
-        lengths ask for."""
+        """Begins without a measurement. base: bytes on the device now that are no microbatch's. PlanError for a model
+        whose layers keep what their lengths ask for."""
         if any(op.attr("window", 0) for block in graph.blocks for op in block.ops if op.does == "attends"):
             raise PlanError(f"{graph.name}: attention windows keep a mask for each length, which mimose does not count")
         self.settings, self.stage, self.base, self.live = settings, stage, base, LiveBytes(device)
@@ -38,7 +38,7 @@ class Mimose:
         """Whether a microbatch went back: the first makes what all others find there."""
 
     def begin(self, batch: Batch) -> None:
-        """Before the forward of a microbatch. batch: its inputs, rows first."""
+        """Chooses what the forward of a microbatch keeps, before it runs. batch: its inputs, rows first."""
         self.tokens = max(x.numel() for x in batch.values())
         chosen = self.controller.choose(self.tokens)
         layers = self.controller.layers if chosen is None else chosen

@@ -33,7 +33,7 @@ class Kept:
 
     @staticmethod
     def of(tensors: Sequence[Tensor], *, vocab: int, loss: bool, apart: Sequence[Tensor] = ()) -> Kept:
-        """Of tensors in the order in which they were saved, some of which may be views of one storage.
+        """Counts tensors in the order in which they were saved; some may be views of one storage, which counts once.
 
         vocab: entries on this rank. loss: whether the run ended in the loss, which saves the one tensor with a number
         for each of them last; hidden states may be as wide. apart: what is not the microbatch's own.

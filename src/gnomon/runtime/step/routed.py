@@ -28,7 +28,7 @@ class Routed:
         """The same of those before, by their numbers."""
 
     def note(self, layer: Layer, indices: Tensor) -> None:
-        """indices: (…, topk), the experts that this rank's tokens chose in a layer."""
+        """Adds up where tokens go. indices: (…, topk), the experts that this rank's tokens chose in a layer."""
         self.step[self.place[layer.label]] += torch.bincount(indices.reshape(-1), minlength=self.step.shape[1])
 
     def end_step(self, number: int) -> None:
@@ -37,7 +37,7 @@ class Routed:
         self.step.zero_()
 
     def record(self) -> RouterRecord:
-        """Of all ranks. All must call it, after the same steps."""
+        """Sums what all ranks have noted. All must call it, after the same steps."""
         counts = torch.stack(list(self.steps.values()))
         dist.all_reduce(counts)
         return RouterRecord(model=self.model, routers=self.routers, steps=tuple(self.steps), counts=counts.numpy())

@@ -65,7 +65,7 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Of the moments on the device."""
+        """Counts the bytes of the optimizer's moments on the device."""
         return sum(adam.nbytes for n, parts in self.adam.items() if n not in self.on_host for adam in parts)
 
     def put_on_host(self, parts: Mapping[int, Sequence[Parameters]]) -> None:
@@ -75,7 +75,7 @@ class State:
         self.adam |= {n: tuple(Update.of(held, kinds[n]) for held in host) for n, host in parts.items()}
 
     def wait_for_gradient(self, stage: int) -> None:
-        """Until the stage's gradient is there."""
+        """Waits until the stage's gradient is there."""
         self.buffers.wait(self._grad_name(stage))
 
     def new_step(self) -> None:
@@ -87,7 +87,7 @@ class State:
         self.joined = False
 
     def gathered(self, stage: int) -> None:
-        """Until the gather of the stage's parameters has arrived."""
+        """Waits until the gather of the stage's parameters has arrived."""
         self.buffers.wait(("P", stage, NO_UNIT))
 
     def _grad_name(self, stage: int) -> Name:
@@ -115,7 +115,7 @@ class State:
             self.buffers.start(names[0], works, sum(grad.nbytes for grad, _ in sums), also=names[1:])
 
     def all_reduce(self, stage: int, comm: str) -> None:
-        """AR: the sum over a communicator of the gradient, or of what it adds up of it."""
+        """AR: sums the gradient over a communicator, or the part of it that this communicator adds up."""
         name = self._grad_name(stage)
         self.buffers.wait(name)
         if comm == "embedding":
@@ -206,7 +206,7 @@ class State:
             self.buffers.wait(row)
 
     def unshard(self, stages: Iterable[int]) -> None:
-        """UNSHARD: whole parameters from the shards of all ranks."""
+        """UNSHARD: gathers whole parameters from the shards of all ranks."""
         for number in stages:
             self.buffers.wait(("PS", number, NO_UNIT))
             works, size = [], 0
@@ -234,8 +234,8 @@ class State:
         return group
 
     def reduce_grad(self, stages: Iterable[int]) -> None:
-        """REDUCE_GRAD: this rank's shard of the sum of gradients, in place; later units add to it. One at a time under
-        ZeRO 2 and 3: what is under way holds a whole gradient."""
+        """REDUCE_GRAD: sums gradients so that this rank has its shard of the sum, in place; later units add to it. One
+        at a time under ZeRO 2 and 3: what is under way holds a whole gradient."""
         numbers = tuple(stages)
         if self.by_layer or len(numbers) > 1:
             self.reduced()
@@ -290,12 +290,12 @@ class State:
         )
 
     def reduced(self) -> None:
-        """Until no shard of a gradient is under way."""
+        """Waits until no shard of a gradient is under way."""
         for name in [n for n in self.buffers.arriving if n[0] == "GS" or (self.by_layer and n[0] == "G")]:
             self.buffers.wait(name)
 
     def measure_norm(self, stages: Iterable[int]) -> None:
-        """NORM: the global gradient norm, and the factor that clips to it."""
+        """NORM: measures the global gradient norm, and sets the factor that clips to it."""
         numbers, terms = tuple(stages), list[Tensor]()
         down = {n for n in numbers if any(part.grad is not None for part in self.on_host.get(n, ()))}
         if not down.issuperset(
@@ -319,14 +319,14 @@ class State:
         self.scale = (clip_scale(self.norm, self.settings.clip_norm) if self.clips else 1.0) / by
 
     def ranks_of(self, held: Parameters) -> Ranks:
-        """That have parts of the same matrices."""
+        """Says which ranks have parts of the same matrices."""
         shards, parts = self._shards(held) if held.zero else None, self.groups.by_comm.get("vocabulary")
         if parts is not None:  # without tensor parallelism
             return Ranks(shards=shards, inner=parts, unlike=True)
         return Ranks(shards=shards, inner=self.groups.by_comm.get("etp" if held.experts else "tp"))
 
     def update(self, stage: int) -> None:
-        """OPT: the update of this rank's part."""
+        """OPT: updates this rank's part."""
         self.join_tied()
         self.buffers.wait(self._grad_name(stage))
         if self.stages[stage].zero < 3:

@@ -53,7 +53,8 @@ class Divided:
 
     @staticmethod
     def of(ends: Ends, plan: Plan, groups: Groups) -> Divided:
-        """Of this rank. PlanError for a parameter that would lie whole on every rank."""
+        """Divides embedding and head over pipeline ranks, and takes this rank's part. PlanError for a parameter that
+        would lie whole on every rank."""
         rank, count = groups.here.pipeline_rank, plan.num_pipeline_ranks
         part = Axis(group=groups.by_comm["vocabulary"], ranks=count, index=rank)
         mesh = Mesh(dp_shard=1, cp=groups.mesh.cp, tp=count)
@@ -70,7 +71,7 @@ class Divided:
         return Divided(ends=ends, plan=plan, at=at, axes=axes, blocks=blocks, layout=layout, mesh=mesh)
 
     def beside(self, graph: Graph) -> dict[int, Beside]:
-        """By stage, what this rank holds and its stages are handed. graph: the whole one."""
+        """Says for each stage what this rank holds besides and what the stage is handed. graph: the whole one."""
         layers, made = self.ends.parts.layers(), dict[int, Beside]()
         tables, last = looked_up(graph), self.plan.num_stages - 1
         trained = tuple(slots_of(layers, self.blocks, self.axes, set(), looked_up=tables))
@@ -111,7 +112,7 @@ class Heads:
     def __init__(
         self, divided: Divided, beside: Stage, groups: Groups, compute: Compute, buffers: Buffers, feed: Feed
     ) -> None:
-        """beside: the stage that has the parameters."""
+        """Makes the stages of the ends. beside: the stage that has the parameters."""
         self.divided, self.beside, self.compute, self.buffers, self.feed = divided, beside, compute, buffers, feed
         plan, parts, at = divided.plan, divided.ends.parts, divided.at
         self.last = plan.num_stages - 1
@@ -143,7 +144,7 @@ class Heads:
         """Ends what it has begun: nothing."""
 
     def actions(self) -> Mapping[str, Action]:
-        """By kind."""
+        """Maps each kind of row to what does it."""
         return {"EMBED": self._embed, "EGRAD": self._embedding_gradient, "S": self._head}
 
     def embed(self, batch: Batch) -> Tensor:

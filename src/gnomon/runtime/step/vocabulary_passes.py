@@ -35,11 +35,11 @@ class Turn:
     future: Future[None]
 
     def wait(self) -> Any:
-        """Until it is over."""
+        """Waits until the collective is over."""
         return self.future.result()
 
     def is_completed(self) -> bool:
-        """Whether it is."""
+        """Whether the collective is over."""
         return self.future.done()
 
 
@@ -95,11 +95,11 @@ class Passes(Heads):
         self.bound = dict(layer.call.inputs)
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread that waits for collectives."""
         self.thread.shutdown()
 
     def actions(self) -> Mapping[str, Action]:
-        """By kind."""
+        """Maps each kind of row to what does it."""
         return {
             "EMBED": self._embed,
             "SUM_E": self._sum_embedded,
@@ -225,12 +225,12 @@ class Passes(Heads):
         return grad if factor == 1.0 else grad * factor
 
     def _weight(self, index: int) -> Weight:
-        """Of the head's product: its table, or its bias."""
+        """Finds a weight of the head's matmul: its table (0), or its bias (1)."""
         name = self.product.op.inputs[1 + index]
         return self.head.weights(self.head.layers[0], self.run)(name, 0 if index else self.product.weight_rows)
 
     def _weight_gradients(self, part: Part, grad: Tensor) -> None:
-        """Of the table and the bias, without that of the hidden states, which SUM_V has added up."""
+        """Adds the gradients of the table and the bias, without that of hidden states, which SUM_V has added up."""
         rows, read = self._before(part.made, grad).flatten(0, -2), part.hidden.flatten(0, -2)
         self._weight(0).add_product(*((read, rows) if self.product.inner_first else (rows, read)))
         if len(self.product.op.inputs) > 2:

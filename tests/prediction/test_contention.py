@@ -15,7 +15,7 @@ from gnomon.prediction import contention
 from gnomon.prediction.compute_time import PHASES
 from gnomon.prediction.contention import FULL_RATE, SLOWED, TRANSFERS, contended, weight
 from gnomon.simulate import Durations, period
-from gnomon.simulate.beside import Beside, covered
+from gnomon.simulate.overlap_times import OverlapTimes, covered
 from gnomon.units import quantise
 
 
@@ -82,10 +82,10 @@ def test_seconds_beside() -> None:
     found_s = []
     for factor in (0.0, 1.0, 4.0):
         busy = quantise(np.where(others, alone.busy * factor, alone.busy))
-        covered = Beside(result.structure, ours, others).seconds(Durations(busy=busy))
+        covered = OverlapTimes(result.structure, ours, others).seconds(Durations(busy=busy))
         assert (covered[~ours] == 0).all() and (covered <= alone.busy * (1 + 1e-9)).all()
         found_s.append(covered.sum())
-        half = Beside(result.structure, ours, others / 2).seconds(Durations(busy=busy))
+        half = OverlapTimes(result.structure, ours, others / 2).seconds(Durations(busy=busy))
         assert (half <= covered * (1 + 1e-9)).all() and (half >= covered / 2 * (1 - 1e-9)).all()
     assert 0.0 == found_s[0] < found_s[1] < found_s[2]
 

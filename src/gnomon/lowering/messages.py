@@ -64,10 +64,11 @@ def with_polled(rows: Rows, *, chains: Sequence[int] = (0,), paired: bool = Fals
 def _after_pair(rows: Rows, sends: Inserted) -> Longs:
     """Says after which row activations leave under 1F1B: once it is warm, after the backward that follows their
     forward."""
-    forward = np.asarray(sends.anchor)
+    forward = np.asarray(sends.anchor)  # [sends] row after which each leaves now
     after = np.minimum(forward + 1, rows.num_rows - 1)
     paired = rows.is_kind("B")[after] & (rows.rank_class[after] == rows.rank_class[forward])
-    # in the warm-up, which may be all of a stage's forwards, they leave at once
+    # Stage s of p runs p - 1 - s forwards before its first pair (PipeDream-flush): units below that are warm-up. In the
+    # warm-up, which may be all of a stage's forwards, they leave at once.
     return np.where(paired & (sends.unit >= rows.num_stages - 1 - sends.stage), after, forward)
 
 
@@ -106,13 +107,15 @@ def _direction(rows: Rows, side: _Side, hop: int, chains: Sequence[int], send: i
     """Messages of one direction. hop: stage of the receiver minus stage of the sender."""
     cut = np.zeros(rows.num_stages + 2, bool)  # cut[s + 1]: nothing passes between stages s - 1 and s
     cut[np.array([0, *chains, rows.num_stages]) + 1] = True
-    here = side.stage.astype(np.int64) + 1
+    here = side.stage.astype(np.int64) + 1  # [actions], shifted by the border of `_Side`
     to_next, to_before = ~cut[here + 1], ~cut[here]
     sends, receives = (to_next, to_before) if hop > 0 else (to_before, to_next)
+    # a neighbour on the same rank is handed the tensor in memory
     sends = sends & (side.class_at[here + hop, side.unit] != side.rank_class)
     receives = receives & (side.class_at[here - hop, side.unit] != side.rank_class)
     first, last = group_ends(rows)
     out = np.flatnonzero(sends)
+    # the row that makes what a receive takes, or the end of its group, after which the message leaves
     source = side.row_at[here[receives] - hop, side.unit[receives]].astype(np.int64)
     target = side.row[receives]
     order, anchor = in_senders_order(rows, source if last is None else last[source], source, target, first)
@@ -140,7 +143,7 @@ def group_ends(rows: Rows) -> tuple[Longs | None, Longs | None]:
         return None, None
     first, last = np.arange(rows.num_rows), np.arange(rows.num_rows)
     size = int(rows.group.max()) + 1
-    code = rows.rank_class[grouped].astype(np.int64) * size + rows.group[grouped]
+    code = rows.rank_class[grouped].astype(np.int64) * size + rows.group[grouped]  # groups are counted in each class
     _, begin, inverse = np.unique(code, return_index=True, return_inverse=True)
     end = np.zeros(len(begin), np.int64)
     np.maximum.at(end, inverse, grouped)
@@ -152,11 +155,14 @@ def in_senders_order(
     rows: Rows, source_end: Longs, source: Longs, target: Longs, first: Longs | None
 ) -> tuple[Longs, Longs]:
     """Returns (order, anchors) of the receives, so placed that each pair of ranks receives in the order sent."""
+    # target: [receives] the row that needs each; source: the row that makes it; source_end: after which it is sent.
+    # NCCL matches messages between two ranks in the order of issue, so a receive that is needed early but sent
+    # late must not overtake: it is posted where the earliest receive behind it in the sender's order is.
     anchor = target if first is None else first[target]
     order = np.arange(len(target))
     receiver = rows.class_ptr.searchsorted(anchor, side="right")
     sender = rows.class_ptr.searchsorted(source, side="right")
-    flow = receiver * np.int64(rows.num_classes + 2) + sender
+    flow = receiver * np.int64(rows.num_classes + 2) + sender  # one number for each ordered pair of classes
     by_flow = np.argsort(flow, kind="stable")  # within a flow in the order of need
     sent, same = source[by_flow], flow[by_flow][1:] == flow[by_flow][:-1]
     if first is None and not (same & (sent[1:] < sent[:-1])).any():
@@ -165,6 +171,7 @@ def in_senders_order(
     placed = anchor[by_sending]
     starts = np.flatnonzero(np.append(True, flow[by_sending][1:] != flow[by_sending][:-1]))
     for begin, end in zip(starts.tolist(), np.append(starts[1:], len(placed)).tolist(), strict=True):
+        # the least anchor of this receive and all sent after it: anchors then never decrease in the sender's order
         placed[begin:end] = np.minimum.accumulate(placed[begin:end][::-1])[::-1]
     again = np.argsort(placed, kind="stable")
     return by_sending[again], placed[again]

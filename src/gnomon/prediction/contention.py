@@ -28,7 +28,7 @@ from gnomon.prediction.step import Pricing
 from gnomon.prices.links import AxisLink
 from gnomon.program import Key, Structure
 from gnomon.simulate import Durations, Times
-from gnomon.simulate.beside import Beside
+from gnomon.simulate.overlap_times import OverlapTimes
 from gnomon.units import quantise
 
 SLOWED = 0.5
@@ -80,8 +80,8 @@ def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times 
             kernels[at], idle[at] = computes[key.kind, stage, key.shape]
     if not others.any() or not kernels.any():
         return alone, None
-    lost, now, beside = np.zeros(len(keys)), alone, Beside(structure, kernels > 0, others)
-    back = Beside(structure, others > 0, kernels) if BACK else None
+    lost, now, beside = np.zeros(len(keys)), alone, OverlapTimes(structure, kernels > 0, others)
+    back = OverlapTimes(structure, others > 0, kernels) if BACK else None
     for _ in range(ROUNDS):
         slower = np.maximum(lost_to_each * kernels * beside.seconds(now) - idle, 0.0)
         if back is not None:

@@ -84,13 +84,15 @@ class _Entries:
         rows = program.num_rows
         group = _groups(program, deps)
         lane = lanes(program)
+        # Legend: R rows in issue order, E entries, lanes are streams of rank classes. Rows of one group that follow
+        # each other on a lane are one entry: they start together, so nothing can come between them.
         packed = np.sort(lane.astype(np.int64) << _ROW_BITS | np.arange(rows))  # sorting values beats sorting indices
         by_lane, lane_sorted = packed & ((1 << _ROW_BITS) - 1), packed >> _ROW_BITS
         follows = np.zeros(rows, bool)
         if group is not None:
             g = group[by_lane]
             follows[1:] = (g[1:] >= 0) & (g[1:] == g[:-1]) & (lane_sorted[1:] == lane_sorted[:-1])
-        entry_sorted = np.cumsum(~follows) - 1
+        entry_sorted = np.cumsum(~follows) - 1  # [R] in order of lanes
         self.count = int(entry_sorted[-1]) + 1 if rows else 0
         """Entries are numbered lane by lane in stream order, so the entry before on a stream is the number before."""
         self.of_row = np.empty(rows, np.int64)
@@ -108,8 +110,10 @@ class _Entries:
         source, target = self.of_row[deps.edges.source[same_step]], self.of_row[deps.edges.target[same_step]]
         self.source, self.target, self.data = source, target, deps.edges.data[same_step]
         if self.has_groups:
+            # within an entry an edge forward holds by itself; one backward is a cycle, and is kept to be found
             keep = (source != target) | (deps.edges.source[same_step] >= deps.edges.target[same_step])
             self.source, self.target, self.data = source[keep], target[keep], self.data[keep]
+        # edges by target, then source: the edges of a target are one run, `wait_ptr` says where it begins
         packed = np.sort((self.target << _ROW_BITS | self.source) << 1 | self.data)
         self.target, self.source = packed >> (_ROW_BITS + 1), packed >> 1 & ((1 << _ROW_BITS) - 1)
         self.data = (packed & 1).astype(bool)
@@ -117,7 +121,7 @@ class _Entries:
 
     def columns(self) -> tuple[Longs, Longs]:
         """The first two predecessors off the lane, padded with `count`."""
-        rank = np.arange(len(self.target)) - self.wait_ptr[self.target]
+        rank = np.arange(len(self.target)) - self.wait_ptr[self.target]  # [edges] number within its target's run
         out = []
         for j in (0, 1):
             column = np.full(self.count + 1, self.count, np.int64)
@@ -160,6 +164,8 @@ def _groups(program: Program, deps: Dependencies) -> Longs | None:
     _, first, which = np.unique(program.group[grouped], return_index=True, return_inverse=True)
     a = np.concatenate([sends[meet], grouped])
     b = np.concatenate([receives[meet], grouped[first[which]]])
+    # Connected components by label propagation: every pair takes the lower label of both until none changes. Chains of
+    # groups and messages are short, so a few rounds do.
     label = np.arange(program.num_rows)
     while True:
         lowest = np.minimum(label[a], label[b])
@@ -188,6 +194,8 @@ def _one_by_one(graph: _Entries) -> tuple[Longs, Longs]:
     first, second = (column.tolist() for column in graph.columns())
     more, group, lane_of = graph.more(), graph.group.tolist(), graph.lane_of().tolist()
     sizes = np.bincount(graph.group[graph.group >= 0]).tolist() if graph.has_groups else []
+    # A group runs when all its entries stand at the heads of their streams; whoever comes last runs them all, one level
+    # after the latest that any of them waits for.
     met: list[list[int]] = [[] for _ in sizes]
     latest, standing = [0] * len(sizes), set[int]()
     level = [-1] * graph.count + [0]  # 0 of "nothing"; entries count from 1
@@ -197,10 +205,10 @@ def _one_by_one(graph: _Entries) -> tuple[Longs, Longs]:
         moved = False
         for lane, stop in enumerate(ends):
             begin = entry = heads[lane]
-            after = level[entry - 1] if entry > starts[lane] else 0
+            after = level[entry - 1] if entry > starts[lane] else 0  # level of the entry before on the stream
             while entry < stop:
                 a, b = level[first[entry]], level[second[entry]]
-                if a < 0 or b < 0:
+                if a < 0 or b < 0:  # has not run: the stream stands here until another turn
                     break
                 if entry in more:
                     others = [level[source] for source in more[entry]]
@@ -240,6 +248,7 @@ def _together(graph: _Entries) -> tuple[Longs, Longs]:
     missing, waiters, begin = graph.further()
     many = bool(missing.any())
     done = np.zeros(graph.count + 1, bool)
+    # A round runs what stands at the head of each stream and waits for nothing, so a round is a level.
     done[graph.count] = True  # "nothing" is always done
     heads, ends = graph.lane_start.copy(), graph.lane_end
     sizes = np.bincount(graph.group[graph.group >= 0]) if graph.has_groups else np.zeros(0, np.int64)
@@ -262,7 +271,7 @@ def _together(graph: _Entries) -> tuple[Longs, Longs]:
         done[ran] = True
         for entry in ran[begin[ran + 1] > begin[ran]].tolist() if many else ():
             np.subtract.at(missing, waiters[begin[entry] : begin[entry + 1]], 1)
-        moved = alive[ok]
+        moved = alive[ok]  # streams that went on by one entry
         heads[moved] += 1
         if (heads[moved] == ends[moved]).any():
             alive = alive[heads[alive] < ends[alive]]
@@ -286,10 +295,11 @@ def _meet(
 def _renumber(program: Program, deps: Dependencies, graph: _Entries, sequence: Longs, level_ptr: Longs) -> Order:
     """Positions in order of play instead of entry numbers."""
     count = graph.count
-    at = np.empty(count + 1, np.int32)
+    at = np.empty(count + 1, np.int32)  # [E + 1] position of each entry; "nothing" stays `count`
     at[sequence] = np.arange(count, dtype=np.int32)
     at[count] = count
     head = graph.is_head[sequence]
+    # entries of a lane are numbered one after another, so the one before on the stream is entry - 1
     lane_before = np.where(head, np.int32(count), at[sequence - 1]).astype(np.int32)
     rank = np.arange(len(graph.target)) - graph.wait_ptr[graph.target]
     waits, is_data = [], []

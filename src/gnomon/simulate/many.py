@@ -22,6 +22,8 @@ from gnomon.simulate.period import period
 from gnomon.simulate.together import joint
 from gnomon.units import distinct
 
+# Legend: P positions of a structure in level order, L those of one level, K kept ones, S scenarios, N slots.
+# A position's predecessors are all in earlier levels, so a level is one vector operation over its L positions.
 Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]
 _CHUNK = 256  # vectors at a time: a level of a 64-rank pipeline is then about 256 KiB
@@ -78,10 +80,10 @@ def _run(script: Script, durations: Durations, what: Callable[[Script, Doubles, 
     if durations.lag is not None and durations.lag.any():
         raise UnpricedError("many scenarios at once take no lags; use play or period, one scenario at a time")
     busy = np.atleast_2d(durations.busy)
-    state = np.empty((script.num_slots, min(_CHUNK, len(busy))))
+    state = np.empty((script.num_slots, min(_CHUNK, len(busy))))  # [N, S], filled anew by every step
     parts = []
     for begin in range(0, len(busy), _CHUNK):
-        chunk = np.ascontiguousarray(busy[begin : begin + _CHUNK].T)
+        chunk = np.ascontiguousarray(busy[begin : begin + _CHUNK].T)  # [keys, S]: a level reads whole rows
         parts.append(what(script, chunk, state[:, : chunk.shape[1]]))
     return np.concatenate(parts) if parts else np.zeros(0)
 
@@ -92,6 +94,8 @@ def _one_step(script: Script, busy: Doubles, state: Doubles) -> Doubles:
 
 
 def _steady(script: Script, busy: Doubles, state: Doubles) -> Doubles:
+    # Clocks repeat once `reach` steps in a row have advanced every kept action by the same amount: all that a later
+    # step looks back on has then moved alike. Durations are on a dyadic grid, so the comparison is exact.
     history = [_play(script, busy, state, [])]
     out = np.full(busy.shape[1], np.nan)
     for _ in range(script.reach + 1):
@@ -105,6 +109,7 @@ def _steady(script: Script, busy: Doubles, state: Doubles) -> Doubles:
         out[same] = first[same]
         if same.all():
             return out
+    # the others have a critical cycle over several steps, or settle slowly: `period` proves theirs by itself
     for column in np.flatnonzero(np.isnan(out)).tolist():
         out[column] = period(script.structure, Durations(busy=busy[:, column])).seconds
     return out
@@ -112,14 +117,14 @@ def _steady(script: Script, busy: Doubles, state: Doubles) -> Doubles:
 
 def _play(script: Script, busy: Doubles, state: Doubles, history: list[Doubles]) -> Doubles:
     """Ends of the kept actions, [kept, scenarios], after one more step."""
-    state[0] = -np.inf
+    state[0] = -np.inf  # slot 0 is "nothing": it never delays
     width = state.shape[1]
     widest = max((len(level.slots) for level in script.levels), default=0)
     t_all, other_all = np.empty((widest, width)), np.empty((widest, width))
     for level in script.levels:
         t, other = t_all[: len(level.slots)], other_all[: len(level.slots)]
         state.take(level.waits[0], axis=0, out=t, mode="clip")
-        for wait in level.waits[1:]:
+        for wait in level.waits[1:]:  # t = max over predecessors of their ends
             state.take(wait, axis=0, out=other, mode="clip")
             np.maximum(t, other, out=t)
         for offsets, slots in level.partly:
@@ -128,7 +133,8 @@ def _play(script: Script, busy: Doubles, state: Doubles, history: list[Doubles])
             if back <= len(history):
                 t[offsets] = np.maximum(t[offsets], history[-back][index])
         if not history:
-            np.maximum(t, 0.0, out=t)
+            np.maximum(t, 0.0, out=t)  # the first step starts from rest at 0
+        # members of a group start together, at the latest of their starts, and last as long as the longest of them
         for offsets, starts in level.groups:
             t[offsets] = joint(t[offsets], starts)
         busy.take(level.keys, axis=0, out=other, mode="clip")
@@ -141,12 +147,13 @@ def _play(script: Script, busy: Doubles, state: Doubles, history: list[Doubles])
 
 def _script(structure: Structure) -> Script:
     order = structure.order
-    needed = _needed(order)
+    needed = _needed(order)  # edges from earlier steps: [edges] of (source, target, distance in steps)
     source, target, distance = order.before[0][needed], order.before[1][needed], order.before[2][needed]
-    kept, kept_index = np.unique(source, return_inverse=True)
+    kept, kept_index = np.unique(source, return_inverse=True)  # ends that outlive their step
     slot, num_slots = _slots(order, kept)
     keys = _keys(structure)
     more, groups = _of_levels(order)
+    # a level's targets are one run of this order, as levels are runs of positions
     by_target = np.lexsort((distance, target))
     sorted_target = target[by_target]
     levels = []
@@ -199,6 +206,8 @@ def _level_waits(order: Order, slot: Longs, a: int, b: int) -> tuple[tuple[Longs
     partly: list[tuple[Longs, Longs]] = []
     for column in (order.lane_before[a:b], *(w[a:b] for w in order.waits)):
         real = np.flatnonzero(column < order.size)
+        # a whole column costs L lookups, most of them of slot 0; a list of pairs costs a scatter an entry. A quarter
+        # full is taken as the border.
         if 4 * len(real) > len(column) or not columns:
             columns.append(slot[column])
         elif len(real):
@@ -212,6 +221,8 @@ def _rounds(offsets: Longs, index: Longs, distance: NDArray[np.int32]) -> tuple[
     for back in distinct(distance).tolist():
         mine = np.flatnonzero(distance == back)
         at = offsets[mine].astype(np.int64)
+        # `at` is sorted: the r-th edge into one offset has rank r. A fancy assignment keeps only the last of several
+        # writes to one index, so each round has every offset once.
         rank = np.arange(len(at)) - np.searchsorted(at, at)
         for r in range(int(rank.max(initial=-1)) + 1):
             items.append((at[rank == r], index[mine[rank == r]].astype(np.int64), int(back)))
@@ -222,13 +233,14 @@ def _slots(order: Order, kept: Longs) -> tuple[Longs, int]:
     """A slot for each position (and 0 for "nothing"), reused after the last level that reads it."""
     size = order.size
     level_of = np.repeat(np.arange(len(order.level_ptr) - 1), np.diff(order.level_ptr))
-    last = level_of.copy()
+    last = level_of.copy()  # [P] the last level that reads each position's end
     source, target = _edges(order)
     np.maximum.at(last, source, level_of[target])
-    last[kept] = len(order.level_ptr)
+    last[kept] = len(order.level_ptr)  # after every level: never reused within the step
     by_last = np.argsort(last, kind="stable")
     gone_ptr = np.searchsorted(last[by_last], np.arange(len(order.level_ptr) + 1))
     slot = np.zeros(size + 1, np.int64)
+    # Register allocation by level: slots of positions whose last reader has run are free for the next levels.
     free: list[int] = []
     used = 1
     for level, (a, b) in enumerate(pairwise(order.level_ptr.tolist())):
@@ -237,7 +249,7 @@ def _slots(order: Order, kept: Longs) -> tuple[Longs, int]:
             free += range(used, used + short)
             used += short
         cut = len(free) - (b - a)
-        slot[a:b] = np.sort(free[cut:])
+        slot[a:b] = np.sort(free[cut:])  # ascending, so that writes of a level go through memory in one direction
         del free[cut:]
         free += slot[by_last[gone_ptr[level] : gone_ptr[level + 1]]].tolist()
     return slot, used
@@ -253,7 +265,7 @@ def _needed(order: Order) -> NDArray[np.bool_]:
     """
     source, target, _, _ = order.before
     heads = np.flatnonzero(order.lane_before == order.size)
-    stream = np.arange(order.size)
+    stream = np.arange(order.size)  # [P] the head of each position's stream, carried along the stream
     stream[heads] = heads
     for a, b in pairwise(order.level_ptr.tolist()):
         part = order.lane_before[a:b]

@@ -76,7 +76,7 @@ def base_from(order: Order, steps: Sequence[Times], shift: float = 0.0) -> Doubl
     source, target, distance, data = order.before
     base = np.full(order.size, -np.inf)
     for back in range(1, min(len(steps), int(distance.max(initial=0))) + 1):
-        times, mine = steps[-back], distance == back
+        times, mine = steps[-back], distance == back  # [edges] of bool: those from `back` steps ago
         reached = np.where(data[mine], times.seen[source[mine]], times.end[source[mine]]) - shift * back
         np.maximum.at(base, target[mine], reached)
     return base
@@ -92,19 +92,21 @@ def play(clock: Clock, base: Doubles | None = None) -> Times:
         return Times(start=end - clock.busy, end=end, seen=end)
     base = np.zeros(size) if base is None else base
     lagged = clock.lag is not None
+    # [ends of all positions, -inf] and, with lags, [times seen by other streams, -inf]: the extra entry is what a
+    # missing predecessor points at. `_levels` has added size + 1 to the indices that read seen times.
     ends = np.empty((2 if lagged else 1) * (size + 1))
     ends[size :: size + 1] = -np.inf
     start = np.empty(size)
     busy, lag, take, maximum = clock.busy, clock.lag, ends.take, np.maximum
     for a, b, lane, first, second, more, groups in _levels(order, lagged):
-        t = start[a:b]
+        t = start[a:b]  # a view: all that follows writes into `start`
         maximum(take(lane), base[a:b], out=t)
         maximum(t, take(first), out=t)
         if second is not None:
             maximum(t, take(second), out=t)
-        for positions, sources in more:
+        for positions, sources in more:  # third and further predecessors; each position is in a pair once
             start[positions] = maximum(start[positions], take(sources))
-        for members, starts, group in groups:
+        for members, starts, group in groups:  # rendezvous: nobody of a group starts before the last is ready
             start[members] = maximum.reduceat(start[members], starts)[group]
         np.add(t, busy[a:b], out=ends[a:b])
         if lag is not None:

@@ -48,6 +48,8 @@ def steady(structure: Structure, durations: Durations) -> Steady:
             steps = [*steps[-reach:], play(clock, base_from(order, steps))]
         times, ratio, parts = steps[-1], cycle.seconds, 1
     else:
+        # A cycle of `parts` steps that takes `ratio` seconds has the period ratio / parts, which may be off the grid.
+        # With all durations times `parts` it is `ratio` to the bit; the times are divided again at the end.
         parts, ratio = cycle.cycle_steps, cycle.cycle_seconds
         times = _from_cycle(clock.scaled(float(parts)), int(order.position[cycle.cycle[0]]), ratio, reach)
     earlier = {back: _moved(times, -back * ratio) for back in range(1, reach + 1)}
@@ -78,12 +80,14 @@ def _divided(times: Times, parts: int) -> Times:
 
 def _from_cycle(clock: Clock, critical: int, ratio: float, reach: int) -> Times:
     """Longest paths from one action of the critical cycle, each crossing of a step costing `ratio`."""
+    # In max-plus terms this is a column of A*, A the step's matrix with the period taken off: an eigenvector, since the
+    # seed is on the critical cycle (Baccelli, Cohen, Olsder, Quadrat 1992, section 3.2.4).
     order = clock.order
     seed = np.full(order.size, -np.inf)
     seed[critical] = 0.0
     times = _settled(clock, play(clock, seed), ratio, reach)
     assert times.start[critical] == 0.0, "the cycle is not critical"
-    alone = np.isneginf(times.start)
+    alone = np.isneginf(times.start)  # [positions] of bool: no path from the cycle leads here
     if not alone.any():
         return times
     free = _settled(clock, play(clock), ratio, reach)
@@ -97,6 +101,7 @@ def _from_cycle(clock: Clock, critical: int, ratio: float, reach: int) -> Times:
 
 def _settled(clock: Clock, times: Times, ratio: float, reach: int) -> Times:
     """The least times, no earlier than the given ones, that satisfy the dependencies on earlier steps too."""
+    # Monotone and bounded, since no cycle is longer than `ratio` a step: it ends, with equality as the proof.
     while True:
         base = np.maximum(base_from(clock.order, [times] * reach, shift=ratio), times.start)
         if np.array_equal(base, times.start):
@@ -108,6 +113,7 @@ def _room(order: Order, times: Times, free: Times, alone: NDArray[np.bool_], rat
     """Seconds by which actions that run ahead may move, each ready just before its readers need it."""
     size = order.size
     source = np.concatenate([order.lane_before, *order.waits, *(s for _, _, s, _ in order.more), order.before[0]])
+    # every edge within the step (the stream's, two columns of waits, the rest) and then those from earlier steps
     target = np.concatenate([*[np.arange(size)] * 3, *(t for _, t, _, _ in order.more), order.before[1]])
     shift = np.zeros(len(source))
     shift[len(source) - len(order.before[2]) :] = order.before[2] * ratio

@@ -1,7 +1,7 @@
 """How long actions run while others of their rank do: what contention between them needs to know.
 
-`Beside` prepares a structure for it; `Beside.seconds` plays a step and returns, for each price key, the seconds of an
-action of ours during which others run on the same rank class, each second counted by the weights of those that run, 1
+`OverlapTimes` prepares a structure for it; its `seconds` plays a step and returns, for each price key, the seconds of
+an action of ours during which others run on the same rank class, each second counted by the weights of those that run, 1
 at most. The first step begins from rest; asked again, with other durations, it goes on from the step played last, so
 that each round of a fixed point costs one play. Leaves out what running together does to either.
 """
@@ -24,7 +24,7 @@ Longs = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
-class Beside:
+class OverlapTimes:
     """One structure, with which actions are ours and what the others weigh."""
 
     def __init__(self, structure: Structure, ours: Mask, others: Doubles) -> None:
@@ -39,6 +39,7 @@ class Beside:
         """[keys] seconds, the mean over a key's actions; 0 for keys that are not ours."""
         clock, sides, last = Clock.of(self.structure, durations), self.sides, self.last
         now = play(clock, None if last is None else base_from(self.structure.order, [last]))
+        # seconds by which this step is ahead of the one before: the steps around it are this one, moved by so much
         ahead = float(now.end.max(initial=0.0)) - (0.0 if last is None else float(last.end.max(initial=0.0)))
         self.last = now
         total = np.zeros(len(sides.count))
@@ -58,8 +59,9 @@ class Beside:
                 every.append((begins[inside] + shift, stops[inside] + shift, self.weights[inside]))
             at, busy = covered(*(np.concatenate(part) for part in zip(*every, strict=True)))
             starts, ends = starts + moved[sides.our_class], ends + moved[sides.our_class]
-            beside = np.interp(ends, at, busy) - np.interp(starts, at, busy)
-            total += np.bincount(sides.keys, beside, len(total))
+            # the integral of what covers each of ours: busy(t) is the weighted time covered until t
+            overlapped = np.interp(ends, at, busy) - np.interp(starts, at, busy)
+            total += np.bincount(sides.keys, overlapped, len(total))
         return total / sides.count
 
 
@@ -91,7 +93,7 @@ def _sides(structure: Structure, ours: bytes, others: bytes) -> _Sides:
     both = (np.bincount(of_class[mine], minlength=size) > 0) & (np.bincount(of_class[theirs], minlength=size) > 0)
     mine, theirs = mine[both[of_class[mine]]], theirs[both[of_class[theirs]]]
     theirs = theirs[np.argsort(lanes(program)[theirs], kind="stable")]  # those of a stream come one after another
-    number = np.cumsum(both) - 1
+    number = np.cumsum(both) - 1  # [classes] -> number among those that have both
     keys, our_class = program.key[mine], number[of_class[mine]]
     return _Sides(
         ours=position[mine].astype(np.int64),
@@ -109,7 +111,7 @@ def covered(begins: Doubles, ends: Doubles, weights: Doubles) -> tuple[Doubles, 
     """(times, seconds until then weighted by what the intervals that cover them weigh together, 1 at most), to be
     interpolated between."""
     at, change = np.stack([begins, ends], axis=1).ravel(), np.stack([weights, -weights], axis=1).ravel()
-    order = np.argsort(at, kind="stable")
+    order = np.argsort(at, kind="stable")  # a sweep: weights are added where intervals begin and taken off at ends
     at = at[order]
     level = np.clip(np.cumsum(change[order])[:-1], 0.0, 1.0)
     return at, np.append(0.0, np.cumsum(level * np.diff(at)))

@@ -1,9 +1,9 @@
 """How long actions run while others of their rank do: what contention between them needs to know.
 
 `OverlapTimes` prepares a structure for it; its `seconds` plays a step and returns, for each price key, the seconds of
-an action of ours during which others run on the same rank class, each second counted by the weights of those that run, 1
-at most. The first step begins from rest; asked again, with other durations, it goes on from the step played last, so
-that each round of a fixed point costs one play. Leaves out what running together does to either.
+an action of ours during which others run on the same rank class, each second counted by the weights of those that
+run, 1 at most. The first step begins from rest; asked again, with other durations, it goes on from the step played
+last, so that each round of a fixed point costs one play. Leaves out what running together does to either.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from gnomon.compiler.machine import this_machine
 from gnomon.compiler.tile_cost import rates
 from gnomon.storage.names import storage_of
 from gnomon.storage.sparse import Sparse
+from gnomon.storage.unstructured import Unstructured
 
 RESULT = Path(__file__).parents[1] / "results" / "lowbit_sparse.md"
 PEAK = {"fp32": 116e9, **OPS_PER_S}
@@ -61,13 +62,30 @@ def value_of(name: str) -> str:
     return storage.value if isinstance(storage, Sparse) else name
 
 
-def calls_of(weight: torch.Tensor, rows: int) -> tuple[dict[str, Call], dict[str, Any]]:
+def kept_of(weight: torch.Tensor) -> dict[str, tuple[Any, Any]]:
+    """(storage, arrays) of ours by name. Of any mask the largest are kept, told by a threshold: sorting takes minutes."""
+    out: dict[str, tuple[Any, Any]] = {}
+    for name in OURS:
+        storage: Any = storage_of(name)
+        if isinstance(storage, Unstructured):
+            least = float(weight.abs().flatten()[:: max(1, weight.numel() >> 20)].quantile(1 - storage.kept))
+            storage, mask = storage.of_zeros(np.where(weight.abs().numpy() >= least, weight.numpy(), np.float32(0)))
+            out[name] = storage, storage.of_mask(weight.numpy(), mask)
+        else:
+            out[name] = storage, storage.narrow(weight.numpy())
+    return out
+
+
+def calls_of(
+    weight: torch.Tensor, kept: dict[str, tuple[Any, Any]], rows: int
+) -> tuple[dict[str, Call], dict[str, Any]]:
     """(calls by name, ours packed)."""
+    shape = (weight.shape[0], weight.shape[1])
     calls: dict[str, Call] = {}
     packed: dict[str, Any] = {}
     for name in OURS:
         how: Any = name if name in ("fp32", "bf16") else "int8"
-        packed[name] = one = stored.pack(weight, storage_of(name), how, rows=rows)
+        packed[name] = one = stored.repack(kept[name][1], kept[name][0], shape, how, rows)
         calls[name] = partial(lambda one, x: stored.linear(x, one), one)
     half = weight.bfloat16()
     calls["torch fp32"] = lambda x: F.linear(x, weight)
@@ -79,9 +97,8 @@ def calls_of(weight: torch.Tensor, rows: int) -> tuple[dict[str, Call], dict[str
         torch.nn.Sequential(layer), {torch.nn.Linear}, dtype=torch.qint8
     )
     for kind, name in (("CSR", "0.9"), ("BSR", "block:16x16:0.9")):
-        storage = storage_of(name)
-        shape = (weight.shape[0], weight.shape[1])
-        wide = torch.from_numpy(storage.widen(storage.narrow(weight.numpy()), shape))
+        storage, arrays = kept[name]
+        wide = torch.from_numpy(storage.widen(arrays, shape))
         made = wide.to_sparse_csr() if kind == "CSR" else wide.to_sparse_bsr((16, 16))
         calls["torch CSR (F.linear)" if kind == "CSR" else "torch BSR"] = partial(
             lambda made, x: F.linear(x, made), made
@@ -102,9 +119,9 @@ def table(size: str, rows: list[int], rounds: int) -> list[str]:
     n, k = (int(one) for one in size.split("x"))
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(0)) * 0.02
     found: dict[tuple[str, int], list[float]] = {}
-    lines, taken = [], {}
+    lines, taken, kept = [], {}, kept_of(weight)
     for m in rows:
-        calls, packed = calls_of(weight, m)
+        calls, packed = calls_of(weight, kept, m)
         x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
         for name, took in measured({name: partial(call, x) for name, call in calls.items()}, rounds, 0.02).items():
             found[name, m] = took

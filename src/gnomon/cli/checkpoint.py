@@ -144,7 +144,45 @@ def _problems(path: Path) -> list[str]:
     return []
 
 
+def _to_form(options: ConvertOptions, form: str) -> int:
+    """A folder of quantised weights as another program stores them."""
+    if options.dry_run:
+        raise InputError("--dry-run says what a conversion to another plan takes; leave it out with --to")
+    source, target = Path(options.path).expanduser(), Path(options.output).expanduser()
+    made: Any = load_late("gnomon.runtime.checkpoint.forms:convert")(source, target, form)
+    if options.json:
+        print_json(
+            {
+                "schema": SCHEMA,
+                "written": str(target),
+                "from": made.before,
+                "to": form,
+                "layers": made.layers,
+                "storages": list(made.storages),
+                "bytes_before": made.bytes_before,
+                "bytes_after": made.bytes_after,
+            }
+        )
+    else:
+        print_lines(
+            wrapped(
+                f"{target}: {made.layers} linears of {made.before} ({', '.join(made.storages)}) as {form}, each number "
+                f"the same; {show_bytes(made.bytes_before)} -> {show_bytes(made.bytes_after)}",
+                indent="",
+            )
+        )
+    return WHOLE
+
+
 def _convert(options: ConvertOptions) -> int:
+    if (options.plan is None) == (options.to is None):
+        raise InputError(
+            "give --plan PLAN.toml for a checkpoint's ranks, or --to gptq, awq, compressed-tensors, fp32, bf16 or fp16 "
+            "for a folder of quantised weights: one of them"
+        )
+    if options.to is not None:
+        return _to_form(options, options.to)
+    assert options.plan is not None
     (path,) = _found(options.path)
     file = read_plan(options.plan)
     graph, _ = read_model_to_run(file.model)

@@ -30,6 +30,7 @@ from gnomon.serve.sizes import Sizes
 from gnomon.sharding import shard_graph
 from gnomon.software.engine import Engine as Rules
 from gnomon.storage.form import Storage
+from gnomon.storage.integers import Integers
 from gnomon.units import show_bytes
 
 SERVED = ("fp32", "bf16", "fp64")
@@ -134,7 +135,8 @@ class Weights:
         folder = self.reader.folder
         if not isinstance(folder, PackedFolder) or not folder.packed:
             return None
-        return folder.stored(min(folder.packed))[0]
+        storage = folder.stored(min(folder.packed))[0]
+        return storage if isinstance(storage, Integers) else None
 
 
 def whole_slots(graph: Graph) -> list[Slot]:

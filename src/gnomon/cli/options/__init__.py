@@ -68,7 +68,9 @@ COMMANDS: Mapping[str, Action | Actions] = {
         {
             "inspect": Action("step, plan, contents, and what it goes on from", "checkpoint:InspectOptions"),
             "verify": Action("every checksum of one, or of all in a folder", "checkpoint:VerifyOptions"),
-            "convert": Action("the same for another plan, previewed", "checkpoint:ConvertOptions"),
+            "convert": Action(
+                "the same for another plan; quantised weights in another form", "checkpoint:ConvertOptions"
+            ),
             "export-hf": Action("its weights as safetensors with config.json", "checkpoint:ExportHfOptions"),
         },
     ),

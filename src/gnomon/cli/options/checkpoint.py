@@ -34,9 +34,14 @@ class VerifyOptions(CheckpointOptions):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ConvertOptions(CheckpointOptions):
-    """The same for another plan."""
+    """The same for another plan, or a folder of quantised weights in another form."""
 
-    plan: str = option("--plan", required=True, metavar="PLAN.toml", help="of the ranks that will read it")
+    plan: str | None = option("--plan", metavar="PLAN.toml", help="of the ranks that will read it")
+    to: str | None = option(
+        "--to",
+        choices=("gptq", "awq", "compressed-tensors", "fp32", "bf16", "fp16"),
+        help="form of the quantised weights in PATH, a folder with config.json; or whole numbers",
+    )
     output: str = option("-o", "--output", required=True, metavar="FOLDER", help="to write to")
     dry_run: bool = switch("--dry-run", help="only say bytes, seconds and memory")
 
@@ -53,11 +58,14 @@ class ExportHfOptions(CheckpointOptions):
 
 ABOUT = """\
 PATH is a checkpoint of gnomon run, or the folder of --checkpoints. A run reads
-one under any plan; convert writes one file for each rank of another plan.
+one under any plan; convert writes one file for each rank of another plan, or
+the weights of a quantised folder as another program stores them, where each
+number stays what it is.
 
 examples:
   gnomon checkpoint verify saved
   gnomon checkpoint convert saved --plan other.toml -o resharded --dry-run
+  gnomon checkpoint convert path/to/gptq_folder --to compressed-tensors -o out
   gnomon checkpoint export-hf saved -o weights
 
 exit status: 0 done; 1 a checkpoint is damaged; 2 the request is wrong."""

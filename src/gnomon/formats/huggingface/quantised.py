@@ -4,7 +4,8 @@
 shape) of a layer whose tensors come under the endings that its program writes (`qweight`, `weight_packed`, …). No
 number changes: `widen` gives what the program's own dequantisation gives. What the forms cannot hold (GPTQ's columns in
 the order of their activation, other bits) is refused by name. Pure: arrays of numpy, bfloat16 as uint16 and fp8 as
-uint8. `packed` and `packed_config` are the way back, in compressed-tensors. Leaves out which layers a config leaves as
+uint8. `layers_of` says which tensors of a folder are of which
+layer; `packed`, `gptq` and `awq` with their `…_config` are the way back. Leaves out which layers a config leaves as
 they are, and NF4 (`four_bits`).
 Source: AutoGPTQ 0.7 and GPTQModel (`qlinear`), AutoAWQ 0.2 (`WQLinear_GEMM`), compressed-tensors 0.10
 (`pack_quantized`, `naive_quantized`), transformers 5.23 (`finegrained_fp8`), bitsandbytes 0.50 (`Int8Params`).
@@ -25,6 +26,13 @@ from gnomon.storage.float8 import Float8
 from gnomon.storage.form import Arrays, Shape, Storage
 from gnomon.storage.integers import Integers
 
+CODED = ("qweight", "weight_packed")
+"""Endings that only codes have."""
+ENDINGS = (
+    "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_shape", "weight_zero_point", "weight",
+    "weight_scale", "weight_scale_inv", "input_scale", "SCB", "weight_format",
+)  # fmt: skip
+"""Of all tensors of a layer."""
 Tensors = Mapping[str, NDArray[Any]]
 """Of one layer, by the end of their names."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -79,13 +87,36 @@ def method_of(config: Mapping[str, Any]) -> Method | None:
 
 
 def is_packed(config: Mapping[str, Any]) -> bool:
-    """Whether linears are words of integers as compressed-tensors packs them."""
-    given = config.get("quantization_config")
-    return (
-        isinstance(given, Mapping)
-        and given.get("quant_method") == "compressed-tensors"
-        and given.get("format") == "pack-quantized"
-    )
+    """Whether linears are stored in a way that `stored` reads."""
+    try:
+        return method_of(config) is not None
+    except InputError:
+        return False
+
+
+def layers_of(method: Method, dtypes: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Quantised weights (`layer.weight`) among a folder's tensors, and what stands for each, by endings. dtypes:
+    tensor -> its dtype in the file."""
+    out: dict[str, dict[str, str]] = {}
+    for name, dtype in dtypes.items():
+        layer, _, end = name.rpartition(".")
+        if end in CODED or (end == "weight" and dtype in ("F8_E4M3", "I8")):
+            there = {end: f"{layer}.{end}" for end in ENDINGS if f"{layer}.{end}" in dtypes}
+            out[f"{layer}.weight"] = there
+    return out
+
+
+def shape_of(method: Method, shapes: Mapping[str, tuple[int, ...]], said: Sequence[int] = ()) -> Shape:
+    """(outputs, inputs) of a layer, by the shapes of its tensors. said: what `weight_shape` holds, where there are
+    words of compressed-tensors."""
+    if "weight_packed" in shapes:
+        if len(said) != 2:
+            raise InputError("a layer has weight_packed and no weight_shape beside it; fetch the folder again")
+        return int(said[0]), int(said[1])
+    if "qweight" in shapes:
+        down, across = shapes["qweight"]
+        return (across * 8, down) if method.program == "awq" else (across, down * 32 // method.bits)
+    return shapes["weight"][0], shapes["weight"][1]
 
 
 def _compressed(given: Mapping[str, Any]) -> Method:
@@ -226,19 +257,80 @@ def _packed(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArra
 
 
 def packed(storage: Integers, arrays: Arrays, shape: Shape) -> dict[str, NDArray[Any]]:
-    """What compressed-tensors' `pack_quantized` writes of a layer without zeros, by the end of the names.
-    `stored` reads the same arrays back."""
-    each = 32 // storage.bits
-    codes = np.zeros((shape[0], -(-shape[1] // each) * each), np.uint32)
-    codes[:, : shape[1]] = storage.codes_of(arrays, shape)
-    words = np.zeros((shape[0], codes.shape[1] // each), np.uint32)
-    for i in range(each):
-        words |= codes[:, i::each] << np.uint32(storage.bits * i)
-    return {
-        "weight_packed": words.view(np.int32),
+    """What compressed-tensors' `pack_quantized` writes of a layer, by the end of the names. `stored` reads the same
+    arrays back."""
+    out = {
+        "weight_packed": _in_words(storage.codes_of(arrays, shape), storage.bits),
         "weight_scale": arrays["scales"],
         "weight_shape": np.array(shape, np.int64),
     }
+    if storage.zeros:
+        out["weight_zero_point"] = np.ascontiguousarray(_in_words(arrays["zeros"].T, storage.bits).T)
+    return out
+
+
+def gptq(storage: Integers, arrays: Arrays, shape: Shape) -> dict[str, NDArray[Any]]:
+    """What GPTQ's first format has of a layer. InputError where it cannot hold it."""
+    _check_words(storage, shape, 32 // storage.bits, 32 // storage.bits, "gptq")
+    zeros = (_zeros(storage, arrays) - np.uint8(1)) & np.uint8(2**storage.bits - 1)
+    columns, group = shape[1], storage.group or shape[1]
+    return {
+        "qweight": np.ascontiguousarray(_in_words(storage.codes_of(arrays, shape), storage.bits).T),
+        "qzeros": _in_words(np.ascontiguousarray(zeros.T), storage.bits),
+        "scales": np.ascontiguousarray(_halves(arrays["scales"], "gptq").T),
+        "g_idx": (np.arange(columns) // group).astype(np.int32),
+    }
+
+
+def awq(storage: Integers, arrays: Arrays, shape: Shape) -> dict[str, NDArray[Any]]:
+    """What AutoAWQ's `gemm` has of a layer. InputError where it cannot hold it."""
+    if storage.bits != 4:
+        raise InputError(f"awq has codes of 4 bits, and these have {storage.bits}; take gptq or compressed-tensors")
+    _check_words(storage, shape, 8, 1, "awq")
+
+    def outputs(codes: NDArray[np.uint8]) -> NDArray[np.int32]:
+        parts = codes.T.reshape(codes.shape[1], -1, 8)[..., list(AWQ_ORDER)]
+        return _in_words(np.ascontiguousarray(parts.reshape(codes.shape[1], -1)), 4)
+
+    return {
+        "qweight": outputs(storage.codes_of(arrays, shape)),
+        "qzeros": outputs(_zeros(storage, arrays)),
+        "scales": np.ascontiguousarray(_halves(arrays["scales"], "awq").T),
+    }
+
+
+def _zeros(storage: Integers, arrays: Arrays) -> NDArray[np.uint8]:
+    """(outputs, groups)."""
+    if storage.zeros:
+        return np.asarray(arrays["zeros"], np.uint8)
+    return np.full(arrays["scales"].shape, storage.zero, np.uint8)
+
+
+def _halves(scales: NDArray[Any], program: str) -> NDArray[np.float16]:
+    half = scales.astype(np.float16)
+    if not np.array_equal(half.astype(np.float32), scales.astype(np.float32)):
+        raise InputError(f"{program} has scales in float16, in which some of these are other numbers")
+    return np.asarray(half)
+
+
+def _check_words(storage: Integers, shape: Shape, rows: int, columns: int, program: str) -> None:
+    if storage.ternary:
+        raise InputError(f"{program} has no ternary weights")
+    if shape[0] % rows or shape[1] % columns:
+        raise InputError(
+            f"{program} has whole words of codes: {shape[0]} x {shape[1]} is no multiple of {rows} x {columns}"
+        )
+
+
+def _in_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
+    """(rows, columns) -> (rows, words) of 32 bits, the first in the lowest bits; filled up with zeros."""
+    each = 32 // bits
+    padded = np.zeros((codes.shape[0], -(-codes.shape[1] // each) * each), np.uint32)
+    padded[:, : codes.shape[1]] = codes
+    words = np.zeros((codes.shape[0], padded.shape[1] // each), np.uint32)
+    for i in range(each):
+        words |= padded[:, i::each] << np.uint32(bits * i)
+    return words.view(np.int32)
 
 
 def packed_config(storage: Integers, left: Sequence[str]) -> dict[str, Any]:
@@ -246,7 +338,7 @@ def packed_config(storage: Integers, left: Sequence[str]) -> dict[str, Any]:
     weights = {
         "num_bits": storage.bits,
         "type": "int",
-        "symmetric": True,
+        "symmetric": not storage.zeros,
         "strategy": "group" if storage.group else "channel",
         "group_size": storage.group or None,
         "dynamic": False,
@@ -267,6 +359,22 @@ def packed_config(storage: Integers, left: Sequence[str]) -> dict[str, Any]:
             }
         },
     }
+
+
+def gptq_config(storage: Integers, left: Sequence[str]) -> dict[str, Any]:
+    """The same of GPTQ's first format."""
+    return {
+        "quant_method": "gptq", "bits": storage.bits, "group_size": storage.group or -1, "desc_act": False,
+        "sym": not storage.zeros, "checkpoint_format": "gptq", "lm_head": False, "modules_to_not_convert": list(left),
+    }  # fmt: skip
+
+
+def awq_config(storage: Integers, left: Sequence[str]) -> dict[str, Any]:
+    """The same of AutoAWQ's `gemm`."""
+    return {
+        "quant_method": "awq", "bits": storage.bits, "group_size": storage.group or -1, "zero_point": True,
+        "version": "gemm", "modules_to_not_convert": list(left),
+    }  # fmt: skip
 
 
 def _eight(codes: NDArray[Any], scales: NDArray[np.float32]) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:

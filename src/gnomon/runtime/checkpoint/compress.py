@@ -18,7 +18,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, prod
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,15 +31,15 @@ from torch.overrides import TorchFunctionMode
 from gnomon.errors import InputError
 from gnomon.formats.huggingface.known import layout
 from gnomon.formats.huggingface.quantised import packed, packed_config
-from gnomon.formats.huggingface.safetensors import DTYPE_BYTES, header_of
 from gnomon.formats.huggingface.weights import Layout, parameters_of
 from gnomon.graph import Graph
 from gnomon.runtime.checkpoint.pretrained import CONFIG, files_beside, load, model_of
+from gnomon.runtime.checkpoint.rewrite import Tensors, exchanged, indexed
 from gnomon.runtime.data.documents import documents, find
 from gnomon.runtime.data.encode import Encoder
 from gnomon.runtime.module.one_process import OneProcess
 from gnomon.runtime.parameters.packed import raw
-from gnomon.runtime.parameters.weights import DTYPES, INDEX, Folder, settled
+from gnomon.runtime.parameters.weights import DTYPES, Folder, settled
 from gnomon.storage.dense import bfloat16_of, wide_bfloat16
 from gnomon.storage.integers import Integers
 from gnomon.storage.n_of_m import NM
@@ -295,10 +295,6 @@ def inputs_of_linears(model: OneProcess, where: Layout, rows: Tensor, *, squares
     return inputs
 
 
-Tensors = dict[str, tuple[str, NDArray[Any]]]
-"""Name in the file -> (its dtype there, numbers)."""
-
-
 def _wide(dtype: str, x: NDArray[Any]) -> NDArray[np.float32]:
     return wide_bfloat16(x) if dtype == "BF16" else x.astype(np.float32)
 
@@ -394,7 +390,7 @@ def _write(
 ) -> list[Error]:
     """Writes one file. New tensors are held until its header is known; the others are copied from file to file."""
     own = {name: entry for name, (of, entry) in folder.entries.items() if of == file}
-    new: Tensors = {}
+    new: dict[str, tuple[str, NDArray[Any]]] = {}
     errors = []
     for name in own:
         if name not in chosen:
@@ -402,22 +398,11 @@ def _write(
         if own[name].dtype not in DTYPES:
             raise InputError(f"{folder.path / file}: {name} is {own[name].dtype}; {', '.join(DTYPES)} are compressed")
         tensors, weight, wide = stored(name, (own[name].dtype, raw(folder, name)))
-        new |= tensors
+        new.update(tensors)
         size = float(np.linalg.norm(weight.astype(np.float64)))
         off = float(np.linalg.norm(wide.astype(np.float64) - weight))
         errors.append(Error(tensor=name, shape=chosen[name], relative=off / size if size else 0.0))
-    stay = {name: (entry.dtype, entry.shape) for name, entry in own.items() if name not in chosen}
-    changed = {name: (dtype, tuple(x.shape)) for name, (dtype, x) in new.items()}
-    first, header = header_of({**stay, **changed}, folder.metadata[file])
-    with (folder.path / file).open("rb") as old, (made / file).open("wb") as out:
-        out.write(first)
-        for name, entry in header.entries.items():
-            out.seek(entry.begin)
-            if name in new:
-                out.write(np.ascontiguousarray(new[name][1]).tobytes())
-            else:
-                old.seek(own[name].begin)
-                out.write(old.read(own[name].end - own[name].begin))
+    exchanged(folder, file, made, new, frozenset(chosen))
     return errors
 
 
@@ -440,8 +425,4 @@ def _write_rest(
         sparse = {"format": "dense", "sparsity_structure": structure, "storage": storage.name}
         said = {"sparsity_config": {**sparse, "targets": ["Linear"], "ignore": list(left)}}
     (made / CONFIG).write_text(json.dumps({**config, **said}, indent=2) + "\n", encoding="utf-8")
-    if (folder.path / INDEX).is_file():
-        entries = Folder.of(made).entries
-        total = sum(prod(entry.shape) * DTYPE_BYTES[entry.dtype] for _, entry in entries.values())
-        index = {"metadata": {"total_size": total}, "weight_map": {name: entries[name][0] for name in sorted(entries)}}
-        (made / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    indexed(folder, made)

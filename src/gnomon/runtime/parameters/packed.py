@@ -1,4 +1,4 @@
-"""Folders whose linears compressed-tensors has packed, read as whole weights: `open_folder(path)`.
+"""Folders whose linears another program has quantised, read as whole weights: `open_folder(path)`.
 
 What stands in a config.json's `quantization_config` is `formats.huggingface.quantised`'s to say; here its tensors are
 read. `PackedFolder.stored(name)` is a weight as it is stored, `read(name)` what it stands for, in float32, made anew
@@ -19,22 +19,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnomon.errors import InputError
-from gnomon.formats.huggingface.quantised import Method, is_packed, method_of, stored
+from gnomon.formats.huggingface.quantised import Method, is_packed, layers_of, method_of, shape_of, stored
 from gnomon.formats.huggingface.safetensors import Entry
 from gnomon.formats.keys import read_json
 from gnomon.runtime.parameters.weights import Folder, WeightReader
 from gnomon.storage.form import Shape, Storage
+from gnomon.storage.integers import Integers
 from gnomon.storage.names import storage_of
 from gnomon.storage.sparse import Sparse
 
 NUMPY: Mapping[str, str] = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "uint16", "I64": "int64", "I32": "int32",
-    "I8": "int8", "U8": "uint8",
+    "I8": "int8", "U8": "uint8", "F8_E4M3": "uint8",
 }  # fmt: skip
-"""Dtypes of a file -> numpy's, which has bfloat16 as its bits."""
-CODES = "_packed"
-ENDINGS = (CODES, "_scale", "_shape", "_zero_point")
-"""Of what stands for `layer.weight`."""
+"""Dtypes of a file -> numpy's, which has bfloat16 and eight-bit floats as their bits."""
 
 
 def raw(folder: Folder, tensor: str) -> NDArray[Any]:
@@ -54,13 +52,13 @@ class PackedFolder(Folder):
     files: Folder | None = None
     """The folder as it lies there."""
     method: Method = field(default_factory=lambda: Method(program="compressed-tensors"))
-    packed: frozenset[str] = frozenset()
-    """Weights that are."""
+    packed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Weights that are, and the tensors that stand for each by their endings."""
 
     def stored(self, tensor: str) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
         """(storage, its arrays, (outputs, inputs)) of a packed weight."""
         assert self.files is not None
-        parts = {f"weight{end}": raw(self.files, tensor + end) for end in ENDINGS if tensor + end in self.files.entries}
+        parts = {end: raw(self.files, name) for end, name in self.packed[tensor].items()}
         try:
             return stored(self.method, parts)
         except InputError as error:
@@ -91,7 +89,7 @@ class Codes:
 
 def codes_of(reader: WeightReader, parameter: str) -> list[Codes]:
     """A parameter as it is packed: rows one below the other, a part for each tensor of the folder (of experts, one for
-    each). Nothing where it is not packed, or lies otherwise than outputs by inputs."""
+    each). Nothing where it is not packed in integers, or lies otherwise than outputs by inputs."""
     folder, made = reader.folder, []
     if not isinstance(folder, PackedFolder):
         return []
@@ -100,6 +98,8 @@ def codes_of(reader: WeightReader, parameter: str) -> list[Codes]:
         if piece.tensor not in folder.packed or piece.order or not whole or len(piece.shape) != 2:
             return []
         storage, arrays, shape = folder.stored(piece.tensor)
+        if not isinstance(storage, Integers):
+            return []
         begin, end = (at * prod(piece.view[1:]) // shape[1] for at in (piece.pick or ((0, piece.view[0]),))[0])
         rows = {name: array[begin:end] for name, array in arrays.items()}
         made.append(Codes(storage, rows, (end - begin, shape[1])))
@@ -130,17 +130,16 @@ def open_folder(path: Path) -> Folder:
         return files
     method = method_of(said)
     assert method is not None
-    entries, packed = dict(files.entries), set()
-    for name in files.entries:
-        if not name.endswith(f".weight{CODES}"):
-            continue
-        weight = name.removesuffix(CODES)
-        file, entry = entries.pop(name)
-        for end in ENDINGS:
-            entries.pop(weight + end, None)
-        if f"{weight}_shape" not in files.entries:
-            raise InputError(f"{files.path}: {name} has no {weight}_shape beside it; fetch the folder again")
-        shape = tuple(int(size) for size in raw(files, f"{weight}_shape"))
+    entries = dict(files.entries)
+    packed = layers_of(method, {name: entry.dtype for name, (_, entry) in entries.items()})
+    for weight, parts in packed.items():
+        file, entry = next(entries[parts[end]] for end in ("qweight", "weight_packed", "weight") if end in parts)
+        written = raw(files, parts["weight_shape"]).tolist() if "weight_shape" in parts else []
+        for part in parts.values():
+            entries.pop(part)
+        try:
+            shape = shape_of(method, {end: files.entries[name][1].shape for end, name in parts.items()}, written)
+        except InputError as error:
+            raise InputError(f"{files.path}: {weight}: {error}") from error
         entries[weight] = file, Entry(dtype="F32", shape=shape, begin=entry.begin, end=entry.end)
-        packed.add(weight)
-    return PackedFolder(files.path, entries, files.metadata, files=files, method=method, packed=frozenset(packed))
+    return PackedFolder(files.path, entries, files.metadata, files=files, method=method, packed=packed)

@@ -63,7 +63,7 @@ def value_of(name: str) -> str:
 
 
 def kept_of(weight: torch.Tensor) -> dict[str, tuple[Any, Any]]:
-    """(storage, arrays) of ours by name. Of any mask the largest are kept, told by a threshold: sorting takes minutes."""
+    """(storage, arrays) of ours by name. Of any mask the largest are kept, by a threshold."""
     out: dict[str, tuple[Any, Any]] = {}
     for name in OURS:
         storage: Any = storage_of(name)

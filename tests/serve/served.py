@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+import torch
 from runtime.hf_models import CONFIGS, build, quiet
+from safetensors.torch import save_file
 
 TEMPLATE = (
     "{% if tools %}{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}{% endif %}"
@@ -35,6 +38,26 @@ def write_model(folder: Path, kind: str = "llama") -> None:
     made.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
     (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
+def write_adapter(
+    folder: Path, weights: Mapping[str, torch.Tensor], seed: int, **config: Any
+) -> dict[str, torch.Tensor]:
+    """In PEFT's layout, with random matrices for modules with these weights; what each weight becomes by it, which is
+    W + alpha / r B A."""
+    folder.mkdir()
+    rank, generator = config.get("r", 3), torch.Generator().manual_seed(seed)
+    tensors, merged = {}, {}
+    factor = config.get("lora_alpha", 6) / (rank**0.5 if config.get("use_rslora") else rank)
+    for name, weight in weights.items():
+        out, inner = weight.shape
+        a, b = (torch.randn(shape, generator=generator) * 0.3 for shape in ((rank, inner), (out, rank)))
+        tensors |= {f"base_model.model.{name}.lora_A.weight": a, f"base_model.model.{name}.lora_B.weight": b}
+        merged[name] = weight + factor * b @ a
+    save_file(tensors, folder / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "r": rank, "lora_alpha": 6, **config}
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    return merged
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ for package in ("transformers", "openai", "starlette", "uvicorn", "llguidance"):
     pytest.importorskip(package, reason=f"{package} is not installed")
 
 import openai  # noqa: E402
-from serve.served import Server, serving, write_model  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from serve.served import Server, serving, write_adapter, write_model  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -27,7 +28,10 @@ pytestmark = pytest.mark.torch
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("tiny")
     write_model(folder)
-    with serving(folder, "--name", "tiny", "--max-num-seqs", "4", "--api-key", "secret", "--max-waiting", "8") as made:
+    weights = load_file(folder / "model.safetensors")
+    write_adapter(folder / "lora", {n.removesuffix(".weight"): w for n, w in weights.items() if "v_proj" in n}, 1)
+    options = ("--name", "tiny", "--max-num-seqs", "4", "--api-key", "secret", "--max-waiting", "8")
+    with serving(folder, *options, "--lora", f"other={folder / 'lora'}") as made:
         yield made
 
 
@@ -51,6 +55,18 @@ def test_a_completion_and_its_stream_say_the_same(client: Any) -> None:
     assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
     several = client.completions.create(**{**asked, "prompt": ["hello", "hello"]}, n=2, echo=True)
     assert [c.text for c in several.choices] == ["hello" + whole.choices[0].text] * 4
+
+
+def test_an_adapter_is_a_model_of_its_own_name(client: Any) -> None:
+    assert [(one.id, one.model_extra.get("parent")) for one in client.models.list()] == [
+        ("tiny", None),
+        ("other", "tiny"),
+    ]
+    asked = {"prompt": "hello", "max_tokens": 12, "temperature": 0}
+    plain, other = (client.completions.create(model=name, **asked) for name in ("tiny", "other"))
+    assert other.model == "other" and other.choices[0].text != plain.choices[0].text
+    with pytest.raises(openai.NotFoundError, match="'tiny', 'other'"):
+        client.completions.create(model="third", **asked)
 
 
 def test_a_stop_string_ends_an_answer_and_is_not_told(client: Any) -> None:

@@ -68,6 +68,7 @@ def settings_of(options: ServerOptions) -> Any:
         folder=str(folder),
         tokenizer=Path(options.tokenizer).expanduser() if options.tokenizer else None,
         name=options.name or folder.resolve().name,
+        adapters=tuple(_adapter(word) for word in options.lora),
         rules=rules_of(options, base),
         dtype=options.dtype,
         weights=options.weights,
@@ -82,3 +83,12 @@ def settings_of(options: ServerOptions) -> Any:
         max_body_bytes=quantity("--max-body", parse_bytes, options.max_body),
         drain_s=quantity("--drain", parse_seconds, options.drain),
     )
+
+
+def _adapter(word: str) -> tuple[str, Path]:
+    """NAME=FOLDER."""
+    name, _, folder = word.partition("=")
+    path = Path(folder).expanduser()
+    if not name or not folder or not path.is_dir():
+        raise InputError(f"--lora {word}: give NAME=FOLDER, a folder with adapter_config.json")
+    return name, path

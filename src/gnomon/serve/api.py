@@ -42,6 +42,8 @@ CHAT = COMMON | LABELS | frozenset(
 class Wanted:
     """What a body asks for."""
 
+    model: str
+    """One of the names that are served."""
     prompts: tuple[tuple[int, ...], ...]
     sampling: Sampling
     count: int
@@ -65,7 +67,8 @@ class Wanted:
 class Served:
     """What a body is read against."""
 
-    name: str
+    names: tuple[str, ...]
+    """The model's, and its adapters'."""
     words: Vocabulary
     max_model_len: int
     vocab_size: int
@@ -168,6 +171,7 @@ def _wanted(
     if not isinstance(options, dict) or options.keys() - {"include_usage", "include_obfuscation"}:
         raise InputError("stream_options has include_usage and nothing else", "$.stream_options")
     return Wanted(
+        model=str(fields.get("model") or served.names[0]),
         prompts=prompts,
         sampling=sampling,
         count=_whole(fields, "n", 1, 1, MOST_ANSWERS),
@@ -190,8 +194,9 @@ def _fields(body: object, known: frozenset[str], served: Served) -> Body:
         if name not in known and value is not None:
             raise InputError(f"{name[:80]} is not supported{nearest(name[:80], known)}", f"$.{name[:80]}")
     model = body.get("model")
-    if model is not None and model != served.name:
-        raise ModelError(f"there is no model {str(model)[:200]!r}; this server has {served.name!r}", "$.model")
+    if model is not None and model not in served.names:
+        there = ", ".join(map(repr, served.names))
+        raise ModelError(f"there is no model {str(model)[:200]!r}; this server has {there}", "$.model")
     return body
 
 
@@ -382,8 +387,8 @@ class Counted:
 class Answers:
     """A body's answers as they come: `add` and `whole`, or `chunks` of a stream."""
 
-    def __init__(self, wanted: Wanted, model: str) -> None:
-        self.wanted, self.model, self.id = wanted, model, new_id(wanted.chat)
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted, self.model, self.id = wanted, wanted.model, new_id(wanted.chat)
         self.created = int(time.time())
         total = wanted.count * len(wanted.prompts)
         self.texts, self.reasons = [""] * total, [None] * total

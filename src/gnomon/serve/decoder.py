@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from gnomon.compiler import stored
 from gnomon.compiler.stored import AnyPacked
-from gnomon.errors import PlanError
+from gnomon.errors import InputError, PlanError
 from gnomon.graph import Block, Graph, Layer, Op
 from gnomon.runtime.module.crossings import reads, writes
 from gnomon.runtime.ops import check_runnable, function_of
@@ -34,6 +34,7 @@ from gnomon.runtime.ops.places import places
 from gnomon.runtime.ops.routing import Routing, routing_of
 from gnomon.runtime.ops.site import Site
 from gnomon.runtime.parameters.packed import Codes
+from gnomon.serve.adapters import Adapter, Linear, added
 from gnomon.serve.forward import Program
 from gnomon.serve.matrices import Forms, Matrices, Part, Weights, product_of
 from gnomon.serve.paged import Pages, Room
@@ -60,12 +61,14 @@ class Step:
 class Decoder:
     """The layers of a model, bound to weights, with their pages and states."""
 
-    def __init__(self, graph: Graph, weights: Weights, sizes: Sizes, forms: Forms) -> None:
+    def __init__(
+        self, graph: Graph, weights: Weights, sizes: Sizes, forms: Forms, adapters: Sequence[Adapter] = ()
+    ) -> None:
         """graph: without its loss (`graph.outputs.without_loss`). PlanError for one that is no decoder."""
         check_runnable(graph)
         check_decoder(graph)
         self.graph, self.dtype, self.sizes, self.forms = graph, forms.dtype, sizes, forms
-        self.windows = windows_of(graph)
+        self.windows, self.adapters = windows_of(graph), tuple(adapters)
         self.pages: list[Pages] = []
         self.scans: list[Scan] = []
         self._weights, self._read = weights, dict[str, Tensor]()
@@ -74,7 +77,7 @@ class Decoder:
         self._matrices_of_head = matrices_of_head(graph)
         self._shared = _several_readers(graph)
         self.layers: list[tuple[list[Step], dict[str, str], dict[str, str], bool]] = []
-        self.program = Program.of(graph, self._matrices, self._pages, sizes)
+        self.program = Program.of(graph, self._matrices, self._pages, sizes, adapters)
         if self.program is not None:
             del self._weights, self._matrices  # and the files that they were read from
             return
@@ -91,6 +94,13 @@ class Decoder:
     def vocab_size(self) -> int:
         """Tokens that logits are about."""
         return int(self.graph.source(self.graph.outputs[0])[1].dims[-1].size or 0)
+
+    def adapter(self, name: str) -> int:
+        """Its number, -1 for the model as it is (no name). InputError for one that it has not."""
+        names = [adapter.name for adapter in self.adapters]
+        if name and name not in names:
+            raise InputError(f"there is no adapter {name!r}; there are {', '.join(names) or 'none'}")
+        return names.index(name) if name else -1
 
     def blocks(self, *, prefix_cache: bool) -> KvBlocks:
         """Whose the pages are: nobody's yet."""
@@ -205,14 +215,31 @@ class Decoder:
     def _joined(self, layer: Layer, block: Block, ops: Sequence[Op]) -> Run:
         outs = [_matrix_dims(block, op)[0] for op in ops]
         widths, inner = [math.prod(out) for out in outs], _matrix_dims(block, ops[0])[1]
-        return partial(_several, self._product(layer, block, ops), widths, outs, inner)
+        product = self._product(layer, block, ops)
+        names = [layer.call.parameter_name(op.inputs[1], layer.index) for op in ops]
+        if not any(name in adapter.low for name in names for adapter in self.adapters):
+            return partial(_several, product, widths, outs, inner)
+
+        def run(rows: Rows, x: Tensor) -> list[Tensor]:
+            made, flat = _several(product, widths, outs, inner, rows, x), _flat(x, inner)
+            return [self._adapted(name, rows, flat, one) for name, one in zip(names, made, strict=True)]
+
+        return run
+
+    def _adapted(self, parameter: str, rows: Rows, x: Tensor, made: Tensor) -> Tensor:
+        """What a linear wrote, with what adapters add to it."""
+        more = added(self.adapters, parameter, rows.adapters, x)
+        return made if more is None else made + more.view(made.shape)
 
     def _op(self, layer: Layer, block: Block, op: Op) -> Run:
         match op.does:
             case "multiplies":
                 out, inner = _matrix_dims(block, op)
-                product = self._product(layer, block, [op])
-                return partial(_one, product, out, inner, float(_number(op, "factor", 1.0)))
+                one = partial(_one, self._product(layer, block, [op]), out, inner, float(_number(op, "factor", 1.0)))
+                name = layer.call.parameter_name(op.inputs[1], layer.index)
+                if not any(name in adapter.low for adapter in self.adapters):
+                    return one
+                return lambda rows, x: self._adapted(name, rows, _flat(x, inner), one(rows, x))
             case "attends":
                 return self._attention(layer, block, op)
             case "rotates":
@@ -355,6 +382,27 @@ def matrices_of_head(graph: Graph) -> frozenset[str]:
         for op in graph.block(layer.call.block).ops
         if op.kind == "linear"
     )
+
+
+def linears_of(graph: Graph) -> list[Linear]:
+    """Of the layers before the logits, those that may have adapters: not multiplied by a factor of their own."""
+    ends = {source.partition(".")[0] for source in graph.outputs}
+    return [
+        Linear(
+            parameter=layer.call.parameter_name(op.inputs[1], layer.index),
+            shape=(math.prod(_matrix_dims(block, op)[0]), _inputs(block, op)),
+        )
+        for layer in graph.layers()
+        if layer.call.name not in ends
+        for block in [graph.block(layer.call.block)]
+        for op in block.ops
+        if op.kind == "linear" and op.attr("factor", 1.0) == 1.0
+    ]
+
+
+def _inputs(block: Block, op: Op) -> int:
+    """Elements that a linear sums over."""
+    return math.prod(a.size or 1 for a in block.tensor(op.inputs[1]).atoms if a.name in op.contracts)
 
 
 def _several_readers(graph: Graph) -> frozenset[str]:

@@ -37,6 +37,8 @@ class Request:
     sampling: Sampling
     row: Row
     watch: Watch | None
+    adapter: int
+    """Of the model's, -1 for none."""
     answer: list[int] = field(default_factory=list)
     reason: Reason | None = None
     cached: int = 0
@@ -119,10 +121,11 @@ class Engine:
         count: int = 1,
         watch: Sequence[Watch] = (),
         mask: Sequence[Callable[[], Tensor | None]] = (),
-        salt: bytes = b"",
+        adapter: str = "",
     ) -> list[int]:
         """Keys of `count` answers to a prompt, which is computed once where pages can be shared. watch, mask: of each
-        answer, as `Request` and `Row` say. salt: what else the prompt's keys depend on."""
+        answer, as `Request` and `Row` say. adapter: by its name; keys of one are no other's."""
+        salt, which = adapter.encode(), self.model.adapter(adapter)
         self.check(len(prompt), sampling)
         prompt = tuple(prompt)
         made: list[int] = []
@@ -132,7 +135,7 @@ class Engine:
             row.mask = mask[index] if mask else None
             request = Request(
                 key=self._next, prompt=prompt, sampling=sampling, row=row, answer=answer,
-                watch=watch[index] if watch else None,
+                watch=watch[index] if watch else None, adapter=which,
             )  # fmt: skip
             self._next += 1
             self.requests[request.key] = request
@@ -189,13 +192,15 @@ class Engine:
             request, stop = self.requests[piece.key], piece.prefix + piece.new
             request.cached = sequences[piece.key].found
             tokens = sequences[piece.key].tokens[piece.prefix : stop]
-            parts.append(Part(piece.key, piece.prefix, tokens, piece.last, len(request.prompt)))
+            parts.append(Part(piece.key, piece.prefix, tokens, piece.last, len(request.prompt), request.adapter))
         if batch.decodes:
             ended = {piece.key for piece in batch.pieces if piece.last}
             for key in self.scheduler.decode_order():
                 if key not in ended:
                     tokens = sequences[key].tokens
-                    parts.append(Part(key, len(tokens) - 1, tokens[-1:], True, len(self.requests[key].prompt)))
+                    request = self.requests[key]
+                    prompt, adapter = len(request.prompt), request.adapter
+                    parts.append(Part(key, len(tokens) - 1, tokens[-1:], True, prompt, adapter))
         return parts
 
     def _rows(self, parts: Sequence[Part]) -> Rows:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from gnomon.graph import Block, Graph, Layer, Op
 from gnomon.runtime.module.crossings import reads, writes
 from gnomon.runtime.ops.attention import shared_tables
 from gnomon.runtime.ops.paged import KERNELS
+from gnomon.serve.adapters import Adapter, told
 from gnomon.serve.matrices import Matrices, Part
 from gnomon.serve.paged import Pages, untouched
 from gnomon.serve.rows import Rows
@@ -36,7 +37,7 @@ TABLES = "numbers rows codes".split()
 """How a table of embeddings lies: packed as a head's matrix, as it is, or packed in codes of eight bits."""
 ALIGNED = 64
 """Bytes at multiples of which rows of the workspace begin."""
-KINDS = "embed norm linear rotary attend glu add scale gather logits cap".split()
+KINDS = "embed norm linear rotary attend glu add scale gather logits cap adapt".split()
 GATES: Mapping[str, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "gelu_new": 2, "relu": 3}
 _NUMBERS = "kind in_ in_row with_ with_row out out_row width out_width heads flags after".split()
 
@@ -59,7 +60,7 @@ class _Run(ctypes.Structure):
         ("ops", ctypes.c_void_p),
         ("room", ctypes.c_void_p),
         *[(name, ctypes.c_void_p) for name in ("ids", "positions", "begins", "lengths", "rows")],
-        *[(name, ctypes.c_void_p) for name in ("tables", "table_rows", "logits", "narrowed")],
+        *[(name, ctypes.c_void_p) for name in ("tables", "table_rows", "logits", "narrowed", "adapters")],
     ]
 
 
@@ -105,13 +106,14 @@ class Program:
         matrices: Matrices,
         pages: Callable[[Layer, Block, Op], Pages],
         sizes: Sizes,
+        adapters: Sequence[Adapter] = (),
     ) -> Program | None:
         """pages: makes those of an attention op. None where the model is not plain, or there is no kernel."""
         dtype = matrices.forms.dtype
         if kernel(dtype) is None or not matrices.have_kernels():
             return None
         vocabulary = int(graph.source(graph.outputs[0])[1].dims[-1].size or 0)
-        writer = _Writer(Program(sizes, dtype, vocabulary), graph, matrices, pages, sizes)
+        writer = _Writer(Program(sizes, dtype, vocabulary), graph, matrices, pages, sizes, adapters)
         try:
             writer.check()
         except _NotPlain:
@@ -158,6 +160,7 @@ class Program:
         logits = torch.empty((len(rows.wanted), self.vocab_size))
         call.tokens, call.wanted, call.threads, call.sequences = len(rows.ids), len(logits), rows.threads, rows.count
         call.ids, call.positions, call.begins = rows.ids.data_ptr(), rows.positions.data_ptr(), rows.begins.data_ptr()
+        call.adapters = rows.adapters.data_ptr()
         call.lengths, call.rows, call.logits = rows.lengths.data_ptr(), rows.wanted.data_ptr(), logits.data_ptr()
         tables = (ctypes.c_void_p * len(rows.tables))(*[table.data_ptr() for table in rows.tables])
         lengths = (ctypes.c_int64 * len(rows.tables))(*[table.shape[1] for table in rows.tables])
@@ -176,8 +179,10 @@ class _Writer:
         matrices: Matrices,
         pages: Callable[[Layer, Block, Op], Pages],
         sizes: Sizes,
+        adapters: Sequence[Adapter],
     ) -> None:
         self.program, self.graph, self.matrices, self.pages, self.sizes = program, graph, matrices, pages, sizes
+        self.adapters = adapters
         self.weights = matrices.weights
         self.angles: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
         self.ends = {source.partition(".")[0] for source in graph.outputs}
@@ -384,6 +389,7 @@ class _Writer:
             begin = rows.at
             for one, width in zip(plain, widths, strict=True):
                 at[one.outputs[0]] = _Place(begin, rows.row)
+                self._adapt(layer, block, one, source, at[one.outputs[0]])
                 begin += width * program.dtype.itemsize
             return {o.path for o in plain}
         weight, bias = self._packed(layer, block, [op])
@@ -397,11 +403,24 @@ class _Writer:
                 program.multiply("linear", weight, bias, **{**both, "first": by}, with_=at[other].at,
                             with_row=at[other].row, out=place.at, out_row=place.row,
                             out_width=self._width(block, out))  # fmt: skip
+                self._adapt(layer, block, op, source, place, by)
                 return {op.path, added.path}
         at[out] = room(out)
         program.multiply("linear", weight, bias, **both, out=at[out].at, out_row=at[out].row,
                     out_width=self._width(block, out))  # fmt: skip
+        self._adapt(layer, block, op, source, at[out])
         return {op.path}
+
+    def _adapt(self, layer: Layer, block: Block, op: Op, source: _Place, place: _Place, by: float = 1.0) -> None:
+        """What adapters add to a linear that is written. by: what it was multiplied by."""
+        rows = told(self.adapters, layer.call.parameter_name(op.inputs[1], layer.index))
+        if rows is None:
+            return
+        self.program.held += [rows, *self.adapters]
+        self.program.add(
+            "adapt", in_=source.at, in_row=source.row, width=_inner(block, op), out=place.at, out_row=place.row,
+            out_width=self._width(block, op.outputs[0]), more=ctypes.addressof(rows), first=by,
+        )  # fmt: skip
 
     def _packed(
         self, layer: Layer, block: Block, ops: list[Op], *, head: bool = False

@@ -6,8 +6,10 @@ that memory is the weights' and the pages'. Leaves out tokenizers (`text`).
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +25,8 @@ from gnomon.runtime.module.apply import DTYPES, slots_of
 from gnomon.runtime.parameters.packed import Codes, PackedFolder, codes_of, sparse_as
 from gnomon.runtime.parameters.parameters import Slot
 from gnomon.runtime.parameters.weights import WeightReader
-from gnomon.serve.decoder import Decoder, check_decoder
+from gnomon.serve.adapters import Linear, read_adapter
+from gnomon.serve.decoder import Decoder, check_decoder, linears_of
 from gnomon.serve.engine import Engine
 from gnomon.serve.matrices import AS_STORED, Forms
 from gnomon.serve.sizes import Sizes
@@ -90,10 +93,12 @@ def open_model(
     weights: str = AS_STORED,
     max_model_len: int | None = None,
     longest_asked: int | None = None,
+    adapters: Sequence[tuple[str, Path]] = (),
 ) -> Engine:
     """kv_bytes: of all keys and values. weights: how matrices are stored meanwhile, as `matrices.Forms` reads it.
-    max_model_len: tokens of prompt and answer; None: as many as the model's
-    config.json says. longest_asked: of the only request that there will be. Errors as `look` has them."""
+    max_model_len: tokens of prompt and answer; None: as many as the model's config.json says. longest_asked: of the
+    only request that there will be. adapters: (name, folder in PEFT's layout) of those that requests may ask for.
+    Errors as `look` has them."""
     found = look(
         folder,
         rules,
@@ -103,8 +108,29 @@ def open_model(
         max_model_len=max_model_len,
         longest_asked=longest_asked,
     )
-    model = Decoder(found.cut, Weights(folder, found.graph), found.sizes, found.forms)
+    with _large_apart():
+        held = Weights(folder, found.graph)
+        linears = held.linears(found.cut) if adapters else {}
+        lows = [read_adapter(name, path, linears) for name, path in adapters]
+        model = Decoder(found.cut, held, found.sizes, found.forms, lows)
+        del held
     return Engine(model, rules, max_model_len=found.max_model_len)
+
+
+M_MMAP_THRESHOLD, LARGE, USUAL = -3, 1 << 19, 1 << 25
+"""Of glibc's malloc.h: from how many bytes on an array has pages of its own, while weights are packed and after."""
+
+
+@contextlib.contextmanager
+def _large_apart() -> Iterator[None]:
+    """Arrays that are made on the way from a file to packed codes go back to the system as they are freed. Between
+    those that stay they would be holes: as much again as weights of eight bits, measured."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGE)
+    yield
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, USUAL)
 
 
 class Weights:
@@ -128,6 +154,15 @@ class Weights:
     def codes(self, name: str) -> Sequence[Codes]:
         """What the folder has packed of a matrix, rows one below the other; nothing where it has numbers."""
         return codes_of(self.reader, name)
+
+    def linears(self, graph: Graph) -> dict[str, Linear]:
+        """Of the layers of `graph`, by the module that the folder's files name, where it has a tensor of its own."""
+        made = {}
+        for linear in linears_of(graph):
+            pieces = self.reader.layout.pieces[linear.parameter]
+            if len(pieces) == 1 and not pieces[0].pick and pieces[0].tensor.endswith(".weight"):
+                made[pieces[0].tensor.removesuffix(".weight")] = linear
+        return made
 
     @property
     def packed_as(self) -> Storage | None:

@@ -8,7 +8,7 @@ out vectors (norms, biases), which are as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -134,7 +134,7 @@ class Matrices:
             return self._numbers(parts, sparse=not head)
         else:
             _check(rounded, parts)
-            storage, arrays = rounded, [rounded.narrow(_wide(part).numpy()) for part in parts]
+            storage, arrays = rounded, [rounded.narrow(_wide(rows).numpy()) for part in parts for rows in _few(part)]
         joined = {key: np.concatenate([one[key] for one in arrays]) for key in arrays[0]}
         shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
         return stored.repack(joined, storage, shape, activations_of(storage))
@@ -155,6 +155,18 @@ class Matrices:
                 return stored.repack({"values": bits}, forms.numbers, shape, activations_of(forms.numbers))
             return stored.repack(storage.of_mask(wide, mask), storage, shape, rows=ROWS)
         return stored.repack({"values": bits}, forms.numbers, shape, activations_of(forms.numbers))
+
+
+TOGETHER = 1 << 16
+"""Numbers that are rounded at a time, so that what is made on the way stays in cache; each row is by itself."""
+
+
+def _few(part: Part) -> Iterator[Part]:
+    """Rows of a matrix, some at a time."""
+    if isinstance(part, Codes):
+        yield part
+        return
+    yield from part.split(max(1, TOGETHER // part.shape[1]))
 
 
 def _wide(part: Part) -> Tensor:

@@ -26,6 +26,8 @@ class Ask:
     """Strings that end an answer."""
     keep_stop: bool = False
     """Whether the string that ended it is told."""
+    adapter: str = ""
+    """By its name; empty for the model as it is."""
     grammar: str = ""
     """What an answer's text must be, as `grammar` reads it; none: anything."""
 

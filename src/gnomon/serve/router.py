@@ -211,7 +211,7 @@ class Router:
         """The number of an ask that went to a worker; None where there is none that serves."""
         self._next += 1
         ask = make(self._next)
-        blocks = _beginnings(ask.prompt, self.settings.rules.block_tokens)
+        blocks = _beginnings(ask.prompt, self.settings.rules.block_tokens, ask.adapter)
         best: tuple[int, Worker] | None = None
         for worker in self.workers:
             if worker is None or worker.ready is None:
@@ -249,9 +249,10 @@ class Router:
             worker.connection.send(message)
 
 
-def _beginnings(prompt: Sequence[int], size: int) -> list[bytes]:
-    """A hash of each whole number of blocks that a prompt begins with."""
-    tokens, made, before = array("q", prompt), [], b""
+def _beginnings(prompt: Sequence[int], size: int, adapter: str) -> list[bytes]:
+    """A hash of each whole number of blocks that a prompt begins with, which are an adapter's own."""
+    tokens, made = array("q", prompt), list[bytes]()
+    before = hashlib.blake2b(adapter.encode(), digest_size=16).digest() if adapter else b""
     for at in range(0, len(prompt) // size * size, size):
         before = hashlib.blake2b(tokens[at : at + size].tobytes(), digest_size=16, key=before).digest()
         made.append(before)

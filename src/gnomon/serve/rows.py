@@ -31,6 +31,8 @@ class Part:
     """Whether what follows the last of them is wanted."""
     prompt: int
     """Tokens of the request's own prompt, on which angles of some rotary embeddings depend."""
+    adapter: int = -1
+    """That its request asked for; -1 for none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class Rows:
     """(sequences): tokens of their own prompts."""
     tables: Sequence[Tensor]
     """Of each group (sequences, blocks), int32."""
+    adapters: Tensor
+    """(tokens), int32: adapter of each, -1 for none."""
     slots: Tensor
     """(sequences): of the states of scans."""
     wanted: Tensor
@@ -93,6 +97,7 @@ class Rows:
             for row, blocks in zip(table, group, strict=True):
                 row[: len(blocks)] = blocks
             made.append(torch.from_numpy(np.maximum(table, 0)))
+        counts = torch.tensor([end - first for first, end, _ in spans])
         lengths = [start + end - first for first, end, start in spans]
         return Rows(
             ids=torch.tensor(ids, dtype=I64),
@@ -101,6 +106,7 @@ class Rows:
             lengths=torch.tensor(lengths, dtype=I64),
             prompts=torch.tensor([part.prompt for part in parts], dtype=I64),
             tables=made,
+            adapters=torch.tensor([part.adapter for part in parts], dtype=torch.int32).repeat_interleave(counts),
             slots=torch.tensor(slots, dtype=I64),
             wanted=torch.tensor(wanted, dtype=I64),
             all_wanted=len(wanted) == len(ids),

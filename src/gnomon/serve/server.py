@@ -56,7 +56,7 @@ class Server:
         """What bodies are read against."""
         longest = self.router.max_model_len
         return api.Served(
-            name=self.settings.name, words=self.words, max_model_len=longest, vocab_size=self.words.vocab_size
+            names=self.settings.names, words=self.words, max_model_len=longest, vocab_size=self.words.vocab_size
         )
 
     def check_key(self, header: str) -> None:
@@ -115,7 +115,7 @@ class Asked:
 
     def __init__(self, server: Server, wanted: api.Wanted, total: int) -> None:
         self.server, self.wanted = server, wanted
-        self.answers = api.Answers(wanted, server.settings.name)
+        self.answers = api.Answers(wanted)
         self.heard: asyncio.Queue[tuple[int, Told] | Failed] = asyncio.Queue()
         self.numbers: list[int] = []
         self.times = [server.metrics.request(len(wanted.prompts[at // wanted.count])) for at in range(total)]
@@ -123,11 +123,12 @@ class Asked:
     def submit(self, number: int, prompt: tuple[int, ...]) -> None:
         """One prompt's answers to a worker."""
         wanted = self.wanted
+        adapter = "" if wanted.model == self.server.settings.name else wanted.model
 
         def make(own: int) -> Ask:
             return Ask(
                 number=own, prompt=prompt, sampling=wanted.sampling, count=wanted.count, streams=wanted.streams,
-                stops=wanted.stops, keep_stop=wanted.keep_stop, grammar=wanted.grammar,
+                stops=wanted.stops, keep_stop=wanted.keep_stop, adapter=adapter, grammar=wanted.grammar,
             )  # fmt: skip
 
         def hear(message: Told | Failed) -> None:
@@ -235,15 +236,20 @@ def application(settings: Settings) -> Any:
 
         return guarded(run)
 
+    def card(name: str) -> dict[str, Any]:
+        own = {"id": name, "object": "model", "created": 0, "owned_by": "gnomon"}
+        return own if name == settings.name else {**own, "parent": settings.name}
+
     async def models(request: Any) -> Any:
         length = server.router.max_model_len
-        model = {"id": settings.name, "object": "model", "created": 0, "owned_by": "gnomon", "max_model_len": length}
-        return JSONResponse({"object": "list", "data": [model]})
+        return JSONResponse(
+            {"object": "list", "data": [{**card(name), "max_model_len": length} for name in settings.names]}
+        )
 
     async def model(request: Any) -> Any:
-        if request.path_params["name"] != settings.name:
-            raise Refused(404, f"there is no such model; this server has {settings.name!r}")
-        return JSONResponse({"id": settings.name, "object": "model", "created": 0, "owned_by": "gnomon"})
+        if request.path_params["name"] not in settings.names:
+            raise Refused(404, f"there is no such model; this server has {', '.join(map(repr, settings.names))}")
+        return JSONResponse(card(request.path_params["name"]))
 
     async def health(request: Any) -> Any:
         return Response(status_code=200)

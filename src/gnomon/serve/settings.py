@@ -24,6 +24,8 @@ class Settings:
     """Folder or file of tokenizer.json; None for bytes."""
     name: str
     """That clients ask for."""
+    adapters: tuple[tuple[str, Path], ...]
+    """(name that clients ask for, folder) of LoRA adapters."""
     rules: Engine
     """The engine's record, with what the user set."""
     dtype: str
@@ -54,6 +56,9 @@ class Settings:
         for name in ("workers", "threads", "max_body_bytes"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        names = [self.name, *(name for name, _ in self.adapters)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise InputError(f"{twice[0]!r} names two models; give each --lora another name")
         if not 0 <= self.port < 65536:
             raise InputError(f"port must be from 0 (a free one) to 65535, got {self.port}")
         if self.host not in ("127.0.0.1", "localhost", "::1") and not self.api_key:
@@ -61,6 +66,11 @@ class Settings:
                 f"host {self.host} can be reached from other machines; give an API key (--api-key or "
                 f"GNOMON_API_KEY), or serve on 127.0.0.1"
             )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """That clients may ask for: the model's, and its adapters'."""
+        return (self.name, *(name for name, _ in self.adapters))
 
     def use_threads(self) -> None:
         """Has torch take the threads of a worker."""

@@ -66,8 +66,9 @@ class Worker:
         masks = [self.grammars.mask(ask.grammar) for _ in range(ask.count)] if ask.grammar else []
         watches = [_watching(stream, masks[at].push if masks else None) for at, stream in enumerate(streams)]
         keys = self.engine.add(
-            ask.prompt, ask.sampling, count=ask.count, watch=watches, mask=[mask.allowed for mask in masks]
-        )
+            ask.prompt, ask.sampling, count=ask.count, watch=watches, mask=[mask.allowed for mask in masks],
+            adapter=ask.adapter,
+        )  # fmt: skip
         self.keys[ask.number] = list(keys)
         for index, (key, stream) in enumerate(zip(keys, streams, strict=True)):
             self.answers[key] = Answer(ask, index, stream)
@@ -152,6 +153,7 @@ def open_worker(settings: Settings, send: Callable[[Any], None]) -> Worker:
         kv_bytes=settings.kv_bytes,
         weights=settings.weights,
         max_model_len=settings.max_model_len,
+        adapters=settings.adapters,
     )
     return Worker(engine, Vocabulary.open(folder, settings.tokenizer), send)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gnomon.cli.options.flags import Group, Options, option, positional, switch
+from gnomon.cli.options.flags import Group, Options, option, positional, repeated, switch
 from gnomon.cli.values import at_most, count, new_file, not_negative, number_from, some
 
 DTYPES = ("fp32", "bf16", "fp64")
@@ -69,6 +69,9 @@ examples:
     name: str | None = option("--name", read=some, help="that clients ask for; default the folder's")
     api_key: str | None = option(
         "--api-key", read=some, metavar="KEY", help="that requests must bear; default GNOMON_API_KEY"
+    )
+    lora: tuple[str, ...] = repeated(
+        "--lora", metavar="NAME=FOLDER", read=some, help="an adapter in PEFT's layout that clients may ask for; again"
     )
     replicas: int | None = option(
         "--replicas", read=at_most(256), metavar="N", help="processes that each have the model; 1"

@@ -26,9 +26,12 @@ struct Run {                                           // as _Run in forward.py 
     const int64_t* table_rows;
     float* logits;
     char* narrowed;                                    // rows as a product's kernel reads them
+    const int32_t* adapters;                           // of each token, -1 for none
 };
 
-enum Kind { EMBED, NORM, LINEAR, ROTARY, ATTEND, GLU, ADD, SCALE, GATHER, LOGITS, CAP };
+struct Adapted { const float *a, *b; int64_t rank; };  // as _Adapted in adapters.py has them: (rank, in), (rank, out); null for none
+
+enum Kind { EMBED, NORM, LINEAR, ROTARY, ATTEND, GLU, ADD, SCALE, GATHER, LOGITS, CAP, ADAPT };
 
 namespace {
 
@@ -151,6 +154,37 @@ void glu(const Run& r, const Op& o, int64_t rows) {
     }
 }
 
+// out += first b' (a x) of each row's adapter. more: what each adapter has of this linear.
+void adapt(const Run& r, const Op& o) {
+    const Adapted* all = (const Adapted*)o.more;
+#pragma omp parallel for schedule(static) num_threads(r.threads) if (r.threads > 1)
+    for (int64_t t = 0; t < r.tokens; t++) {
+        if (r.adapters[t] < 0 || !all[r.adapters[t]].a) continue;
+        const Adapted& one = all[r.adapters[t]];
+        const S* x = at<S>(r.room, o.in) + t * o.in_row;
+        S* to = at<S>(r.room, o.out) + t * o.out_row;
+        float low[512];
+        for (int64_t j = 0; j < one.rank; j++) {
+            F sum = {};
+            const float* a = one.a + j * o.width;
+            for (int64_t d = 0; d < o.width; d += VW) {
+                const int64_t left = o.width - d;
+                sum = sum + (left >= VW ? ld(x + d) * ld(a + d) : sel(first((int)left), ld(x + d, (int)left) * ld(a + d, (int)left), F{}));
+            }
+            low[j] = hsum(sum) * (float)o.first;
+        }
+        for (int64_t n = 0; n < o.out_width; n += VW) {
+            const int64_t left = o.out_width - n;
+            F v = some(to + n, left);
+            for (int64_t j = 0; j < one.rank; j++) {
+                const float* b = one.b + j * o.out_width + n;
+                v = v + (left >= VW ? ld(b) : ld(b, (int)left)) * low[j];
+            }
+            put(to + n, v, left);
+        }
+    }
+}
+
 void attend(const Run& r, const Op& o) {
     Call c = *(const Call*)o.more;                     // sizes and pages; the rest is this iteration's
     const int64_t group = o.flags;
@@ -182,6 +216,7 @@ extern "C" int gnomon_kernel(const Run* given) {
             case GLU: glu(r, *o, rows); break;
             case ADD: { const float by = (float)o->first; each(r, *o, rows, [by](F a, F b) { return a + b * by; }); break; }
             case SCALE: { const float by = (float)o->first; each(r, *o, rows, [by](F a, F) { return a * by; }); break; }
+            case ADAPT: adapt(r, *o); break;
             case GATHER:
                 for (int64_t t = 0; t < r.wanted; t++)
                     memcpy(at<S>(r.room, o->out) + t * o->out_row, at<S>(r.room, o->in) + r.rows[t] * o->in_row, sizeof(S) * (size_t)o->width);

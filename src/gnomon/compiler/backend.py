@@ -21,12 +21,14 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gnomon.compiler import (
     attention,
     columns,
     convolutions,
     dropout,
+    gate,
     log_softmax,
     loops,
     mersenne,
@@ -38,6 +40,7 @@ from gnomon.compiler import (
     recurrent_training,
     scan,
     scan_tracing,
+    steps,
     table_gradient,
 )
 from gnomon.compiler.build import address_of, has_compiler, libraries
@@ -104,7 +107,8 @@ def compile_inference(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Ca
 
 
 def compile_backward(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """A boxed function of a backward graph, whose inputs the forward kept."""
+    """A boxed function of a graph whose inputs may lie otherwise than it says: a backward's, which the forward kept, or
+    of a loop's body, which is given rows."""
     return compile_graph(module, inputs, saved=True)
 
 
@@ -143,7 +147,7 @@ class Compiled:
         self.scans = scan.fuse(module.graph)
         self.attention = attention.fuse(module.graph)
         self.products = products.fuse(module.graph)
-        self.bodies = loops.compile_bodies(module, compile_graph)
+        self.bodies = loops.compile_bodies(module, compile_backward)
         self.program: Program = program(module.graph, environment_of(module.graph))
         self.program.saved = saved
         self.tried = [*self.convolutions, *self.draws, *self.pairs, *self.tables, *self.scans, *self.attention]
@@ -239,7 +243,11 @@ class Compiled:
         """The program's units with stretches that C++ calls as one, where all sizes are fixed."""
         if self.program.environment is not None:
             return self.program.units
-        units = joined(self.program.units, self._kernel, self.program.saved)
+        try:
+            units = joined(self.program.units, self._kernel, self._body, self.program.saved)
+        except Exception:  # a mistake of ours: Python calls the steps
+            log.debug("a graph's steps are called by Python", exc_info=True)
+            return self.program.units
         self.runs = [unit for unit in units if isinstance(unit, Run)]
         return units
 
@@ -253,6 +261,29 @@ class Compiled:
         if not trial.kept and lost_s > CALL_S:
             return None
         return address_of(planned.function), Table(planned, ())()
+
+    def _body(self, node: torch.fx.Node) -> tuple[list[Any], list[Any], steps.KernelOf, steps.BodyOf] | None:
+        """The program of a loop's or a branch's body, tried before on inputs that are made where it has not run yet."""
+        body = getattr(self.program.graph.owning_module, str(node.target), None)
+        made = getattr(getattr(body, "function", None), "compiled", None)
+        if not isinstance(made, Compiled) or made.program.environment is not None:
+            return None
+        if not made.final and not made.tried_on_made():
+            return None
+        inputs = [one for one in made.program.graph.nodes if one.op == "placeholder"]
+        return made.program.units, inputs, made._kernel, made._body
+
+    def tried_on_made(self) -> bool:
+        """Tries the graph on inputs that are made; whether it ran."""
+        values = [node.meta.get("val") for node in self.program.graph.nodes if node.op == "placeholder"]
+        if not all(steps.known(value) for value in values):
+            return False
+        try:
+            with _disable_current_modes(), torch.no_grad():
+                self._first([gate.made_like(value, n) for n, value in enumerate(values)])
+        except (RuntimeError, IndexError):  # what it does with such numbers is for its user to see
+            return False
+        return self.final
 
     def kept(self, planned: Planned) -> bool:
         trial = self.trials.get(planned.number)

@@ -158,6 +158,14 @@ def wrong_on_made(run: Callable[..., Any], aten: Callable[..., Any], args: tuple
     return ""
 
 
+def made_like(like: torch.Tensor, number: int) -> torch.Tensor:
+    """A tensor of these dtype, sizes and strides with ordinary numbers, integers 0; number: which input it is."""
+    most = 1 + sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
+    zeros = torch.zeros(most, dtype=like.dtype, device="cpu").as_strided(like.shape, like.stride())
+    made: torch.Tensor = _made_like(zeros, number, special=False, whole=False)
+    return made
+
+
 def _made_like(given: Any, number: int, special: bool, whole: bool) -> Any:
     """A tensor of the same dtype, sizes and strides; number: which input it is, as no two are alike."""
     if not isinstance(given, torch.Tensor) or not given.numel():

@@ -532,7 +532,8 @@ def _run_line(writer: Writer, run: Run, lines_of: Callable[[Writer, Planned], li
     """The line that calls a run, which is given the same steps in Python."""
     names = ", ".join(writer.name(n) for n in run.inputs)
     made = ", ".join(writer.name(n) for n in run.outputs)
-    lines: list[str] = []
+    read = {node for unit in run.units if isinstance(unit, torch.fx.Node) for node in unit.all_input_nodes}
+    lines = [writer.aten(node) for node in read if node.op == "get_attr"]
     for unit in run.units:
         lines += lines_of(writer, unit) if isinstance(unit, Planned) else [writer.aten(unit)]
         results = unit.outputs if isinstance(unit, Planned) else [unit]

@@ -39,7 +39,7 @@ MOST_POINTERS, MOST_ARGUMENTS, LARGEST_STRUCT = 64, 64, 1024
 MOST_BYTES = 32 << 20
 """Of an arena, which is kept from call to call; in a backward of what the forward kept too, which a run holds to its
 end. What is larger takes so long that Python's part is nothing."""
-KERNEL, STRUCT, ATEN, LEAVE, PRODUCT = range(5)
+KERNEL, STRUCT, ATEN, LEAVE, PRODUCT, LOOP, BRANCH = range(7)
 RAW, TENSOR, SOME, LIST, TEXT = range(5)
 ROOM, RUN, FORGET = range(3)
 LIBRARIES = ("aten", "mkldnn")
@@ -52,6 +52,8 @@ PRODUCTS = {
 }
 """Operations that write where they are told, by PyTorch's own interface: of two tensors, or of three and two scales."""
 
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Types of tensors whose memory C++ may read."""
 FUNCTIONS = {
     "torch": (
         "aoti_torch_empty_strided aoti_torch_create_tensor_from_blob aoti_torch_new_tensor_handle "
@@ -60,7 +62,8 @@ FUNCTIONS = {
         "torch_new_string_handle"
     ).split(),
     "python": (
-        "PyList_GetItem PyList_New PyList_SetItem PyCapsule_New PyEval_SaveThread PyEval_RestoreThread Py_IncRef"
+        "PyList_GetItem PyList_New PyList_SetItem PyCapsule_New PyEval_SaveThread PyEval_RestoreThread Py_IncRef "
+        "PyErr_CheckSignals"
     ).split(),
 }
 """`Functions` of cpp/steps.cpp: those of PyTorch, then the one that gives a tensor's address, then Python's."""
@@ -73,7 +76,9 @@ class _Tensor(ctypes.Structure):
 class _Table(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int64)
-        for name in "torch buffers inputs tensors arena results tensor result made step words none".split()
+        for name in (
+            "torch buffers inputs tensors arena results tensor result made step words none child children"
+        ).split()
     ]
 
 
@@ -150,11 +155,15 @@ class Between:
 KernelOf = Callable[[Any], "tuple[int, ctypes.Array[Any]] | None"]
 
 
+BodyOf = Callable[[Any], "tuple[Sequence[Any], Sequence[Any], KernelOf, BodyOf] | None"]
+"""Of the node of a loop's body: the units of its program, its inputs, kernels, and bodies within it."""
+
+
 class UnfitStepError(Exception):
     """A step that C++ cannot call; it says why. Never reaches a user."""
 
 
-def _known(value: Any) -> bool:
+def known(value: Any) -> bool:
     """Whether a tensor is of fixed sizes, dense, on a CPU, and not empty."""
     return (
         isinstance(value, torch.Tensor)
@@ -191,8 +200,8 @@ def _shares(node: Node) -> bool:
         above = above.args[0]
     one, other = node.meta.get("val"), above.meta.get("val")
     if isinstance(one, (list, tuple)):
-        return all(_known(part) for part in one) and _known(other)
-    return _known(one) and _known(other) and bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+        return all(known(part) for part in one) and known(other)
+    return known(one) and known(other) and bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def _span(value: torch.Tensor) -> int:
@@ -226,6 +235,8 @@ class Run:
         """The outputs; on trial at the first call."""
         trial = self.trial
         assert trial is not None and self.plain is not None
+        if not PLAIN.issuperset(map(type, args)):  # one without memory
+            return self.plain(*args)
         if trial.kept is None:
             return trial(*args)
         if trial.kept:
@@ -233,6 +244,10 @@ class Run:
             if out is not None:
                 return out
         return self.plain(*args)
+
+    def held_bytes(self, saved: bool) -> int:
+        """What it keeps from being freed. saved: whether inputs would be, as they are read."""
+        return self.arena_bytes + sum(_span(node.meta["val"]) for node in self.inputs if saved)
 
     def called(self, args: Sequence[torch.Tensor]) -> Any:
         """By C++; None where a step refuses."""
@@ -260,9 +275,9 @@ class Run:
 class Builder:
     """Collects the steps of one run; `finished` gives the run."""
 
-    def __init__(self, kernel_of: KernelOf) -> None:
+    def __init__(self, kernel_of: KernelOf, body_of: BodyOf) -> None:
         """kernel_of: a planned group's kernel and the array of its sizes, None where the group is ATen's."""
-        self.kernel_of = kernel_of
+        self.kernel_of, self.body_of = kernel_of, body_of
         self.units: list[Any] = []
         self.inside: set[Any] = set()
         """Nodes that are known once the run is over."""
@@ -293,7 +308,7 @@ class Builder:
         if hasattr(unit, "kernel"):
             tensors = [*unit.inputs, *unit.outputs]
             slots = len(unit.kernel.slots) + len(unit.outputs)
-            if self.kernel_of(unit) is None or not all(_known(fake(n)) for n in tensors) or slots > MOST_POINTERS:
+            if self.kernel_of(unit) is None or not all(known(fake(n)) for n in tensors) or slots > MOST_POINTERS:
                 raise UnfitStepError("a group that ATen runs, or of sizes that change")
             return [unit], [list(unit.outputs)]
         if _is_view(unit):
@@ -302,6 +317,9 @@ class Builder:
             return [], []
         if unit.op != "call_function":
             raise UnfitStepError("no function")
+        if isinstance(unit.target, torch._ops.HigherOrderOperator):
+            step = _higher(unit, self.body_of)
+            return [step], [[*step.memory, *_results(step)]]
         if unit.target is operator.getitem:
             if unit not in self.made:
                 raise UnfitStepError("a result of something else")
@@ -309,7 +327,7 @@ class Builder:
         step_of = getattr(unit.target, "step", None)
         if step_of is not None:
             steps = step_of(unit)
-            if steps is None or not _known(fake(unit)):
+            if steps is None or not known(fake(unit)):
                 raise UnfitStepError("an operation of ours that only Python calls")
         else:
             steps = [_operation(unit)]
@@ -328,7 +346,7 @@ class Builder:
         return node
 
     def like(self, node: Any) -> torch.Tensor:
-        if isinstance(node, (View, Between)):
+        if isinstance(node, (View, Between, Memory)):
             return node.like
         value: torch.Tensor = node.meta["val"]
         return value
@@ -343,18 +361,22 @@ class Builder:
             self.asked(node.args[0], results, again)
             again[node] = None
 
-    def finished(self, later: Sequence[Any], number: int) -> tuple[Run, list[Any]]:
-        """The run, and the views of its results that are to be made after it. later: nodes that are read after it."""
+    def finished(self, later: Sequence[Any], number: int) -> tuple[Run, list[Any]] | None:
+        """The run, and the views of its results that are to be made after it. later: nodes that are read after it. None
+        where an input is no tensor of fixed sizes."""
         results: dict[Any, None] = {}
         again: dict[Any, None] = {}
         for node in later:
             self.asked(node, results, again)
         views = [unit for unit in self.units if isinstance(unit, torch.fx.Node) and unit in again]
-        return _Text(self, list(results)).run(number), views
+        run = _Text(self, list(results)).run(number)
+        return (run, views) if all(known(fake(node)) for node in run.inputs) else None
 
 
 def _results(step: Any) -> tuple[Any, ...]:
-    return tuple(node for _, node in step.outputs) if isinstance(step, Call) else step.results
+    if isinstance(step, Call):
+        return tuple(node for _, node in step.outputs)
+    return tuple(node for node in step.results if node is not None)
 
 
 def _tensors(step: Any) -> list[Any]:
@@ -363,6 +385,8 @@ def _tensors(step: Any) -> list[Any]:
         return [node for _, node in step.inputs]
     if isinstance(step, Operation):
         return [one for arg in step.args for one in _inside(arg)]
+    if isinstance(step, (Loop, Branch)):
+        return list(step.inputs)
     return [step.kernel.nest.body.inputs[slot].node for slot in step.kernel.slots]
 
 
@@ -376,11 +400,13 @@ def _check(step: Any) -> None:
     for one in (*_tensors(step), *_results(step)):
         if one is None:
             continue
-        if not _known(one.like if isinstance(one, (View, Between)) else one.meta.get("val")):
+        if not known(one.like if isinstance(one, (View, Between)) else one.meta.get("val")):
             raise UnfitStepError("a tensor elsewhere, of a size that changes, or empty")
     if isinstance(step, Operation) and step.target in PRODUCTS:
         if not all(isinstance(scale, (int, float)) for scale in step.args[3:]):
             raise UnfitStepError("a scale that is no number")
+        return
+    if isinstance(step, (Loop, Branch)):
         return
     if isinstance(step, Call):
         if ctypes.sizeof(step.filled) > LARGEST_STRUCT:
@@ -473,20 +499,278 @@ def _needed(units: Sequence[Any], results: Sequence[Any]) -> tuple[list[Any], li
         node = waiting.pop()
         n = of.get(node)
         if n is None:
-            outside[node] = None
+            if node.op != "get_attr":  # a body, which Python finds by itself
+                outside[node] = None
         elif n not in wanted:
             wanted.add(n)
             waiting += _read_by(units[n])
     return [unit for n, unit in enumerate(units) if n in wanted], list(outside)
 
 
-class _Text:
-    """Writes the table of a run."""
+# ---- loops and branches
+class Body:
+    """The body of a loop or branch, all of whose units are steps: its table, and where its results lie."""
 
-    def __init__(self, made: Builder, results: list[Any]) -> None:
-        self.made, self.results = made, results
-        self.units, asked = _needed(made.units, results)
+    def __init__(self, node: Node, body_of: BodyOf) -> None:
+        found = body_of(node)
+        if found is None:
+            raise UnfitStepError("a body that is not compiled")
+        units, self.inputs, kernel_of, inner = found
+        builder = Builder(kernel_of, inner)
+        self.results: list[Any] = []
+        for unit in units:
+            op = getattr(unit, "op", "")
+            if op == "output":
+                of = unit.args[0]
+                self.results = list(of) if isinstance(of, (list, tuple)) else [of]
+            elif op not in ("placeholder", "get_attr") and not builder.add(unit):
+                raise UnfitStepError("a body with a step that only Python calls")
+        if not all(known(fake(one)) for one in (*self.inputs, *self.results)):
+            raise UnfitStepError("a body of sizes that change, or of numbers")
+        kept = [base for one in self.results if (base := builder.base(one)) in builder.made]
+        self.text = _Text(builder, kept, self.inputs)
+        self.table = self.text.table()
+
+    def place(self, node: Any) -> tuple[int, int]:
+        return self.text.place(node)
+
+    def given(self, node: Any) -> bool:
+        """Whether a result is memory that the body was given."""
+        return self.text.made.base(node) not in self.text.made.made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """What a loop keeps from step to step, or an input in the layout that a body reads."""
+
+    like: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Move:
+    """A copy: from a tensor of the run (or, of a body, its result) to one of the run, and how many bytes further each
+    is in the next step. layouts: there and here."""
+
+    of: Body | None
+    source: Any
+    target: Any
+    layouts: tuple[Layout, Layout]
+    steps: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Bound:
+    """An input of a body that is memory of the run: which, and how many bytes further in the next step."""
+
+    input: Node
+    source: Any
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Loop:
+    """A `scan` of `count` steps, or a `while_loop` (-1)."""
+
+    body: Body
+    condition: Body | None
+    count: int
+    before: tuple[Move, ...]
+    bound: tuple[Bound, ...]
+    asked: tuple[Bound, ...]
+    """Of the condition's inputs."""
+    each: tuple[Move, ...]
+    after_each: tuple[Move, ...]
+    after: tuple[Move, ...]
+    memory: tuple[Memory, ...]
+    inputs: tuple[Any, ...]
+    results: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Branch:
+    """A `cond`: of either branch, copies before, what its inputs are, and copies of its results."""
+
+    pred: Any
+    bodies: tuple[Body, Body]
+    before: tuple[tuple[Move, ...], tuple[Move, ...]]
+    bound: tuple[tuple[Bound, ...], tuple[Bound, ...]]
+    after: tuple[tuple[Move, ...], tuple[Move, ...]]
+    memory: tuple[Memory, ...]
+    inputs: tuple[Any, ...]
+    results: tuple[Any, ...]
+
+
+def _higher(node: Node, body_of: BodyOf) -> Loop | Branch:
+    """The step of a node of higher order, of fixed sizes."""
+    name, args = node.target.name(), node.args
+    values = node.meta.get("val")
+    if node.kwargs or not isinstance(values, (list, tuple)) or not all(known(value) for value in values):
+        raise UnfitStepError("a loop of sizes that change")
+    results: list[Any] = [None] * len(values)
+    for user in node.users:
+        if user.target is not operator.getitem or results[user.args[1]] is not None:
+            raise UnfitStepError("results that are asked for together")
+        results[user.args[1]] = user
+    if name == "cond":
+        return _branch(args[0], [Body(one, body_of) for one in args[1:3]], list(args[3]), results)
+    if name == "scan":
+        body, (first, rows, more) = Body(args[0], body_of), (list(one) for one in args[1:4])
+        return _loop(body, None, first, rows, more, results)
+    if name == "while_loop":
+        condition, body = Body(args[0], body_of), Body(args[1], body_of)
+        [goes_on] = condition.results
+        if fake(goes_on).dtype != torch.bool or fake(goes_on).numel() != 1:  # type: ignore[union-attr]
+            raise UnfitStepError("a condition that is no truth value")
+        return _loop(body, condition, list(args[2]), [], list(args[3]), results)
+    raise UnfitStepError("another operation of higher order")
+
+
+def _fixed(nodes: Sequence[Any]) -> None:
+    if not all(isinstance(node, torch.fx.Node) and known(fake(node)) for node in nodes):
+        raise UnfitStepError("a loop of sizes that change, or of numbers")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a tensor lies; strides in elements."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def row(self) -> Layout:
+        """Of one of the rows along the first dim."""
+        return Layout(self.sizes[1:], self.strides[1:], self.dtype)
+
+
+def _layout(value: torch.Tensor) -> Layout:
+    return Layout(tuple(value.shape), value.stride(), value.dtype)
+
+
+def _laid(one: Layout, other: Layout) -> bool:
+    """Whether two tensors of the same sizes lie alike."""
+    if one.sizes != other.sizes or one.dtype != other.dtype:
+        raise UnfitStepError("a body that reads another size or dtype")
+    return all(size == 1 or a == b for size, a, b in zip(one.sizes, one.strides, other.strides, strict=True))
+
+
+def _bound(inputs: Sequence[Node], sources: Sequence[Any], memory: list[Memory]) -> tuple[list[Bound], list[Move]]:
+    """Inputs of a body that stay the same, and copies of those that lie otherwise."""
+    bound, before = [], []
+    for one, source in zip(inputs, sources, strict=True):
+        wanted, have = one.meta["val"], source.like if isinstance(source, Memory) else source.meta["val"]
+        if _laid(_layout(have), _layout(wanted)):
+            bound.append(Bound(input=one, source=source))
+            continue
+        memory.append(Memory(wanted))
+        before.append(Move(of=None, source=source, target=memory[-1], layouts=(_layout(have), _layout(wanted))))
+        bound.append(Bound(input=one, source=memory[-1]))
+    return bound, before
+
+
+def _branch(pred: Any, bodies: Sequence[Body], given: list[Any], results: list[Any]) -> Branch:
+    _fixed([pred, *given])
+    if fake(pred).dtype != torch.bool or fake(pred).numel() != 1:  # type: ignore[union-attr]
+        raise UnfitStepError("a condition that is no truth value")
+    memory: list[Memory] = []
+    bound, before, after = [], [], []
+    for body in bodies:
+        same, copies = _bound(body.inputs, given, memory)
+        bound.append(tuple(same))
+        before.append(tuple(copies))
+        pairs = [(made, out) for made, out in zip(body.results, results, strict=True) if out is not None]
+        after.append(
+            tuple(
+                Move(of=body, source=made, target=out, layouts=_layouts(made.meta["val"], out.meta["val"]))
+                for made, out in pairs
+            )
+        )
+    return Branch(
+        pred=pred, bodies=(bodies[0], bodies[1]), before=(before[0], before[1]), bound=(bound[0], bound[1]),
+        after=(after[0], after[1]), memory=tuple(memory), inputs=(pred, *given), results=tuple(results),
+    )  # fmt: skip
+
+
+def _layouts(one: torch.Tensor, other: torch.Tensor) -> tuple[Layout, Layout]:
+    """Of two tensors of the same sizes and dtype."""
+    return _alike(_layout(one), _layout(other))
+
+
+def _alike(one: Layout, other: Layout) -> tuple[Layout, Layout]:
+    _laid(one, other)
+    return one, other
+
+
+def _loop(
+    body: Body, condition: Body | None, first: list[Any], rows: list[Any], more: list[Any], results: list[Any]
+) -> Loop:
+    """What is carried has memory of its own, in the layout that the body reads, and each step's results are copied
+    there once nothing reads what was there before."""
+    _fixed([*first, *rows, *more])
+    count = int(rows[0].meta["val"].shape[0]) if rows else -1
+    if condition is None and count < 0:
+        raise UnfitStepError("a scan of nothing")
+    carries, row_inputs = body.inputs[: len(first)], body.inputs[len(first) : len(first) + len(rows)]
+    memory = [Memory(one.meta["val"]) for one in carries]
+    held = list(memory)
+    bound, before = _bound(body.inputs[len(first) + len(rows) :], more, memory)
+    bound += [Bound(input=one, source=of) for one, of in zip(carries, held, strict=True)]
+    for source, of in zip(first, held, strict=True):
+        before.append(Move(of=None, source=source, target=of, layouts=_layouts(source.meta["val"], of.like)))
+    each: list[Move] = []
+    for source, one in zip(rows, row_inputs, strict=True):
+        value, wanted = source.meta["val"], one.meta["val"]
+        step = value.stride(0) * value.element_size()
+        if _laid(_layout(value).row(), _layout(wanted)):
+            bound.append(Bound(input=one, source=source, step=step))
+            continue
+        memory.append(Memory(wanted))
+        layouts = (_layout(value).row(), _layout(wanted))
+        each.append(Move(of=None, source=source, target=memory[-1], layouts=layouts, steps=(step, 0)))
+        bound.append(Bound(input=one, source=memory[-1]))
+    after_each, late = [], []
+    for made, out in zip(body.results[len(first) :], results[len(first) :], strict=True):
+        if out is not None:
+            value = out.meta["val"]
+            layouts = _alike(_layout(made.meta["val"]), _layout(value).row())
+            step = value.stride(0) * value.element_size()
+            after_each.append(Move(of=body, source=made, target=out, layouts=layouts, steps=(0, step)))
+    for made, of in zip(body.results[: len(first)], held, strict=True):
+        layouts = _layouts(made.meta["val"], of.like)
+        if not body.given(made):
+            late.append(Move(of=body, source=made, target=of, layouts=layouts))
+            continue
+        memory.append(Memory(of.like))  # another's copy may come first
+        after_each.append(Move(of=body, source=made, target=memory[-1], layouts=layouts))
+        late.append(Move(of=None, source=memory[-1], target=of, layouts=_layouts(of.like, of.like)))
+    after = [
+        Move(of=None, source=of, target=out, layouts=_layouts(of.like, out.meta["val"]))
+        for of, out in zip(held, results, strict=False)
+        if out is not None
+    ]
+    asked: tuple[Bound, ...] = ()
+    if condition is not None:
+        copied: list[Memory] = []
+        seen, again = _bound(condition.inputs, [*held, *more], copied)
+        if again:
+            raise UnfitStepError("a condition that reads another layout")
+        asked = tuple(seen)
+    return Loop(
+        body=body, condition=condition, count=count, before=tuple(before), bound=tuple(bound), asked=asked,
+        each=tuple(each), after_each=(*after_each, *late), after=tuple(after), memory=tuple(memory),
+        inputs=(*first, *rows, *more), results=tuple(results),
+    )  # fmt: skip
+
+
+class _Text:
+    """Writes the table of a run, or of a body, whose inputs are set and results are read from outside."""
+
+    def __init__(self, made: Builder, results: list[Any], body: Sequence[Any] | None = None) -> None:
+        """body: inputs of a body."""
+        self.made, self.results, self.body = made, results, body
+        self.units, asked = (made.units, list(body)) if body is not None else _needed(made.units, results)
         self.inputs: dict[Any, int] = {node: 1 + n for n, node in enumerate(asked)}
+        self.children: list[_Table] = []
         self.buffer: dict[Any, int] = {}
         self.offset: dict[Any, int] = {}
         self.tensors: dict[Any, int] = {}
@@ -495,6 +779,13 @@ class _Text:
         self.arena = 0
 
     def run(self, number: int) -> Run:
+        table = self.table()
+        run = Run(units=self.units, inputs=list(self.inputs), outputs=self.results, number=number)
+        run.count, run.arena_bytes = len(self.made.steps), self.arena
+        run.table, run.kept_alive = table, self.kept
+        return run
+
+    def table(self) -> _Table:
         steps, made = self.made.steps, self.made.made
         last = dict(made)
         for n, step in enumerate(steps):
@@ -504,6 +795,8 @@ class _Text:
                     last[at] = n
                 else:  # what no result needs may still be a step
                     self.inputs.setdefault(at, 1 + len(self.inputs))
+        if self.body is not None:
+            last.update(dict.fromkeys(self.results, len(steps)))
         self._place(last)
         gone: dict[int, list[Any]] = {}
         for node in self.made.by_aten:
@@ -513,17 +806,14 @@ class _Text:
             self._step(step)
             if n in gone:
                 self.words += [LEAVE, len(gone[n]), *(self.tensor(node) for node in gone[n])]
-        run = Run(units=self.units, inputs=list(self.inputs), outputs=self.results, number=number)
-        run.count, run.arena_bytes = len(steps), self.arena
-        run.table, run.kept_alive = self._table(), self.kept
-        return run
+        return self._table()
 
     def _place(self, last: dict[Any, int]) -> None:
         """Inputs and what ATen or the caller owns have buffers; all else lies in the arena, which is buffer 0."""
         made, within = self.made.made, []
         self.buffer.update(self.inputs)
         for node in made:
-            if node in self.results or node in self.made.by_aten:
+            if node in self.made.by_aten or (self.body is None and node in self.results):
                 self.buffer[node] = 1 + len(self.buffer)
             else:
                 within.append(node)
@@ -569,6 +859,12 @@ class _Text:
             for name, node in fields:
                 self.words += [*self.place(node), getattr(type(step.filled), name).offset]
             return
+        if isinstance(step, Loop):
+            self._loop(step)
+            return
+        if isinstance(step, Branch):
+            self._branch(step)
+            return
         found = self.made.kernel_of(step)
         assert found is not None
         function, sizes = found
@@ -581,6 +877,41 @@ class _Text:
         places += [self.place(node) for node in step.outputs]
         self.words += [KERNEL, function, ctypes.addressof(sizes), len(places), *(w for place in places for w in place)]
 
+    def _child(self, body: Body) -> int:
+        self.children.append(body.table)
+        self.kept += [body.table, body.text.kept]
+        return len(self.children) - 1
+
+    def _moves(self, moves: Sequence[Move]) -> list[int]:
+        words: list[int] = []
+        for move in moves:
+            source = (0, *self.place(move.source)) if move.of is None else (1, *move.of.place(move.source))
+            item, dims = _collapsed(*move.layouts)
+            words += [*source, move.steps[0], *self.place(move.target), move.steps[1], item, len(dims)]
+            words += [number for which in range(3) for number in (dim[which] for dim in dims)]
+        return [len(moves), len(words), *words]
+
+    def _bounds(self, body: Body, bounds: Sequence[Bound]) -> list[int]:
+        words: list[int] = []
+        for one in bounds:
+            words += [body.text.inputs[one.input], *self.place(one.source), one.step]
+        return [len(bounds), len(words), *words]
+
+    def _loop(self, step: Loop) -> None:
+        condition = step.condition
+        asked = [0, 0] if condition is None else self._bounds(condition, step.asked)
+        flag = (0, 0) if condition is None else condition.place(condition.results[0])
+        which = -1 if condition is None else self._child(condition)
+        self.words += [LOOP, self._child(step.body), which, step.count, *flag]
+        self.words += [*self._moves(step.before), *asked, *self._bounds(step.body, step.bound), *self._moves(step.each)]
+        self.words += [*self._moves(step.after_each), *self._moves(step.after)]
+
+    def _branch(self, step: Branch) -> None:
+        self.words += [BRANCH, *self.place(step.pred), *(self._child(body) for body in step.bodies)]
+        for n, body in enumerate(step.bodies):
+            self.words += [*self._moves(step.before[n]), *self._bounds(body, step.bound[n])]
+            self.words += self._moves(step.after[n])
+
     def _string(self, text: str) -> int:
         self.kept.append(ctypes.create_string_buffer(text.encode()))
         return ctypes.addressof(self.kept[-1])
@@ -592,7 +923,7 @@ class _Text:
     def _table(self) -> _Table:
         library = _library()
         assert library is not None
-        results = [self.tensor(node) for node in self.results]
+        results = [] if self.body is not None else [self.tensor(node) for node in self.results]
         tensors = (_Tensor * max(1, len(self.tensors)))()
         for node, n in self.tensors.items():
             like = self.made.like(node)
@@ -602,36 +933,49 @@ class _Text:
                 buffer=buffer, offset=offset, dtype=DTYPES[like.dtype], dims=like.dim(), sizes=shape, strides=steps
             )
         self.kept += [tensors, library[2]]
-        made = [int(node not in self.made.by_aten) for node in self.results]
+        made = [int(node not in self.made.by_aten) for node in self.results if self.body is None]
         return _Table(
             torch=ctypes.addressof(library[2]), buffers=1 + len(self.buffer), inputs=len(self.inputs),
             tensors=len(self.tensors), arena=self.arena, results=len(results), tensor=ctypes.addressof(tensors),
             result=self._array(results), made=self._array(made), step=self._array(self.words), words=len(self.words),
-            none=id(None),
+            none=id(None), child=self._array([ctypes.addressof(one) for one in self.children]),
+            children=len(self.children),
         )  # fmt: skip
 
 
-def joined(units: Sequence[Any], kernel_of: KernelOf, saved: bool) -> list[Any]:
+def _collapsed(one: Layout, other: Layout) -> tuple[int, list[tuple[int, int, int]]]:
+    """A copy between two layouts: bytes that lie beside each other in both, and (size, bytes there, bytes here) of the
+    dims around them."""
+    item = one.dtype.itemsize
+    dims = [(size, a * item, b * item) for size, a, b in zip(one.sizes, one.strides, other.strides, strict=True)]
+    dims = [dim for dim in dims if dim[0] > 1]
+    dims.sort(key=lambda dim: (-dim[2], -dim[1]))
+    whole = item
+    while dims and dims[-1][1] == dims[-1][2] == whole:
+        whole *= dims.pop()[0]
+    return whole, dims
+
+
+def joined(units: Sequence[Any], kernel_of: KernelOf, body_of: BodyOf, saved: bool) -> list[Any]:
     """The units, with a `Run` in the place of each stretch that C++ can call, and then views of its results. saved:
     whether inputs are what a forward kept, and are freed as they are read."""
     if _library() is None:
         return list(units)
     out: list[Any] = []
-    builder, runs = Builder(kernel_of), 0
+    builder, runs = Builder(kernel_of, body_of), 0
 
     def end(after: int) -> None:
         nonlocal builder, runs
-        if len(builder.steps) >= FEWEST:
+        if len(builder.steps) >= FEWEST or any(isinstance(step, (Loop, Branch)) for step in builder.steps):
             later = [node for unit in units[after:] for node in _read_by(unit)]
-            run, views = builder.finished(later, runs)
-            held = run.arena_bytes + sum(_span(node.meta["val"]) for node in run.inputs if saved)
-            if held <= MOST_BYTES and run.outputs:
-                out.extend([run, *views])
+            made = builder.finished(later, runs)
+            if made is not None and made[0].outputs and made[0].held_bytes(saved) <= MOST_BYTES:
+                out.extend([made[0], *made[1]])
                 runs += 1
-                builder = Builder(kernel_of)
+                builder = Builder(kernel_of, body_of)
                 return
         out.extend(builder.units)
-        builder = Builder(kernel_of)
+        builder = Builder(kernel_of, body_of)
 
     for n, unit in enumerate(units):
         if getattr(unit, "op", "") in ("placeholder", "get_attr"):  # known before all

@@ -37,6 +37,7 @@ struct Functions {
     void* (*save_thread)();
     void (*restore_thread)(void*);
     void (*keep)(void*);
+    int (*signals)();
 };
 
 // Where a tensor of the run lies, and how: `buffer` and bytes from its start.
@@ -51,6 +52,8 @@ struct Table {                                         // as _Table in steps.py 
     const Word* step;                                  // words of all steps
     Word words;
     void* none;                                        // Python's None
+    const Table* const* child;                         // of bodies of loops and branches, whose inputs are set from outside
+    Word children;
 };
 
 // Buffers are the arena, inputs, then what ATen or the run's caller owns.
@@ -60,9 +63,11 @@ struct Room {                                          // what one call at a tim
     void** seen;                                       // the address that this handle is of
     bool* owned;                                       // whether it goes with this call
     char* arena;
+    Room** child;
 };
 
-enum { KERNEL, STRUCT, ATEN, LEAVE, PRODUCT };
+enum { KERNEL, STRUCT, ATEN, LEAVE, PRODUCT, LOOP, BRANCH };
+enum { RAN, REFUSED, INTERRUPTED };
 enum { RAW, TENSOR, SOME, LIST, TEXT };
 constexpr int MOST_POINTERS = 64, MOST_ARGUMENTS = 64;
 constexpr size_t LARGE = 2 << 20, LARGEST_STRUCT = 1024;
@@ -79,10 +84,20 @@ int call(size_t n, void* function, const void* first, void** p) {
     return spread(function, first, p, std::make_index_sequence<N>{});
 }
 
+// Elements of `item` bytes from one layout into another; strides in bytes.
+void moved(const char* from, char* to, Word item, Word dims, const Word* sizes, const Word* steps, const Word* into) {
+    if (!dims) {
+        memcpy(to, from, (size_t)item);
+        return;
+    }
+    for (Word i = 0; i < *sizes; i++) moved(from + i * *steps, to + i * *into, item, dims - 1, sizes + 1, steps + 1, into + 1);
+}
+
 struct Run {
     const Table& t;
     const Functions& f;
     Room& r;
+    void** thread;                                     // Python's state of this thread, which others may have meanwhile
 
     // The handle of a tensor: one that ATen made, or one on memory of ours, which stays while its address does.
     Handle handle(Word n) {
@@ -188,6 +203,8 @@ struct Run {
             for (Word i = 0; i < gone; i++) leave(*w++);
             return 0;
         }
+        if (kind == LOOP) return loop(w);
+        if (kind == BRANCH) return branch(w);
         void *function = (void*)*w++, *p[MOST_POINTERS];
         if (kind == PRODUCT) {                                     // out, then two or three tensors, the latter scaled
             Handle h[4];
@@ -197,14 +214,15 @@ struct Run {
             w += 3;
             for (Word i = 0; i < count; i++)
                 if (!(h[i] = handle(*w++))) return 1;
-            if (count == 3) return ((int (*)(Handle, Handle, Handle))function)(h[0], h[1], h[2]);
-            return ((int (*)(Handle, Handle, Handle, Handle, double, double))function)(h[0], h[1], h[2], h[3], scale[0], scale[1]);
+            if (count == 3) return ((int (*)(Handle, Handle, Handle))function)(h[0], h[1], h[2]) != 0;
+            const auto scaled = (int (*)(Handle, Handle, Handle, Handle, double, double))function;
+            return scaled(h[0], h[1], h[2], h[3], scale[0], scale[1]) != 0;
         }
         const char* first = (const char*)*w++;
         if (kind == KERNEL) {
             const Word count = *w++;
             for (Word i = 0; i < count; i++, w += 2) p[i] = (char*)r.at[w[0]] + w[1];
-            return call<0>((size_t)count, function, first, p);
+            return call<0>((size_t)count, function, first, p) != 0;
         }
         alignas(16) char filled[LARGEST_STRUCT];
         const Word bytes = *w++, mode = *w++, count = *w++;
@@ -213,7 +231,85 @@ struct Run {
             const char* at = (const char*)r.at[w[0]] + w[1];
             memcpy(filled + w[2], &at, sizeof at);
         }
-        return mode < 0 ? ((int (*)(void*))function)(filled) : ((int (*)(void*, Word))function)(filled, mode);
+        return (mode < 0 ? ((int (*)(void*))function)(filled) : ((int (*)(void*, Word))function)(filled, mode)) != 0;
+    }
+
+    // Sections of a loop or branch: how many, and how many words they take.
+    static const Word* after(const Word* w) { return w + 2 + w[1]; }
+
+    // Where a body's inputs lie in step i: (its buffer, ours, bytes, bytes a step).
+    void bind(const Word* w, Room& body, Word i) {
+        for (Word n = *w, k = 0; k < n; k++) {
+            const Word* b = w + 2 + 4 * k;
+            body.at[b[0]] = (char*)r.at[b[1]] + b[2] + i * b[3];
+        }
+    }
+
+    // Copies in step i, from memory of ours or a body's: (whose, buffer, bytes, bytes a step), ours (buffer, bytes, bytes a
+    // step), bytes of an element, dims, sizes, strides there and here.
+    void copies(const Word* section, Room* body, Word i) {
+        const Word* w = section + 2;
+        for (Word n = *section, k = 0; k < n; k++) {
+            const char* from = (const char*)(w[0] ? body : &r)->at[w[1]] + w[2] + i * w[3];
+            const Word dims = w[8];
+            moved(from, (char*)r.at[w[4]] + w[5] + i * w[6], w[7], dims, w + 9, w + 9 + dims, w + 9 + 2 * dims);
+            w += 9 + 3 * dims;
+        }
+    }
+
+    int body(Word n) {
+        Run inner{*t.child[n], f, *r.child[n], thread};
+        return inner.all();
+    }
+
+    void over(Word n) {
+        Run inner{*t.child[n], f, *r.child[n], thread};
+        for (Word i = 0; i < inner.t.tensors; i++) inner.leave(i);
+    }
+
+    // Each step: the condition where there is one, the body, and what it gives to where the next step reads it.
+    int loop(const Word*& w) {
+        const Word step = w[0], condition = w[1], count = w[2], buffer = w[3], offset = w[4];
+        const Word *before = w + 5, *asked = after(before), *given = after(asked), *in = after(given), *out = after(in), *end = after(out);
+        w = after(end);
+        copies(before, nullptr, 0);
+        for (Word i = 0; count < 0 || i < count; i++) {
+            if (condition >= 0) {
+                bind(asked, *r.child[condition], i);
+                const int wrong = body(condition);
+                const bool goes_on = !wrong && *((const char*)r.child[condition]->at[buffer] + offset);
+                over(condition);
+                if (wrong) return wrong;
+                if (!goes_on) break;
+            }
+            bind(given, *r.child[step], i);
+            copies(in, nullptr, i);
+            const int wrong = body(step);
+            if (!wrong) copies(out, r.child[step], i);
+            over(step);
+            if (wrong) return wrong;
+            if (i % 4096 == 4095) {                    // somebody may want to end it
+                f.restore_thread(*thread);
+                const int raised = f.signals();
+                *thread = f.save_thread();
+                if (raised) return INTERRUPTED;
+            }
+        }
+        copies(end, nullptr, 0);
+        return RAN;
+    }
+
+    int branch(const Word*& w) {
+        const bool holds = *((const char*)r.at[w[0]] + w[1]);
+        const Word n = w[holds ? 2 : 3];
+        const Word *first = w + 4, *second = after(after(after(first))), *chosen = holds ? first : second;
+        w = after(after(after(second)));
+        copies(chosen, nullptr, 0);
+        bind(after(chosen), *r.child[n], 0);
+        const int wrong = body(n);
+        if (!wrong) copies(after(after(chosen)), r.child[n], 0);
+        over(n);
+        return wrong;
     }
 
     void leave(Word n) {
@@ -227,8 +323,8 @@ struct Run {
         for (Word i = 0; i < t.results; i++)
             if (t.made[i] && make(t.result[i])) return 1;
         for (const Word *w = t.step, *end = t.step + t.words; w < end;)
-            if (int wrong = step(w)) return wrong;
-        return 0;
+            if (const int wrong = step(w)) return wrong;
+        return RAN;
     }
 };
 
@@ -249,12 +345,16 @@ Room* room_of(const Table& t) {
 #endif
         r->arena = (char*)aligned_alloc(64, bytes ? bytes : 64);
     r->at[0] = r->arena;
+    r->child = (Room**)calloc((size_t)t.children + 1, sizeof(Room*));
+    for (Word i = 0; i < t.children; i++) r->child[i] = room_of(*t.child[i]);
     return r;
 }
 
 void forget(const Table& t, Room* r) {
     for (Word i = 0; i < t.tensors; i++)
         if (r->handle[i]) t.torch->drop(r->handle[i]);
+    for (Word i = 0; i < t.children; i++) forget(*t.child[i], r->child[i]);
+    free(r->child);
     free(r->at);
     free(r->handle);
     free(r->seen);
@@ -263,13 +363,19 @@ void forget(const Table& t, Room* r) {
     free(r);
 }
 
+bool whole(const Table& t, const Room* r) {
+    bool all = r->arena != nullptr;
+    for (Word i = 0; i < t.children; i++) all = all && whole(*t.child[i], r->child[i]);
+    return all;
+}
+
 // A list of capsules of the results, or None where a step did not run: nothing was written but the arena.
 void* run(const Table& t, Room* r, void* inputs) {
     const Functions& f = *t.torch;
-    Run one{t, f, *r};
-    if (!r->arena) return f.keep(t.none), t.none;
+    if (!whole(t, r)) return f.keep(t.none), t.none;
     for (Word i = 0; i < t.inputs; i++) r->at[1 + i] = f.data_of_object(f.list_get(inputs, i));
     void* thread = f.save_thread();
+    Run one{t, f, *r, &thread};
     const int wrong = one.all();
     f.restore_thread(thread);
     void* out = wrong ? nullptr : f.list_new(t.results);
@@ -280,6 +386,7 @@ void* run(const Table& t, Room* r, void* inputs) {
         r->owned[n] = false;
     }
     for (Word i = 0; i < t.tensors; i++) one.leave(i);
+    if (wrong == INTERRUPTED) return nullptr;          // Python knows why
     if (!out) f.keep(out = t.none);
     return out;
 }

@@ -17,11 +17,13 @@ pytestmark = pytest.mark.torch
 
 @given(
     m=st.integers(1, thin.MOST), n=st.integers(1, 40), k=st.integers(16, 70), relu=st.booleans(), biased=st.booleans(),
-    apart=st.integers(0, 5),
+    apart=st.integers(0, 5), turned=st.booleans(),
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
-def test_rows(m: int, n: int, k: int, relu: bool, biased: bool, apart: int) -> None:
+def test_rows(m: int, n: int, k: int, relu: bool, biased: bool, apart: int, turned: bool) -> None:
     x, w, bias = torch.randn(m, k + apart)[:, :k], torch.randn(n, k + apart)[:, :k], torch.randn(n)
+    if turned:
+        w = torch.randn(k, n + apart)[:, :n].t()
     made = thin.run(thin.of_rows(x, w, relu), x, w, bias if biased else None, (m, n))
     wanted = x.double() @ w.double().t() + (bias.double() if biased else 0.0)
     torch.testing.assert_close(made, (wanted.relu() if relu else wanted).float(), rtol=1e-4, atol=1e-5)

@@ -1,9 +1,9 @@
 """Loops and branches that stay what they are: bodies of `scan`, `while_loop` and `cond` are compiled as graphs of their
-own (Cocktailer).
+own (Cocktailer, OSDI 2023).
 
 `compile_bodies` puts the compiled function in the place of each body, so that a loop of a thousand steps is compiled
-as its one step. A body's groups are tried in the first step that runs. Leaves out the loop itself, which PyTorch
-walks, and other operations of higher order.
+as its one step. A body's groups are tried in the first step that runs. Leaves out the loop itself, which is a step of a
+run (`steps`) or PyTorch's, and other operations of higher order.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ seen. Leaves out batched products and attention.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -198,20 +198,20 @@ def _product(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
         return None
     place = None if len(fixed) == 3 else len(bias)
     name = f"{'linear' if back else 'matmul'} {'x'.join(map(str, fixed))}"
-    call = Product(name, run, plain, place, _linear_steps if back else None)
+    call = Product(name, run, plain, place, partial(_linear_steps, back))
     float32 = values[0].dtype == torch.float32  # type: ignore[union-attr]
-    inner: Any = values[-2]
-    few = back and float32 and place is None and thin.of_rows(inner, weight.meta["val"], False) is not None
+    laid: Any = (values[-2], weight.meta["val"] if back else values[-1].t())  # type: ignore[union-attr]
+    few = float32 and place is None and thin.of_rows(*laid, False) is not None
     if small:
-        if not (back and float32):
+        if not float32 or place is not None:
             return None
-        call.run, call.by = (_thin_linear, thin.source()) if few else (_own_linear, linear.source())
+        call.run, call.by = _own(few, back), (thin if few else linear).source()
         return call, (*bias, x, weight)
     if few and sizes[0] <= THIN:
-        call.own, call.text = _thin_linear, thin.source()
+        call.own, call.text = _own(True, back), thin.source()
         return call, (*bias, x, weight)
     if float32:
-        call.own, call.text = _own_linear if back else _own_times, linear.source()
+        call.own, call.text = _own(False, back), linear.source()
     return call, (*bias, x, weight)
 
 
@@ -231,18 +231,31 @@ def _thin_linear(*args: Tensor, after: str = "none") -> Tensor:
     return _own_linear(*args, after=after) if out is None else out
 
 
-def _linear_steps(node: Node, which: str, after: str) -> list[Call | Operation] | None:
-    """Of (bias,) x (m, k), weight (n, k)."""
+def _thin_times(*args: Tensor, after: str = "none") -> Tensor:
+    """(bias,) x (m, k), w (k, n), of few rows."""
+    return _thin_linear(*args[:-1], args[-1].t(), after=after)
+
+
+def _own(few: bool, back: bool) -> Callable[..., Tensor]:
+    """The kernel of ours: of few rows or any, of a weight that is turned back or not."""
+    if few:
+        return _thin_linear if back else _thin_times
+    return _own_linear if back else _own_times
+
+
+def _linear_steps(back: bool, node: Node, which: str, after: str) -> list[Call | Operation] | None:
+    """Of (bias,) x (m, k) and a weight (n, k), or (k, n) where it is not turned back."""
     *bias, x, w = node.args
-    values = x.meta["val"], w.meta["val"]
+    turned: Any = View(node=w, like=w.meta["val"].t())
+    values = x.meta["val"], w.meta["val"] if back else turned.like
     if which == "aten":
-        turned = View(node=w, like=values[1].t())
+        turned = turned if back else w
         if bias:
             return _with_relu(torch.ops.aten.addmm.default, (bias[0], x, turned, 1, 1), node, after)
         return _with_relu(torch.ops.aten.mm.default, (x, turned), node, after)
     product: Any = node.target
     if which == "run" and product.by == "oneDNN":
-        given: tuple[Any, ...] = (x, w, bias[0] if bias else None, after, [], "")
+        given: tuple[Any, ...] = (x, w if back else turned, bias[0] if bias else None, after, [], "")
         return [Operation(target=torch.ops.mkldnn._linear_pointwise.default, args=given, results=(node,))]
     is_thin = (product.by if which == "run" else product.text) == thin.source()
     call: Any = (thin.of_rows if is_thin else linear.of_rows)(*values, after == "relu")

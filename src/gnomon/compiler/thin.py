@@ -44,6 +44,7 @@ class Call(ctypes.Structure):
         ],
         ("w", ctypes.c_void_p),
         ("w_n", ctypes.c_int64),
+        ("w_k", ctypes.c_int64),
         ("bias", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         *[(name, ctypes.c_int64) for name in ("block", "out_block", "out_n", "out_p")],
@@ -62,12 +63,16 @@ def kernel() -> Callable[[Any], int] | None:
 
 
 def of_rows(x: Tensor, w: Tensor, relu: bool) -> Call | None:
-    """A linear layer's sizes: x (m, k), w (n, k). None where it is not thin, or k does not lie beside each other."""
+    """A linear layer's sizes: x (m, k), w (n, k), which may lie turned. None where it is not thin, or numbers do not
+    lie beside each other."""
     (m, k), n = x.shape, w.shape[0]
-    if not 0 < m <= MOST or n * k < FEWEST or (k > 1 and (x.stride(1) != 1 or w.stride(1) != 1)):
+    if not 0 < m <= MOST or n * k < FEWEST or (k > 1 and x.stride(1) != 1) or 1 not in w.stride():
+        return None
+    w_n, w_k = (1, w.stride(1)) if w.stride(1) != 1 and k > 1 else (w.stride(0), 1)
+    if w_k != 1 and w.stride(0) != 1 and n > 1:
         return None
     return Call(
-        m=m, n=n, k=k, relu=relu, parallel=n * k >= PARALLEL, x_row=x.stride(0), w_n=w.stride(0), block=m, out_n=1,
+        m=m, n=n, k=k, relu=relu, parallel=n * k >= PARALLEL, x_row=x.stride(0), w_n=w_n, w_k=w_k, block=m, out_n=1,
         out_p=n,
     )  # fmt: skip
 
@@ -94,7 +99,7 @@ def of_positions(
         m=m, n=n, k=k, relu=relu, parallel=n * k >= PARALLEL, gathered=1, channels=channels, high=high, wide=wide,
         tall=tall, across=across, step_h=steps[0], step_w=steps[1], pad_h=pads[0], pad_w=pads[1], apart_h=apart[0],
         apart_w=apart[1],
-        out_h=out_h, out_w=out_w, x_b=x_b, x_c=x_c, x_h=x_h, x_w=x_w, w_n=k, block=out_h * out_w,
+        out_h=out_h, out_w=out_w, x_b=x_b, x_c=x_c, x_h=x_h, x_w=x_w, w_n=k, w_k=1, block=out_h * out_w,
         out_block=n * out_h * out_w, out_n=out_h * out_w, out_p=1,
     )  # fmt: skip
 

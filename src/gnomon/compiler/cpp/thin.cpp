@@ -13,7 +13,7 @@ struct Call {                                           // as _Call in thin.py h
     int64_t gathered, channels, high, wide;             // of a convolution: its input
     int64_t tall, across, step_h, step_w, pad_h, pad_w, apart_h, apart_w;   // its kernel
     int64_t out_h, out_w, x_b, x_c, x_h, x_w;           // its output, strides of its input
-    const float* w; int64_t w_n;                        // from one output to the next; k lies beside each other
+    const float* w; int64_t w_n, w_k;                   // one of them 1; of a convolution and where both are, w_k
     const float* bias;                                  // or null
     float* out; int64_t block, out_block, out_n, out_p; // of positions, `block` lie out_p apart, then out_block to the next
 };
@@ -95,6 +95,35 @@ void work(const Call& c, const float* x, int64_t x_row, int64_t from, int64_t to
     if (c.m - p == 1) outputs<1>(c, x + p * x_row, x_row, from, to, p);
 }
 
+// P rows from p by a vector of outputs from n, of weights that have the outputs of each k beside each other.
+template <int P>
+ALWAYS void beside(const Call& c, int64_t n, int64_t p) {
+    const int left = (int)(c.n - n < VW ? c.n - n : VW);
+    const float *x = c.x + p * c.x_row, *w = c.w + n;
+    F sum[P] = {};
+    for (int64_t k = 0; k < c.k; k++, w += c.w_k) {
+        const F a = left == VW ? ld(w) : ld(w, left);
+        UNROLLED for (int q = 0; q < P; q++) sum[q] = sum[q] + a * x[q * c.x_row + k];
+    }
+    const F bias = c.bias ? ld(c.bias + n, left) : F{};
+    UNROLLED for (int q = 0; q < P; q++) {
+        const F v = sum[q] + bias;
+        st(c.out + (p + q) * c.out_p + n, c.relu ? maxi(v, F{}) : v, left);
+    }
+}
+
+template <int P>
+void beside(int64_t rows, const Call& c, int64_t n, int64_t p) {
+    if constexpr (P > 1)
+        if (rows < P) return beside<P - 1>(rows, c, n, p);
+    beside<P>(c, n, p);
+}
+
+void all_beside(const Call& c, int64_t from, int64_t to) {
+    for (int64_t n = from; n < to; n += VW)
+        for (int64_t p = 0; p < c.m; p += 8) beside<8>(c.m - p, c, n, p);
+}
+
 constexpr int64_t ON_STACK = 8192;                      // floats
 
 }  // namespace
@@ -110,8 +139,17 @@ extern "C" int gnomon_kernel(const Call* given) {
     }
     const float* x = c.gathered ? room : c.x;
     const int64_t x_row = c.gathered ? c.k : c.x_row, blocks = (c.n + 31) / 32;
-#pragma omp parallel for schedule(static) if (c.parallel)
-    for (int64_t i = 0; i < blocks; i++) work(c, x, x_row, i * 32, i * 32 + 32 < c.n ? i * 32 + 32 : c.n);
+    const auto block = [&](int64_t i) {
+        const int64_t to = i * 32 + 32 < c.n ? i * 32 + 32 : c.n;
+        if (c.w_k == 1) work(c, x, x_row, i * 32, to);
+        else all_beside(c, i * 32, to);
+    };
+    if (!c.parallel) {
+        for (int64_t i = 0; i < blocks; i++) block(i);
+    } else {
+#pragma omp parallel for schedule(static)
+        for (int64_t i = 0; i < blocks; i++) block(i);
+    }
     if (room != small) free(room);
     return 0;
 }

@@ -200,7 +200,7 @@ def _product(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
     name = f"{'linear' if back else 'matmul'} {'x'.join(map(str, fixed))}"
     call = Product(name, run, plain, place, partial(_linear_steps, back))
     float32 = values[0].dtype == torch.float32  # type: ignore[union-attr]
-    laid: Any = (values[-2], weight.meta["val"] if back else values[-1].t())  # type: ignore[union-attr]
+    laid: tuple[Any, Any] = (values[-2], weight.meta["val"] if back else values[-1].t())  # type: ignore[union-attr]
     few = float32 and place is None and thin.of_rows(*laid, False) is not None
     if small:
         if not float32 or place is not None:

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnomon.plans import Mesh, Plan, Schedule, Workload
+from gnomon.plans import Mesh, Optimizer, Plan, Saved, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.report.page import page_data, page_html
 from gnomon.report.page.spans import cut, span_columns
+from gnomon.report.tables import percent
 from gnomon.schema import dump
 from gnomon.timeline import Spans, Timeline, Worker, memory_curve, peaks
 from gnomon.timeline.queued import without_a_core
@@ -235,3 +236,28 @@ def test_cores_that_others_had_are_said_first() -> None:
     said = page_data([before, noted], prediction=job)["sentence"]
     assert said.startswith("Other processes had the cores for 91 % of the measured step. A step is predicted")
     assert "Other processes" not in page_data([before, after], prediction=job)["sentence"]
+
+
+def test_ranks_links_and_alternatives_are_on_the_page() -> None:
+    plan = Plan(mesh=Mesh(pp=2, tp=4, dp_shard=2), schedule=Schedule(micro_batch_size=1), optimizer=Optimizer(zero=1))
+    work = Workload(global_batch_size=16, seq_len=4096)
+    job = predict("llama-3.1-8b", "2x8xh100-sxm", plan, work)
+    other = predict("llama-3.1-8b", "2x8xh100-sxm", replace(plan, saved=Saved(preset="full")), work)
+    data = page_data([job.timeline(steady=False)], prediction=job, others=[other])
+    by_axis = {row[0]: row for row in data["communication"]}
+    assert by_axis["tp"][1] == "4" and "inside a node" in by_axis["tp"][2]
+    assert by_axis["pp"][1] == "2" and "over 2 nodes" in by_axis["pp"][2]
+    assert float(by_axis["tp"][3]) == pytest.approx(job.breakdown["tp communication"], rel=0.01)
+    assert [row[2:] for row in data["layout"]] == [
+        ("0-7", "pp 0; dp_shard 0-1; tp 0-3"),
+        ("8-15", "pp 1; dp_shard 0-1; tp 0-3"),
+    ]
+    first, second = data["alternatives"]
+    assert first[0].endswith("(this plan)") and second[2] == f"{percent(other.step_s / job.step_s - 1)} %"
+    page = page_html(data)
+    assert "Why this plan" in page and "Where it runs" in page
+    many = replace(plan, mesh=Mesh(pp=2, tp=8, dp_shard=64))
+    large = predict("llama-3.1-8b", "128x8xh100-sxm", many, Workload(global_batch_size=256, seq_len=4096))
+    data = page_data([large.timeline(steady=False)], prediction=large)
+    assert len(data["layout"]) == 32 and data["nodes_left"] == 96
+    assert "and 96 more nodes" in page_html(data)

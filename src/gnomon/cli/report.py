@@ -7,15 +7,16 @@ gives the page its speed, MFU and memory limits. Leaves out running anything.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from gnomon.cli.options.tools import ReportOptions
 from gnomon.cli.own_runs import accuracy
 from gnomon.cli.request import Request, request_of_plan
 from gnomon.cli.terminal import print_lines
-from gnomon.errors import InputError
+from gnomon.errors import GnomonError, InputError
 from gnomon.formats.perfetto import perfetto_trace
-from gnomon.plans import is_plan_file
+from gnomon.plans import PlanFile, is_plan_file, load_plan
 from gnomon.prediction import Prediction, predict
 from gnomon.report.page import page_data, page_html
 from gnomon.report.tables import wrapped
@@ -44,6 +45,7 @@ def run(options: ReportOptions) -> int:
         assumed=asked.assumed if asked else (),
         notes=notes,
         title=options.title or "",
+        others=() if asked is None else _alternatives(str(options.plan), asked),
     )
     save_text(page_html(data), options.output)
     written = [options.output]
@@ -87,6 +89,17 @@ def _plan(path: str | None) -> tuple[Prediction | None, Request | None, str]:
         )
     asked = request_of_plan(path)
     return predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack), asked, text
+
+
+def _alternatives(path: str, asked: Request) -> tuple[Prediction, ...]:
+    """Predictions of the plans that a plan file names next to its own; those that no longer can run are left out."""
+    file = load_plan(path)
+    assert isinstance(file, PlanFile)
+    found = []
+    for plan in (*file.runners_up, *file.too_large):
+        with suppress(GnomonError):
+            found.append(predict(asked.graph, asked.cluster, plan, asked.workload, asked.stack))
+    return tuple(found)
 
 
 def _check_ranks(timeline: Timeline, path: str, prediction: Prediction | None, plan: str | None) -> None:

@@ -15,6 +15,7 @@ from gnomon.prediction import Prediction
 from gnomon.prediction.breakdown import AXES
 from gnomon.report.difference import change_name, compare
 from gnomon.report.page.spans import cut, span_columns
+from gnomon.report.page.where import alternative_rows, communication_rows, layout_rows
 from gnomon.report.prediction import WORDS, between, describe
 from gnomon.report.tables import number, percent
 from gnomon.timeline import NONE, ROLES, Share, Timeline, breakdown, peaks
@@ -43,12 +44,14 @@ def page_data(
     assumed: Sequence[str] = (),
     notes: Sequence[str] = (),
     title: str = "",
+    others: Sequence[Prediction] = (),
 ) -> Mapping:
     """The content of a page.
 
     timelines: the predicted one, the measured one, or both in this order. prediction: what the predicted timeline is
     of; without it the page cannot say MFU, memory limits or the model. plan: TOML as shown. assumed, notes: lines
-    before those of the prediction. InputError for no timeline, or more than two.
+    before those of the prediction. others: predictions of the plan's alternatives. InputError for no timeline, or more
+    than two.
     """
     if not 1 <= len(timelines) <= 2 or [t.clock for t in timelines] == ["measured", "predicted"]:
         raise InputError("a page shows a predicted timeline, a measured one, or both in this order")
@@ -72,6 +75,10 @@ def page_data(
         "difference": _difference(timelines, names),
         "assumptions": list(dict.fromkeys(taken)),
         "notes": list(dict.fromkeys((*notes, *(prediction.notes if prediction else ())))),
+        "communication": list(communication_rows(prediction)) if prediction else [],
+        "layout": list(layout_rows(prediction)[0]) if prediction else [],
+        "nodes_left": layout_rows(prediction)[1] if prediction else 0,
+        "alternatives": list(alternative_rows(prediction, others)) if prediction and others else [],
         "plan": plan,
         "words": WORDS,
         "roles": list(ROLES),

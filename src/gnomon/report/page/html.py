@@ -53,6 +53,8 @@ def page_html(data: Mapping[str, Any]) -> str:
         _memory(data),
         _breakdown(data["breakdown"]),
         _difference(data),
+        _alternatives(data["alternatives"]),
+        _where(data),
         _listed("assumed", "What was assumed", data["assumptions"]),
         _listed("notes", "Notes", data["notes"]),
         _plan(data["plan"]),
@@ -251,6 +253,28 @@ def _difference(data: Mapping[str, Any]) -> str:
     return f'<section aria-labelledby="h-diff"><h2 id="h-diff">{escape(title.capitalize())}</h2>{out}</section>'
 
 
+def _alternatives(rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    head = ("plan", "step", "loses", "peak", "memory")
+    table = _table(head, rows, caption="What the search found next, and what was faster and does not fit")
+    return f'<section aria-labelledby="h-why"><h2 id="h-why">Why this plan</h2>{table}</section>'
+
+
+def _where(data: Mapping[str, Any]) -> str:
+    """Axes over links, and ranks on nodes."""
+    parts = ""
+    if data["communication"]:
+        head = ("axis", "ranks", "link", "exposed s")
+        parts += _table(head, data["communication"], caption="Communication by axis, exposed on the busiest rank")
+    if len(data["layout"]) + data["nodes_left"] > 1 or data["communication"]:
+        head = ("node", "devices", "ranks", "places on the axes")
+        parts += _table(head, data["layout"], caption="Ranks by node") + _more(data["nodes_left"], "nodes")
+    if not parts:
+        return ""
+    return f'<section aria-labelledby="h-where"><h2 id="h-where">Where it runs</h2>{parts}</section>'
+
+
 def _listed(name: str, title: str, entries: Sequence[str]) -> str:
     if not entries:
         return ""
@@ -263,7 +287,7 @@ def _plan(text: str) -> str:
         return ""
     return (
         '<section aria-labelledby="h-plan"><h2 id="h-plan">Plan</h2><details open><summary>TOML</summary>'
-        f"<pre>{escape(text)}</pre></details></section>"
+        f'<pre tabindex="0">{escape(text)}</pre></details></section>'
     )
 
 

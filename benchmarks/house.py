@@ -6,7 +6,8 @@
 Only syntax trees are read, nothing is imported. Op kinds are counted by the names of this tree's registry: a quoted one
 is a string constant that equals a name, outside `ops/` and the builders of `models/`, and outside docstrings. Files
 that an addition touches are those whose constants or imports name an entry that was added so, the median over entries.
-Namesakes are classes of one name in three files and more; duplicate pairs are functions of five statements and more
+Namesakes are classes of one name in three files and more; a docstring of a class or function is a fragment if it begins
+with a preposition, or its first sentence has three words at most, which is no proof that it has no verb; duplicate pairs are functions of five statements and more
 whose trees are equal but for names. Leaves out seconds of tests (CI says them).
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import statistics
 import sys
 import tokenize
@@ -24,6 +26,11 @@ from itertools import combinations
 from pathlib import Path
 
 HERE = Path(__file__).parents[1] / "src" / "gnomon"
+FRAGMENT = re.compile(
+    r"(Of|As|In|With|By|From|To|For|Beside|Without|Where|On|At|Between|Over|After|Before|Under|Within|Among|Like|Until|"
+    r"Through|Per|But|And|Or|That|Which|Than)\b"
+)
+"""How a docstring begins that is taken for a fragment."""
 STATEMENTS = 5
 """Of a function that counts as a copy of another."""
 NAMESAKES = 3
@@ -156,6 +163,18 @@ def namesakes(tree: Sequence[Module]) -> Counter[str]:
     return Counter({name: len(paths) for name, paths in files.items() if len(paths) >= NAMESAKES})
 
 
+def fragments(tree: Sequence[Module]) -> tuple[int, int]:
+    """(docstrings of classes and functions that are taken for fragments, all of them)."""
+    found = every = 0
+    for module in tree:
+        for node in ast.walk(module.tree):
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
+                first = re.split(r"(?<=[.:;])\s", text)[0]
+                every += 1
+                found += bool(FRAGMENT.match(text)) or len(first.split()) <= 3
+    return found, every
+
+
 def duplicates(tree: Sequence[Module]) -> int:
     """Pairs of functions that are the same but for names."""
     same = Counter[str]()
@@ -185,12 +204,13 @@ def table(source: Path) -> dict[str, str]:
     asked = Counter[str]()
     for module in outside:
         asked[module.room] += compared(module.tree, names)
-    counts, shared = parameters(tree), namesakes(tree)
+    counts, shared, (begun, documented) = parameters(tree), namesakes(tree), fragments(tree)
     rooms = ("prediction", "runtime", "graph", "prices", "sharding")
     rows = {
         "files of src": f"{len(tree):,}",
         "lines of src (not blank)": f"{lines:,}",
         "comment lines": f"{comments / lines:.1%}",
+        "docstrings that are fragments": f"{begun:,} of {documented:,}",
         "op kinds quoted outside ops/ and models/": f"{quoted.total():,}",
         f"… in {', '.join(rooms)}": ", ".join(f"{quoted[room]}" for room in rooms),
         "op kinds that code compares `.kind` with": f"{asked.total():,}",

@@ -49,19 +49,19 @@ def _fits(node: Node) -> bool:
 
 
 def _scaled(graph: fx.Graph, x: Node, mask: Node, scale: float) -> Node:
-    """x times the mask, which is multiplied by a number first, as eager does it."""
+    """Multiplies x by the mask, which is multiplied by a number first, as eager does it."""
     wide = call(graph, aten._to_copy.default, mask, dtype=x.meta["val"].dtype)
     return call(graph, aten.mul.Tensor, x, call(graph, aten.mul.Tensor, wide, scale))
 
 
 def _one_by(dtype: torch.dtype, p: float) -> float:
-    """1/p as ATen divides a mask's ones: in doubles or floats, as kernels compute in."""
+    """Computes 1/p as ATen divides a mask's ones: in double for doubles, else in single precision."""
     with _disable_current_modes():
         return float(torch.ones((), dtype=dtype if dtype == torch.float64 else torch.float32) / p)
 
 
 def call(graph: fx.Graph, target: Any, *args: Any, **named: Any) -> Node:
-    """A node of an operation, with what it gives."""
+    """Adds a node for an operation, with the fake tensor that it gives."""
     node = graph.call_function(target, args, named)
     node.meta["val"] = target(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args), **named)
     return node

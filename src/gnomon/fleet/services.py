@@ -40,8 +40,9 @@ class Bin:
 
 
 def needs(load: Load, play: Callable[[Load], Forecast], *, bin_s: float, share: float, most: int) -> Iterator[Bin]:
-    """The bins in order. play: what one unit makes of a load, with its goodput. share: of requests that must meet the
-    targets. most: units at most. InputError for a closed loop, and for a bin that `most` units do not serve."""
+    """Yields the bins in order. play: what one unit makes of a load, with its goodput. share: of requests that must
+    meet the targets. most: units at most. InputError for a closed loop, and for a bin that `most` units do not
+    serve."""
     if load.concurrency is not None:
         raise InputError("a closed loop has no day: give a trace with times of arrival (--requests FILE)")
     if not 0 < bin_s:
@@ -62,7 +63,7 @@ def needs(load: Load, play: Callable[[Load], Forecast], *, bin_s: float, share: 
 
 
 def _bin(start: float, load: Load, play: Callable[[Load], Forecast], share: float, most: int) -> Bin:
-    """Doubles the units until they are enough, and halves between."""
+    """Finds the fewest units of a bin: doubles them until they are enough, and halves between."""
     known: dict[int, Forecast] = {}
 
     def enough(units: int) -> bool:

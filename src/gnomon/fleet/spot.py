@@ -103,8 +103,8 @@ class Result:
 def losses_at(
     rate: float, shape: Shape, seconds: float, *, seed: int = 0, bulk: float = 0.0
 ) -> list[tuple[float, int]]:
-    """(when, machine), in order. rate: losses of a machine in an hour. bulk: share of losses that take another machine,
-    drawn from all, at the same moment."""
+    """Draws a list of losses, (when, machine) in order. rate: losses of a machine in an hour. bulk: share of losses
+    that take another machine, drawn from all, at the same moment."""
     draw, now, made = random.Random(seed), 0.0, list[tuple[float, int]]()
     while (a_second := rate * shape.machines / 3600) > 0:
         now += draw.expovariate(a_second)
@@ -116,7 +116,8 @@ def losses_at(
 
 
 def replay(losses: Sequence[tuple[float, int]], shape: Shape, costs: Costs, system: System, seconds: float) -> Result:
-    """losses: (when, machine) in order; one of a machine that is gone already does nothing. seconds: how long."""
+    """Plays a list of losses on a system. losses: (when, machine) in order; one of a machine that is gone already does
+    nothing. seconds: how long."""
     played = (_Decided if system in CONTROLLED else _Played)(shape, costs, system)
     events: list[tuple[float, int, int]] = [(at, 1, machine) for at, machine in losses if at < seconds]
     heapq.heapify(events)
@@ -139,7 +140,7 @@ CONTROLLED: Mapping[System, str] = {"bamboo": "takeover", "memory": "same_ranks"
 
 
 class _Played:
-    """A system, as far as it came."""
+    """A system at work, in simulated time."""
 
     def __init__(self, shape: Shape, costs: Costs, system: System) -> None:
         self.shape, self.costs, self.system = shape, costs, system
@@ -151,7 +152,7 @@ class _Played:
         """Of elastic: those that run."""
 
     def until(self, at: float) -> None:
-        """Nothing happens until then."""
+        """Moves the clock to a moment, with the steps that were done meanwhile."""
         goes = max(0.0, at - max(self.now, self.goes_at)) if self._speed() else 0.0
         self.steps += goes * self._speed()
         self.stopped_s += at - self.now - goes
@@ -164,14 +165,14 @@ class _Played:
         return self.pipelines / self.shape.pipelines / self.costs.step_s
 
     def lose(self, machine: int) -> None:
-        """Machine by machine."""
+        """Loses a machine: all go back to the last checkpoint."""
         self.gone.add(machine)
         self._back(self.costs.checkpoint_every)
         if self.system == "elastic":
             self._meet()
 
     def come(self, machine: int) -> None:
-        """Another one in its place."""
+        """Takes a machine in the place of a lost one."""
         self.gone.discard(machine)
         if self.system == "restart" and not self.gone:
             self._start()
@@ -191,7 +192,7 @@ class _Played:
         self.goes_at = self.now + self.costs.start_s
 
     def _back(self, every: int) -> None:
-        """To the last step that was kept."""
+        """Goes back to the last step that was kept, of every so many."""
         kept = float(self.steps // every * every)
         self.redone += self.steps - kept
         self.steps = kept
@@ -243,7 +244,7 @@ class _Decided(_Played):
         self.job.happens(Incident(what="ready", process=one))
 
     def _without_copy(self) -> None:
-        """Of copies in memory: whether a rank and those that have its copy are gone at once."""
+        """Goes back to copies in memory, or to a checkpoint where a rank and those with its copy are gone at once."""
         ranks, count, replicas = {self.shape.rank(one) for one in self.gone}, self.shape.machines, self.shape.pipelines
         if self.costs.alike and replicas > 1:
             stages = Counter(rank // replicas for rank in ranks)
@@ -257,7 +258,7 @@ class _Decided(_Played):
             self._back(self.costs.memory_every)
 
     def _look(self) -> None:
-        """The launcher looks, and does what its controller says."""
+        """Lets the launcher look, and does what its controller says."""
         _, decision = self.job.look()
         if decision is None:
             return

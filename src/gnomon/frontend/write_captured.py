@@ -29,13 +29,13 @@ DEFAULTED = ("ones", "zeros", "empty", "full", "rand", "randn", "linspace", "log
 
 
 class CapturedWriter:
-    """Of one block."""
+    """Writes the captured steps of one block."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft, self.owner, self.trace = draft, draft.owner, draft.trace
 
     def write(self, step: Step) -> None:
-        """The step's ATen ops as they are."""
+        """Adds an op to the block that does the step's ATen ops as they are."""
         path = self.draft.path(step, step.func)
         inner = {out for node in step.nodes for out in node.outs if out is not None}
         inputs: dict[str, None] = {}
@@ -89,8 +89,8 @@ class CapturedWriter:
     def _keeps(
         self, step: Step, inputs: Mapping[str, None], outputs: Sequence[str], sides: Sequence[Tensor]
     ) -> tuple[str, ...]:
-        """What autograd keeps, by name: an operand or result that looks into the same memory; where the step writes
-        there (`relu_`), the result."""
+        """Names what autograd keeps: an operand or result that looks into the same memory; where the step writes there
+        (`relu_`), the result."""
         names: dict[int, str] = {}
         near = [index for node in step.nodes for index in (*refs(node), *(o for o in node.outs if o is not None))]
         if any(mutates(_named(node)) for node in step.nodes):
@@ -105,7 +105,7 @@ class CapturedWriter:
         return tuple(dict.fromkeys(names.values()))
 
     def _whole(self, step: Step) -> tuple[str, ...]:
-        """Dims along which the ops look."""
+        """Names the dims along which the ops look, which ranks may not divide; ("*",) for all."""
         dims: set[str] = set()
         for node in step.nodes:
             name = base_name(node.target)

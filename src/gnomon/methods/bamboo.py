@@ -104,7 +104,7 @@ def with_copy(rows: Sequence[Row], stage: int, count: int, *, holds: bool, held:
 
 
 def _copies_meet(stage: int, copy: int, before: int, count: int, *, holds: bool, held: bool) -> list[Row]:
-    """Gradients on their way to the copies, for each other end that is there."""
+    """Lists the messages by which gradients get to the copies, for each other end that is there."""
     got = Override(effects=(RowEffect("write", BufferRef("GC", copy)),), peer=copy if copy != stage + 1 else None)
     sent = Override(peer=before) if before != stage - 1 else None
     receives = [Row(kind="RECV_COPY", stage=stage, override=got)] if holds else []
@@ -194,7 +194,7 @@ def _slots(rows: Sequence[Row], kinds: dict[str, Kind]) -> Iterator[_Slot]:
 
 
 def _steps(program: Program) -> dict[Row, float]:
-    """When each row starts if forwards and backwards take one second each."""
+    """Finds when each row starts if forwards and backwards take one second each."""
     structure, kinds = validate(program), by_name(program.kinds)
     busy = [
         float(key.kind in ("F", "C", *_BACKWARD) and kinds[key.kind].stream == kinds["B"].stream)
@@ -256,7 +256,7 @@ def _rewrite(program: Program, params: Params, context: Context) -> Program:
 
 
 def failed_rank(plan: Plan) -> int:
-    """Of a plan that names the method: the rank that failed; NOBODY."""
+    """Finds the rank that failed in a plan that names the method; NOBODY where none has."""
     return int(METHOD.read(next(one for one in plan.schedule.passes if one.name == NAME))["rank"])
 
 

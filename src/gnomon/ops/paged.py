@@ -54,10 +54,10 @@ def _work(op: Op, block: Tensors, setting: Setting) -> Work:
     widths = size_of(keys.dims[2], sizes) + size_of(values.dims[3], sizes)
     pool = size_of(keys.dims[0], sizes) * size_of(keys.dims[3], sizes)
     of_a_position = (nbytes(keys, sizes, setting.dtypes) + nbytes(values, sizes, setting.dtypes)) // pool
-    beside = (op.inputs[0], *op.inputs[3:])
+    small = (op.inputs[0], *op.inputs[3:])
     return Work(
         matmul_flops=2 * numel(q.dims[:3], sizes) * positions * widths,
-        read_bytes=bytes_of(beside, block, setting) + sequences * positions * of_a_position,
+        read_bytes=bytes_of(small, block, setting) + sequences * positions * of_a_position,
         write_bytes=bytes_of(op.outputs, block, setting),
     )
 

@@ -34,7 +34,7 @@ READ_AHEAD = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """Of the node that holds most."""
+    """The host memory of the node that holds most."""
 
     bytes: int
     """Held, at most: activations of as many microbatches as there are stages."""
@@ -73,8 +73,9 @@ def host_memory(prediction: Prediction) -> HostMemory:
 
 
 def together(prediction: Prediction) -> tuple[int, ...]:
-    """Of each rank class, as in `Prediction.memory`: bytes of tensors on the device and the host in one, at most, in
-    order of issue. What a rank takes where the two are one memory, as on a CPU: their peaks come at different times.
+    """Returns for each rank class, as in `Prediction.memory`, bytes of tensors on the device and the host in one, at
+    most, in order of issue. What a rank takes where the two are one memory, as on a CPU: their peaks come at different
+    times.
 
     Without what the device's allocator rounds, and workspaces.
     """

@@ -94,9 +94,12 @@ def gemm_model(shape: Products, peak: float, device: Device, row: GemmCurve) -> 
 
 
 def _compute_s(shape: Products, sm_flops_per_s: float, num_sms: int, row: GemmCurve) -> Array:
+    # [..., 1] against [tile shapes × splits of k], of which the best is taken
     m, n, k, batch = (size[..., None] for size in (shape.m, shape.n, shape.k, shape.batch))
+    # a tile reads (rows + cols) · k elements for rows · cols · k multiplications: small tiles wait for memory
     efficiency = 1 / (1 + row.tile_overhead + row.tile_edge * (1 / _ROWS + 1 / _COLS))
     tiles = np.ceil(m / _ROWS) * np.ceil(n / _COLS) * batch * _PARTS / num_sms
+    # between whole waves (the last one waits for its slowest tile) and tiles that follow each other without a gap
     waves = row.wave_overlap * np.maximum(tiles, 1) + (1 - row.wave_overlap) * np.ceil(tiles)
     depth = np.ceil(k / (_PARTS * K_STEP)) * K_STEP
     tile_s = row.prologue_s / row.speed + 2 * _ROWS * _COLS * depth / (sm_flops_per_s * efficiency * row.speed)

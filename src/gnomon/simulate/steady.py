@@ -30,7 +30,7 @@ class Steady:
 
     times: Times
     period_s: float
-    """On the grid, at least `found.seconds` and less than a tick more."""
+    """On the grid, at least `period.seconds` and less than a tick more."""
     cause: NDArray[np.int64]
     """Position each waited for; -1 where it only runs ahead."""
     cause_steps: NDArray[np.int64]
@@ -71,7 +71,7 @@ def _moved(times: Times, by: float) -> Times:
 
 
 def _divided(times: Times, parts: int) -> Times:
-    """Times over `parts`, rounded down to the grid: order is kept, and a period rounded up still holds a step."""
+    """Divides times by `parts`, rounded down to the grid: order is kept, and a period rounded up still holds a step."""
     if parts == 1:
         return times
     start, end, seen = (np.floor(t / parts / TICK_S) * TICK_S for t in (times.start, times.end, times.seen))
@@ -79,7 +79,7 @@ def _divided(times: Times, parts: int) -> Times:
 
 
 def _from_cycle(clock: Clock, critical: int, ratio: float, reach: int) -> Times:
-    """Longest paths from one action of the critical cycle, each crossing of a step costing `ratio`."""
+    """Finds the longest paths from one action of the critical cycle, each crossing of a step costing `ratio`."""
     # In max-plus terms this is a column of A*, A the step's matrix with the period taken off: an eigenvector, since the
     # seed is on the critical cycle (Baccelli, Cohen, Olsder, Quadrat 1992, section 3.2.4).
     order = clock.order
@@ -100,7 +100,7 @@ def _from_cycle(clock: Clock, critical: int, ratio: float, reach: int) -> Times:
 
 
 def _settled(clock: Clock, times: Times, ratio: float, reach: int) -> Times:
-    """The least times, no earlier than the given ones, that satisfy the dependencies on earlier steps too."""
+    """Finds the least times, no earlier than the given ones, that satisfy the dependencies on earlier steps too."""
     # Monotone and bounded, since no cycle is longer than `ratio` a step: it ends, with equality as the proof.
     while True:
         base = np.maximum(base_from(clock.order, [times] * reach, shift=ratio), times.start)

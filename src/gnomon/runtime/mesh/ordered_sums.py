@@ -24,7 +24,7 @@ CHUNK = 1 << 22
 
 
 class Partial:
-    """Sums of the workers of one process, as far as it can make them alone."""
+    """Adds up gradients of the workers of one process, as far as it can alone."""
 
     def __init__(self, total: int) -> None:
         """total: workers of all processes."""
@@ -59,10 +59,12 @@ def exchange(
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     for start in range(0, out.numel(), CHUNK):
         stop = min(start + CHUNK, out.numel())
+        # each process finishes the sum of one part of the chunk: it is sent that part of every node that others hold
         part = -(-(stop - start) // size)
         mine = torch.zeros(len(nodes[rank]), size * part, dtype=out.dtype)
         for row, node in zip(mine, nodes[rank], strict=True):
             row[: stop - start] = sums[node][start:stop]
+        # [nodes, size, part] -> [size, nodes, part]: what goes to one process lies in one run
         sent = mine.view(-1, size, part).transpose(0, 1).contiguous()
         counts = [len(held) * part for held in nodes]
         came = torch.empty(sum(counts), dtype=out.dtype)
@@ -74,6 +76,7 @@ def exchange(
             received=[count * width for count in counts],
             sent=[len(nodes[rank]) * part * width] * size,
         )
+        # came: the nodes of process 0, then those of process 1 …, one row of `part` elements each
         parts = dict(zip((node for held in nodes for node in held), came.view(-1, part), strict=True))
         whole = torch.empty(size * part, dtype=out.dtype)
         all_gather(whole.view(torch.uint8), _finished(parts, (0, total)).view(torch.uint8), group)
@@ -81,7 +84,7 @@ def exchange(
 
 
 def _finished(parts: dict[Node, Tensor], node: Node) -> Tensor:
-    """The sum of a node from those below it that are there, which are used up."""
+    """Adds up a node from those below it that are there, which are used up."""
     if node in parts:
         return parts[node]
     left, right = (_finished(parts, half) for half in halves(node))

@@ -50,22 +50,23 @@ class Piece:
 
 
 class Merged:
-    """Results of the queries so far, by range of rows."""
+    """The attention of queries to the keys so far, by range of rows: an online softmax."""
 
     def __init__(self) -> None:
         self.parts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def add(self, rows: slice, out: Tensor, lse: Tensor) -> None:
-        """The result over more keys."""
+        """Merges the result over more keys into that of the keys so far."""
         key = rows.start, rows.stop
         if key in self.parts:
+            # softmax over both sets of keys: each part's share of the whole sum of exponentials is exp(its lse - lse)
             before, so_far = self.parts[key]
             lse, more = torch.logaddexp(so_far, lse), lse
             out = before * (so_far - lse).exp().unsqueeze(-1) + out * (more - lse).exp().unsqueeze(-1)
         self.parts[key] = out, lse
 
     def result(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """(out, lse) of all rows, in q's dtype and a dtype of statistics. out lies as the next product reads it,
+        """Returns (out, lse) of all rows, in q's dtype and a dtype of statistics. out lies as the next matmul reads it,
         position after position."""
         parts = [part for _, part in sorted(self.parts.items())]
         if not parts:  # no queries
@@ -75,7 +76,8 @@ class Merged:
 
 
 def pieces(queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule) -> Iterator[Piece]:
-    """What of the keys each segment of queries sees; its diagonal first, so that every row has a result to add to."""
+    """Yields what of the keys each segment of queries sees; its diagonal first, so that every row has a result to add
+    to."""
     at = 0
     for first, length in queries:
         rows, start = slice(at, at + length), 0
@@ -95,6 +97,7 @@ def _meets_itself(piece: Piece) -> bool:
 def _pieces_of(rows: slice, query: Segment, start: int, key: Segment, rule: Rule) -> Iterator[Piece]:
     (first, length), (low, count) = query, key
     begin, end = low, low + count
+    # keys that some query of the segment sees: [begin, end)
     if rule.window:
         begin = max(begin, first - rule.window + 1)
         end = end if rule.causal else min(end, first + length + rule.window - 1)
@@ -107,10 +110,11 @@ def _pieces_of(rows: slice, query: Segment, start: int, key: Segment, rule: Rule
         keys = slice(start + one - low, start + other - low)
         return Piece(rows, keys, diagonal, cut, (query, (one, other - one)))
 
+    # the last query still sees the first key: the window cuts nothing off on the left
     whole = not rule.window or first + length - rule.window <= begin
     if rule.window and not (whole and (end <= first + 1 if rule.causal else end <= first + rule.window)):
         yield piece(begin, end, cut=True)
-    elif not rule.causal or end <= first + 1:
+    elif not rule.causal or end <= first + 1:  # the first query sees all of them, and so do the others
         yield piece(begin, end)
     else:
         if begin < first:
@@ -124,8 +128,8 @@ def _pieces_of(rows: slice, query: Segment, start: int, key: Segment, rule: Rule
 def _met(
     queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule, packing: Packing | None
 ) -> Iterator[tuple[Piece, Tensor | None]]:
-    """Pieces, but for those whose queries and keys have no document in common; and where they have several, (rows, 1,
-    queries, keys): whether a query's is the key's."""
+    """Yields pieces, but for those whose queries and keys have no document in common; and where they have several,
+    (rows, 1, queries, keys): whether a query's is the key's."""
     for piece in pieces(queries, keys, rule):
         together = packing.together(*piece.at) if packing is not None else True
         if together is not False:
@@ -211,6 +215,7 @@ def _scores(q: Tensor, k: Tensor, rule: Rule, piece: Piece, together: Tensor | N
 
 
 def _grouped(k: Tensor, q: Tensor) -> Tensor:
+    """Repeats each key head for the query heads that share it."""
     groups = q.shape[1] // k.shape[1]
     return k.repeat_interleave(groups, dim=1) if groups > 1 else k
 
@@ -218,6 +223,8 @@ def _grouped(k: Tensor, q: Tensor) -> Tensor:
 def _written_out(
     q: Tensor, k: Tensor, v: Tensor, rule: Rule, piece: Piece, together: Tensor | None
 ) -> tuple[Tensor, Tensor]:
+    """Attends to one piece in plain torch; returns (out, lse). A row that sees no key here has lse -inf, which
+    `Merged.add` weighs with 0."""
     k, v = _grouped(k, q), _grouped(v, q)
     scores, _ = _scores(q, k, rule, piece, together)
     top = scores.amax(-1, keepdim=True).clamp(min=-1e30)  # a row that sees nothing here
@@ -238,6 +245,11 @@ def _backward_written_out(
     piece: Piece,
     together: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of one piece, from `out` and `lse` over all keys: FlashAttention's backward (Dao et al. 2022).
+
+    With P = exp(S - lse): dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP - rowsum(dO ∘ O)), dQ = dS K, dK = dSᵀ Q. Under a cap,
+    S = cap · tanh(x / cap), whose derivative is 1 - tanh².
+    """
     heads, (k, v) = k.shape[1], (_grouped(k, q), _grouped(v, q))
     scores, bent = _scores(q, k, rule, piece, together)
     p = (scores - lse.unsqueeze(-1)).exp()
@@ -249,5 +261,5 @@ def _backward_written_out(
     grads = ds @ k, ds.transpose(-2, -1) @ q, p.to(grad.dtype).transpose(-2, -1) @ grad
     if heads == q.shape[1]:
         return grads
-    dq, dk, dv = grads
+    dq, dk, dv = grads  # a key head's gradient is the sum over the query heads that share it
     return dq, dk.unflatten(1, (heads, -1)).sum(2), dv.unflatten(1, (heads, -1)).sum(2)

@@ -47,8 +47,8 @@ class Axis:
     """Which part of what it divides each rank holds: as `sharding.context.chunks_of`."""
 
     def segments(self, local: int, index: int | None = None) -> tuple[Segment, ...]:
-        """(first, length) of the positions that a rank holds, in its order. local: how many those are. index: another
-        rank's place than this one's."""
+        """Lists the runs of positions that a rank holds, in its order. local: how many those are. index: another rank's
+        place than this one's."""
         if self.ranks == 1:
             return ((0, local),)
         chunks = chunks_of(self.index if index is None else index, self.ranks, self.order)

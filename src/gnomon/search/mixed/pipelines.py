@@ -81,7 +81,7 @@ class Node:
 
 
 class Ranks:
-    """The rank after those of a node."""
+    """Bounds the rank after those of a node."""
 
     def __init__(self, tables: LayerTables, space: MixedSpace, rows: Bounds, limits: tuple[int, ...]) -> None:
         """limits: bytes that a device of each kind may hold."""

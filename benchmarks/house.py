@@ -7,8 +7,9 @@ Only syntax trees are read, nothing is imported. Op kinds are counted by the nam
 is a string constant that equals a name, outside `ops/` and the builders of `models/`, and outside docstrings. Files
 that an addition touches are those whose constants or imports name an entry that was added so, the median over entries.
 Namesakes are classes of one name in three files and more; a docstring of a class or function is a fragment if it begins
-with a preposition, or its first sentence has three words at most, which is no proof that it has no verb; duplicate pairs are functions of five statements and more
-whose trees are equal but for names. Leaves out seconds of tests (CI says them).
+with a preposition, or its first sentence has three words at most, which is no proof that it has no verb; duplicate
+pairs are functions of five statements and more whose trees are equal but for names. Leaves out seconds of tests (CI
+says them).
 """
 
 from __future__ import annotations

@@ -61,6 +61,13 @@ TWO = {
 FOUR = {
     "cp 4, skrull": llama(planned(Mesh(cp=4), *skrull(12), layout=RING)),
     "dp and cp, skrull, ZeRO 1": llama(planned(Mesh(dp_shard=2, cp=2), *skrull(20), layout=GATHER, zero=1)),
+    "a mixture, sorted, pp, ep, ZeRO 1, recomputed": Case(
+        kind="qwen3_moe",
+        plan=planned(Mesh(pp=2, dp_shard=2, ep=2), Pass(name="group_by_length"), zero=1, preset="full"),
+    ),
+    "a mixture in chunks, pp, tp and ep": Case(
+        kind="qwen3_moe", plan=planned(Mesh(pp=2, tp=2, ep=2), *chunkflow(1), layout=SP, zero=1)
+    ),
     "pp and tp, chunks": llama(planned(Mesh(pp=2, tp=2), *chunkflow(1), layout=SP)),
 }
 

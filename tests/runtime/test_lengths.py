@@ -56,6 +56,13 @@ TWO = {
     "cp, skrull": llama(planned(Mesh(cp=2), *skrull(20), layout=RING)),
     "cp, padded": llama(planned(Mesh(cp=2), Pass(name="padding"), layout=GATHER)),
     "cp, skrull, ulysses": llama(planned(Mesh(cp=2), *skrull(20), layout=Layout(context="ulysses"))),
+    "cp, skrull, three styles": llama(
+        planned(
+            Mesh(cp=2),
+            Pass(name="skrull", params=(("capacity", 15), ("gather_up_to", 12), ("ulysses_up_to", 16))),
+            layout=RING,
+        )
+    ),
     "cp, skrull, narrow values": Case(kind="deepseek_v3", plan=planned(Mesh(cp=2), *skrull(20), layout=GATHER)),
 }
 FOUR = {

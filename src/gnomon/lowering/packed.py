@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from gnomon.errors import PlanError
 from gnomon.plans import Schedule, Unit, normalised
-from gnomon.plans.parts import SKRULL
+from gnomon.plans.parts import SKRULL, Context
 
 NAME = SKRULL
 """Of the pass."""
@@ -25,6 +25,17 @@ class SkrullPass:
 
     capacity: int = 16384
     """Tokens that a context-parallel rank holds (the paper's BucketSize)."""
+    gather_up_to: int = 0
+    """Divided sequences of at most so many tokens attend to gathered keys and values, whatever `layout.context` says;
+    0: none."""
+    ulysses_up_to: int = 0
+    """The same by heads in place of positions (Ulysses), for those that are longer than `gather_up_to`."""
+
+    def style(self, tokens: int, usual: Context) -> Context:
+        """How ranks attend to a divided sequence of so many tokens. usual: of the layout."""
+        if tokens <= self.gather_up_to:
+            return "all_gather"
+        return "ulysses" if tokens <= self.ulysses_up_to else usual
 
 
 def skrull_pass(schedule: Schedule) -> SkrullPass | None:
@@ -32,8 +43,9 @@ def skrull_pass(schedule: Schedule) -> SkrullPass | None:
     given = next((given for given in schedule.passes if given.name == NAME), None)
     if given is None:
         return None
-    asked = {name: value for name, value in given.params if name == "capacity" and isinstance(value, int)}
-    return replace(SkrullPass(), **asked)
+    known = SkrullPass()
+    asked = {name: value for name, value in given.params if isinstance(value, int) and hasattr(known, name)}
+    return replace(known, **asked)
 
 
 DIVIDED = -1

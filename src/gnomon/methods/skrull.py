@@ -82,6 +82,8 @@ def microbatch_step(unit: Unit, cp: int) -> Program:
     return builder.build(buffers=BUFFERS, comms=(Communicator(name="cp", semantics="collective"),))
 
 
+USUAL = SkrullPass()
+
 CAPACITIES = (16384, 8192, 32768, 4096)
 """Tokens of a rank that a search tries."""
 
@@ -104,9 +106,19 @@ def variants(plan: Plan) -> Iterator[Plan]:
     own, plan = skrull_pass(plan.schedule), replace(plan, schedule=replace(plan.schedule, passes=()))
     if reason(plan) is not None:
         return
-    for capacity in CAPACITIES if own is None else (2 * own.capacity, max(own.capacity // 2, 1)):
-        passes = (Pass(name=NAME, params=(("capacity", capacity),)),)
-        yield replace(plan, schedule=replace(plan.schedule, passes=passes))
+    for asked in (replace(USUAL, capacity=size) for size in CAPACITIES) if own is None else near(own):
+        params = (("capacity", asked.capacity),)
+        params += tuple((n, v) for n in ("gather_up_to", "ulysses_up_to") if (v := getattr(asked, n)))
+        yield replace(plan, schedule=replace(plan.schedule, passes=(Pass(name=NAME, params=params),)))
+
+
+def near(own: SkrullPass) -> Iterator[SkrullPass]:
+    """Half and twice the capacity; and other ways for sequences of up to two, four and eight times that."""
+    yield replace(own, capacity=2 * own.capacity)
+    yield replace(own, capacity=max(own.capacity // 2, 1))
+    for tokens in (0, 2 * own.capacity, 4 * own.capacity, 8 * own.capacity):
+        yield replace(own, gather_up_to=tokens)
+        yield replace(own, ulysses_up_to=tokens)
 
 
 def stand_ins(lengths: Sequence[int], devices: int) -> Iterator[StandIn]:
@@ -129,7 +141,11 @@ METHOD = Method(
     about="short sequences stay whole on one context-parallel rank, long ones are divided over all",
     switch="schedule.passes",
     exactness="up to the order of sums",
-    params=(Param(name="capacity", about="tokens that a context-parallel rank holds", default=SkrullPass().capacity),),
+    params=(
+        Param(name="capacity", about="tokens that a context-parallel rank holds", default=USUAL.capacity),
+        Param(name="gather_up_to", about="tokens up to which divided ones are gathered", default=USUAL.gather_up_to),
+        Param(name="ulysses_up_to", about="tokens up to which they go by heads", default=USUAL.ulysses_up_to),
+    ),
     refusal=reason,
     variants=variants,
     stand_ins=stand_ins,

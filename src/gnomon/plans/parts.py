@@ -252,6 +252,10 @@ Dispatch = Literal["all_to_all", "all_gather", "fused", "hybrid_ep"]
 that send a token once to each node that holds one of its experts, DeepEP's (`fused`) or HybridEP's."""
 
 
+Context = Literal["ring", "all_gather", "ulysses"]
+"""How ranks of cp attend to a sequence that they divide."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRule:
     """A dim on chosen axes, in place of the usual ones."""
@@ -280,7 +284,7 @@ class Layout:
     sequence_parallel: bool = False
     """Divide seq over tp between the tensor-parallel regions (norms, residuals); all-reduces become gather and
     scatter."""
-    context: Literal["ring", "all_gather", "ulysses"] = "ring"
+    context: Context = "ring"
     """How attention sees the whole sequence when cp > 1: keys and values pass around, are gathered, or heads are
     exchanged for sequence by all-to-all (DeepSpeed-Ulysses)."""
     context_order: Literal["contiguous", "zigzag"] = "zigzag"

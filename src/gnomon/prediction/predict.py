@@ -39,7 +39,7 @@ from gnomon.prediction.step import Pricing, local_sizes
 from gnomon.prediction.timeline_memory import filled
 from gnomon.prediction.turns import NOTE as TURNS_NOTE
 from gnomon.prediction.turns import device_turns, shares_devices, with_switches
-from gnomon.prediction.varied import NOTE, check_varied, priced_units
+from gnomon.prediction.varied import NOTE, check_varied, in_styles, priced_units
 from gnomon.prices.attention import Pieces
 from gnomon.prices.curves import curves_with
 from gnomon.prices.host import host_cost, sustained
@@ -324,17 +324,17 @@ class Asked:
         check_varied(priced.graph, priced.plan, self.workload, self.kernels)
         # for sequences that one context-parallel rank has to itself
         alone = replace(priced.plan, mesh=replace(priced.plan.mesh, cp=1), placement=())
-        known: dict[tuple[bool, int, Pieces], tuple[StagePrice, ...]] = {}
+        known: dict[tuple[bool, str, int, Pieces], tuple[StagePrice, ...]] = {}
 
         def stages(plan: Plan, sizes: dict[str, int], pieces: Pieces) -> tuple[StagePrice, ...]:
-            key = plan is alone, sizes["seq"], pieces
+            key = plan is alone, plan.layout.context, sizes["seq"], pieces
             if key not in known:
                 known[key] = tuple(prices[0] for prices in self.workers(plan, sizes=sizes, pieces=pieces))
             return known[key]
 
         for units in dict.fromkeys(several):
             structure, blocks = self.lowered(priced.plan, len(units), by_layer=self.by_layer, units=units)
-            largest, shapes = priced_units(priced.plan, units, partial(stages, priced.plan), partial(stages, alone))
+            largest, shapes = priced_units(priced.plan, units, in_styles(priced.plan, stages), partial(stages, alone))
             whole = replace(priced, stages=largest, blocks=blocks, count=len(units))
             whole = replace(whole, shapes={shape: replace(whole, stages=of) for shape, of in shapes.items()})
             yield with_methods(structure, (whole,)), whole

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import get_args
 
 from gnomon.errors import UnpricedError
 from gnomon.graph import Graph, Kernels
+from gnomon.lowering.packed import skrull_pass
 from gnomon.plans import Plan, Unit, Workload
 from gnomon.plans.check import sample_tokens, sequence_parts
+from gnomon.plans.parts import Context
 from gnomon.prediction.layer_types import LayerPrice, Phase
 from gnomon.prediction.stage import StagePrice
 from gnomon.prices.attention import Pieces
@@ -81,16 +84,59 @@ def _priced(plan: Plan, unit: Unit, priced: PriceUnit, whole: PriceUnit) -> tupl
     return tuple(_together(*stages, divided=bool(divided)) for stages in zip(shared, longest, fullest, strict=True))
 
 
-def _together(shared: StagePrice, longest: StagePrice, fullest: StagePrice, *, divided: bool) -> StagePrice:
-    """A stage over divided sequences and the whole ones of a rank. divided: whether there are any."""
+def in_styles(plan: Plan, price: Callable[[Plan, dict[str, int], Pieces], tuple[StagePrice, ...]]) -> PriceUnit:
+    """Prices on the plan's mesh. Where ranks attend to sequences in several styles (`gather_up_to`, `ulysses_up_to`),
+    those of each style by themselves, one after another. price: of a plan, sizes and pieces."""
+    skrull, usual = skrull_pass(plan.schedule), plan.layout.context
+    parts, _ = sequence_parts(plan, plan.stage_mesh(0))
+    # one value for each, so that prices by plan are found again
+    plans = {style: replace(plan, layout=replace(plan.layout, context=style)) for style in get_args(Context)}
+    plans[usual] = plan
+
+    def priced(sizes: dict[str, int], pieces: Pieces) -> tuple[StagePrice, ...]:
+        styles: dict[Context, list[tuple[int, int]]] = {}
+        for length, start in pieces:
+            style = usual if skrull is None or plan.mesh.cp == 1 else skrull.style(start + length, usual)
+            styles.setdefault(style, []).append((length, start))
+        if set(styles) <= {usual}:
+            return price(plan, sizes, pieces)
+        found = []
+        for style, some in styles.items():
+            tokens = -(-sum(length for length, _ in some) // parts) * parts
+            found.append(price(plans[style], {**sizes, "seq": tokens}, tuple(some)))
+        return one_after_another(found)
+
+    return priced
+
+
+def one_after_another(stages: Sequence[tuple[StagePrice, ...]]) -> tuple[StagePrice, ...]:
+    """Prices of all stages over parts of a unit that are computed in turn, nothing beside anything."""
+    total = stages[0]
+    for more in stages[1:]:
+        total = tuple(
+            _together(one, other, other, divided=True, beside=False) for one, other in zip(total, more, strict=True)
+        )
+    return total
+
+
+def _together(
+    shared: StagePrice, longest: StagePrice, fullest: StagePrice, *, divided: bool, beside: bool = True
+) -> StagePrice:
+    """A stage over divided sequences and the whole ones of a rank. divided: whether there are any. beside: whether what
+    the first exchange runs alongside the others."""
     priced = zip(shared.layers, longest.layers, fullest.layers, strict=True)
-    layers = [(_layer(price, slow, full, divided=divided), labels) for (price, labels), (slow, _), (full, _) in priced]
+    layers = [
+        (_layer(price, slow, full, divided=divided, beside=beside), labels)
+        for (price, labels), (slow, _), (full, _) in priced
+    ]
     return replace(shared, layers=tuple(layers))
 
 
-def _layer(price: LayerPrice, slow: LayerPrice, full: LayerPrice, *, divided: bool) -> LayerPrice:
+def _layer(price: LayerPrice, slow: LayerPrice, full: LayerPrice, *, divided: bool, beside: bool) -> LayerPrice:
     def phase(one: Phase, own: Phase) -> Phase:
-        return _beside(one, own) if divided else own
+        if not divided:
+            return own
+        return _beside(one, own) if beside else one + own
 
     return replace(
         price,

@@ -8,7 +8,7 @@ Leaves out attention itself (`ops.varied`), and which units there are (`lowering
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -54,10 +54,13 @@ def divided(start: int, stop: int, index: int, cp: int, order: str) -> tuple[Seg
     return tuple(segment for segment in segments if segment[1])
 
 
-def parts_of(unit: Unit, lengths: tuple[int, ...], *, index: int, cp: int, order: str, style: str) -> tuple[Part, ...]:
+def parts_of(
+    unit: Unit, lengths: tuple[int, ...], *, index: int, cp: int, order: str, style: Callable[[int], str]
+) -> tuple[Part, ...]:
     """Of one rank, in the unit's order; sequences that other ranks of cp have whole are not among them.
 
-    lengths: of every sequence of the global batch. index: the rank's place on cp. style: of `layout.context`.
+    lengths: of every sequence of the global batch. index: the rank's place on cp. style: how ranks attend to a
+    divided sequence of so many tokens.
     """
     where = dict(unit.local)
     found = list[Part]()
@@ -69,7 +72,15 @@ def parts_of(unit: Unit, lengths: tuple[int, ...], *, index: int, cp: int, order
         elif sequence not in where:
             ranks = tuple(divided(start, stop, rank, cp, order) for rank in range(cp))
             found.append(
-                Part(sequence=sequence, start=start, stop=stop, held=ranks[index], cut=cut, ranks=ranks, style=style)
+                Part(
+                    sequence=sequence,
+                    start=start,
+                    stop=stop,
+                    held=ranks[index],
+                    cut=cut,
+                    ranks=ranks,
+                    style=style(stop),
+                )
             )
     return tuple(found)
 

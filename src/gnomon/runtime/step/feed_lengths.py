@@ -85,7 +85,11 @@ class FeedOfLengths(Feed):
         self.units: tuple[Unit, ...] = units_of_lengths(self.graph, self.plan, self.lengths)[self.worker]
         self.num_units = len(self.units)
         layout = self.layout
-        style, order = layout.context, layout.context_order
+        order, skrull = layout.context_order, skrull_pass(self.plan.schedule)
+
+        def style(tokens: int) -> str:
+            return layout.context if skrull is None else skrull.style(tokens, layout.context)
+
         self._parts = [
             parts_of(unit, self.lengths, index=self.place, cp=self.cp, order=order, style=style) for unit in self.units
         ]

@@ -36,6 +36,34 @@ def test_a_trace_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "line 2: output_len is 'many'" in capsys.readouterr().err
 
 
+def test_what_a_server_took_stands_beside_what_is_predicted_for_the_same_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server that takes exactly twice as long to the first token, and as long for each further one."""
+    trace, page = tmp_path / "trace.csv", tmp_path / "both.html"
+    trace.write_text("arrival_s,input_len,output_len\n0,100,5\n3,50,9\n6,80,1\n")
+    assert main([*ALWAYS, "--requests", str(trace), "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    columns = {"arrival_s": [0.0, 3.0, 6.0], "input_len": [100, 50, 80], "output_len": [5, 9, 1]}
+    first = [at + 2 * alone["ttft"]["p99_s"] for at in columns["arrival_s"]]
+    end = [f + (n - 1) * alone["tpot"]["p50_s"] for f, n in zip(first, columns["output_len"], strict=True)]
+    measured = tmp_path / "measured.json"
+    columns |= {"first_s": first, "end_s": end}
+    measured.write_text(json.dumps({"schema": "gnomon.serving-measured/1", "concurrency": None, "requests": columns}))
+    assert main([*ALWAYS, "--requests", str(measured), "--json", "--page", str(page)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ttft"] == alone["ttft"] and found["tpot"] == alone["tpot"]
+    beside = found["measured"]
+    assert beside["ttft_p99_s"]["ratio"] == pytest.approx(0.5) and beside["tpot_p50_s"]["ratio"] == pytest.approx(1.0)
+    drawn = page.read_text()
+    assert drawn.count('class="measured"') == drawn.count('class="predicted"') == 2 and "NaN" not in drawn
+    assert main([*ALWAYS, "--requests", str(measured)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("TTFT p99") and line.endswith("-50%") for line in lines)
+    assert main([*ALWAYS, "--requests", str(measured), "--rate", "2"]) == 2
+    assert "played as they were; leave --rate out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

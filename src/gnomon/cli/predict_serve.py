@@ -25,12 +25,13 @@ from gnomon.formats.job import read_source
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, rent
 from gnomon.report.replay_page import replay_page
-from gnomon.report.serving import forecast_text
+from gnomon.report.serving import compared, compared_text, forecast_text
 from gnomon.report.tables import wrapped
 from gnomon.serving.capacity import capacity, changes, most_model_len, most_of, refusal
 from gnomon.serving.forecast import Disaggregated, Target, serve, serve_pools
 from gnomon.serving.iteration import Beside
 from gnomon.serving.layout import Draft, Serving
+from gnomon.serving.measured import MeasuredLoad
 from gnomon.serving.requests import Load, at_rate, closed, from_csv, poisson
 from gnomon.software.engine import Engine, engine
 from gnomon.units import parse_seconds, show_bytes
@@ -53,6 +54,8 @@ class Asked:
     beside: Beside | None
     """Draft model and encoder of images."""
     pools: Disaggregated | None
+    measured: MeasuredLoad | None
+    """What a server took for the same requests, where somebody drove one."""
     assumed: tuple[str, ...]
 
 
@@ -69,15 +72,22 @@ def run(options: PredictOptions) -> int:
     else:
         found = serve(asked.graph, asked.cluster, asked.serving, asked.engine, asked.load, asked.target, asked.beside)
     if options.page is not None:
-        schema.save_text(replay_page(found, _title(asked)), options.page)
+        schema.save_text(replay_page(found, _title(asked), asked.measured), options.page)
     if options.json:
         mapping = found.to_mapping()
         mapping["assumptions"] = [*asked.assumed, *found.assumed]
+        if asked.measured is not None:
+            mapping["measured"] = {
+                name: {"measured": measured, "predicted": predicted, "ratio": predicted / measured}
+                for name, predicted, measured in compared(found, asked.measured)
+            }
         print_json(mapping)
         return 0
     helps = changes(asked.graph, asked.cluster, asked.serving, asked.engine)
     paid = rent(asked.cluster)
     share = found.devices / asked.cluster.num_devices
+    if asked.measured is not None:
+        print_lines([*compared_text(found, asked.measured, str(options.requests)), ""])
     print_lines(
         forecast_text(
             found,
@@ -162,7 +172,7 @@ def read(options: ServedOptions) -> Asked:
         name = "vllm"
         assumed.append("engine not given: vllm (--engine)")
     record = _engine(engine(name), options, cluster, assumed)
-    load = read_load(options, assumed)
+    load, measured = read_load(options, assumed)
     serving = _serving(options, graph, cluster, load, assumed)
     target = None
     if options.ttft is not None or options.tpot is not None:
@@ -192,6 +202,7 @@ def read(options: ServedOptions) -> Asked:
         target=target,
         beside=beside,
         pools=_pools(options, serving),
+        measured=measured,
         assumed=tuple(assumed),
     )
 
@@ -286,8 +297,23 @@ def _engine(record: Engine, options: ServedOptions, cluster: Cluster, assumed: l
     )
 
 
-def read_load(options: ServedOptions, assumed: list[str]) -> Load:
-    """Requests from a trace, or from lengths with a concurrency or a rate."""
+def read_load(options: ServedOptions, assumed: list[str]) -> tuple[Load, MeasuredLoad | None]:
+    """Requests from a trace, or from lengths with a concurrency or a rate; and what a server took for them, where the
+    trace is of `gnomon bench-serve -o`."""
+    if options.requests is not None and (text := read_source(Path(options.requests))[0]).lstrip().startswith("{"):
+        changed = ("input_len", "output_len", "burst", "spread", "concurrency", "rate", "num_requests")
+        if extra := [name for name in changed if getattr(options, name) is not None]:
+            raise InputError(
+                f"{options.requests} has requests that were measured, which are played as they were; leave "
+                f"--{extra[0].replace('_', '-')} out"
+            )
+        measured = MeasuredLoad.read(text, options.requests)
+        return measured.load(), measured
+    return _load(options, assumed), None
+
+
+def _load(options: ServedOptions, assumed: list[str]) -> Load:
+    """Requests that nobody measured."""
     if options.concurrency is not None and options.rate is not None:
         raise InputError("--concurrency and --rate both say how requests come; use one of them")
     if options.requests is not None:

@@ -84,3 +84,25 @@ def measured_text(found: MeasuredLoad, title: str) -> Iterator[str]:
         yield f"{name:14}{cells}"
     yield ""
     yield f"throughput    {found.output_tokens_per_s:,.1f} output tokens/s over {show_seconds(found.span_s)}"
+
+
+def compared(found: Forecast, measured: MeasuredLoad) -> Iterator[tuple[str, float, float]]:
+    """(what, predicted, measured) of the same requests: seconds, and output tokens a second."""
+    for name in ("ttft", "tpot", "e2e"):
+        for at in ("p50", "p99"):
+            yield f"{name}_{at}_s", getattr(getattr(found, name), at), getattr(getattr(measured, name), at)
+    yield "output_tokens_per_s", found.output_tokens_per_s, measured.output_tokens_per_s
+
+
+def compared_text(found: Forecast, measured: MeasuredLoad, source: str) -> Iterator[str]:
+    """Lines. source: the file of what was measured."""
+    yield f"{source}: {len(measured.rows):,} requests, played at the times that they came"
+    yield ""
+    yield f"{'':22}{'predicted':>12}{'measured':>12}{'off':>8}"
+    words = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end", "output": "output tokens/s"}
+    for name, ours, theirs in compared(found, measured):
+        what, at = words[name.partition("_")[0]], name.split("_")[1]
+        seconds = name.endswith("_s") and at in ("p50", "p99")
+        cells = [show_seconds(value) if seconds else f"{value:,.1f}" for value in (ours, theirs)]
+        off = f"{ours / theirs - 1:+.0%}" if theirs else "none"
+        yield f"{f'{what} {at}' if seconds else what:22}{cells[0]:>12}{cells[1]:>12}{off:>8}"

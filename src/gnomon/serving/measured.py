@@ -78,16 +78,26 @@ class MeasuredLoad:
         return np.array([row[COLUMNS.index(name)] for row in self.rows], dtype=np.float64)
 
     @property
+    def ttfts(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Arrival to first token of each request."""
+        return self._column("first_s") - self._column("arrival_s")
+
+    @property
+    def tpots(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """A further token, of each answer of more than one."""
+        outputs = self._column("output_len")
+        spans = self._column("end_s") - self._column("first_s")
+        return (spans / np.maximum(outputs - 1, 1))[outputs > 1]
+
+    @property
     def ttft(self) -> Spread:
         """Arrival to first token."""
-        return Spread.of(self._column("first_s") - self._column("arrival_s"))
+        return Spread.of(self.ttfts)
 
     @property
     def tpot(self) -> Spread:
         """A further token, of answers of more than one."""
-        outputs = self._column("output_len")
-        spans = self._column("end_s") - self._column("first_s")
-        return Spread.of((spans / np.maximum(outputs - 1, 1))[outputs > 1])
+        return Spread.of(self.tpots)
 
     @property
     def e2e(self) -> Spread:

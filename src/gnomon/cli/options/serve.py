@@ -61,7 +61,10 @@ class ServeOptions(Options):
         "--rate", read=_rate, metavar="R", help="requests a second, in place of --concurrency", group=SERVING
     )
     requests: str | None = option(
-        "--requests", metavar="FILE", help="a trace: arrival_s,input_len,output_len", group=SERVING
+        "--requests",
+        metavar="FILE",
+        group=SERVING,
+        help="a trace: arrival_s,input_len,output_len; or what bench-serve -o wrote, which is shown beside",
     )
     num_requests: int | None = option(
         "--num-requests", read=count, metavar="N", help="how many are played; default by concurrency", group=SERVING

@@ -48,6 +48,7 @@ from gnomon.compiler.gate import Again, Trial
 from gnomon.compiler.program import LINES, Planned, Program, Table, Writer, may_fail, program, write
 from gnomon.compiler.rules.views import say_views
 from gnomon.compiler.steps import Run, joined
+from gnomon.compiler.summary import summary
 from gnomon.compiler.triton_launch import has_triton, launchers
 from gnomon.compiler.triton_text import TritonKernel
 
@@ -159,6 +160,8 @@ class Compiled:
         self.lock = threading.Lock()
         self.runs: list[Run] = []
         """Stretches of it that are one call each."""
+        self.quiet = True
+        """Whether nothing was said of it yet."""
         self.final = False
         self.calls = 0
         """Since the trials were over."""
@@ -186,12 +189,14 @@ class Compiled:
 
     def boxed(self) -> Callable[[list[Any]], Any]:
         def call(args: list[Any]) -> Any:
-            if self.final:
-                self.calls += 1
-                if self.calls == self.again:
-                    return self._compared(args)
-                return self.function(args)
-            return self._first(args)
+            if not self.final:
+                return self._first(args)
+            self.calls += 1
+            if self.calls == self.again:
+                return self._compared(args)
+            if self.calls == 1 and self.quiet:
+                self._say()
+            return self.function(args)
 
         call._boxed_call = True  # type: ignore[attr-defined]
         call.compiled = self  # type: ignore[attr-defined]
@@ -208,7 +213,14 @@ class Compiled:
             if all(trial.kept is not None for trial in self.trials.values()):
                 self.function = self._settled()
                 self.final = True
+                self._say()
             return out
+
+    def _say(self) -> None:
+        """What was made of the graph, once."""
+        self.quiet = False
+        if log.isEnabledFor(logging.INFO):
+            log.info("a graph: %s", summary(self))
 
     def _compared(self, args: list[Any]) -> Any:
         """A call in which each kernel that is kept is compared with ATen once more."""
@@ -288,6 +300,11 @@ class Compiled:
     def kept(self, planned: Planned) -> bool:
         trial = self.trials.get(planned.number)
         return trial is not None and bool(trial.kept)
+
+    def by_kernel(self, planned: Planned) -> bool:
+        """Whether a group's kernel is called, by Python or in a run, which may be on trial yet."""
+        within = [run for run in self.runs if any(unit is planned for unit in run.units)]
+        return self.kept(planned) or any(run.trial is not None and run.trial.kept is not False for run in within)
 
     def _chosen(self, writer: Writer, planned: Planned) -> list[str]:
         return writer.kernel_lines(planned) if self.kept(planned) else writer.given_back(planned)

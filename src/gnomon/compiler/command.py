@@ -42,12 +42,26 @@ def compiled(module: Any, inputs: tuple[Any, ...], train: bool) -> dict[str, Any
         f"compiled in {compile_s:.1f} s: {_counted(every, 'group')} in {_counted(len(made), 'graph')}, {kept} kept",
         f"a call{' and its backward' if train else ''}: {_ms(call_s)}, eager {_ms(eager_s)} "
         f"({_counted(torch.get_num_threads(), 'thread')}, medians)",
+        _gain(call_s, eager_s),
     ]
     text = list(summary)
     for n, graph in enumerate(made):
         text += lines(graph, f"graph {n}")
     data = {"compile_s": compile_s, "call_s": call_s, "eager_s": eager_s, "graphs": made}
     return {"data": data, "lines": text, "summary": summary}
+
+
+NOISE = 0.03
+"""Of a time: what is nearer is no gain and no loss."""
+
+
+def _gain(call_s: float, eager_s: float) -> str:
+    """Whether the model gained, in a line."""
+    if abs(call_s / eager_s - 1) <= NOISE:
+        return "no gain: a call takes as long as eager's"
+    if call_s < eager_s:
+        return f"gain: {eager_s / call_s:.2f} times eager's speed"
+    return f"loss: {eager_s / call_s:.2f} times eager's speed, this module is better left to eager"
 
 
 def _in_eager(module: Any, inputs: tuple[Any, ...]) -> None:

@@ -20,9 +20,13 @@ from gnomon.compiler.products import Product
 from gnomon.compiler.program import Planned, symbols_in
 from gnomon.compiler.recurrent import Recurrent
 from gnomon.compiler.sizes import hint, product
+from gnomon.compiler.steps import Run
 from gnomon.compiler.tile_cost import cost, rates
 from gnomon.compiler.tiles import Nest, Tiling, tiling
 from gnomon.compiler.tried import Tried
+
+PICTURE = 48
+"""Columns of a picture of memory."""
 
 
 def explained(made: Compiled) -> dict[str, Any]:
@@ -49,8 +53,16 @@ def explained(made: Compiled) -> dict[str, Any]:
         for one in made.columns
     ]
     recurrent = [_recurrent(one) for one in made.recurrent]
+    calls = [_call(run) for run in made.runs]
     others = {"onednn": dict(onednn.most_common()), "aten": dict(aten.most_common())}
-    return {"groups": groups, "columns": columns, "recurrent": recurrent, "tried": _tried(made), **others}
+    return {
+        "groups": groups,
+        "columns": columns,
+        "recurrent": recurrent,
+        "tried": _tried(made),
+        "calls": calls,
+        **others,
+    }
 
 
 def _tried(made: Compiled) -> dict[str, dict[str, int]]:
@@ -68,6 +80,35 @@ def _tried(made: Compiled) -> dict[str, dict[str, int]]:
     for name, calls in every.items():
         kept = sum(one.kept for one in calls)
         out[name] = {"as one kernel": kept, "given back to ATen": len(calls) - kept}
+    return out
+
+
+def _call(run: Run) -> dict[str, Any]:
+    """A stretch that is one call of C++: its steps, and where in its arena each finds and leaves what lies between."""
+    verdict = run.trial.verdict if run.trial is not None else {}
+    return {
+        "steps": run.names,
+        "arena_bytes": run.arena_bytes,
+        "unshared_bytes": sum(one.size_bytes for one in run.placed),
+        "placed": [(one.offset, one.size_bytes, one.first, one.last) for one in run.placed],
+        "kept": bool(verdict.get("kept")),
+        "measured_s": verdict.get("kernel_s"),
+        "python_s": verdict.get("aten_s"),
+    }
+
+
+def _picture(call: dict[str, Any]) -> list[str]:
+    """A line a step: the arena from left to right; # is written, = kept for a later step, : read for the last time."""
+    wide = max(len(name) for name in call["steps"])
+    out = []
+    for n, name in enumerate(call["steps"]):
+        row = [" "] * PICTURE
+        for offset, size, first, last in call["placed"]:
+            if first <= n <= last:
+                begin = offset * PICTURE // call["arena_bytes"]
+                end = max(begin + 1, -(-(offset + size) * PICTURE // call["arena_bytes"]))
+                row[begin:end] = ("#" if n == first else ":" if n == last else "=") * (end - begin)
+        out.append(f"    {n:>3} {name:<{wide}} |{''.join(row)}|")
     return out
 
 
@@ -109,7 +150,7 @@ def _group(made: Compiled, planned: Planned) -> dict[str, Any]:
         "predicted_s": foretold.seconds,
         "measured_s": verdict.get("kernel_s"),
         "aten_s": verdict.get("aten_s"),
-        "kept": made.kept(planned),
+        "kept": made.by_kernel(planned),
         "why": verdict.get("wrong", ""),
     }
 
@@ -177,6 +218,14 @@ def lines(made: dict[str, Any], title: str) -> list[str]:
         out += [
             f"  {one['name']} of {one['hidden']} units, {one['layers']} layers{both}, any number of steps ({state})",
             f"    time      measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
+        ]
+    for n, call in enumerate(made["calls"]):
+        state = "kept" if call["kept"] else "given back to Python"
+        out += [
+            f"  call {n} of C++: {len(call['steps'])} steps ({state})",
+            f"    memory    {_mib(call['arena_bytes'])} for what lies between, {_mib(call['unshared_bytes'])} in all",
+            f"    time      measured {_us(call['measured_s'])}, the same steps in Python {_us(call['python_s'])}",
+            *_picture(call),
         ]
     for name, counts in made["tried"].items():
         out += [f"  {name}: {count} {state}" for state, count in counts.items() if count]

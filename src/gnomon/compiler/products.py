@@ -52,6 +52,8 @@ class Product:
     """Its C++."""
     by: str = "oneDNN"
     """Whose `run` is: oneDNN's, or the C++ of a kernel of ours that is tried alone."""
+    in_call = False
+    """Whether C++ calls the kernel, which lost only to what Python takes to call it."""
     after = "none"
     """What it ends with: `relu` or `none`."""
 
@@ -104,7 +106,8 @@ class Product:
     @property
     def own_kept(self) -> bool:
         """Whether a kernel of ours runs it."""
-        return any(t.second_kept or (self.by != "oneDNN" and t.kept) for t in self.trials.values())
+        kept = any(t.second_kept or (self.by != "oneDNN" and t.kept) for t in self.trials.values())
+        return kept or self.in_call
 
     def step(self, node: Node) -> list[Call | Operation] | None:
         """What C++ calls in a node's place; None where only Python does."""
@@ -115,6 +118,7 @@ class Product:
         if which == "aten" and self.by != "oneDNN" and not trial.verdict.get("wrong"):  # it lost to a call by Python
             lost_s = trial.verdict["kernel_s"] - trial.verdict["aten_s"]
             which = "run" if lost_s < thin.CALL_S else which
+            self.in_call = which == "run"
         return self.steps(node, which, self.after)
 
     def settled(self) -> Callable[..., Tensor] | None:

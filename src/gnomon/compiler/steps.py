@@ -211,6 +211,16 @@ def _span(value: torch.Tensor) -> int:
 
 
 # ---- a run
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Bytes of the arena, and the steps from which and to which they are of use."""
+
+    offset: int
+    size_bytes: int
+    first: int
+    last: int
+
+
 @dataclass(slots=True)
 class Run:
     """Consecutive units as one function of `inputs`, tensors that are there before, to `outputs`."""
@@ -229,6 +239,10 @@ class Run:
     trial: Trial | None = None
     count: int = 0
     """Steps, views aside."""
+    names: list[str] = field(default_factory=list)
+    """Of them."""
+    placed: list[Placed] = field(default_factory=list)
+    """What lies in the arena."""
     arena_bytes: int = 0
 
     def __call__(self, *args: torch.Tensor) -> Any:
@@ -371,6 +385,19 @@ class Builder:
         views = [unit for unit in self.units if isinstance(unit, torch.fx.Node) and unit in again]
         run = _Text(self, list(results)).run(number)
         return (run, views) if all(known(fake(node)) for node in run.inputs) else None
+
+
+def _name(step: Any) -> str:
+    """What a step is, in words."""
+    if isinstance(step, Call):
+        return f"{getattr(step.outputs[0][1].target, 'name', 'kernel')} (kernel)"
+    if isinstance(step, Operation):
+        return f"{step.target._schema.name.partition('::')[2]} (ATen)"
+    if isinstance(step, Branch):
+        return "branch"
+    if isinstance(step, Loop):
+        return f"loop of {step.count} steps" if step.count >= 0 else "loop while a condition holds"
+    return f"group {step.number} (kernel)"
 
 
 def _results(step: Any) -> tuple[Any, ...]:
@@ -771,6 +798,7 @@ class _Text:
         self.units, asked = (made.units, list(body)) if body is not None else _needed(made.units, results)
         self.inputs: dict[Any, int] = {node: 1 + n for n, node in enumerate(asked)}
         self.children: list[_Table] = []
+        self.placed: list[Placed] = []
         self.buffer: dict[Any, int] = {}
         self.offset: dict[Any, int] = {}
         self.tensors: dict[Any, int] = {}
@@ -782,6 +810,7 @@ class _Text:
         table = self.table()
         run = Run(units=self.units, inputs=list(self.inputs), outputs=self.results, number=number)
         run.count, run.arena_bytes = len(self.made.steps), self.arena
+        run.names, run.placed = [_name(step) for step in self.made.steps], self.placed
         run.table, run.kept_alive = table, self.kept
         return run
 
@@ -819,8 +848,9 @@ class _Text:
                 within.append(node)
         sized = [Buffer(size_bytes=_span(self.made.like(n)), first=made[n], last=last[n]) for n in within]
         places, self.arena = offsets(sized)
-        for node, at in zip(within, places, strict=True):
+        for node, at, one in zip(within, places, sized, strict=True):
             self.buffer[node], self.offset[node] = 0, at
+            self.placed.append(Placed(offset=at, size_bytes=one.size_bytes, first=one.first, last=one.last))
 
     def place(self, node: Any, offset_bytes: int | None = None) -> tuple[int, int]:
         """(buffer, bytes from its start) of a tensor; offset_bytes: from its base, where it is known."""

@@ -1,0 +1,53 @@
+"""What was made of a graph, in a line of the log at its first call: what runs as kernels, what was given back and why.
+
+    logging.getLogger("gnomon.compiler").setLevel(logging.INFO)     # or TORCH_LOGS="gnomon.compiler"
+
+Silent otherwise. `gnomon compile --explain` says more (`explain`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+MOST_NAMED = 4
+"""Of groups that were given back."""
+
+
+def summary(made: Any) -> str:
+    """Of a `backend.Compiled` whose trials are over."""
+    kept = [planned for planned in made.program.planned if made.by_kernel(planned)]
+    back = [planned for planned in made.program.planned if not made.by_kernel(planned)]
+    own = sum(bool(one.trial.kept) for one in made.columns) + sum(one.own_kept for one in made.products)
+    own += sum(one.kept for one in made.tried if one not in made.convolutions)
+    own += sum(any(trial.kept for trial in one.trials.values()) for one in made.recurrent)
+    text = _counted(len(kept), "group") + (f" and {_counted(own, 'operation')}" if own else "") + " as kernels"
+    library = sum(one.kept for one in (*made.products, *made.convolutions))
+    text += f", {_counted(library, 'product or convolution', 'products or convolutions')} by oneDNN" if library else ""
+    if back:
+        text += f"; given back to ATen: {_named(made, back)}"
+    if runs := [run.count for run in made.runs]:
+        text += f"; {_counted(len(runs), 'call')} of C++ for {_counted(sum(runs), 'step')}"
+    return f"{text}; compiled in {made.made_s:.1f} s, tried in {made.tried_s:.1f} s"
+
+
+def _named(made: Any, back: Sequence[Any]) -> str:
+    names = [f"{_operations(planned)} ({_why(made, planned)})" for planned in back[:MOST_NAMED]]
+    return ", ".join(names) + (f" and {len(back) - MOST_NAMED} more" if len(back) > MOST_NAMED else "")
+
+
+def _operations(planned: Any) -> str:
+    return " + ".join(str(node.target).removeprefix("aten.").removesuffix(".default") for node in planned.group.work)
+
+
+def _why(made: Any, planned: Any) -> str:
+    trial = made.trials.get(planned.number)
+    if trial is None:
+        return "it does not compile"
+    if trial.verdict.get("wrong"):
+        return str(trial.verdict["wrong"])
+    return f"{trial.verdict['kernel_s'] / max(trial.verdict['aten_s'], 1e-9):.2f} of ATen's time"
+
+
+def _counted(count: int, one: str, several: str = "") -> str:
+    return f"{count} {one if count == 1 else several or one + 's'}"

@@ -1,0 +1,45 @@
+"""What is said of a graph at its first call: once, in a line, and nothing unless it is asked for."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from gnomon.compiler import backend, gate  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh")]
+
+
+def test_one_line_at_the_first_call(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(6, 9), nn.LayerNorm(9), nn.GELU(), nn.Linear(9, 4)).eval()
+    x = torch.randn(3, 6)
+    for level, count in ((logging.WARNING, 0), (logging.INFO, 1)):
+        torch._dynamo.reset()
+        caplog.clear()
+        fast = torch.compile(model, backend="gnomon")
+        with caplog.at_level(level, logger="gnomon.compiler"), torch.no_grad():
+            for _ in range(3):
+                fast(x)
+        said = [record.getMessage() for record in caplog.records if record.name == "gnomon.compiler"]
+        assert len(said) == count
+    assert said[0].startswith("a graph: 1 group") and "compiled in" in said[0]
+
+
+def test_what_is_given_back_is_named_with_the_reason(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "_times", lambda *_, **__: (3.0, 2.0))
+    monkeypatch.setattr(gate, "SLOWER", 1.0)
+    monkeypatch.setattr(gate, "_verdicts", {})
+    monkeypatch.setattr(gate, "_read", lambda key: None)
+    monkeypatch.setattr(gate, "_write", lambda key, verdict: None)
+    backend.reports.clear()
+    fast = torch.compile(lambda x: torch.softmax(x * 3.0, -1).sin(), backend="gnomon")
+    with caplog.at_level(logging.INFO, logger="gnomon.compiler"):
+        fast(torch.randn(3, 6))
+    [said] = [record.getMessage() for record in caplog.records if record.name == "gnomon.compiler"]
+    assert "0 groups as kernels; given back to ATen: mul.Tensor + _softmax + sin (1.50 of ATen's time)" in said

@@ -22,6 +22,7 @@ from gnomon.formats.hub import network_called
 from gnomon.formats.job import Fields, Job, chosen, divides, microbatches, read_source
 from gnomon.formats.keys import read_json
 from gnomon.formats.shell import unknown
+from gnomon.graph import Graph
 from gnomon.models.lora import Adapters, with_adapters
 from gnomon.plans import (
     INPUTS_AWAY,
@@ -96,9 +97,13 @@ class Modules:
     """torch.compile makes the kernels."""
     experts: Literal["grouped", "eager", "stacked"]
     """As `Stack.moe_experts`."""
+    flash: bool = False
+    """The file asks for FlashAttention. Otherwise attention is PyTorch's, which has no soft cap of scores: models with
+    one run it op by op (Gemma 2)."""
 
-    def of(self, record: Stack) -> Stack:
-        """The program's record with them, and with what they leave to be chosen."""
+    def of(self, record: Stack, model: Network | str | None = None) -> Stack:
+        """The program's record with them, and with what they leave to be chosen. model: that they make up."""
+        capped = model is not None and not self.flash and _caps_scores(network_graph(model))
         plain = "fused" if self.fused or self.compiled else "unfused"
         able = record.runs.choices + tuple(c for c in LEVERS if c not in record.runs.choices)
         return chosen(
@@ -106,12 +111,17 @@ class Modules:
             "transformers' modules",
             norm=plain,
             activation=plain,
+            attention="unfused_fp32_softmax" if capped else record.layers.attention,
             cross_entropy=self.loss,
             launch_mode="compiled" if self.compiled else None,
             moe_experts=self.experts,
             choices=able,
             recompute=("none", "full"),
         )
+
+
+def _caps_scores(graph: Graph) -> bool:
+    return any(op.attr("softcap", 0.0) for block in graph.blocks for op in block.ops if op.does == "attends")
 
 
 LEVERS = ("chunked_loss", "eight_bit_states", "input_offload")
@@ -125,6 +135,9 @@ CHUNKED = ("liger_fused_linear_cross_entropy", "cut_cross_entropy", "use_liger_l
 """Losses that are computed with the head, so that logits are never whole: Liger's, Apple's CCE."""
 IN_ONE = ("liger_cross_entropy", "flash_attn_cross_entropy")
 IN_PARTS = ("chunked_cross_entropy",)
+ATTENTION = ("attn_implementation", "flash_attn", "attn_impl", "flash_attention")
+"""Keys that choose the kernel of attention; of the last one its being on."""
+FLASH = ("fa2", "fa3", "flash_attn", "flash_attention_2", "flash_attention_3", "flash_attn_3", "true")
 EXPERTS = ("experts_implementation", "experts_impl")
 
 
@@ -164,6 +177,7 @@ def modules_of(f: Fields) -> Modules:
         loss=loss,
         compiled=flag(f, "torch_compile"),
         experts=experts,
+        flash=any(str(f.peek(key) or "").lower() in FLASH for key in ATTENTION),
     )
 
 
@@ -263,7 +277,7 @@ def job_of(f: Fields, given: Given, asked: Training, assumed: Sequence[str] = ()
         model=asked.model,
         plan=plan,
         workload=Workload(global_batch_size=total, seq_len=given.seq_len or asked.seq_len),
-        stack=loaded(record if asked.modules is None else asked.modules.of(record), asked),
+        stack=loaded(record if asked.modules is None else asked.modules.of(record, asked.model), asked),
         devices=given.devices,
         notes=tuple(f.notes),
         unexpressed=tuple(f.unexpressed),
@@ -321,11 +335,12 @@ def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Pat
         if asked.states is not None and plan.optimizer.offload is None:
             plan = replace(plan, precision=replace(plan.precision, states=asked.states))
         notes = tuple(note for note in notes if not note.startswith("optimizer.type:"))
+    record = job.stack if asked.modules is None else asked.modules.of(job.stack, asked.model)
     return replace(
         job,
         plan=plan,
         devices=given.devices,
-        stack=loaded(job.stack if asked.modules is None else asked.modules.of(job.stack), asked, plan.optimizer.zero),
+        stack=loaded(record, asked, plan.optimizer.zero),
         notes=(*f.notes, *notes),
         unexpressed=(*f.unexpressed, *job.unexpressed),
         assumed=(*assumed, *job.assumed),

@@ -23,6 +23,7 @@ from gnomon.models.parts import (
     language_model,
     positive,
     self_attention,
+    with_wide_norms,
 )
 
 
@@ -105,7 +106,7 @@ def gemma2(c: Gemma2Config) -> Graph:
         x = f"{name}.y"
     calls.append(head_call(x, lm_head="model.embed_tokens.weight" if c.tied else "lm_head.weight"))
     blocks.append(head_block(vocab, hidden, softcap=c.final_softcap))
-    return language_model(c.name, blocks, calls)
+    return with_wide_norms(language_model(c.name, blocks, calls))
 
 
 def gemma2_2b() -> Gemma2Config:

@@ -7,11 +7,12 @@ Leaves out: residuals and norms, whose place is what tells families apart.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gnomon.errors import GraphError
-from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph, Tensor, kv_dim, product
+from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph, Op, Tensor, kv_dim, product
+from gnomon.ops.op import attrs
 
 BATCH = Dim(name="batch")
 """Sequences in a microbatch; the workload gives it."""
@@ -366,3 +367,15 @@ def language_model(name: str, blocks: Iterable[Block], calls: Iterable[Call]) ->
     return Graph(
         name=name, inputs=(INPUT_IDS, LABELS), blocks=tuple(blocks), calls=tuple(calls), outputs=("head.loss",)
     )
+
+
+def with_wide_norms(graph: Graph) -> Graph:
+    """The model with RMSNorms that multiply by their weight in fp32 and narrow then, as Gemma's and OLMo 2's do."""
+
+    def wide(op: Op) -> Op:
+        if op.kind != "norm" or op.attr("fn", "") != "rms" or len(op.inputs) == 1:
+            return op
+        return replace(op, attrs=attrs(**{**dict(op.attrs), "wide": True}))
+
+    blocks = (replace(block, ops=tuple(wide(op) for op in block.ops)) for block in graph.blocks)
+    return replace(graph, blocks=tuple(blocks))

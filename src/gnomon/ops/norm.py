@@ -64,6 +64,10 @@ def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
     if len(op.inputs) == 1:
         low.ops.append(replace(op, kind="cast", inputs=(scaled,), attrs=()))
         return
+    if op.attr("wide", False):  # the weight is multiplied in fp32, and what that makes is narrowed
+        weighed = low.step(op, "weighed", "mul", (scaled, *op.inputs[1:]), wide)
+        low.ops.append(replace(op, kind="cast", inputs=(weighed,), attrs=()))
+        return
     normed = low.step(op, "normed", "cast", (scaled,), replace(x, kind="activation"))
     low.ops.append(replace(op, kind="mul", inputs=(normed, *op.inputs[1:]), attrs=()))
 
@@ -93,7 +97,7 @@ def _norm(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
 NORM = replace(
     MOVES_BYTES,
     name="norm",
-    signature="x[, weight][, bias] -> x; fn: rms | layer | group; over, groups, eps",
+    signature="x[, weight][, bias] -> x; fn: rms | layer | group; over, groups, eps; wide: the product in fp32",
     dims=first_dims,
     saves=_saves_norm,
     forward=per_element(6),

@@ -23,9 +23,11 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 from gnomon.cli import main  # noqa: E402
 from gnomon.errors import FormatError, GnomonError, InputError  # noqa: E402
+from gnomon.plans import Lengths, Workload  # noqa: E402
 from gnomon.runtime.data import Corpus, Encoder, Source, Tokens, Writer  # noqa: E402
 from gnomon.runtime.data import documents as documents_  # noqa: E402
 from gnomon.runtime.data.corpus import NOTHING, TRAINING, VALIDATION, Side, _packed  # noqa: E402
+from gnomon.runtime.data.sequences import SequenceBatches  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -381,3 +383,32 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Path, "open", refused)
     with pytest.raises(InputError, match="a.txt': Permission denied; make it readable"):
         list(documents_.documents(documents_.find(tmp_path / "none")))
+
+
+def test_sequences_of_several_lengths_are_documents_or_cut_from_a_stream(tmp_path: Path) -> None:
+    """Of documents each as long as it is; of a stream as the workload says, no token of a step in two of them."""
+    sizes = [5, 40, 9, 70, 3, 22, 31, 12, 6, 50] * 4
+    texts = [json.dumps({"text": chr(97 + number % 26) * size}) for number, size in enumerate(sizes)]
+    (tmp_path / "text.jsonl").write_text("\n".join(texts))
+    work, longest = Workload(lengths=(30, 12, 18, 4)), 30
+    batch = {"seed": 1, "sequences": 4, "seq_len": longest}
+    whole = SequenceBatches(corpus=Corpus.open(Source(path=tmp_path, packing="documents")), workload=work)
+    for step in (1, 2, 3):
+        made = whole.batch(step, **batch)
+        lengths = made["lengths"].tolist()
+        assert len(lengths) == 4 and max(lengths) <= longest and len(made["input_ids"]) == sum(lengths)
+        for ids, labels in zip(*(made[name].split(lengths) for name in ("input_ids", "labels")), strict=True):
+            assert torch.equal(ids[1:], labels[:-1])
+    stream = Corpus.open(Source(path=tmp_path, packing="stream"))
+    cut = SequenceBatches(corpus=stream, workload=work)
+    assert cut.batch(1, **batch)["lengths"].tolist() == [30, 12, 18, 4]
+    drawn = Workload(global_batch_size=4, distribution=Lengths(values=(30, 4), weights=(1.0, 1.0)))
+    draws = {
+        tuple(SequenceBatches(corpus=stream, workload=drawn).batch(step, **batch)["lengths"]) for step in range(1, 9)
+    }
+    assert len(draws) > 1 and {int(n) for draw in draws for n in draw} == {30, 4}
+    out = tmp_path / "lengths.txt"
+    asked = ["--seq-len", "30", "--lengths", str(out), "--sequences", "6", "--packing", "documents"]
+    assert main(["data", str(tmp_path / "text.jsonl"), *asked]) == 0
+    written = [int(line) for line in out.read_text().split()]
+    assert len(written) == 6 and written == sorted(written) and written[-1] == 30

@@ -27,6 +27,8 @@ def run(options: DataOptions) -> int:
     corpus.check(options.seq_len)
     rows = {name: corpus.rows(side, options.seq_len) for side, name in enumerate(("training", "validation"))}
     written = _write(source, Path(options.output).expanduser()) if options.output else ()
+    if options.lengths:
+        written += _write_lengths(corpus, options, Path(options.lengths).expanduser())
     summary = {
         "schema": "gnomon.data/1",
         "source": corpus.where,
@@ -67,6 +69,24 @@ def _lines(summary: dict[str, Any]) -> tuple[str, ...]:
             f"{side['rows']:,} rows of {summary['seq_len']:,}{filled}"
         )
     return tuple(line for text in (*out, *summary["notes"]) for line in wrapped(text, bullet="- "))
+
+
+def _write_lengths(corpus: Any, options: DataOptions, path: Path) -> tuple[str, ...]:
+    """Tokens of each document of a batch, spread evenly over all by length: shares are those of the corpus, and the
+    longest is among them."""
+    rows = corpus.one_a_row().rows(0, options.seq_len)
+    every = sorted(int(length) - 1 for length in rows.lengths if length > 1)
+    count = min(options.sequences, len(every))
+    chosen = [every[(2 * place + 1) * len(every) // (2 * count)] for place in range(count - 1)] + [every[-1]]
+    try:
+        path.write_text("".join(f"{length}\n" for length in chosen), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; give another --lengths") from error
+    total, half = sum(chosen), chosen[count // 2]
+    return (
+        f"wrote {path}: {count} sequences of {chosen[0]:,} to {chosen[-1]:,} tokens, half of at most {half:,}; "
+        f"{total / (count * chosen[-1]):.0%} of what they are padded to the longest",
+    )
 
 
 def _write(source: Any, prefix: Path) -> tuple[str, ...]:

@@ -267,9 +267,18 @@ and made once. -o writes them as a pair of files that Megatron-LM reads too.
 
 examples:
   gnomon data ~/books
-  gnomon data corpus.jsonl --tokenizer path/to/tokenizer.json -o corpus"""
+  gnomon data corpus.jsonl --tokenizer path/to/tokenizer.json -o corpus
+  gnomon data chats.jsonl --seq-len 32768 --lengths lengths.txt --sequences 64
+  gnomon plan llama-3.1-8b --on 8xh100-sxm --lengths lengths.txt"""
 
     data: str = positional(metavar="PATH", help="as --data of gnomon run")
+    lengths: str | None = option(
+        "--lengths",
+        read=some,
+        metavar="FILE",
+        help="write the lengths of a batch of documents, one a line, as --lengths of gnomon plan reads them",
+    )
+    sequences: int = option("--sequences", default=64, read=count, metavar="N", help="of that batch; 64")
     seq_len: int = option("--seq-len", default=2048, read=count, metavar="N", help="of the rows that are counted; 2048")
     output: str | None = option("-o", "--output", read=some, metavar="PREFIX", help="write PREFIX.bin and PREFIX.idx")
     json: bool = switch("--json", help="for programs")

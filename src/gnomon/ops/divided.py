@@ -139,8 +139,8 @@ def own_collective(
     tensor: str,
     *,
     steps: int = 1,
-    weight_grad: bool = False,
 ) -> Collective:
+    """One that an op runs inside, over the ranks of an axis, `steps` times for its `size` bytes each."""
     return Collective(
         kind=kind,
         axis=axis,
@@ -151,7 +151,6 @@ def own_collective(
         tensor=tensor,
         inside=True,
         steps=steps,
-        weight_grad=weight_grad,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -220,30 +220,43 @@ def touched_experts(tokens: Size, experts: int, topk: int) -> Array:
     return np.asarray(experts * (1 - (1 - min(topk / experts, 1.0)) ** np.asarray(tokens, dtype=np.float64)))
 
 
-def experts_seconds(
-    tokens: Size,
-    *,
-    experts: int,
-    topk: int,
-    local_share: float,
-    weight_elements: float,
-    weight_bits: float,
-    row_elements: float,
-    peak: float,
-    device: Device,
-) -> Array:
-    """Seconds of a layer's experts on one rank.
+class RoutedExperts(Protocol):
+    """A layer's experts on one rank, as far as their time follows from it."""
 
-    tokens: of all ranks that share the experts. local_share: part of the experts (and so of the rows) on this rank.
-    weight_elements: of one expert on this rank, all its matrices. row_elements: read and written besides weights for a
-    (token, expert) pair. peak: dense FLOP/s in the dtype that they multiply in.
-    """
-    row = experts_row(device, weight_bits)
-    rows = np.asarray(tokens, dtype=np.float64) * topk * local_share
-    touched = touched_experts(tokens, experts, topk) * local_share
-    moved = touched * weight_elements * weight_bits / 8 + rows * row_elements * 2
+    @property
+    def experts(self) -> int:
+        """Of all ranks together."""
+
+    @property
+    def topk(self) -> int:
+        """Experts that a token chooses."""
+
+    @property
+    def local_share(self) -> float:
+        """Part of the experts, and so of the rows, on this rank."""
+
+    @property
+    def elements(self) -> float:
+        """Of the weights of one expert on this rank, all its matrices."""
+
+    @property
+    def bits(self) -> float:
+        """Of an element, as it is stored."""
+
+    @property
+    def row_elements(self) -> float:
+        """Read and written besides weights for a (token, expert) pair."""
+
+
+def experts_seconds(tokens: Size, layer: RoutedExperts, *, peak: float, device: Device) -> Array:
+    """Seconds of a layer's experts on one rank. tokens: of all ranks that share the experts. peak: dense FLOP/s in the
+    dtype that they multiply in."""
+    row = experts_row(device, layer.bits)
+    rows = np.asarray(tokens, dtype=np.float64) * layer.topk * layer.local_share
+    touched = touched_experts(tokens, layer.experts, layer.topk) * layer.local_share
+    moved = touched * layer.elements * layer.bits / 8 + rows * layer.row_elements * 2
     memory = moved / (device.memory_bytes_per_s * row.memory_efficiency)
-    compute = 2 * rows * weight_elements / (peak * row.compute_efficiency)
+    compute = 2 * rows * layer.elements / (peak * row.compute_efficiency)
     # many rows to an expert fill tiles: the share grows to that of grouped matmuls of training
     full = np.minimum(1.0, rows / np.maximum(touched, 1e-9) / 512)
     compute = compute / (1 + full * (0.55 / row.compute_efficiency - 1) * (row.compute_efficiency < 0.55))

@@ -159,7 +159,10 @@ def op_seconds(
             return _captured(op, work, setting, device, curves, backward=False)
         case Matmul():
             low = _low(op, fp8)
-            price = _matmuls(op, block, setting, device, curves, "forward", work, low, load, experts)
+            of = _Contraction(
+                op=op, block=block, setting=setting, device=device, curves=curves, low=low, load=load, experts=experts
+            )
+            price = _matmuls(of, "forward", work)
             price = price + _widened(op, block, setting, device, curves)
             return price + _cast(op.inputs[0], block, setting, device, curves, cast) if low else price
         case "attention":
@@ -219,7 +222,10 @@ def grad_seconds(
             return _captured(op, work, setting, device, curves, backward=True)
         case Matmul():
             low = _low(op, fp8)
-            price = _matmul_grad(op, grad, block, setting, device, curves, work, low, load, experts)
+            of = _Contraction(
+                op=op, block=block, setting=setting, device=device, curves=curves, low=low, load=load, experts=experts
+            )
+            price = _matmul_grad(of, grad, work)
             if grad.phase == "weight_grad":
                 return price
             price = price + _widened(op, block, setting, device, curves)
@@ -440,19 +446,26 @@ def _count(dims: Iterable[Dim], sizes: Mapping[str, Any]) -> Size:
     return numel(dims, sizes)
 
 
-def _matmuls(
-    op: Op,
-    block: Block,
-    setting: Setting,
-    device: Device,
-    curves: Curves,
-    role: str,
-    work: Work,
-    low: Low,
-    load: float,
-    experts: Experts,
-) -> OpPrice:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Contraction:
+    """An op that is priced as matmuls, and how they run."""
+
+    op: Op
+    block: Block
+    setting: Setting
+    device: Device
+    curves: Curves
+    low: Low
+    """The number format, where that is narrower than the op's own."""
+    load: float
+    """As in `op_seconds`."""
+    experts: Experts
+
+
+def _matmuls(of: _Contraction, role: str, work: Work) -> OpPrice:
     """One of the three matmuls of a contraction: `forward`, `left` or `right` (the gradient of that operand)."""
+    op, block, setting, device, curves = of.op, of.block, of.setting, of.device, of.curves
+    low, load, experts = of.low, of.load, of.experts
     shape = _shape(op, block, setting.sizes, load)
     weights: Size = 0
     if device.kind == "tpu" and _rows(op) in ("tokens", "experts"):
@@ -498,25 +511,16 @@ def _matmuls(
     return OpPrice(device_s=seconds, kernels=1)
 
 
-def _matmul_grad(
-    op: Op,
-    grad: GradOp,
-    block: Block,
-    setting: Setting,
-    device: Device,
-    curves: Curves,
-    work: Work,
-    low: Low,
-    load: float,
-    experts: Experts,
-) -> OpPrice:
+def _matmul_grad(of: _Contraction, grad: GradOp, work: Work) -> OpPrice:
+    """The matmuls of a step of a contraction's backward, and the sum of a bias's gradient."""
+    op, block, setting, device, curves = of.op, of.block, of.setting, of.device, of.curves
     sides = [side for side, name in zip(("left", "right"), op.inputs, strict=False) if name in grad.grads_out]
     total = FREE
     share = Work(read_bytes=work.read_bytes, write_bytes=work.write_bytes)
     if len(sides) == 2:  # each matmul reads the incoming gradient and one operand, and writes the other's gradient
         share = Work(read_bytes=work.read_bytes // 2, write_bytes=work.write_bytes // 2)
     for side in sides:
-        total = total + _matmuls(op, block, setting, device, curves, side, share, low, load, experts)
+        total = total + _matmuls(of, side, share)
     if len(op.inputs) > 2 and op.inputs[2] in grad.grads_out:  # a bias: the incoming gradient summed over rows
         incoming = nbytes(block.tensor(op.outputs[0]), setting.sizes, setting.dtypes)
         total = total + OpPrice(device_s=stream_seconds(incoming, 0, device, curves, kind="reduce"), kernels=1)

@@ -309,17 +309,7 @@ class IterationPrice:
         dtype = {"fp8": "fp8", "fp4": "fp4", "int8": "int8"}.get(experts.product, "bf16")
         dtype, _ = _multiplied(self.device, dtype, 8)
         peak = half_peak(self.device) if dtype == "bf16" else self.device.flops_per_s(dtype)
-        return experts_seconds(
-            tokens * self.serving.dp,
-            experts=experts.experts,
-            topk=experts.topk,
-            local_share=experts.local_share,
-            weight_elements=experts.elements,
-            weight_bits=experts.bits,
-            row_elements=experts.row_elements,
-            peak=peak,
-            device=self.device,
-        )
+        return experts_seconds(tokens * self.serving.dp, experts, peak=peak, device=self.device)
 
     def _sum_s(self, nbytes: Array) -> Array:
         link = self.tp_link

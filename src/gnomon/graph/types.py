@@ -199,11 +199,11 @@ class Layer:
     """The call."""
     index: int
     """Which repeat, from 0."""
+    label: str = field(init=False, repr=False, compare=False)
+    """`layers[17]`, or the call's name: made once, since a search looks layers up by it a million times."""
 
-    @property
-    def label(self) -> str:
-        """`layers[17]`, or the call's name."""
-        return self.call.label(self.index)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", self.call.label(self.index))
 
 
 def layers_of(calls: tuple[Call, ...]) -> Iterator[Layer]:

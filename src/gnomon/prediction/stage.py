@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import PlanError
-from gnomon.graph import DTYPE_BITS, Block, Graph, Kernels, Layer, nbytes, no_grad_inputs
+from gnomon.graph import DTYPE_BITS, Block, Call, Graph, Kernels, Layer, nbytes, no_grad_inputs
 from gnomon.hardware import Cluster, Device
 from gnomon.plans import LayerSaving, Layout, Mesh, Plan, Precision, divided_layers, savings, select, stage_layers
 from gnomon.prediction.layer import layer_price
-from gnomon.prediction.layer_types import Kept, KernelFacts, LayerPrice, LocalContext, Phase
+from gnomon.prediction.layer_types import KernelFacts, LayerPrice, LocalContext, Phase
 from gnomon.prediction.vocabulary import VocabularyShare
 from gnomon.prices.attention import Pieces
 from gnomon.prices.links import AxisLink, axis_link
@@ -107,15 +107,23 @@ class StagePrice:
         seen: set[tuple[str, str, str]] = set()
         out = []
         before = None
+        known: dict[tuple[int, int], _Sources] = {}  # a run of layers has one call and one price
+        sums: dict[tuple[int, int, tuple[int, ...]], int] = {}
         for layer, price in zip(self.in_order, self.order, strict=True):
-            size = 0
+            at = id(layer.call), id(price)
+            if at not in known:
+                known[at] = _Sources.of(layer.call, price)
             away = _read_from(before, layer) if price.input_away else frozenset()
-            for kept in price.kept:
-                source = _source(layer, kept, price)
-                if kept.tensor not in away and source not in seen:
-                    size += kept.bytes
-                seen.add(source)
-            out.append(size)
+            new = []
+            for i, source in enumerate(known[at].of_layer(layer.index)):
+                if source not in seen:
+                    seen.add(source)
+                    if price.kept[i].tensor not in away:
+                        new.append(i)
+            counted = tuple(new)
+            if (*at, counted) not in sums:
+                sums[(*at, counted)] = sum(price.kept[i].bytes for i in counted)
+            out.append(sums[(*at, counted)])
             before = layer
         return tuple(out)
 
@@ -301,17 +309,48 @@ def _read_from(before: Layer | None, layer: Layer) -> frozenset[str]:
     return frozenset(own for own, maker in makers if before is None or before.call.name == maker)
 
 
-def _source(layer: Layer, kept: Kept, price: LayerPrice) -> tuple[str, str, str]:
-    """Where a kept tensor was made: (call, which repeat, tensor)."""
-    call, repeat = layer.call, str(layer.index)
-    if kept.is_input:
-        chained = {own: out for out, own in call.chain}
-        if layer.index > 0 and kept.tensor in chained:
-            return call.name, str(layer.index - 1), chained[kept.tensor]
-        maker, _, tensor = dict(call.inputs)[kept.tensor].partition(".")
-        return maker, "last", tensor
-    ends = layer.index == call.repeat - 1 and kept.tensor in price.sharded.block.outputs
-    return call.name, "last" if ends else repeat, kept.tensor
+class _Sources(NamedTuple):
+    """Where the tensors were made that layers of one call keep: (call, which repeat, tensor) of each."""
+
+    first: tuple[tuple[str, str, str], ...]
+    """Of the first repeat."""
+    chained: tuple[str, ...]
+    """Of later ones: the tensor of the repeat before that it is; empty for those of the repeat itself, and for inputs
+    that every repeat reads."""
+    same: tuple[bool, ...]
+    """Whether it is an input that every repeat reads."""
+    outputs: tuple[bool, ...]
+    """Whether later calls read that of the last repeat."""
+    call: Call
+
+    @classmethod
+    def of(cls, call: Call, price: LayerPrice) -> _Sources:
+        """Of what a price keeps."""
+        chain, inputs, outputs = {own: out for out, own in call.chain}, dict(call.inputs), price.sharded.block.outputs
+        first, chained = [], []
+        for kept in price.kept:
+            if kept.is_input:
+                maker, _, tensor = inputs[kept.tensor].partition(".")
+                first.append((maker, "last", tensor))
+                chained.append(chain.get(kept.tensor, ""))
+            else:
+                first.append((call.name, "0", kept.tensor))
+                chained.append("")
+        same = tuple(kept.is_input and not out for kept, out in zip(price.kept, chained, strict=True))
+        ends = tuple(not kept.is_input and kept.tensor in outputs for kept in price.kept)
+        return cls(tuple(first), tuple(chained), same, ends, call)
+
+    def of_layer(self, index: int) -> list[tuple[str, str, str]]:
+        """Of one repeat."""
+        name, here, before, last = self.call.name, str(index), str(index - 1), index == self.call.repeat - 1
+        return [
+            first
+            if same or (chained and not index)
+            else (name, before, chained)
+            if chained
+            else (name, "last" if output and last else here, first[2])
+            for first, chained, same, output in zip(self.first, self.chained, self.same, self.outputs, strict=True)
+        ]
 
 
 def width(dtype: str) -> int:

@@ -67,6 +67,8 @@ def test_an_adapter_is_a_model_of_its_own_name(client: Any) -> None:
     assert other.model == "other" and other.choices[0].text != plain.choices[0].text
     with pytest.raises(openai.NotFoundError, match="'tiny', 'other'"):
         client.completions.create(model="third", **asked)
+    with pytest.raises(openai.BadRequestError, match="made by encoders"):
+        client.embeddings.create(model="tiny", input="hello")
 
 
 def test_a_stop_string_ends_an_answer_and_is_not_told(client: Any) -> None:

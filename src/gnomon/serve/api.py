@@ -76,7 +76,7 @@ class Served:
 
 def completion(body: object, served: Served) -> Wanted:
     """Of /v1/completions."""
-    fields = _fields(body, COMPLETION, served)
+    fields = fields_of(body, COMPLETION, served)
     if fields.get("suffix"):
         raise InputError("suffix is not supported: no model here fills in the middle", "$.suffix")
     prompts = _prompts(fields.get("prompt"), served.words)
@@ -93,7 +93,7 @@ def completion(body: object, served: Served) -> Wanted:
 
 def chat(body: object, served: Served) -> Wanted:
     """Of /v1/chat/completions."""
-    fields = _fields(body, CHAT, served)
+    fields = fields_of(body, CHAT, served)
     tools = _tools(fields)
     choice = fields.get("tool_choice") or ("auto" if tools else "none")
     forced = _forced(choice, tools)
@@ -187,7 +187,8 @@ def _wanted(
     )
 
 
-def _fields(body: object, known: frozenset[str], served: Served) -> Body:
+def fields_of(body: object, known: frozenset[str], served: Served) -> Body:
+    """An object of known fields, for a model that is served. InputError for another."""
     if not isinstance(body, dict):
         raise InputError("the body is a JSON object")
     for name, value in body.items():

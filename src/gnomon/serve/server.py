@@ -14,14 +14,18 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from gnomon.errors import GnomonError, InputError
+from gnomon.runtime.checkpoint.pretrained import model_of
 from gnomon.serve import api
+from gnomon.serve.embeddings import Texts, answer, texts
+from gnomon.serve.encoder import Encoder, is_encoder
 from gnomon.serve.load import look
+from gnomon.serve.matrices import AS_STORED
 from gnomon.serve.messages import Ask, Failed, Told
 from gnomon.serve.metrics import Metrics
 from gnomon.serve.router import Router
@@ -46,18 +50,53 @@ class Refused(Exception):
 class Server:
     """What the handlers share."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, encoder: Encoder | None = None) -> None:
+        """encoder: what answers, in place of workers."""
+        self.settings, self.encoder = settings, encoder
+        self.embedding, self.turn = 0, asyncio.Lock()
+        """Texts that wait for the encoder or are in it, and whose turn it is."""
         self.words = Vocabulary.open(Path(settings.folder), settings.tokenizer)
         self.router = Router(settings)
         self.metrics = Metrics(self.router, settings.name)
 
     def served(self) -> api.Served:
         """What bodies are read against."""
-        longest = self.router.max_model_len
+        size = self.words.vocab_size if self.encoder is None else self.encoder.vocab_size
         return api.Served(
-            names=self.settings.names, words=self.words, max_model_len=longest, vocab_size=self.words.vocab_size
+            names=self.settings.names, words=self.words, max_model_len=self.max_model_len, vocab_size=size
         )
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a request."""
+        return self.router.max_model_len if self.encoder is None else self.encoder.max_len
+
+    async def embed(self, asked: Texts, gone: Callable[[], Awaitable[bool]]) -> dict[str, Any]:
+        """Vectors of texts, one after the other. Refused where too many wait. gone: whether nobody waits any more."""
+        encoder, count = self.encoder, len(asked.ids)
+        if encoder is None:
+            raise Refused(
+                400, f"{self.settings.name} writes words, and embeddings are made by encoders (BERT's family)"
+            )
+        if self.embedding and self.embedding + count > self.settings.max_waiting:
+            self.metrics.refused.inc()
+            raise Refused(
+                429,
+                f"{self.embedding} texts wait already, and at most {self.settings.max_waiting} may; ask again later",
+                "rate_limit_error",
+                **{"Retry-After": str(1 + self.embedding // 32)},
+            )
+        self.embedding += count
+        made = []
+        try:
+            for ids in asked.ids:
+                async with self.turn:  # a long list lets others in between
+                    made.append((await asyncio.to_thread(encoder.embed, list(ids))).numpy())
+                if await gone():
+                    break
+        finally:
+            self.embedding -= count
+        return answer(asked, made)
 
     def check_key(self, header: str) -> None:
         """Refused without the key, where there is one."""
@@ -189,8 +228,8 @@ def _error(refused: Refused, param: str | None = None) -> dict[str, Any]:
     return {"error": {"message": refused.why, "type": refused.kind, "param": param, "code": refused.status}}
 
 
-def application(settings: Settings) -> Any:
-    """The app. InputError where packages or the tokenizer are not there."""
+def application(settings: Settings, encoder: Encoder | None = None) -> Any:
+    """The app. encoder: what answers, in place of workers. InputError where packages or the tokenizer are not there."""
     try:
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
@@ -201,7 +240,7 @@ def application(settings: Settings) -> Any:
     except ImportError as error:
         raise InputError(INSTALL) from error
     try:
-        server = Server(settings)
+        server = Server(settings, encoder)
     except ImportError as error:
         raise InputError(INSTALL) from error
 
@@ -227,6 +266,8 @@ def application(settings: Settings) -> Any:
 
     def answering(read: Callable[[object, api.Served], api.Wanted]) -> Callable[[Any], Any]:
         async def run(request: Any) -> Any:
+            if encoder is not None:
+                raise Refused(400, f"{settings.name} is an encoder, which writes no words; ask /v1/embeddings")
             body = await server.body(request)
             wanted = await asyncio.to_thread(read, body, server.served())
             asked = server.ask(wanted)
@@ -236,12 +277,17 @@ def application(settings: Settings) -> Any:
 
         return guarded(run)
 
+    async def embeddings(request: Any) -> Any:
+        body = await server.body(request)
+        asked = await asyncio.to_thread(texts, body, server.served())
+        return JSONResponse(await server.embed(asked, request.is_disconnected))
+
     def card(name: str) -> dict[str, Any]:
         own = {"id": name, "object": "model", "created": 0, "owned_by": "gnomon"}
         return own if name == settings.name else {**own, "parent": settings.name}
 
     async def models(request: Any) -> Any:
-        length = server.router.max_model_len
+        length = server.max_model_len
         return JSONResponse(
             {"object": "list", "data": [{**card(name), "max_model_len": length} for name in settings.names]}
         )
@@ -255,24 +301,27 @@ def application(settings: Settings) -> Any:
         return Response(status_code=200)
 
     async def ready(request: Any) -> Any:
-        return Response(status_code=200 if server.router.is_ready else 503)
+        return Response(status_code=200 if encoder is not None or server.router.is_ready else 503)
 
     async def metrics(request: Any) -> Any:
         return Response(server.metrics.text(), media_type=server.metrics.content_type)
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
-        await server.router.start()
-        length, where = server.router.max_model_len, getattr(app.state, "address", settings.host)
+        if encoder is None:
+            await server.router.start()
+        length, where = server.max_model_len, getattr(app.state, "address", settings.host)
         print(f"gnomon: serving {settings.name} on {where} ({length} tokens a request)", file=sys.stderr, flush=True)
         try:
             yield
         finally:
-            await server.router.stop()
+            if encoder is None:
+                await server.router.stop()
 
     routes = [
         Route("/v1/completions", answering(api.completion), methods=["POST"]),
         Route("/v1/chat/completions", answering(api.chat), methods=["POST"]),
+        Route("/v1/embeddings", guarded(embeddings), methods=["POST"]),
         Route("/v1/models", guarded(models)),
         Route("/v1/models/{name:path}", guarded(model)),
         Route("/health", health),
@@ -308,17 +357,30 @@ async def _unless_gone(request: Any, asked: Asked, made: Any, empty: Any) -> Any
         asked.cancel()
 
 
-def serve(settings: Settings) -> int:
-    """Runs until SIGTERM or SIGINT; requests that run then have `drain_s` to end."""
+def _looked(settings: Settings) -> Encoder | None:
+    """The encoder that a folder is of; of a decoder, whose workers read it, only whether it can be served."""
+    folder = Path(settings.folder)
+    if is_encoder(model_of(folder).graph):
+        if settings.adapters or settings.weights != AS_STORED or settings.workers > 1:
+            raise InputError(
+                "an encoder is served as its folder has it, by one process; leave --lora, --weights, --replicas"
+            )
+        settings.use_threads()
+        return Encoder.open(folder, settings.dtype, settings.max_model_len)
     look(
-        Path(settings.folder),
+        folder,
         settings.rules,
         dtype=settings.dtype,
         kv_bytes=settings.kv_bytes,
         weights=settings.weights,
         max_model_len=settings.max_model_len,
     )
-    app = application(settings)
+    return None
+
+
+def serve(settings: Settings) -> int:
+    """Runs until SIGTERM or SIGINT; requests that run then have `drain_s` to end."""
+    app = application(settings, _looked(settings))
     import uvicorn
 
     try:

@@ -41,6 +41,13 @@ class Vocabulary:
         """Ids of a text, with what the tokenizer puts before it."""
         return self.encoder.prompt(text)
 
+    def text(self, text: str) -> list[int]:
+        """Ids of a whole text, with what the tokenizer puts before and after it."""
+        if self.encoder.tokenizer is None:
+            return list(text.encode())
+        ids: list[int] = self.encoder.tokenizer.encode(text).ids
+        return ids
+
     def conversation(self, text: str) -> list[int]:
         """Ids of what a chat template wrote, which has its special tokens."""
         if self.encoder.tokenizer is None:

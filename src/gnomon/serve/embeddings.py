@@ -1,0 +1,92 @@
+"""`/v1/embeddings` as values: a body to texts, vectors to an answer, in OpenAI's words.
+
+Leaves out the model (`encoder`) and HTTP (`server`).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.errors import InputError
+from gnomon.serve.api import Served, fields_of
+from gnomon.serve.vocabulary import Vocabulary
+
+FIELDS = frozenset("model input encoding_format dimensions user".split())
+MOST_TEXTS = 2048
+"""Of a body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """What a body asks for."""
+
+    ids: tuple[tuple[int, ...], ...]
+    base64: bool
+    """Whether vectors are told as the bytes of float32."""
+    dimensions: int | None
+    """Of a vector: its first so many, made length 1 again; None: all."""
+    model: str
+
+
+def texts(body: object, served: Served) -> Texts:
+    """InputError for a body that asks for something else."""
+    fields = fields_of(body, FIELDS, served)
+    given = fields.get("input")
+    if isinstance(given, str) or (isinstance(given, list) and given and all(_is_id(one) for one in given)):
+        given = [given]
+    if not isinstance(given, list) or not 0 < len(given) <= MOST_TEXTS:
+        raise InputError(f"input is a text, or a list of 1 to {MOST_TEXTS} texts or lists of tokens", "$.input")
+    ids = tuple(_ids(one, served.words) for one in given)
+    for one in ids:
+        if not one:
+            raise InputError("a text has no token; say something", "$.input")
+        if len(one) > served.max_model_len:
+            raise InputError(
+                f"a text has {len(one)} tokens, and the model takes at most {served.max_model_len}; shorten it",
+                "$.input",
+            )
+        if max(one) >= served.vocab_size:
+            raise InputError(f"input has token {max(one)}, and tokens are 0 to {served.vocab_size - 1}", "$.input")
+    form, dimensions = fields.get("encoding_format") or "float", fields.get("dimensions")
+    if form not in ("float", "base64"):
+        raise InputError("encoding_format is float or base64", "$.encoding_format")
+    if dimensions is not None and not (_is_id(dimensions) and dimensions > 0):
+        raise InputError("dimensions is a whole number above 0", "$.dimensions")
+    return Texts(
+        ids=ids, base64=form == "base64", dimensions=dimensions, model=str(fields.get("model") or served.names[0])
+    )
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _ids(value: object, words: Vocabulary) -> tuple[int, ...]:
+    if isinstance(value, str):
+        return tuple(words.text(value))
+    if isinstance(value, list) and all(_is_id(one) for one in value):
+        return tuple(value)
+    raise InputError("input is a text, or a list of texts or of lists of tokens", "$.input")
+
+
+def answer(asked: Texts, vectors: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
+    """InputError where vectors have fewer dimensions than were asked for."""
+    made = []
+    for index, vector in enumerate(vectors):
+        if asked.dimensions is not None:
+            if asked.dimensions > len(vector):
+                raise InputError(f"dimensions is at most {len(vector)}, which the model has", "$.dimensions")
+            vector = vector[: asked.dimensions]
+            vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
+        told: Any = vector.astype("<f4")
+        told = base64.b64encode(told.tobytes()).decode() if asked.base64 else told.tolist()
+        made.append({"object": "embedding", "index": index, "embedding": told})
+    tokens = sum(map(len, asked.ids))
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": made, "model": asked.model, "usage": usage}

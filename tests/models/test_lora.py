@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
 import gnomon
 from gnomon.errors import GraphError
+from gnomon.formats import programs
+from gnomon.formats.given import Given
 from gnomon.graph import BF16, Graph
 from gnomon.graph.backward import backward
 from gnomon.hardware import parse_cluster
@@ -16,6 +19,7 @@ from gnomon.models.lora import Adapters, parse_adapters, with_adapters
 from gnomon.models.presets import model
 from gnomon.ops.kernels import FUSED
 from gnomon.plans import Fp8, Layout, Mesh, Optimizer, Plan, Precision, Schedule, Workload
+from gnomon.prediction import predict
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.predict import stages_of
 from gnomon.prices.collectives import collective_seconds
@@ -232,3 +236,40 @@ def test_names() -> None:
 def test_refused(name: str) -> None:
     with pytest.raises(GraphError):
         model(name)
+
+
+def test_dora_trains_a_vector_and_keeps_what_it_scales() -> None:
+    """peft keeps of an adapted linear what it wrote and what its adapter did, for the gradient of the vector: two
+    tensors as wide as its output (measured of peft 0.21, T x out x 2 bytes each)."""
+    plain, scaled = model("llama-3.2-1b+lora8:q_proj,down_proj"), model("llama-3.2-1b+dora8:q_proj,down_proj")
+    assert scaled.name == "llama-3.2-1b+dora8:q_proj,down_proj"
+    assert scaled.num_parameters() - plain.num_parameters() == 16 * (2048 + 2048)
+    kept = []
+    for graph in (plain, scaled):
+        made = predict(
+            graph,
+            parse_cluster("1x1xa100-sxm-80gb"),
+            Plan(schedule=Schedule(micro_batch_size=1)),
+            Workload(global_batch_size=1, seq_len=1024),
+        )
+        kept.append(made.tightest.by_class["activations"])
+    assert kept[1] - kept[0] == pytest.approx(16 * 2 * 2 * 1024 * 2048 * 2, rel=0.02)
+
+
+def test_dora_by_every_trainer_s_word(tmp_path: Path) -> None:
+    factory = "model_name_or_path: Qwen/Qwen2.5-1.5B\nstage: sft\nfinetuning_type: lora\ncutoff_len: 1024\n"
+    axolotl = "base_model: Qwen/Qwen2.5-1.5B\nsequence_len: 1024\nmicro_batch_size: 1\nlora_target_linear: true\n"
+    tune = "model: {_component_: torchtune.models.qwen2_5.COMPONENT, lora_attn_modules: [q_proj]MORE}\nbatch_size: 1\n"
+    for text in (
+        f"{factory}use_dora: true\n",
+        f"{axolotl}adapter: dora\n",
+        f"{axolotl}adapter: lora\npeft_use_dora: true\n",
+        tune.replace("COMPONENT", "dora_qwen2_5_1_5b_base").replace("MORE", ""),
+        tune.replace("COMPONENT", "lora_qwen2_5_1_5b_base").replace("MORE", ", use_dora: True"),
+    ):
+        (path := tmp_path / "job.yaml").write_text(text)
+        kind = programs.recognised(path)
+        assert kind is not None
+        job = kind.read(path, Given(devices=1, seq_len=1024))
+        assert "+dora" in job.graph().name, text
+        assert any("norms of the adapted weights" in str(one) for one in job.unexpressed)

@@ -394,17 +394,36 @@ def model_of(f: Fields, key: str, given: Given, folder: Path | None, assumed: li
 
 
 def adapted(
-    f: Fields, model: Network | str, rank: int, targets: Sequence[str], *, four_bits: bool, named: str
+    f: Fields,
+    model: Network | str,
+    rank: int,
+    targets: Sequence[str],
+    *,
+    four_bits: bool,
+    named: str,
+    magnitudes: bool = False,
 ) -> Network | str:
     """The network frozen, with adapters of `rank` on `targets` (none: on all linears of layers). Targets that it has
-    not (joined projections, experts) are listed under `named`."""
+    not (joined projections, experts) are listed under `named`. magnitudes: DoRA, which a switch of its own asks for
+    too."""
     graph = network_graph(model)
     layers = {call.block for call in graph.calls if call.first is not None}
     known = {op.path.rpartition(".")[2] for block in graph.blocks if block.name in layers for op in block.ops}
     there = tuple(t for t in dict.fromkeys(targets) if any(fnmatchcase(name, t) for name in known))
     if missing := [t for t in targets if t not in there]:
         f.note_default(named, ", ".join(missing), "no linear of this network has the name: without its adapter")
-    return with_adapters(graph, Adapters(rank=rank, targets=there, base="nf4" if four_bits else "compute"))
+    magnitudes = any([flag(f, key) for key in MAGNITUDES]) or magnitudes
+    if magnitudes:
+        f.note_default(next((key for key in MAGNITUDES if f.has(key)), "dora"), "true", NORMS)
+    base: Literal["compute", "nf4"] = "nf4" if four_bits else "compute"
+    return with_adapters(graph, Adapters(rank=rank, targets=there, base=base, magnitudes=magnitudes))
+
+
+MAGNITUDES = ("use_dora", "peft_use_dora", "model.use_dora")
+"""Switches of DoRA."""
+NORMS = (
+    "each forward computes the norms of the adapted weights, some passes over each: not priced, so somewhat too fast"
+)
 
 
 def optimizer_of(f: Fields, key: str, default: str) -> str:

@@ -1,10 +1,10 @@
-"""Low-rank adapters on a frozen model: LoRA (Hu et al. 2021) and QLoRA (Dettmers et al. 2023).
+"""Low-rank adapters on a frozen model: LoRA (Hu et al. 2021), QLoRA (Dettmers et al. 2023) and DoRA (Liu et al. 2024).
 
 `with_adapters(graph, adapters)` returns the same model whose weights are read and not trained: states of the job in
 place of parameters, so they have no gradient and no optimizer state, and no matmul makes one. Next to each linear of a
 target stand two small ones, `lora_A` and `lora_B`, whose matmul is scaled and added. `parse_adapters` reads the end of
-a model's name: `llama-3.1-70b+lora16`, `+qlora16`, `+lora16:q_proj,v_proj`. Leaves out adapters on experts and
-embeddings, dropout before them, and that the first layer's input needs no gradient.
+a model's name: `llama-3.1-70b+lora16`, `+qlora16`, `+lora16:q_proj,v_proj`, `+dora16`. Leaves out adapters on experts
+and embeddings, dropout before them, that the first layer's input needs no gradient, and the norms of DoRA's weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gnomon.ops.op import AttrValue, attrs
 NF4 = "fp4_e2m1"
 """dtype that stands for NF4 in a graph: four bits."""
 
-_NAME = re.compile(r"(?P<model>.+)\+(?P<kind>q?lora)(?P<rank>\d+)(?::(?P<targets>[\w.*,]+))?")
+_NAME = re.compile(r"(?P<model>.+)\+(?P<kind>q?[ld]ora)(?P<rank>\d+)(?::(?P<targets>[\w.*,]+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,9 @@ class Adapters:
     """What the factor multiplies: what `lora_B` writes, or what `lora_A` does, which is narrow."""
     dropout: float = 0.0
     """Of what `lora_B` writes."""
+    magnitudes: bool = False
+    """DoRA: a trained vector scales what the linear and its adapter write. It is divided by the norm of each row of the
+    weight with its adapter, which is no part of the graph: a forward computes it without gradients."""
     base: Literal["compute", "nf4"] = "compute"
     """How frozen linears of layers are stored: in the compute dtype, or in NF4, widened before each matmul."""
 
@@ -51,21 +54,23 @@ class Adapters:
 
     def __str__(self) -> str:
         targets = f":{','.join(self.targets)}" if self.targets else ""
-        return f"+{'qlora' if self.base == 'nf4' else 'lora'}{self.rank}{targets}"
+        kind = f"{'q' if self.base == 'nf4' else ''}{'dora' if self.magnitudes else 'lora'}"
+        return f"+{kind}{self.rank}{targets}"
 
 
 def parse_adapters(name: str) -> tuple[str, Adapters | None]:
     """(name of the model, its adapters) of `llama-3.1-70b+lora16`; None where the name has no such end."""
     match = _NAME.fullmatch(name)
     if match is None:
-        if "+lora" in name or "+qlora" in name:
+        if re.search(r"\+q?[ld]ora", name):
             raise GraphError(
-                f"{name!r}: adapters are written MODEL+lora16, MODEL+qlora16 or MODEL+lora16:q_proj,v_proj"
+                f"{name!r}: adapters are written MODEL+lora16, +qlora16, +dora16, or MODEL+lora16:q_proj,v_proj"
             )
         return name, None
     targets = tuple(part for part in (match["targets"] or "").split(",") if part)
-    base: Literal["compute", "nf4"] = "nf4" if match["kind"] == "qlora" else "compute"
-    return match["model"], Adapters(rank=int(match["rank"]), targets=targets, base=base)
+    base: Literal["compute", "nf4"] = "nf4" if match["kind"].startswith("q") else "compute"
+    rank, magnitudes = int(match["rank"]), match["kind"].endswith("dora")
+    return match["model"], Adapters(rank=rank, targets=targets, base=base, magnitudes=magnitudes)
 
 
 def with_adapters(graph: Graph, adapters: Adapters) -> Graph:
@@ -167,5 +172,12 @@ def _adapter(block: Block, op: Op, adapters: Adapters, before: str) -> tuple[tup
     last = step("lora_B", "linear", (before, b), y.dims, contracts=(inner.name,), attrs=mate)
     for kind, what, given in _after(adapters)[:-1]:
         last = step(what, kind, (last,), y.dims, attrs=tuple(sorted((*given, *mate))))
-    add = Op(kind="add", path=f"{op.path}.sum", inputs=(f"{op.path}.base", last), outputs=(y.name,), attrs=mate)
+    plain = f"{op.path}.base"
+    if adapters.magnitudes:  # peft scales either by itself, and keeps both for the vector's gradient
+        vector = trained("lora_magnitude_vector", out)
+        plain, last = (
+            step("base_scaled", "scale", (plain, vector), y.dims),
+            step("scaled", "scale", (last, vector), y.dims),
+        )
+    add = Op(kind="add", path=f"{op.path}.sum", inputs=(plain, last), outputs=(y.name,), attrs=mate)
     return (*ops, add), tuple(tensors)

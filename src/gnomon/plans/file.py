@@ -159,7 +159,7 @@ def _stack(move: Callable[[Path, str], str], folder: Path, name: str) -> str:
 
 
 def _is_path(name: str) -> bool:
-    file = re.sub(r"\+q?lora[\w:.*,]+$", "", name)  # a model's adapters stand behind its file
+    file = re.sub(r"\+q?[ld]ora[\w:.*,]+$", "", name)  # a model's adapters stand behind its file
     return "/" in file or "\\" in file or file.endswith((".json", ".toml"))
 
 

@@ -23,6 +23,8 @@ def read_runnable_model(name: str) -> tuple[Graph, tuple[str, ...]]:
     """(model with all that its results depend on, notes) of a preset, a config.json or its folder; PlanError for a
     model that the runtime has not."""
     base, adapters = parse_adapters(name)
+    if adapters is not None and adapters.magnitudes:
+        raise PlanError(f"the runtime does not train DoRA's magnitudes; give {base}+lora{adapters.rank}")
     if adapters is not None:
         graph, notes = read_runnable_model(base)
         return with_adapters(graph, adapters), (*notes, f"of {base} the adapters alone are trained")

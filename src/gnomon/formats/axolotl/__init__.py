@@ -111,12 +111,20 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
     targets = () if everything else names_of(f.raw("lora_target_modules"))
     if str(adapter) not in ADAPTERS:
         f.fail("adapter", f"{adapter!r} is no adapter{nearest(str(adapter), ADAPTERS)}: {', '.join(ADAPTERS)}")
-    if adapter not in ("lora", "qlora"):
+    if adapter not in ("lora", "qlora", "dora"):
         f.report("adapter", "adapters of another form; read as LoRA of the same rank")
     if not everything and not targets:
         targets = ("q_proj", "v_proj")
     f.ignore("lora_target_modules", "lora_target_linear")
-    return adapted(f, model, rank, targets, four_bits=four or adapter == "qlora", named="lora_target_modules")
+    return adapted(
+        f,
+        model,
+        rank,
+        targets,
+        four_bits=four or adapter == "qlora",
+        named="lora_target_modules",
+        magnitudes=adapter == "dora",
+    )
 
 
 def _read(path: Path, given: Given) -> Job:
@@ -222,6 +230,7 @@ def _tune(asked: Asked) -> Draft:
     if t.adapters is not None:
         values |= {"adapter": "qlora" if t.four_bits else "lora", "load_in_4bit": t.four_bits}
         values["lora_r"] = t.adapters.rank
+        values |= {"peft_use_dora": True} if t.adapters.magnitudes else {}
         values |= {"lora_target_modules": t.targets} if t.targets else {"lora_target_linear": True}
     if t.fused or t.loss in ("chunked", "fused"):
         values["plugins"] = ["axolotl.integrations.liger.LigerPlugin"]

@@ -60,7 +60,6 @@ INEXPRESSIBLE = {
     "use_muon": "another update; priced as AdamW",
     "use_unsloth*": "kernels of its own: a prediction without is too slow",
     "use_llama_pro": "layers are added",
-    "use_dora": "the size of each column is trained too",
     "mixture_of_depths": "layers skip tokens",
     "use_rslora": "another scale",
     "shift_attn": "shifted sparse attention",
@@ -214,6 +213,7 @@ def _tune(asked: Asked) -> Draft:
     }
     if t.adapters is not None:
         values |= {"lora_rank": t.adapters.rank, "lora_target": ",".join(t.targets) or "all"}
+        values |= {"use_dora": True} if t.adapters.magnitudes else {}
         values |= {"quantization_bit": 4, "quantization_method": "bnb"} if t.four_bits else {}
     elif t.pure:
         values["pure_bf16"] = True

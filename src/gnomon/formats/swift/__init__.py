@@ -63,7 +63,6 @@ NEUTRAL = IRRELEVANT | frozenset(
 
 INEXPRESSIBLE = {
     **TRAINER,
-    "use_dora": "the size of each column is trained too",
     "use_rslora": "another scale",
     "use_galore": "gradients projected to low rank: a prediction without has too much memory",
     "lisa_*": "some layers are trained at a time; read as all",
@@ -198,6 +197,7 @@ def _tune(asked: Asked) -> Draft:
     }
     if t.adapters is not None:
         values |= {"lora_rank": t.adapters.rank, "target_modules": t.targets or "all-linear"}
+        values |= {"use_dora": True} if t.adapters.magnitudes else {}
         values |= {"quant_method": "bnb", "quant_bits": 4} if t.four_bits else {}
     values |= t.trainer()
     words = "".join(f" \\\n  --{key} {_word(value)}" for key, value in values.items())

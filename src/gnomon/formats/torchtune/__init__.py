@@ -105,7 +105,15 @@ def _model(f: Fields, given: Given, assumed: list[str]) -> Network | str:
     targets = [LINEARS.get(name, name) for name in names_of(f.raw("model.lora_attn_modules"))]
     targets += FEED_FORWARD if flag(f, "model.apply_lora_to_mlp") else ()
     four = last.startswith("qlora") or flag(f, "model.quantize_base")
-    return adapted(f, model, f.integer("model.lora_rank", 8), targets, four_bits=four, named="model.lora_attn_modules")
+    return adapted(
+        f,
+        model,
+        f.integer("model.lora_rank", 8),
+        targets,
+        four_bits=four,
+        named="model.lora_attn_modules",
+        magnitudes=last.startswith("dora_"),
+    )
 
 
 def _read(path: Path, given: Given) -> Job:
@@ -196,6 +204,7 @@ def _tune(asked: Asked) -> Draft:
         targets = t.targets or ["q_proj", "k_proj", "v_proj", "o_proj", *FEED_FORWARD]
         back = {ours: theirs for theirs, ours in LINEARS.items()}
         model["lora_attn_modules"] = ",".join(back.get(one, one) for one in targets if one not in FEED_FORWARD)
+        model |= {"use_dora": True} if t.adapters.magnitudes else {}
         model |= {"apply_lora_to_mlp": set(FEED_FORWARD) <= set(targets), "lora_rank": t.adapters.rank}
     losses = {ours: theirs for theirs, ours in LOSSES.items()}
     values: dict[str, object] = {

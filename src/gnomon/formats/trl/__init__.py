@@ -176,6 +176,7 @@ def _tune(asked: Asked) -> Draft:
     if t.adapters is not None:
         values |= {"use_peft": True, "lora_r": t.adapters.rank, "lora_target_modules": t.targets or "all-linear"}
         values |= {"load_in_4bit": True} if t.four_bits else {}
+        values |= {"use_dora": True} if t.adapters.magnitudes else {}
     trainer = t.trainer()
     if t.loss == "chunked" and not t.fused:
         trainer = {name: value for name, value in trainer.items() if "liger" not in name} | {"loss_type": TILED[0]}

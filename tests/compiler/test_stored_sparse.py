@@ -117,6 +117,20 @@ def test_predictions_order_forms_as_their_bytes_and_instructions_do() -> None:
         assert less["dense"] == more["dense"] and less["listed"] < more["listed"]
 
 
+def test_a_matrix_among_others_is_read_from_memory() -> None:
+    """What a storage takes at one row is its bytes at memory's rate, and in a cache less."""
+    shape, held = (4096, 4096), 1e9
+    seconds = {
+        name: stored_choice.storage_s(storage_of(name), shape, 1, held, RATES, MACHINE)
+        for name in ("bf16", "int8", "int4-g64", "4:16-bf16")
+    }
+    for name, took in seconds.items():
+        bytes_s = storage_of(name).bytes(shape) / (1.2 * RATES.memory_bytes_per_s)
+        assert bytes_s <= took < 1.6 * bytes_s, name
+    assert seconds["bf16"] > seconds["int8"] > seconds["4:16-bf16"] > seconds["int4-g64"]
+    assert stored_choice.storage_s(storage_of("int8"), shape, 1, 1e6, RATES, MACHINE) < seconds["int8"]
+
+
 def test_the_choice_says_what_was_predicted_and_tried() -> None:
     storage, arrays, wide = sparse_of("0.9-int8", (128, 256), slice(0))
     packed = stored.repack(arrays, storage, (128, 256), rows=4)

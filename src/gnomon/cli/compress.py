@@ -81,6 +81,9 @@ def _mapping(made: Any, target: Path, storage: Storage, method: str) -> dict[str
         "bytes_before": made.bytes_before,
         "bytes_after": made.bytes_after,
         "loss": None if loss is None else {"before": loss.before, "after": loss.after, "tokens": loss.tokens},
+        "tokens_per_s": None
+        if made.tokens_per_s is None
+        else {"before": made.tokens_per_s[0], "after": made.tokens_per_s[1]},
         "errors": {error.tensor: error.relative for error in made.errors},
         "notes": list(made.notes),
     }
@@ -100,6 +103,9 @@ def _lines(made: Any, target: Path, storage: Storage, method: str) -> tuple[str,
             f"  loss   {loss.before:.4f} -> {loss.after:.4f} a token ({loss.after - loss.before:+.4f}), on "
             f"{loss.tokens:,} held-out tokens"
         )
+    if made.tokens_per_s is not None:
+        before, after = (number(one) for one in made.tokens_per_s)
+        out.append(f"  speed  {before} -> {after} tokens/s predicted (one sequence, one thread, products alone)")
     worst = sorted(made.errors, key=lambda error: -error.relative)[:WORST]
     columns = (Column(name="tensor", align="left"), Column(name="shape"), Column(name="relative error"))
     rows = [(e.tensor, " x ".join(map(str, e.shape)), number(e.relative, 4)) for e in worst]

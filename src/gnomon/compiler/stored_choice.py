@@ -14,8 +14,11 @@ from math import ceil, sqrt
 from gnomon.compiler.machine import Machine
 from gnomon.compiler.stored_sparse import BITS, SIDE, TASK, Form, Taken, form_of, kinds_of
 from gnomon.compiler.tile_cost import Rates
+from gnomon.errors import InputError
 from gnomon.storage.blocks import Blocks
-from gnomon.storage.form import Shape
+from gnomon.storage.dense import Dense
+from gnomon.storage.form import Shape, Storage
+from gnomon.storage.integers import Integers
 from gnomon.storage.n_of_m import NM
 from gnomon.storage.sparse import Share, Sparse
 
@@ -42,40 +45,55 @@ def density_of(storage: Sparse) -> float:
 
 def predicted(storage: Sparse, shape: Shape, rows: int, rates: Rates, machine: Machine) -> dict[Taken, float]:
     """Seconds of each kind, the dense one among them."""
-    out: dict[Taken, float] = {"dense": dense_s(storage.value, shape, rows, rates, machine)}
-    for kind in kinds_of(storage, shape):
-        out[kind] = _seconds(storage, form_of(storage, kind, rows), shape, rows, rates, machine)
-    return out
+    taken: tuple[Taken, ...] = (*kinds_of(storage, shape), "dense")
+    works = {kind: _work(storage, kind, shape, rows) for kind in taken}
+    return {kind: _both(moved, work, byte_s(moved, rates, machine), rates) for kind, (moved, work) in works.items()}
 
 
-def dense_s(value: str, shape: Shape, rows: int, rates: Rates, machine: Machine) -> float:
-    """Of the whole matrix."""
-    panels, steps = -(-shape[0] // SIDE), shape[1] * BITS[value] // 32
-    return _both(64.0 * panels * steps, panels * steps * _tiled(rows) * MULTIPLIED, rates, machine)
+def storage_s(storage: Storage, shape: Shape, rows: int, held: float, rates: Rates, machine: Machine) -> float:
+    """Seconds of a product by a matrix that is stored so, among others of `held` bytes in all, which caches hold or do
+    not. InputError where no kernel multiplies by it."""
+    if isinstance(storage, Sparse):
+        kinds = (*kinds_of(storage, shape), "dense")
+        works = [_work(storage, kind, shape, rows) for kind in kinds]
+    else:
+        bits = 16.0 if isinstance(storage, Dense) and storage.dtype == "bf16" else 32.0
+        if isinstance(storage, Integers):
+            bits = 8.0
+        elif not isinstance(storage, Dense):
+            raise InputError(f"no time is predicted of products by {storage.name}")
+        steps = -(-shape[0] // SIDE) * shape[1] * bits / 32
+        works = [(float(storage.bytes(shape)), steps * _tiled(rows) * MULTIPLIED)]
+    return min(_both(moved, work, byte_s(held, rates, machine), rates) for moved, work in works)
 
 
-def _seconds(storage: Sparse, form: Form, shape: Shape, rows: int, rates: Rates, machine: Machine) -> float:
+def _work(storage: Sparse, kind: str, shape: Shape, rows: int) -> tuple[float, float]:
+    """(bytes, vector instructions)."""
+    if kind == "dense":
+        steps = -(-shape[0] // SIDE) * shape[1] * BITS[storage.value] / 32
+        return 64.0 * steps, steps * _tiled(rows) * MULTIPLIED
+    form = form_of(storage, kind, rows)  # type: ignore[arg-type]
     panels, columns, density = -(-shape[0] // SIDE), form.padded(shape[1]), density_of(storage)
     if form.kind == "n of m":
         steps = float(panels * (columns // form.block) * (16 * form.n // form.m))
         turns = columns // (form.block * form.turn[0])
         moved = 64.0 * (steps + panels * turns * form.turn[1])
-        return _both(moved, steps * _tiled(rows) * PERMUTED, rates, machine)
+        return moved, steps * _tiled(rows) * PERMUTED
     if form.kind == "blocks":
         assert isinstance(storage, Blocks)
         steps = panels * shape[1] * density / form.per
-        return _both(64 * steps, steps * _tiled(rows) * MULTIPLIED, rates, machine)
+        return 64 * steps, steps * _tiled(rows) * MULTIPLIED
     if form.kind == "listed":
         cells = panels * columns // (2 * form.block)
         steps = cells * _steps(storage, form)
         instructions = steps * _tiled(rows) * LISTED + cells * CELL * -(-rows // 8)
-        return _both((64 + 16 * form.per) * steps, instructions, rates, machine)
+        return (64 + 16 * form.per) * steps, instructions
     kept, segments = density * shape[0] * shape[1], -(-shape[0] // TASK) * TASK * -(-shape[1] // form.wide)
     work = 0.0
     for first in range(0, rows, 32):
         lanes = next(n for n in BESIDE if n >= min(rows - first, 32))
         work += kept * BESIDE[lanes] + segments * SEGMENT
-    return _both(6 * kept, work, rates, machine)
+    return 6 * kept, work
 
 
 def _steps(storage: Sparse, form: Form) -> float:
@@ -95,8 +113,8 @@ def _tiled(rows: int) -> int:
     return sum(next(n for n in (1, 2, 4, 6, 8) if n >= len(range(i, rows, many))) for i in range(many))
 
 
-def _both(moved: float, instructions: float, rates: Rates, machine: Machine) -> float:
-    memory, work = moved * byte_s(moved, rates, machine), instructions / rates.instructions_per_s
+def _both(moved: float, instructions: float, a_byte_s: float, rates: Rates) -> float:
+    memory, work = moved * a_byte_s, instructions / rates.instructions_per_s
     return max(memory, work) + (1 - HIDDEN) * min(memory, work)
 
 

@@ -40,8 +40,12 @@ class NM(Sparse):
         return out.reshape(score.shape)
 
     def of_zeros(self, weight: NDArray[np.float32]) -> tuple[Sparse, NDArray[np.bool_]]:
-        mask = self.mask(np.abs(weight))
-        if np.any(weight[~mask]):
+        kept = (weight != 0).reshape(weight.shape[0], -1, self.m)
+        places = np.argsort(~kept, -1, kind="stable")[..., : self.n]  # with zeros, where fewer are kept
+        mask = np.zeros(kept.shape, np.bool_)
+        np.put_along_axis(mask, places, True, -1)
+        mask = mask.reshape(weight.shape)
+        if np.any(kept.sum(-1) > self.n):
             raise InputError(
                 f"more than {self.n} of {self.m} numbers side by side are not 0, so this is not {self.name}"
             )

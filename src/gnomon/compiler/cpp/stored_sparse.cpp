@@ -69,17 +69,20 @@ INLINE Sum mac(Sum sum, __m512i x, __m512i w) {        // GCC 12 copies sums bac
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
     return sum;
 }
+INLINE Sum added(Sum a, Sum b) { return _mm512_add_epi32(a, b); }
 INLINE __m512i taken(__m512i at, __m512i x) { return _mm512_permutexvar_epi8(at, x); }
 INLINE __m512i taken2(__m512i at, __m512i low, __m512i high) { return _mm512_permutex2var_epi8(low, at, high); }
 #elif ACTS == 16
 typedef __m512 Sum;
 INLINE Sum nothing() { return _mm512_setzero_ps(); }
+INLINE Sum added(Sum a, Sum b) { return _mm512_add_ps(a, b); }
 INLINE Sum mac(Sum sum, __m512i x, __m512i w) { return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)x); }
 INLINE __m512i taken(__m512i at, __m512i x) { return _mm512_permutexvar_epi16(at, x); }
 INLINE __m512i taken2(__m512i at, __m512i low, __m512i high) { return _mm512_permutex2var_epi16(low, at, high); }
 #else
 typedef __m512 Sum;
 INLINE Sum nothing() { return _mm512_setzero_ps(); }
+INLINE Sum added(Sum a, Sum b) { return _mm512_add_ps(a, b); }
 INLINE Sum mac(Sum sum, __m512i x, __m512i w) { return _mm512_fmadd_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(w), sum); }
 INLINE __m512i taken(__m512i at, __m512i x) { return _mm512_permutexvar_epi32(at, x); }
 INLINE __m512i taken2(__m512i at, __m512i low, __m512i high) { return _mm512_permutex2var_epi32(low, at, high); }
@@ -192,10 +195,13 @@ __attribute__((noinline)) void tile(const Product& c, int64_t m, int64_t last, i
     const int64_t blocks = c.padded / (2 * BLOCK);
     const uint8_t* w = c.codes + c.starts[panel];
     const uint8_t* steps = (const uint8_t*)c.places + panel * blocks;
+    constexpr int BESIDE = R <= 2 ? 2 : 1;             // sums beside each other, for the latency
+    Sum more[R][BESIDE];
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < BESIDE; i++) more[r][i] = nothing();
     for (int64_t b = 0; b < blocks; b++) {
         __m512i low[R], high[R];
         UNROLL for (int r = 0; r < R; r++) low[r] = _mm512_loadu_si512(x[r] + 128 * b), high[r] = _mm512_loadu_si512(x[r] + 128 * b + 64);
-        for (int step = steps[b]; step; step--) {
+        const auto step = [&](int i) __attribute__((always_inline)) {
 #if ACTS == 8
             const __m512i at = _mm512_loadu_si512(w);
 #elif ACTS == 16
@@ -207,8 +213,11 @@ __attribute__((noinline)) void tile(const Product& c, int64_t m, int64_t last, i
             _mm_prefetch((const char*)w + AHEAD, _MM_HINT_T0);
             _mm_prefetch((const char*)w + 64 + AHEAD, _MM_HINT_T0);
             w += 64 + 16 * PER;
-            UNROLL for (int r = 0; r < R; r++) sum[r][0] = mac(sum[r][0], taken2(at, low[r], high[r]), v);
-        }
+            UNROLL for (int r = 0; r < R; r++) more[r][i] = mac(more[r][i], taken2(at, low[r], high[r]), v);
+        };
+        int left = steps[b];
+        for (; left >= BESIDE; left -= BESIDE) UNROLL for (int i = 0; i < BESIDE; i++) step(i);
+        if (BESIDE > 1 && left) step(0);
     }
 #else
     const int32_t* columns = (const int32_t*)c.places;
@@ -226,12 +235,9 @@ __attribute__((noinline)) void tile(const Product& c, int64_t m, int64_t last, i
         }
         w += 64 * STEPS;
     }
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < BESIDE; i++)
-#if ACTS == 8
-        sum[r][0] = _mm512_add_epi32(sum[r][0], more[r][i]);
-#else
-        sum[r][0] = _mm512_add_ps(sum[r][0], more[r][i]);
 #endif
+#if KIND != 0
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < BESIDE; i++) sum[r][0] = added(sum[r][0], more[r][i]);
 #endif
     UNROLL for (int p = 0; p < P; p++)
         for (int r = 0; r < R && m + r < last; r++)

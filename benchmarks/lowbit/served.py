@@ -4,7 +4,7 @@
 
 Random weights; int4 and 4:16 are folders that `gnomon compress` writes, int8 is rounded as it is read. One thread, one
 sequence, `--tokens` tokens after a prompt of 32, by the engine of `gnomon generate`, in turn in one process. Predicted:
-what `gnomon compress` prints, products alone, with this machine's rates.
+what `gnomon compress` prints, products alone, with this machine's rates in CPU time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ import torch
 from safetensors.torch import save_file
 
 from gnomon.compiler.machine import this_machine
+from gnomon.compiler.tile_cost import Rates
+from gnomon.compiler.tile_cost import measured as measured_rates
 from gnomon.formats.huggingface.known import layout
 from gnomon.runtime.checkpoint.compress import compress, predicted_tokens_per_s
 from gnomon.runtime.checkpoint.pretrained import model_of
@@ -70,14 +72,14 @@ def made(folder: Path, layers: int) -> Path:
     return whole
 
 
-def predicted(whole: Path, name: str) -> float:
-    """Tokens a second, as `gnomon compress` says."""
+def predicted(whole: Path, name: str, at: Rates) -> float:
+    """Tokens a CPU-second, as `gnomon compress` says them a second."""
     model, folder = model_of(whole), Folder.of(whole)
     where = settled(folder, layout(model.graph, model.model_type))
     pieces = {piece.tensor: piece.shape for own in where.pieces.values() for piece in own}
     chosen = {k: (v[0], v[1]) for k, v in pieces.items() if ".layers." in k and len(v) == 2}
     storage: Any = storage_of("2:4" if name == "bf16" else name)
-    said = predicted_tokens_per_s(model.graph, where, chosen, storage)
+    said = predicted_tokens_per_s(model.graph, where, chosen, storage, at)
     assert said is not None
     return said[0] if name == "bf16" else said[1]
 
@@ -91,6 +93,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"to {RESULT.name}")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    at = measured_rates(time.process_time)
     whole = made(options.folder, options.layers)
     engines: dict[str, Any] = {}
     for name in FORMS:
@@ -121,15 +124,16 @@ def main() -> None:
     lines = [
         "# Qwen2.5-0.5B's shape, served\n",
         f"{date.today()}, `python {' '.join(['benchmarks/lowbit/served.py', *sys.argv[1:]])}`, {this_machine().model}, "
-        f"one thread, torch {torch.__version__}, load average {os.getloadavg()[0]:.1f}, random weights, {options.layers} "
-        f"layers. Tokens a CPU-second after the prompt, one sequence: median [least, most] of {options.rounds} rounds. "
+        f"one thread, torch {torch.__version__}, load average {os.getloadavg()[0]:.1f}, random weights, "
+        f"{options.layers} layers. Tokens a CPU-second after the prompt, one sequence: median [least, most] of "
+        f"{options.rounds} rounds. "
         "Predicted: products alone, from the machine's rates.\n",
         "| weights | bytes of matrices | predicted | measured | predicted / measured | times bf16 |",
         "|---|---|---|---|---|---|",
     ]
     for name in FORMS:
-        seen, said = median(took[name]), predicted(whole, name)
-        held = sum(one.bytes for one in engines[name].model.program.weights) / 1e6
+        seen, said = median(took[name]), predicted(whole, name, at)
+        held = sum(one.bytes for one in {id(one): one for one in engines[name].model.program.weights}.values()) / 1e6
         lines.append(
             f"| {name} | {held:.0f} MB | {said:.0f} | {seen:.0f} [{min(took[name]):.0f}, {max(took[name]):.0f}] | "
             f"{said / seen:.2f} | {seen / median(took['bf16']):.2f} |"

@@ -25,7 +25,7 @@ WORST = 8
 BLOCKS = re.compile(r"block:[1-9]\d*x[1-9]\d*")
 BLOCKS_LEFT_OUT = "0.9"
 """Share of blocks without a word about it."""
-OF_BITS, OF_ZEROS = ("rtn", "gptq"), ("magnitude", "wanda")
+OF_BITS, OF_ZEROS = ("rtn", "gptq"), ("magnitude", "wanda", "admm")
 
 
 def run(options: CompressOptions) -> int:
@@ -50,7 +50,9 @@ def _asked(options: CompressOptions) -> tuple[Storage, str]:
     """(how linears are to be stored, the method). InputError for words that contradict each other."""
     if (options.bits is None) == (options.sparsity is None):
         both = "not both" if options.bits is not None else "one of them"
-        raise InputError(f"give --bits 4 or 8, or --sparsity as 2:4, 4:16, 0.9 or block:16x16:0.9: {both}")
+        raise InputError(
+            f"give --bits 4, 8, fp8 or ternary, or --sparsity as 2:4, 4:16, 0.9 or block:16x16:0.9: {both}"
+        )
     if options.tokenizer is not None and options.data is None:
         raise InputError("--tokenizer is of the text, and there is none; give --data, or leave it out")
     known = OF_BITS if options.bits is not None else OF_ZEROS
@@ -67,8 +69,17 @@ def _asked(options: CompressOptions) -> tuple[Storage, str]:
         if not re.fullmatch(rf"\d+:\d+|({BLOCKS.pattern}:)?0?\.\d+", name):
             raise InputError(f"--sparsity {name[:40]!r} is not known; as 2:4, 4:16, 0.9 or block:16x16:0.9")
         return storage_of(name), method
+    if options.bits == "fp8":
+        if options.group is not None or method != "rtn":
+            raise InputError(
+                "--bits fp8 has a scale for each output and rounds to nearest: leave --group and --method out"
+            )
+        return storage_of("fp8-row"), method
+    if options.bits == "ternary" and method != "rtn":
+        raise InputError("--bits ternary rounds to -1, 0 and 1 times the mean size of a group: leave --method out")
     group = GROUP if options.group is None else options.group
-    return storage_of(f"int{options.bits}" + (f"-g{group}" if group else "")), method
+    kind = "ternary" if options.bits == "ternary" else f"int{options.bits}"
+    return storage_of(kind + (f"-g{group}" if group else "")), method
 
 
 def _mapping(made: Any, target: Path, storage: Storage, method: str) -> dict[str, Any]:

@@ -361,6 +361,19 @@ def packed_config(storage: Integers, left: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def eight_config(left: Sequence[str]) -> dict[str, Any]:
+    """The same of eight-bit floats with a scale for each output."""
+    weights = {
+        "num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "group_size": None, "dynamic": False,
+        "actorder": None,
+    }  # fmt: skip
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed",
+        "ignore": list(left), "kv_cache_scheme": None, "config_groups": {"group_0": group},
+    }  # fmt: skip
+
+
 def gptq_config(storage: Integers, left: Sequence[str]) -> dict[str, Any]:
     """The same of GPTQ's first format."""
     return {

@@ -1,12 +1,12 @@
 """A folder of weights, made smaller: linears of layers rounded to groups of integers, or with most numbers put to zero.
 
 `compress(source, target, storage, method, text)` writes a new folder, whole or not at all, and returns a `Compressed`:
-errors by tensor, sizes, and the loss before and after on text that no method has seen. Integers are written as
-compressed-tensors packs them, sparse weights with their zeros in place. Embeddings, the head, norms, biases and routers
-stay as they are. The loss after is that of the folder as it was written and read back.
+errors by tensor, sizes, and the loss before and after on text that no method has seen. Integers and eight-bit floats
+are written as compressed-tensors has them, sparse weights with their zeros in place. Embeddings, the head, norms,
+biases and routers stay as they are. The loss after is that of the folder as it was written and read back.
 Source: GPTQ (Frantar et al. 2023), Algorithm 1, with the columns in their order and no reordering; Wanda (Sun et al.
-2024), section 3. Both see the inputs of the model as it was, in one pass, where the papers compress a layer before they
-look at the next one's inputs. Leaves out which words ask for what (`cli.compress`).
+2024), section 3; `admm` has its own. All see the inputs of the model as it was, in one pass, where the papers compress
+a layer before they look at the next one's inputs. Leaves out which words ask for what (`cli.compress`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -30,12 +30,13 @@ from torch.overrides import TorchFunctionMode
 
 from gnomon.compiler.machine import this_machine
 from gnomon.compiler.stored_choice import storage_s
-from gnomon.compiler.tile_cost import rates
+from gnomon.compiler.tile_cost import Rates, rates
 from gnomon.errors import InputError
 from gnomon.formats.huggingface.known import layout
-from gnomon.formats.huggingface.quantised import packed, packed_config
+from gnomon.formats.huggingface.quantised import eight_config, packed, packed_config
 from gnomon.formats.huggingface.weights import Layout, parameters_of
 from gnomon.graph import Graph
+from gnomon.runtime.checkpoint.admm import admm
 from gnomon.runtime.checkpoint.pretrained import CONFIG, files_beside, load, model_of
 from gnomon.runtime.checkpoint.rewrite import Tensors, exchanged, indexed
 from gnomon.runtime.data.documents import documents, find
@@ -44,15 +45,20 @@ from gnomon.runtime.module.one_process import OneProcess
 from gnomon.runtime.parameters.packed import raw
 from gnomon.runtime.parameters.weights import DTYPES, Folder, settled
 from gnomon.storage.dense import Dense, bfloat16_of, wide_bfloat16
+from gnomon.storage.float8 import Float8
+from gnomon.storage.form import Storage
 from gnomon.storage.integers import Integers
 from gnomon.storage.n_of_m import NM
 from gnomon.storage.sparse import Sparse
 from gnomon.storage.unstructured import Bitmap
 
-How = Literal["rtn", "gptq", "magnitude", "wanda"]
-SEES_INPUTS: tuple[How, ...] = ("gptq", "wanda")
+Stored: TypeAlias = Integers | Sparse | Float8
+How = Literal["rtn", "gptq", "magnitude", "wanda", "admm"]
+SEES_INPUTS: tuple[How, ...] = ("gptq", "wanda", "admm")
+SEES_PAIRS: tuple[How, ...] = ("gptq", "admm")
+"""Of these, those that want the products of every two inputs."""
 """Methods that want text."""
-PLAIN: Mapping[How, How] = {"gptq": "rtn", "wanda": "magnitude"}
+PLAIN: Mapping[How, How] = {"gptq": "rtn", "wanda": "magnitude", "admm": "magnitude"}
 """Methods that do the same without."""
 LONGEST, SEEN, HELD_OUT = 512, 128, 32
 """Tokens of a row; rows that a method sees, and rows that the loss is measured on, at most."""
@@ -135,9 +141,7 @@ def read_text(data: Path, folder: Path, tokenizer: Path | None) -> Text:
     return Text(seen=rows[held:], held_out=rows[:held], notes=encoder.notes)
 
 
-def compress(
-    source: Path, target: Path, storage: Integers | Sparse, method: How, text: Text | None = None
-) -> Compressed:
+def compress(source: Path, target: Path, storage: Stored, method: How, text: Text | None = None) -> Compressed:
     """Writes `target`, which must not exist. InputError for weights that cannot be stored so, a loss or weights that
     are not finite, and a method that wants text without one; nothing is left behind then."""
     if method in SEES_INPUTS and text is None:
@@ -149,7 +153,7 @@ def compress(
         raise InputError(f"{source} is quantised already (quantization_config); give the folder that it was made from")
     where = settled(folder, layout(model.graph, model.model_type))
     chosen = _chosen(model.graph, where, storage, source)
-    before, seen = 0.0, Inputs({}, squares=method == "gptq")
+    before, seen = 0.0, Inputs({}, squares=method in SEES_PAIRS)
     if text is not None:
         _check_decoder(model.graph)
         whole = load(source)
@@ -157,7 +161,7 @@ def compress(
         if not isfinite(before):
             raise InputError(f"the loss of {source} is {before} as it is; nothing was written")
         if method in SEES_INPUTS:
-            seen = inputs_of_linears(whole, where, text.seen, squares=method == "gptq")
+            seen = inputs_of_linears(whole, where, text.seen, squares=method in SEES_PAIRS)
         del whole
     made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     files = sorted({file for file, _ in folder.entries.values()})
@@ -193,9 +197,9 @@ def compress(
 
 
 def predicted_tokens_per_s(
-    graph: Graph, where: Layout, chosen: Mapping[str, tuple[int, int]], storage: Integers | Sparse
+    graph: Graph, where: Layout, chosen: Mapping[str, tuple[int, int]], storage: Stored, at: Rates | None = None
 ) -> tuple[float, float] | None:
-    """Of the whole model, and of one with these matrices stored so."""
+    """Of the whole model, and of one with these matrices stored so. at: None for this machine's, measured."""
     shapes = {piece.tensor: (piece.shape[0], prod(piece.shape[1:])) for own in where.pieces.values() for piece in own}
     linears = set(_linears(graph, where))
     heads = {name for name in linears if not IN_A_LAYER.search(name)}
@@ -205,12 +209,16 @@ def predicted_tokens_per_s(
     if any(".experts." in name for name in linears) or not read:
         return None
     whole = Dense(dtype="bf16")
-    small = replace(storage, value="bf16") if isinstance(storage, Sparse) else storage
+    small: Storage = whole if isinstance(storage, Float8) else storage  # the engine widens eight-bit floats
+    if isinstance(storage, Sparse):
+        small = replace(storage, value="bf16")
     out = []
     for form in (whole, small):
         stored = {name: form if name in chosen else whole for name in read}
         held = float(sum(one.bytes(shapes[name]) for name, one in stored.items()))
-        seconds = sum(storage_s(one, shapes[name], 1, held, rates(), this_machine()) for name, one in stored.items())
+        seconds = sum(
+            storage_s(one, shapes[name], 1, held, at or rates(), this_machine()) for name, one in stored.items()
+        )
         out.append(1 / seconds)
     return out[0], out[1]
 
@@ -248,7 +256,7 @@ def _linears(graph: Graph, where: Layout) -> dict[str, str]:
     return {piece.tensor: name for name, pieces in where.pieces.items() if known[name].rows for piece in pieces}
 
 
-def _chosen(graph: Graph, where: Layout, storage: Integers | Sparse, source: Path) -> dict[str, tuple[int, int]]:
+def _chosen(graph: Graph, where: Layout, storage: Stored, source: Path) -> dict[str, tuple[int, int]]:
     """The tensors that change, (outputs, inputs) each. InputError for what does not fit the storage."""
     out: dict[str, tuple[int, int]] = {}
     pieces = {piece.tensor: piece for own in where.pieces.values() for piece in own}
@@ -330,7 +338,7 @@ def _wide(dtype: str, x: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _stored(
-    name: str, given: tuple[str, NDArray[Any]], storage: Integers | Sparse, method: How, seen: Inputs
+    name: str, given: tuple[str, NDArray[Any]], storage: Stored, method: How, seen: Inputs
 ) -> tuple[Tensors, NDArray[np.float32], NDArray[np.float32]]:
     """(the tensors that stand for a weight, the weight, what they stand for)."""
     dtype, x = given
@@ -341,9 +349,18 @@ def _stored(
         raise InputError(f"no product with {name} was seen, which {method} wants; take {PLAIN[method]}")
     if isinstance(storage, Sparse):
         score = np.abs(weight)
+        if method == "admm":
+            made = admm(weight, seen.sums[name].numpy(), lambda sizes: by_rows(storage, sizes))
+            return {name: (dtype, as_dtype(made, x.dtype))}, weight, _wide(dtype, as_dtype(made, x.dtype))
         mask = storage.mask(score) if method == "magnitude" else wanda(storage, score, seen.sums[name].numpy())
         kept = np.where(mask, x, np.zeros((), x.dtype))
         return {name: (dtype, kept)}, weight, _wide(dtype, kept)
+    shape = (weight.shape[0], weight.shape[1])
+    base = name.removesuffix("weight")
+    if isinstance(storage, Float8):
+        eight = storage.narrow(weight)
+        made8: Tensors = {name: ("F8_E4M3", eight["codes"]), f"{base}weight_scale": ("F32", eight["scales"])}
+        return made8, weight, storage.widen(eight, shape)
     scale = dtype if dtype in ("F16", "BF16") else "F32"
     form = replace(storage, scale="float16" if scale == "F16" else "float32")
 
@@ -355,27 +372,46 @@ def _stored(
         arrays = gptq(form, weight, seen.sums[name].numpy(), settle)
     else:
         arrays = form.coded(weight, settle(form.narrow(weight)["scales"]))
-    shape = (weight.shape[0], weight.shape[1])
+    wide = form.widen(arrays, shape)
+    if form.ternary:
+        form, arrays = as_two_bits(form, arrays, shape)
     parts = packed(form, arrays, shape)
-    base = name.removesuffix("weight")
     scales = bfloat16_of(parts["weight_scale"]) if scale == "BF16" else parts["weight_scale"]
     tensors: Tensors = {
         f"{base}weight_packed": ("I32", parts["weight_packed"]),
         f"{base}weight_scale": (scale, scales),
         f"{base}weight_shape": ("I64", parts["weight_shape"]),
     }
-    wide = form.widen(arrays, shape)
     if not np.isfinite(wide).all():
         raise InputError(f"{name} is too large for scales in {form.scale}; nothing was written")
     return tensors, weight, wide
 
 
+def as_dtype(x: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """As a file has it: bfloat16 as uint16."""
+    return bfloat16_of(x) if dtype == np.uint16 else x.astype(dtype)
+
+
+def as_two_bits(
+    form: Integers, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, int]
+) -> tuple[Integers, dict[str, NDArray[Any]]]:
+    """Ternary weights as codes of two bits around their middle, which others know: -1, 0 and 1 as 1, 2 and 3."""
+    two = replace(form, ternary=False)
+    codes = form.codes_of(arrays, shape) + np.uint8(two.zero - form.zero)
+    return two, two.of_codes(codes, arrays["scales"])
+
+
+def by_rows(storage: Sparse, score: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """What is kept of scores; numbers that may lie anywhere are compared within a row."""
+    if isinstance(storage, Bitmap):
+        return np.concatenate([storage.mask(row[None]) for row in score])
+    return storage.mask(score)
+
+
 def wanda(storage: Sparse, score: NDArray[np.float32], sums: NDArray[np.float64]) -> NDArray[np.bool_]:
     """What is kept by |weight| times the norm of its input; numbers are compared within a row, whole blocks all."""
     by = (score * np.sqrt(sums)).astype(np.float32)
-    if isinstance(storage, Bitmap):
-        return np.concatenate([storage.mask(row[None]) for row in by])
-    return storage.mask(by)
+    return by_rows(storage, by)
 
 
 def gptq(
@@ -440,14 +476,16 @@ def _write_rest(
     folder: Folder,
     made: Path,
     config: Mapping[str, Any],
-    storage: Integers | Sparse,
+    storage: Stored,
     left: Sequence[str],
 ) -> None:
     """The index, config.json and what goes with weights."""
     for file in files_beside(folder.path):
         shutil.copyfile(file, made / file.name)
     if isinstance(storage, Integers):
-        said = {"quantization_config": packed_config(storage, left)}
+        said = {"quantization_config": packed_config(replace(storage, ternary=False), left)}
+    elif isinstance(storage, Float8):
+        said = {"quantization_config": eight_config(left)}
     else:
         # Not in `quantization_config`: the tensors are plain ones, which every program then reads without another's
         # package.

@@ -22,6 +22,7 @@ from typing import Any
 from gnomon.errors import GnomonError, InputError
 from gnomon.runtime.checkpoint.pretrained import model_of
 from gnomon.serve import api
+from gnomon.serve.checksums import check_sums
 from gnomon.serve.embeddings import Texts, answer, texts
 from gnomon.serve.encoder import Encoder, is_encoder
 from gnomon.serve.load import look
@@ -360,6 +361,9 @@ async def _unless_gone(request: Any, asked: Asked, made: Any, empty: Any) -> Any
 def _looked(settings: Settings) -> Encoder | None:
     """The encoder that a folder is of; of a decoder, whose workers read it, only whether it can be served."""
     folder = Path(settings.folder)
+    for path in (folder, *(path for _, path in settings.adapters)):
+        if path.is_dir() and (checked := check_sums(path)):
+            print(f"gnomon: {checked} files of {path} are what their sums say", file=sys.stderr, flush=True)
     if is_encoder(model_of(folder).graph):
         if settings.adapters or settings.weights != AS_STORED or settings.workers > 1:
             raise InputError(

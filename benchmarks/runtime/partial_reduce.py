@@ -22,7 +22,7 @@ from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Pass, Plan, Precision, Schedule, Workload
 from gnomon.runtime import Job
 from gnomon.runtime.launch.run import run
-from gnomon.runtime.launch.tickets import Told, run_told
+from gnomon.runtime.launch.tickets import PartialRun, run_told
 
 DEVICE_S, SLOWER = 0.8, 4.0
 RESULT = Path(__file__).parents[1] / "results" / "partial_reduce.md"
@@ -47,7 +47,7 @@ def job(workers: int, group: int, steps: int, *, passes: bool = True, weights: s
     return replace(made, settings=replace(made.settings, lr=1e-3))
 
 
-def told(workers: int, group: int, steps: int, slower: float, weights: str = "constant") -> Told:
+def told(workers: int, group: int, steps: int, slower: float, weights: str = "constant") -> PartialRun:
     """One run. slower: times that the last worker takes."""
     pauses = [DEVICE_S] * (workers - 1) + [DEVICE_S * slower]
     return run_told(job(workers, group, steps, weights=weights), pause_s=pauses)

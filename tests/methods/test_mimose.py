@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
 from gnomon.methods import check_methods
-from gnomon.methods.mimose import MARGIN, ROUND, Controller, Held, Sample, Settings, estimate, peak, recomputed
+from gnomon.methods.mimose import MARGIN, ROUND, Held, RecomputeController, Sample, Settings, estimate, peak, recomputed
 from gnomon.plans import Mesh, Offload, Optimizer, Pass, Plan, Saved, Schedule
 
 PLAN = Plan(schedule=Schedule(num_microbatches=1, passes=(Pass(name="mimose", params=(("budget", "1 GiB"),)),)))
@@ -93,7 +93,7 @@ def test_the_controller_recomputes_more_for_longer_batches_and_stays_within(data
     samples = [sample(of, tokens) for tokens in sizes]
     least = max(peak(estimate(samples).at(tokens), may) for tokens in sizes)
     budget = int((100 + least * (1 + extra)) / (1 - MARGIN)) + 2
-    controller = Controller(Settings(budget=budget, collect=4), may)
+    controller = RecomputeController(Settings(budget=budget, collect=4), may)
     for one in samples:
         assert controller.choose(one.tokens) is None
         controller.take(one)

@@ -13,9 +13,9 @@ from gnomon.methods import check_methods
 from gnomon.methods.partial_reduce import (
     RECENT,
     Arrival,
-    Controller,
     Observation,
     Settings,
+    TicketController,
     grouped,
     joined,
     replay,
@@ -34,7 +34,7 @@ def test_every_ticket_is_given_once_and_all_meet_in_the_end(
 ) -> None:
     """In any order of arrivals: those that train may arrive whenever they like."""
     settings = Settings(workers=len(step_s), group=min(group, len(step_s)))
-    controller = Controller(settings, steps=steps, meet_every=data.draw(st.integers(0, steps)))
+    controller = TicketController(settings, steps=steps, meet_every=data.draw(st.integers(0, steps)))
     there = [Arrival(worker=worker) for worker in range(settings.workers)]
     tickets, meetings = [], []
     while there:
@@ -84,13 +84,13 @@ def test_a_model_that_is_behind_counts_less() -> None:
 
 def test_a_trace_of_arrivals_gives_the_same_decisions_again() -> None:
     settings = Settings(workers=5, group=3)
-    first, replies, arrivals = Controller(settings, steps=9), [], [Arrival(worker=worker) for worker in range(5)]
+    first, replies, arrivals = TicketController(settings, steps=9), [], [Arrival(worker=worker) for worker in range(5)]
     for arrival in arrivals:  # grows meanwhile
         replies.append(first.arrive(arrival))
         for worker, reply in replies[-1].items():
             if reply.ticket >= 0:
                 arrivals.append(Arrival(worker=worker, updates=reply.updates + 1, ticket=reply.ticket))
-    again = Controller(settings, steps=9)
+    again = TicketController(settings, steps=9)
     assert [again.arrive(arrival) for arrival in arrivals] == replies and again.groups == first.groups
 
 

@@ -15,13 +15,13 @@ from runtime import training  # noqa: E402
 from runtime.ranks import launch  # noqa: E402
 
 from gnomon.errors import PlanError  # noqa: E402
-from gnomon.methods.partial_reduce import Controller, settings_of  # noqa: E402
+from gnomon.methods.partial_reduce import TicketController, settings_of  # noqa: E402
 from gnomon.plans import Mesh, Pass, Plan, Schedule  # noqa: E402
 from gnomon.runtime import Executor, Job  # noqa: E402
 from gnomon.runtime.checkpoint import load, newest  # noqa: E402
 from gnomon.runtime.launch.exported_checkpoint import exported  # noqa: E402
 from gnomon.runtime.launch.replica import Replica, named  # noqa: E402
-from gnomon.runtime.launch.tickets import Told, run_told  # noqa: E402
+from gnomon.runtime.launch.tickets import PartialRun, run_told  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -86,13 +86,13 @@ def test_groups_of_all_workers_are_the_bits_of_an_average_in_every_step(data: Pa
 
 
 @pytest.fixture(scope="module")
-def slow(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Told]:
+def slow(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, PartialRun]:
     """Groups of two, one worker slower than the others, a checkpoint on the way."""
     given = job(data, 2, checkpoints=tmp_path_factory.mktemp("kept"), checkpoint_every=4)
     return given, run_told(given, pause_s=(0.0, 0.0, 0.3))
 
 
-def test_every_step_is_recorded_and_the_loss_goes_down(slow: tuple[Job, Told]) -> None:
+def test_every_step_is_recorded_and_the_loss_goes_down(slow: tuple[Job, PartialRun]) -> None:
     given, told = slow
     assert [record.step for record in told.outcome.records] == list(range(1, STEPS + 1))
     assert told.outcome.records[-1].loss < told.outcome.records[0].loss
@@ -101,15 +101,15 @@ def test_every_step_is_recorded_and_the_loss_goes_down(slow: tuple[Job, Told]) -
     assert told.outcome.checkpoint is not None and told.outcome.checkpoint.name == f"step-{STEPS:06}"
 
 
-def test_the_trace_of_a_run_gives_the_same_groups_again(slow: tuple[Job, Told]) -> None:
+def test_the_trace_of_a_run_gives_the_same_groups_again(slow: tuple[Job, PartialRun]) -> None:
     given, told = slow
-    controller = Controller(settings_of(given.plan), steps=STEPS, meet_every=4)
+    controller = TicketController(settings_of(given.plan), steps=STEPS, meet_every=4)
     for arrival in told.arrivals:
         controller.arrive(arrival)
     assert tuple(controller.groups) == told.groups
 
 
-def test_it_goes_on_from_its_checkpoint(data: Path, slow: tuple[Job, Told]) -> None:
+def test_it_goes_on_from_its_checkpoint(data: Path, slow: tuple[Job, PartialRun]) -> None:
     given, _ = slow
     longer = replace(given, steps=STEPS + 2, resume=True)
     told = run_told(longer)
@@ -118,7 +118,7 @@ def test_it_goes_on_from_its_checkpoint(data: Path, slow: tuple[Job, Told]) -> N
     assert newest(given.checkpoints).name == f"step-{STEPS + 2:06}"  # type: ignore[union-attr, arg-type]
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(data: Path, slow: tuple[Job, Told], tmp_path: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_passed_over(data: Path, slow: tuple[Job, PartialRun], tmp_path: Path) -> None:
     given, _ = slow
     assert given.checkpoints is not None
     older, newer = sorted(given.checkpoints.glob("step-*"))[-2:]

@@ -23,7 +23,7 @@ from gnomon.runtime import Job, Outcome  # noqa: E402
 from gnomon.runtime.launch.launcher import run_scheme  # noqa: E402
 from gnomon.runtime.launch.member import NONE  # noqa: E402
 from gnomon.runtime.launch.run import scheme_of  # noqa: E402
-from gnomon.runtime.launch.takeover import TAKEOVER, Roles, Told, check_with_copies, handing, roles  # noqa: E402
+from gnomon.runtime.launch.takeover import TAKEOVER, Roles, StageReport, check_with_copies, handing, roles  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -140,7 +140,9 @@ def test_a_state_is_lost_only_with_its_copy_and_newcomers_get_theirs(
     before = {copied: rank for rank, copied in following.items()}
     lost = {rank for rank in lost if rank < ranks}
     born = [rank for rank in range(ranks) if back or rank not in lost]
-    told = [Told() if rank in lost else Told(plays=(rank,), copy=following[rank], done=3) for rank in born]
+    told = [
+        StageReport() if rank in lost else StageReport(plays=(rank,), copy=following[rank], done=3) for rank in born
+    ]
     now = roles(told, ranks)
     for rank, place in enumerate(now.places):
         holder = rank if rank not in lost else before[rank]

@@ -123,7 +123,7 @@ def run(options: RunOptions) -> int:
     job = _job(options, file, graph, prediction, folder, device=device)
     outcome = load_late("gnomon.runtime.launch.run:run")(job)
     if is_rank_0():
-        _after(options, Told(file=file, graph=graph, prediction=prediction, outcome=outcome, shared=shared))
+        _after(options, RunReport(file=file, graph=graph, prediction=prediction, outcome=outcome, shared=shared))
     return 128 + outcome.stopped if outcome.stopped else 0
 
 
@@ -563,7 +563,7 @@ def counted_in_step(file: PlanFile, prediction: Prediction) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class RunReport:
     """A run and its prediction."""
 
     file: PlanFile
@@ -627,7 +627,7 @@ def _finite(loss: float | None) -> float | None:
     return loss if loss is not None and isfinite(loss) else None
 
 
-def _after(options: RunOptions, told: Told) -> None:
+def _after(options: RunOptions, told: RunReport) -> None:
     """Write the Timeline, say how it went."""
     outcome = told.outcome
     written = []
@@ -648,7 +648,7 @@ def _after(options: RunOptions, told: Told) -> None:
         print_lines((*summary(told), *notes, *written))
 
 
-def summary(told: Told) -> tuple[str, ...]:
+def summary(told: RunReport) -> tuple[str, ...]:
     """Lines: speed measured and predicted, and the losses."""
     outcome = told.outcome
     if not outcome.records:

@@ -73,7 +73,7 @@ def _module(source: str) -> ModuleType:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _LaunchStep:
     """A function of a kernel at sizes that were seen."""
 
     function: Any
@@ -91,7 +91,7 @@ class Launcher:
 
     def __init__(self, kernel: TritonKernel, module: Any) -> None:
         self.kernel, self.module = kernel, module
-        self.known: dict[tuple[Any, ...], tuple[_Step, ...]] = {}
+        self.known: dict[tuple[Any, ...], tuple[_LaunchStep, ...]] = {}
         self.interpreted = os.environ.get("TRITON_INTERPRET") == "1"
 
     def __call__(self, given: tuple[int, ...], *tensors: torch.Tensor) -> int:
@@ -112,7 +112,7 @@ class Launcher:
             self.known[key] = first
         return 0
 
-    def _first(self, given: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> tuple[_Step, ...] | None:
+    def _first(self, given: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> tuple[_LaunchStep, ...] | None:
         """Calls it, and returns how to do so again; None where it does not fit."""
         kernel, (rows, points, *sizes) = self.kernel, given
         if not rows or not points:
@@ -142,7 +142,7 @@ class Launcher:
         for function, grid, blocked in todo:
             rest = (*sizes, parts, tiles, chunk, far, *blocked)
             compiled = function[(grid, 1, 1)](*tensors, *buffers, *rest, **({} if self.interpreted else options))
-            steps.append(_Step(compiled, (grid, 1, 1), partial, rest))
+            steps.append(_LaunchStep(compiled, (grid, 1, 1), partial, rest))
         return tuple(steps)
 
 

@@ -2,9 +2,9 @@
 
 The first microbatches run with every repeated layer recomputed, and what each layer held is a `Sample`. `estimate` fits
 a polynomial of second degree in the tokens of a microbatch to what each layer holds; `recomputed` chooses the fewest
-layers whose recomputation keeps a microbatch within the budget; `Controller` keeps one choice for each size. Depends on
-samples alone. Leaves out measuring (`runtime.watch.layer_bytes`) and running (`runtime.step.mimose`), and the paper's
-cost in seconds: repeated layers take alike.
+layers whose recomputation keeps a microbatch within the budget; `RecomputeController` keeps one choice for each size.
+Depends on samples alone. Leaves out measuring (`runtime.watch.layer_bytes`) and running (`runtime.step.mimose`), and
+the paper's cost in seconds: repeated layers take alike.
 
 Source: Liao et al., "Exploiting Input Tensor Dynamics in Activation Checkpointing for Efficient Training on GPU".
 """
@@ -167,7 +167,7 @@ def recomputed(held: Held, layers: Sequence[int], room: float) -> tuple[int, ...
     return tuple(sorted(chosen))
 
 
-class Controller:
+class RecomputeController:
     """Says of each microbatch which layers are recomputed, or that it is to be measured. Choices are kept by size."""
 
     def __init__(self, settings: Settings, layers: Sequence[int]) -> None:

@@ -1,11 +1,12 @@
 """Partial Reduce: data-parallel workers average their models in groups of those that are ready (Miao et al., SIGMOD
 2021).
 
-A worker trains a step on its own copy of the model and arrives at the `Controller`, which groups the first `group`
-workers that wait; these average their parameters and go on, while slower ones still compute. No worker waits for the
-slowest one. Every microbatch of the data is given out once, as a ticket, to whoever is next. At a meeting (before a
-checkpoint, and at the end) all workers average parameters and optimizer states. `replay` plays the same controller on
-workers of given speeds. Another mathematics than an all-reduce of gradients, so results differ statistically.
+A worker trains a step on its own copy of the model and arrives at the `TicketController`, which groups the first
+`group` workers that wait; these average their parameters and go on, while slower ones still compute. No worker waits
+for the slowest one. Every microbatch of the data is given out once, as a ticket, to whoever is next. At a meeting
+(before a checkpoint, and at the end) all workers average parameters and optimizer states. `replay` plays the same
+controller on workers of given speeds. Another mathematics than an all-reduce of gradients, so results differ
+statistically.
 
 Two guards of the paper: workers that have met no one else lately are put together with others (`grouped`), and with
 `weights = dynamic` a model that is behind counts less (the form of that weight is ours). Leaves out processes
@@ -117,7 +118,7 @@ class Reply:
     """Steps behind all, where all workers meet; -1: this is an ordinary group."""
 
 
-class Controller:
+class TicketController:
     """Gives out tickets and groups in the order of arrivals, on which alone they depend."""
 
     def __init__(self, settings: Settings, *, steps: int, done: int = 0, meet_every: int = 0) -> None:
@@ -216,7 +217,7 @@ def replay(settings: Settings, step_s: Sequence[float], *, steps: int, average_s
     PlanError unless every worker has a time."""
     if len(step_s) != settings.workers or not all(seconds > 0 for seconds in step_s):
         raise PlanError(f"step_s must give each of {settings.workers} workers its seconds, not {tuple(step_s)}")
-    controller, trained = Controller(settings, steps=steps), [0] * settings.workers
+    controller, trained = TicketController(settings, steps=steps), [0] * settings.workers
     arrivals = [(0.0, worker, Arrival(worker=worker)) for worker in range(settings.workers)]
     now = 0.0
     while arrivals:

@@ -25,7 +25,7 @@ from gnomon.frontend.capture import captured
 from gnomon.frontend.named import notes_of
 from gnomon.frontend.script.hub import is_stand_in
 from gnomon.frontend.script.seen import SEEN
-from gnomon.frontend.script.step import Step, first_step
+from gnomon.frontend.script.step import FirstStep, first_step
 from gnomon.graph.plain import to_plain
 
 AGREE = 1e-3
@@ -221,7 +221,7 @@ def _example(trainer: Any) -> dict[str, Any]:
     return {"input_ids": ids, "labels": labels}
 
 
-def of_loop(step: Step) -> dict[str, Any]:
+def of_loop(step: FirstStep) -> dict[str, Any]:
     """Of a loop of the script's own."""
     whole = step.called[0]
     inputs = {name: value for name, value in step.inputs.items() if value is not None}

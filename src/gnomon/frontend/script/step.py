@@ -213,7 +213,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class FirstStep:
     """A microbatch."""
 
     module: nn.Module
@@ -224,7 +224,7 @@ class Step:
     """The script's own modules."""
 
 
-def first_step() -> Step | None:
+def first_step() -> FirstStep | None:
     """The microbatch that was taken down; None where backward was called on nothing that a trained module made."""
     if TAPE.loss is None:
         return None
@@ -235,10 +235,10 @@ def first_step() -> Step | None:
     if len(calls) == 1 and whole is not None and any(x is TAPE.loss for x in leaves(out)):
         named = _by_argument(whole, args, kwargs)
         if named is not None:
-            return Step(module=whole, inputs=named, called=modules)
+            return FirstStep(module=whole, inputs=named, called=modules)
     needed = _needed(TAPE.entries, TAPE.loss)
     inputs = _inputs(needed)
-    return Step(module=TrainStep(needed, TAPE.loss, inputs), inputs=inputs, called=modules)
+    return FirstStep(module=TrainStep(needed, TAPE.loss, inputs), inputs=inputs, called=modules)
 
 
 def _needed(entries: list[tuple[Any, Any, Any, Any]], loss: Tensor) -> list[tuple[Any, Any, Any, Any]]:

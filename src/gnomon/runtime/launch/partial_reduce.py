@@ -2,7 +2,8 @@
 
 A worker trains its ticket (its share of a step's batch) on its own copy of the model, tells the launcher's desk
 (`tickets`), and does what the answer says: averages its parameters with a group, meets all others for a checkpoint, or
-ends. Who is grouped with whom is decided by `methods.partial_reduce.Controller` alone. Leaves out the loop (`member`).
+ends. Who is grouped with whom is decided by `methods.partial_reduce.TicketController` alone. Leaves out the loop
+(`member`).
 """
 
 from __future__ import annotations

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from gnomon.lowering.edit import Row, rows_of
 from gnomon.methods.bamboo import fail_over, with_copy
-from gnomon.runtime.launch.redundant_rows import Lines, RankExecutor, RowActions, Step
+from gnomon.runtime.launch.redundant_rows import Lines, RankExecutor, RowActions, StepUnderWay
 from gnomon.runtime.mesh.groups import stage_sets
 from gnomon.runtime.module.stage import Batch
 from gnomon.runtime.step.buffers import Buffers, Name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class StepProgress:
     """How far a process is in a step that was cut off: what it tells the others."""
 
     received: frozenset[Name] = frozenset()
@@ -60,7 +60,7 @@ class Work(RowActions):
         self.keepers: Mapping[int, int] = {}
         """Rank -> place of the process that keeps a copy of its state."""
         self.place = 0
-        self.now = Step()
+        self.now = StepUnderWay()
         self.at: Row | None = None
         """The row that runs; None between steps."""
         self.groups = {}
@@ -98,7 +98,7 @@ class Work(RowActions):
 
     def begin(self, number: int, batch: Tensor | Batch) -> None:
         """A new one."""
-        self.now = Step(number=number)
+        self.now = StepUnderWay(number=number)
         self.buffers.tensors.clear()
         for part in (self.own, self.copy):
             part.feed.take(batch)
@@ -141,12 +141,12 @@ class Work(RowActions):
 
     # --- going on within a step
 
-    def progress(self) -> Progress:
+    def progress(self) -> StepProgress:
         """How far this process is in the step; messages that are on their way are none."""
         now = self.now
         reduced = {stage for kind, stage, _ in now.done if kind == "AR"}
         received = frozenset(name for name in now.received if name[0] != "GC")
-        return Progress(received=received, reduced=frozenset(reduced), norm=now.norm, copied=now.copied)
+        return StepProgress(received=received, reduced=frozenset(reduced), norm=now.norm, copied=now.copied)
 
     def cut_off(self) -> None:
         """Forgets what was on its way when connections broke."""
@@ -181,7 +181,7 @@ class Work(RowActions):
         if updated:
             now.done.add(("OPT", stage, -1))
 
-    def resume(self, everyone: Sequence[Progress], taken: Mapping[int, int]) -> None:
+    def resume(self, everyone: Sequence[StepProgress], taken: Mapping[int, int]) -> None:
         """Makes ready for the rest of the step, with how far every process is. taken: rank that is lost now -> place of
         the process that has taken it over; `take_over` and `settle` were called."""
         now = self.now
@@ -212,7 +212,7 @@ class Work(RowActions):
                 self.buffers.tensors.setdefault(name, tuple(x.detach() for x in tensors))
 
     def _reduced(
-        self, everyone: Sequence[Progress], place: int, stage: int, taken: Mapping[int, int]
+        self, everyone: Sequence[StepProgress], place: int, stage: int, taken: Mapping[int, int]
     ) -> frozenset[int]:
         """Stages that a process has added up; of one that it took over only with the gradient that it was sent."""
         told = everyone[place]

@@ -1,8 +1,8 @@
 """What the rows of a step with copies do on one process: computing, messages, sums, updates, and redundant forwards.
 
 `RankExecutor` is one rank's part of the plan without process groups of its own; `RowActions` has a method for each kind
-of row, named by it; `Step` is what is known of the step under way. What was sent stays until the step is over. Left
-out: which rows there are, and going on within a step (`redundancy`).
+of row, named by it; `StepUnderWay` is what is known of the step under way. What was sent stays until the step is over.
+Left out: which rows there are, and going on within a step (`redundancy`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RankExecutor(Executor):
 
 
 @dataclass(slots=True)
-class Step:
+class StepUnderWay:
     """What is known of the step under way."""
 
     number: int = 0
@@ -95,7 +95,7 @@ class RowActions:
     """Stages whose work this process does."""
     plan: Plan
     buffers: Buffers
-    now: Step
+    now: StepUnderWay
     places: tuple[int, ...]
     """Place in the process group of the process that does each rank's work."""
     keepers: Mapping[int, int]

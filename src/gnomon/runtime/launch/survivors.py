@@ -65,7 +65,7 @@ def train_surviving(job: Job, membership: Membership) -> Outcome | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _StateReport:
     """What a process tells the others when they meet; one that is new, nothing."""
 
     held: Held = Held(own=(), kept=())  # noqa: RUF009 (frozen)
@@ -128,8 +128,8 @@ class _Rank(Member):
 
     def _go_back(self, epoch: Epoch) -> None:
         """Makes this rank's part again, with the newest state that is in memory of every rank."""
-        everyone: list[_Told] = [_Told()] * dist.get_world_size()
-        mine = _Told(self.copies.held(), self.copies.alike, self.ended, self.resumed_from, len(self.records))
+        everyone: list[_StateReport] = [_StateReport()] * dist.get_world_size()
+        mine = _StateReport(self.copies.held(), self.copies.alike, self.ended, self.resumed_from, len(self.records))
         dist.all_gather_object(everyone, mine)
         there = [one for one in everyone if one.ended != NONE]
         held = [one.held for one in everyone]

@@ -32,7 +32,7 @@ from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.launch.launcher import Scheme
 from gnomon.runtime.launch.member import NONE, Member, member
 from gnomon.runtime.launch.membership import Epoch, Membership, groups_soon_made, nobody_comes
-from gnomon.runtime.launch.redundancy import Progress, Work
+from gnomon.runtime.launch.redundancy import StepProgress, Work
 from gnomon.runtime.launch.redundant_rows import RankExecutor
 from gnomon.runtime.launch.train import Job, Loop, Outcome, Record, identity_of
 from gnomon.runtime.mesh.groups import stage_sets
@@ -78,7 +78,7 @@ def train_with_copies(job: Job, membership: Membership) -> Outcome | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class StageReport:
     """What a process tells the others when they meet; one that is new, nothing."""
 
     plays: tuple[int, ...] = ()
@@ -91,7 +91,7 @@ class Told:
     """Steps after which all that is due was done."""
     number: int = 0
     """Step under way, or the last."""
-    progress: Progress = field(default_factory=Progress)
+    progress: StepProgress = field(default_factory=StepProgress)
     resumed_from: int = 0
     records: int = 0
 
@@ -108,7 +108,7 @@ class Roles:
     """Rank -> place of the process that has a copy."""
 
 
-def roles(everyone: Sequence[Told], ranks: int) -> Roles:
+def roles(everyone: Sequence[StageReport], ranks: int) -> Roles:
     """From what processes tell, by place. Depends on nothing else."""
     player = {rank: place for place, told in enumerate(everyone) for rank in told.plays}
     copy = {told.copy: place for place, told in enumerate(everyone) if told.copy != NONE}
@@ -189,11 +189,11 @@ class _Process(Member):
         self._load(again=epoch.number > 1)
         return True
 
-    def _everyone(self) -> list[Told]:
+    def _everyone(self) -> list[StageReport]:
         """What each process tells, by place."""
-        mine, work = Told(), self.work
+        mine, work = StageReport(), self.work
         if work is not None and self.done != NONE:
-            mine = Told(
+            mine = StageReport(
                 plays=tuple(part.number for part in work.plays.values()),
                 copy=work.copy.number if work.keeps else NONE,
                 done=self.done,
@@ -203,7 +203,7 @@ class _Process(Member):
                 resumed_from=self.resumed_from,
                 records=len(self.records),
             )
-        everyone = [Told()] * dist.get_world_size()
+        everyone = [StageReport()] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
         return everyone
 
@@ -269,7 +269,7 @@ class _Process(Member):
         self.work.groups = groups
         self.work.settle(self.roles.places, self.born, self.roles.keepers)
 
-    def _go_on(self, everyone: Sequence[Told], newest: int) -> bool:
+    def _go_on(self, everyone: Sequence[StageReport], newest: int) -> bool:
         """From what there is in memory; whether it is within a step. newest: steps that are behind at least one."""
         has = next(place for place, told in enumerate(everyone) if told.done == newest)
         within = any(told.done == newest and told.number == newest + 1 for told in everyone)
@@ -289,7 +289,7 @@ class _Process(Member):
             self.work.take_over()
         self._settle()
         if within:
-            self.work.resume([t.progress if t.number == newest + 1 else Progress() for t in everyone], taken)
+            self.work.resume([t.progress if t.number == newest + 1 else StepProgress() for t in everyone], taken)
         for rank, place in taken.items():
             self.takeovers.append(f"rank {rank} in step {newest + 1}")
             if place == dist.get_rank():

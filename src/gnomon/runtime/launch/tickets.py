@@ -1,7 +1,7 @@
 """Partial reduce: the launcher's side.
 
-`TicketDesk` answers workers in the order in which they arrive with what `methods.partial_reduce.Controller` says. A
-step of the record is that many tickets as there are workers, whoever trained them. `run_told(job)` is a run with what
+`TicketDesk` answers workers in the order in which they arrive with what `methods.partial_reduce.TicketController` says.
+A step of the record is that many tickets as there are workers, whoever trained them. `run_told(job)` is a run with what
 its controller saw. Leaves out what workers do (`partial_reduce`) and starting them (`launcher`).
 """
 
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 
 from gnomon.errors import RunError
-from gnomon.methods.partial_reduce import Arrival, Controller, settings_of
+from gnomon.methods.partial_reduce import Arrival, TicketController, settings_of
 from gnomon.runtime.checkpoint import newest
 from gnomon.runtime.launch.launcher import Scheme, start
 from gnomon.runtime.launch.partial_reduce import Ended, Result, check_partial_reduce, read_result, train_partial
@@ -23,7 +23,7 @@ from gnomon.runtime.watch.progress import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class PartialRun:
     """A run, with what its controller saw."""
 
     outcome: Outcome
@@ -39,7 +39,7 @@ class Told:
     """Of an average, the median."""
 
 
-def run_told(job: Job, *, threads: int = 1, pause_s: Sequence[float] = ()) -> Told:
+def run_told(job: Job, *, threads: int = 1, pause_s: Sequence[float] = ()) -> PartialRun:
     """`launcher.run_scheme`, with what the controller saw."""
     launcher = start(job, PARTIAL_REDUCE, threads=threads, pause_s=pause_s)
     outcome = launcher.run()
@@ -65,7 +65,7 @@ class TicketDesk:
     signal: int = 0
     peak_bytes: int = 0
     progress: Progress | None = None
-    controller: Controller | None = None
+    controller: TicketController | None = None
     """Made when the first worker arrives, which says what checkpoint it goes on from."""
 
     @classmethod
@@ -92,7 +92,7 @@ class TicketDesk:
         if self.controller is None:
             job, done = self.job, result.resumed_from
             meet_every = math.gcd(job.checkpoint_every, job.validate_every)
-            self.controller = Controller(settings_of(job.plan), steps=job.steps, done=done, meet_every=meet_every)
+            self.controller = TicketController(settings_of(job.plan), steps=job.steps, done=done, meet_every=meet_every)
             self.next_step = done + 1
         replies = self.controller.arrive(result.arrival)
         return {worker: json.dumps(asdict(reply)).encode() for worker, reply in replies.items()}
@@ -159,11 +159,11 @@ class TicketDesk:
             if record.step == step:
                 self.records[at] = replace(record, validation_loss=loss)
 
-    def told(self, outcome: Outcome) -> Told:
+    def told(self, outcome: Outcome) -> PartialRun:
         """The same, with what the controller saw."""
         assert self.controller is not None  # every worker has arrived
         ordered = sorted(self.averages)
-        return Told(
+        return PartialRun(
             outcome=outcome,
             arrivals=tuple(self.arrivals),
             groups=tuple(self.controller.groups),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gnomon.runtime.module.moves import Step
+from gnomon.runtime.module.moves import Move
 from gnomon.runtime.ops.site import Site
 from gnomon.tensors.layout import Sharding
 
@@ -21,9 +21,9 @@ class OpInput:
     """An activation that an op reads."""
 
     need: Need
-    there: tuple[Step, ...]
+    there: tuple[Move, ...]
     """From home."""
-    back: tuple[Step, ...]
+    back: tuple[Move, ...]
     """Of its gradient."""
 
 
@@ -34,15 +34,15 @@ class BlockOp:
     site: Site
     inputs: tuple[OpInput | str, ...]
     """Of parameters and states the name."""
-    leave: tuple[tuple[Step, ...], ...]
+    leave: tuple[tuple[Move, ...], ...]
     """Of each output, to its home."""
-    enter: tuple[tuple[Step, ...], ...]
+    enter: tuple[tuple[Move, ...], ...]
     """Of each output's gradient."""
     last: tuple[str, ...]
     """Tensors that no later op reads."""
     moves: bool
     """Whether an output goes to another layout, or its gradient."""
-    parts: Mapping[str, tuple[Step, ...]]
+    parts: Mapping[str, tuple[Move, ...]]
     """Of states of a captured model that it reads: which part."""
     no_grad: bool
     """Whether it ran without autograd when it was captured, as nothing wants its gradient."""

@@ -25,7 +25,7 @@ from gnomon.graph import Block
 from gnomon.plans import Split
 from gnomon.runtime.data.packing import Packing
 from gnomon.runtime.module.block_ops import BlockOp, Need, OpInput
-from gnomon.runtime.module.moves import Step, moved, run, steps
+from gnomon.runtime.module.moves import Move, moved, run, steps
 from gnomon.runtime.module.straight import Straight, straight
 from gnomon.runtime.ops import check_block, function_of
 from gnomon.runtime.ops.captured import Call, calls, captured, drawn, written
@@ -134,7 +134,7 @@ class BlockRun:
     def _compiled(self, sharded: ShardedOp, last: tuple[str, ...]) -> BlockOp:
         op, strategy = sharded.op, sharded.strategy
         inputs: list[OpInput | str] = []
-        parts: dict[str, tuple[Step, ...]] = {}
+        parts: dict[str, tuple[Move, ...]] = {}
         for name, wanted, terms in zip(op.inputs, strategy.inputs, strategy.grad_partial, strict=True):
             tensor = self.block.tensor(name)
             if tensor.kind == "state" and self.captured:  # every rank has all of it
@@ -156,7 +156,7 @@ class BlockRun:
             there = self._steps(home, wanted, name)
             back = self._steps(wanted.with_partial(*terms), home, name) if tensor.is_float else ()
             inputs.append(OpInput((name, wanted, terms), there, back))
-        leave, enter = list[tuple[Step, ...]](), list[tuple[Step, ...]]()
+        leave, enter = list[tuple[Move, ...]](), list[tuple[Move, ...]]()
         for name, made in zip(op.outputs, strategy.outputs, strict=True):
             if not self.block.tensor(name).dims:  # a loss is added up with the reported ones
                 leave.append(())
@@ -186,12 +186,12 @@ class BlockRun:
         no_grad = site.attr("no_grad", False)
         return BlockOp(site, tuple(inputs), tuple(leave), tuple(enter), last, any(leave) or any(enter), parts, no_grad)
 
-    def entry(self, name: str) -> tuple[Step, ...]:
+    def entry(self, name: str) -> tuple[Move, ...]:
         """An input of a captured model, as the batch has it, to where the block reads it."""
         home = self.homes[name]
         return self._steps(_over_cp(home), home, name)
 
-    def _steps(self, source: Sharding, target: Sharding, name: str) -> tuple[Step, ...]:
+    def _steps(self, source: Sharding, target: Sharding, name: str) -> tuple[Move, ...]:
         return steps(source, target, self.dims[name], self.axes, sized=self.captured)
 
     def run(
@@ -272,7 +272,7 @@ def cut_linears(ops: Sequence[BlockOp], splits: Sequence[Split]) -> dict[str, Cu
     return found
 
 
-def _cut_of(there: tuple[Step, ...], back: tuple[Step, ...], kind: str) -> Cut | None:
+def _cut_of(there: tuple[Move, ...], back: tuple[Move, ...], kind: str) -> Cut | None:
     """Where tokens are exchanged this way, and their gradient the other way."""
     other = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}[kind]
     if [step.kind for step in there] != [kind] or [step.kind for step in back] != [other]:

@@ -22,7 +22,7 @@ from gnomon.tensors.layout import Hop, Sharding, hops
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Move:
     """A hop on this rank."""
 
     kind: str
@@ -42,7 +42,7 @@ def steps(
     axes: Mapping[str, Axis],
     *,
     sized: bool = False,
-) -> tuple[Step, ...]:
+) -> tuple[Move, ...]:
     """From one layout to another. dims: for each torch dim the names of the graph's dims in it, outermost first. sized:
     whether `run` is told the sizes of dims. PlanError where an axis divides a dim that is not the outermost of its
     torch dim, and those before it have no known size."""
@@ -60,7 +60,7 @@ def steps(
             )
         if outer and (not sized or any(side.axes_of(name) for side in (source, target) for name in outer)):
             raise PlanError(f"{hop.axis} divides {hop.dim}, which is not the outermost of {' x '.join(dims[place])}")
-        moves.append(Step(kind=hop.kind, axis=axis, dim=place, outer=outer, to=to))
+        moves.append(Move(kind=hop.kind, axis=axis, dim=place, outer=outer, to=to))
     return tuple(moves)
 
 
@@ -70,9 +70,9 @@ def _place(hop: Hop, dims: Sequence[tuple[str, ...]]) -> int:
     return next(i for i, names in enumerate(dims) if hop.dim in names)
 
 
-def run(x: Tensor, todo: Sequence[Step], *, own: bool = False, sizes: Mapping[str, int] | None = None) -> Tensor:
+def run(x: Tensor, todo: Sequence[Move], *, own: bool = False, sizes: Mapping[str, int] | None = None) -> Tensor:
     """The tensor after these steps. own: it is nobody else's, so that sums may be made in place. sizes: of the dims
-    that `Step.outer` names."""
+    that `Move.outer` names."""
     for step in todo:
         if step.outer:
             assert sizes is not None, "steps made with `sized` want sizes"
@@ -103,7 +103,7 @@ def run(x: Tensor, todo: Sequence[Step], *, own: bool = False, sizes: Mapping[st
     return x
 
 
-def _exchanged(x: Tensor, step: Step) -> Tensor:
+def _exchanged(x: Tensor, step: Move) -> Tensor:
     """Parts along `to` go to the ranks that hold them, from each a part along `dim`."""
     assert step.axis.group is not None
     parts = torch.stack(x.chunk(step.axis.ranks, step.to))
@@ -115,7 +115,7 @@ def _exchanged(x: Tensor, step: Step) -> Tensor:
 class _Moved(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, there: tuple[Step, ...], back: tuple[Step, ...], sizes: Mapping[str, int] | None
+        ctx: Any, x: Tensor, there: tuple[Move, ...], back: tuple[Move, ...], sizes: Mapping[str, int] | None
     ) -> Tensor:
         ctx.back, ctx.sizes = back, sizes
         return run(x, there, sizes=sizes) if there else x.view_as(x)
@@ -125,7 +125,7 @@ class _Moved(torch.autograd.Function):
         return run(grad, ctx.back, sizes=ctx.sizes), None, None, None
 
 
-def moved(x: Tensor, there: tuple[Step, ...], back: tuple[Step, ...], sizes: Mapping[str, int] | None = None) -> Tensor:
+def moved(x: Tensor, there: tuple[Move, ...], back: tuple[Move, ...], sizes: Mapping[str, int] | None = None) -> Tensor:
     """x after `there`; its gradient comes home by `back`. sizes: as of `run`."""
     if not there and not back:
         return x

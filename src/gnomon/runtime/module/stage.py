@@ -25,7 +25,7 @@ from gnomon.plans.parts import Preset
 from gnomon.runtime.data.packing import Packing, packing_of
 from gnomon.runtime.module.blocks import BlockRun
 from gnomon.runtime.module.crossings import Hop, reads, writes
-from gnomon.runtime.module.moves import Step, moved
+from gnomon.runtime.module.moves import Move, moved
 from gnomon.runtime.module.saving import Decided, Keeper, Rules
 from gnomon.runtime.ops.places import places
 from gnomon.runtime.ops.site import ALONE, given
@@ -96,7 +96,7 @@ class Stage(nn.Module):
         self.captured = any(op.captured is not None for block in graph.blocks for op in block.ops)
         self.draws = any(runs[layer.call.block].drawing for layer in layers)
         """Whether its layers draw random numbers, which are drawn again where layers are computed again."""
-        self.entries: dict[str, tuple[Step, ...]] = {}
+        self.entries: dict[str, tuple[Move, ...]] = {}
         """Of inputs of a captured model: which part this rank works on, where sequences are divided between layers."""
         for layer in layers if self.captured else ():
             run = runs[layer.call.block]

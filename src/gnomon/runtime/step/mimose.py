@@ -13,7 +13,7 @@ import torch
 
 from gnomon.errors import PlanError, RunError
 from gnomon.graph import Graph
-from gnomon.methods.mimose import MARGIN, Controller, Sample, Settings
+from gnomon.methods.mimose import MARGIN, RecomputeController, Sample, Settings
 from gnomon.runtime.module.stage import Batch, Stage
 from gnomon.runtime.watch.layer_bytes import LayerBytes, LiveBytes
 from gnomon.units import show_bytes
@@ -31,7 +31,7 @@ class Mimose:
             raise PlanError(f"{graph.name}: attention windows keep a mask for each length, which mimose does not count")
         self.settings, self.stage, self.base, self.live = settings, stage, base, LiveBytes(device)
         repeated = [index for index, layer in enumerate(stage.layers) if layer.call.first is not None]
-        self.controller = Controller(settings, repeated)
+        self.controller = RecomputeController(settings, repeated)
         self.measured: LayerBytes | None = None
         self.tokens = self.at_start = 0
         self.warm = False

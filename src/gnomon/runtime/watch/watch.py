@@ -57,7 +57,7 @@ Record = dict[str, Any]
 
 
 @dataclass(slots=True)
-class _Step:
+class _WatchedStep:
     """A step under way: marks, and the parts that lie between them."""
 
     cuts: list[tuple[str, Any, Any]] = field(default_factory=list)
@@ -94,8 +94,8 @@ class Watch:
         self._seen = None if expected is not None else Seen()
         self._loop = (model, optimizer)
         self._last: Any = None
-        self._open = _Step()
-        self._late: deque[_Step] = deque()
+        self._open = _WatchedStep()
+        self._late: deque[_WatchedStep] = deque()
         self._first: tuple[Parts, ...] | None = None
         self._windows: list[int] = []
         self._retries = self._count_retries()
@@ -216,14 +216,14 @@ class Watch:
             self._seen.step()
         if self.steps > 1:  # the first has no beginning
             self._late.append(self._open)
-        self._open = _Step()
+        self._open = _WatchedStep()
         while self._late and (self._cuda is None or self._late[0].cuts[-1][2].query()):
             self._done(self._late.popleft())
 
     def _seconds(self, begin: Any, end: Any) -> float:
         return begin.elapsed_time(end) / 1e3 if self._cuda is not None else end - begin  # type: ignore[no-any-return]
 
-    def _done(self, step: _Step) -> None:
+    def _done(self, step: _WatchedStep) -> None:
         """A step whose marks have come."""
         sums = dict.fromkeys(WORDS, 0.0)
         for part, begin, end in step.cuts:

@@ -31,6 +31,7 @@ from gnomon.formats.job import (
 )
 from gnomon.formats.launched import launched_devices
 from gnomon.formats.megatron import forks
+from gnomon.formats.megatron.dump import dumped
 from gnomon.formats.megatron.forks import layers_by_type
 from gnomon.formats.megatron.model import model_of
 from gnomon.formats.megatron.options import INEXPRESSIBLE, IRRELEVANT, known_options, option_name, parse_options
@@ -94,7 +95,10 @@ def read_megatron(
     options = {option_name(key): text for key, text in given.settings.items() if option_name(key) in known_options()}
     if isinstance(source, (str, Path)):
         text, file = read_source(source)
-        if text.lstrip().startswith("--"):
+        if (log := dumped(text)) is not None:
+            words, stated = log
+            options = {option_name(key): value for key, value in given.settings.items()}
+        elif text.lstrip().startswith("--"):
             words = words_of(text, file)
             options = {option_name(key): value for key, value in given.settings.items()}
         else:

@@ -1,0 +1,108 @@
+"""Arguments as Megatron-LM prints them when it starts, or as Python prints an argparse namespace, as a command has them.
+
+`dumped(text)` returns the words `--name value` that stand for what a log says, and the ranks; None where it says none.
+A log has every argument with its default and what was derived of them: arguments of parts that are off (experts,
+latent attention), and names that are no options, are left out. Leaves out what they mean (`read`).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+
+from gnomon.formats.megatron.options import known_options
+
+LINE = re.compile(r"^.*?\b([a-z]\w*) \.{3,} (.*?)\s*$", re.MULTILINE)
+"""`  tensor_model_parallel_size ...................... 2`, with what a launcher puts before it."""
+
+NAMESPACE = re.compile(r"\b[Nn]amespace\((?=.*\bnum_layers=)", re.DOTALL)
+
+SWITCHED_OFF: Mapping[str, str] = {
+    "add_bias_linear": "--disable-bias-linear",
+    "apply_rope_fusion": "--no-rope-fusion",
+    "bias_dropout_fusion": "--no-bias-dropout-fusion",
+    "bias_gelu_fusion": "--no-bias-gelu-fusion",
+    "bias_swiglu_fusion": "--no-bias-swiglu-fusion",
+    "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion",
+    "masked_softmax_fusion": "--no-masked-softmax-fusion",
+}
+"""Where an option that switches something off lies in the arguments -> that option."""
+
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "num_experts": ("moe_", "expert_"),
+    "multi_latent_attention": ("q_lora", "kv_lora", "qk_head", "qk_pos", "v_head", "rotary_scaling", "mscale", "beta_"),
+    "hybrid_override_pattern": ("mamba_", "hybrid_"),
+    "swiglu": ("bias_swiglu",),
+    "recompute_granularity": ("recompute_",),
+    "fp8": ("fp8_", "fp8"),
+    "group_query_attention": ("num_query_groups",),
+}
+"""Argument that turns a part on -> beginnings of the names of its others, whose defaults are printed too."""
+
+DERIVED = frozenset("virtual_pipeline_model_parallel_size params_dtype".split())
+"""Names of options that hold what others say."""
+
+
+def dumped(text: str) -> tuple[list[str], int | None] | None:
+    """(words, ranks) of a log; None where it prints no arguments of Megatron-LM."""
+    values = _printed(text) or _namespace(text)
+    if "num_layers" not in values or "micro_batch_size" not in values:
+        return None
+    off = [prefix for part, prefixes in PARTS.items() if not _on(values.get(part)) for prefix in prefixes]
+    words: list[str] = []
+    for name, value in values.items():
+        if name in SWITCHED_OFF and value == "False":
+            words.append(SWITCHED_OFF[name])
+        elif name in known_options() and name not in DERIVED and _on(value) and not name.startswith(tuple(off)):
+            words += [f"--{name.replace('_', '-')}", *([] if value == "True" else _words(value))]
+    if _on(rows := values.get("padded_vocab_size")):
+        words = _without(words, "--vocab-size", "--make-vocab-size-divisible-by")
+        words += ["--vocab-size", str(rows), "--make-vocab-size-divisible-by", "1"]
+    ranks = values.get("world_size", "")
+    return words, int(ranks) if ranks.isdigit() else None
+
+
+def _printed(text: str) -> dict[str, str]:
+    return {name: value for name, value in LINE.findall(text)}
+
+
+def _namespace(text: str) -> dict[str, str]:
+    """The keywords of `Namespace(...)`; none where it is not whole."""
+    match = NAMESPACE.search(text)
+    if match is None:
+        return {}
+    for end in (found.end() for found in re.finditer(r"\)", text[match.start() :])):
+        try:
+            call = ast.parse(text[match.start() :][:end].replace("\n", " "), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        if isinstance(call, ast.Call):
+            return {k.arg: _spelled(k.value) for k in call.keywords if k.arg is not None}
+    return {}
+
+
+def _spelled(node: ast.expr) -> str:
+    try:
+        return str(ast.literal_eval(node))
+    except (ValueError, TypeError):
+        return ast.unparse(node)
+
+
+def _on(value: str | None) -> bool:
+    return value not in (None, "", "None", "False", "[]")
+
+
+def _words(value: str) -> list[str]:
+    """A list as its elements."""
+    if value[:1] == "[" and value[-1:] == "]":
+        return [part.strip().strip("'\"") for part in value[1:-1].split(",")]
+    return [value]
+
+
+def _without(words: list[str], *names: str) -> list[str]:
+    kept, dropping = list[str](), False
+    for word in words:
+        dropping = word in names if word.startswith("--") else dropping
+        kept += [] if dropping else [word]
+    return kept

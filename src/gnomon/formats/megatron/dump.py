@@ -1,4 +1,4 @@
-"""Arguments as Megatron-LM prints them when it starts, or as Python prints an argparse namespace, as a command has them.
+"""Arguments as Megatron-LM prints them when it starts, or as Python prints an argparse namespace, as a command.
 
 `dumped(text)` returns the words `--name value` that stand for what a log says, and the ranks; None where it says none.
 A log has every argument with its default and what was derived of them: arguments of parts that are off (experts,

@@ -13,8 +13,10 @@ from typing import Any
 
 from gnomon.cli.options.tools import CompileOptions
 from gnomon.cli.terminal import print_json, print_lines
+from gnomon.cli.values import quantity
 from gnomon.errors import InputError
 from gnomon.late import load_late
+from gnomon.units import parse_seconds
 
 
 def run(options: CompileOptions) -> int:
@@ -23,7 +25,8 @@ def run(options: CompileOptions) -> int:
         compiled = load_late("gnomon.compiler.command:compiled")
     except ImportError as error:
         raise InputError(f"gnomon compile needs PyTorch ({error}): pip install 'gnomon[torch]'") from None
-    made = compiled(*built, train=options.train)
+    tune_s = 0.0 if options.tune is None else quantity("--tune", parse_seconds, options.tune)
+    made = compiled(*built, train=options.train, tune_s=tune_s)
     if options.json:
         print_json(made["data"])
     else:

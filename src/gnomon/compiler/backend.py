@@ -15,6 +15,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ from gnomon.compiler import (
     scan_tracing,
     steps,
     table_gradient,
+    tuner,
 )
 from gnomon.compiler.build import address_of, has_compiler, libraries
 from gnomon.compiler.gate import Again, Trial
@@ -51,6 +53,7 @@ from gnomon.compiler.steps import Run, joined
 from gnomon.compiler.summary import summary
 from gnomon.compiler.triton_launch import has_triton, launchers
 from gnomon.compiler.triton_text import TritonKernel
+from gnomon.errors import InputError
 
 log = logging.getLogger("gnomon.compiler")
 _said: set[str] = set()
@@ -64,9 +67,12 @@ SOON = 32
 """Calls after the trials within which kernels are compared once more."""
 
 
-def gnomon(module: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
-    """Compiles a traced graph for `torch.compile(backend="gnomon")`. Options are accepted and ignored, so that code
-    written for another backend runs."""
+def gnomon(
+    module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **_: Any
+) -> Callable[..., Any]:
+    """Compiles a traced graph for `torch.compile(backend="gnomon")`. options: `tune_s`, seconds in which each graph's
+    tilings are measured (`tuner`). Others are accepted and ignored, so that code written for another backend runs."""
+    tune_s = seconds_of(options or {})
     on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
     if not (has_triton() if on_gpu else has_compiler()):
         lacks = "Triton is not installed" if on_gpu else "no C++ compiler was found (g++ or CXX)"
@@ -76,9 +82,9 @@ def gnomon(module: torch.fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Cal
         return module.forward
     scan_tracing.widen(module)
     through = aot_autograd(
-        fw_compiler=compile_graph,
-        bw_compiler=compile_backward,
-        inference_compiler=compile_inference,
+        fw_compiler=partial(compile_graph, tune_s=tune_s),
+        bw_compiler=partial(compile_graph, saved=True, tune_s=tune_s),
+        inference_compiler=partial(compile_graph, learns=False, tune_s=tune_s),
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
@@ -102,23 +108,26 @@ def say_once(message: str) -> None:
         log.warning("%s", message)
 
 
-def compile_inference(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """A boxed function of an ATen graph whose weights nobody learns meanwhile."""
-    return compile_graph(module, inputs, learns=False)
-
-
-def compile_backward(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """A boxed function of a graph whose inputs may lie otherwise than it says: a backward's, which the forward kept, or
-    of a loop's body, which is given rows."""
-    return compile_graph(module, inputs, saved=True)
+def seconds_of(options: dict[str, Any]) -> float:
+    """The seconds for tuning that somebody asks for, 0 where nobody does."""
+    seconds = options.get("tune_s", 0.0)
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
+        raise InputError(f'options={{"tune_s": {seconds!r}}}: a number of seconds, 0 or more, as {{"tune_s": 30}}')
+    return float(seconds)
 
 
 def compile_graph(
-    module: torch.fx.GraphModule, inputs: Sequence[Any], *, learns: bool = True, saved: bool = False
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    learns: bool = True,
+    saved: bool = False,
+    tune_s: float = 0.0,
 ) -> Callable[..., Any]:
-    """A boxed function of an ATen graph."""
+    """A boxed function of an ATen graph. learns: whether weights may change between calls. saved: whether its inputs
+    may lie otherwise than it says: a backward's, which the forward kept, or of a loop's body, which is given rows."""
     try:
-        made = Compiled(module, packs=not learns, saved=saved)
+        made = Compiled(module, packs=not learns, saved=saved, tune_s=tune_s)
     except Exception as error:  # a mistake of ours must not stop a model that runs in eager
         say_once(f"a graph stays PyTorch's own operations: {type(error).__name__}: {error}")
         log.debug("why", exc_info=True)
@@ -130,9 +139,14 @@ class Compiled:
     """A compiled graph: its program, and the function that runs it, first on trial and then with what the trials
     chose."""
 
-    def __init__(self, module: torch.fx.GraphModule, packs: bool = False, saved: bool = False) -> None:
+    def __init__(
+        self, module: torch.fx.GraphModule, packs: bool = False, saved: bool = False, tune_s: float = 0.0
+    ) -> None:
         """Fuses what it finds in the module's graph. packs: whether weights of convolutions are packed once. saved:
-        whether inputs are what a forward kept."""
+        whether inputs are what a forward kept. tune_s: seconds in which tilings are measured after the trials."""
+        self.tune_s = tune_s
+        self.tuned: list[tuner.Subject] = []
+        """Kernels whose tilings were measured."""
         began = time.perf_counter()
         before = copy.deepcopy(module.graph) if packs else None
         self.convolutions = convolutions.fuse(module.graph) if packs else []
@@ -148,7 +162,7 @@ class Compiled:
         self.scans = scan.fuse(module.graph)
         self.attention = attention.fuse(module.graph)
         self.products = products.fuse(module.graph)
-        self.bodies = loops.compile_bodies(module, compile_backward)
+        self.bodies = loops.compile_bodies(module, partial(compile_graph, saved=True))
         self.program: Program = program(module.graph, environment_of(module.graph))
         self.program.saved = saved
         self.tried = [*self.convolutions, *self.draws, *self.pairs, *self.tables, *self.scans, *self.attention]
@@ -243,7 +257,9 @@ class Compiled:
         return out
 
     def _settled(self) -> Callable[[list[Any]], Any]:
-        """The program that the trials chose."""
+        """The program that the trials chose, with tilings that were measured where somebody asked for it."""
+        if self.tune_s:
+            self.tuned = tuner.tune([p for p in self.program.planned if self.kept(p)], self.tune_s)
         before, self.before = self.before, None
         if before is None or not convolutions.slower(self.convolutions):
             return write(self.program, self._chosen, self._with_runs())

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from gnomon.compiler import backend
+from gnomon.compiler import backend, tuner
 from gnomon.compiler.explain import explained, lines
 from gnomon.errors import InputError
 
@@ -21,7 +21,7 @@ ROUNDS, LEAST, SPEND_S = 50, 3, 1.0
 """Calls of each, by turns, whose medians are told: at most `ROUNDS`; after `SPEND_S` seconds no more than `LEAST`."""
 
 
-def compiled(module: Any, inputs: tuple[Any, ...], train: bool) -> dict[str, Any]:
+def compiled(module: Any, inputs: tuple[Any, ...], train: bool, tune_s: float = 0.0) -> dict[str, Any]:
     """Forward, and with `train` also the backward of the sum of the first output's elements; a call and eager's, timed.
 
     Raises `InputError` where the module fails on its inputs without the compiler too.
@@ -29,7 +29,8 @@ def compiled(module: Any, inputs: tuple[Any, ...], train: bool) -> dict[str, Any
     torch._dynamo.reset()
     earlier = {id(one): one for one in backend.reports}
     _in_eager(module, inputs)
-    call = torch.compile(module, backend=backend.gnomon)
+    options: dict[str, Any] = {"tune_s": tune_s}
+    call = torch.compile(module, backend=backend.gnomon, options=options)
     start = time.perf_counter()
     _called(call, inputs, train)
     compile_s = time.perf_counter() - start
@@ -43,12 +44,28 @@ def compiled(module: Any, inputs: tuple[Any, ...], train: bool) -> dict[str, Any
         f"a call{' and its backward' if train else ''}: {_ms(call_s)}, eager {_ms(eager_s)} "
         f"({_counted(torch.get_num_threads(), 'thread')}, medians)",
         _gain(call_s, eager_s),
+        *_tuned([one for one in backend.reports if id(one) not in earlier]),
     ]
     text = list(summary)
     for n, graph in enumerate(made):
         text += lines(graph, f"graph {n}")
     data = {"compile_s": compile_s, "call_s": call_s, "eager_s": eager_s, "graphs": made}
     return {"data": data, "lines": text, "summary": summary}
+
+
+def _tuned(graphs: list[backend.Compiled]) -> list[str]:
+    """What tuning found, in a line; nothing where nobody asked for it."""
+    subjects = [one for graph in graphs for one in graph.tuned]
+    if not subjects:
+        return []
+    better = [one for one in subjects if one.best_s <= tuner.GAIN * one.usual_s]
+    usual_s = sum(one.count * one.usual_s for one in subjects)
+    best_s = sum(one.count * min(one.best_s, one.usual_s) for one in subjects)
+    measurements = _counted(sum(one.measured for one in subjects), "measurement")
+    return [
+        f"tuned: {measurements} of {_counted(len(subjects), 'kernel')}, {len(better)} with other tiles; "
+        f"their calls {_ms(usual_s)} before, {_ms(best_s)} now"
+    ]
 
 
 NOISE = 0.03

@@ -23,15 +23,15 @@ from gnomon.compiler.build import typed
 from gnomon.compiler.check import check_body, check_nest
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.groups import Group, device_of, fake, groups, leaves, rebuilt, root, worth
-from gnomon.compiler.machine import this_machine
 from gnomon.compiler.nest import Kernel, kernel
 from gnomon.compiler.rules.views import VIEWS
 from gnomon.compiler.siblings import joined
 from gnomon.compiler.sizes import Size, product, size_of, sizes_of, symbols, text
 from gnomon.compiler.steps import SOURCE, Run
-from gnomon.compiler.tiles import Nest, Output, nest, output, tiling
+from gnomon.compiler.tiles import Nest, Output, nest, output
 from gnomon.compiler.triton_launch import SizeTable, symbol_names
 from gnomon.compiler.triton_text import TritonKernel, triton_kernel
+from gnomon.compiler.tuned import chosen
 
 LINES = "    "
 PRINTERS: dict[str, Callable[[Nest], Kernel]] = {"cpu": kernel, "cuda": triton_kernel}
@@ -422,7 +422,7 @@ class Table:
 
     def __init__(self, planned: Planned, names: Sequence[str]) -> None:
         nest = planned.kernel.nest
-        self.nest = nest
+        self.nest, self.source = nest, planned.kernel.source
         self.names = tuple(names)
         rows = product(nest.sizes[a] for a in nest.outer)
         points = nest.sizes[nest.inner[-1]] if nest.inner else 1
@@ -436,7 +436,7 @@ class Table:
         array = self.known.get(values)
         if array is None:
             rows, points, *rest = self.sizes(*values)
-            t = tiling(self.nest, rows, points, this_machine())
+            t = chosen(self.source, self.nest, rows, points)
             every = (t.chunk, t.chunks, t.tile, t.tiles, int(t.parallel), int(t.past), *rest)
             array = (ctypes.c_int64 * len(every))(*every)
             if len(self.known) > 4096:

@@ -139,6 +139,7 @@ example:
     model: str = positional(metavar="FILE.py:FUNCTION", help="returns (module, inputs)")
     explain: bool = switch("--explain", help="groups, tiles, memory levels, traffic, times")
     train: bool = switch("--train", help="the backward too")
+    tune: str | None = option("--tune", read=some, metavar="TIME", help="measure tiles of each graph, as in 30s")
     json: bool = switch("--json", help="for programs")
 
 

@@ -1,6 +1,6 @@
 """Sequences of several lengths as they run: speed of each way to make microbatches of them, and memory by length.
 
-    python benchmarks/lengths/run.py speed [ROUNDS]     # tokens a CPU-second of each way, in turns, one process
+    python benchmarks/lengths/run.py speed [ROUNDS [CONTEXT]]   # tokens a CPU-second of each way, one process
     python benchmarks/lengths/run.py peaks [LONGEST]    # ChunkFlow's peak from 2,048 tokens on
     python benchmarks/lengths/run.py cp [ROUNDS]        # Skrull beside every sequence divided, two processes
 
@@ -60,10 +60,13 @@ def chats(context: int, count: int, seed: int = 0) -> tuple[int, ...]:
     return (context, *np.exp(rng.uniform(np.log(low), np.log(high))).astype(int).tolist())
 
 
-BATCHES: Mapping[str, tuple[int, ...]] = {
-    "2048 x 1, 32 x 39": (32,) * 20 + (2048,) + (32,) * 19,
-    "chats to 2048, 40": chats(2048, 40),
-}
+def batches(context: int) -> Mapping[str, tuple[int, ...]]:
+    """Lengths of the two batches."""
+    short = context // 64
+    return {
+        f"{context} x 1, {short} x 39": (short,) * 20 + (context,) + (short,) * 19,
+        f"chats to {context}, 40": chats(context, 40),
+    }
 
 
 def tokens(lengths: Sequence[int], vocab: int) -> dict[str, Tensor]:
@@ -135,10 +138,10 @@ def in_turns(steps: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, 
     return {name: median(seconds) for name, seconds in took.items()}
 
 
-def speed(rounds: int) -> None:
+def speed(rounds: int, context: int) -> None:
     """One table a batch."""
     graph, cluster = llama(CONFIG), parse_cluster("local")
-    for batch, lengths in BATCHES.items():
+    for batch, lengths in batches(context).items():
         made = plan_lengths(
             graph, cluster, Workload(lengths=lengths), stack("gnomon"), methods=(*peers(), method("chunkflow")),
             base=planned(),
@@ -236,7 +239,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         if what == "speed":
-            speed(count or 3)
+            speed(count or 3, int(sys.argv[3]) if len(sys.argv) > 3 else 2048)
         else:
             peaks(count or 65536)
         dist.destroy_process_group()

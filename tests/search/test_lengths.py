@@ -14,9 +14,10 @@ from gnomon.hardware import parse_cluster
 from gnomon.methods import check_methods, method
 from gnomon.methods import every as every_method
 from gnomon.models.presets import model
-from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Plan, Saved, Schedule, Split, Workload
+from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Pass, Plan, Saved, Schedule, Split, Workload
 from gnomon.prediction import predict
 from gnomon.search.questions.lengths import Lengths, fields_of, plan_lengths
+from gnomon.search.questions.reasons import without
 from gnomon.search.refinement.changes import changes
 
 LENGTHS = (16384, 4096, 4096, *(1024,) * 5)
@@ -145,3 +146,14 @@ def test_a_changed_tp_takes_its_cut_matmuls_along() -> None:
         )
     )
     assert one["tp 2 -> 1"].overlap.splits == ()
+
+
+def test_a_plan_is_compared_with_itself_without_its_methods() -> None:
+    passes = (Pass(name="group_by_length"), Pass(name="padding"))
+    plan = Plan(mesh=Mesh(cp=2), schedule=Schedule(micro_batch_size=2, passes=passes))
+    rest = {what: [given.name for given in changed.schedule.passes] for what, changed in without(plan)}
+    assert rest == {
+        "cp 2": ["group_by_length", "padding"],
+        "group_by_length": ["padding"],
+        "padding": ["group_by_length"],
+    }

@@ -40,7 +40,7 @@ def reasons_text(reasons: Reasons, *, advice: Advised = NOTHING, terms: Terms | 
         ("", _other_jobs(reasons, terms)),
         (f"too large, or over {SHARE:.0%} of a device: rank, moment, what it holds most of", _large(reasons)),
         ("cannot run", _unable(reasons)),
-        ("what each axis buys: the step without it", _bought(reasons)),
+        ("what each axis and method buys: the step without it", _bought(reasons)),
         ("what a rank sends in a step", _traffic(prediction)),
         ("on other machines", _machines(reasons)),
         ("questions", _answers(reasons, advice)),

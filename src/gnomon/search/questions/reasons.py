@@ -244,7 +244,8 @@ def undone(plan: Plan, graph: Graph) -> Iterator[tuple[str, Plan]]:
 
 
 def without(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """(axis and its size, plan without it), for every axis of several ranks but data parallelism."""
+    """(axis and its size, or method, plan without it), for every axis of several ranks but data parallelism, and every
+    method of `schedule.passes`."""
     mesh = plan.mesh
     for axis in ("tp", "cp", "pp"):
         size = getattr(mesh, axis)
@@ -256,6 +257,9 @@ def without(plan: Plan) -> Iterator[tuple[str, Plan]]:
         yield f"ZeRO {plan.optimizer.zero}", replace(plan, optimizer=replace(plan.optimizer, zero=0))
     if plan.saved.preset != "none" and not plan.saved.rules:
         yield f"recompute {plan.saved.preset}", replace(plan, saved=Saved())
+    for given in plan.schedule.passes:
+        rest = tuple(other for other in plan.schedule.passes if other != given)
+        yield given.name, replace(plan, schedule=replace(plan.schedule, passes=rest))
 
 
 def _links(prediction: Prediction) -> Iterator[Sensitivity]:

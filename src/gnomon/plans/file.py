@@ -149,7 +149,7 @@ def _no_plan(path: str | Path, error: FormatError) -> FormatError:
     """What a file is that was given as a plan, and is no TOML."""
     return FormatError(
         f"{path} is no plan file: {error}; plan files are TOML, as `gnomon plan MODEL --on CLUSTER --global-batch N -o "
-        f"plan.toml` writes them"
+        f"plan.toml` writes them, and of a job file of another program `gnomon fit FILE --on CLUSTER -o plan.toml`"
     )
 
 

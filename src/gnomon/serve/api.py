@@ -88,7 +88,10 @@ def completion(body: object, served: Served) -> Wanted:
     if echoes and logprobs >= 0:
         raise InputError("echo with logprobs is not supported: log-probabilities are of the answer", "$.echo")
     most = _whole(fields, "max_tokens", DEFAULT_COMPLETION, 1, served.max_model_len)
-    return _wanted(fields, served, prompts, most, logprobs, echoes=echoes)
+    own = _Own(
+        prompts=prompts, most=most, logprobs=logprobs, echoes=echoes, chat=False, calls=False, forced="", schema=""
+    )
+    return _wanted(fields, served, own)
 
 
 def chat(body: object, served: Served) -> Wanted:
@@ -116,25 +119,32 @@ def chat(body: object, served: Served) -> Wanted:
     elif fields.get("top_logprobs") is not None:
         raise InputError("top_logprobs is told beside logprobs: set logprobs to true", "$.top_logprobs")
     schema = _call_schema(tools, forced) if forced else ""
-    return _wanted(
-        fields, served, (tuple(prompt),), most, logprobs, chat=True, calls=choice != "none" and bool(tools),
-        forced="" if forced == ANY_TOOL else forced, schema=schema,
+    own = _Own(
+        prompts=(tuple(prompt),), most=most, logprobs=logprobs, echoes=(), chat=True,
+        calls=choice != "none" and bool(tools), forced="" if forced == ANY_TOOL else forced, schema=schema,
     )  # fmt: skip
+    return _wanted(fields, served, own)
 
 
-def _wanted(
-    fields: Body,
-    served: Served,
-    prompts: tuple[tuple[int, ...], ...],
-    most: int,
-    logprobs: int,
-    *,
-    echoes: tuple[str, ...] = (),
-    chat: bool = False,
-    calls: bool = False,
-    forced: str = "",
-    schema: str = "",
-) -> Wanted:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Own:
+    """What completions and conversations say in ways of their own, as `Wanted` has it."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    most: int
+    """Tokens of an answer."""
+    logprobs: int
+    """As `Sampling` has it."""
+    echoes: tuple[str, ...]
+    chat: bool
+    calls: bool
+    forced: str
+    schema: str
+    """That a forced call's answer is of; empty for none."""
+
+
+def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
+    """Of the fields that both have. InputError for what cannot be."""
     stop = fields.get("stop")
     stops = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops) or len(stops) > MOST_STOPS:
@@ -146,14 +156,14 @@ def _wanted(
     bias = fields.get("logit_bias") or {}
     if not isinstance(bias, dict) or not all(isinstance(v, int | float) and v == v for v in bias.values()):
         raise InputError("logit_bias is an object of numbers by token", "$.logit_bias")
-    longest = min(served.max_model_len - len(prompt) for prompt in prompts)
-    if most > longest:
+    longest = min(served.max_model_len - len(prompt) for prompt in own.prompts)
+    if own.most > longest:
         raise InputError(
-            f"a prompt of {served.max_model_len - longest} tokens with {most} of answer is more than the "
+            f"a prompt of {served.max_model_len - longest} tokens with {own.most} of answer is more than the "
             f"{served.max_model_len} that the model is served with; shorten the prompt or lower max_tokens"
         )
     sampling = Sampling(
-        max_tokens=most,
+        max_tokens=own.most,
         temperature=_number(fields, "temperature", 1.0),
         top_p=_number(fields, "top_p", 1.0),
         top_k=max(0, _whole(fields, "top_k", 0, -1, 1 << 31)),
@@ -163,27 +173,27 @@ def _wanted(
         repetition_penalty=_number(fields, "repetition_penalty", 1.0),
         logit_bias=biases({str(k): float(v) for k, v in bias.items()}, served.vocab_size),
         seed=None if fields.get("seed") is None else _whole(fields, "seed", 0, -(1 << 63), (1 << 63) - 1),
-        logprobs=logprobs,
+        logprobs=own.logprobs,
         stop_ids=frozenset((*ends, *ids)),
-        min_tokens=_whole(fields, "min_tokens", 0, 0, most),
+        min_tokens=_whole(fields, "min_tokens", 0, 0, own.most),
     )
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict) or options.keys() - {"include_usage", "include_obfuscation"}:
         raise InputError("stream_options has include_usage and nothing else", "$.stream_options")
     return Wanted(
         model=str(fields.get("model") or served.names[0]),
-        prompts=prompts,
+        prompts=own.prompts,
         sampling=sampling,
         count=_whole(fields, "n", 1, 1, MOST_ANSWERS),
         streams=_flag(fields, "stream"),
         usage=_flag(options, "include_usage"),
         stops=tuple(stops),
         keep_stop=_flag(fields, "include_stop_str_in_output"),
-        grammar=schema or _grammar(fields),
-        echoes=echoes,
-        chat=chat,
-        calls=calls,
-        forced=forced,
+        grammar=own.schema or _grammar(fields),
+        echoes=own.echoes,
+        chat=own.chat,
+        calls=own.calls,
+        forced=own.forced,
     )
 
 

@@ -15,11 +15,7 @@ from gnomon.cli.plan_asked import Asked, config_of, whole_model
 from gnomon.cli.plan_file import For, plan_file
 from gnomon.cli.plan_goals import answer, is_asked, varied_machines
 from gnomon.cli.plan_lengths import plan_varied
-from gnomon.cli.plan_losses import compared
-from gnomon.cli.plan_losses import mapping as losses_mapping
-from gnomon.cli.plan_losses import text as losses_text
 from gnomon.cli.plan_mixed import plan_over_kinds
-from gnomon.cli.plan_try import Tries, check_try, limit_of, try_plans
 from gnomon.cli.serving import refuse_others
 from gnomon.cli.terminal import print_json, print_lines, written
 from gnomon.errors import InputError
@@ -73,8 +69,8 @@ def run(given: PlanOptions) -> int:
     if is_asked(options):
         return _other(options, asked)
     if options.try_:
-        check_try(options, asked.machines, asked.stack)
-        limit_of(options)
+        load_late("gnomon.cli.plan_try:check_try")(options, asked.machines, asked.stack)
+        load_late("gnomon.cli.plan_try:limit_of")(options)
     return _one(options, asked)
 
 
@@ -210,20 +206,23 @@ def _one(options: PlanOptions, asked: Asked) -> int:
     cost = rent(asked.machines, _prices(options, asked.machines))
     with Budget(options.budget, ONE) as budget:
         made = searched(options, asked, budget)
-        lost = None if options.mtbf is None else compared(asked, made.result, made.best, options.mtbf, budget)
+        lost = None
+        if options.mtbf is not None:
+            compared = load_late("gnomon.cli.plan_losses:compared")
+            lost = compared(asked, made.result, made.best, options.mtbf, budget)
     result, assumed = made.result, asked.assumed
     best = made.best if lost is None else lost.best
     assumed += (f"{name} is fixed, and means nothing in this plan" for name in asked.chosen.idle(best, result))
     no_effect = "no_effect: "
     assumed += (note.removeprefix(no_effect) for note in best.prediction.notes if note.startswith(no_effect))
-    tries: Tries | None = None
+    tries: Any = None
     again: Result | None = None
     if options.try_:
         every = (best, *(candidate for candidate in result.best if candidate is not best))
         candidates = tuple(
             every[i] for i in pick_diverse([candidate.plan for candidate in every], options.try_, fill=True)
         )
-        tries = try_plans(
+        tries = load_late("gnomon.cli.plan_try:try_plans")(
             options, candidates, lambda candidate: _file(options, result, candidate, assumed), asked.machines
         )
         if tries.refit is not None and tries.refit.stack is not None:
@@ -240,7 +239,7 @@ def _one(options: PlanOptions, asked: Asked) -> int:
         more: dict[str, Any] = {} if tries is None else {"tried": tries.to_mapping()}
         more |= {} if tries is None or again is None else {"ranked_again": ranked_mapping(again, tries.attempts)}
         more |= {} if made.replicas is None else {"uneven_replicas": replicas_mapping(made.replicas)}
-        more |= {} if lost is None else {"losses": losses_mapping(lost)}
+        more |= {} if lost is None else {"losses": load_late("gnomon.cli.plan_losses:mapping")(lost)}
         more |= {"programs": programs_mapping(files)} if files else {}
         mapping = result_mapping(
             result, rent=cost, stages=made.stages, refined=made.refined, tensors=made.tensors, climbed=made.climbed
@@ -261,7 +260,7 @@ def _one(options: PlanOptions, asked: Asked) -> int:
         if files:
             print_lines(("", *programs_text(files)))
         if lost is not None:
-            print_lines(losses_text(lost))
+            print_lines(load_late("gnomon.cli.plan_losses:text")(lost))
         if made.replicas is not None:
             before = made.climbed or made.refined
             print_lines(replicas_text(made.replicas, (before.best if before else result.best[0]).step_s))

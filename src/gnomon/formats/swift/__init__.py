@@ -68,7 +68,7 @@ INEXPRESSIBLE = {
     "lisa_*": "some layers are trained at a time; read as all",
     "freeze_parameters*": "part of the network is frozen; read as all trained, so too slow and too large",
     "trainable_parameters*": "part of the network is trained; read as all, so too slow and too large",
-    "padding_free": "no padding: less work than full sequences",
+    "padding_free": "no padding: less work than full sequences (--lengths gives those of a step)",
     "num_generations": "generation is not priced; its answers are sequences of the batch",
     "zero_hpz_partition_size": "ZeRO++: a second copy of the parameters within the node",
     "experts_impl": "how experts are computed; read as the model's default",

@@ -35,7 +35,7 @@ NEUTRAL = IRRELEVANT | frozenset(
 
 INEXPRESSIBLE = {
     **TRAINER,
-    "padding_free": "no padding: less work than full sequences",
+    "padding_free": "no padding: less work than full sequences (--lengths gives those of a step)",
     "use_vllm": "generation, which is not priced",
     "num_generations": "generation is not priced; its answers are sequences of the batch",
     "load_in_8bit": "frozen weights in eight bits; read in the compute dtype, so memory is too large",

@@ -88,7 +88,23 @@ def of_trainer(trainer: Any) -> dict[str, Any]:
         "dtype": str(next(p.dtype for p in base.parameters())).removeprefix("torch."),
         "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
-    return out | network(base, _example(trainer), bool(adapters))
+    return out | network(base, _example(trainer), bool(adapters), loss_alone=True)
+
+
+class LossAlone(nn.Module):
+    """A model as Trainer uses it: of what it returns the loss alone is kept."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Any:
+        """The loss; what a model returns that has none."""
+        out = self.model(**inputs)
+        loss = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
+        if loss is None and isinstance(out, tuple) and isinstance(out[0], Tensor) and out[0].dim() == 0:
+            loss = out[0]
+        return out if loss is None else loss
 
 
 def _fields(args: Any) -> dict[str, Any]:
@@ -142,8 +158,8 @@ def own_parameters(model: nn.Module) -> tuple[int, int]:
     return sum(p.numel() for _, p in own), sum(p.numel() for _, p in own if p.requires_grad)
 
 
-def network(model: nn.Module, example: Mapping[str, Any], adapted: bool) -> dict[str, Any]:
-    """Its config.json where a reader of that has as many parameters, else its Graph."""
+def network(model: nn.Module, example: Mapping[str, Any], adapted: bool, *, loss_alone: bool = False) -> dict[str, Any]:
+    """Its config.json where a reader of that has as many parameters, else its Graph. loss_alone: as Trainer keeps it."""
     total, trained = own_parameters(model)
     config = getattr(model, "config", None)
     if config is not None and hasattr(config, "to_dict") and (adapted or trained == total):
@@ -163,7 +179,8 @@ def network(model: nn.Module, example: Mapping[str, Any], adapted: bool) -> dict
             f"{type(model).__name__} has no reader of its config.json, and adapters are put beside linears that one "
             f"names; train it whole, or name the model by --model"
         )
-    return {**graph_of(model, example, type(model).__name__), "name": type(model).__name__, "parameters": total}
+    name = type(model).__name__
+    return {**graph_of(LossAlone(model) if loss_alone else model, example, name), "name": name, "parameters": total}
 
 
 def graph_of(module: nn.Module, example: Mapping[str, Any], name: str) -> dict[str, Any]:

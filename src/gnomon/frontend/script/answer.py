@@ -159,7 +159,7 @@ def own_parameters(model: nn.Module) -> tuple[int, int]:
 
 
 def network(model: nn.Module, example: Mapping[str, Any], adapted: bool, *, loss_alone: bool = False) -> dict[str, Any]:
-    """Its config.json where a reader of that has as many parameters, else its Graph. loss_alone: as Trainer keeps it."""
+    """Its config.json where a reader has as many parameters, else its Graph. loss_alone: as Trainer keeps outputs."""
     total, trained = own_parameters(model)
     config = getattr(model, "config", None)
     if config is not None and hasattr(config, "to_dict") and (adapted or trained == total):

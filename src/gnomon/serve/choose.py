@@ -53,7 +53,9 @@ class Row:
 def choose(logits: Tensor, rows: Sequence[Row]) -> list[Chosen]:
     """A token of each row. logits: (rows, vocabulary)."""
     if all(row.sampling.is_plain and row.mask is None and row.sampling.logprobs < 0 for row in rows):
-        return [Chosen(token, None, ()) for token in logits.argmax(-1).tolist()]
+        # numpy looks for the largest of floats in vectors: a third of torch's time
+        best = logits.numpy().argmax(-1) if logits.dtype == torch.float32 else logits.argmax(-1)
+        return [Chosen(token, None, ()) for token in best.tolist()]
     return [_choose(own, row) for own, row in zip(logits.float(), rows, strict=True)]
 
 

@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-I64 = torch.int64
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -97,18 +95,18 @@ class Rows:
             for row, blocks in zip(table, group, strict=True):
                 row[: len(blocks)] = blocks
             made.append(torch.from_numpy(np.maximum(table, 0)))
-        counts = torch.tensor([end - first for first, end, _ in spans])
+        counts = [end - first for first, end, _ in spans]
         lengths = [start + end - first for first, end, start in spans]
         return Rows(
-            ids=torch.tensor(ids, dtype=I64),
+            ids=torch.from_numpy(np.array(ids, np.int64)),
             positions=torch.from_numpy(positions),
-            begins=torch.tensor(begins, dtype=I64),
-            lengths=torch.tensor(lengths, dtype=I64),
-            prompts=torch.tensor([part.prompt for part in parts], dtype=I64),
+            begins=torch.from_numpy(np.array(begins, np.int64)),
+            lengths=torch.from_numpy(np.array(lengths, np.int64)),
+            prompts=torch.from_numpy(np.array([part.prompt for part in parts], np.int64)),
             tables=made,
-            adapters=torch.tensor([part.adapter for part in parts], dtype=torch.int32).repeat_interleave(counts),
-            slots=torch.tensor(slots, dtype=I64),
-            wanted=torch.tensor(wanted, dtype=I64),
+            adapters=torch.from_numpy(np.repeat(np.array([part.adapter for part in parts], np.int32), counts)),
+            slots=torch.from_numpy(np.array(slots, np.int64)),
+            wanted=torch.from_numpy(np.array(wanted, np.int64)),
             all_wanted=len(wanted) == len(ids),
             one_each=one_each,
             spans=spans,

@@ -2,7 +2,7 @@
 
     python benchmarks/lengths/run.py speed [ROUNDS [CONTEXT]]   # tokens a CPU-second of each way, one process
     python benchmarks/lengths/run.py peaks [LONGEST]    # ChunkFlow's peak from 2,048 tokens on
-    python benchmarks/lengths/run.py cp [ROUNDS]        # Skrull beside every sequence divided, two processes
+    python benchmarks/lengths/run.py cp [ROUNDS [CONTEXT]]        # Skrull beside every sequence divided, two processes
 
 `speed` trains a small Llama in float32 on two batches: one long sequence among forty short ones, and lengths drawn as
 chats are (87 % under 1/8 of the context). Each way does the same step on the same tokens: transformers' own loop padded
@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -47,6 +48,8 @@ THIN = replace(
     CONFIG, num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=1, head_dim=16, ffn_size=176, vocab_size=16384
 )
 """Of the peaks: a sequence of 65,536 tokens takes two minutes."""
+BUDGET_S = 5.0
+"""CPU-seconds for a search."""
 MICRO = 8
 """Sequences of a microbatch where it is a number of sequences."""
 CHUNK = 2048
@@ -138,13 +141,18 @@ def in_turns(steps: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, 
     return {name: median(seconds) for name, seconds in took.items()}
 
 
+def _before(end: float) -> bool:
+    return time.process_time() < end
+
+
 def speed(rounds: int, context: int) -> None:
     """One table a batch."""
     graph, cluster = llama(CONFIG), parse_cluster("local")
     for batch, lengths in batches(context).items():
+        end = time.process_time() + BUDGET_S
         made = plan_lengths(
             graph, cluster, Workload(lengths=lengths), stack("gnomon"), methods=(*peers(), method("chunkflow")),
-            base=planned(),
+            base=planned(), keep_going=partial(_before, end),
         )  # fmt: skip
         way = made.ways[0]
         plans = {
@@ -204,42 +212,44 @@ def _alive(step: Callable[[], Any]) -> float:
     return most / 2**20
 
 
-def divided(rounds: int) -> dict[str, float]:
-    """On each of two processes: median seconds of a step of each plan, in turns."""
-    lengths, graph = (4096, *(128,) * 32), llama(CONFIG)
+def divided(rounds: int, context: int) -> dict[str, tuple[float, float]]:
+    """On each of two processes: (least seconds, median CPU-seconds of both) of a step of each plan, in turns."""
+    lengths, graph, layout = (context, *(context // 32,) * 32), llama(CONFIG), Layout(context="ring")
+    passes = (Pass(name="skrull", params=(("capacity", context + context // 16),)),)
     plans = {
-        "every sequence divided": planned(size=33, mesh=Mesh(cp=2), layout=Layout(context="ring")),
-        "skrull": planned(
-            Pass(name="skrull", params=(("capacity", 4352),)), mesh=Mesh(cp=2), layout=Layout(context="ring")
-        ),
+        "every sequence divided": planned(size=33, mesh=Mesh(cp=2), layout=layout),
+        "skrull": planned(*passes, mesh=Mesh(cp=2), layout=layout),
     }
     running = {name: ours(graph, plan, lengths) for name, plan in plans.items()}
-    took: dict[str, list[float]] = {name: [] for name in plans}
+    took: dict[str, list[tuple[float, float]]] = {name: [] for name in plans}
     for number in range(rounds + 1):
         for name, (_, step) in running.items():
             dist.barrier()
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.process_time()
             step()
-            dist.barrier()
+            spent = torch.tensor(time.process_time() - cpu, dtype=torch.float64)
+            dist.all_reduce(spent)
             if number:
-                took[name].append(time.perf_counter() - began)
+                took[name].append((time.perf_counter() - began, float(spent)))
     for executor, _ in running.values():
         executor.leave()
-    return {name: min(seconds) for name, seconds in took.items()}
+    return {name: (min(w for w, _ in both), median(c for _, c in both)) for name, both in took.items()}
 
 
 def main() -> None:
     """What the first argument names."""
     what, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    context = int(sys.argv[3]) if len(sys.argv) > 3 else 2048
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
     if what == "cp":
-        print({name: f"{seconds:.3f} s" for name, seconds in launch(divided, 2, count or 5)[0].items()})
+        for name, (wall, cpu) in launch(divided, 2, count or 5, context)[0].items():
+            print(f"{name:24} {wall:7.3f} s at best, {cpu:7.3f} CPU-s")
         return
     with tempfile.TemporaryDirectory():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         if what == "speed":
-            speed(count or 3, int(sys.argv[3]) if len(sys.argv) > 3 else 2048)
+            speed(count or 3, context)
         else:
             peaks(count or 65536)
         dist.destroy_process_group()

@@ -122,7 +122,7 @@ def words(script: str) -> list[str]:
         (("bf16", REMOVED), "    --bf16\n", ""),
         (("bf16", False), "    --bf16\n", ""),
         (("modules", REMOVED), "    --modules core_attn moe\n", ""),
-        (("overlap-grad-reduce", REMOVED), "    --overlap-grad-reduce\n", ""),
+        (("overlap-grad-reduce", REMOVED), " \\\n    --overlap-grad-reduce\n", "\n"),
         (("sequence-parallel", True), "    --tp $TP\n", "    --tp $TP\n    --sequence-parallel\n"),
         (("absent", REMOVED), "", ""),
     ],
@@ -146,3 +146,102 @@ def test_new_flags_follow_each_other_and_continue_their_command() -> None:
     )
     with pytest.raises(InputError, match="no flag near which --cp 2 could be put"):
         edited("python train.py", ".sh", [("cp", 2)], beside=("lr",))
+
+
+# What the shell makes of a script, of which the parts that are no setting stay: (before, setting, after).
+SCRIPTS = [
+    ("run x.py --mb 1; echo done", ("mb", 2), "run x.py --mb 2; echo done"),
+    ("run x.py --mb 1 2>&1 | tee log", ("mb", 2), "run x.py --mb 2 2>&1 | tee log"),
+    ("run x.py --mb 1 &> log", ("sp", True), "run x.py --mb 1 --sp &> log"),
+    ("run x.py --mb $((2 * (1 + 1))) --z 1", ("mb", 2), "run x.py --mb 2 --z 1"),
+    ("run x.py --mb 1 `# size` \\\n  --z 1", ("mb", 2), "run x.py --mb 2 `# size` \\\n  --z 1"),
+    ("run x.py --mb \\\n  1 --z 1", ("mb", 2), "run x.py --mb \\\n  2 --z 1"),
+    ("run x.py --name 'a # b' --mb 1", ("mb", 2), "run x.py --name 'a # b' --mb 2"),
+    ("run x.py --mb 1 $MORE --z 1", ("mb", 2), "run x.py --mb 2 $MORE --z 1"),
+    ("run x.py --mb 1 ${ARGS[@]}", ("mb", 2), "run x.py --mb 2 ${ARGS[@]}"),
+    ("run x.py --bf16 $EXTRA_ARGS --mb 1", ("bf16", REMOVED), "run x.py $EXTRA_ARGS --mb 1"),
+    ("run x.py --bf16 $DATA --mb 1", ("bf16", True), "run x.py --bf16 $DATA --mb 1"),
+    ("run x.py \\\n  --mb 1 \\\n  --bf16\necho done", ("bf16", REMOVED), "run x.py \\\n  --mb 1\necho done"),
+    ("run x.py \\\r\n  --bf16 \\\r\n  --mb 1\r\n", ("bf16", REMOVED), "run x.py \\\r\n  --mb 1\r\n"),
+    ("run x.py \\\r\n  --mb 1\r\n", ("sp", True), "run x.py \\\r\n  --mb 1 \\\r\n  --sp\r\n"),
+    ("run x.py --m=1", ("m", (1, 2)), "run x.py --m 1 2"),
+    ("run x.py --tp 1 --mb 1 --tp 2", ("tp", 4), "run x.py --tp 1 --mb 1 --tp 4"),
+    ("run prep.py --mb 1\nrun x.py --mb 1", ("sp", True), "run prep.py --mb 1\nrun x.py --mb 1 --sp"),
+    ("cat <<EOF\ndon't --mb 3\nEOF\nrun x.py --mb 1", ("mb", 2), "cat <<EOF\ndon't --mb 3\nEOF\nrun x.py --mb 2"),
+    ('A="--mb 1" B="3"', ("mb", 2), 'A="--mb 2" B="3"'),
+    ("N=4\nrun --nproc $N x.py --mb $N", ("mb", 2), "N=4\nrun --nproc $N x.py --mb 2"),
+    ("N=4 # a\nrun x.py --mb $N --mb_ $M > out_$N", ("mb", 2), "N=2 # a\nrun x.py --mb $N --mb_ $M > out_$N"),
+]
+
+
+@pytest.mark.parametrize(("before", "setting", "after"), SCRIPTS)
+def test_what_is_no_setting_of_a_script_stays(before: str, setting: tuple[str, object], after: str) -> None:
+    assert edited(before, ".sh", [setting], beside=("mb",)) == after
+
+
+def test_one_of_several_commands_is_changed() -> None:
+    text = "run prep.py --mb 1\nrun x.py --mb 1\n"
+    assert edited(text, ".sh", [("mb", 2), ("sp", True)], places="first") == text.replace("1", "2 --sp", 1)
+    assert edited(text, ".sh", [("mb", 2)], places="all") == text.replace("1", "2")
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_no_quotes_are_put_into_quotes(quote: str) -> None:
+    with pytest.raises(InputError, match="needs quotes, and the script's flags are in a quoted string"):
+        edited(f"ARGS={quote}--mb 1{quote}\n", ".sh", [("fsdp", "full_shard auto_wrap")], beside=("mb",))
+
+
+ODD = {
+    ".yaml": [
+        ("a: 1\r\nb: 2 # c\r\n", "b", "a: 1\r\nb: 9 # c\r\n"),
+        ("a: 1\nb: 2\na: 7\n", "a", "a: 1\nb: 2\na: 9\n"),
+        ("t: |\n  a: 1\n  # b\na: 2\n", "a", "t: |\n  a: 1\n  # b\na: 9\n"),
+        ("x:\n  t: >-\n    a: 1\n  a: 5\n", "x.a", "x:\n  t: >-\n    a: 1\n  a: 9\n"),
+        ("a:   # none\nb: 1\n", "a", "a: 9   # none\nb: 1\n"),
+        ("a: \"x \\\" # y\" # z\nb: 'it''s # q'\n", "a", "a: 9 # z\nb: 'it''s # q'\n"),
+        ("a: \"x \\\" # y\"\nb: 'it''s # q'\n", "b", 'a: "x \\" # y"\nb: 9\n'),
+        ("a: [[1, 2], 3] # c\n", "a", "a: 9 # c\n"),
+        ("base: &b\n  x: 1\njob:\n  <<: *b\n  y: 2\n", "job.x", "base: &b\n  x: 1\njob:\n  <<: *b\n  y: 2\n  x: 9\n"),
+        ("größe: 1\na: ünï  # é\n", "a", "größe: 1\na: 9  # é\n"),
+        ('a: "foo\n  bar"\nb: 1\n', "a", None),
+        ("a: [1,\n  2]\nb: 1\n", "a", None),
+        ("a: word\n  and more\n", "a", None),
+        ("a: &n 5\nb: *n\n", "a", None),
+        ("{a: 1, b: 2}\n", "a", None),
+    ],
+    ".toml": [
+        ("a.b = 1\n[x]\ny = 1\n", "a.b", "a.b = 9\n[x]\ny = 1\n"),
+        ("a.b = 1\n", "a.c", "a.b = 1\na.c = 9\n"),
+        ("[x]\ny = 1\n[[z]]\ny = 2\n", "x.y", "[x]\ny = 9\n[[z]]\ny = 2\n"),
+        ('t = """\na = 1\n"""\na = 2\n', "a", 't = """\na = 1\n"""\na = 9\n'),
+        ("[x]\n  y = 2\n# end\n[z]\n", "x.w", "[x]\n  y = 2\n  w = 9\n# end\n[z]\n"),
+        ("l = [\n  1,\n]\n", "m", "l = [\n  1,\n]\nm = 9\n"),
+        ("l = [[1, 2], [3]] # c\n", "l", "l = 9 # c\n"),
+        ("[a]\r\nb = 1\r\n", "a.b", "[a]\r\nb = 9\r\n"),
+        ("l = [\n  1,\n]\n", "l", None),
+        ("[[a]]\nb = 1\n", "a.b", None),
+    ],
+    ".json": [
+        ('{"b": 1e-5, "a": [1, 2], "c": 1.0}', "a", '{"b": 1e-5, "a": 9, "c": 1.0}'),
+        ('{\r\n\t"a": {"x": 1}\r\n}\r\n', "a.x", '{\r\n\t"a": {"x": 9}\r\n}\r\n'),
+        ('{\n  "a": {\n    "x": 1\n  }\n}', "a.y", '{\n  "a": {\n    "x": 1,\n    "y": 9\n  }\n}'),
+        ('{"a": 1, "a": 2}', "a", '{"a": 1, "a": 9}'),
+        ("{}", "a.b", '{"a": {"b": 9}}'),
+        ('{"a": "}\\"", "é": 1}', "é", '{"a": "}\\"", "é": 9}'),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "before", "key", "after"), [(suffix, *case) for suffix, cases in ODD.items() for case in cases]
+)
+def test_odd_files_keep_their_looks(suffix: str, before: str, key: str, after: str | None) -> None:
+    if after is None:
+        with pytest.raises(InputError, match="by hand"):
+            edited(before, suffix, [(key, 9)])
+        return
+    assert edited(before, suffix, [(key, 9)]) == after
+    found = WRITERS[suffix][1](after)
+    for part in key.split("."):
+        found = found[part]
+    assert found == 9

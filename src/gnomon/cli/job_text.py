@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from gnomon.cli.options.job import TrainingOptions
 from gnomon.cli.request import Request, read_request
 from gnomon.errors import GnomonError, PlanError
-from gnomon.formats.edit import edited
+from gnomon.formats.edit import Places, edited
 from gnomon.formats.job import read_source
 from gnomon.plans import Workload
 from gnomon.prediction import Prediction, predict
@@ -40,12 +40,27 @@ ANCHORS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Where a setting goes in a script that has several places for it."""
+
+    variables: bool = True
+    """At the variable that a flag takes, rather than at the flag."""
+    places: Places = "last"
+
+
+WAYS = tuple(Where(variables=variables, places=places) for places in get_args(Places) for variables in (True, False))
+"""In the order in which they are tried: a script may hold other commands than the job's, with flags of its names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reread:
     """A changed file, and what it says."""
 
     text: str
     request: Request
     prediction: Prediction
+    where: Where
+    """How its settings were put into the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,28 +74,36 @@ class JobText:
     place: Path
     """Where a changed file is put to be read."""
 
-    def edited(self, settings: Sequence[Setting], *, variables: bool = True) -> str:
-        """The text with settings in it. InputError for one that has no place there."""
-        return edited(self.text, self.suffix, settings, variables=variables, beside=ANCHORS)
+    def read(self, settings: Sequence[Setting], where: Where = Where(), *, workload: Workload | None = None) -> Reread:
+        """What the text says with settings in it. GnomonError where one has no place there, and where the text says no
+        job then, or one of another workload than that."""
+        return self._read(self._edited(settings, where), where, workload)
 
-    def read(self, text: str, *, workload: Workload | None = None) -> Reread:
-        """What a changed text says. GnomonError where it says no job, or one of another workload than that."""
+    def _edited(self, settings: Sequence[Setting], where: Where) -> str:
+        places, variables = where.places, where.variables
+        return edited(self.text, self.suffix, settings, variables=variables, places=places, beside=ANCHORS)
+
+    def _read(self, text: str, where: Where, workload: Workload | None) -> Reread:
         save_text(text, self.place)
         request = read_request(at(self.options, self.place))
         if workload is not None and request.workload != workload:
             raise PlanError("the batch would be another one")
         prediction = predict(request.graph, request.cluster, request.plan, request.workload, request.stack)
-        return Reread(text=text, request=request, prediction=prediction)
+        return Reread(text=text, request=request, prediction=prediction, where=where)
 
     def with_settings(self, settings: Sequence[Setting], step_s: float, *, workload: Workload | None = None) -> Reread:
-        """The text with settings in it, read again: where a flag takes a variable, with another value of that, or, if
-        the job would not take `step_s` then, with the value at the flag. GnomonError as `read`, where neither says a
-        job."""
+        """The text with settings in it, read again: put there in the first of `WAYS` after which the job takes
+        `step_s`, or comes nearest to that. GnomonError as `read`, where no way makes a job of it."""
         found: list[tuple[float, Reread]] = []
         problem: GnomonError | None = None
-        for variables in (True, False):
+        seen: set[str] = set()
+        for where in WAYS:
             try:
-                reread = self.read(self.edited(settings, variables=variables), workload=workload)
+                text = self._edited(settings, where)
+                if text in seen:
+                    continue
+                seen.add(text)
+                reread = self._read(text, where, workload)
             except GnomonError as error:
                 problem = problem or error
                 continue

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from shlex import quote
 
 from gnomon.cli.budget import ONE, Budget
-from gnomon.cli.job_text import SAME, JobText, Reread, at, job_text
+from gnomon.cli.job_text import SAME, JobText, Reread, Where, at, job_text
 from gnomon.cli.jobs import job_file
 from gnomon.cli.options.job import PASTED, TrainingOptions
 from gnomon.cli.options.plan import PlanOptions
@@ -280,7 +280,7 @@ def _chosen(file: _File, before: Prediction, best: Plan) -> tuple[Prediction | N
     groups: dict[str, list[Setting]] = {}
     for key, value in settings:
         groups.setdefault(_family(key), []).append((key, value))
-    return changed.prediction, changed.text, tuple(_line(file, settings) for settings in groups.values())
+    return changed.prediction, changed.text, tuple(_line(file, settings, changed.where) for settings in groups.values())
 
 
 def _family(key: str) -> str:
@@ -299,10 +299,10 @@ FAMILIES = {
 """What settings can be about -> words of which their keys have one."""
 
 
-def _line(file: _File, settings: Sequence[Setting]) -> Line:
+def _line(file: _File, settings: Sequence[Setting], where: Where) -> Line:
     said = tuple(written_setting(setting, file.words.kind) for setting in settings)
     try:
-        prediction = file.text.read(file.text.edited(settings), workload=file.asked.workload).prediction
+        prediction = file.text.read(settings, where, workload=file.asked.workload).prediction
     except GnomonError as error:
         return Line(settings=said, alone=None, why=str(error).replace(f"{file.text.place}: ", ""))
     return Line(settings=said, alone=prediction, why="")

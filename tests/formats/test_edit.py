@@ -208,6 +208,8 @@ ODD = {
         ("a: word\n  and more\n", "a", None),
         ("a: &n 5\nb: *n\n", "a", None),
         ("{a: 1, b: 2}\n", "a", None),
+        ("t: {a: 1, b: 2}\n", "t.a", None),
+        ('t: {"a": 1, "b": [2]} # c\nu: 1\n', "t.a", 't: {"a": 9, "b": [2]} # c\nu: 1\n'),
     ],
     ".toml": [
         ("a.b = 1\n[x]\ny = 1\n", "a.b", "a.b = 9\n[x]\ny = 1\n"),

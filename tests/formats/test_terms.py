@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 
 from gnomon.formats import programs
+from gnomon.formats.edit import edited
 from gnomon.formats.given import Given, parse_settings
 from gnomon.formats.job import Job
 from gnomon.hardware import Cluster, parse_cluster, with_host_memory
+from gnomon.plans.parts import Offload
 from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.prediction.loading import host_short, loading
 from gnomon.report.prediction import prediction_text
 from gnomon.search.fit.advice import Advised, advice
-from gnomon.search.fit.terms import Terms
+from gnomon.search.fit.terms import Change, Terms
 from gnomon.software import able
 
 FACTORY = """
@@ -141,7 +143,7 @@ def settings_of(lines: tuple[str, ...], terms: Terms | None) -> dict[str, str] |
     assert terms is not None
     out: dict[str, str] = {}
     for line in lines:
-        if line.startswith("in the") or "a file with" in line:
+        if line.startswith("in the") or "…" in line:
             return None
         match terms.style:
             case "yaml":
@@ -220,3 +222,49 @@ def test_a_quantised_base_peaks_while_it_is_loaded(tmp_path: Path) -> None:
     assert made.tightest.peak_bytes < 4 * 2**30 < 14e9 < before.device_bytes < 24e9
     assert before.host_bytes < 40e9 and "one rank" in before.how
     assert any(line.startswith("while it loads") for line in prediction_text(made))
+
+
+yaml = pytest.importorskip("yaml", reason="PyYAML, the oracle, comes with the test extra")
+
+SHARDED = """model_name_or_path: meta-llama/Llama-3.2-1B
+stage: sft
+finetuning_type: full
+per_device_train_batch_size: 1
+cutoff_len: 1024
+bf16: true
+output_dir: out
+"""
+OWN = {"gradient_clipping": 0.5, "zero_optimization": {"stage": 2, "overlap_comm": True, "offload_param": None}}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "examples/deepspeed/ds_z2_config.json",
+        "own.json",
+        json.dumps(OWN),
+        "\n  gradient_clipping: 0.5\n  zero_optimization:\n    stage: 2  # mine\n    overlap_comm: true\n",
+    ],
+    ids=["shipped", "file", "inline", "table"],
+)
+def test_a_deepspeed_configuration_is_changed_and_keeps_what_is_the_users(tmp_path: Path, said: str) -> None:
+    (tmp_path / "own.json").write_text(json.dumps({**OWN, "zero_optimization": {"stage": 2, "overlap_comm": True}}))
+    path = tmp_path / "job.yaml"
+    path.write_text(f"{SHARDED}deepspeed: {said}\n")
+    job = read(path, "llama-factory")
+    assert job.plan is not None and job.terms is not None
+    optimizer = replace(job.plan.optimizer, zero=3, offload=Offload(accumulate="host"))
+    after = replace(job.plan, optimizer=optimizer, overlap=replace(job.plan.overlap, bucket_bytes=None))
+    assert job.workload is not None
+    settings = job.terms.settings(("zero",), Change(before=job.plan, after=after, workload=job.workload))
+    assert settings is not None
+    text = edited(path.read_text(), ".yaml", job.terms.in_file(settings))
+    wanted = yaml.safe_load(text)["deepspeed"]
+    assert wanted["zero_optimization"]["stage"] == 3
+    assert wanted["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
+    if "ds_z2" not in said:
+        assert wanted["gradient_clipping"] == 0.5 and wanted["zero_optimization"]["overlap_comm"] is True
+    assert "offload_param" not in wanted["zero_optimization"]
+    path.write_text(text)
+    again = read(path, "llama-factory").plan
+    assert again is not None and again.optimizer.zero == 3 and again.optimizer.offload is not None

@@ -370,6 +370,9 @@ def _yaml(text: str, key: str, value: object) -> str:
         raise InputError("the file is no list of keys, one a line; change it by hand")
     here = _line_of(known, path)
     if here is None:
+        above = [line for n in range(1, len(path)) if (line := _line_of(known, path[:n])) is not None]
+        if above and above[-1].closed and above[-1].value.startswith("{"):
+            return "\n".join(_yaml_inline(lines, above[-1], path, value))
         return text if value is REMOVED else "\n".join(_yaml_added(lines, known, path, value))
     last = _last_of(lines, known, path)
     if here.value.startswith("&"):
@@ -386,6 +389,17 @@ def _yaml(text: str, key: str, value: object) -> str:
     gap = "" if line[:start].endswith((" ", "\t")) else " "
     lines[here.number] = f"{line[:start]}{gap}{_scalar(value)}{line[end:]}"
     return "\n".join(lines)
+
+
+def _yaml_inline(lines: list[str], here: _Line, path: tuple[str, ...], value: object) -> list[str]:
+    """The lines with a key of a table in braces, if those are JSON."""
+    try:
+        inner = _json(here.value, ".".join(path[len(here.path) :]), value)
+    except InputError:
+        shown = ".".join(here.path)
+        raise InputError(f"{shown} is {here.value} in the file, which is no JSON; change it by hand") from None
+    (start, end), line = here.value_at, lines[here.number]
+    return [*lines[: here.number], line[:start] + inner + line[end:], *lines[here.number + 1 :]]
 
 
 def _line_of(known: Sequence[_Line], path: tuple[str, ...]) -> _Line | None:

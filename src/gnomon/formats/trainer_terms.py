@@ -7,11 +7,13 @@ Read where the readers were read from. Leaves out what the words do (`search.fit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gnomon.formats.deepspeed.shipped import AUTO
 from gnomon.plans import Plan
-from gnomon.search.fit.terms import Change, Setting, Style, Terms, Words
+from gnomon.search.fit.terms import REMOVED, Change, Setting, Style, Terms, Words
 
 
 def _sharding(plan: Plan) -> dict[str, object]:
@@ -19,10 +21,23 @@ def _sharding(plan: Plan) -> dict[str, object]:
     optimizer = plan.optimizer
     out: dict[str, object] = {"stage": optimizer.zero}
     if optimizer.offload is not None:
-        out["offload_optimizer"] = '{"device": "cpu"}'
+        out["offload_optimizer"] = {"device": "cpu"}
     if optimizer.offload_parameters:
-        out["offload_param"] = '{"device": "cpu"}' if optimizer.parameter_tier == "host" else '{"device": "nvme"}'
+        out["offload_param"] = {"device": "cpu" if optimizer.parameter_tier == "host" else "nvme"}
     return out
+
+
+SHARDING = ("stage", "offload_optimizer", "offload_param")
+"""Keys of zero_optimization that `_sharding` says; the others stay as they are."""
+
+
+def _engine(plan: Plan, engine: Mapping[str, object] | None) -> dict[str, object]:
+    """The whole configuration of a plan: what there is of it, with its sharding. engine: None for one that is not
+    there, whose other fields are then left to the trainer."""
+    rest = {name: value for name, value in (engine or AUTO).items() if name != "zero_optimization"}
+    old = (engine or {}).get("zero_optimization", {})
+    kept = {k: v for k, v in old.items() if k not in SHARDING} if isinstance(old, Mapping) else {}
+    return {"zero_optimization": {**_sharding(plan), **kept}, **rest}
 
 
 def on_host(change: Change) -> bool:
@@ -34,8 +49,7 @@ def on_host(change: Change) -> bool:
 def _zero_json(change: Change) -> list[Setting] | None:
     if not on_host(change):
         return None
-    text = ", ".join(f'"{key}": {value}' for key, value in _sharding(change.after).items())
-    return [("zero_optimization", "{" + text + "}")]
+    return [("zero_optimization", json.dumps(_sharding(change.after)))]
 
 
 def _bucket_elements(change: Change) -> int:
@@ -76,8 +90,8 @@ class Spelled:
     """The switch, and what it is where layers are recomputed."""
     chunked_loss: tuple[Setting, ...] = (("use_liger_kernel", True),)
     eight_bit: tuple[Setting, ...] = (("optim", "adamw_bnb_8bit"),)
-    deepspeed: Callable[[Plan], str]
-    """The value of `deepspeed` that shards as a plan says: a file that the project ships, or a sentence."""
+    deepspeed: Mapping[tuple[int, bool, bool], str] = field(default_factory=dict)
+    """(stage, optimizer on the host, parameters there) -> the value of `deepspeed` that names a file of the project."""
     fsdp_host: tuple[Setting, ...]
     """What moves FSDP's parameters and states to the host."""
     fsdp: tuple[Setting, ...]
@@ -90,11 +104,27 @@ class Spelled:
     """Of options beside these."""
 
 
-def trainer_terms(spelled: Spelled, *, by: str, style: Style = "yaml") -> Terms:
-    """Its terms. by: what shards the job, `deepspeed`, `fsdp` or nothing (replicas)."""
+def trainer_terms(
+    spelled: Spelled, *, by: str, style: Style = "yaml", engine: Mapping[str, object] | None = None, table: bool = False
+) -> Terms:
+    """Its terms. by: what shards the job, `deepspeed`, `fsdp` or nothing (replicas). engine: DeepSpeed's configuration
+    of the job, where it is the user's own. table: whether that is a table in the file itself."""
 
     def file(change: Change) -> list[Setting] | None:
-        return [("deepspeed", spelled.deepspeed(change.after))] if on_host(change) else None
+        if not on_host(change):
+            return None
+        optimizer = change.after.optimizer
+        name = spelled.deepspeed.get((optimizer.zero, optimizer.offload is not None, optimizer.offload_parameters))
+        if engine is None and name is not None:
+            return [("deepspeed", name)]
+        if not table:
+            return [("deepspeed", _engine(change.after, engine))]
+        wanted = _sharding(change.after)
+        gone: dict[str, object] = {name: REMOVED for name in SHARDING if name not in wanted}
+        return [
+            (f"deepspeed.zero_optimization.{name}", json.dumps(value) if isinstance(value, dict) else value)
+            for name, value in (wanted | gone).items()
+        ]
 
     def recompute(change: Change) -> list[Setting] | None:
         """All of a layer, or nothing of it."""
@@ -135,22 +165,8 @@ def trainer_terms(spelled: Spelled, *, by: str, style: Style = "yaml") -> Terms:
     return Terms(style=style, words={**words, **spelled.more})
 
 
-def named_file(pattern: Mapping[tuple[int, bool, bool], str]) -> Callable[[Plan], str]:
-    """The file of a plan's (stage, optimizer on the host, parameters on the host); a file of one's own otherwise."""
-
-    def name(plan: Plan) -> str:
-        optimizer = plan.optimizer
-        key = (optimizer.zero, optimizer.offload is not None, optimizer.offload_parameters)
-        if key in pattern:
-            return pattern[key]
-        text = ", ".join(f'"{name}": {value}' for name, value in _sharding(plan).items())
-        return f'a file with "zero_optimization": {{{text}}}'
-
-    return name
-
-
 FSDP_HOST: tuple[Setting, ...] = (("fsdp", "full_shard auto_wrap offload"),)
 """TrainingArguments'."""
 
-HUGGING_FACE = Spelled(deepspeed=named_file({}), fsdp_host=FSDP_HOST, fsdp=(("fsdp", "full_shard auto_wrap"),))
+HUGGING_FACE = Spelled(fsdp_host=FSDP_HOST, fsdp=(("fsdp", "full_shard auto_wrap"),))
 """Scripts that parse TrainingArguments, TRL's among them."""

@@ -347,10 +347,8 @@ def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Pat
     )
 
 
-def _deepspeed_values(
-    f: Fields, key: str, value: object, folder: Path | None, assumed: list[str]
-) -> tuple[Mapping[str, object], str]:
-    """(a configuration, its name) of a path, of a stage's name, or of a mapping."""
+def own_engine(key: str, value: object, folder: Path | None) -> tuple[Mapping[str, object], str] | None:
+    """(DeepSpeed's configuration, its name) of a mapping, of JSON, or of a file that is here; None for another name."""
     if isinstance(value, Mapping):
         return value, key
     name = str(value)
@@ -360,6 +358,16 @@ def _deepspeed_values(
     for place in (Path(name), *(parent / name for parent in around)):
         if place.is_file():
             return read_json(read_source(place)[0], str(place)), str(place)
+    return None
+
+
+def _deepspeed_values(
+    f: Fields, key: str, value: object, folder: Path | None, assumed: list[str]
+) -> tuple[Mapping[str, object], str]:
+    """(a configuration, its name) of a path, of a stage's name, or of a mapping."""
+    if (own := own_engine(key, value, folder)) is not None:
+        return own
+    name = str(value)
     if (known := shipped(name)) is not None:
         values, project = known
         assumed.append(f"{key} = {name} is not here: taken as {project} ships it (--set {key}=…)")

@@ -28,6 +28,7 @@ from gnomon.formats.trainers import (
     inline,
     job_of,
     modules_of,
+    own_engine,
 )
 from gnomon.plans import Layout, Precision
 from gnomon.search.fit.terms import Style
@@ -169,7 +170,10 @@ def finished(
     style: Style = "flags" if source.program else "yaml"
     if by_file is not None:
         job = by_deepspeed(f, given, asked, "deepspeed", source.folder, assumed)
-        return replace(job, stated_devices=source.stated, terms=trainer_terms(spelled, by="deepspeed", style=style))
+        own, table = own_engine("deepspeed", by_file, source.folder), isinstance(by_file, Mapping)
+        engine = None if own is None else own[0]
+        terms = trainer_terms(spelled, by="deepspeed", style=style, engine=engine, table=table)
+        return replace(job, stated_devices=source.stated, terms=terms)
     if not asked.zero:
         assumed.append("no deepspeed and no fsdp in the file: replicas (--set deepspeed=zero3, --set fsdp=full_shard)")
     job = job_of(f, given, asked, assumed, stated=source.stated)

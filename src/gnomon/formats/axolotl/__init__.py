@@ -7,6 +7,7 @@ preference and reinforcement learning, which are listed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from gnomon.formats.export import Asked, Draft
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job, flatten, read_source
-from gnomon.formats.trainer_terms import Spelled, named_file, trainer_terms
+from gnomon.formats.trainer_terms import Spelled, trainer_terms
 from gnomon.formats.trainer_write import as_yaml, drafted, tuning
 from gnomon.formats.trainers import (
     AUTOCAST,
@@ -33,6 +34,7 @@ from gnomon.formats.trainers import (
     modules_of,
     names_of,
     optimizer_of,
+    own_engine,
     states_of,
 )
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
@@ -175,7 +177,9 @@ def read_fields(f: Fields, folder: Path, given: Given) -> Job:
     f.account(NEUTRAL, INEXPRESSIBLE, ())
     if by_file is not None:
         job = by_deepspeed(f, given, asked, "deepspeed", folder, assumed)
-        return replace(job, terms=trainer_terms(SPELLED, by="deepspeed"))
+        own, table = own_engine("deepspeed", by_file, folder), isinstance(by_file, Mapping)
+        terms = trainer_terms(SPELLED, by="deepspeed", engine=None if own is None else own[0], table=table)
+        return replace(job, terms=terms)
     job = job_of(f, given, asked, assumed)
     return replace(job, terms=trainer_terms(SPELLED, by="fsdp" if asked.zero else ""))
 
@@ -187,15 +191,13 @@ SPELLED = Spelled(
         ("liger_fused_linear_cross_entropy", True),
     ),
     eight_bit=(("optimizer", "adamw_bnb_8bit"),),
-    deepspeed=named_file(
-        {
-            (1, False, False): "deepspeed_configs/zero1.json",
-            (2, True, False): "deepspeed_configs/zero2.json",
-            (3, False, False): "deepspeed_configs/zero3_bf16.json",
-            (3, False, True): "deepspeed_configs/zero3_bf16_cpuoffload_params.json",
-            (3, True, True): "deepspeed_configs/zero3_bf16_cpuoffload_all.json",
-        }
-    ),
+    deepspeed={
+        (1, False, False): "deepspeed_configs/zero1.json",
+        (2, True, False): "deepspeed_configs/zero2.json",
+        (3, False, False): "deepspeed_configs/zero3_bf16.json",
+        (3, False, True): "deepspeed_configs/zero3_bf16_cpuoffload_params.json",
+        (3, True, True): "deepspeed_configs/zero3_bf16_cpuoffload_all.json",
+    },
     fsdp_host=(("fsdp_config.offload_params", True),),
     away=(("activation_offloading", True),),
     fsdp=(("fsdp", "[full_shard, auto_wrap]"),),

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _HOST: Mapping[str, object] = {"device": "cpu", "pin_memory": True}
-_AUTO: Mapping[str, object] = {
+AUTO: Mapping[str, object] = {
     "bf16": {"enabled": "auto"},
     "fp16": {"enabled": "auto"},
     "gradient_clipping": "auto",
@@ -21,6 +21,7 @@ _AUTO: Mapping[str, object] = {
     "train_batch_size": "auto",
     "train_micro_batch_size_per_gpu": "auto",
 }
+"""What is left to the trainer, whose own arguments say it."""
 _GATHERED: Mapping[str, object] = {"allgather_bucket_size": 500_000_000, "reduce_bucket_size": 500_000_000}
 _FACTORY_3: Mapping[str, object] = {"stage": 3, "overlap_comm": False, "reduce_bucket_size": "auto"}
 _AXOLOTL_3: Mapping[str, object] = {"stage": 3, "overlap_comm": True, "reduce_bucket_size": "auto"}
@@ -52,7 +53,7 @@ def shipped(name: str) -> tuple[dict[str, object], str] | None:
     for end in ("/".join(parts[-2:]), parts[-1]):
         if end in SHIPPED:
             project, zero = SHIPPED[end]
-            return {**_AUTO, "zero_optimization": dict(zero)}, project
+            return {**AUTO, "zero_optimization": dict(zero)}, project
     return None
 
 
@@ -80,7 +81,7 @@ class NamedStage:
             zero["offload_optimizer"] = _HOST
         if self.parameters_on_host:
             zero["offload_param"] = _HOST
-        return {**_AUTO, "zero_optimization": zero}
+        return {**AUTO, "zero_optimization": zero}
 
 
 def named_stage(name: str) -> NamedStage | None:

@@ -16,7 +16,7 @@ from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_source import Source, commands_of, given_flags, program_name, trainer_source
-from gnomon.formats.trainer_terms import Spelled, named_file
+from gnomon.formats.trainer_terms import Spelled
 from gnomon.formats.trainer_write import as_yaml, drafted, source_of, tuning
 from gnomon.formats.trainers import (
     AUTOCAST,
@@ -178,15 +178,13 @@ SPELLED = Spelled(
     recompute=("disable_gradient_checkpointing", False),
     chunked_loss=(("enable_liger_kernel", True),),
     eight_bit=(("optim", "adamw_8bit"),),
-    deepspeed=named_file(
-        {
-            (0, False, False): "examples/deepspeed/ds_z0_config.json",
-            (2, False, False): "examples/deepspeed/ds_z2_config.json",
-            (2, True, False): "examples/deepspeed/ds_z2_offload_config.json",
-            (3, False, False): "examples/deepspeed/ds_z3_config.json",
-            (3, True, True): "examples/deepspeed/ds_z3_offload_config.json",
-        }
-    ),
+    deepspeed={
+        (0, False, False): "examples/deepspeed/ds_z0_config.json",
+        (2, False, False): "examples/deepspeed/ds_z2_config.json",
+        (2, True, False): "examples/deepspeed/ds_z2_offload_config.json",
+        (3, False, False): "examples/deepspeed/ds_z3_config.json",
+        (3, True, True): "examples/deepspeed/ds_z3_offload_config.json",
+    },
     away=(("use_unsloth_gc", True),),
     fsdp_host=(("", "in the accelerate config: fsdp_offload_params: true"),),
     fsdp=(),

@@ -26,7 +26,7 @@ from gnomon.formats.megatron.read import job_of as megatron_job
 from gnomon.formats.megatron.terms import renamed
 from gnomon.formats.shell import Launch, launches
 from gnomon.formats.trainer_source import Source, commands_of, plain, program_name, trainer_source
-from gnomon.formats.trainer_terms import FSDP_HOST, Spelled, named_file
+from gnomon.formats.trainer_terms import FSDP_HOST, Spelled
 from gnomon.formats.trainer_write import drafted, tuning
 from gnomon.formats.trainers import (
     AUTOCAST,
@@ -225,16 +225,14 @@ PROGRAM = "ms-swift 3602360"
 
 
 SPELLED = Spelled(
-    deepspeed=named_file(
-        {
-            (0, False, False): "zero0",
-            (1, False, False): "zero1",
-            (2, False, False): "zero2",
-            (2, True, False): "zero2_offload",
-            (3, False, False): "zero3",
-            (3, True, True): "zero3_offload",
-        }
-    ),
+    deepspeed={
+        (0, False, False): "zero0",
+        (1, False, False): "zero1",
+        (2, False, False): "zero2",
+        (2, True, False): "zero2_offload",
+        (3, False, False): "zero3",
+        (3, True, True): "zero3_offload",
+    },
     fsdp_host=FSDP_HOST,
     fsdp=(),
 )

@@ -86,6 +86,8 @@ class Terms:
     def _value(self, value: object) -> object:
         if self.style == "flags" and isinstance(value, bool):
             return str(value).lower()
+        if isinstance(value, Mapping):
+            return json.dumps(value)  # on one line, as YAML and DeepSpeed's trainers take it
         return json.loads(value) if self.style == "json" and isinstance(value, str) and value[:1] == "{" else value
 
     def written_as(self, style: Style) -> Terms:
@@ -94,6 +96,8 @@ class Terms:
 
     def _written(self, settings: Mapping[str, object]) -> Iterator[str]:
         for key, value in settings.items():
+            if isinstance(value, Mapping):
+                value = _first(value)
             if not key:  # a sentence: what is done in code, or in another file
                 yield str(value)
             elif value is REMOVED:
@@ -113,6 +117,12 @@ class Terms:
                     yield f"{name} {value}"
             else:
                 yield f"{key}{': ' if self.style == 'yaml' else '='}{_yaml(value)}"
+
+
+def _first(table: Mapping[str, object]) -> str:
+    """A table by its first key, which is what changes; the rest is in the file."""
+    name, value = next(iter(table.items()))
+    return f'{{"{name}": {json.dumps(value)}{", …" if len(table) > 1 else ""}}}'
 
 
 def _yaml(value: object) -> str:

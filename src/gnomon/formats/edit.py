@@ -394,6 +394,8 @@ def _yaml(text: str, key: str, value: object) -> str:
 def _yaml_inline(lines: list[str], here: _Line, path: tuple[str, ...], value: object) -> list[str]:
     """The lines with a key of a table in braces, if those are JSON."""
     try:
+        if isinstance(value, str) and value[:1] == "{":
+            value = _loaded(value)  # a table in one line, as `_scalar` takes it
         inner = _json(here.value, ".".join(path[len(here.path) :]), value)
     except InputError:
         shown = ".".join(here.path)

@@ -97,6 +97,7 @@ def test_a_file_of_a_commit(
         (["one.toml", "one.toml", "--max-memory", "much"], "--max-memory"),
         (["one.toml", "one.toml", "--plan", "one.toml"], "leave --plan"),
         (["one.toml", "no-such-model"], "no-such-model"),
+        (["no-such-branch:one.toml", "one.toml"], "'no-such-branch' is no commit of a git repository here"),
         (["--", "--output=x:one.toml", "one.toml"], "--output"),
     ],
 )

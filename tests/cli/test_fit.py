@@ -151,3 +151,14 @@ def test_a_job_file_s_model_is_named_where_the_catalogue_has_it(tmp_path: Path) 
         (path := tmp_path / name).write_text(text)
         assert main(["fit", str(path), "--on", "1x8xh100-sxm", "-o", str(out := tmp_path / f"{name}.toml")]) == 0
         assert load_plan_file(out).model == known
+
+
+def test_zero_3_takes_the_place_of_a_file_of_another_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("yaml")
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "model_name_or_path: meta-llama/Llama-3.2-1B\nstage: sft\nfinetuning_type: full\ncutoff_len: 1024\n"
+        "per_device_train_batch_size: 1\nbf16: true\ndeepspeed: examples/deepspeed/ds_z2_config.json\n"
+    )
+    assert main(["predict", str(path), "--on", "1x2xrtx-4090", "--zero", "3"]) in (0, 1)
+    assert "; ZeRO 3;" in capsys.readouterr().out

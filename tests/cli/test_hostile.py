@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gnomon.cli import main
+from gnomon.errors import InputError
 from gnomon.schema import save_text
 
 SOURCE = str(Path(__file__).parents[2] / "src")
@@ -229,6 +230,18 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt):
         save_text("text", tmp_path / "file")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_written_again_keeps_its_mode(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("old")
+    script.chmod(0o755)
+    save_text("new", script)
+    assert script.read_text() == "new" and script.stat().st_mode & 0o777 == 0o755
+    script.chmod(0o444)
+    with pytest.raises(InputError, match="read-only; give another name"):
+        save_text("newer", script)
+    assert script.read_text() == "new" and [one.name for one in tmp_path.iterdir()] == ["job.sh"]
 
 
 def test_what_a_link_leads_to_is_written(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,15 @@ def test_the_command_of_a_server_is_no_job_and_says_how_it_is_read(
     assert f"starts a server: gnomon predict --from vllm {line}" in capsys.readouterr().err
     assert main(["predict", "--from", "vllm", str(line), "--on", "1xh100-sxm", *LENGTHS, "--zero", "3"]) == 2
     assert "--zero is of training" in capsys.readouterr().err
+
+
+def test_a_command_of_a_server_is_pasted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO("vllm serve meta-llama/Llama-3.1-8B -tp 1 --kv-cache-dtype fp8"))
+    assert main(["predict", "--from", "vllm", "-", "--on", "1xh100-sxm", *LENGTHS]) == 0
+    assert "served by vllm" in capsys.readouterr().out
+
+
+def test_an_address_without_its_beginning_is_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert main(["bench-serve", "localhost:8000", "--num-requests", "2"]) == 2
+    assert "a server's address begins with http://: http://localhost:8000" in capsys.readouterr().err

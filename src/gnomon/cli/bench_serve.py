@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ def run(options: BenchOptions) -> int:
         rows = load_late("gnomon.serve.drive:drive")(url, load, model=options.model, key=key, seed=options.seed)
     failed = [row.error for row in rows if row.error]
     if len(failed) == len(rows):
-        raise RunError(f"no request was answered: {failed[0][:300]}")
+        raise RunError(f"no request was answered: {_message(failed[0])[:300]}")
     measured = MeasuredLoad.of([row for row in rows if not row.error], concurrency=load.concurrency)
     if options.output is not None:
         Path(options.output).write_text(json.dumps(measured.to_mapping(), indent=1) + "\n", encoding="utf-8")
@@ -73,12 +74,24 @@ def load_of(options: BenchOptions) -> Load:
     return closed(concurrency=options.concurrency or 1, count=count, **lengths)
 
 
+def _message(answer: str) -> str:
+    """What a server's error says: OpenAI's field of it, or the whole."""
+    try:
+        return str(json.loads(answer)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer
+
+
 @contextlib.contextmanager
 def _server(options: BenchOptions) -> Iterator[str]:
     """The address of the target; a folder is served meanwhile."""
     if options.target.startswith(("http://", "https://")):
         yield options.target
         return
+    if re.fullmatch(r"[\w.-]+:\d+(/.*)?", options.target) and not Path(options.target).exists():
+        raise InputError(
+            f"{options.target} is no folder; a server's address begins with http://: http://{options.target}"
+        )
     given = {
         "--tokenizer": options.tokenizer,
         "--dtype": options.dtype,

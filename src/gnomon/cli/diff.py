@@ -88,11 +88,17 @@ def _predicted(options: DiffOptions, name: str) -> Prediction:
     return predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
 
 
+JOB_SUFFIXES = (".yaml", ".yml", ".toml", ".json", ".sh", ".bash", ".sbatch", ".slurm", ".py")
+"""Ends of names of job files, which no function of a module has."""
+
+
 @contextmanager
 def _file(name: str) -> Iterator[str]:
     """The path to read: `name` itself, or that of a commit's file, with the commit's other files around it."""
     revision, colon, path = name.partition(":")
     if not colon or Path(name).exists() or not _is_commit(revision):
+        if colon and Path(path).suffix in JOB_SUFFIXES and not Path(name).exists():
+            raise InputError(f"{revision!r} is no commit of a git repository here, so {name!r} is no file; see git log")
         yield name
         return
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from gnomon.cli.budget import Budget
-from gnomon.cli.job_text import at_fields, job_text
+from gnomon.cli.job_text import at_fields, job_text, save_job
 from gnomon.cli.jobs import job_file
 from gnomon.cli.options.fit import FitOptions
 from gnomon.cli.plan_file import For, plan_file
@@ -29,7 +29,6 @@ from gnomon.report.fit import alone_text, combined_text, fit_mapping, heading_te
 from gnomon.report.tables import wrapped
 from gnomon.request.fit import FitRequest, Ladder, ladder
 from gnomon.request.model import is_job_file
-from gnomon.schema import save_text
 from gnomon.search.checkpointing.improve import check_stack
 from gnomon.search.fit.ladder import Fitting, Rung
 from gnomon.search.fit.largest import largest
@@ -159,7 +158,7 @@ def _write_job(
             f"the changed file would not fit ({reread.prediction.verdict}), so {output} was not written; change it by "
             f"hand, as listed, or choose another way: --choose N"
         )
-    save_text(reread.text, output)
+    save_job(reread.text, path, output)
     if not options.json:
         before, after = text.text.splitlines(), reread.text.splitlines()
         print_lines(("", *unified_diff(before, after, str(path), output, lineterm="", n=1)))

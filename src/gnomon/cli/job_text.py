@@ -117,6 +117,14 @@ class JobText:
         return min(found, key=lambda one: one[0])[1]
 
 
+def save_job(text: str, path: Path, output: str) -> None:
+    """Writes a changed file of the job at `path`, which can be run where that can. InputError as `save_text`."""
+    save_text(text, output)
+    runs = path.stat().st_mode & 0o111
+    if runs and Path(output).is_file():
+        Path(output).chmod(Path(output).stat().st_mode | runs)
+
+
 def at_fields(options: TrainingOptions, path: Path) -> dict[str, Any]:
     """Fields of the options for the job's file at another place."""
     return {"model": str(path)} if options.source is None else {"source": (options.source[0], str(path))}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from shlex import quote
 
 from gnomon.cli.budget import ONE, Budget
-from gnomon.cli.job_text import SAME, JobText, Reread, Where, at, job_text
+from gnomon.cli.job_text import SAME, JobText, Reread, Where, at, job_text, save_job
 from gnomon.cli.jobs import job_file
 from gnomon.cli.options.job import PASTED, TrainingOptions
 from gnomon.cli.options.plan import PlanOptions
@@ -34,7 +34,6 @@ from gnomon.prediction import Prediction, predict
 from gnomon.report.like import Like, Line, like_mapping, like_text
 from gnomon.request.exported import Target, based
 from gnomon.request.model import read_config
-from gnomon.schema import save_text
 from gnomon.search.fit.terms import REMOVED, Change, Setting
 from gnomon.search.refinement.choices import fixed_base
 from gnomon.units import parse_bytes
@@ -95,7 +94,7 @@ def run(options: PlanOptions) -> int:
     else:
         print_lines(like_text(answer, assumed=assumed, notes=notes))
     if options.to is not None:
-        save_text(changed, options.to)
+        save_job(changed, path, options.to)
         if not options.json:
             print_lines(("", f"written to {options.to}"))
     return budget.status

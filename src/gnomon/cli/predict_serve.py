@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from gnomon import schema
+from gnomon.cli.jobs import pasted
 from gnomon.cli.models import read_model
 from gnomon.cli.options.flags import given
 from gnomon.cli.options.fleet import ServiceOptions, SlicesOptions
+from gnomon.cli.options.job import PASTED
 from gnomon.cli.options.plan import ExplainOptions, PlanOptions
 from gnomon.cli.options.predict import PredictOptions
 from gnomon.cli.terminal import print_json, print_lines
@@ -244,7 +246,8 @@ def _from_command(options: ServedOptions, assumed: list[str]) -> ServedOptions:
     if not isinstance(options, PredictOptions) or options.source is None:
         return options
     program, path = options.source
-    file, unread = read_command(read_source(Path(path))[0], program, options.on or "")
+    source = pasted() if path == PASTED else Path(path)
+    file, unread = read_command(read_source(source)[0], program, options.on or "")
     said: dict[str, Any] = {
         "model": file.model,
         "engine": file.engine,

@@ -205,6 +205,8 @@ def _changed(plan: Plan, options: TrainingOptions, machines: Cluster, *, keep_me
         changes["mesh"] = _mesh(plan.mesh, given, machines.num_devices)
     if options.zero is not None:
         changes["optimizer"] = replace(plan.optimizer, zero=options.zero)
+        if options.zero == 3 and plan.optimizer.zero < 3:  # which has neither, as a file of another stage may
+            changes["overlap"] = replace(plan.overlap, grad_reduce=True, bucket_bytes=None, buckets=())
     if options.recompute is not None:
         changes["saved"] = Saved(preset=options.recompute)
     if options.precision is not None and not keep_precision:

@@ -370,7 +370,7 @@ def _yaml(text: str, key: str, value: object) -> str:
         raise InputError("the file is no list of keys, one a line; change it by hand")
     here = _line_of(known, path)
     if here is None:
-        above = [line for n in range(1, len(path)) if (line := _line_of(known, path[:n])) is not None]
+        above = [table for n in range(1, len(path)) if (table := _line_of(known, path[:n])) is not None]
         if above and above[-1].closed and above[-1].value.startswith("{"):
             return "\n".join(_yaml_inline(lines, above[-1], path, value))
         return text if value is REMOVED else "\n".join(_yaml_added(lines, known, path, value))

@@ -89,6 +89,9 @@ def _imported(named: Named) -> Callable[[], nn.Module]:
             warnings.simplefilter("ignore")
             function: object = load_user(named.module, named.function)
     except ImportError as error:
+        if named.module.endswith(".py"):
+            module = named.module.removesuffix(".py").replace("/", ".")
+            raise InputError(f"{named.module!r} is a file; name the module: {module}:{named.function}") from None
         raise InputError(f"cannot import {named.module!r} from {here}: {error}") from None
     except AttributeError as error:
         raise InputError(f"{named.module}:{named.function}: {error}") from None

@@ -12,6 +12,7 @@ default are not written. Left out: comments, key order and layout of a file are 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -104,7 +105,12 @@ def save_text(text: str, path: str | Path) -> None:
             return
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
+            mode = stat.S_IMODE(target.stat().st_mode) if target.is_file() else None
+            if mode is not None and not mode & 0o222:
+                raise InputError(f"cannot write {str(path)!r}: it is read-only; give another name")
             partial.write_text(text, encoding="utf-8")
+            if mode is not None:  # a script stays one that can be run
+                partial.chmod(mode)
             partial.replace(target)
         except BaseException:  # ^C too leaves nothing behind
             if partial.is_file():

@@ -109,8 +109,9 @@ def read_traces(path: str) -> tuple[Trace, ...]:
     for one, two in zip(traces, traces[1:], strict=False):
         if one.rank == two.rank:
             raise InputError(
-                f"{one.source!r} and {two.source!r} are both of rank {one.rank}: give a folder with one recording of "
-                f"one job, a file a rank"
+                f"{one.source!r} and {two.source!r} are both of rank {one.rank}: give one of them, or a folder with "
+                f"one recording of one job, a file a rank (a schedule of torch.profiler without repeat=1 records "
+                f"again and again)"
             )
     return tuple(traces)
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gnomon.cli import main
 from gnomon.cli.jobs import job_file
 from gnomon.cli.options.job import TrainingOptions
 from gnomon.cli.script import script_format
@@ -104,13 +105,15 @@ def test_a_model_that_is_not_here() -> None:
         Config.get_config_dict("./folder/that/is/not")
 
 
-def test_a_script_is_run_only_where_arguments_are_given(tmp_path: Path) -> None:
+def test_a_script_is_run_only_where_arguments_are_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (script := tmp_path / "train.py").write_text("open('ran', 'w')")
     with pytest.raises(InputError, match=r'--args "…" \(--args "" for none\)'):
         job_file(TrainingOptions(model=str(script)))
     with pytest.raises(InputError, match="arguments of a script"):
         job_file(TrainingOptions(model="llama-3.1-8b", arguments="--lr 1"))
     assert not Path("ran").exists()
+    assert main(["predict", "llama-3.1-8b", "--args", "--lr", "--on", "1xh100-sxm"]) == 2
+    assert "arguments of a script" in capsys.readouterr().err  # `--lr` is the value of --args
 
 
 LLAMA = {

@@ -101,7 +101,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _from_input(arguments: list[str]) -> list[str]:
-    """`--from -`, with no format between, is `-`: a job that is pasted, whose format is recognised."""
+    """`--from -`, with no format between, is `-`: a job that is pasted, whose format is recognised. What follows
+    `--args` is its value, though it begins with a dash."""
+    if "--args" in arguments[:-1]:
+        at = arguments.index("--args")
+        arguments = [*arguments[:at], f"--args={arguments[at + 1]}", *arguments[at + 2 :]]
     for at, (word, following) in enumerate(zip(arguments, arguments[1:], strict=False)):
         if word == "--from" and following == "-" and (arguments[at + 2 : at + 3] or ["--"])[0].startswith("--"):
             return [*arguments[:at], *arguments[at + 1 :]]

@@ -95,7 +95,7 @@ def _expected(path: str) -> Expected:
 
 def _of_job(path: str | None, options: CompareOptions) -> Expected:
     """The predicted step of a job file on the machines of `--on`. path: None for that of `--from`."""
-    shared = ("source", "network", "settings", "vocab_size", "strict", "on")
+    shared = ("source", "network", "settings", "arguments", "vocab_size", "strict", "on")
     asked = read_request(TrainingOptions(model=path, **{name: getattr(options, name) for name in shared}))
     name = path or (options.source or ("", ""))[1]
     return expected_of(predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack), name)

@@ -75,7 +75,8 @@ def run(given: PlanOptions) -> int:
 
 
 BESIDE = {
-    "--model": "network", "--set": "settings", "--vocab-size": "vocab_size", "--strict": "strict",
+    "--model": "network", "--set": "settings", "--args": "arguments", "--vocab-size": "vocab_size",
+    "--strict": "strict",
 }  # fmt: skip
 """Option beside a job file -> its field."""
 

@@ -53,6 +53,11 @@ def run(options: PlanOptions) -> int:
         )
     _refuse(options)
     job_format, path = source
+    if job_format.name == "script":
+        raise InputError(
+            f"{path} is a script, whose text is not changed; gnomon fit {path} --args shows what frees memory, and "
+            f"gnomon plan MODEL the layouts of its model"
+        )
     training = at(training, path)
     asked = read_request(training)
     before = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
@@ -130,7 +135,17 @@ def _as_training(options: PlanOptions) -> TrainingOptions:
         raise InputError("--like names the job; leave MODEL and --from out, and give the network by --model NAME")
     if options.source is not None and options.model:
         raise InputError("--from names the job; leave MODEL out, and give the network by --model NAME")
-    shared = ("on", "source", "network", "settings", "vocab_size", "strict", "sizes", "no_local_calibration")
+    shared = (
+        "on",
+        "source",
+        "network",
+        "settings",
+        "arguments",
+        "vocab_size",
+        "strict",
+        "sizes",
+        "no_local_calibration",
+    )
     given = {name: getattr(options, name) for name in shared}
     return TrainingOptions(model=options.like or options.model or None, **given)
 

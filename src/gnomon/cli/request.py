@@ -136,7 +136,8 @@ def read_request(given_options: TrainingOptions, lengths: tuple[int, ...] = ()) 
 def _may_be_job(options: TrainingOptions) -> bool:
     """Whether the options may name a job file: only then are its readers loaded."""
     name = options.model or ""
-    return options.source is not None or options.network is not None or name == PASTED or is_a_file(name)
+    beside = options.source is not None or options.network is not None or options.arguments is not None
+    return beside or name == PASTED or is_a_file(name)
 
 
 def _plan_as_model(options: TrainingOptions) -> TrainingOptions:

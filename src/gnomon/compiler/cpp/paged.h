@@ -150,14 +150,16 @@ void put(const Call& c, int64_t s) {
 // New keys and values, and what each query sees.
 void over_pages(const Call& c) {
     const int64_t group = c.heads / c.kv_heads, tile = group >= 8 ? 8 : 8 / group * group;
-    int64_t longest = 0;
+    int64_t longest = 0, work = 0;
     for (int64_t s = 0; s < c.sequences; s++) {
         if (c.k) put(c, s);
         const int64_t n = (c.begins[s + 1] - c.begins[s]) * group;
+        work += n * c.kv_heads * c.lengths[s] * (c.k_dim + c.v_dim);
         longest = n > longest ? n : longest;
     }
     const int64_t tiles = (longest + tile - 1) / tile, units = c.sequences * c.kv_heads * tiles;
-#pragma omp parallel num_threads(c.threads) if (c.threads > 1)
+    const int64_t threads = work >= 1 << 20 ? c.threads : 1;   // of less, waiting for another thread takes longer
+#pragma omp parallel num_threads(threads) if (threads > 1)
     {
         Room m;
 #pragma omp for schedule(dynamic)

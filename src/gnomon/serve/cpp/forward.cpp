@@ -38,12 +38,12 @@ namespace {
 template <class T> ALWAYS T* at(char* room, int64_t bytes) { return (T*)(room + bytes); }
 
 #if KNOWN
-constexpr int64_t PANEL = 16;
+constexpr int64_t PANEL = 16, PARALLEL = 1 << 20;      // rows side by side; multiplications from which on threads share them
 
 // weight: the kernel, more: its product; rows of the workspace, or logits.
 void multiply(const Run& r, const Op& o, int64_t rows, bool logits) {
     Product p = *(const Product*)o.more;
-    p.m = rows; p.threads = r.threads;
+    p.m = rows; p.threads = rows * p.n * p.k >= PARALLEL ? r.threads : 1;
     p.wide = sizeof(S) == 4; p.wide_out = p.wide || logits;
     p.x = at<S>(r.room, o.in); p.x_row = o.in_row;
     p.factor = (float)o.first;

@@ -304,9 +304,9 @@ def test_the_users_own_torchrun_starts_again_after_a_kill(folder: Folder) -> Non
     assert "mistake in Gnomon" not in err
 
 
-def test_a_mistake_that_only_the_processes_see_is_the_users(folder: Folder) -> None:
+def test_a_folder_without_text_is_the_users_mistake(folder: Folder, command: Command) -> None:
     (folder.path / "empty").mkdir()
-    status, out, err = folder.run("run", "plan.toml", "--data", "empty")
+    status, _, err = command("run", "plan.toml", "--data", "empty")
     assert status == 2
     assert [line for line in err.split("\n") if line] == [
         "gnomon: empty: no text in it; files that count end in .py, .txt, .md, .rst, .c, .h, .json, .toml, "

@@ -56,7 +56,7 @@ def gemm_seconds(
     """
     sizes = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (m, n, k, batch)))
     if any(np.any(size < 1) for size in sizes):
-        raise UnpricedError(f"a product of {m} x {k} by {k} x {n}, {batch} times, has no price: sizes are at least 1")
+        raise UnpricedError(f"a matmul of {m} x {k} by {k} x {n}, {batch} times, has no price: sizes are at least 1")
     moved = _operand_bytes(*sizes, dtype=dtype) if moved_bytes is None else np.asarray(moved_bytes, dtype=np.float64)
     shape = Products(m=sizes[0], n=sizes[1], k=sizes[2], batch=sizes[3], moved_bytes=moved)
     return as_time(gemm_model(shape, peak_of(dtype, device), device, curves.gemm_for(dtype)))
@@ -109,5 +109,5 @@ def _compute_s(shape: Products, sm_flops_per_s: float, num_sms: int, row: GemmCu
 def _operand_bytes(m: Array, n: Array, k: Array, batch: Array, *, dtype: str) -> Array:
     bits = DTYPE_BITS.get({"fp8": "fp8_e4m3", "fp4": "fp4_e2m1", "fp32_matrix": "fp32"}.get(dtype, dtype))
     if bits is None:
-        raise UnpricedError(f"bytes of a product in {dtype!r} are not known; give moved_bytes")
+        raise UnpricedError(f"bytes of a matmul in {dtype!r} are not known; give moved_bytes")
     return np.asarray(batch * ((m * k + k * n) * bits + m * n * max(bits, 16)) / 8)

@@ -306,6 +306,7 @@ CONFIGURED = (
         name="gemma2",
         reader=_gemma2,
         numerics=Usual(offset=1.0, padding=0),
+        wide_norm=True,
         weights=USUAL,
         class_sizes=class_sizes(2304, 9216, 26, 8, 256000, 4),
     ),

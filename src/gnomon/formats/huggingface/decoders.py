@@ -454,11 +454,12 @@ DECODERS = (
     ModelType(name="smollm3", reader=_smollm3, numerics=Usual(base=2_000_000.0, padding=128_004), weights=USUAL),
     ModelType(name="granite", reader=_granite, numerics=Usual(**GRANITE), weights=USUAL),
     ModelType(name="olmo", reader=_olmo, numerics=Usual(eps=1e-5, eps_key="", padding=1), weights=USUAL),
-    ModelType(name="olmo2", reader=_olmo2, numerics=Usual(eps=1e-5, padding=1), weights=USUAL),
+    ModelType(name="olmo2", reader=_olmo2, numerics=Usual(eps=1e-5, padding=1), wide_norm=True, weights=USUAL),
     ModelType(
         name="olmo3",
         reader=_olmo3,
         numerics=Usual(eps=1e-5, padding=1, rotary="layered", base=500_000.0, windowed_base=500_000.0),
+        wide_norm=True,
         weights=USUAL,
     ),
     ModelType(
@@ -468,6 +469,7 @@ DECODERS = (
         name="gemma",
         reader=_gemma,
         numerics=Usual(offset=1.0, padding=0),
+        wide_norm=True,
         weights=USUAL,
         class_sizes=class_sizes(3072, 24576, 28, 16, 256000, 16),
     ),
@@ -477,6 +479,7 @@ DECODERS = (
         numerics=Usual(
             offset=1.0, padding=0, rotary="layered", base=1_000_000.0, windowed_base_key="rope_local_base_freq"
         ),
+        wide_norm=True,
         weights=USUAL,
         class_sizes=class_sizes(2304, 9216, 26, 8, 262208, 4),
     ),

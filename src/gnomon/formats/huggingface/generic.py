@@ -49,6 +49,8 @@ class Shape:
     """Where no key says it."""
     bias: bool = False
     """Biases of all linears, whether or not a key says so."""
+    wide_norm: bool = False
+    """As `ModelType.wide_norm`."""
     qk_norm: bool = False
     joined_qk_norm: bool = False
     rotary: bool = True
@@ -71,13 +73,15 @@ class Shape:
 CAPS = "the caps of its scores are counted as free"
 
 SHAPES: Mapping[str, Shape] = {
-    "helium": Shape(),
+    "helium": Shape(wide_norm=True),
     "internlm3": Shape(),
     "iquestcoder": Shape(),
     "cwm": Shape(window_every=(4, 4)),
     "jais2": Shape(norm="layer", gated=False, activation="relu2", bias=True),
     "hyperclovax": Shape(order="both"),
-    "vaultgemma": Shape(activation="gelu_tanh", tied=True, scaled_embedding=True, window_every=(2, 1), notes=(CAPS,)),
+    "vaultgemma": Shape(
+        wide_norm=True, activation="gelu_tanh", tied=True, scaled_embedding=True, window_every=(2, 1), notes=(CAPS,)
+    ),
     "xglm": Shape(norm="layer", gated=False, bias=True, rotary=False, scaled_embedding=True, tied=True),
     "biogpt": Shape(
         norm="layer", gated=False, bias=True, rotary=False, scaled_embedding=True, tied=True, extra_positions=2
@@ -85,7 +89,7 @@ SHAPES: Mapping[str, Shape] = {
     "mellum": Shape(qk_norm=True, window_every=(4, 3)),
     "exaone_moe": Shape(qk_norm=True, window_every=(4, 3), sigmoid=True, dense_first="first_k_dense_replace"),
     "solar_open": Shape(sigmoid=True),
-    "flex_olmo": Shape(order="post", qk_norm=True, joined_qk_norm=True),
+    "flex_olmo": Shape(wide_norm=True, order="post", qk_norm=True, joined_qk_norm=True),
     "granitemoeshared": Shape(),
     "hunyuan_v1_dense": Shape(qk_norm=True),
 }
@@ -195,7 +199,14 @@ def generic_decoder(k: Keys, name: str, wanted: Wanted, notes: Notes, shape: Sha
 
 
 GENERIC = tuple(
-    ModelType(name=name, reader=partial(generic_decoder, shape=shape), numerics=None, weights=USUAL, by_keys=True)
+    ModelType(
+        name=name,
+        reader=partial(generic_decoder, shape=shape),
+        numerics=None,
+        weights=USUAL,
+        by_keys=True,
+        wide_norm=shape.wide_norm,
+    )
     for name, shape in SHAPES.items()
 )
 """Types that their keys describe: predicted, and not run."""

@@ -29,6 +29,9 @@ class ModelType:
     """Where its files have the Graph's parameters."""
     by_keys: bool = False
     """Whether its keys alone describe it (`generic`)."""
+    wide_norm: bool = False
+    """Whether its RMSNorm multiplies by its weight in fp32 and narrows then, where Llama's narrows first. Source:
+    transformers 5.23."""
     same_keys: tuple[str, ...] = ()
     """Other types whose keys its reader reads to the same network."""
     inside: tuple[str, ...] = ()

@@ -103,7 +103,7 @@ def from_hf_config(
         graph = read if isinstance(read, Graph) else build(read)
         if notes.balance and any(block.does("routes") for block in graph.blocks):
             graph = with_balance_loss(graph, notes.balance)
-        if kind in WIDE_NORMS and isinstance(read, Graph):
+        if known.wide_norm and isinstance(read, Graph):
             graph = with_wide_norms(graph)
     except GraphError as error:
         raise InputError(f"{name}: {error}", "$") from error
@@ -120,14 +120,6 @@ def from_hf_config(
     ]
     config = None if isinstance(read, Graph) or notes.balance else read  # of which the graph is no more
     return HfModel(graph=graph, notes=tuple(notes), config=config, numerics=numerics_of(values))
-
-
-WIDE_NORMS = frozenset(
-    """
-    flex_olmo gemma gemma2 gemma3_text helium olmo2 olmo3 vaultgemma
-    """.split()
-)
-"""Types whose RMSNorm multiplies by its weight in fp32 and narrows then; Llama's narrows first (transformers 5.23)."""
 
 
 def _is_widened(values: Mapping[str, object]) -> bool:

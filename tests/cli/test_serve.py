@@ -160,3 +160,31 @@ def test_an_address_without_its_beginning_is_no_folder(capsys: pytest.CaptureFix
     pytest.importorskip("torch")
     assert main(["bench-serve", "localhost:8000", "--num-requests", "2"]) == 2
     assert "a server's address begins with http://: http://localhost:8000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("quantised", "weights"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "int4-wo"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-block"),
+        (
+            {"quant_method": "compressed-tensors", "format": "pack-quantized",
+             "config_groups": {"group_0": {"weights": {"num_bits": 8, "group_size": 64}}}},
+            "int8-wo",
+        ),
+    ],
+)  # fmt: skip
+def test_a_folder_is_served_as_it_is_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], quantised: dict[str, object], weights: str
+) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1024, "max_position_embeddings": 4096,
+        "quantization_config": quantised,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ["predict", str(tmp_path), "--serve", "--engine", "vllm", "--on", "1xh100-sxm", *LENGTHS]
+    assert main(asked) == 0
+    assert f"{weights} weights" in capsys.readouterr().out
+    assert main([*asked, "--weights", "bf16"]) == 0
+    assert "bf16 weights" in capsys.readouterr().out

@@ -23,7 +23,9 @@ from gnomon.cli.values import quantity
 from gnomon.errors import InputError
 from gnomon.formats.engines import read_command
 from gnomon.formats.given import parse_settings
+from gnomon.formats.huggingface.quantised import served_format
 from gnomon.formats.job import read_source
+from gnomon.formats.keys import read_json
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, rent
 from gnomon.report.replay_page import replay_page
@@ -348,7 +350,8 @@ def _load(options: ServedOptions, assumed: list[str]) -> Load:
         count = options.num_requests
     else:
         count = max(LEAST_REQUESTS, clients, min(MOST_REQUESTS, REQUESTS_A_CLIENT * clients))
-        assumed.append(f"{count} requests by {clients} clients that all begin at once (--num-requests)")
+        who = f"by {clients} clients that all begin at once" if clients > 1 else "one after another"
+        assumed.append(f"{count} requests {who} (--num-requests)")
     return closed(options.input_len, options.output_len, clients, count, spread=spread)
 
 
@@ -356,6 +359,15 @@ def _guesser(options: ServedOptions) -> Draft:
     if options.draft is None:
         return "none"
     return "mtp" if options.draft == "mtp" else "ngram" if options.draft == "ngram" else "model"
+
+
+def _stored(model: str | None) -> str | None:
+    """How the weights of a folder or a config.json are stored; None for a model that says nothing of it."""
+    path = Path(model or "")
+    path = path / "config.json" if path.is_dir() else path
+    if path.suffix != ".json" or not path.is_file():
+        return None
+    return served_format(read_json(read_source(path)[0], str(path), infinite=True))
 
 
 def _serving(options: ServedOptions, graph: Graph, cluster: Cluster, load: Load, assumed: list[str]) -> Serving:
@@ -375,6 +387,8 @@ def _serving(options: ServedOptions, graph: Graph, cluster: Cluster, load: Load,
         if replicas > 1:
             assumed.append(f"replicas not given: {replicas}, as many as there are devices for (--replicas)")
     weights = options.weights
+    if weights is None and (weights := _stored(options.model)) is not None:
+        assumed.append(f"weights are {weights}, as the model's quantization_config says (--weights)")
     if weights is None:
         peak = cluster.devices[0].dense_peak
         weights = "bf16" if peak.bf16 is not None else "fp16" if peak.fp16 is not None else "fp32"

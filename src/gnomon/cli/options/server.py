@@ -112,7 +112,7 @@ example:
     )
     seed: int = option("--seed", default=0, read=at_most(2**32 - 1, least=0), metavar="N", help="of what is drawn; 0")
     json: bool = switch("--json", help="for programs")
-    count: int = option("--count", default=32, read=count, metavar="N", help="new tokens at most; 32")
+    count: int = option("--count", "--max-tokens", default=32, read=count, metavar="N", help="new tokens at most; 32")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,6 +94,21 @@ def is_packed(config: Mapping[str, Any]) -> bool:
         return False
 
 
+def served_format(config: Mapping[str, Any]) -> str | None:
+    """What engines call weights that are stored so (`serving.layout.FORMATS`); None for whole ones. InputError for a
+    way that has no name there."""
+    method = method_of(config)
+    if method is None:
+        return None
+    if method.program == "fp8":
+        return "fp8" if method.block is None else "fp8-block"
+    if method.program == "compressed-tensors" and _form(config["quantization_config"]) == "float-quantized":
+        return "fp8"
+    if method.bits not in (4, 8):
+        raise InputError(f"quantization_config: no engine on record multiplies by {method.bits} bits; give --weights")
+    return f"int{method.bits}-wo"
+
+
 def layers_of(method: Method, dtypes: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Quantised weights (`layer.weight`) among a folder's tensors, and what stands for each, by endings. dtypes:
     tensor -> its dtype in the file."""
@@ -124,7 +139,7 @@ def _compressed(given: Mapping[str, Any]) -> Method:
     if not isinstance(groups, Mapping) or len(groups) != 1:
         raise InputError("quantization_config: compressed-tensors with several groups of layers; one is read")
     [group] = groups.values()
-    weights, form = group.get("weights") or {}, group.get("format") or given.get("format")
+    weights, form = group.get("weights") or {}, _form(given)
     if form == "float-quantized":
         return Method(program="compressed-tensors", bits=8)
     if form not in ("pack-quantized", "int-quantized"):
@@ -135,6 +150,12 @@ def _compressed(given: Mapping[str, Any]) -> Method:
         raise InputError("quantization_config: compressed-tensors with columns in the order of activations is not read")
     size = weights.get("group_size") or 0
     return Method(program="compressed-tensors", bits=_bits(weights.get("num_bits"), form), group=max(0, int(size)))
+
+
+def _form(given: Mapping[str, Any]) -> object:
+    """Of compressed-tensors with one group of layers."""
+    [group] = given["config_groups"].values()
+    return group.get("format") or given.get("format")
 
 
 def _whole(given: Mapping[str, Any], key: str) -> int:

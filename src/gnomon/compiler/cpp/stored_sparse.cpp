@@ -26,7 +26,7 @@ namespace {
 
 constexpr int64_t SIDE = 16, PER = 32 / ACTS, BLOCK = 512 / ACTS;
 
-constexpr int64_t AHEAD = 2048;                        // bytes of a weight that are asked for before
+constexpr int64_t AHEAD = 3072;                        // bytes of a weight that are asked for before, into the second cache
 
 INLINE __m512 sixteen_of(const void* from, int64_t at, __mmask16 some, bool wide) {
     if (wide) return _mm512_maskz_loadu_ps(some, (const float*)from + at);
@@ -160,44 +160,41 @@ constexpr uint32_t every(uint32_t one) {
 }
 #endif
 
-// R rows from m by P panels from `panel`; rows beyond `last` are the last again, and are not written.
-template <int R, int P>
+INLINE __m512i next(const uint8_t*& w) {
+    const __m512i v = _mm512_loadu_si512(w);
+    _mm_prefetch((const char*)w + AHEAD, _MM_HINT_T1);
+    w += 64;
+    return v;
+}
+
+// R rows from m by a panel; rows beyond `last` are the last again, and are not written. One panel at a time: beside each other
+// they come from memory in more streams than are read ahead (measured: half as fast).
+template <int R>
 __attribute__((noinline)) void tile(const Product& c, int64_t m, int64_t last, int64_t panel) {
     const char* x[R];
     UNROLL for (int r = 0; r < R; r++) x[r] = row_of(c, m + r < last ? m + r : last - 1);
-    Sum sum[R][P];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < P; p++) sum[r][p] = nothing();
+    constexpr int BESIDE = KIND == 3 && R == 1 ? 4 : R <= 2 ? 2 : 1;   // sums beside each other, for the latency
+    Sum sum[R][BESIDE];
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < BESIDE; i++) sum[r][i] = nothing();
 #if KIND == 0
     const int64_t turns = c.padded / (BLOCK * BLOCKS_BESIDE);
-    const uint8_t* w[P];
-    UNROLL for (int p = 0; p < P; p++) w[p] = c.codes + (panel + p) * turns * TURN_BYTES;
+    const uint8_t* w = c.codes + panel * turns * TURN_BYTES;
     for (int64_t turn = 0; turn < turns; turn++) {
-        __m512i places[P][PLACES];
-        UNROLL for (int p = 0; p < P; p++) UNROLL for (int i = 0; i < PLACES; i++) {
-            places[p][i] = _mm512_loadu_si512(w[p] + 64 * i);
-            _mm_prefetch((const char*)w[p] + 64 * i + AHEAD, _MM_HINT_T0);
-        }
+        __m512i places[PLACES];
+        UNROLL for (int i = 0; i < PLACES; i++) places[i] = next(w);
         UNROLL for (int t = 0; t < TURN; t++) {
-            UNROLL for (int p = 0; p < P; p++) {
-                const __m512i v = _mm512_loadu_si512(w[p] + 64 * (PLACES + t));
-                _mm_prefetch((const char*)w[p] + 64 * (PLACES + t) + AHEAD, _MM_HINT_T0);
-                const __m512i field = _mm512_srli_epi32(places[p][t / FIELDS], t % FIELDS * BITS);
-                const __m512i at = _mm512_ternarylogic_epi32(   // (field & a place's bits) | where its group begins
-                    field, _mm512_set1_epi32((int)every((1u << BITS) - 1)), _mm512_set1_epi32((int)base(t)), 0xEA);
-                UNROLL for (int r = 0; r < R; r++)
-                    sum[r][p] = mac(sum[r][p], taken(at, _mm512_loadu_si512(x[r] + 64 * (t / STEPS))), v);
-            }
+            const __m512i v = next(w), field = _mm512_srli_epi32(places[t / FIELDS], t % FIELDS * BITS);
+            const __m512i at = _mm512_ternarylogic_epi32(   // (field & a place's bits) | where its group begins
+                field, _mm512_set1_epi32((int)every((1u << BITS) - 1)), _mm512_set1_epi32((int)base(t)), 0xEA);
+            UNROLL for (int r = 0; r < R; r++)
+                sum[r][t % BESIDE] = mac(sum[r][t % BESIDE], taken(at, _mm512_loadu_si512(x[r] + 64 * (t / STEPS))), v);
         }
         UNROLL for (int r = 0; r < R; r++) x[r] += 64 * BLOCKS_BESIDE;
-        UNROLL for (int p = 0; p < P; p++) w[p] += TURN_BYTES;
     }
 #elif KIND == 1
     const int64_t blocks = c.padded / (2 * BLOCK);
     const uint8_t* w = c.codes + c.starts[panel];
     const uint8_t* steps = (const uint8_t*)c.places + panel * blocks;
-    constexpr int BESIDE = R <= 2 ? 2 : 1;             // sums beside each other, for the latency
-    Sum more[R][BESIDE];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < BESIDE; i++) more[r][i] = nothing();
     for (int64_t b = 0; b < blocks; b++) {
         __m512i low[R], high[R];
         UNROLL for (int r = 0; r < R; r++) low[r] = _mm512_loadu_si512(x[r] + 128 * b), high[r] = _mm512_loadu_si512(x[r] + 128 * b + 64);
@@ -210,10 +207,10 @@ __attribute__((noinline)) void tile(const Product& c, int64_t m, int64_t last, i
             const __m512i at = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)w));
 #endif
             const __m512i v = _mm512_loadu_si512(w + 16 * PER);
-            _mm_prefetch((const char*)w + AHEAD, _MM_HINT_T0);
-            _mm_prefetch((const char*)w + 64 + AHEAD, _MM_HINT_T0);
+            _mm_prefetch((const char*)w + AHEAD, _MM_HINT_T1);
+            _mm_prefetch((const char*)w + 64 + AHEAD, _MM_HINT_T1);
             w += 64 + 16 * PER;
-            UNROLL for (int r = 0; r < R; r++) more[r][i] = mac(more[r][i], taken2(at, low[r], high[r]), v);
+            UNROLL for (int r = 0; r < R; r++) sum[r][i] = mac(sum[r][i], taken2(at, low[r], high[r]), v);
         };
         int left = steps[b];
         for (; left >= BESIDE; left -= BESIDE) UNROLL for (int i = 0; i < BESIDE; i++) step(i);
@@ -221,47 +218,39 @@ __attribute__((noinline)) void tile(const Product& c, int64_t m, int64_t last, i
     }
 #else
     const int32_t* columns = (const int32_t*)c.places;
-    constexpr int STEPS = WIDE / PER, BESIDE = R == 1 ? 4 : R == 2 ? 2 : 1;   // sums beside each other, for the latency
-    Sum more[R][BESIDE];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < BESIDE; i++) more[r][i] = nothing();
+    constexpr int STEPS = WIDE / PER;
     const uint8_t* w = c.codes + c.starts[panel] * STEPS * 64;
     for (int64_t b = c.starts[panel]; b < c.starts[panel + 1]; b++) {
         const int64_t from = columns[b] * (ACTS / 8);
         UNROLL for (int t = 0; t < STEPS; t++) {
             const __m512i v = _mm512_loadu_si512(w + 64 * t);
-            _mm_prefetch((const char*)w + 64 * t + AHEAD, _MM_HINT_T0);
+            _mm_prefetch((const char*)w + 64 * t + AHEAD, _MM_HINT_T1);
             UNROLL for (int r = 0; r < R; r++)
-                more[r][t % BESIDE] = mac(more[r][t % BESIDE], _mm512_set1_epi32(four(x[r] + from + 4 * t)), v);
+                sum[r][t % BESIDE] = mac(sum[r][t % BESIDE], _mm512_set1_epi32(four(x[r] + from + 4 * t)), v);
         }
         w += 64 * STEPS;
     }
 #endif
-#if KIND != 0
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < BESIDE; i++) sum[r][0] = added(sum[r][0], more[r][i]);
-#endif
-    UNROLL for (int p = 0; p < P; p++)
-        for (int r = 0; r < R && m + r < last; r++)
-            if ((panel + p) * SIDE < c.n) put16(c, m + r, (panel + p) * SIDE, numbers(c, m + r, (panel + p) * SIDE, sum[r][p]));
+    for (int r = 0; r < R && m + r < last; r++) {
+        UNROLL for (int i = 1; i < BESIDE; i++) sum[r][0] = added(sum[r][0], sum[r][i]);
+        put16(c, m + r, panel * SIDE, numbers(c, m + r, panel * SIDE, sum[r][0]));
+    }
 }
 
 constexpr int64_t TASK = 4, ROWS = 8;                  // panels of a task; rows of a tile at most
 
-template <int R, int P>
+template <int R>
 void some(const Product& c, int64_t m, int64_t last, int64_t from, int64_t to) {
-    int64_t p = from;
-#if KIND == 0
-    for (; p + P <= to; p += P) tile<R, P>(c, m, last, p);
-#endif
-    for (; p < to; p++) tile<R, 1>(c, m, last, p);
+    for (int64_t p = from; p < to; p++) tile<R>(c, m, last, p);
 }
 
 void rows_of(const Product& c, int64_t m, int64_t last, int64_t from, int64_t to) {
     const int64_t rows = last - m;
-    if (rows == 1) some<1, 4>(c, m, last, from, to);
-    else if (rows == 2) some<2, 4>(c, m, last, from, to);
-    else if (rows <= 4) some<4, 2>(c, m, last, from, to);
-    else if (rows <= 6) some<6, 1>(c, m, last, from, to);
-    else some<8, 1>(c, m, last, from, to);
+    if (rows == 1) some<1>(c, m, last, from, to);
+    else if (rows == 2) some<2>(c, m, last, from, to);
+    else if (rows <= 4) some<4>(c, m, last, from, to);
+    else if (rows <= 6) some<6>(c, m, last, from, to);
+    else some<8>(c, m, last, from, to);
 }
 
 #else

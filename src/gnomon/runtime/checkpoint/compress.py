@@ -202,12 +202,11 @@ def predicted_tokens_per_s(
     """Of the whole model, and of one with these matrices stored so. at: None for this machine's, measured."""
     shapes = {piece.tensor: (piece.shape[0], prod(piece.shape[1:])) for own in where.pieces.values() for piece in own}
     linears = set(_linears(graph, where))
-    heads = {name for name in linears if not IN_A_LAYER.search(name)}
-    if len(heads) > 1:  # the table of embeddings is no product where the head has a matrix of its own
-        heads = {name for name in heads if "embed" not in name and "wte" not in name}
-    read = [name for name in (*chosen, *heads) if name in shapes]
-    if any(".experts." in name for name in linears) or not read:
+    outside = {name for name, shape in shapes.items() if not IN_A_LAYER.search(name) and min(shape) > 1}
+    if not outside or any(".experts." in name for name in linears):
         return None
+    heads = {name for name in outside if "head" in name} or {max(outside, key=lambda name: prod(shapes[name]))}
+    read = [*chosen, *heads]  # the table of embeddings is a product where it is the head's matrix too
     whole = Dense(dtype="bf16")
     small: Storage = whole if isinstance(storage, Float8) else storage  # the engine widens eight-bit floats
     if isinstance(storage, Sparse):

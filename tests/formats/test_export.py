@@ -19,6 +19,7 @@ from gnomon.formats.normalized import normalized
 from gnomon.graph import Graph
 from gnomon.models.presets import CONFIGS, model
 from gnomon.plans import (
+    Experts,
     Fp8,
     Layout,
     LayoutRule,
@@ -103,6 +104,12 @@ CHANGES = {
     "mesh.tp": Change(4),
     "mesh.ep": Change(2, name=MOE),
     "mesh.etp": Change(2, name=MOE),
+    "experts.balance": Change("sequence", name=MOE),
+    "experts.coefficient": Change(0.01, name=MOE),
+    "experts.z_loss": Change(0.001, name=MOE),
+    "experts.bias_rate": Change(0.001, name=MOE),
+    "experts.drop": Change("probs", name=MOE),
+    "experts.threshold": Change(0.5, name=MOE),
     "mesh.order": Change(("tp", "pp", "dp_replicate", "dp_shard", "cp")),
     "stages": Change((Stage(calls=("*",), mesh=Mesh(dp_shard=4), shares=(1, 1, 1, 2)),)),
     "schedule.name": Change("gpipe"),
@@ -211,6 +218,8 @@ def changed(plan: Plan, field: str, value: Any) -> Plan:
         return replace(plan, saved=Saved(preset="full", every=value))
     if field == "placement":
         return replace(plan, placement=tuple(reversed(range(plan.world_size))))
+    if field in ("experts.balance", "experts.coefficient"):
+        plan = replace(plan, experts=Experts(balance="layer", coefficient=0.1))
     if field == "optimizer.zero" or field.startswith("optimizer.offload"):
         plan = replace(plan, optimizer=replace(plan.optimizer, clip=False))
     if field == "optimizer.parameter_tier":

@@ -653,6 +653,32 @@ def balances(r: Random) -> list[Example]:
     return [Example(block=block, oracle=oracle, below={"labels": 8}, meshes=(CP,), keeps=steps)]
 
 
+def layer_balances(r: Random) -> list[Example]:
+    b, t, e = batch(r), dim("load_sums", 3), dim("experts", 8)
+
+    def layer(load: Tensor) -> Tensor:  # Fedus et al. 2021, equation 4; Zoph et al. 2022, equation 5
+        chosen = load[:, 1].detach()
+        tokens = chosen.sum() / 2
+        uneven = 0.1 * 8 * (chosen.sum(0) / (2 * tokens) * load[:, 0].sum(0) / tokens).sum() / load.shape[0]
+        return uneven + 0.01 * load[:, 2].sum(-1, keepdim=True) / tokens
+
+    def sequence(load: Tensor) -> Tensor:  # DeepSeek-V3, equations 17 to 20
+        chosen = load[:, 1].detach()
+        tokens = chosen.sum(-1, keepdim=True) / 2
+        frequency, probability = 8 / (2 * tokens) * chosen, load[:, 0] / tokens
+        return 0.1 * (frequency * probability).sum(-1, keepdim=True) / load.shape[0]
+
+    steps = "a few numbers for each expert, in steps of torch's own"
+    made = []
+    for per, oracle, sums in (("layer", layer, t), ("sequence", sequence, dim("load_sums", 2))):
+        extra = {"z_loss": 0.01} if per == "layer" else {}
+        block = one(
+            "layer_balance", {"load": (b, sums, e)}, (b, dim("losses", 1)), per=per, coefficient=0.1, topk=2, **extra
+        )
+        made.append(Example(block=block, oracle=oracle, keeps=steps))
+    return made
+
+
 TOPK, EXPERTS = 2, 4
 
 
@@ -864,6 +890,7 @@ EXAMPLES: Mapping[str, Callable[[Random], list[Example]]] = {
     "router": routers,
     "expert_load": loads,
     "balance_loss": balances,
+    "layer_balance": layer_balances,
     "dispatch": dispatches,
     "grouped_linear": grouped,
     "combine": combines,

@@ -54,6 +54,7 @@ REASONS: Mapping[str, str] = {
     "optimizer.*": "the program decides this itself",
     "precision.fp8*": "the program's eight-bit recipes differ",
     "precision.*": "the program keeps other dtypes",
+    "experts.*": "losses of routers, moved biases and dropped tokens are options of the program's own",
     "placement": "ranks sit on devices as the launcher puts them",
     "software.*": "the program's own kernels decide this",
     "workload.*": "one step of equal sequences is all that a file says; the data decide the rest",

@@ -4,6 +4,8 @@ that the way was predicted with. What a file cannot say is not proposed."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -268,3 +270,8 @@ def test_a_deepspeed_configuration_is_changed_and_keeps_what_is_the_users(tmp_pa
     path.write_text(text)
     again = read(path, "llama-factory").plan
     assert again is not None and again.optimizer.zero == 3 and again.optimizer.offload is not None
+
+
+def test_a_trainers_words_are_read_before_deepspeeds() -> None:
+    program = "import gnomon.formats.axolotl, gnomon.formats.deepspeed"
+    subprocess.run([sys.executable, "-c", program], check=True)

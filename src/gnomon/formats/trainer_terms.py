@@ -11,9 +11,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gnomon.formats.deepspeed.shipped import AUTO
 from gnomon.plans import Plan
 from gnomon.search.fit.terms import REMOVED, Change, Setting, Style, Terms, Words
+
+AUTO: Mapping[str, object] = {
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto"},
+    "gradient_clipping": "auto",
+    "gradient_accumulation_steps": "auto",
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+}
+"""What is left to the trainer, whose own arguments say it."""
 
 
 def _sharding(plan: Plan) -> dict[str, object]:

@@ -12,16 +12,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gnomon.formats.trainer_terms import AUTO
+
 _HOST: Mapping[str, object] = {"device": "cpu", "pin_memory": True}
-AUTO: Mapping[str, object] = {
-    "bf16": {"enabled": "auto"},
-    "fp16": {"enabled": "auto"},
-    "gradient_clipping": "auto",
-    "gradient_accumulation_steps": "auto",
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-}
-"""What is left to the trainer, whose own arguments say it."""
 _GATHERED: Mapping[str, object] = {"allgather_bucket_size": 500_000_000, "reduce_bucket_size": 500_000_000}
 _FACTORY_3: Mapping[str, object] = {"stage": 3, "overlap_comm": False, "reduce_bucket_size": "auto"}
 _AXOLOTL_3: Mapping[str, object] = {"stage": 3, "overlap_comm": True, "reduce_bucket_size": "auto"}

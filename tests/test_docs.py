@@ -147,7 +147,7 @@ TUTORIALS = sorted((ROOT / "docs").glob("tutorial_*.md"))
 def test_the_index_opens_with_the_tutorials() -> None:
     opening = (ROOT / "docs/index.md").read_text(encoding="utf-8").partition("\n## ")[0]
     assert sorted(re.findall(r"\]\((tutorial_\w+\.md)\)", opening)) == [page.name for page in TUTORIALS]
-    assert len(TUTORIALS) == 4
+    assert len(TUTORIALS) == 5
 
 
 def steps_of(page: Path) -> Iterator[tuple[str, str]]:
@@ -166,6 +166,8 @@ def test_a_tutorial_can_be_walked(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every command that stands behind a `$`, in its order, in one folder."""
+    if re.search(r"^ +import .*\btorch\b", page.read_text(encoding="utf-8"), re.MULTILINE):
+        pytest.importorskip("torch", reason="the tutorial runs torch")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GNOMON_HOME", str(tmp_path / "home"))
     for what, text in steps_of(page):

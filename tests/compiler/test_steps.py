@@ -193,6 +193,19 @@ def test_sizes_that_change_or_are_empty_stay_pythons() -> None:
         same(fast(x, w), function(x, w))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.complex64])
+def test_operations_of_aten_alone_of_any_dtype(dtype: torch.dtype) -> None:
+    def function(x: Any) -> Any:
+        y = torch.cat([x, x.flip(0)], 1)
+        return y.cumsum(1), y.roll(1, 0).cumsum(0), y.to(torch.float16) if not dtype.is_complex else y.abs()
+
+    x = (torch.randn(4, 5) * 8).to(dtype)
+    fast = compiled(function)
+    for _ in range(3):
+        for made, wanted in zip(fast(x), function(x), strict=True):
+            assert torch.equal(made, wanted)
+
+
 def test_a_run_that_is_wrong_or_slow_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     called = steps.Run.called
     monkeypatch.setattr(steps.Run, "called", lambda self, args: [one + 1 for one in called(self, args)])

@@ -178,10 +178,10 @@ def known(value: Any) -> bool:
 
 
 DTYPES = {
-    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
+    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float32: 6,
     torch.float64: 7, torch.bool: 11, torch.bfloat16: 15,
 }  # fmt: skip
-"""c10's number of each, which does not change (saved models hold it)."""
+"""c10's number of each, which does not change (saved models hold it); those that a trial can compare (`gate`)."""
 
 
 def _is_view(node: Node) -> bool:

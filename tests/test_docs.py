@@ -176,3 +176,10 @@ def test_a_tutorial_can_be_walked(
         else:
             status = main(shlex.split(what))
             assert status in (0, 1), (what, capsys.readouterr().err)
+
+
+def test_functions_that_the_tutorial_names_are_in_its_file() -> None:
+    text = (ROOT / "docs" / "tutorial_module.md").read_text()
+    named = set(re.findall(r"\bmine:(\w+)", text))
+    assert {"build", "batch"} <= named
+    assert named <= set(re.findall(r"^    def (\w+)", text, re.MULTILINE))

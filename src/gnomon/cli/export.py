@@ -39,7 +39,11 @@ BAD_REQUEST = 2
 def run(options: ExportOptions) -> int:
     """Read, write, tell."""
     _check_target(options.output, force=options.force)
-    of_a_job = options.on is not None or (is_a_file(options.plan) and not options.plan.endswith(".toml"))
+    of_a_job = options.on is not None or (
+        is_a_file(options.plan)
+        and not options.plan.endswith(".toml")
+        and programs.recognised(Path(options.plan)) is not None
+    )
     if not of_a_job and (server := _server(options.plan)) is not None:
         return _served(server, options)
     if of_a_job:

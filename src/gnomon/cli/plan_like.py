@@ -85,6 +85,7 @@ def run(options: PlanOptions) -> int:
     shown = PASTED if options.like == PASTED else str(path)
     answer = Like(
         source=shown,
+        target=options.to or shown,
         program=job_format.name,
         before=before,
         after=after,
@@ -99,6 +100,9 @@ def run(options: PlanOptions) -> int:
     else:
         print_lines(like_text(answer, assumed=assumed, notes=notes))
     if options.to is not None:
+        if after is None:  # a copy would look like an answer
+            print_lines(() if options.json else ("", f"{options.to} was not written"))
+            return budget.status
         save_job(changed, path, options.to)
         if not options.json:
             print_lines(("", f"written to {options.to}"))

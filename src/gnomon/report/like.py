@@ -35,6 +35,8 @@ class Like:
 
     source: str
     """Name of the file."""
+    target: str
+    """Name of the changed file; that of the file where none is written."""
     program: str
     """Format of the file."""
     before: Prediction
@@ -52,7 +54,7 @@ class Like:
     def diff(self) -> tuple[str, ...]:
         """Lines of a unified diff of the file."""
         before, after = self.text.splitlines(), self.changed.splitlines()
-        return tuple(difflib.unified_diff(before, after, self.source, self.source, lineterm="", n=2))
+        return tuple(difflib.unified_diff(before, after, self.source, self.target, lineterm="", n=2))
 
 
 def like_text(answer: Like, *, assumed: Sequence[str], notes: Sequence[str]) -> tuple[str, ...]:
@@ -100,7 +102,7 @@ def _alone(answer: Like) -> tuple[str, ...]:
             (
                 last,
                 show_seconds(step),
-                f"{percent(step / answer.before.step_s - 1)} %",
+                f"{'+' if step >= answer.before.step_s else ''}{percent(step / answer.before.step_s - 1)} %",
                 number(line.alone.tightest.peak_bytes / scale),
             )
         )

@@ -35,6 +35,9 @@ SHOWN = (
 
 def run(options: CalibrateOptions) -> int:
     """Measure, write, print; with `--from`, leave it to `calibrate_from`."""
+    if options.trace is not None or options.job is not None:
+        from_trace: Callable[[CalibrateOptions], int] = load_late("gnomon.cli.calibrate_trace:run")
+        return from_trace(options)
     if options.runs is not None:
         command: Callable[[CalibrateOptions], int] = load_late("gnomon.cli.calibrate_from:run")
         return command(options)

@@ -105,6 +105,66 @@ def fit_own(
     )
 
 
+ROUNDS = 4
+"""In which factors are found from a trace: what is exposed of a collective changes with the kernels it overlaps."""
+LEAST_SHARE = 0.01
+"""Of the step: a smaller part of a trace, or of its prediction, says nothing of a rate."""
+
+
+def fit_parts(run: Measured, parts: Mapping[str, float], *, source: str, date: str, machine: str = "") -> OwnFit:
+    """The stack of one recorded step with numbers from where its time went.
+
+    parts: seconds that the step computed (`compute`), waited for collectives (`exposed communication`) and for the host
+    (`host`), as `gnomon.profile.PARTS` names them; what no prediction has, as loading data, is left out of both sides.
+    Each of the three has a factor of its own, which is what was measured over what is predicted; attention keeps its
+    rate beside other kernels. InputError where the run cannot be predicted.
+    """
+    (used, *_), (made, *_), refused = _predicted([run], source)
+    errors = _Errors([used], [made], fitted())
+    x = np.zeros(len(SPREADS))
+    for _ in range(ROUNDS):
+        own = OwnRuns(numbers=errors.numbers(x), runs=1, data="-", date="-", error="-", range="-")
+        now = predict(run.graph, run.cluster, run.plan, run.workload, replace(run.stack, own=own))
+        told = _seconds_of(now)
+        for i, part in ((0, "compute"), (2, "host"), (3, "exposed communication")):
+            least = LEAST_SHARE * run.step_s
+            if parts.get(part, 0.0) > least and told[part] > least:
+                x[i] = float(np.clip(x[i] + np.log(parts[part] / told[part]), -2.0, 2.0))
+    before, after = np.expm1(errors(np.zeros(len(SPREADS)))), np.expm1(errors(x))
+    devices = sorted({device.name for device in run.cluster.devices})
+    own = OwnRuns(
+        numbers=errors.numbers(x),
+        runs=1,
+        data=f"{source}: the parts of one recorded step",
+        date=date,
+        machine=machine,
+        error=f"the step {before[0]:+.1%} before, {after[0]:+.1%} after, of the trace that it is fitted to",
+        range=f"{', '.join(devices)}; up to {run.cluster.num_devices} devices",
+    )
+    return OwnFit(
+        stack=replace(run.stack, own=own),
+        factors=tuple(zip(SPREADS, np.exp(x).tolist(), strict=True)),
+        runs=(run,),
+        before=tuple(before.tolist()),
+        after=tuple(after.tolist()),
+        left_out=(),
+        refused=refused,
+    )
+
+
+def _seconds_of(prediction: Prediction) -> dict[str, float]:
+    """Of a predicted step: computing, exposed communication, and kernels that wait for the host."""
+    parts = {"compute": 0.0, "exposed communication": 0.0, "host": 0.0}
+    for name, seconds in prediction.breakdown.items():
+        if name.endswith(" communication"):
+            parts["exposed communication"] += seconds
+        elif name == "launch":
+            parts["host"] += seconds
+        elif name not in ("bubble", "ahead", "offload"):
+            parts["compute"] += seconds
+    return parts
+
+
 def _predicted(runs: Sequence[Measured], source: str) -> tuple[list[Measured], list[Prediction], tuple[Refused, ...]]:
     """The runs that can be predicted, their predictions, and the rest. InputError as fit_own says."""
     used: list[Measured] = []

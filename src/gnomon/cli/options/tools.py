@@ -100,8 +100,10 @@ all processes busy and with one alone. Takes under a minute; let the machine do
 nothing else meanwhile. `--on local` predicts with what was found; `local:2` is
 two of its processes. Needs torch.
 
-example:
-  gnomon calibrate && gnomon predict llama-tiny --on local --precision fp32"""
+examples:
+  gnomon calibrate && gnomon predict llama-tiny --on local --precision fp32
+  gnomon calibrate --from-trace traces/ --job pretrain.sh --on 4x8xh100-sxm -o own.toml
+  gnomon predict pretrain.sh --on 16x8xh100-sxm --stack own.toml"""
 
     runs: str | None = option(
         "--from",
@@ -109,6 +111,18 @@ example:
         help="instead: a stack file, for --stack, from 3 to 10 measured runs of one program: a table (columns as "
         "validate's), or the folder of gnomon plan --try",
     )
+    trace: str | None = option(
+        "--from-trace",
+        read=some,
+        metavar="TRACES",
+        help="instead: a stack file from where a recorded step's time went: what torch.profiler wrote (a folder: one a "
+        "rank) of the job of --job",
+    )
+    job: str | None = option(
+        "--job", read=some, metavar="FILE", help="with --from-trace: its plan file, or another program's job file"
+    )
+    on: str | None = option("--on", read=some, metavar="CLUSTER", help="machines of a job file, as in 4x8xh100-sxm")
+    network: str | None = option("--model", read=some, metavar="MODEL", help="the network, in place of the job file's")
     output: str | None = option(
         "-o", "--output", metavar="FILE", help="file to write; default local.toml in $GNOMON_HOME"
     )

@@ -536,7 +536,7 @@ def test_a_job_file_is_recognised_and_what_it_leaves_open_is_given_as_its_messag
     status, _, err = ask(capsys, *words, "--strict")
     assert status == 2 and "unknown field 'magic_option'" in err
     status, _, err = ask(capsys, "plan", str(script), "--on", "8xh100-sxm", "--global-batch", "8")
-    assert status == 2 and "a job file of megatron: `gnomon predict" in err
+    assert status == 2 and "--global-batch does not go with a job file" in err and "(--set NAME=VALUE)" in err
     other = ("predict", str(script), "--on", "8xh100-sxm", "--set", "SEQ=512", "--model", "gpt2", "--json")
     assert json.loads(ask(capsys, *other)[1])["model"] == "gpt2"
     assert ask(capsys, "predict", "gpt2", "--on", "8xh100-sxm", "--set", "a=1")[0] == 2

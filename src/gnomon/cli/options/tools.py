@@ -102,7 +102,8 @@ two of its processes. Needs torch.
 
 examples:
   gnomon calibrate && gnomon predict llama-tiny --on local --precision fp32
-  gnomon calibrate --from-trace traces/ --job pretrain.sh --on 4x8xh100-sxm -o own.toml
+  gnomon calibrate --from-trace traces/ --job pretrain.sh --on 4x8xh100-sxm \\
+      -o own.toml
   gnomon predict pretrain.sh --on 16x8xh100-sxm --stack own.toml"""
 
     runs: str | None = option(
@@ -163,10 +164,10 @@ class ExportOptions(Options):
 
     about = """\
 PLAN is a plan file, as gnomon plan writes it, or a job file of another program
-with its machines. The file that the other program reads goes to standard output,
-or to FILE; standard error lists what it cannot express, and what your code or
-command line must say. The same is in the file as comments, where it has them.
-What is written is read back and compared.
+with its machines. The file that the other program reads goes to standard
+output, or to FILE; standard error lists what it cannot express, and what your
+code or command line must say. The same is in the file as comments, where it has
+them. What is written is read back and compared.
 
 examples:
   gnomon export plan.toml --to megatron -o pretrain.sh

@@ -16,6 +16,7 @@ import pytest
 
 from gnomon import __version__, schema
 from gnomon.cli import main, terminal
+from gnomon.cli.options import COMMANDS
 from gnomon.errors import PlanError
 from gnomon.plans import Mesh, Optimizer, Plan, PlanFile, Schedule, Workload, save_plan_file
 from gnomon.prediction import predict
@@ -52,11 +53,7 @@ def fresh(words: Sequence[str], *, code: str = "") -> subprocess.CompletedProces
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(capsys, "--version") == (0, f"gnomon {__version__}\n", "")
-    names = (
-        "predict plan explain validate compare run launch check parity data generate report calibrate compile export"
-    )
-    names += " catalogue checkpoint serve bench-serve"
-    for words in (("--help",), *((name, "--help") for name in names.split())):
+    for words in (("--help",), *((name, "--help") for name in COMMANDS)):
         status, out, _ = ask(capsys, *words)
         assert status == 0
         assert "gnomon" in out

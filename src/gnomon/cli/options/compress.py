@@ -19,10 +19,10 @@ class CompressOptions(Options):
 
     about = """\
 Writes a new folder with the linears of layers in 4 or 8 bits, eight-bit floats
-or ternary (as compressed-tensors has them) or sparse (plain tensors with zeros). Embeddings,
-head, norms, biases and routers stay as they are. --data is text: a quarter is
-held out, and the loss on it is told before and after; gptq, wanda and
-admm look at the inputs that the rest gives each linear. Needs torch.
+or ternary (as compressed-tensors has them) or sparse (plain tensors with
+zeros). Embeddings, head, norms, biases and routers stay as they are. --data is
+text: a quarter is held out, and the loss on it is told before and after; gptq,
+wanda and admm look at the inputs that the rest gives each linear. Needs torch.
 
 examples:
   gnomon compress path/to/hf_folder --bits 4 --data corpus.jsonl -o out

@@ -20,9 +20,9 @@ class ExploreOptions(TrainingOptions):
 
     about = """\
 A page in the browser on which a prediction follows every change: model,
-machines, batch, axes, schedule, precision, program. It makes a job fit, searches
-on from where it stands, and saves a plan file. Only this machine can open it,
-with the address that is printed; the server ends with Ctrl+C.
+machines, batch, axes, schedule, precision, program. It makes a job fit,
+searches on from where it stands, and saves a plan file. Only this machine can
+open it, with the address that is printed; the server ends with Ctrl+C.
 
 example:
   gnomon explore llama-3.1-8b --on 4x8xh100-sxm --tp 2 --global-batch 128"""

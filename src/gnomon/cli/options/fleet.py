@@ -374,12 +374,13 @@ class PoliciesOptions(FleetOptions):
 
 
 ABOUT = """\
-Many jobs on one cluster. replay plays a trace of jobs under a scheduling policy,
-in simulated time; what-if says what more machines or another policy would do.
+Many jobs on one cluster. replay plays a trace of jobs under a scheduling
+policy, in simulated time; what-if says what more machines or another policy would do.
 
 examples:
   gnomon fleet replay jobs.csv --on 100x8xv100-sxm-32gb --policy sjf \\
       --compare fifo,srtf -o fleet.html
-  sacct -P -a -S 2026-01-01 -o JobID,User,Submit,Start,End,State,ReqTRES > jobs.txt
+  sacct -P -a -S 2026-01-01 \\
+      -o JobID,User,Submit,Start,End,State,ReqTRES > jobs.txt
   gnomon fleet replay jobs.txt --on 16x8xh100-sxm --policy backfill
   gnomon fleet policies"""

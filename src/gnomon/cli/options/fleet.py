@@ -375,7 +375,8 @@ class PoliciesOptions(FleetOptions):
 
 ABOUT = """\
 Many jobs on one cluster. replay plays a trace of jobs under a scheduling
-policy, in simulated time; what-if says what more machines or another policy would do.
+policy, in simulated time; what-if says what more machines or another policy
+would do.
 
 examples:
   gnomon fleet replay jobs.csv --on 100x8xv100-sxm-32gb --policy sjf \\

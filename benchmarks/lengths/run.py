@@ -79,7 +79,7 @@ def tokens(lengths: Sequence[int], vocab: int) -> dict[str, Tensor]:
 
 
 def planned(*passes: Pass, size: int = 1, mesh: Mesh = Mesh(), layout: Layout = Layout()) -> Plan:  # noqa: B008
-    """In float32."""
+    """Returns a plan in float32 with these passes."""
     return Plan(
         mesh=mesh, layout=layout, schedule=Schedule(micro_batch_size=size, passes=tuple(passes)), precision=FP32
     )

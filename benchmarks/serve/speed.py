@@ -177,7 +177,7 @@ def bandwidth() -> float:
 
 
 def table(size: str, rounds: int, long: bool) -> list[str]:
-    """Of one model."""
+    """Returns the rows of one model: a line of the table for each precision."""
     rules = replace(engine("gnomon"), max_seqs=8)
     name, shape = SHAPES[size]
     with tempfile.TemporaryDirectory() as folder:

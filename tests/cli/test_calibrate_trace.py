@@ -81,6 +81,8 @@ def test_what_no_prediction_has_is_left_out(job: Path, tmp_path: Path, capsys: p
         (["--from-trace", "TRACES"], "a trace says nothing without its job"),
         (["--job", "JOB"], "a trace says nothing without its job"),
         (["--from-trace", "TRACES", "--job", "JOB", "--from", "runs.csv"], "use one of them"),
+        (["--on", "2xh100-sxm"], "--on and --model are of the job of a trace"),
+        (["--from-trace", "TRACES", "--job", "JOB", "--seconds", "9"], "--seconds is for measuring this machine"),
         (["--from-trace", "none", "--job", "JOB"], "cannot read 'none': no such file"),
         (["--from-trace", "OTHER", "--job", "JOB"], "the trace is of 8 ranks and the job of 2"),
         (["--from-trace", "TRACES", "--job", "JOB", "-o", "no/x.toml"], "cannot write"),

@@ -95,6 +95,8 @@ def test_slices_are_legal_and_keep_up(day: Path, capsys: pytest.CaptureFixture[s
     assert len(found["devices"]) == min(found["cut_devices"], found["whole_devices"])
     assert main([*asked, "--slo", "300ms"]) == 0
     assert "devices cut into slices" in " ".join(capsys.readouterr().out.split())
+    assert main([*asked, "--slo", "300ms", "--tp", "2"]) == 2
+    assert "--tp has no meaning for this question" in capsys.readouterr().err
     assert main([*asked, "--slo", "1ms"]) == 2
     assert "no slice serves" in capsys.readouterr().err
 
@@ -104,6 +106,8 @@ def test_slices_are_legal_and_keep_up(day: Path, capsys: pytest.CaptureFixture[s
     [
         ([], "no trace of the day; give --requests FILE"),
         (["--requests", "DAY", "--bin", "0s"], "a bin of 0 s is none"),
+        (["--requests", "DAY", "--zero", "3"], "--zero has no meaning for this question"),
+        (["--requests", "DAY", "--page", "x.html"], "--page has no meaning for this question"),
         (["--requests", "DAY", "--concurrency", "4"], "a closed loop has no day"),
         (["--requests", "DAY", "--tp", "2"], "tp"),
         (["--requests", "DAY", "--ttft", "1ms"], "meet the targets on"),

@@ -274,4 +274,5 @@ def test_a_deepspeed_configuration_is_changed_and_keeps_what_is_the_users(tmp_pa
 
 def test_a_trainers_words_are_read_before_deepspeeds() -> None:
     program = "import gnomon.formats.axolotl, gnomon.formats.deepspeed"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

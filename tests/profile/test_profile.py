@@ -180,6 +180,8 @@ def test_a_prediction_lies_next_to_it(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "likely cause of waiting for data" in capsys.readouterr().out
     assert main(["compare", str(script), traces, "--model", "llama-tiny"]) == 2
     assert "no machines; give --on CLUSTER" in capsys.readouterr().err
+    assert main(["compare", timeline, traces, "--on", "1x2xh100-sxm"]) == 2
+    assert "--on is for a job file, and none of" in capsys.readouterr().err
     assert main(["compare", timeline, timeline, "--on", "1x2xh100-sxm"]) == 2
     assert "--on is for a job file" in capsys.readouterr().err
 

@@ -35,6 +35,8 @@ SHOWN = (
 
 def run(options: CalibrateOptions) -> int:
     """Measure, write, print; with `--from`, leave it to `calibrate_from`."""
+    if options.trace is None and options.job is None and (options.on or options.network):
+        raise InputError("--on and --model are of the job of a trace; give --from-trace TRACES and --job FILE too")
     if options.trace is not None or options.job is not None:
         from_trace: Callable[[CalibrateOptions], int] = load_late("gnomon.cli.calibrate_trace:run")
         return from_trace(options)

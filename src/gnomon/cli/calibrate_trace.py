@@ -11,6 +11,7 @@ from datetime import date
 from pathlib import Path
 
 from gnomon import schema
+from gnomon.cli.options.flags import given
 from gnomon.cli.options.job import TrainingOptions
 from gnomon.cli.options.tools import CalibrateOptions
 from gnomon.cli.own import machine_of
@@ -35,6 +36,8 @@ def run(options: CalibrateOptions) -> int:
         raise InputError("--from and --from-trace are two ways to the same numbers; use one of them")
     if options.trace is None or options.job is None:
         raise InputError("a trace says nothing without its job: give --from-trace TRACES and --job FILE")
+    if measuring := [name for name in ("processes", "seconds") if name in given(options)]:
+        raise InputError(f"--{measuring[0]} is for measuring this machine; leave it out where a trace is read")
     target = Path(options.output or "own.toml")
     if problem := not_writable(target):
         raise InputError(f"cannot write {str(target)!r}: {problem}; choose another place with -o")

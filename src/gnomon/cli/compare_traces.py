@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from gnomon.cli.options.flags import flags, given
 from gnomon.cli.options.job import TrainingOptions
 from gnomon.cli.options.tools import CompareOptions
 from gnomon.cli.report import predicted_plan, read_timeline
@@ -35,12 +36,13 @@ def run(options: CompareOptions) -> int:
     paths = options.files
     traces: list[Trace] = []
     snapshots: list[Snapshot] = []
-    expected = None if options.source is None else _of_job(None, options)
+    of_job = options.source is not None
+    expected = _of_job(None, options) if of_job else None
     progress = Progress("read", len(paths))
     for done, path in enumerate(paths):
         progress.show(done, f": {path}")
         if expected is None and _is_job(path):
-            expected = _of_job(path, options)
+            of_job, expected = True, _of_job(path, options)
         elif is_snapshot(path):
             snapshots.append(read_snapshot(path))
         elif is_trace(path):
@@ -50,6 +52,11 @@ def run(options: CompareOptions) -> int:
         else:
             expected = _expected(path)
     progress.end()
+    if not of_job and (alone := [name for name in given(options) if name not in ("files", "json")]):
+        raise InputError(
+            f"{flags(type(options))[alone[0]].names[-1]} is for a job file, and none of {', '.join(paths)} is one; "
+            f"give it, or leave the option out"
+        )
     _check_ranks(traces)
     profile = profile_of(sorted(traces, key=lambda trace: trace.rank), snapshots)
     if options.json:

@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
+from gnomon.cli.options.flags import flags, given
 from gnomon.cli.options.fleet import ServiceOptions, SlicesOptions
+from gnomon.cli.options.serve import ServeOptions
 from gnomon.cli.predict_serve import Asked, read
+from gnomon.cli.serving import SHARED
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError
@@ -23,15 +27,29 @@ from gnomon.serving.iteration import IterationPrice
 from gnomon.serving.requests import Load
 from gnomon.units import parse_seconds, show_seconds
 
+ALONE = (
+    "page", "fewest", "serve", "pools", "tp", "pp", "ep", "dp", "replicas", "ttft", "tpot", "concurrency", "draft",
+    "draft_tokens", "acceptance", "vision", "image_tokens", "output_len",
+)  # fmt: skip
+"""Options of serving that mean nothing for batches of prompts on a slice."""
+
+
+def _refuse(options: ServiceOptions | SlicesOptions, own: Sequence[str], without: Sequence[str]) -> None:
+    """InputError for an option of training, and for one of serving that is not looked at here."""
+    every, serving = flags(type(options)), flags(ServeOptions)
+    for name in given(options):
+        taken = name in own or name in ("model", "on", "json") or name in serving or name in SHARED
+        if not taken or name in without:
+            raise InputError(f"{every[name].names[-1]} has no meaning for this question; leave it out")
+
 
 def run(options: ServiceOptions) -> int:
     """Play the day, print what it needs, write the load."""
+    _refuse(options, ("bin", "share", "most", "output"), ("page", "fewest", "serve", "pools"))
     if options.requests is None:
         raise InputError("no trace of the day; give --requests FILE (arrival_s,input_len,output_len)")
     if options.ttft is None and options.tpot is None:
         raise InputError("no targets, so one unit is always enough; give --ttft TIME, --tpot TIME or both")
-    if options.pools is not None:
-        raise InputError("--pools is not played over the day; leave it out")
     asked = read(options)
     problem = refusal(asked.graph, asked.cluster, asked.serving, asked.engine)
     if problem is not None:
@@ -134,6 +152,7 @@ def _mapping(asked: Asked, bins: list[Bin]) -> dict[str, object]:
 
 def run_slices(options: SlicesOptions) -> int:
     """Cut lengths and devices, print."""
+    _refuse(options, ("slo", "buckets"), ALONE)
     if options.requests is None:
         raise InputError("no prompts; give a trace with --requests FILE (arrival_s,input_len,output_len)")
     slo = quantity("--slo", parse_seconds, options.slo)

@@ -23,11 +23,9 @@ from gnomon.formats.edit import Places, edited
 from gnomon.formats.job import read_source
 from gnomon.plans import Workload
 from gnomon.prediction import Prediction, predict
+from gnomon.request.exported import SAME
 from gnomon.schema import save_text
 from gnomon.search.fit.terms import Setting
-
-SAME = 1e-3
-"""Steps that differ by a smaller share are the same."""
 
 FOLDER = 1000
 """Files around the job's that its changed text can name, at most."""

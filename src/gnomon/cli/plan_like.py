@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from shlex import quote
 
 from gnomon.cli.budget import ONE, Budget
-from gnomon.cli.job_text import SAME, JobText, Reread, Where, at, job_text, save_job
+from gnomon.cli.job_text import JobText, Reread, Where, at, job_text, save_job
 from gnomon.cli.jobs import job_file
+from gnomon.cli.options.flags import flags, given
 from gnomon.cli.options.job import PASTED, TrainingOptions
 from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.plan import searched
@@ -32,7 +33,7 @@ from gnomon.models.decoder import DecoderConfig
 from gnomon.plans import Goal, Plan, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.report.like import Like, Line, like_mapping, like_text
-from gnomon.request.exported import Target, based
+from gnomon.request.exported import SAME, Target, based
 from gnomon.request.model import read_config
 from gnomon.search.fit.terms import REMOVED, Change, Setting
 from gnomon.search.refinement.choices import fixed_base
@@ -74,7 +75,7 @@ def run(options: PlanOptions) -> int:
         with Budget(options.budget, ONE) as budget:
             wanted = _asked(options, asked, file)
             try:
-                made = searched(replace(options, top=max(TOP, options.top or 0)), wanted, budget)
+                made = searched(replace(options, top=TOP), wanted, budget)
             except PlanError as error:
                 shown = quote(str(path))
                 raise PlanError(
@@ -109,26 +110,26 @@ def run(options: PlanOptions) -> int:
     return budget.status
 
 
-OTHERS = (
-    "serve", "lengths", "mtbf", "vary", "pareto", "longest", "largest", "max_step", "deadline", "max_devices", "try_",
-    "html", "uneven_replicas", "sac_ilp", "output", "global_batch", "tokens_per_batch", "seq_len", "precision",
-    "router", "lora_rank", "inputs", "layers_per_stage", "no_clip", "stack",
+SHARED = (
+    "on", "source", "network", "settings", "arguments", "vocab_size", "strict", "sizes", "no_local_calibration",
 )  # fmt: skip
-"""Options that ask something else, or that are for the file to say."""
+"""Options that say the job, as they do for `gnomon predict`."""
+
+SEARCHED = (*FIELDS, "memory", "forbid", "refine", "fix", "allow", "methods", "equal_stages", "budget")
+"""Options of the search that mean the same for a job file."""
 
 
 def _refuse(options: PlanOptions) -> None:
-    """InputError for what does not go with a job file."""
-    for name in OTHERS:
-        if getattr(options, name):
-            word = name.strip("_").replace("_", "-")
-            if name == "output":
-                raise InputError(
-                    "-o writes a plan file, and what is planned is a job file: --to FILE writes it changed"
-                )
+    """InputError for an option that has no meaning here: one that asks something else, or that is for the file to
+    say. None is dropped in silence."""
+    taken = {"like", "model", "to", "json", *SHARED, *SEARCHED}
+    for name in given(options):
+        if name == "output":
+            raise InputError("-o writes a plan file, and what is planned is a job file: --to FILE writes it changed")
+        if name not in taken:
             raise InputError(
-                f"--{word} does not go with a job file, which is planned as it says; leave it out, or change the "
-                f"file's own setting (--set NAME=VALUE)"
+                f"{flags(PlanOptions)[name].names[-1]} does not go with a job file, which is planned as it says; leave "
+                f"it out, or change the file's own setting (--set NAME=VALUE)"
             )
 
 
@@ -139,19 +140,8 @@ def _as_training(options: PlanOptions) -> TrainingOptions:
         raise InputError("--like names the job; leave MODEL and --from out, and give the network by --model NAME")
     if options.source is not None and options.model:
         raise InputError("--from names the job; leave MODEL out, and give the network by --model NAME")
-    shared = (
-        "on",
-        "source",
-        "network",
-        "settings",
-        "arguments",
-        "vocab_size",
-        "strict",
-        "sizes",
-        "no_local_calibration",
-    )
-    given = {name: getattr(options, name) for name in shared}
-    return TrainingOptions(model=options.like or options.model or None, **given)
+    same = {name: getattr(options, name) for name in SHARED}
+    return TrainingOptions(model=options.like or options.model or None, **same)
 
 
 def _config(asked: Request, network: str | None) -> ModelConfig | None:
@@ -203,7 +193,7 @@ class _File:
         return self.text.with_settings(settings, wanted, workload=asked.workload)
 
     def program(self) -> Target:
-        """Its program's files in general."""
+        """Returns what the job's program can write, whatever the job's own file says."""
         asked, words = self.asked, self.words
         return Target(
             format=words.program,

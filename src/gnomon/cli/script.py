@@ -130,7 +130,7 @@ def _network(found: Mapping[str, Any]) -> Network:
 
 
 def _of_trainer(path: Path, found: Mapping[str, Any], given: Given, assumed: list[str]) -> Job:
-    """By the readers of the fields of its arguments."""
+    """Returns the job of a Trainer, read from the fields of its arguments as a launch script's flags are."""
     fields = dict(found["fields"])
     lengths: list[list[int]] = found["lengths"]
     fields["torch_dtype"] = found["dtype"]
@@ -164,7 +164,7 @@ SHARDS = {"shard_grad_op": 2, "hybrid_shard_zero2": 2, "no_shard": 0}
 
 
 def _of_loop(path: Path, found: Mapping[str, Any], given: Given, assumed: list[str]) -> Job:
-    """By what it did."""
+    """Returns the job of a loop without a Trainer, from the calls that it made up to its first step."""
     launcher: Mapping[str, Any] = found["launcher"]
     autocast = found["autocast"] or {"bf16": "bfloat16", "fp16": "float16"}.get(
         str(launcher.get("mixed_precision")), ""

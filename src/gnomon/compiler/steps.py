@@ -264,7 +264,7 @@ class Run:
         return self.arena_bytes + sum(_span(node.meta["val"]) for node in self.inputs if saved)
 
     def called(self, args: Sequence[torch.Tensor]) -> Any:
-        """By C++; None where a step refuses."""
+        """Returns the results of the call in C++; None where a step refuses its arguments."""
         library = _library()
         assert library is not None
         rooms, run, _, _ = library
@@ -666,7 +666,7 @@ class Layout:
     dtype: torch.dtype
 
     def row(self) -> Layout:
-        """Of one of the rows along the first dim."""
+        """Returns the layout of one row along the first dim."""
         return Layout(self.sizes[1:], self.strides[1:], self.dtype)
 
 
@@ -719,7 +719,7 @@ def _branch(pred: Any, bodies: Sequence[Body], given: list[Any], results: list[A
 
 
 def _layouts(one: torch.Tensor, other: torch.Tensor) -> tuple[Layout, Layout]:
-    """Of two tensors of the same sizes and dtype."""
+    """Returns the layouts of two tensors of the same sizes and dtype, made alike."""
     return _alike(_layout(one), _layout(other))
 
 

@@ -1,7 +1,7 @@
 """From one plan to another in the words of a program's job files: which settings change, and what each becomes.
 
-`changed_settings(program, terms, change)` asks the program's writer, where it has one, for both plans and takes what
-differs; otherwise the words of the file (`Terms`). What no file says (a sentence in place of a setting) is an error.
+`Words.settings(change)` asks the program's writer, where it has one, for both plans and takes what differs; otherwise
+the words of the file (`Terms`). What no file says (a sentence in place of a setting) is an error.
 Leaves out putting settings into a text (`edit`).
 """
 
@@ -127,7 +127,7 @@ def options_of(change: Change) -> tuple[str, ...]:
         if getattr(b, axis) != getattr(a, axis):
             names.append(axis)
     if (b.ep, b.etp) != (a.ep, a.etp):
-        raise PlanError("expert parallelism")
+        raise PlanError("this file has no setting for expert parallelism")
     if before.optimizer.zero != after.optimizer.zero or not names and b.dp_replicate != a.dp_replicate:
         names.append("zero")
     if _micro(change, before) != change.micro:

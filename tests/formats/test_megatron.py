@@ -320,7 +320,7 @@ def test_what_a_script_leaves_open_is_given_by_one_rule() -> None:
     assert other.graph().num_parameters() == build(llama3_1_70b()).num_parameters()
     assert {u.field for u in other.unexpressed} == {"$MORE"}
     with pytest.raises(InputError, match="--model NAME"):
-        read_megatron("torchrun pretrain_bert.py --num-layers 24", devices=8)
+        read_megatron("torchrun pretrain_ict.py --num-layers 24", devices=8)
 
 
 def test_a_forks_options_are_read_by_their_families() -> None:
@@ -398,8 +398,8 @@ def test_a_script_without_one_training_is_refused(tmp_path: Path) -> None:
         read_megatron("echo hello")
     with pytest.raises(FormatError, match="2 different trainings, on lines 1, 2"):
         read_megatron("python a.py --num-layers 1\npython a.py --num-layers 2")
-    with pytest.raises(InputError, match="trains a bert model"):
-        read_megatron("torchrun pretrain_bert.py --num-layers 24", devices=8)
+    with pytest.raises(InputError, match="trains a ict model"):
+        read_megatron("torchrun pretrain_ict.py --num-layers 24", devices=8)
     with pytest.raises(InputError, match="cannot read"):
         read_megatron(tmp_path / "none.sh")
     huge = tmp_path / "huge.sh"

@@ -17,6 +17,7 @@ from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import GIVE_MODEL, Given, Network
 from gnomon.formats.job import Fields, Job, divides, flatten, layers_of, read_source
 from gnomon.formats.megatron.forks import layers_by_type
+from gnomon.formats.tokenizers import rows_of
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.models.decoder import DecoderConfig
 from gnomon.models.gpt import GptConfig, GptNeoxConfig
@@ -136,8 +137,9 @@ def _network(f: Fields, given: Given, tp: int) -> Network | str:
 def _vocabulary(f: Fields, given: Given, tp: int) -> int:
     """Rows of the embedding: the tokenizer's, padded as Megatron pads them."""
     tokenizer = str(f.peek("tokenizer_type") or "GPT2BPETokenizer")
-    rows = given.vocab_size or TOKENIZERS.get(tokenizer, 50257)
-    if given.vocab_size is None and tokenizer != "GPT2BPETokenizer":
+    named = rows_of(str(f.peek("vocab_file") or ""))
+    rows = given.vocab_size or named or TOKENIZERS.get(tokenizer, 50257)
+    if given.vocab_size is None and named is None and tokenizer != "GPT2BPETokenizer":
         f.note_default("vocab_size", str(rows), f"its tokenizer's file is not read; {tokenizer}'s usual (--vocab-size)")
     multiple = f.integer("make_vocab_size_divisible_by", 128) * tp
     return -(-rows // multiple) * multiple

@@ -12,6 +12,7 @@ from pathlib import Path
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import GIVE_MODEL, Given, Network
 from gnomon.formats.job import Fields, Job, chosen, flatten, read_source
+from gnomon.formats.tokenizers import rows_of
 from gnomon.formats.trainers import AUTOCAST, BF16, FP32, Training, flag, job_of
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.models.gpt import GptConfig
@@ -84,9 +85,8 @@ def _network(f: Fields, given: Given) -> Network | str:
 
 def _vocabulary(f: Fields, tokenizer: str, absent: int) -> int:
     """Rows of the embedding, by the tokenizer that everybody knows; --vocab-size otherwise."""
-    for pattern, rows in ((r"llama-?3", 128256), (r"llama", 32000), (r"neox|pythia", 50277), (r"gpt2", 50257)):
-        if re.search(pattern, tokenizer.lower()):
-            return rows
+    if (rows := rows_of(tokenizer)) is not None:
+        return rows
     if not absent:
         f.fail("vocab_size", f"the rows of the embedding are in the tokenizer's file ({tokenizer}); give --vocab-size")
     return absent

@@ -4,7 +4,8 @@
 of NVIDIA/Megatron-LM at commit d98e8a6 (2026-08-22, version 0.20.0): megatron/core/transformer/transformer_config.py,
 megatron/training/arguments.py (validate_args, _add_network_size_args), megatron/core/tokenizers/utils/
 build_tokenizer.py (vocab_size_with_padding); of Megatron-DeepSpeed 4efb479d53 megatron/model/transformer.py
-(get_num_experts_per_layer). Leaves out: BERT, T5, Mamba, vision.
+(get_num_experts_per_layer). Leaves out: BERT, T5, Mamba, vision (`families`), how many tokens a tokenizer has
+(`formats.tokenizers`).
 """
 
 from __future__ import annotations
@@ -15,15 +16,14 @@ from dataclasses import dataclass
 from gnomon.errors import CatalogueError, InputError
 from gnomon.formats.given import GIVE_MODEL, Network
 from gnomon.formats.job import Fields, ModelConfig, divides
+from gnomon.formats.shell import unknown
+from gnomon.formats.tokenizers import rows_of, rows_of_type
 from gnomon.models.decoder import DecoderConfig, Mixture
 from gnomon.models.deepseek import DeepseekConfig
 from gnomon.models.gpt import GptConfig, GptNeoxConfig
 from gnomon.models.llama import LlamaConfig
 from gnomon.models.mixtral import MixtralConfig
 from gnomon.models.presets import CONFIGS, known_name
-
-VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
-"""Tokenizers whose vocabulary is the same for everybody: GPT-2's merges, Llama 2's model file."""
 
 DEFAULT_TOKENIZER = "GPT2BPETokenizer"
 """Without --tokenizer-type: pretrain_gpt.py's args_defaults."""
@@ -48,22 +48,27 @@ class Shape:
     bias: bool
 
 
-def vocabulary(f: Fields, tp: int, given: int | None) -> int:
+def vocabulary(f: Fields, tp: int, given: int | None, default: str = DEFAULT_TOKENIZER) -> int:
     """Rows of the embedding, padded to a multiple of make_vocab_size_divisible_by × tp as Megatron does. A tokenizer
-    named by a model of the hub has as many as that model."""
+    named by a model of the hub has as many as that model. default: the program's tokenizer where none is given."""
     f.ignore("vocab_size")
     if given is None and f.has("padded_vocab_size"):
         return f.integer("padded_vocab_size")
-    tokenizer = f.raw("tokenizer_type") or DEFAULT_TOKENIZER
-    size = given or f.raw("vocab_size") or VOCABULARIES.get(str(tokenizer))
+    kind = str(f.raw("tokenizer_type") or default)
+    size = given or f.raw("vocab_size") or rows_of_type(kind)
     for key in ("tokenizer_model", "tokenizer_name_or_path", "hf_checkpoint"):
-        if size is None and isinstance(name := f.peek(key), str) and (size := vocabulary_of(name)) is not None:
-            f.note_default(f"vocab_size by {key}", name, f"{size} rows, those of the catalogue's model of this name")
+        if size is None and isinstance(name := f.peek(key), str) and unknown(name.rpartition("/")[2]) is None:
+            plain = name.rpartition("/")[2] if unknown(name) is not None else name  # the folder does not matter
+            size = rows_of(plain) or vocabulary_of(plain)
+            if size is not None:
+                f.note_default(f"vocab_size by {key}", plain, f"{size} tokens, those of the tokenizer of this name")
     if not isinstance(size, int):
         f.fail(
             "vocab_size",
-            f"the size of the vocabulary is in the tokenizer's file ({tokenizer}), not in the job; give --vocab-size",
+            f"the size of the vocabulary is in the tokenizer's file ({kind}), not in the job; give --vocab-size",
         )
+    if kind.startswith("BertWordPiece") and given is None:
+        size += f.integer("vocab_extra_ids", 0, least=0)
     if f.has("extra_vocab_size"):  # Pai-Megatron-Patch: no other padding
         return size + f.integer("extra_vocab_size", least=0)
     if f.flag("no_pad_vocab_size", False) or f.flag("disable_pad_vocab_size", False):
@@ -85,10 +90,10 @@ def vocabulary_of(name: str) -> int | None:
     return None if config is None else config().vocab_size
 
 
-def shape_of(f: Fields, tp: int, vocab_size: int | None) -> Shape:
+def shape_of(f: Fields, tp: int, vocab_size: int | None, tokenizer: str = DEFAULT_TOKENIZER) -> Shape:
     """Sizes, checked as validate_args and TransformerConfig check them."""
     hidden, heads = f.integer("hidden_size"), f.integer("num_attention_heads")
-    layers = f.integer("encoder_num_layers") if f.has("encoder_num_layers") else f.integer("num_layers")
+    layers = layers_stated(f)
     gated = f.flag("swiglu", False) or f.flag("gated_linear_unit", False) or f.flag("quick_geglu", False)
     if not f.has("kv_channels"):
         divides("hidden_size", hidden, "num_attention_heads", heads)
@@ -111,7 +116,7 @@ def shape_of(f: Fields, tp: int, vocab_size: int | None) -> Shape:
         kv_heads=kv_heads,
         head_dim=f.integer("kv_channels", hidden // heads),
         ffn=ffn,
-        vocab=vocabulary(f, tp, vocab_size),
+        vocab=vocabulary(f, tp, vocab_size, tokenizer),
         max_positions=f.integer("max_position_embeddings", f.integer("seq_length", 1)),
         gated=gated,
         tied=not f.flag("untie_embeddings_and_output_weights", False),
@@ -119,6 +124,17 @@ def shape_of(f: Fields, tp: int, vocab_size: int | None) -> Shape:
         rms=f.text("normalization", "LayerNorm").lower() == "rmsnorm",
         bias=not f.flag("disable_bias_linear", False),
     )
+
+
+def layers_stated(f: Fields) -> int:
+    """Layers of the decoder, or of the encoder that comes before one; those of a hybrid's pattern where nothing else
+    says so many."""
+    if f.has("encoder_num_layers") and not f.has("num_layers"):
+        return f.integer("encoder_num_layers")
+    if not f.has("num_layers") and isinstance(pattern := f.peek("hybrid_layer_pattern"), str):
+        return len(pattern.partition("/")[0].replace("|", ""))
+    f.ignore("encoder_num_layers")
+    return f.integer("num_layers")
 
 
 def position_of(f: Fields) -> str:

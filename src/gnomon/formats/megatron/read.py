@@ -30,10 +30,10 @@ from gnomon.formats.job import (
     read_source,
 )
 from gnomon.formats.launched import launched_devices
-from gnomon.formats.megatron import forks
+from gnomon.formats.megatron import families, forks
 from gnomon.formats.megatron.dump import dumped
 from gnomon.formats.megatron.forks import layers_by_type
-from gnomon.formats.megatron.model import model_of
+from gnomon.formats.megatron.model import layers_stated, model_of
 from gnomon.formats.megatron.options import INEXPRESSIBLE, IRRELEVANT, known_options, option_name, parse_options
 from gnomon.formats.megatron.recompute import module_rules
 from gnomon.formats.megatron.terms import TERMS
@@ -57,12 +57,6 @@ from gnomon.plans import (
     Workload,
 )
 from gnomon.software import Stack, stack
-
-OTHER_PROGRAMS = "bert|t5|vit|vision|vlm|mamba|hybrid|ict|retro|inpaint|dino|multimodal"
-"""Parts of the names of programs whose options are like those of pretrain_gpt.py and mean another model."""
-
-MULTIMODAL = {"--vision-model-type", "--language-model-type", "--img-h", "--patch-dim"}
-"""Options of programs that train a reader of images with a decoder."""
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -92,6 +86,7 @@ def read_megatron(
     )
     script: Script | None = None
     stated: int | None = None
+    family: families.Family = "decoder"
     options = {option_name(key): text for key, text in given.settings.items() if option_name(key) in known_options()}
     if isinstance(source, (str, Path)):
         text, file = read_source(source)
@@ -113,12 +108,7 @@ def read_megatron(
                 raise InputError(
                     f"{file} uses no variable {asked!r}, and Megatron-LM has no such option{hint}", "--set"
                 )
-            several = "multimodal" if MULTIMODAL & set(words) or "multimodal/" in launch.program else ""
-            if given.model is None and (other := re.search(OTHER_PROGRAMS, several or Path(launch.program).name)):
-                raise InputError(
-                    f"{launch.program} trains a {other[0]} model, and only decoders (pretrain_gpt.py) are read; "
-                    f"{GIVE_MODEL}"
-                )
+            family = "decoder" if given.model is not None else families.family_of(launch.program, words)
             stated = launched_devices(launch.launcher, text)
     else:
         file, words = "<arguments>", list(source)
@@ -136,7 +126,7 @@ def read_megatron(
         for phrase in script.skipped:
             fields.note_default("script", phrase, "was not followed; check that it sets nothing of the job")
     try:
-        job = job_of(fields, given=replace(given, devices=given.devices or stated), name=name)
+        job = job_of(fields, given=replace(given, devices=given.devices or stated), name=name, family=family)
     except InputError as error:
         if "missing key 'hidden_size'" in str(error) or "without --num-experts" in str(error):
             elsewhere = f"; it may be in ${unset[0]}, which the script does not set" if unset else ""
@@ -159,8 +149,13 @@ def words_of(text: str, file: str) -> list[str]:
 
 def training_launch(script: Script, file: str) -> Launch:
     """The one training command of a script. FormatError when there is none, or several that differ."""
-    commands = [one for one in script.launches if {"--micro-batch-size", "--num-layers"} & set(one.options)]
-    commands = commands or [one for one in script.launches if len(one.options) > 3]
+    started = [one for one in script.launches if families.trains(one.program)]
+    if script.launches and not started:
+        words = script.launches[-1].options
+        tp, pp = (_after(words, f"--{axis}-model-parallel-size") for axis in ("tensor", "pipeline"))
+        families.refuse_other(script.launches[-1].program, words, tp, pp)
+    commands = [one for one in started if {"--micro-batch-size", "--num-layers"} & set(one.options)]
+    commands = commands or [one for one in started if len(one.options) > 3]
     if not commands:
         skipped = f"; not followed: {', '.join(script.skipped)}" if script.skipped else ""
         raise FormatError(
@@ -172,7 +167,14 @@ def training_launch(script: Script, file: str) -> Launch:
     return commands[-1]
 
 
-def job_of(f: Fields, *, given: Given, name: str, base: Stack | None = None) -> Job:
+def _after(words: Sequence[str], option: str) -> str:
+    """The word behind an option; nothing where there is none."""
+    return next((value for word, value in zip(words, words[1:], strict=False) if word == option), "")
+
+
+def job_of(
+    f: Fields, *, given: Given, name: str, base: Stack | None = None, family: families.Family = "decoder"
+) -> Job:
     """A job from named arguments, those of Megatron-LM's `args`; a model that is given is in place of its network
     options."""
     if f.has("num_layers_per_virtual_pipeline_stage") and f.has("num_virtual_stages_per_pipeline_rank"):
@@ -181,10 +183,18 @@ def job_of(f: Fields, *, given: Given, name: str, base: Stack | None = None) -> 
     known = None if model is None else network_graph(model)
     mesh = mesh_of(f, given.devices, 0 if known is None else experts_of(known))
     assumed: list[str] = []
-    if model is None:
+    sizes: tuple[tuple[str, int], ...] = ()
+    if model is None and family in ("bert", "t5", "hybrid"):
         seq_len = seq_len_of(f, given)
-        network = model_of(f, mesh.tp, given.vocab_size, name)
-        model, layers = network, f.integer("encoder_num_layers" if f.has("encoder_num_layers") else "num_layers")
+        if family == "t5":  # the workload's sequence is the decoder's
+            sizes, seq_len = (("enc_seq", seq_len),), given.seq_len or f.integer("decoder_seq_length", seq_len)
+        model = families.network_of(f, family, mesh.tp, given.vocab_size, name)
+        layers = layers_of(model)
+    elif model is None:
+        seq_len = seq_len_of(f, given)
+        if family == "images":
+            seq_len = _with_images(f, given, seq_len, assumed)
+        model, layers = model_of(f, mesh.tp, given.vocab_size, name), layers_stated(f)
     else:
         if isinstance(heads := getattr(model, "num_heads", None), int):
             divides("num_attention_heads", heads, "tensor_model_parallel_size", mesh.tp)
@@ -218,7 +228,7 @@ def job_of(f: Fields, *, given: Given, name: str, base: Stack | None = None) -> 
     return Job(
         model=model,
         plan=plan,
-        workload=Workload(global_batch_size=total, seq_len=seq_len, router=load),
+        workload=Workload(global_batch_size=total, seq_len=seq_len, router=load, sizes=sizes),
         stack=record,
         devices=mesh.world_size,
         notes=tuple(f.notes),
@@ -226,6 +236,20 @@ def job_of(f: Fields, *, given: Given, name: str, base: Stack | None = None) -> 
         assumed=tuple(assumed),
         terms=TERMS,
     )
+
+
+def _with_images(f: Fields, given: Given, text: int, assumed: list[str]) -> int:
+    """Tokens of a sample with those of its image: what the decoder is given, by its own option or text and image
+    together."""
+    stated = f.peek("decoder_seq_length")
+    text = f.integer("dataloader_seq_length", text)
+    images = families.images_in(f)
+    if given.seq_len is not None:
+        return given.seq_len
+    if isinstance(stated, int):
+        return stated
+    assumed.append(f"a sample is {text} tokens of text and {images} of an image (--seq-len)")
+    return text + images
 
 
 def load_of(f: Fields) -> RouterLoad:

@@ -23,6 +23,7 @@ from gnomon.formats.megatron.read import job_of
 from gnomon.formats.megatron.terms import renamed
 from gnomon.formats.references import resolved
 from gnomon.formats.shell import Launch
+from gnomon.formats.tokenizers import rows_of
 from gnomon.formats.trainer_source import commands_of, program_name
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.software import stack
@@ -83,8 +84,6 @@ FUSIONS = {"bias_activation_fusion": "no_bias_swiglu_fusion", "bias_dropout_add_
     "overlap_p2p_comm": "no_overlap_p2p_communication",
 }
 """NeMo's switches of fusions -> Megatron-LM's, which switch them off."""
-SENTENCEPIECE = {"llama": 32000, "baichuan": 125696, "mistral": 32000, "mixtral": 32000, "gemma": 256000}
-"""Part of a tokenizer's file name -> its rows."""
 
 
 SCRIPT_DEFAULTS: Mapping[str, object] = {
@@ -195,7 +194,7 @@ def _tokenizer(model: Mapping[str, object]) -> dict[str, object]:
         return {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": kind}
     if library == "megatron" or kind == "GPT2BPETokenizer":
         return {"tokenizer_type": "GPT2BPETokenizer"}
-    rows = next((rows for part, rows in SENTENCEPIECE.items() if part in file.lower()), None)
+    rows = rows_of(file)
     return {"tokenizer_type": library, **({"vocab_size": rows} if rows else {})}
 
 

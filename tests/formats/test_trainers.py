@@ -58,6 +58,18 @@ bf16: auto
         batch=(2, 64, 4096),
         recompute="full",
     ),
+    "colossalai": Case(
+        text="""
+colossalai run --nproc_per_node 8 benchmark.py -c 13b -p 3d --tp 2 --pp 2 --mbs 1 -b 8 -l 4096 -g -x --zero 1
+""",
+        parameters=13.0,
+        batch=(1, 16, 4096),
+        mesh="pp=2 x dp_shard=2 x tp=2",
+        zero=1,
+        recompute="full",
+        dtypes="bf16 bf16 fp32",
+        name="run.sh",
+    ),
     "llama-factory": Case(
         text="""
 model_name_or_path: Qwen/Qwen2.5-7B
@@ -299,6 +311,7 @@ def test_a_key_that_nobody_knows_is_listed_and_strict_refuses_it(name: str, tmp_
     inside = name == "gpt-neox"
     text = f'{text[:-1]}, "frobnicate": 3 }}' if inside else f"{text}\nfrobnicate: 3\n"
     text = text.replace("frobnicate: 3", "frobnicate = 3") if name == "xtuner" else text
+    text = text.replace("\nfrobnicate: 3", " --frobnicate 3") if case.name.endswith(".sh") else text
     path = tmp_path / case.name
     path.write_text(text, encoding="utf-8")
     result = programs.find(name)

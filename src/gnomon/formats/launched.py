@@ -15,6 +15,7 @@ from gnomon.errors import FormatError, InputError, nearest
 from gnomon.formats.given import Given, setting_value
 from gnomon.formats.job import Fields, read_source
 from gnomon.formats.shell import ARGUMENTS, Launch, launches, unknown
+from gnomon.formats.usage import written_arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +33,13 @@ class Launched:
     """Nodes x processes of its launcher, or of Slurm's header."""
     variables: Mapping[str, str]
     """The script's variables at its end, those that hold one word."""
+    taken: str = ""
+    """Which arguments the script was started with, where they were not given but written down beside it."""
 
     def fields(self, values: Mapping[str, object], given: Given) -> Fields:
         """Its options by name, with what of the script was not followed."""
         f = Fields(values, self.file, given)
+        f.notes += [self.taken] if self.taken else []
         for phrase in self.skipped:
             f.note_default("script", phrase, "was not followed; check that it sets nothing of the job")
         return f
@@ -47,7 +51,8 @@ def launched(path: Path, given: Given, wanted: Callable[[Launch], bool], hint: s
     FormatError where there is none, InputError for a `--set` that is neither a variable nor an option.
     """
     text, file = read_source(path)
-    script = launches(text, given.env, given.settings, path.resolve().parent)
+    settings, taken = with_written(text, path, given)
+    script = launches(text, given.env, settings, path.resolve().parent)
     commands = [one for one in script.launches if wanted(one)]
     if not commands:
         skipped = f"; not followed: {', '.join(script.skipped)}" if script.skipped else ""
@@ -62,7 +67,21 @@ def launched(path: Path, given: Given, wanted: Callable[[Launch], bool], hint: s
         skipped=tuple(script.skipped),
         devices=launched_devices(commands[-1].launcher, text),
         variables={name: value for name, value in script.variables.items() if isinstance(value, str)},
+        taken=taken,
     )
+
+
+def with_written(text: str, path: Path | None, given: Given) -> tuple[Mapping[str, str], str]:
+    """(settings with the arguments that the script's comment or README writes down, a sentence on them): where the
+    script takes arguments and none are given."""
+    none = ARGUMENTS not in given.settings and not any(name.isdecimal() for name in (*given.settings, *given.env))
+    found = written_arguments(text, path) if none else None
+    if found is None:
+        return given.settings, ""
+    return {
+        **given.settings,
+        ARGUMENTS: found[0],
+    }, f'started with "{found[0]}", as {found[1]} has it (--args for others)'
 
 
 def launched_devices(launcher: Sequence[str], text: str) -> int | None:

@@ -16,7 +16,7 @@ from gnomon.errors import GnomonError, InputError, nearest
 from gnomon.formats.format import Format as Format
 from gnomon.formats.format import Sample as Sample
 from gnomon.formats.job import read_source
-from gnomon.formats.yaml_file import read_yaml
+from gnomon.formats.yaml_file import read_yaml, refuse_template
 from gnomon.late import load_late
 from gnomon.schema.toml import parse_toml
 
@@ -95,6 +95,10 @@ def broken(path: Path) -> str:
         elif kind in (".yaml", ".yml"):
             read_yaml(text, str(path))
     except json.JSONDecodeError as error:
+        try:
+            refuse_template(text, str(path))
+        except GnomonError as template:
+            return str(template)
         return f"line {error.lineno}, column {error.colno}: {error.msg}"
     except GnomonError as error:
         return str(error)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
-from gnomon.errors import FormatError, InputError
+from gnomon.errors import FormatError, GnomonError, InputError
 from gnomon.units import MAX_INTEGER
 
 if TYPE_CHECKING:
@@ -73,6 +73,15 @@ def read_yaml(text: str, source: str, twice: list[str] | None = None) -> Mapping
         import yaml
     except ImportError:
         raise InputError(INSTALL) from None
+    try:
+        return _read(yaml, text, source, twice)
+    except GnomonError:
+        refuse_template(text, source)
+        raise
+
+
+def _read(yaml: Any, text: str, source: str, twice: list[str] | None) -> Mapping[str, object]:
+    """As `read_yaml`, by PyYAML."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         events = yaml.parse(text, Loader=loader)
@@ -91,6 +100,18 @@ def read_yaml(text: str, source: str, twice: list[str] | None = None) -> Mapping
     if not isinstance(value, dict):
         raise InputError(f"{source} holds a {type(value).__name__}; a job file is a mapping", "$")
     return value
+
+
+def refuse_template(text: str, source: str) -> None:
+    """FormatError, with the line, for text that another program fills in before it is read: `{{ name }}`, `{% if %}`,
+    of Jinja, Helm and the like. For text that cannot be read: a chat template in quotes is a value."""
+    for at, line in enumerate(text.splitlines(), 1):
+        hole = re.search(r"\{\{-?\s*([\w.]+[^{}]*?)-?\}\}|\{%-?\s*(\w+)[^{}]*%\}", line.partition(" #")[0])
+        if hole is not None and not line.lstrip().startswith("#"):
+            raise FormatError(
+                f"a template: {hole[0]} is filled in before its program reads it; render it, or write the value there",
+                f"{source}:{at}",
+            )
 
 
 def said_twice(twice: list[str]) -> list[str]:

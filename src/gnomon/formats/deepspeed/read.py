@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from gnomon.errors import InputError
 from gnomon.formats.given import NOTHING, SEQ_LEN, Given, Network
@@ -154,6 +154,25 @@ def read_deepspeed(
     )
 
 
+def _refuse_lists(flat: Mapping[str, object], file: str) -> None:
+    """InputError for a field with several values: what the autotuner tries, each of which is a job."""
+    several = [
+        key for key, value in flat.items() if isinstance(value, list) and key.startswith(TUNED) and len(value) > 1
+    ]
+    if several:
+        key = several[0]
+        values = cast(list[object], flat[key])
+        raise InputError(
+            f"{file}: {key} = {values}: DeepSpeed's autotuner tries each of them, and each is a job: --set "
+            f"{key}={values[0]}, and so on",
+            f"$.{key}",
+        )
+
+
+TUNED = ("train_", "gradient_accumulation_steps", "zero_optimization.")
+"""Beginnings of the fields that the autotuner takes lists of (deepspeed/autotuning/config_templates)."""
+
+
 def job_of(
     values: Mapping[str, object],
     file: str,
@@ -168,6 +187,7 @@ def job_of(
     if given.devices is None:
         raise InputError(f"{file} does not say how many devices it runs on; give --on CLUSTER (in Python devices=)")
     assumed: list[str] = []
+    _refuse_lists(flat, file)
     # Hugging Face's Trainer and accelerate fill these in: from their own arguments, or from the model's hidden size.
     auto = [key for key, value in flat.items() if value == "auto"]
     switches = [key for key in auto if key in PRECISION_KEYS]

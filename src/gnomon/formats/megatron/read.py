@@ -29,7 +29,7 @@ from gnomon.formats.job import (
     microbatches,
     read_source,
 )
-from gnomon.formats.launched import launched_devices
+from gnomon.formats.launched import launched_devices, with_written
 from gnomon.formats.megatron import families, forks
 from gnomon.formats.megatron.dump import dumped
 from gnomon.formats.megatron.forks import layers_by_type
@@ -86,6 +86,7 @@ def read_megatron(
     )
     script: Script | None = None
     stated: int | None = None
+    taken = ""
     family: families.Family = "decoder"
     options = {option_name(key): text for key, text in given.settings.items() if option_name(key) in known_options()}
     if isinstance(source, (str, Path)):
@@ -97,7 +98,9 @@ def read_megatron(
             words = words_of(text, file)
             options = {option_name(key): value for key, value in given.settings.items()}
         else:
-            variables = {key: value for key, value in given.settings.items() if option_name(key) not in options}
+            path = source if isinstance(source, Path) else None
+            given_too, taken = with_written(text, path, given)
+            variables = {key: value for key, value in given_too.items() if option_name(key) not in options}
             folder = source.resolve().parent if isinstance(source, Path) else None
             script = launches(text, given.env, variables, folder)
             launch = training_launch(script, file)
@@ -115,6 +118,7 @@ def read_megatron(
         options = {option_name(key): value for key, value in given.settings.items()}
     values, unset = parse_options(words)
     fields = Fields(values, file, replace(given, settings=options))
+    fields.notes += [taken] if taken else []
     if isinstance(nodes := fields.peek("actor_num_nodes"), int) and isinstance(
         per_node := fields.peek("actor_num_gpus_per_node"), int
     ):

@@ -157,7 +157,8 @@ def model_of(f: Fields, tp: int, name: str) -> ModelConfig:
     divides("hidden_size", hidden, "num_attention_heads", heads)
     divides("num_attention_heads", heads, "parallelism.tp", tp)
     divides("num_key_value_heads", kv_heads, "parallelism.tp", tp)
-    f.choice(c + "hidden_act", {"silu": "silu"}, "silu")
+    acts = {"silu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+    activation = f.choice(c + "hidden_act", acts, "silu")  # of GLUActivation: gated, whichever it is
     multiple = f.integer("model.make_vocab_size_divisible_by", 1) * tp
     vocab = -(-f.integer(c + "vocab_size") // multiple) * multiple
     bias = f.flag(c + "attention_bias", False)
@@ -169,6 +170,7 @@ def model_of(f: Fields, tp: int, name: str) -> ModelConfig:
             experts + "shared_expert_intermediate_size", experts + "token_dispatcher_type", c + "intermediate_size"
         )
         f.report(experts + "layers", "which layers are mixtures: read as all of them")
+        f.report_unless(c + "hidden_act", (None, "silu"), "the experts' activation: read as SiLU, which costs the same")
         return MixtralConfig(
             name=name,
             num_layers=f.integer(c + "num_hidden_layers"),
@@ -197,6 +199,7 @@ def model_of(f: Fields, tp: int, name: str) -> ModelConfig:
         vocab_size=vocab,
         tied=f.flag(c + "tie_word_embeddings", False),
         qkv_bias=bias,
+        activation=activation,
     )
 
 

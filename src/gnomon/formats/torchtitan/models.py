@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from gnomon.errors import CatalogueError, nearest
 from gnomon.formats.given import GIVE_MODEL, Network
+from gnomon.formats.job import Fields, divides
 from gnomon.models import deepseek, llama, mixtral
 from gnomon.models.decoder import DecoderConfig, Mixture
 from gnomon.models.presets import CONFIGS, model
@@ -146,6 +147,37 @@ SAME = ("_flex", "_varlen", "_attn", "_irope")
 """Ends of flavors that say how attention is computed."""
 
 
+def by_dims(f: Fields, name: str) -> Network | None:
+    """The network of a fork that says its sizes by torchtitan's names of them: `model.dim`, `model.n_layers` …, by the
+    rules of llama3 (models/llama3/model/args.py: the feed-forward is 8/3 of dim, times ffn_dim_multiplier, rounded up
+    to multiple_of). None where the file has no `model.dim`."""
+    if not f.has("model.dim"):
+        return None
+    dim, heads = f.integer("model.dim"), f.integer("model.n_heads")
+    multiple, factor = f.integer("model.multiple_of", 256), f.number("model.ffn_dim_multiplier", 1.0)
+    ffn = f.integer(
+        "model.hidden_dim", f.integer("model.ffn_dim", -(-int(int(8 * dim / 3) * factor) // multiple) * multiple)
+    )
+    divides("model.dim", dim, "model.n_heads", heads)
+    f.notes.append(f"model.dim and others: read by the rules of llama3, feed-forward {ffn} (--set model.hidden_dim=…)")
+    f.ignore("model.norm_eps", "model.rope_theta", "model.max_seq_len", "model.depth_init", "model.norm_type")
+    experts = f.integer("model.num_experts", 0, least=0)
+    if experts:
+        f.report("model.num_experts", "experts of a fork's own network are not read: a dense feed-forward, too small")
+    return llama.LlamaConfig(
+        name=name,
+        num_layers=f.integer("model.n_layers"),
+        hidden_size=dim,
+        num_heads=heads,
+        num_kv_heads=f.integer("model.n_kv_heads", heads),
+        head_dim=f.integer("model.head_dim", dim // heads),
+        ffn_size=ffn,
+        vocab_size=f.integer("model.vocab_size", 128_256),
+        tied=f.flag("model.enable_weight_tying", False),
+        qk_norm=f.flag("model.qk_norm", False),
+    )
+
+
 def flavor(name: str, size: str) -> Network:
     """The network of a flavor; `8B_flex` and `8B_varlen` are 8B. CatalogueError with the nearest names otherwise."""
     plain = size
@@ -158,6 +190,7 @@ def flavor(name: str, size: str) -> Network:
     if key not in FLAVORS:
         known = {**FLAVORS, **PRESETS}
         raise CatalogueError(
-            f"torchtitan's model {key!r} is not described{nearest(key, known)}; known: {', '.join(known)}; {GIVE_MODEL}"
+            f"torchtitan's model {key!r} is not described{nearest(key, known)}; known: {', '.join(known)}; "
+            f"{GIVE_MODEL}, or a fork's sizes: --set model.dim=4096 --set model.n_layers=32 --set model.n_heads=32"
         )
     return FLAVORS[key]

@@ -31,7 +31,7 @@ from gnomon.formats.job import (
     read_source,
     shorten,
 )
-from gnomon.formats.torchtitan.models import flavor
+from gnomon.formats.torchtitan.models import by_dims, flavor
 from gnomon.formats.torchtitan.terms import TERMS
 from gnomon.graph import Graph
 from gnomon.plans import (
@@ -169,15 +169,15 @@ def read_torchtitan(
     given = replace(given, settings=settings)
     f = Fields({OLD_NAMES.get(key) or key: value for key, value in values.items()}, file, given)
     mesh = mesh_of(f, devices or given.devices)
-    config = model or given.model or flavor(f.text("model.name", "llama3"), f.text("model.flavor", "debugmodel"))
-    f.ignore("model.name", "model.flavor")
+    named = f.text("model.name", "llama3"), f.text("model.flavor", "debugmodel")
+    config = model or given.model or by_dims(f, " ".join(named)) or flavor(*named)
     workload, micro, rounds = batch_of(f, mesh)
     plan = Plan(
         mesh=mesh,
         schedule=replace(schedule_of(f, mesh, config, micro), rounds=rounds),
         saved=saved_of(f, config, mesh),
         layout=layout_of(f, mesh, workload.seq_len),
-        overlap=Overlap(optimizer=f.flag("optimizer.early_step_in_backward", False), splits=splits_of(f, mesh)),
+        overlap=Overlap(splits=splits_of(f, mesh)),
         optimizer=optimizer_of(f, mesh),
         precision=precision_of(f),
     )
@@ -185,6 +185,10 @@ def read_torchtitan(
         if isinstance(size := getattr(config, name, None), int):
             divides(what, size, "tensor_parallel_degree", mesh.tp)
     record = stack_of(f)
+    if f.flag("optimizer.early_step_in_backward", False):
+        f.report(
+            "optimizer.early_step_in_backward", "each gradient is used and freed within backward: memory is too large"
+        )
     f.account(IRRELEVANT, INEXPRESSIBLE, known_fields())
     return Job(
         model=config,

@@ -1,4 +1,4 @@
-"""Arguments that a script's comment or README writes down, templates, lists of DeepSpeed's autotuner, sizes of forks."""
+"""Arguments written beside a script, templates, lists of the autotuner of DeepSpeed, sizes of forks."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from gnomon.cli import main
 from gnomon.errors import CatalogueError, GnomonError, InputError, PlanError
 from gnomon.hardware import parse_cluster
 from gnomon.models.presets import model
-from gnomon.plans import Goal, Mesh, Plan, PlanFile, Schedule, Workload
+from gnomon.plans import Goal, Mesh, Plan, PlanFile, Schedule, Workload, save_plan_file
 from gnomon.plans.workload import Lengths, RouterLoad
 from gnomon.software import Stack, stack
 
@@ -58,11 +58,52 @@ def test_the_command_line_answers_alike(tmp_path: Path, capsys: pytest.CaptureFi
     assert told["step_s"] == prediction.step_s and told["memory"] == prediction.to_mapping()["memory"]
 
 
+JOB = """\
+model_name_or_path: Qwen/Qwen2.5-0.5B
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+cutoff_len: 512
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+bf16: true
+"""
+
+
+def test_a_job_file_says_all_but_its_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(JOB)
+    assert main(["predict", str(path), "--on", ON, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    prediction = gnomon.predict(str(path), ON)
+    assert told["step_s"] == prediction.step_s and told["memory"] == prediction.to_mapping()["memory"]
+    more = gnomon.predict(str(path), ON, workload=Workload(global_batch_size=8, seq_len=512))
+    assert more.step_s > prediction.step_s
+    job = gnomon.read_job(path, ON)
+    assert gnomon.predict(job.graph, job.cluster, job.plan, job.workload, job.stack).step_s == prediction.step_s
+    best = gnomon.plan(str(path), ON, top=1).best[0]
+    assert best.prediction.step_s <= prediction.step_s
+    larger = gnomon.read_job(path, ON, model="qwen2.5-1.5b")
+    assert larger.graph.num_parameters() > 2 * job.graph.num_parameters()
+
+
+def test_a_plan_file_is_a_job(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    save_plan_file(PlanFile(model="llama-tiny", on=ON, workload=WORK, plan=PLAN), path)
+    assert gnomon.predict(str(path)).step_s == predict().step_s
+
+
 WRONG: tuple[tuple[Callable[[], object], type[GnomonError], str], ...] = (
     (lambda: predict(model=SimpleNamespace()), InputError, "a model is a gnomon.graph.Graph or a name such as"),
     (lambda: predict(model="/nowhere/config.json"), InputError, "cannot read '/nowhere/config.json'"),
     (lambda: predict(cluster=8), InputError, "cluster is a gnomon.hardware.Cluster, or a name .*; not an int 8"),
-    (lambda: predict(cluster=None), InputError, "; not None"),
+    (lambda: predict(cluster=None), InputError, "give cluster: a model alone"),
+    (lambda: gnomon.predict("llama-tiny", ON), InputError, "give plan and workload: a model alone"),
+    (lambda: gnomon.plan("llama-tiny", ON), InputError, "give workload: a model alone"),
+    (lambda: gnomon.predict("nowhere.yaml", ON), InputError, "cannot read 'nowhere.yaml'"),
+    (lambda: gnomon.read_job("train.py", ON), InputError, "cannot read 'train.py'"),
+    (lambda: gnomon.read_job(__file__, ON), InputError, "is Python: capture its model"),
     (lambda: predict(plan="plan.toml"), InputError, "plan is a gnomon.plans.Plan, .*; not a str 'plan.toml'"),
     (lambda: predict(plan=PlanFile(model="gpt2", on=ON, workload=WORK, plan=PLAN)), InputError, "give its plan"),
     (lambda: predict(plan=WORK, workload=PLAN), InputError, "plan is .* not a Workload"),

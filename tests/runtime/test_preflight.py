@@ -72,6 +72,31 @@ def test_check_looks_at_every_rank(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [one["rank"] for one in document["ranks"]] == [0, 1] and not document["problems"]
     assert [row["what"].partition(" of")[0] for row in document["links"]] == ["all-reduce"] * 3 + ["message"]
     assert all(row["measured_s"] > 0 and row["predicted_s"] > 0 for row in document["links"])
-    assert main(["check", str(tmp_path / "plan.toml")]) == 0
+    job = tmp_path / "sft.yaml"
+    job.write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nstage: sft\ndo_train: true\nfinetuning_type: lora\nlora_rank: 8\n"
+        "cutoff_len: 512\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 2\nbf16: true\n"
+    )
+    assert main(["check", str(job), "--on", "1x2xh100-sxm", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("llama-mini on 2xcpu-process: 2 ranks, Python ") and "\nready: looked for " in out
+    assert out.startswith("qwen2.5-0.5b+lora8 on 1x2xh100-sxm: 2 ranks, Python ") and "\nready: looked for " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "say what is to be checked: gnomon check plan.toml, or a job file"),
+        (("PLAN", "--on", "1xh100-sxm"), "--on is for a job file, and a plan file says all of it"),
+        (("PLAN", "--set", "a=1"), "--set is for a job file"),
+        (("nowhere.yaml", "--on", "1xh100-sxm"), "cannot read 'nowhere.yaml'"),
+        (("nowhere.toml",), "cannot read 'nowhere.toml'"),
+    ],
+)
+def test_what_cannot_be_checked_is_said(
+    words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = Plan(mesh=Mesh(dp_shard=2), schedule=Schedule(num_microbatches=1), precision=FP32)
+    work = Workload(global_batch_size=4, seq_len=32)
+    save_plan_file(PlanFile(model="llama-mini", on="2xcpu-process", workload=work, plan=plan), tmp_path / "plan.toml")
+    assert main(["check", *(str(tmp_path / "plan.toml") if word == "PLAN" else word for word in words)]) == 2
+    assert message in capsys.readouterr().err

@@ -287,6 +287,20 @@ def test_the_plan_file_of_one_s_own_module_is_taken(tmp_path: Path) -> None:
         assert watching.expected is not None and watching.expected.parts.step_s > 0
 
 
+def test_a_job_file_of_another_program_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predicted on the machine that the loop runs on, as `gnomon.predict` reads the file."""
+    monkeypatch.setattr("gnomon.runtime.watch.watch.machine", lambda module: "1x1xh100-sxm")
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nstage: sft\ndo_train: true\nfinetuning_type: lora\nlora_rank: 8\n"
+        "cutoff_len: 512\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 2\nbf16: true\n"
+    )
+    model = torch.nn.Linear(2, 2)
+    with watch(model, torch.optim.SGD(model.parameters(), 0.1), path, out=None) as watching:
+        assert watching.expected is not None
+        assert watching.expected.parts.step_s == pytest.approx(gnomon.predict(str(path), "1x1xh100-sxm").step_s)
+
+
 def _loop(model: nn.Module, batch: Tensor, steps: int = 16, accumulate: int = 1) -> tuple[Watch, str]:
     out = io.StringIO()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -300,7 +314,7 @@ def _loop(model: nn.Module, batch: Tensor, steps: int = 16, accumulate: int = 1)
 
 
 def test_without_a_plan_the_loop_is_captured_and_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gnomon.runtime.watch.expect._machine", lambda device, ranks: f"{ranks}xcpu-process")
+    monkeypatch.setattr("gnomon.runtime.watch.expect.machine", lambda module: "1xcpu-process")
     model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 50))
     watching, said = _loop(model, torch.zeros(4, 6, dtype=torch.long), accumulate=3)
     assert said.count("captured, and predicted on") == 1 and "no plan was given" not in said
@@ -313,7 +327,7 @@ def test_without_a_plan_it_is_said_why_nothing_more_is_known(
     machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if machine == "nameless":
-        monkeypatch.setattr("gnomon.runtime.watch.expect._machine", lambda device, ranks: "1xno-such-device")
+        monkeypatch.setattr("gnomon.runtime.watch.expect.machine", lambda module: "1xno-such-device")
     else:
         monkeypatch.setenv("GNOMON_HOME", str(tmp_path))
     watching, said = _loop(nn.Linear(2, 2), torch.ones(1, 2))

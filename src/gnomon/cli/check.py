@@ -7,7 +7,7 @@ found beside the prediction, and returns 0, or 1 where something would end the r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,9 +15,15 @@ from typing import Any
 import numpy as np
 
 from gnomon.cli.models import read_model_to_run
+from gnomon.cli.options.flags import flags, given
+from gnomon.cli.options.job import JobFileOptions
 from gnomon.cli.options.run import CheckOptions
+from gnomon.cli.request import job_request
 from gnomon.cli.run import STACK, device_of, is_rank_0, need_torch, read_plan
 from gnomon.cli.terminal import print_json, print_lines
+from gnomon.errors import InputError
+from gnomon.formats import programs
+from gnomon.graph import Graph
 from gnomon.hardware import parse_cluster
 from gnomon.late import load_late
 from gnomon.prediction import Prediction, predict
@@ -32,22 +38,26 @@ STATES = 2
 """Moments of an optimizer that a checkpoint holds beside the parameters."""
 
 
+BESIDE_A_JOB = ("on", *(field.name for field in fields(JobFileOptions)))
+"""Options that a plan file has no use for."""
+
+
 def run(options: CheckOptions) -> int:
     """Predict, look, judge, tell."""
-    began, file = perf_counter(), read_plan(options.plan)
-    need_torch("looking at the ranks of a plan")
-    graph, _ = read_model_to_run(file.model)
-    machines = parse_cluster(file.on)
-    device = device_of(file, machines, options.device)
-    prediction = predict(graph, machines, file.plan, file.workload, stack(STACK))
-    folder = str(Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints")))
-    reports = load_late("gnomon.runtime.checks.preflight:reports")(file.plan.world_size, folder, device)
+    began = perf_counter()
+    need_torch("looking at the ranks of a job")
+    named = options.job or (options.source or ("", ""))[1]
+    prediction, graph = _predicted(options)
+    on = prediction.pricing.cluster.name
+    device = device_of(on, prediction.plan, prediction.pricing.cluster, options.device)
+    folder = str(Path(options.checkpoints or Path(named).with_suffix(".checkpoints")))
+    reports = load_late("gnomon.runtime.checks.preflight:reports")(prediction.plan.world_size, folder, device)
     if not is_rank_0():
         return READY
     verdict = load_late("gnomon.runtime.checks.preflight:judge")(
         reports,
         peak_bytes={rank: group.peak_bytes for group in prediction.memory for rank in group.ranks},
-        checkpoint_bytes=_checkpoint_bytes(prediction, graph.num_parameters()),
+        checkpoint_bytes=_checkpoint_bytes(prediction, graph),
         folder=folder,
         shared=device == "cpu",
     )
@@ -65,15 +75,40 @@ def run(options: CheckOptions) -> int:
             }
         )
     else:
-        print_lines(_lines(file.on, prediction, reports, links, verdict, took))
+        print_lines(_lines(on, prediction, reports, links, verdict, took))
     return NOT_READY if verdict.problems else READY
 
 
-def _checkpoint_bytes(prediction: Prediction, parameters: int) -> int:
+def _predicted(options: CheckOptions) -> tuple[Prediction, Graph]:
+    """The prediction that ranks are held against, and its model: a plan file by Gnomon's runtime, a job of another
+    program by that program. InputError where neither is given."""
+    if options.job is None and options.source is None:
+        raise InputError(
+            "say what is to be checked: gnomon check plan.toml, or a job file of another program with --on"
+        )
+    if options.source is None and options.job is not None and _is_plan(options.job):
+        for name, flag in flags(CheckOptions).items():
+            if name in BESIDE_A_JOB and name in given(options):
+                raise InputError(f"{flag.names[0]} is for a job file, and a plan file says all of it: change it there")
+        file = read_plan(options.job)
+        graph, _ = read_model_to_run(file.model)
+        return predict(graph, parse_cluster(file.on), file.plan, file.workload, stack(STACK)), graph
+    asked = job_request(options.job, options, options.on)
+    return predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack), asked.graph
+
+
+def _is_plan(path: str) -> bool:
+    """Whether it is a plan file, and no TOML of another program."""
+    return path.endswith(".toml") and (not Path(path).exists() or programs.recognised(Path(path)) is None)
+
+
+def _checkpoint_bytes(prediction: Prediction, graph: Graph) -> int:
+    """Of a checkpoint: what is trained, its states and its master copy. Frozen weights are not in one."""
     precision = prediction.plan.precision
     widths = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "none": 0}
     master = 0 if precision.master == precision.param else widths.get(precision.master, 4)
-    return parameters * (widths.get(precision.param, 4) + STATES * widths.get(precision.states, 4) + master)
+    states = STATES * widths.get(precision.states, 4)
+    return graph.num_parameters() * (widths.get(precision.param, 4) + states + master)
 
 
 def _links(prediction: Prediction, reports: Sequence[Any]) -> list[dict[str, Any]]:

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gnomon.cli.options.flags import flags, given
-from gnomon.cli.options.job import TrainingOptions
 from gnomon.cli.options.tools import CompareOptions
 from gnomon.cli.report import predicted_plan, read_timeline
-from gnomon.cli.request import read_request
+from gnomon.cli.request import job_request
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.formats import programs
@@ -102,8 +101,7 @@ def _expected(path: str) -> Expected:
 
 def _of_job(path: str | None, options: CompareOptions) -> Expected:
     """The predicted step of a job file on the machines of `--on`. path: None for that of `--from`."""
-    shared = ("source", "network", "settings", "arguments", "vocab_size", "strict", "on")
-    asked = read_request(TrainingOptions(model=path, **{name: getattr(options, name) for name in shared}))
+    asked = job_request(path, options, options.on)
     name = path or (options.source or ("", ""))[1]
     return expected_of(predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack), name)
 

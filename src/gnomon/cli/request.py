@@ -7,13 +7,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnomon import orders
 from gnomon.cli.models import read_model
-from gnomon.cli.options.job import PASTED, AdapterOptions, BatchOptions, PrecisionOption, TrainingOptions
+from gnomon.cli.options.job import (
+    PASTED,
+    AdapterOptions,
+    BatchOptions,
+    JobFileOptions,
+    PrecisionOption,
+    TrainingOptions,
+)
 from gnomon.cli.own import with_own
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError, PlanError
@@ -83,6 +90,13 @@ class Request:
 def request_of_plan(path: str) -> Request:
     """The request of a plan file, as it is."""
     return read_request(TrainingOptions(plan=path))
+
+
+def job_request(path: str | None, options: JobFileOptions, on: str | None) -> Request:
+    """The request of a job file, or of anything else that trains, with the options beside one. path: None for the file
+    that --from names. on: machines; None where the file says them."""
+    beside = {field.name: getattr(options, field.name) for field in fields(JobFileOptions)}
+    return read_request(TrainingOptions(model=path, on=on, **beside))
 
 
 def read_request(given_options: TrainingOptions, lengths: tuple[int, ...] = ()) -> Request:

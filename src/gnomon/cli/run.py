@@ -94,7 +94,7 @@ def run(options: RunOptions) -> int:
         print_json(decay) if options.json else print_lines(explain_optimizer(file, decay))
         return 0
     machines = parse_cluster(file.on)
-    device = device_of(file, machines, options.device)
+    device = device_of(file.on, file.plan, machines, options.device)
     assumed: list[str] = []
     check_methods(file.plan, "run")
     alone = _as_predicted(file.plan)
@@ -332,23 +332,23 @@ def begins(model: str, weights: str | None, seed: int) -> tuple[str, ...]:
     return (f"parameters begin as random numbers of seed {seed}{unread}",)
 
 
-def device_of(file: PlanFile, machines: Cluster, asked: str | None) -> str:
+def device_of(on: str, plan: Plan, machines: Cluster, asked: str | None) -> str:
     """`cpu` or `cuda`: what was asked, or else what the plan's machines have. PlanError for machines that the runtime
-    does not drive, and without the GPUs."""
+    does not drive, and without the GPUs. on: how the user names them."""
     names = {kind: name for name, kind in KINDS.items()}
     other = next((device.name for device in machines.devices if device.kind not in names), None)
     if asked is None and other is not None:
         raise PlanError(
-            f"the plan is for {file.on}, whose {other} the runtime does not drive; plan for this machine with --on "
+            f"the plan is for {on}, whose {other} the runtime does not drive; plan for this machine with --on "
             f"local, or try the plan on processors with --device cpu"
         )
     device = asked or ("cuda" if any(chip.kind == "gpu" for chip in machines.devices) else "cpu")
     if device == "cuda":
         has: int = load_late("torch.cuda:device_count")()
-        needs = int(os.environ.get("LOCAL_WORLD_SIZE", file.plan.world_size))
+        needs = int(os.environ.get("LOCAL_WORLD_SIZE", plan.world_size))
         if has < needs:
             raise PlanError(
-                f"the plan is for {file.on} and needs {needs} GPUs on this machine, where torch sees {has}; plan for "
+                f"the plan is for {on} and needs {needs} GPUs on this machine, where torch sees {has}; plan for "
                 f"this machine with --on local, or try the plan on processors with --device cpu"
             )
     return device

@@ -14,7 +14,7 @@ from gnomon.hardware import Cluster
 from gnomon.plans import Plan, Workload
 from gnomon.prediction import Prediction
 from gnomon.prediction import predict as predict_values
-from gnomon.request import arguments
+from gnomon.request.job_file import job_of
 from gnomon.search.budget import KeepGoing, always
 from gnomon.search.fit.ladder import Fitting, Rung
 from gnomon.search.fit.terms import Terms
@@ -97,9 +97,9 @@ def ladder(fitting: Fitting, alone: tuple[Rung, ...]) -> Ladder:
 
 def fit(
     model: Graph | str,
-    cluster: Cluster | str,
-    plan: Plan,
-    workload: Workload,
+    cluster: Cluster | str | None = None,
+    plan: Plan | None = None,
+    workload: Workload | None = None,
     stack: Stack | str | None = None,
     *,
     memory_bytes: int | None = None,
@@ -108,16 +108,17 @@ def fit(
 ) -> Ladder:
     """Ways to make a plan fit: each change alone and combined, with its prediction.
 
-    model, cluster, stack, and errors: as for `gnomon.predict`. memory_bytes: what may be filled of a device; all of it
-    otherwise. by_tensor: where recompute makes it fit, choose tensor by tensor what is recomputed; InputError without
-    scipy. keep_going: a budget (`gnomon.search.budget.until`).
+    model (also a job file), cluster, stack, and errors: as for `gnomon.predict`. memory_bytes: what may be filled of a
+    device; all of it otherwise. by_tensor: where recompute makes it fit, choose tensor by tensor what is recomputed;
+    InputError without scipy. keep_going: a budget (`gnomon.search.budget.until`).
     """
+    job = job_of(model, cluster, plan, workload, stack)
     asked = FitRequest(
-        graph=arguments.graph(model),
-        cluster=arguments.cluster(cluster),
-        plan=arguments.plan(plan),
-        workload=arguments.workload(workload),
-        stack=arguments.stack(stack),
+        graph=job.graph,
+        cluster=job.cluster,
+        plan=job.plan,
+        workload=job.workload,
+        stack=job.stack,
         memory_bytes=memory_bytes,
         by_tensor=by_tensor,
     )

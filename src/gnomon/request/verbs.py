@@ -15,6 +15,7 @@ from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import Prediction
 from gnomon.prediction import predict as predict_values
 from gnomon.request import arguments
+from gnomon.request.job_file import is_job, job_of, read_job
 from gnomon.request.runnable import refuse_unrunnable
 from gnomon.search import Limit, Result
 from gnomon.search import plan as plan_values
@@ -24,28 +25,28 @@ from gnomon.software import Stack
 
 
 def predict(
-    model: Graph | str, cluster: Cluster | str, plan: Plan, workload: Workload, stack: Stack | str | None = None
+    model: Graph | str,
+    cluster: Cluster | str | None = None,
+    plan: Plan | None = None,
+    workload: Workload | None = None,
+    stack: Stack | str | None = None,
 ) -> Prediction:
     """Time and memory of one step.
 
-    model: a Graph; or a preset, an id of the Hugging Face hub, a config.json or a folder with one. cluster: a Cluster
-    or a spec such as `4x8xh100-sxm`. stack: the program that runs it, or its name; None where nothing is known of it.
-    InputError for other types, CatalogueError for unknown names, PlanError when the plan cannot run on the cluster,
-    UnpricedError for anything without a price.
+    model: a Graph; or a preset, an id of the Hugging Face hub, a config.json or a folder with one; or a plan file or a
+    job file of another program, which says whatever of the rest is not given. cluster: a Cluster or a spec such as
+    `4x8xh100-sxm`. stack: the program that runs it, or its name; None where nothing is known of it.
+    InputError for other types and for a job file that cannot be read, CatalogueError for unknown names, PlanError when
+    the plan cannot run on the cluster, UnpricedError for anything without a price.
     """
-    return predict_values(
-        arguments.graph(model),
-        arguments.cluster(cluster),
-        arguments.plan(plan),
-        arguments.workload(workload),
-        arguments.stack(stack),
-    )
+    job = job_of(model, cluster, plan, workload, stack)
+    return predict_values(job.graph, job.cluster, job.plan, job.workload, job.stack)
 
 
 def plan(
     model: Graph | str,
-    cluster: Cluster | str,
-    workload: Workload,
+    cluster: Cluster | str | None = None,
+    workload: Workload | None = None,
     stack: Stack | str | None = None,
     goal: Goal | None = None,
     *,
@@ -60,9 +61,16 @@ def plan(
 ) -> Result:
     """The fastest plan that fits, and the next `top` - 1; with `diverse`, alternatives to it.
 
-    model, cluster, stack: as for `predict`; the rest, and errors, as for `gnomon.search.plan`. InputError for other
-    types.
+    model, cluster, stack: as for `predict`; a job file gives its batch, its program, and the plan that others start
+    from. The rest, and errors, as for `gnomon.search.plan`. InputError for other types.
     """
+    if is_job(model):
+        job = read_job(str(model), cluster)
+        model, cluster, workload = job.graph, job.cluster, workload or job.workload
+        stack, base = job.stack if stack is None else stack, base or job.plan
+    missing = [name for name, value in (("cluster", cluster), ("workload", workload)) if value is None]
+    if cluster is None or workload is None:
+        raise InputError(f"give {' and '.join(missing)}: a model alone does not say what is planned; a job file does")
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
         raise InputError(f"top = {top!r} plans are asked for; give a whole number of at least 1")
     if fixed is not None and not isinstance(fixed, Mapping):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gnomon.cli.options.flags import Options, option, positional, switch
-from gnomon.cli.options.job import LocalOption
+from gnomon.cli.options.job import JobFileOptions, LocalOption
 from gnomon.cli.values import at_most, count, new_file, not_negative, number_from, rate, some
 
 
@@ -188,23 +188,26 @@ examples:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class CheckOptions(Options):
-    """A plan whose ranks are looked at."""
+class CheckOptions(JobFileOptions):
+    """A plan or a job whose ranks are looked at."""
 
     about = """\
-Starts the plan's ranks as gnomon run would, here or in the torchrun that this
-is run in, and looks for a few seconds: software, free memory beside the
-predicted peak, disk beside a checkpoint, a matmul on every rank, short
-collectives and messages beside their prediction.
+Starts the job's ranks as gnomon run would, here or in the torchrun that this is
+run in, and looks for a few seconds: software, free memory beside the predicted
+peak, disk beside a checkpoint, a matmul on every rank, short collectives and
+messages beside their prediction. The job is a plan file, or what gnomon predict
+reads of other programs: a launch script, YAML, a Trainer's script with --args.
 
-example:
+examples:
   gnomon check plan.toml
+  torchrun --nproc-per-node 8 -m gnomon check sft.yaml --on 1x8xh100-sxm
 
 exit status: 0 ready; 1 something would end the run; 2 the request is wrong."""
 
-    plan: str = positional(metavar="PLAN.toml", help="a plan file")
+    job: str | None = positional(optional=True, metavar="JOB", help="a plan file, or a job file of another program")
+    on: str | None = option("--on", read=some, metavar="CLUSTER", help="machines of a job file, as in 1x8xh100-sxm")
     checkpoints: str | None = option(
-        "--checkpoints", read=some, metavar="DIR", help="whose disk is looked at; PLAN.checkpoints"
+        "--checkpoints", read=some, metavar="DIR", help="whose disk is looked at; JOB.checkpoints"
     )
     device: str | None = option("--device", choices=("cpu", "cuda"), help="default: what the plan's machines have")
     json: bool = switch("--json", help="for programs")

@@ -74,7 +74,6 @@ def expect(model: nn.Module, optimizer: torch.optim.Optimizer, seen: Seen) -> Pr
         raise InputError("its parameters are sharded (DTensor), and a module is captured before it is sharded")
     if ranks > 1 and not replicated:
         raise InputError(f"{ranks} ranks run and the model is no DistributedDataParallel: how they share is not known")
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
     args, named = seen.inputs
     graph = capture(module, _by_name(module, args, named), name=type(module).__name__)
     micro = _batch(args, named)
@@ -86,7 +85,7 @@ def expect(model: nn.Module, optimizer: torch.optim.Optimizer, seen: Seen) -> Pr
         precision=_precision(module, seen.autocast),
     )
     workload = Workload(global_batch_size=micro * seen.a_step * ranks, seq_len=tokens or _seq_len(graph, args, named))
-    cluster = parse_cluster(_machine(device, ranks))
+    cluster = parse_cluster(machine(module))
     return predict(graph, cluster, plan, workload, arguments.stack(None))
 
 
@@ -145,7 +144,11 @@ def _precision(module: nn.Module, autocast: torch.dtype | None) -> Precision:
     )
 
 
-def _machine(device: torch.device, ranks: int) -> str:
+def machine(module: nn.Module) -> str:
+    """What a module is trained on: this machine's devices, one a rank, as `--on` names them. InputError for a machine
+    without prices."""
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
     if device.type == "cpu":
         if not local_file().exists():
             raise InputError("this machine is not calibrated; run gnomon calibrate once (a minute)")

@@ -70,7 +70,11 @@ class _FirstUpdate:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the script; its exit status is Python's. 2 where the request is wrong."""
     parser = argparse.ArgumentParser(prog="python -m gnomon.watch", description=DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("--plan", metavar="FILE", help="a plan file: its prediction is what is expected")
+    parser.add_argument(
+        "--plan",
+        metavar="FILE",
+        help="a plan file, or a job file of another program: its prediction is what is expected",
+    )
     parser.add_argument("--records", metavar="FILE", help="one JSON object a step")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file that trains")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own")

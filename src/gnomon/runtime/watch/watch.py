@@ -29,13 +29,15 @@ from torch.autograd.variable import Variable
 from torch.utils._pytree import tree_leaves
 
 from gnomon.errors import InputError
+from gnomon.formats import programs
 from gnomon.frontend import named
 from gnomon.plans import PlanFile, load_plan
 from gnomon.prediction import Prediction, predict
 from gnomon.request import arguments
+from gnomon.request.job_file import read_job
 from gnomon.request.model import is_code
 from gnomon.runtime.watch.drift import WORDS, Drift, Expected, Parts, expected_of, judge, memory_drift, typical
-from gnomon.runtime.watch.expect import Seen, expect, reason
+from gnomon.runtime.watch.expect import Seen, expect, machine, reason
 
 WARM_UP = 3
 """First steps, which are slower than the rest and count in no window."""
@@ -348,11 +350,12 @@ def watch(
 ) -> Watch:
     """Watches a training loop from here on: a line now and then, and a record of each step. All ranks must call it.
 
-    model: what the loop calls, DDP and FSDP2 included. plan: a plan file, whose plan is predicted anew, or a
-    Prediction; None: after the first steps the module is captured with the inputs that it was called with and predicted
-    on this machine, and where that cannot be done the first steps alone are compared with. records: takes each record
-    on every rank, or a file that rank 0 writes, one JSON object a line. out: where rank 0's lines go; None for none.
-    clock: seconds, on a CPU.
+    model: what the loop calls, DDP and FSDP2 included. plan: a plan file, whose plan is predicted anew; a job file of
+    another program (YAML, a launch script), predicted on this machine with the ranks that run; or a Prediction. None:
+    after the first steps the module is captured with the inputs that it was called with and predicted on this machine,
+    and where that cannot be done the first steps alone are compared with. records: takes each record on every rank, or
+    a file that rank 0 writes, one JSON object a line. out: where rank 0's lines go; None for none. clock: seconds, on a
+    CPU.
     InputError for other types, and as `predict`.
     """
     if not isinstance(model, nn.Module):
@@ -361,7 +364,7 @@ def watch(
         raise InputError(
             f"watch wants the torch.optim.Optimizer that makes the steps, not a {type(optimizer).__name__}"
         )
-    expected = None if plan is None else expected_of(_predicted(plan))
+    expected = None if plan is None else expected_of(_predicted(plan, model))
     first = not _together() or dist.get_rank() == 0
     if isinstance(records, str | Path):
         records = _Lines(Path(records)) if first else None
@@ -381,18 +384,28 @@ class _Lines:
         self.file.close()
 
 
-def _predicted(plan: object) -> Prediction:
+def _predicted(plan: object, model: nn.Module) -> Prediction:
+    """Of a plan that says what it is for; of a job file of another program, on the machine that this runs on."""
     if isinstance(plan, Prediction):
         return plan
+    if isinstance(plan, str | Path) and not _is_plan(plan):
+        job = read_job(plan, machine(model))
+        return predict(job.graph, job.cluster, job.plan, job.workload, job.stack)
     file = load_plan(plan) if isinstance(plan, str | Path) else plan
     if not isinstance(file, PlanFile):
         raise InputError(
-            f"plan is a plan file, which says what it is for, or a Prediction; a {type(file).__name__} says nothing of "
-            f"the model: give gnomon.predict(model, cluster, plan, workload)"
+            f"plan is a plan file, which says what it is for, a job file of another program, or a Prediction; a "
+            f"{type(file).__name__} says nothing of the model: give gnomon.predict(model, cluster, plan, workload)"
         )
     graph = named.read(file.model)[0] if is_code(file.model) else arguments.graph(file.model)
     cluster = arguments.cluster(file.on)
     return predict(graph, cluster, file.plan, file.workload, arguments.stack(file.stack or None))
+
+
+def _is_plan(path: str | Path) -> bool:
+    """Whether it is a plan of ours, and no job file of another program."""
+    file = Path(path)
+    return file.suffix == ".toml" and (not file.exists() or programs.recognised(file) is None)
 
 
 def resident() -> int:

@@ -96,7 +96,7 @@ def run(options: RunOptions) -> int:
     machines = parse_cluster(file.on)
     device = device_of(file.on, file.plan, machines, options.device)
     assumed: list[str] = []
-    check_methods(file.plan, "run")
+    check_methods(file.plan, "run", graph)
     alone = _as_predicted(file.plan)
     prediction = predict(graph, machines, alone, file.workload, with_own(_stack(file), machines, options, assumed))
     notes += tuple(assumed)

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from gnomon.errors import PlanError, nearest
+from gnomon.graph import Graph
 from gnomon.late import load_late
 from gnomon.methods.method import MARKS as MARKS
 from gnomon.methods.method import Context as Context
@@ -20,8 +21,10 @@ from gnomon.methods.method import Param as Param
 from gnomon.methods.method import Simulate as Simulate
 from gnomon.plans import Plan
 from gnomon.program import Program
+from gnomon.storage.integers import Integers
+from gnomon.storage.sparse import Sparse
 
-_NO_METHOD = frozenset({"__init__", "method"})
+_NO_METHOD = frozenset({"__init__", "method", "trained_weights"})
 """Files of the folder that hold no method."""
 
 
@@ -40,9 +43,9 @@ def method(name: str) -> Method:
     return known[name]
 
 
-def check_methods(plan: Plan, mark: Mark = "predicted") -> None:
+def check_methods(plan: Plan, mark: Mark = "predicted", graph: Graph | None = None) -> None:
     """PlanError for a method that the plan uses and that does not go as far as `mark`, is given parameters that it has
-    not, or cannot be used in this plan."""
+    not, or cannot be used in this plan; with a graph, or with that model."""
     for given in plan.schedule.passes:
         entry = method(given.name)
         if entry.switch != "schedule.passes":
@@ -55,6 +58,14 @@ def check_methods(plan: Plan, mark: Mark = "predicted") -> None:
             raise PlanError(f"{known.name} ({known.paper}) is not {mark} yet: {known.missing[mark]}; leave it out")
         if (why := known.refusal(plan)) is not None:
             raise PlanError(f"{known.name} cannot be used in this plan: {why}")
+        if graph is not None and (why := known.unfit(plan, graph)) is not None:
+            raise PlanError(f"{known.name} cannot be used with this model: {why}")
+
+
+def trained_storage(plan: Plan) -> Integers | Sparse | None:
+    """How the weights of a plan can be stored once it has trained, by a method that sees to it; None: as numbers."""
+    found = (entry.storage(plan) for entry in every() if entry.storage is not None and entry.used(plan))
+    return next(found, None)
 
 
 def methods_named(text: str) -> tuple[Method, ...]:

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from gnomon.errors import PlanError, nearest
+from gnomon.graph import Graph
 from gnomon.plans import Pass, Plan
 from gnomon.plans.parts import Scalar
 from gnomon.program import Program, Structure
 from gnomon.simulate.play import Times
+from gnomon.storage.integers import Integers
+from gnomon.storage.sparse import Sparse
 
 Mark = Literal["rewritten", "planned", "predicted", "run"]
 """How far a method goes: its Program can be made; `gnomon plan` can choose it; `gnomon predict` prices it; `gnomon run`
@@ -118,11 +121,15 @@ class Method:
     """Whether a plan uses it; None: whether `schedule.passes` names it."""
     refusal: Callable[[Plan], str | None] = lambda plan: None
     """Why it cannot be used in a plan that asks for it, and what to change; None where it can."""
+    unfit: Callable[[Plan, Graph], str | None] = lambda plan, graph: None
+    """Why it cannot be used with this model in a plan that asks for it; None where it can."""
     variants: Callable[[Plan], Iterator[Plan]] = lambda plan: iter(())
     """Plans with it, made from one without, the likeliest first; none where it means nothing there."""
     stand_ins: Callable[[Sequence[int], int], Iterator[StandIn]] | None = None
     """(lengths of the batch's sequences, devices) -> batches of one length whose best plans are a start for plans with
     it. None: it is not made for batches of several lengths."""
+    storage: Callable[[Plan], Integers | Sparse] | None = None
+    """How the weights of a plan that uses it can be stored once it has trained; None: as before."""
     searched: bool = False
     """Every search has it, as a field of its plans, a choice of `--refine`, or by an option of its own (`--mtbf`);
     otherwise `plan --methods` tries it."""

@@ -240,7 +240,7 @@ class Timed:
         graph = under(graph_of(model), plan)
         machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
         notes = tuple(str(note) for note in check(plan, graph, machines, workload))
-        check_methods(plan)
+        check_methods(plan, graph=graph)
         kernels, assumed, stack = kernels_of(stack, cpu=on_cpu(machines))
         assumed += beyond_lines(stack, plan) + expert_lines(stack, graph, plan)
         given, plan = plan, own_runtime.followed(plan) if stack.name == own_runtime.NAME else plan

@@ -31,11 +31,12 @@ from torch.overrides import TorchFunctionMode
 from gnomon.compiler.machine import this_machine
 from gnomon.compiler.stored_choice import storage_s
 from gnomon.compiler.tile_cost import Rates, rates
-from gnomon.errors import InputError
+from gnomon.errors import InputError, RunError
 from gnomon.formats.huggingface.known import layout
 from gnomon.formats.huggingface.quantised import eight_config, packed, packed_config
 from gnomon.formats.huggingface.weights import Layout, parameters_of
 from gnomon.graph import Graph
+from gnomon.methods.trained_weights import KEPT_WHOLE
 from gnomon.runtime.checkpoint.admm import admm
 from gnomon.runtime.checkpoint.pretrained import CONFIG, files_beside, load, model_of
 from gnomon.runtime.checkpoint.rewrite import Tensors, exchanged, indexed
@@ -46,14 +47,15 @@ from gnomon.runtime.parameters.packed import raw
 from gnomon.runtime.parameters.weights import DTYPES, Folder, settled
 from gnomon.storage.dense import Dense, bfloat16_of, wide_bfloat16
 from gnomon.storage.float8 import Float8
-from gnomon.storage.form import Storage
+from gnomon.storage.form import Storage, in_groups
 from gnomon.storage.integers import Integers
 from gnomon.storage.n_of_m import NM
 from gnomon.storage.sparse import Sparse
 from gnomon.storage.unstructured import Bitmap
 
 Stored: TypeAlias = Integers | Sparse | Float8
-How = Literal["rtn", "gptq", "magnitude", "wanda", "admm"]
+How = Literal["rtn", "gptq", "magnitude", "wanda", "admm", "as trained"]
+"""`as trained`: numbers that can be stored so as they are, which a run's method left."""
 SEES_INPUTS: tuple[How, ...] = ("gptq", "wanda", "admm")
 SEES_PAIRS: tuple[How, ...] = ("gptq", "admm")
 """Of these, those that want the products of every two inputs."""
@@ -64,8 +66,6 @@ LONGEST, SEEN, HELD_OUT = 512, 128, 32
 """Tokens of a row; rows that a method sees, and rows that the loss is measured on, at most."""
 DAMPING = 0.01
 """Of the mean of the diagonal, added to it, as GPTQ does."""
-KEPT_WHOLE = re.compile(r"\.(gate|router|shared_expert_gate)(\.layer)?\.weight$")
-"""Routers: small, and what they choose changes at once."""
 IN_A_LAYER = re.compile(r"\.\d+\.")
 
 
@@ -194,6 +194,22 @@ def compress(source: Path, target: Path, storage: Stored, method: How, text: Tex
         tokens_per_s=predicted_tokens_per_s(model.graph, where, chosen, storage),
         notes=() if text is None else text.notes,
     )
+
+
+def stored_as_trained(whole: Path, target: Path, storage: Stored) -> Compressed:
+    """Writes `target`, which must not have files, from a folder whose matrices a run's method left as `storage` can
+    have them. RunError where some are not, and nothing is written."""
+    if target.is_dir():
+        target.rmdir()
+    made = compress(whole, target, storage, "as trained")
+    wrong = [error for error in made.errors if error.relative]
+    if wrong:
+        shutil.rmtree(target)
+        raise RunError(
+            f"{wrong[0].tensor} is not as {storage.name} has it after training (off by {wrong[0].relative:.2g}); the "
+            f"weights are in {whole}, whole"
+        )
+    return made
 
 
 def predicted_tokens_per_s(
@@ -351,7 +367,7 @@ def _stored(
         if method == "admm":
             made = admm(weight, seen.sums[name].numpy(), lambda sizes: by_rows(storage, sizes))
             return {name: (dtype, as_dtype(made, x.dtype))}, weight, _wide(dtype, as_dtype(made, x.dtype))
-        mask = storage.mask(score) if method == "magnitude" else wanda(storage, score, seen.sums[name].numpy())
+        mask = wanda(storage, score, seen.sums[name].numpy()) if method == "wanda" else storage.mask(score)
         kept = np.where(mask, x, np.zeros((), x.dtype))
         return {name: (dtype, kept)}, weight, _wide(dtype, kept)
     shape = (weight.shape[0], weight.shape[1])
@@ -369,6 +385,8 @@ def _stored(
 
     if method == "gptq":
         arrays = gptq(form, weight, seen.sums[name].numpy(), settle)
+    elif method == "as trained":
+        arrays = form.coded(weight, settle(np.abs(in_groups(weight, form.group)).max(-1).astype(form.scale)))
     else:
         arrays = form.coded(weight, settle(form.narrow(weight)["scales"]))
     wide = form.widen(arrays, shape)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -30,10 +31,12 @@ from gnomon.formats.router import save_router
 from gnomon.graph import Graph
 from gnomon.graph.text_inputs import ids_of, labels_of
 from gnomon.hardware import Cluster
+from gnomon.methods import trained_storage
 from gnomon.plans import Plan, Saved, Workload
 from gnomon.program import Program
 from gnomon.runtime.calibrate.slowdown import slowdown_now
 from gnomon.runtime.checkpoint import Saver, checkpoints, load, newest
+from gnomon.runtime.checkpoint.compress import stored_as_trained
 from gnomon.runtime.checkpoint.pretrained import export, values_of
 from gnomon.runtime.data import Corpus, Source
 from gnomon.runtime.data.own_batches import Batches, OwnBatches, OwnData, TextBatches
@@ -334,6 +337,7 @@ def executor_of(
         device=CPU if device is None else device,
         values=values,
         states=None if own is None else own.states,
+        steps=job.steps,
     )
 
 
@@ -341,10 +345,18 @@ def exported(job: Job, executor: Executor, own: OwnModule | None, *, stopped: bo
     """Writes the weights, if that was asked for and the run was not stopped. All ranks must call it."""
     if job.export is None or stopped:
         return
-    if own is None:
-        export(executor, job.export[0], model=job.export[1])
+    target, model = job.export
+    if own is not None:
+        own.export(executor, target)
+    elif (storage := trained_storage(job.plan)) is None:
+        export(executor, target, model=model)
     else:
-        own.export(executor, job.export[0])
+        whole = target.with_name(f".{target.name}.whole")
+        export(executor, whole, model=model)
+        if dist.get_rank() == 0:
+            stored_as_trained(whole, target, storage)
+            shutil.rmtree(whole)
+        dist.barrier()
 
 
 class Loop:

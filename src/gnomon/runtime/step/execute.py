@@ -21,7 +21,8 @@ from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.lowering.units import units_of_lengths
-from gnomon.methods import check_methods, mimose, partial_reduce
+from gnomon.methods import check_methods, mimose, nxm_admm, partial_reduce
+from gnomon.methods.trained_weights import compressed
 from gnomon.plans import Plan, Unit, Workload, check, shared_parameters
 from gnomon.plans import batch as batch_of
 from gnomon.plans.ends import cut_ends
@@ -34,7 +35,9 @@ from gnomon.runtime.module.apply import NOTHING_BESIDE, apply, dtypes, has_exper
 from gnomon.runtime.module.blocks import Capacity
 from gnomon.runtime.module.crossings import Shapes, hops
 from gnomon.runtime.module.stage import Batch, Stage
+from gnomon.runtime.optim.nxm_admm import NxmAdmm
 from gnomon.runtime.optim.update import AdamWSettings, Update
+from gnomon.runtime.optim.weight_rules import WeightRule
 from gnomon.runtime.parameters.files import ReadAhead
 from gnomon.runtime.parameters.parameters import CPU, Parameters, Values
 from gnomon.runtime.processes.launch import check_place
@@ -81,8 +84,10 @@ class Executor:
         device: torch.device = CPU,
         values: Values | None = None,
         states: Mapping[str, Tensor] | None = None,
+        steps: int = 0,
     ) -> None:
-        """program: what to run in place of `lower`'s, for the same plan; a plan with methods that rewrite the Program
+        """steps: of the whole run, which methods that change weights while they train ask for; 0: nobody knows.
+        program: what to run in place of `lower`'s, for the same plan; a plan with methods that rewrite the Program
         needs it, since only a prediction has what they ask for (`Prediction.structure.program`). device: this rank's,
         where all that it holds lies; `launch` gives every process its own. values: of parameters at step 0
         (`pretrained.values_of`); None: random ones by the seed. states: buffers of a captured model by
@@ -90,6 +95,12 @@ class Executor:
         PlanError for what the runtime does not run, ProgramError for a Program that is no step of the plan."""
         if partial_reduce.METHOD.used(plan):
             raise PlanError("a plan with partial_reduce is run by gnomon run alone; leave the pass out here")
+        for changing in (nxm_admm.METHOD,):
+            if changing.used(plan) and not steps:
+                raise PlanError(
+                    f"a plan with {changing.name} is run by gnomon run alone, which knows how many steps there are; "
+                    f"leave the pass out here"
+                )
         check_place(plan.device_of)
         graph = under(graph, plan)
         self.graph, self.plan, self.workload, self.device = graph, plan, workload, device
@@ -131,6 +142,7 @@ class Executor:
             check_methods(plan, "run")
             ((_, stage),) = self.stages.items()
             self.compute.mimose = Mimose(mimose.settings_of(plan), graph, stage, self.resident_bytes, device)
+        self.state.rules = self._rules(steps)
         self.messages = Messages(
             plan,
             self.groups,
@@ -181,6 +193,17 @@ class Executor:
             wanted = part.state_names.difference(*(still.by_name for still in part.still))
             part.states = {name: x for name, x in states.items() if name in wanted}
         return stages
+
+    def _rules(self, steps: int) -> tuple[WeightRule, ...]:
+        """What methods of the plan do to weights around their update, begun."""
+        rules: list[WeightRule] = []
+        if nxm_admm.METHOD.used(self.plan):
+            check_methods(self.plan, "run", self.graph)
+            rules.append(NxmAdmm(nxm_admm.settings_of(self.plan), compressed(self.graph), steps))
+        for rule in rules:
+            for held, _ in self.parameters():
+                rule.begin(held)
+        return tuple(rules)
 
     def _disk(self) -> ReadAhead:
         """Reads parameters in the order of the rows, where they wait in files."""
@@ -372,7 +395,8 @@ class Executor:
     @property
     def notes(self) -> tuple[str, ...]:
         """What methods that decide in the run say of it."""
-        return () if self.compute.mimose is None else (self.compute.mimose.said(),)
+        said = () if self.compute.mimose is None else (self.compute.mimose.said(),)
+        return said + tuple(rule.note for rule in self.state.rules)
 
     def parameters(self) -> Iterator[tuple[Parameters, Update]]:
         """What this rank holds of the model, and the optimizer's states of it."""

@@ -23,6 +23,7 @@ from gnomon.runtime.module.stage import Stage
 from gnomon.runtime.optim.loss_scale import LossScale
 from gnomon.runtime.optim.matrix import Ranks
 from gnomon.runtime.optim.update import AdamWSettings, Update, clip_scale, squares, summed
+from gnomon.runtime.optim.weight_rules import WeightRule
 from gnomon.runtime.parameters.parameters import GradientBucket, Parameters
 from gnomon.runtime.parameters.shards import interleaved, kept_shards, packed
 from gnomon.runtime.step.buffers import Buffers, Name
@@ -53,6 +54,8 @@ class State:
         """Moves the biases of routers after their update, which leaves them where they are."""
         self.watch: Callable[[Parameters], None] | None = None
         """Is shown parameters with their whole gradient, before they are updated."""
+        self.rules: tuple[WeightRule, ...] = ()
+        """What is done to weights around their update."""
         self.adam = {number: tuple(Update.of(held, kind) for held in stage.held) for number, stage in stages.items()}
         self.on_host: Mapping[int, Sequence[Parameters]] = {}
         """Stages whose update is on the host -> the host's side of their parameters."""
@@ -65,8 +68,9 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Counts the bytes of the optimizer's moments on the device."""
-        return sum(adam.nbytes for n, parts in self.adam.items() if n not in self.on_host for adam in parts)
+        """Counts the bytes of the optimizer's moments on the device, and of what `rules` keep."""
+        own = sum(adam.nbytes for n, parts in self.adam.items() if n not in self.on_host for adam in parts)
+        return own + sum(rule.nbytes for rule in self.rules)
 
     def put_on_host(self, parts: Mapping[int, Sequence[Parameters]]) -> None:
         """The moments of these stages are the host's, and so is their gradient once it came down."""
@@ -336,7 +340,19 @@ class State:
                 self.watch(held)
         for held, adam in zip(self.stages[stage].held, self.adam[stage], strict=True):
             if not self.skips:
-                adam.update(held, self.settings, scale=self.scale, ranks=self.ranks_of(held))
+                self._update(held, adam)
                 if self.biases is not None:
                     self.biases.move(held)
             held.drop_grad()
+
+    def _update(self, held: Parameters, adam: Update) -> None:
+        """One update with what `rules` do around it. Terms that they add to a gradient are not clipped with it."""
+        scale, lr = self.scale, self.settings.lr * self.settings.rate.factor(adam.steps)
+        if self.rules and not (isinstance(scale, float) and scale == 1.0):
+            held.my_grad().mul_(scale)
+            scale = 1.0
+        for rule in self.rules:
+            rule.before(held)
+        adam.update(held, self.settings, scale=scale, ranks=self.ranks_of(held))
+        for rule in self.rules:
+            rule.after(held, lr)

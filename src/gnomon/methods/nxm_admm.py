@@ -1,0 +1,95 @@
+"""NxMTransformer: weights of which n of every m are kept, learnt by the alternating direction method of multipliers.
+
+Training minimises L(W) + rho/2 |W - Z + U|^2: each step updates W by the gradient of both terms; every `every` steps Z
+becomes what the pattern keeps of W + U, and U adds up what W and Z differ by. rho grows over these steps to its value.
+After `mask_at` of the run's steps the pattern of W + U is fixed: the rest of W is put to 0 and stays so, and what is
+kept is trained on. With rho = 0 this is one-shot magnitude at that step, and training of what it left. Z and U are as
+large as the matrices, in their dtype.
+
+Source: Holmes et al., "NxMTransformer: Semi-Structured Sparsification for Natural Language Understanding via ADMM",
+NeurIPS 2021; the growth of rho and the training after the mask are ours. Leaves out the arithmetic
+(`runtime.optim.weight_rules`), and the folder that is written (`runtime.checkpoint.compress`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnomon.errors import InputError, PlanError
+from gnomon.graph import Graph
+from gnomon.methods.method import Method, Param
+from gnomon.methods.trained_weights import compressed, divided_reason
+from gnomon.plans import Plan
+from gnomon.storage.n_of_m import NM
+from gnomon.storage.names import storage_of
+
+NAME = "nxm_admm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the plan asks for."""
+
+    storage: NM
+    """How the matrices end."""
+    rho: float = 0.01
+    """Weight of the pattern beside the loss, at the end of its growth."""
+    every: int = 8
+    """Steps between two updates of Z and U."""
+    mask_at: float = 0.7
+    """Share of the steps after which the pattern is fixed."""
+
+
+def settings_of(plan: Plan) -> Settings:
+    """What a plan that names the method asks for. PlanError for parameters that mean nothing."""
+    read = METHOD.read(next(one for one in plan.schedule.passes if one.name == NAME))
+    pattern, rho, every, mask_at = str(read["pattern"]), float(read["rho"]), int(read["every"]), float(read["mask_at"])
+    try:
+        storage = storage_of(pattern)
+    except InputError as error:
+        raise PlanError(f"pass {NAME}: {error}") from None
+    if not isinstance(storage, NM):
+        raise PlanError(f"pass {NAME}: pattern = {pattern!r} does not keep n of every m; give one as '2:4' or '4:16'")
+    if rho < 0 or every < 1 or not 0 < mask_at < 1:
+        raise PlanError(
+            f"pass {NAME}: rho = {rho} must be at least 0, every = {every} at least 1, and mask_at = {mask_at} a share "
+            f"of the steps between 0 and 1"
+        )
+    return Settings(storage=storage, rho=rho, every=every, mask_at=mask_at)
+
+
+def _refusal(plan: Plan) -> str | None:
+    settings_of(plan)
+    return divided_reason(plan)
+
+
+def _unfit(plan: Plan, graph: Graph) -> str | None:
+    storage, matrices = settings_of(plan).storage, compressed(graph)
+    if not matrices:
+        return f"{graph.name} has no matrix in a repeated layer"
+    whys = ((name, storage.refused(shape)) for name, shape in matrices.items())
+    return next((f"{name} cannot be stored as {why}; give another pattern" for name, why in whys if why), None)
+
+
+_DEFAULT = Settings(storage=NM(n=2, m=4))
+
+METHOD = Method(
+    name=NAME,
+    paper="NxMTransformer, Holmes et al., NeurIPS 2021",
+    about="weights are drawn to a pattern that keeps n of every m while they train, and end in it",
+    switch="schedule.passes",
+    exactness="statistical",
+    missing={
+        "rewritten": "rows of a Program stay as they are; an update does more",
+        "planned": "it changes what is learnt, so that a plan has it where its user says so",
+    },
+    params=(
+        Param(name="pattern", about="what is kept of every m side by side, as in '2:4'", default=_DEFAULT.storage.name),
+        Param(name="rho", about="weight of the pattern beside the loss", default=_DEFAULT.rho),
+        Param(name="every", about="steps between two updates of the multipliers", default=_DEFAULT.every),
+        Param(name="mask_at", about="share of the steps after which the pattern is fixed", default=_DEFAULT.mask_at),
+    ),
+    refusal=_refusal,
+    unfit=_unfit,
+    storage=lambda plan: settings_of(plan).storage,
+)

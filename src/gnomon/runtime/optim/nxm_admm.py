@@ -1,0 +1,107 @@
+"""NxMTransformer's multipliers at work (`methods.nxm_admm`): each update is drawn to the pattern, then kept in it.
+
+`NxmAdmm` is a `WeightRule`. Z and U of a matrix are beside the copy that is updated, in its dtype; once the pattern is
+fixed, they make way for a mask of a byte a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnomon.methods.nxm_admm import Settings
+from gnomon.methods.trained_weights import step_at
+from gnomon.runtime.optim.weight_rules import parts_of, updated
+from gnomon.runtime.parameters.parameters import Parameters, Slot
+
+
+@dataclass(slots=True)
+class _Matrix:
+    slot: Slot
+    z: Tensor | None
+    """What the pattern keeps of W + U; None once it is fixed."""
+    u: Tensor | None
+    mask: Tensor | None = None
+
+
+def kept(x: Tensor, n: int, m: int) -> Tensor:
+    """Whether each number is among the n largest of its m."""
+    sizes = x.abs().view(-1, m)
+    mask = torch.zeros_like(sizes, dtype=torch.bool).scatter_(1, sizes.topk(n, dim=1).indices, True)
+    return mask.view(x.shape)
+
+
+class NxmAdmm:
+    """The matrices of a rank's stages."""
+
+    def __init__(self, settings: Settings, names: Collection[str], steps: int) -> None:
+        """names: of the matrices. steps: of the run."""
+        self.settings, self.names = settings, names
+        self.mask_at = max(1, step_at(settings.mask_at, steps))
+        self.matrices: dict[int, list[_Matrix]] = {}
+        self.steps: dict[int, int] = {}
+        self.off = 0.0
+        """Squares of what the mask took away, and of all that there was."""
+        self.size = 0.0
+
+    def begin(self, held: Parameters) -> None:
+        """Z is the pattern's part of the weights, U is 0."""
+        own, w = list[_Matrix](), updated(held)
+        for slot, _ in parts_of(held, self.names):
+            x = w[slot.start : slot.stop]
+            own.append(_Matrix(slot, x * kept(x, *self._pattern), torch.zeros_like(x)))
+        self.matrices[id(held)], self.steps[id(held)] = own, 0
+
+    @property
+    def _pattern(self) -> tuple[int, int]:
+        return self.settings.storage.n, self.settings.storage.m
+
+    def before(self, held: Parameters) -> None:
+        """Adds rho (W - Z + U) to the gradient; once the pattern is fixed, what is outside has none."""
+        self.steps[id(held)] += 1
+        w, grads = updated(held), held.my_grad()
+        rho = self.settings.rho * min(1.0, self.steps[id(held)] / self.mask_at)
+        for one in self.matrices[id(held)]:
+            at = slice(one.slot.start, one.slot.stop)
+            if one.mask is not None:
+                grads[at] *= one.mask
+            elif rho and one.z is not None and one.u is not None:
+                grads[at].add_((w[at] - one.z).add_(one.u), alpha=rho)
+
+    def after(self, held: Parameters, lr: float) -> None:
+        """Z and U follow at their step, the pattern is fixed at its own; from then on W stays in it."""
+        step, w = self.steps[id(held)], updated(held)
+        for one in self.matrices[id(held)]:
+            x = w[one.slot.start : one.slot.stop]
+            if one.z is not None and one.u is not None:
+                if step == self.mask_at:
+                    one.mask = kept(x + one.u, *self._pattern)
+                    one.z = one.u = None
+                    self.off += float((x * ~one.mask).square().sum())
+                    self.size += float(x.square().sum())
+                elif step % self.settings.every == 0:
+                    drawn = x + one.u
+                    one.z = drawn * kept(drawn, *self._pattern)
+                    one.u = drawn - one.z
+            if one.mask is not None:
+                x *= one.mask
+                if held.master is not None:
+                    held.shard[one.slot.start : one.slot.stop] = x
+
+    @property
+    def nbytes(self) -> int:
+        """Of Z, U and masks."""
+        every = (x for own in self.matrices.values() for one in own for x in (one.z, one.u, one.mask))
+        return sum(x.nbytes for x in every if x is not None)
+
+    @property
+    def note(self) -> str:
+        """When the pattern was fixed, and how far from it weights then were."""
+        pattern = self.settings.storage.name
+        if not self.size:
+            return f"{pattern} by ADMM: the run ended before its pattern was fixed (step {self.mask_at})"
+        share = (self.off / self.size) ** 0.5
+        return f"{pattern} by ADMM: fixed after step {self.mask_at}, when {share:.1%} of the weights' norm lay outside"

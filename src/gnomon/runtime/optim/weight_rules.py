@@ -1,0 +1,47 @@
+"""What is done to weights around each update: drawn to a pattern, rounded for the next forward, shrunk by groups.
+
+A `WeightRule` sees the parameters of a stage before and after each of its updates (`State.update`). `parts_of` finds
+the matrices that one is about. Leaves out the rules themselves (`nxm_admm`, `xtc`, `iss`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Protocol
+
+from torch import Tensor
+
+from gnomon.runtime.parameters.parameters import Parameters, Slot
+
+
+class WeightRule(Protocol):
+    """Of one rank."""
+
+    def begin(self, held: Parameters) -> None:
+        """Before the first step."""
+
+    def before(self, held: Parameters) -> None:
+        """Before an update, whose gradient is whole and clipped."""
+
+    def after(self, held: Parameters, lr: float) -> None:
+        """After it. lr: the learning rate that it had."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of what it keeps."""
+
+    @property
+    def note(self) -> str:
+        """How it went, in a line."""
+
+
+def updated(held: Parameters) -> Tensor:
+    """The copy that an update changes: the optimizer's, or the parameters themselves."""
+    return held.shard if held.master is None else held.master
+
+
+def parts_of(held: Parameters, names: Collection[str]) -> Iterator[tuple[Slot, int]]:
+    """(parameter, columns) of those that are among `names`, which lie whole in `updated`."""
+    for slot in held.slots:
+        if slot.name in names and slot.matrix is not None:
+            yield slot, slot.matrix[2]

@@ -29,6 +29,9 @@ PIPELINE = Plan(
     optimizer=Optimizer(clip=False),
 )
 """A plan in which every method that can be planned means something."""
+ALONE = replace(PIPELINE, mesh=Mesh(dp_replicate=8), layout=Layout(), optimizer=Optimizer(clip=False))
+"""For methods that change weights while a model trains, which every rank has whole."""
+WHOLE = ("nxm_admm",)
 GIVEN: Mapping[str, Pass] = {
     "bamboo": Pass(name="bamboo", params=(("rank", 1),)),
     "mimose": Pass(name="mimose", params=(("budget", "1 GiB"),)),
@@ -44,6 +47,8 @@ def named(name: str, plan: Plan = PIPELINE) -> Plan:
     """The plan with a pass of this name; one with context parallelism for a method that is about it."""
     if name == "skrull" and plan is PIPELINE:
         plan = replace(plan, mesh=Mesh(dp_shard=2, cp=4), layout=Layout())
+    if name in WHOLE and plan is PIPELINE:
+        plan = ALONE
     given = GIVEN.get(name, Pass(name=name))
     return replace(plan, schedule=replace(plan.schedule, passes=(given,)))
 

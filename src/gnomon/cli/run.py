@@ -32,6 +32,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.late import load_late
 from gnomon.methods import bamboo, check_methods, chunkflow, mimose, partial_reduce, rewrites, skrull
+from gnomon.methods import every as every_method
 from gnomon.methods.easyscale import Observation, placed
 from gnomon.models.lora import parse_adapters
 from gnomon.plans import Plan, PlanFile, Saved, load_plan
@@ -85,6 +86,7 @@ def run(options: RunOptions) -> int:
             "--memory-checkpoint-every N or a plan with bamboo; add one, or leave this out"
         )
     _check_lengths(file, options, shared=shared)
+    _check_resumes(file, options, shared=shared)
     _check_there(options)
     graph, notes = read_model_to_run(file.model)
     file = _routed(file, options, graph)
@@ -213,6 +215,25 @@ def _check_lengths(file: PlanFile, options: RunOptions, *, shared: bool) -> None
         if used:
             why = f"{methods[0].name} makes its own microbatches" if methods else "the plan is for several lengths"
             raise InputError(f"{why}, and {what} takes rows of one length; leave one of them out")
+
+
+def _check_resumes(file: PlanFile, options: RunOptions, *, shared: bool) -> None:
+    """InputError where a run is to go on from a checkpoint, or be run anew in part, with a method that keeps more than
+    checkpoints hold."""
+    asked = (
+        ("--resume", options.resume),
+        ("--max-restarts", options.max_restarts > 0),
+        ("--memory-checkpoint-every", options.memory_checkpoint_every is not None),
+        ("ranks that share processes", shared),
+        ("a plan with bamboo", bamboo.METHOD.used(file.plan)),
+        ("a plan with partial_reduce", partial_reduce.METHOD.used(file.plan)),
+    )
+    for entry in every_method():
+        what = next((what for what, used in asked if used), None)
+        if not entry.resumes and what is not None and entry.used(file.plan):
+            raise InputError(
+                f"{entry.name} keeps what no checkpoint holds, so {what} cannot go on with it; leave one of them out"
+            )
 
 
 def shares_processes(file: PlanFile, options: RunOptions) -> bool:

@@ -15,6 +15,7 @@ from gnomon.graph import Graph
 from gnomon.late import load_late
 from gnomon.methods.method import MARKS as MARKS
 from gnomon.methods.method import Context as Context
+from gnomon.methods.method import Costs as Costs
 from gnomon.methods.method import Mark as Mark
 from gnomon.methods.method import Method as Method
 from gnomon.methods.method import Param as Param

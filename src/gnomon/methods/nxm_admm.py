@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gnomon.errors import InputError, PlanError
-from gnomon.graph import Graph
-from gnomon.methods.method import Method, Param
+from gnomon.graph import DTYPE_BITS, Graph
+from gnomon.methods.method import Costs, Method, Param
 from gnomon.methods.trained_weights import compressed, divided_reason
 from gnomon.plans import Plan
 from gnomon.storage.n_of_m import NM
@@ -71,6 +71,20 @@ def _unfit(plan: Plan, graph: Graph) -> str | None:
     return next((f"{name} cannot be stored as {why}; give another pattern" for name, why in whys if why), None)
 
 
+CHOSEN_BYTES = 96
+"""Moving so many bytes takes as long as choosing the n largest of m does, a number: 8 to 12 ns on one core (torch
+2.13's topk, 8 thousand to a million numbers)."""
+
+
+def _costs(plan: Plan) -> Costs:
+    """W, Z, U and the gradient are read and it is written; Z and U now and then; later a mask of a byte."""
+    settings = settings_of(plan)
+    width = DTYPE_BITS[plan.precision.param if plan.precision.master == "none" else plan.precision.master] // 8
+    drawn = 5 * width + (CHOSEN_BYTES + 6 * width) / settings.every
+    masked = 4 * width + 2
+    return Costs(kept_bytes=2.0 * width, moved_bytes=settings.mask_at * drawn + (1 - settings.mask_at) * masked)
+
+
 _DEFAULT = Settings(storage=NM(n=2, m=4))
 
 METHOD = Method(
@@ -91,5 +105,7 @@ METHOD = Method(
     ),
     refusal=_refusal,
     unfit=_unfit,
+    resumes=False,
+    costs=_costs,
     storage=lambda plan: settings_of(plan).storage,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from math import prod
 
-from gnomon.graph import Graph
+from gnomon.graph import Block, Graph
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.orders import DEFAULT
 from gnomon.plans import Plan, Saved
@@ -29,12 +29,18 @@ def compressed(graph: Graph) -> dict[str, tuple[int, int]]:
         if layer.call.first is None:
             continue
         for tensor in block.parameters:
-            name, split = layer.call.parameter_name(tensor.name, layer.index), split_of(block, tensor.name)
-            if split is None or is_looked_up(block, tensor.name) or KEPT_WHOLE.search(name):
+            if not is_compressed(block, tensor.name):
                 continue
+            _, first = split_of(block, tensor.name) or (0, 0)
             sizes = [dim.size or 0 for dim in tensor.atoms]
-            made[name] = prod(sizes[: split[1]]), prod(sizes[split[1] :])
+            made[layer.call.parameter_name(tensor.name, layer.index)] = prod(sizes[:first]), prod(sizes[first:])
     return made
+
+
+def is_compressed(block: Block, name: str) -> bool:
+    """Whether a parameter of a repeated layer's block is one of these matrices."""
+    matrix = split_of(block, name) is not None and not is_looked_up(block, name)
+    return matrix and not KEPT_WHOLE.search(f".{name}")
 
 
 def divided_reason(plan: Plan) -> str | None:

@@ -29,6 +29,7 @@ AXES: Mapping[str, str] = {
 RECOMPUTE = "R"
 LAUNCH = "launch"
 OFFLOAD = "offload"
+METHODS = "methods"
 
 
 def step_parts(structure: Structure, durations: Durations, pricing: Pricing) -> dict[str, float]:
@@ -37,7 +38,8 @@ def step_parts(structure: Structure, durations: Durations, pricing: Pricing) -> 
     A kind of action (`F`, `B`, `I`, `W`, `OPT`, `NORM` …): its kernels. `R`: kernels of what is computed again. `tp
     communication`, `ep …`: collectives within layers that their kernels wait for. `pp communication`, `dp …`: messages
     and reductions that the rank waits for. `launch`: kernels waiting for the host. `offload`: copies to and from the
-    host, and its update, that are waited for. `bubble`: waiting for other ranks' computing. `ahead`: waiting for
+    host, and its update, that are waited for. `methods`: a teacher's forward, and passes from other activations.
+    `bubble`: waiting for other ranks' computing. `ahead`: waiting for
     nothing of this rank's, because another one sets the pace.
     """
     spent = breakdown(simulate(structure, durations, steady=True))
@@ -79,7 +81,7 @@ def _split(structure: Structure, pricing: Pricing, worker: int, share: Share) ->
     parts = _parts(structure, pricing, worker, kinds)
     whole = sum(parts.values())
     largest = max(parts, key=lambda name: parts[name])
-    names = {"compute": share.action, "again": RECOMPUTE, "launch": LAUNCH, "offload": OFFLOAD}
+    names = {"compute": share.action, "again": RECOMPUTE, "launch": LAUNCH, "offload": OFFLOAD, "methods": METHODS}
     out = {name: quantise(share.seconds * part / whole) for name, part in parts.items() if whole}
     out[largest] = share.seconds - sum(seconds for name, seconds in out.items() if name != largest)
     return {names.get(name, f"{name} communication"): seconds for name, seconds in out.items()}

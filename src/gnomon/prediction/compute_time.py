@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import replace
 
 from gnomon.prediction.layer_types import LayerPrice, Phase
+from gnomon.prediction.method_costs import costs_of
 from gnomon.prediction.priced import PricedStages
 from gnomon.prediction.stage_kernels import around, beside_s
 from gnomon.prediction.update import host_copy_s
@@ -70,8 +71,24 @@ class ComputeTime:
 
     def parts(self, kind: str, block: int) -> dict[str, float]:
         """Seconds of a computing action by what they go into: `compute`, what is computed
-        again (`again`), collectives by axis (`tp`), what launches take beyond (`launch`), and what offloaded
-        activations take beyond that (`offload`). They add up to its price."""
+        again (`again`), collectives by axis (`tp`), what launches take beyond (`launch`), what offloaded activations
+        take beyond that (`offload`), and what methods do beside it (`methods`). They add up to its price."""
+        own = self._own_parts(kind, block)
+        beside = self._methods_s(kind, block)
+        return {**own, "methods": beside} if beside else own
+
+    def _methods_s(self, kind: str, block: int) -> float:
+        """The forward of a teacher, and forwards and backwards from other activations."""
+        costs = costs_of(self.priced.plan)
+        if kind == "F":
+            return costs.teacher_forwards * self.priced.teacher_s
+        if kind != "B":
+            return 0.0
+        more = (("F", costs.forwards), ("I", costs.input_gradients), ("B", costs.backwards))
+        return sum(times * sum(self._own_parts(one, block).values()) for one, times in more if times)
+
+    def _own_parts(self, kind: str, block: int) -> dict[str, float]:
+        """Without methods."""
         stage = self.priced.blocks[block][0]
         phases = [self.phase(name, block) for name in PHASES[kind]]
         extra = self._extras_of(kind, block)
@@ -87,7 +104,7 @@ class ComputeTime:
         device = compute + sum(comm.values())
         spent_on = {"compute": compute - again, "again": again, **comm}
         if self.priced.blocks[block][1] >= 0 and not self.priced.waits_by_layer:
-            whole, share = self.of_stages.parts(kind, stage), self._share(kind, block)
+            whole, share = self.of_stages._own_parts(kind, stage), self._share(kind, block)
             return {**spent_on, "launch": share * whole["launch"], "offload": share * whole["offload"]}
         host = self._host_s(stage, phases, extra.kernels) + self._beside_s(kind, block)
         held = max(device + self._starved_s(kind, block), host)

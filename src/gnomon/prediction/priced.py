@@ -36,6 +36,10 @@ class PricedStages:
     """(stage, layer in it) of each of the Program's stages when those are layers; (stage, -1) when whole stages."""
     count: int
     """Microbatches."""
+    teacher_s: float = 0.0
+    """Of a microbatch's forward through the teacher that a method of the plan asks."""
+    teacher_bytes: int = 0
+    """Of its parameters on each rank."""
     numbers: Fitted = field(default_factory=fitted)
     """Fitted to runs; left out, those on record."""
 

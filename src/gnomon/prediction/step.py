@@ -20,6 +20,7 @@ from gnomon.prediction.compute_time import PHASES, ComputeTime
 from gnomon.prediction.layer import parameter_elements
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.messages import Messages
+from gnomon.prediction.method_costs import beside_update_s
 from gnomon.prediction.priced import PricedStages
 from gnomon.prediction.reduction_time import WANTED, ReductionTime
 from gnomon.prediction.stage import StagePrice
@@ -178,7 +179,8 @@ class Pricing(PricedStages):
         if kind == "SEND_COPY":
             return self._copied(stage)
         if kind in ("OPT", "OPT_COPY"):
-            return self._update(stage) + parameters_back_s(*self.layers(stage), self.cluster)
+            beside = beside_update_s(*self.layers(stage)) if kind == "OPT" else 0.0
+            return self._update(stage) + parameters_back_s(*self.layers(stage), self.cluster) + beside
         if kind == "NORM":
             return norm_s(self.stages[self.blocks[stage][0]], self.cluster, self.stack)
         if kind in ("D2H", "H2D", "HOST_OPT", "HOST_ADD"):

@@ -31,12 +31,12 @@ from gnomon.formats.router import save_router
 from gnomon.graph import Graph
 from gnomon.graph.text_inputs import ids_of, labels_of
 from gnomon.hardware import Cluster
+from gnomon.late import load_late
 from gnomon.methods import trained_storage
 from gnomon.plans import Plan, Saved, Workload
 from gnomon.program import Program
 from gnomon.runtime.calibrate.slowdown import slowdown_now
 from gnomon.runtime.checkpoint import Saver, checkpoints, load, newest
-from gnomon.runtime.checkpoint.compress import stored_as_trained
 from gnomon.runtime.checkpoint.pretrained import export, values_of
 from gnomon.runtime.data import Corpus, Source
 from gnomon.runtime.data.own_batches import Batches, OwnBatches, OwnData, TextBatches
@@ -354,7 +354,7 @@ def exported(job: Job, executor: Executor, own: OwnModule | None, *, stopped: bo
         whole = target.with_name(f".{target.name}.whole")
         export(executor, whole, model=model)
         if dist.get_rank() == 0:
-            stored_as_trained(whole, target, storage)
+            load_late("gnomon.runtime.checkpoint.compress:stored_as_trained")(whole, target, storage)
             shutil.rmtree(whole)
         dist.barrier()
 

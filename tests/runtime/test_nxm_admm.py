@@ -20,8 +20,8 @@ from safetensors.torch import load_file  # noqa: E402
 from gnomon.cli import main  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.methods import check_methods  # noqa: E402
-from gnomon.methods.nxm_admm import Settings  # noqa: E402
-from gnomon.methods.trained_weights import compressed  # noqa: E402
+from gnomon.methods.learnt.nxm_admm import Settings  # noqa: E402
+from gnomon.methods.learnt.trained_weights import compressed  # noqa: E402
 from gnomon.models.presets import graph_of  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Pass, Plan, Precision, Schedule, Workload  # noqa: E402
 from gnomon.prediction import predict  # noqa: E402
@@ -56,7 +56,7 @@ def test_updates_are_those_of_the_paper() -> None:
     rng = np.random.default_rng(0)
     w, lr, rho, steps = rng.normal(size=(3, 8)), 0.1, 0.5, 8
     held.fill(lambda slot: torch.from_numpy(w))
-    rule = NxmAdmm(Settings(storage=TWO_OF_FOUR, rho=rho, every=2, mask_at=0.5), {"w"}, steps)
+    rule = NxmAdmm(Settings(rho=rho, every=2, mask_at=0.5), {"w"}, steps)
     rule.begin(held)
 
     def pattern(x: np.ndarray) -> np.ndarray:
@@ -120,14 +120,14 @@ def test_its_memory_and_seconds_are_predicted() -> None:
 @pytest.mark.parametrize(
     ("plan", "says"),
     [
-        (with_pass(Plan(), ("pattern", "5:4")), "takes 0 < n < m <= 16, as 2:4"),
-        (with_pass(Plan(), ("pattern", "0.9")), "does not keep n of every m"),
+        (with_pass(Plan(), ("pattern", "5:4")), "0 < n < m <= 16; give one as '2:4'"),
+        (with_pass(Plan(), ("pattern", "0.9")), "'0.9' does not keep n of every m"),
         (with_pass(Plan(), ("mask_at", 1.5)), "a share of the steps between 0 and 1"),
         (with_pass(Plan(mesh=Mesh(tp=2))), "use tp = 1"),
         (with_pass(Plan(mesh=Mesh(dp_shard=2), optimizer=Optimizer(zero=1))), "use optimizer.zero = 0"),
         (
             with_pass(Plan(), ("pattern", "3:9")),
-            "q_proj.weight cannot be stored as 3:9: 2,048 columns are no multiple of 9",
+            "q_proj.weight has 2,048 columns, no multiple of 9",
         ),
     ],
 )

@@ -31,8 +31,7 @@ from gnomon.formats.router import SUFFIX, routers_of
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.late import load_late
-from gnomon.methods import bamboo, check_methods, chunkflow, mimose, partial_reduce, rewrites, skrull
-from gnomon.methods import every as every_method
+from gnomon.methods import bamboo, check_methods, chunkflow, mimose, partial_reduce, rewrites, skrull, used
 from gnomon.methods.easyscale import Observation, placed
 from gnomon.models.lora import parse_adapters
 from gnomon.plans import Plan, PlanFile, Saved, load_plan
@@ -186,8 +185,8 @@ def _routed(file: PlanFile, options: RunOptions, graph: Graph) -> PlanFile:
             ("a plan with bamboo", bamboo.METHOD.used(file.plan)),
             ("a plan with partial_reduce", partial_reduce.METHOD.used(file.plan)),
         )
-        for what, used in others:
-            if used:
+        for what, is_asked in others:
+            if is_asked:
                 raise InputError(
                     f"--record-router counts what the plan's own processes route, one a rank, and {what} runs them "
                     f"otherwise; record without it"
@@ -211,8 +210,8 @@ def _check_lengths(file: PlanFile, options: RunOptions, *, shared: bool) -> None
         ("partial_reduce", partial_reduce.METHOD.used(file.plan)),
         ("a model that is code", is_code(file.model)),
     )
-    for what, used in others:
-        if used:
+    for what, is_asked in others:
+        if is_asked:
             why = f"{methods[0].name} makes its own microbatches" if methods else "the plan is for several lengths"
             raise InputError(f"{why}, and {what} takes rows of one length; leave one of them out")
 
@@ -228,9 +227,9 @@ def _check_resumes(file: PlanFile, options: RunOptions, *, shared: bool) -> None
         ("a plan with bamboo", bamboo.METHOD.used(file.plan)),
         ("a plan with partial_reduce", partial_reduce.METHOD.used(file.plan)),
     )
-    for entry in every_method():
-        what = next((what for what, used in asked if used), None)
-        if not entry.resumes and what is not None and entry.used(file.plan):
+    what = next((what for what, is_asked in asked if is_asked), None)
+    for entry in used(file.plan):
+        if not entry.resumes and what is not None:
             raise InputError(
                 f"{entry.name} keeps what no checkpoint holds, so {what} cannot go on with it; leave one of them out"
             )

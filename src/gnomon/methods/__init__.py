@@ -1,7 +1,7 @@
 """Methods: published systems that rewrite a plan or its Program, one file each with a `METHOD` that says all of it.
 
-The folder is the registry: `every` lists them, `method(name)` finds one; `check_methods(plan)` refuses what a plan asks
-in vain, and `rewritten(program, plan, context)` applies those that `schedule.passes` names. Leaves out schedules of
+The folder and `learnt` are the registry: `every` lists them, `method(name)` finds one; `check_methods(plan)` refuses
+what a plan asks in vain, and `rewritten(program, plan, context)` applies those that `schedule.passes` names. Leaves out schedules of
 pipelines, which are `orders`, and prices.
 """
 
@@ -9,37 +9,68 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph
 from gnomon.late import load_late
 from gnomon.methods.method import MARKS as MARKS
 from gnomon.methods.method import Context as Context
-from gnomon.methods.method import Costs as Costs
 from gnomon.methods.method import Mark as Mark
 from gnomon.methods.method import Method as Method
 from gnomon.methods.method import Param as Param
 from gnomon.methods.method import Simulate as Simulate
 from gnomon.plans import Plan
 from gnomon.program import Program
-from gnomon.storage.integers import Integers
-from gnomon.storage.sparse import Sparse
 
-_NO_METHOD = frozenset({"__init__", "method", "trained_weights"})
-"""Files of the folder that hold no method."""
+if TYPE_CHECKING:
+    from gnomon.storage.integers import Integers
+    from gnomon.storage.sparse import Sparse
+
+_NO_METHOD = frozenset({"__init__", "method", "costs", "trained_weights"})
+"""Files of the folders that hold no method."""
+
+
+def _stems(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.py") if path.stem not in _NO_METHOD)
+
+
+@cache
+def _usual() -> tuple[Method, ...]:
+    return tuple(load_late(f"gnomon.methods.{stem}:METHOD") for stem in _stems(Path(__file__).parent))
+
+
+@cache
+def _learnt() -> frozenset[str]:
+    """Names of those in `learnt`, which are loaded where they are named."""
+    return frozenset(_stems(Path(__file__).parent / "learnt"))
+
+
+def _read_learnt(name: str) -> Method:
+    entry: Method = load_late(f"gnomon.methods.learnt.{name}:METHOD")
+    return entry
 
 
 @cache
 def every() -> tuple[Method, ...]:
-    """All methods of the folder, by the alphabet."""
-    stems = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in _NO_METHOD)
-    return tuple(load_late(f"gnomon.methods.{stem}:METHOD") for stem in stems)
+    """All methods, by the alphabet."""
+    return tuple(sorted((*_usual(), *map(_read_learnt, _learnt())), key=lambda entry: entry.name))
+
+
+def used(plan: Plan) -> tuple[Method, ...]:
+    """Those that a plan uses, by the alphabet; of `learnt`, no other is loaded."""
+    named = {given.name for given in plan.schedule.passes} & _learnt()
+    entries = (*(entry for entry in _usual() if entry.used(plan)), *map(_read_learnt, named))
+    return tuple(sorted(entries, key=lambda entry: entry.name))
 
 
 def method(name: str) -> Method:
     """The method of that name. PlanError with the nearest otherwise."""
-    known = {entry.name: entry for entry in every()}
+    known = {entry.name: entry for entry in _usual()}
+    if name in _learnt():
+        return _read_learnt(name)
     if name not in known:
+        known |= {entry.name: entry for entry in every()}
         raise PlanError(f"unknown method {name[:40]!r}{nearest(name, known)}; there are {', '.join(known)}")
     return known[name]
 
@@ -52,9 +83,7 @@ def check_methods(plan: Plan, mark: Mark = "predicted", graph: Graph | None = No
         if entry.switch != "schedule.passes":
             raise PlanError(f"{entry.name} is turned on by {entry.switch}, not by schedule.passes; set that field")
         entry.read(given)
-    for known in every():
-        if not known.used(plan):
-            continue
+    for known in used(plan):
         if mark in known.missing:
             raise PlanError(f"{known.name} ({known.paper}) is not {mark} yet: {known.missing[mark]}; leave it out")
         if (why := known.refusal(plan)) is not None:
@@ -65,8 +94,7 @@ def check_methods(plan: Plan, mark: Mark = "predicted", graph: Graph | None = No
 
 def trained_storage(plan: Plan) -> Integers | Sparse | None:
     """How the weights of a plan can be stored once it has trained, by a method that sees to it; None: as numbers."""
-    found = (entry.storage(plan) for entry in every() if entry.storage is not None and entry.used(plan))
-    return next(found, None)
+    return next((entry.storage(plan) for entry in used(plan) if entry.storage is not None), None)
 
 
 def methods_named(text: str) -> tuple[Method, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph
@@ -16,8 +16,11 @@ from gnomon.plans import Pass, Plan
 from gnomon.plans.parts import Scalar
 from gnomon.program import Program, Structure
 from gnomon.simulate.play import Times
-from gnomon.storage.integers import Integers
-from gnomon.storage.sparse import Sparse
+
+if TYPE_CHECKING:  # of methods that most plans do not name, which a prediction does not load then
+    from gnomon.methods.learnt.costs import Costs
+    from gnomon.storage.integers import Integers
+    from gnomon.storage.sparse import Sparse
 
 Mark = Literal["rewritten", "planned", "predicted", "run"]
 """How far a method goes: its Program can be made; `gnomon plan` can choose it; `gnomon predict` prices it; `gnomon run`
@@ -100,38 +103,6 @@ def _by_name(name: str) -> Callable[[Plan], bool]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """What a method takes beside the step that a plan has without it."""
-
-    kept_bytes: float = 0.0
-    """Between steps, for each number of the matrices that it is about (`trained_weights.compressed`)."""
-    moved_bytes: float = 0.0
-    """Read and written around an update, for each such number, on average over a run's steps."""
-    teacher_forwards: float = 0.0
-    """Forwards of a teacher, a microbatch."""
-    forwards: float = 0.0
-    """More forwards of the model, a microbatch."""
-    input_gradients: float = 0.0
-    """More backwards without gradients of weights."""
-    backwards: float = 0.0
-    """More whole ones."""
-    logits: float = 0.0
-    """Arrays of the logits' size that are kept from forward to backward, besides the loss's own."""
-
-    def __add__(self, other: Costs) -> Costs:
-        """Of both; a teacher's logits serve both."""
-        return Costs(
-            kept_bytes=self.kept_bytes + other.kept_bytes,
-            moved_bytes=self.moved_bytes + other.moved_bytes,
-            teacher_forwards=max(self.teacher_forwards, other.teacher_forwards),
-            forwards=self.forwards + other.forwards,
-            input_gradients=self.input_gradients + other.input_gradients,
-            backwards=self.backwards + other.backwards,
-            logits=max(self.logits, other.logits),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """One published method."""
 
@@ -160,8 +131,8 @@ class Method:
     stand_ins: Callable[[Sequence[int], int], Iterator[StandIn]] | None = None
     """(lengths of the batch's sequences, devices) -> batches of one length whose best plans are a start for plans with
     it. None: it is not made for batches of several lengths."""
-    costs: Callable[[Plan], Costs] = lambda plan: Costs()
-    """What it takes beside the plan's own step, where its Program is that of the plan."""
+    costs: Callable[[Plan], Costs] | None = None
+    """What it takes beside the plan's own step; None: nothing that its Program does not show."""
     storage: Callable[[Plan], Integers | Sparse] | None = None
     """How the weights of a plan that uses it can be stored once it has trained; None: as before."""
     resumes: bool = True

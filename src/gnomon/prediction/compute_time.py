@@ -13,7 +13,6 @@ from copy import copy
 from dataclasses import replace
 
 from gnomon.prediction.layer_types import LayerPrice, Phase
-from gnomon.prediction.method_costs import costs_of
 from gnomon.prediction.priced import PricedStages
 from gnomon.prediction.stage_kernels import around, beside_s
 from gnomon.prediction.update import host_copy_s
@@ -79,11 +78,11 @@ class ComputeTime:
 
     def _methods_s(self, kind: str, block: int) -> float:
         """The forward of a teacher, and forwards and backwards from other activations."""
-        costs = costs_of(self.priced.plan)
+        costs = self.priced.costs
+        if costs is None or kind not in ("F", "B"):
+            return 0.0
         if kind == "F":
             return costs.teacher_forwards * self.priced.teacher_s
-        if kind != "B":
-            return 0.0
         more = (("F", costs.forwards), ("I", costs.input_gradients), ("B", costs.backwards))
         return sum(times * sum(self._own_parts(one, block).values()) for one, times in more if times)
 

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.late import load_late
 from gnomon.lowering.chunked import chunk_pass
 from gnomon.prediction.communicators import communicators, flat_bytes
 from gnomon.prediction.layer_types import LayerPrice
-from gnomon.prediction.method_costs import costs_of, kept_bytes
 from gnomon.prediction.reduced_memory import (
     copies,
     gradient_bytes,
@@ -366,7 +366,8 @@ def _rank(
     )
     by_class["activations"] = total("S", "X", "HX", "EX", "KV", "DKV", "SC", "KX") - logits
     by_class["activations"] += sum(_batch_beside(pricing, stage) for stage in own)
-    by_class["logits"] = round(logits * (1 + costs_of(pricing.plan).logits)) + total("VS")
+    more = 0.0 if pricing.costs is None else pricing.costs.logits
+    by_class["logits"] = round(logits * (1 + more)) + total("VS")
     by_class["communication"] = total(
         "Y", "DY", "DX", "VL", "HG", "EG", "KD", *(name for name, _ in held if name.startswith(("SKIP", "DSKIP")))
     )
@@ -432,8 +433,9 @@ def _batch_beside(pricing: Pricing, stage: StagePrice) -> int:
 def _static_bytes(pricing: Pricing, stage: StagePrice, kept: frozenset[int]) -> dict[str, int]:
     """What stays between steps; of an optimizer of which layers stay on the device (kept), those."""
     sizes = stage.static_bytes()
-    sizes["states"] += kept_bytes(stage)
-    sizes["parameters"] += pricing.teacher_bytes
+    if pricing.costs is not None:
+        sizes["states"] += load_late("gnomon.prediction.method_costs:kept_bytes")(pricing.costs, stage)
+        sizes["parameters"] += pricing.teacher_bytes
     if kept:
         number = next(i for i, other in enumerate(pricing.stages) if other is stage)
         here = replace(stage.plan, optimizer=replace(stage.plan.optimizer, offload=None))

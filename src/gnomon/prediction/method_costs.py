@@ -1,8 +1,7 @@
-"""What methods that change weights or losses while a model trains take beside the plan's own step.
+"""What methods that change what is learnt take beside the plan's own step, in seconds and bytes.
 
-`costs_of(plan)` adds up what its methods say (`Method.costs`); from it follow bytes that stay beside a stage's states,
-seconds beside its update, and seconds beside the forward and backward of a microbatch, the forward of a teacher among
-them. Leaves out what the methods do.
+`costs_of(plan)` adds up what they say (`methods.learnt.costs`). Leaves out the forward of a teacher, whose model the
+caller has (`PricedStages.teacher_s`), and what the methods do.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from collections.abc import Sequence
 from functools import lru_cache, reduce
 from operator import add
 
-from gnomon.methods import every
-from gnomon.methods.method import Costs
-from gnomon.methods.trained_weights import is_compressed
+from gnomon.methods import used
+from gnomon.methods.learnt.costs import Costs
+from gnomon.methods.learnt.trained_weights import is_compressed
 from gnomon.plans import Plan
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.stage import StagePrice
@@ -24,9 +23,7 @@ from gnomon.prices.stream import stream_seconds
 @lru_cache(maxsize=256)
 def costs_of(plan: Plan) -> Costs:
     """Of all methods of a plan."""
-    if not plan.schedule.passes:
-        return Costs()
-    return reduce(add, (entry.costs(plan) for entry in every() if entry.used(plan)), Costs())
+    return reduce(add, (entry.costs(plan) for entry in used(plan) if entry.costs is not None), Costs())
 
 
 def changed_elements(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> int:
@@ -41,17 +38,12 @@ def changed_elements(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]
     )
 
 
-def beside_update_s(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> float:
+def beside_update_s(costs: Costs, stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> float:
     """Seconds of what is done to weights around an update of these layers."""
-    moved = costs_of(stage.plan).moved_bytes
-    if not moved:
-        return 0.0
-    return float(stream_seconds(moved * changed_elements(stage, layers), 0, stage.device, curves_for(stage.device)))
+    size = costs.moved_bytes * changed_elements(stage, layers)
+    return float(stream_seconds(size, 0, stage.device, curves_for(stage.device))) if size else 0.0
 
 
-def kept_bytes(stage: StagePrice) -> int:
+def kept_bytes(costs: Costs, stage: StagePrice) -> int:
     """Bytes that a rank keeps of a stage's matrices between steps, beside parameters and the optimizer's states."""
-    kept = costs_of(stage.plan).kept_bytes
-    if not kept:
-        return 0
-    return int(kept * changed_elements(stage, [(layer, len(labels)) for layer, labels in stage.layers]))
+    return int(costs.kept_bytes * changed_elements(stage, [(layer, len(labels)) for layer, labels in stage.layers]))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
+from gnomon.late import load_late
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Plan, shared_parameters
 from gnomon.prediction.layer_types import LayerPrice
@@ -21,6 +23,9 @@ from gnomon.prices.fitted import Fitted, Rates, fitted, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.links import AxisLink
 from gnomon.software import Stack
+
+if TYPE_CHECKING:
+    from gnomon.methods.learnt.costs import Costs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,6 +47,14 @@ class PricedStages:
     """Of its parameters on each rank."""
     numbers: Fitted = field(default_factory=fitted)
     """Fitted to runs; left out, those on record."""
+
+    @cached_property
+    def costs(self) -> Costs | None:
+        """What methods that change what is learnt take beside the plan's own step; None where it has none."""
+        if not self.plan.schedule.passes:
+            return None
+        of_plan: Costs = load_late("gnomon.prediction.method_costs:costs_of")(self.plan)
+        return of_plan if any(astuple(of_plan)) else None
 
     @cached_property
     def rates(self) -> tuple[Rates, ...]:

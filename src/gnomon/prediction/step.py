@@ -14,13 +14,13 @@ from functools import cached_property
 import numpy as np
 
 from gnomon.errors import UnpricedError
+from gnomon.late import load_late
 from gnomon.lowering.tensor_sums import COPIES, TERMS
 from gnomon.plans import Workload, transfers
 from gnomon.prediction.compute_time import PHASES, ComputeTime
 from gnomon.prediction.layer import parameter_elements
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.messages import Messages
-from gnomon.prediction.method_costs import beside_update_s
 from gnomon.prediction.priced import PricedStages
 from gnomon.prediction.reduction_time import WANTED, ReductionTime
 from gnomon.prediction.stage import StagePrice
@@ -179,8 +179,11 @@ class Pricing(PricedStages):
         if kind == "SEND_COPY":
             return self._copied(stage)
         if kind in ("OPT", "OPT_COPY"):
-            beside = beside_update_s(*self.layers(stage)) if kind == "OPT" else 0.0
-            return self._update(stage) + parameters_back_s(*self.layers(stage), self.cluster) + beside
+            own = self._update(stage) + parameters_back_s(*self.layers(stage), self.cluster)
+            if self.costs is None:
+                return own
+            beside = load_late("gnomon.prediction.method_costs:beside_update_s")(self.costs, *self.layers(stage))
+            return own + float(beside)
         if kind == "NORM":
             return norm_s(self.stages[self.blocks[stage][0]], self.cluster, self.stack)
         if kind in ("D2H", "H2D", "HOST_OPT", "HOST_ADD"):

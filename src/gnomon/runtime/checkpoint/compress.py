@@ -36,7 +36,7 @@ from gnomon.formats.huggingface.known import layout
 from gnomon.formats.huggingface.quantised import eight_config, packed, packed_config
 from gnomon.formats.huggingface.weights import Layout, parameters_of
 from gnomon.graph import Graph
-from gnomon.methods.trained_weights import KEPT_WHOLE
+from gnomon.methods.learnt.trained_weights import KEPT_WHOLE
 from gnomon.runtime.checkpoint.admm import admm
 from gnomon.runtime.checkpoint.pretrained import CONFIG, files_beside, load, model_of
 from gnomon.runtime.checkpoint.rewrite import Tensors, exchanged, indexed

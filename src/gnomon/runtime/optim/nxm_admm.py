@@ -1,4 +1,4 @@
-"""NxMTransformer's multipliers at work (`methods.nxm_admm`): each update is drawn to the pattern, then kept in it.
+"""NxMTransformer's multipliers at work (`methods.learnt.nxm_admm`): updates are drawn to the pattern, then kept in it.
 
 `NxmAdmm` is a `WeightRule`. Z and U of a matrix are beside the copy that is updated, in its dtype; once the pattern is
 fixed, they make way for a mask of a byte a number.
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnomon.methods.nxm_admm import Settings
-from gnomon.methods.trained_weights import step_at
+from gnomon.methods.learnt.nxm_admm import Settings
+from gnomon.methods.learnt.trained_weights import step_at
 from gnomon.runtime.optim.weight_rules import parts_of, updated
 from gnomon.runtime.parameters.parameters import Parameters, Slot
 
@@ -57,7 +57,7 @@ class NxmAdmm:
 
     @property
     def _pattern(self) -> tuple[int, int]:
-        return self.settings.storage.n, self.settings.storage.m
+        return self.settings.n, self.settings.m
 
     def before(self, held: Parameters) -> None:
         """Adds rho (W - Z + U) to the gradient; once the pattern is fixed, what is outside has none."""
@@ -100,7 +100,7 @@ class NxmAdmm:
     @property
     def note(self) -> str:
         """When the pattern was fixed, and how far from it weights then were."""
-        pattern = self.settings.storage.name
+        pattern = self.settings.pattern
         if not self.size:
             return f"{pattern} by ADMM: the run ended before its pattern was fixed (step {self.mask_at})"
         share = (self.off / self.size) ** 0.5

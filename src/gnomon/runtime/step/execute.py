@@ -21,8 +21,9 @@ from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.lowering.units import units_of_lengths
-from gnomon.methods import check_methods, mimose, nxm_admm, partial_reduce
-from gnomon.methods.trained_weights import compressed
+from gnomon.methods import check_methods, mimose, partial_reduce
+from gnomon.methods.learnt import nxm_admm
+from gnomon.methods.learnt.trained_weights import compressed
 from gnomon.plans import Plan, Unit, Workload, check, shared_parameters
 from gnomon.plans import batch as batch_of
 from gnomon.plans.ends import cut_ends

@@ -15,23 +15,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gnomon.errors import InputError, PlanError
+from gnomon.errors import PlanError
 from gnomon.graph import DTYPE_BITS, Graph
-from gnomon.methods.method import Costs, Method, Param
-from gnomon.methods.trained_weights import compressed, divided_reason
+from gnomon.late import load_late
+from gnomon.methods.learnt.costs import Costs
+from gnomon.methods.learnt.trained_weights import compressed, divided_reason
+from gnomon.methods.method import Method, Param
 from gnomon.plans import Plan
-from gnomon.storage.n_of_m import NM
-from gnomon.storage.names import storage_of
 
 NAME = "nxm_admm"
+MOST = 16
+"""Of m: a place among them is stored in four bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What the plan asks for."""
 
-    storage: NM
-    """How the matrices end."""
+    n: int = 2
+    """Kept"""
+    m: int = 4
+    """of so many side by side in a row."""
     rho: float = 0.01
     """Weight of the pattern beside the loss, at the end of its growth."""
     every: int = 8
@@ -39,23 +43,28 @@ class Settings:
     mask_at: float = 0.7
     """Share of the steps after which the pattern is fixed."""
 
+    @property
+    def pattern(self) -> str:
+        """As people write it."""
+        return f"{self.n}:{self.m}"
+
 
 def settings_of(plan: Plan) -> Settings:
     """What a plan that names the method asks for. PlanError for parameters that mean nothing."""
     read = METHOD.read(next(one for one in plan.schedule.passes if one.name == NAME))
     pattern, rho, every, mask_at = str(read["pattern"]), float(read["rho"]), int(read["every"]), float(read["mask_at"])
-    try:
-        storage = storage_of(pattern)
-    except InputError as error:
-        raise PlanError(f"pass {NAME}: {error}") from None
-    if not isinstance(storage, NM):
-        raise PlanError(f"pass {NAME}: pattern = {pattern!r} does not keep n of every m; give one as '2:4' or '4:16'")
+    n, separates, m = pattern.partition(":")
+    if not (separates and n.isdigit() and m.isdigit() and 0 < int(n) < int(m) <= MOST):
+        raise PlanError(
+            f"pass {NAME}: pattern = {pattern[:40]!r} does not keep n of every m numbers, 0 < n < m <= {MOST}; "
+            "give one as '2:4' or '4:16'"
+        )
     if rho < 0 or every < 1 or not 0 < mask_at < 1:
         raise PlanError(
             f"pass {NAME}: rho = {rho} must be at least 0, every = {every} at least 1, and mask_at = {mask_at} a share "
             f"of the steps between 0 and 1"
         )
-    return Settings(storage=storage, rho=rho, every=every, mask_at=mask_at)
+    return Settings(n=int(n), m=int(m), rho=rho, every=every, mask_at=mask_at)
 
 
 def _refusal(plan: Plan) -> str | None:
@@ -64,11 +73,13 @@ def _refusal(plan: Plan) -> str | None:
 
 
 def _unfit(plan: Plan, graph: Graph) -> str | None:
-    storage, matrices = settings_of(plan).storage, compressed(graph)
+    m, matrices = settings_of(plan).m, compressed(graph)
     if not matrices:
         return f"{graph.name} has no matrix in a repeated layer"
-    whys = ((name, storage.refused(shape)) for name, shape in matrices.items())
-    return next((f"{name} cannot be stored as {why}; give another pattern" for name, why in whys if why), None)
+    odd = ((name, columns) for name, (_, columns) in matrices.items() if columns % m)
+    return next(
+        (f"{name} has {columns:,} columns, no multiple of {m}; give another pattern" for name, columns in odd), None
+    )
 
 
 CHOSEN_BYTES = 96
@@ -85,7 +96,7 @@ def _costs(plan: Plan) -> Costs:
     return Costs(kept_bytes=2.0 * width, moved_bytes=settings.mask_at * drawn + (1 - settings.mask_at) * masked)
 
 
-_DEFAULT = Settings(storage=NM(n=2, m=4))
+_DEFAULT = Settings()
 
 METHOD = Method(
     name=NAME,
@@ -98,7 +109,7 @@ METHOD = Method(
         "planned": "it changes what is learnt, so that a plan has it where its user says so",
     },
     params=(
-        Param(name="pattern", about="what is kept of every m side by side, as in '2:4'", default=_DEFAULT.storage.name),
+        Param(name="pattern", about="what is kept of every m side by side, as in '2:4'", default=_DEFAULT.pattern),
         Param(name="rho", about="weight of the pattern beside the loss", default=_DEFAULT.rho),
         Param(name="every", about="steps between two updates of the multipliers", default=_DEFAULT.every),
         Param(name="mask_at", about="share of the steps after which the pattern is fixed", default=_DEFAULT.mask_at),
@@ -107,5 +118,5 @@ METHOD = Method(
     unfit=_unfit,
     resumes=False,
     costs=_costs,
-    storage=lambda plan: settings_of(plan).storage,
+    storage=lambda plan: load_late("gnomon.storage.names:storage_of")(settings_of(plan).pattern),
 )

@@ -1,8 +1,8 @@
 """Methods: published systems that rewrite a plan or its Program, one file each with a `METHOD` that says all of it.
 
 The folder and `learnt` are the registry: `every` lists them, `method(name)` finds one; `check_methods(plan)` refuses
-what a plan asks in vain, and `rewritten(program, plan, context)` applies those that `schedule.passes` names. Leaves out schedules of
-pipelines, which are `orders`, and prices.
+what a plan asks in vain, and `rewritten(program, plan, context)` applies those that `schedule.passes` names. Leaves out
+schedules of pipelines, which are `orders`, and prices.
 """
 
 from __future__ import annotations

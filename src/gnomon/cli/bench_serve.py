@@ -101,6 +101,8 @@ def _server(options: BenchOptions) -> Iterator[str]:
         "--max-num-seqs": options.max_num_seqs,
         "--max-num-batched-tokens": options.max_num_batched_tokens,
         "--threads": options.threads,
+        "--tensor-parallel-size": options.tensor_parallel_size,
+        "--pipeline-parallel-size": options.pipeline_parallel_size,
     }
     command = [sys.executable, "-m", "gnomon", "serve", options.target, "--port", "0"]
     command += [word for name, value in given.items() if value is not None for word in (name, str(value))]

@@ -23,8 +23,8 @@ from gnomon.units import parse_bytes, parse_seconds
 
 KEY = "GNOMON_API_KEY"
 """Variable with the key that requests must bear."""
-RUN_AXES = ("tp", "pp", "dp", "ep")
-"""Axes of a plan that divide one replica."""
+NOT_RUN = ("dp", "ep")
+"""Axes of a plan that the engine does not divide a replica by."""
 
 
 def run(options: ServerOptions) -> int:
@@ -49,21 +49,27 @@ def settings_of(options: ServerOptions) -> Any:
     """As options and the plan say; options win."""
     plan = None if options.plan is None else schema.load_file(ServeFile, options.plan)
     base, replicas, longest = engine("gnomon"), options.replicas or 1, options.max_model_len
+    tp, pp = options.tensor_parallel_size or 1, options.pipeline_parallel_size or 1
     if plan is not None:
         if plan.engine != "gnomon":
             raise InputError(f"{options.plan} is of {plan.engine}; make one with gnomon plan --serve --engine gnomon")
-        divided = [name for name in RUN_AXES if getattr(plan.serving, name) > 1]
-        if divided:
-            axis, ranks = divided[0], getattr(plan.serving, divided[0])
+        if axis := next((name for name in NOT_RUN if getattr(plan.serving, name) > 1), None):
             raise InputError(
-                f"{options.plan} has {axis} = {ranks}, and a replica is served by one process; make a plan with "
-                f"{axis} = 1, and replicas"
+                f"{options.plan} has {axis} = {getattr(plan.serving, axis)}, and the engine divides a replica by tp "
+                f"and pp; make a plan with {axis} = 1"
             )
+        if plan.prefill_count:
+            raise InputError(
+                f"{options.plan} has {plan.prefill_count} engines for prompts and {plan.decode_count} for answers, and "
+                f"each of this program does both; make a plan without --pools"
+            )
+        tp = options.tensor_parallel_size or plan.serving.tp
+        pp = options.pipeline_parallel_size or plan.serving.pp
         base = plan.record()
         replicas = options.replicas or plan.serving.replicas
         longest = options.max_model_len or plan.serving.max_model_len
     folder = Path(options.folder).expanduser()
-    threads = options.threads or max(1, (os.cpu_count() or 1) // replicas)
+    threads = options.threads or max(1, (os.cpu_count() or 1) // (replicas * tp * pp))
     return load_late("gnomon.serve.settings:Settings")(
         folder=str(folder),
         tokenizer=Path(options.tokenizer).expanduser() if options.tokenizer else None,
@@ -78,6 +84,7 @@ def settings_of(options: ServerOptions) -> Any:
         port=options.port,
         api_key=options.api_key or os.environ.get(KEY, ""),
         workers=replicas,
+        ways=load_late("gnomon.serve.sizes:Ways")(tp=tp, pp=pp),
         threads=threads,
         max_waiting=options.max_waiting,
         max_body_bytes=quantity("--max-body", parse_bytes, options.max_body),

@@ -12,19 +12,23 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from gnomon.errors import InputError
 from gnomon.runtime.checkpoint.adapters import CONFIG, FILE, PREFIX, UNUSUAL
+from gnomon.runtime.parameters.parameters import Slot
 from gnomon.runtime.parameters.weights import Folder
 
 MOST_RANK = 512
 """As cpp/forward.cpp has it."""
+NO_PARTS: Mapping[str, Slot] = MappingProxyType({})
 ENDS = (".lora_A.weight", ".lora_B.weight")
 
 
@@ -36,6 +40,8 @@ class Linear:
     """Its full name in the Graph."""
     shape: tuple[int, int]
     """(outputs, inputs)."""
+    inner_first: bool
+    """Whether the Graph has it as (inputs, outputs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +63,11 @@ class Adapter:
     """Parameter of the Graph -> its matrices."""
 
 
-def read_adapter(name: str, folder: Path, linears: Mapping[str, Linear]) -> Adapter:
-    """linears: by the module that files name. InputError for another kind, or modules that the model has not."""
+def read_adapter(
+    name: str, folder: Path, linears: Mapping[str, Linear], slots: Mapping[str, Slot] = NO_PARTS
+) -> Adapter:
+    """linears: by the module that files name. slots: this rank's parts of parameters; none: all of each. InputError for
+    another kind, or modules that the model has not."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -87,9 +96,11 @@ def read_adapter(name: str, folder: Path, linears: Mapping[str, Linear]) -> Adap
                 f"adapter {name!r} in {folder} is of {module}, which is no linear of the served model's layers with a "
                 f"tensor of its own; retrain it with other target_modules, or merge it into the weights"
             )
-        if linears[module].parameter not in low:
-            low[linears[module].parameter] = _low(file, f"{PREFIX}{module}", linears[module].shape, rank, factor, name)
-    if not low:
+        linear = linears[module]
+        if linear.parameter not in low and (not slots or linear.parameter in slots):
+            read = _low(file, f"{PREFIX}{module}", linear.shape, rank, factor, name)
+            low[linear.parameter] = _own(read, linear, slots[linear.parameter]) if slots else read
+    if not low and not slots:
         raise InputError(f"adapter {name!r} in {folder} has no tensors")
     return Adapter(name=name, low=low)
 
@@ -103,6 +114,19 @@ def _low(file: Folder, head: str, shape: tuple[int, int], rank: int, factor: flo
             raise InputError(f"adapter {name!r}: {head}{end} is {there}, and the model wants {wanted}")
         made.append(file.read(head + end).float())
     return Low(made[0].contiguous().clone(), (made[1].T * factor).contiguous())
+
+
+def _own(low: Low, linear: Linear, slot: Slot) -> Low:
+    """Of a rank's part of the matrix: the same rows of B and columns of A."""
+    held = torch.arange(math.prod(slot.whole)).view(slot.whole)
+    for dim, (first, length) in enumerate(zip(slot.offset, slot.shape, strict=True)):
+        held = held.narrow(dim, first, length)
+    flat, (outputs, inputs) = held.flatten(), linear.shape
+    if linear.inner_first:
+        ins, outs = (flat // outputs).unique(), (flat % outputs).unique()
+    else:
+        ins, outs = (flat % inputs).unique(), (flat // inputs).unique()
+    return Low(low.a[:, ins].contiguous(), low.b[:, outs].contiguous())
 
 
 class _Adapted(ctypes.Structure):

@@ -3,14 +3,15 @@
 `Decoder(graph, weights, …)` compiles the blocks once; `forward(rows)` returns the logits that are wanted. The Graph and
 its kinds are those of training; what differs is that ops that look beyond a token (attention, rotary angles, scans)
 read what earlier iterations left in pages and states. Linears that read the same tensor run as one product. Leaves out
-gradients, groups of ranks, and models that are no decoders.
+gradients and models that are no decoders. What one rank of several holds, and which collectives stand between its ops,
+says a `Share` (`division`).
 Shapes: activations are (1, tokens, …), with a torch dim for each dim of the Graph's tensor, products flattened.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,10 @@ from gnomon.compiler import stored
 from gnomon.compiler.stored import AnyPacked
 from gnomon.errors import InputError, PlanError
 from gnomon.graph import Block, Graph, Layer, Op
+from gnomon.graph import Tensor as GraphTensor
 from gnomon.runtime.module.crossings import reads, writes
+from gnomon.runtime.module.moves import Move
+from gnomon.runtime.module.moves import run as move
 from gnomon.runtime.ops import check_runnable, function_of
 from gnomon.runtime.ops.alibi import slopes_of
 from gnomon.runtime.ops.attention import inverse_frequencies, shared_tables
@@ -35,10 +39,11 @@ from gnomon.runtime.ops.routing import Routing, routing_of
 from gnomon.runtime.ops.site import Site
 from gnomon.runtime.parameters.packed import Codes
 from gnomon.serve.adapters import Adapter, Linear, added
+from gnomon.serve.division import Moves, Share
 from gnomon.serve.forward import Program
 from gnomon.serve.matrices import Forms, Matrices, Part, Weights, product_of
 from gnomon.serve.paged import Pages, Room
-from gnomon.serve.rows import Rows
+from gnomon.serve.rows import Rows, Turn
 from gnomon.serve.scan import Scan
 from gnomon.serve.sizes import Sizes
 from gnomon.serving.kv_blocks import KvBlocks
@@ -62,22 +67,23 @@ class Decoder:
     """The layers of a model, bound to weights, with their pages and states."""
 
     def __init__(
-        self, graph: Graph, weights: Weights, sizes: Sizes, forms: Forms, adapters: Sequence[Adapter] = ()
+        self, share: Share, weights: Weights, sizes: Sizes, forms: Forms, adapters: Sequence[Adapter] = ()
     ) -> None:
-        """graph: without its loss (`graph.outputs.without_loss`). PlanError for one that is no decoder."""
+        """share: of a model without its loss (`graph.outputs.without_loss`), which `check_decoder` takes."""
+        graph = share.graph
         check_runnable(graph)
-        check_decoder(graph)
-        self.graph, self.dtype, self.sizes, self.forms = graph, forms.dtype, sizes, forms
-        self.windows, self.adapters = windows_of(graph), tuple(adapters)
+        self.share, self.graph, self.dtype, self.sizes, self.forms = share, graph, forms.dtype, sizes, forms
+        self.windows, self.adapters = sizes.windows, tuple(adapters)
         self.pages: list[Pages] = []
         self.scans: list[Scan] = []
+        self._made = deque[Tensor]()
         self._weights, self._read = weights, dict[str, Tensor]()
         self._matrices = Matrices(weights, forms)
-        self._ends = {source.partition(".")[0] for source in graph.outputs}
+        self._ends = {source.partition(".")[0] for source in graph.outputs} if share.is_last else set[str]()
         self._matrices_of_head = matrices_of_head(graph)
         self._shared = _several_readers(graph)
         self.layers: list[tuple[list[Step], dict[str, str], dict[str, str], bool]] = []
-        self.program = Program.of(graph, self._matrices, self._pages, sizes, adapters)
+        self.program = Program.of(share, self._matrices, self._pages, sizes, adapters)
         if self.program is not None:
             del self._weights, self._matrices  # and the files that they were read from
             return
@@ -88,12 +94,20 @@ class Decoder:
             self.layers.append((steps, reads(layer), writes(graph, layer), layer.call.name in self._ends))
         del self._weights, self._matrices
         last = {name: index for index, (_, read, _, _) in enumerate(self.layers) for name in read.values()}
-        self.unread = [[name for name, at in last.items() if at == index] for index in range(len(self.layers))]
+        kept = {*graph.outputs}
+        self.unread = [
+            [name for name, at in last.items() if at == index and name not in kept] for index in range(len(self.layers))
+        ]
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute an iteration together."""
+        return self.share.ways.ranks
 
     @property
     def vocab_size(self) -> int:
         """Tokens that logits are about."""
-        return int(self.graph.source(self.graph.outputs[0])[1].dims[-1].size or 0)
+        return self.share.vocab_size
 
     def adapter(self, name: str) -> int:
         """Its number, -1 for the model as it is (no name). InputError for one that it has not."""
@@ -104,22 +118,48 @@ class Decoder:
 
     def blocks(self, *, prefix_cache: bool) -> KvBlocks:
         """Whose the pages are: nobody's yet."""
-        sizes, plain = self.sizes, not self.windows and not self.scans
+        sizes, plain = self.sizes, not self.windows and not self.sizes.scans
         return KvBlocks(
             sizes.blocks,
             sizes.block_tokens,
             windows=self.windows,
             window_blocks=[sizes.window_blocks(window) for window in self.windows],
-            slots=sizes.max_seqs if self.scans else 0,
+            slots=sizes.max_seqs if sizes.scans else 0,
             prefix_cache=prefix_cache and plain,
         )
 
     @torch.inference_mode()
     def forward(self, rows: Rows) -> Tensor:
         """(wanted, vocabulary): logits after the wanted tokens."""
+        [logits] = self.outputs(rows, ())
+        return logits
+
+    @torch.inference_mode()
+    def outputs(self, rows: Rows, entering: Sequence[Tensor]) -> list[Tensor]:
+        """What its layers make: logits (wanted, vocabulary), or what later stages read. entering: what they read of
+        earlier stages, as the graph's inputs list it."""
         if self.program is not None:
-            return self.program.run(rows)
+            made = [self.program.run(rows, *entering)]
+        else:
+            values = self._values(rows, entering)
+            made = [values[name] for name in self.graph.outputs]
+            if self.share.is_last:
+                made = [made[0][0]]
+        return [move(made[0], self.share.end)] if self.share.is_last and self.share.end else made
+
+    @property
+    def entering(self) -> list[GraphTensor]:
+        """What its layers read of earlier stages."""
+        return [tensor for tensor in self.graph.inputs if tensor.name != "input_ids"]
+
+    def empty(self, tensor: GraphTensor, tokens: int) -> Tensor:
+        """Room for one of them."""
+        return torch.empty((1, tokens, *[math.prod(a.size or 1 for a in d.atoms) for d in tensor.dims[2:]]),
+                           dtype=self.dtype if tensor.is_float else torch.int64)  # fmt: skip
+
+    def _values(self, rows: Rows, entering: Sequence[Tensor]) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {"input_ids": rows.ids.unsqueeze(0)}
+        values |= {tensor.name: x for tensor, x in zip(self.entering, entering, strict=True)}
         for index, (steps, read, written, ends) in enumerate(self.layers):
             own = {name: values[source] for name, source in read.items()}
             if ends and not rows.all_wanted:
@@ -136,7 +176,17 @@ class Decoder:
                     own.update(zip(step.writes, out, strict=True))
             for name, full in written.items():
                 values[full] = own[name]
-        return values[self.graph.outputs[0]][0]
+        return values
+
+    def start(self, turn: Turn) -> None:
+        """Runs an iteration, whose logits `logits` hands out."""
+        for source, target in turn.copies:
+            self.copy(source, target)
+        self._made.append(self.forward(turn.rows()))
+
+    def logits(self) -> Tensor:
+        """(wanted, vocabulary) of the iteration that began first."""
+        return self._made.popleft()
 
     def copy(self, source: int, target: int) -> None:
         """A block of keys and values of the layers that see all tokens."""
@@ -158,6 +208,7 @@ class Decoder:
             inputs = tuple(name for name in op.inputs if block.tensor(name).kind == "activation")
             if op.does == "attends":
                 inputs = op.inputs[:3]
+            made = self._moving(block, together, inputs, made)
             steps.append(Step(made, inputs, tuple(out for one in together for out in one.outputs), ()))
         seen, kept = set(block.outputs), []
         for step in reversed(steps):
@@ -165,6 +216,15 @@ class Decoder:
             seen |= set(gone)
             kept.append(Step(step.run, step.reads, step.writes, gone))
         return kept[::-1]
+
+    def _moving(self, block: Block, ops: Sequence[Op], inputs: Sequence[str], run: Run) -> Run:
+        """With the collectives before and after."""
+        around = [moves for op in ops if (moves := self.share.around(block, op)) is not None]
+        if not around:
+            return run
+        there = [next((m.there[name] for m in around if name in m.there), ()) for name in inputs]
+        leave = [next((m.leave[name] for m in around if name in m.leave), ()) for op in ops for name in op.outputs]
+        return partial(_moved, run, there, leave)
 
     def _together(self, block: Block, op: Op) -> list[Op]:
         """Linears that read what this one reads, from it on."""
@@ -174,9 +234,17 @@ class Decoder:
             other
             for other in block.ops[block.ops.index(op) :]
             if other.kind == "linear" and other.inputs[0] == op.inputs[0] and other.attr("factor", 1.0) == 1.0
-            and other.contracts == op.contracts
+            and other.contracts == op.contracts and self._there(block, other) == self._there(block, op)
         ]  # fmt: skip
         return alike if len(alike) > 1 else [op]
+
+    def _there(self, block: Block, op: Op) -> tuple[Move, ...]:
+        moves: Moves | None = self.share.around(block, op)
+        return () if moves is None else moves.there.get(op.inputs[0], ())
+
+    def _has_bias(self, block: Block, op: Op) -> bool:
+        """Whether this rank adds it: of what ranks add up one does."""
+        return len(op.inputs) > 2 and not (self.share.tp.index and self.share.sums(block, op))
 
     def _parts(self, layer: Layer, block: Block, op: Op) -> list[Part]:
         """A linear's matrix (outputs, inputs): numbers, or what the folder has packed."""
@@ -192,10 +260,10 @@ class Decoder:
         """Of linears that read the same rows, side by side."""
         name = " ".join(layer.call.parameter_name(op.inputs[1], layer.index) for op in ops)
         bias = None
-        if any(len(op.inputs) > 2 for op in ops):
+        if any(self._has_bias(block, op) for op in ops):
             bias = torch.cat([
                 self._weight(layer, block, op.inputs[2]).flatten()
-                if len(op.inputs) > 2
+                if self._has_bias(block, op)
                 else torch.zeros(math.prod(_matrix_dims(block, op)[0]), dtype=self.dtype)
                 for op in ops
             ])  # fmt: skip
@@ -298,11 +366,11 @@ class Decoder:
             if op.attr("sinks", False):
                 sinks = self._weight(layer, block, op.inputs[3])
             elif maker is not None and maker.does == "measures distance":
-                slopes = torch.tensor(slopes_of(heads), dtype=torch.float32)
+                slopes = self._slopes(heads)
         seen = seen_of(Site(op=op, block=block), k_dim, slopes=slopes, sinks=sinks)
         sizes, window = self.sizes, seen.window
         room = Room(
-            blocks=sizes.window_blocks(window) if window else sizes.blocks,
+            blocks=sizes.lanes * (sizes.window_blocks(window) if window else sizes.blocks),
             size=sizes.block_tokens,
             kv_heads=kv_heads,
             k_dim=k_dim,
@@ -313,16 +381,24 @@ class Decoder:
         self.pages.append(Pages(room, seen))
         return self.pages[-1]
 
+    def _slopes(self, heads: int) -> Tensor:
+        """Of this rank's heads."""
+        tp = self.share.tp
+        every = torch.tensor(slopes_of(heads * tp.ranks), dtype=torch.float32)
+        return every[heads * tp.index : heads * (tp.index + 1)].contiguous()
+
     def _scan(self, layer: Layer, block: Block, op: Op) -> Run:
         held = {name.rpartition(".")[2]: self._weight(layer, block, name) for name in op.inputs[1:]}
         steps = float(_number(op, "step_min", 0.0)), float(_number(op, "step_max", math.inf))
-        scan = Scan(held, int(_number(op, "chunk", 128)), steps, self.sizes.max_seqs)
+        scan = Scan(held, int(_number(op, "chunk", 128)), steps, self.sizes.lanes * self.sizes.max_seqs)
         self.scans.append(scan)
         return scan.run
 
     def _lookup(self, layer: Layer, block: Block, op: Op) -> Run:
         name = layer.call.parameter_name(op.inputs[1], layer.index)
         if block.tensor(op.inputs[0]).kind == "activation":
+            if self.share.sums(block, op):
+                return partial(_own_rows, self._weight(layer, block, op.inputs[1]), self.share.tp.index)
             if name in self._matrices_of_head and self._matrices.have_kernels():
                 held = self._held(layer, block, op.inputs[1])
                 packed = self._matrices.packed(name, lambda: [held.flatten(1)], head=True)
@@ -336,6 +412,11 @@ class Decoder:
         """Experts' matrices, each for itself."""
         name = layer.call.parameter_name(op.inputs[1], layer.index)
         bias = list(self._weight(layer, block, op.inputs[2])) if len(op.inputs) > 2 else None
+        if self.share.tp.index and any(
+            other.does == "combines" and op.outputs[0] in other.inputs and self.share.sums(block, other)
+            for other in block.ops
+        ):
+            bias = None  # of what experts make, which ranks add up, one rank adds it
         inner_first = block.tensor(op.inputs[1]).dims[1].atoms[0].name in op.contracts
         parts: list[Part] = [*self._weights.codes(name)]
         experts = block.tensor(op.inputs[1]).dims[0].size
@@ -391,6 +472,7 @@ def linears_of(graph: Graph) -> list[Linear]:
         Linear(
             parameter=layer.call.parameter_name(op.inputs[1], layer.index),
             shape=(math.prod(_matrix_dims(block, op)[0]), _inputs(block, op)),
+            inner_first=Site(op=op, block=block).inner_first,
         )
         for layer in graph.layers()
         if layer.call.name not in ends
@@ -436,6 +518,22 @@ def _number(op: Op, name: str, default: float) -> float:
 
 
 # --- what ops run
+
+
+def _moved(
+    run: Run, there: Sequence[tuple[Move, ...]], leave: Sequence[tuple[Move, ...]], rows: Rows, *inputs: Tensor
+) -> Any:
+    out = run(rows, *[move(x, moves) for x, moves in zip(inputs, there, strict=True)])
+    if isinstance(out, Tensor):
+        return move(out, leave[0])
+    return [move(x, moves) for x, moves in zip(out, leave, strict=True)]
+
+
+def _own_rows(table: Tensor, index: int, rows: Rows, ids: Tensor) -> Tensor:
+    """Of a table that ranks divide: zeros for what others have."""
+    local = ids - index * len(table)
+    mine = (local >= 0) & (local < len(table))
+    return functional.embedding(local.clamp(0, len(table) - 1), table) * mine.unsqueeze(-1)
 
 
 def _flat(x: Tensor, inner: int) -> Tensor:

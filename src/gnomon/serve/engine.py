@@ -2,6 +2,8 @@
 
 `Engine.add(prompt, sampling)` queues a request, `step()` runs one iteration, which the scheduler of room `serving`
 decides, and returns the tokens that it made, `cancel(key)` ends a request wherever it is. One thread calls all three.
+`begin()` and `end()` are the halves of a step, between which another engine's may run on the same model (a lane of a
+pipeline).
 Leaves out text (`text`), HTTP (`server`) and seconds.
 """
 
@@ -9,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from torch import Tensor
 
 from gnomon.errors import InputError
 from gnomon.serve.choose import Chosen, Row, choose
-from gnomon.serve.decoder import Decoder
-from gnomon.serve.rows import Part, Rows
+from gnomon.serve.rows import Part, Turn
 from gnomon.serve.sampling import Sampling
+from gnomon.serve.sizes import Sizes
 from gnomon.serving.kv_blocks import KvBlocks
 from gnomon.serving.scheduler import Batch, Scheduler
 from gnomon.software.engine import Engine as Rules
@@ -68,12 +70,36 @@ class Iteration:
     batch: Batch
 
 
+class Model(Protocol):
+    """What computes (`decoder.Decoder`, or `divided.Leader` with other processes)."""
+
+    sizes: Sizes
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute an iteration together."""
+
+    def adapter(self, name: str) -> int: ...
+
+    def blocks(self, *, prefix_cache: bool) -> KvBlocks: ...
+
+    def start(self, turn: Turn) -> None:
+        """Begins an iteration."""
+
+    def logits(self) -> Tensor:
+        """(wanted, vocabulary) of the iteration that began first of those that are under way."""
+
+
 class Engine:
     """A model that answers."""
 
-    def __init__(self, model: Decoder, rules: Rules, *, max_model_len: int) -> None:
-        """rules: the record of the engine, as predictions have it. max_model_len: tokens of prompt and answer."""
-        self.model, self.rules, self.max_model_len = model, rules, max_model_len
+    def __init__(self, model: Model, rules: Rules, *, max_model_len: int, lane: int = 0) -> None:
+        """rules: the record of the engine, as predictions have it. max_model_len: tokens of prompt and answer. lane:
+        whose blocks it has, of those that the model is made for."""
+        self.model, self.rules, self.max_model_len, self.lane = model, rules, max_model_len, lane
         self.memory: KvBlocks = model.blocks(prefix_cache=rules.prefix_cache)
         self.scheduler = Scheduler(rules, model.sizes.blocks, self.memory)
         self.requests: dict[int, Request] = {}
@@ -86,6 +112,7 @@ class Engine:
         self._cancelled: list[int] = []
         self._after: dict[int, list[Request]] = {}
         """Request -> others with its prompt, which come when that is computed."""
+        self._parts_begun: list[Part] = []
 
     @property
     def waiting(self) -> int:
@@ -100,7 +127,14 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` would do something."""
-        return bool(self._arrivals or self._finished or self.scheduler.running or self.scheduler.waiting)
+        return bool(
+            self.is_under_way or self._arrivals or self._finished or self.scheduler.running or self.scheduler.waiting
+        )
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether an iteration has begun and not ended."""
+        return bool(self._parts_begun)
 
     def check(self, tokens: int, sampling: Sampling) -> None:
         """InputError for a request that can never be answered."""
@@ -163,6 +197,10 @@ class Engine:
 
     def step(self) -> list[Made]:
         """Runs an iteration; nothing where there is nothing to do."""
+        return self.end() if self.begin() else []
+
+    def begin(self) -> bool:
+        """Begins an iteration; False where there is nothing to compute."""
         arrivals, finished, cancelled = self._arrivals, self._finished, self._cancelled
         self._arrivals, self._finished, self._cancelled = [], [], []
         came = [(r.key, len(r.prompt), r.sampling.max_tokens, 0) for r in arrivals]
@@ -178,12 +216,20 @@ class Engine:
             self.requests[key].preempted += 1
             self.preemptions += 1
         if not batch.pieces and not batch.decodes:
-            return []
+            return False
         self.iterations += 1
         parts = self._parts(batch)
-        logits = self.model.forward(self._rows(parts))
+        self.model.start(self._turn(parts))
+        self._parts_begun = parts
+        return True
+
+    def end(self) -> list[Made]:
+        """What the iteration made that `begin` began."""
+        parts, self._parts_begun = self._parts_begun, []
+        logits = self.model.logits()
         for part in parts:
-            self.memory.written(part.key, part.start + len(part.tokens))
+            if part.key in self.memory.sequences:
+                self.memory.written(part.key, part.start + len(part.tokens))
         return self._chosen([part.key for part in parts if part.samples], logits)
 
     def _parts(self, batch: Batch) -> list[Part]:
@@ -203,20 +249,31 @@ class Engine:
                     parts.append(Part(key, len(tokens) - 1, tokens[-1:], True, prompt, adapter))
         return parts
 
-    def _rows(self, parts: Sequence[Part]) -> Rows:
+    def _turn(self, parts: Sequence[Part]) -> Turn:
         memory = self.memory
         for part in parts:
             memory.extend(part.key, part.start, part.start + len(part.tokens))
-        for source, target in memory.copies:
-            self.model.copy(source, target)
+        first = [self.lane * pool.total for pool in memory.pools]
+        copies = [(source + first[0], target + first[0]) for source, target in memory.copies]
         memory.copies.clear()
         held = [memory.sequences[part.key] for part in parts]
         tables = [[sequence.tables[group] for sequence in held] for group in range(len(memory.pools))]
-        return Rows.of(parts, tables, [sequence.slot for sequence in held])
+        if self.lane:
+            tables = [
+                [[at if at < 0 else at + begin for at in table] for table in group]
+                for begin, group in zip(first, tables, strict=True)
+            ]
+        slots = [self.lane * self.model.sizes.max_seqs + sequence.slot for sequence in held]
+        return Turn(parts, tables, slots, copies)
 
     def _chosen(self, keys: Sequence[int], logits: Tensor) -> list[Made]:
-        requests = [self.requests[key] for key in keys]
-        out = []
+        here = [at for at, key in enumerate(keys) if key in self.requests]  # others were cancelled meanwhile
+        if len(here) < len(keys):
+            logits = logits[here]
+        requests = [self.requests[keys[at]] for at in here]
+        out: list[Made] = []
+        if not requests:
+            return out
         for request, chosen in zip(requests, choose(logits, [request.row for request in requests]), strict=True):
             token, sampling = chosen.token, request.sampling
             stops = token in sampling.stop_ids

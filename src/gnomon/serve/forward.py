@@ -2,7 +2,7 @@
 
 Between two tokens there is nothing for Python to do but to say which rows there are. Matrices are packed once, as the
 kernel reads them (cpp/forward.cpp), those that read the same rows side by side; a table that is also the head's matrix
-is packed once. None for models with anything else in them (experts, scans, latent attention, learned positions …):
+is packed once. Where ranks divide matrices, the call stops where terms are added up. None for models with anything else in them (experts, scans, latent attention, learned positions …):
 these run op by op (`decoder`). Float32 and bfloat16, on processors with AVX-512.
 """
 
@@ -23,10 +23,12 @@ from gnomon.compiler.build import kernel_of
 from gnomon.compiler.stored import AnyPacked, function_of, product
 from gnomon.compiler.tried import text_of
 from gnomon.graph import Block, Graph, Layer, Op
+from gnomon.runtime.mesh.collectives import all_reduce
 from gnomon.runtime.module.crossings import reads, writes
 from gnomon.runtime.ops.attention import shared_tables
 from gnomon.runtime.ops.paged import KERNELS
 from gnomon.serve.adapters import Adapter, told
+from gnomon.serve.division import Share
 from gnomon.serve.matrices import Matrices, Part
 from gnomon.serve.paged import Pages, untouched
 from gnomon.serve.rows import Rows
@@ -91,8 +93,14 @@ class _NotPlain(Exception):
 class Program:
     """The instructions, and what they read."""
 
-    def __init__(self, sizes: Sizes, dtype: torch.dtype, vocab_size: int) -> None:
+    def __init__(self, share: Share, sizes: Sizes, dtype: torch.dtype, vocab_size: int) -> None:
+        """vocab_size: of this rank's logits."""
+        self.share = share
         self.ops: list[_Op] = []
+        self.sums: list[tuple[int, _Place]] = []
+        """(instructions before it, rows that ranks have terms of)."""
+        self.enters = self.leaves = _Place(0, 0)
+        """Where what stages before it hand over comes to, and what it hands on lies."""
         self.held: list[object] = []
         """Tensors and calls that instructions point to."""
         self.weights: list[AnyPacked] = []
@@ -102,7 +110,7 @@ class Program:
 
     @staticmethod
     def of(
-        graph: Graph,
+        share: Share,
         matrices: Matrices,
         pages: Callable[[Layer, Block, Op], Pages],
         sizes: Sizes,
@@ -112,8 +120,8 @@ class Program:
         dtype = matrices.forms.dtype
         if kernel(dtype) is None or not matrices.have_kernels():
             return None
-        vocabulary = int(graph.source(graph.outputs[0])[1].dims[-1].size or 0)
-        writer = _Writer(Program(sizes, dtype, vocabulary), graph, matrices, pages, sizes, adapters)
+        vocabulary = int(share.graph.source(share.graph.outputs[0])[1].dims[-1].size or 0) if share.is_last else 0
+        writer = _Writer(Program(share, sizes, dtype, vocabulary), matrices, pages, sizes, adapters)
         try:
             writer.check()
         except _NotPlain:
@@ -153,20 +161,38 @@ class Program:
         self.rows_narrowed = untouched((self.narrowed + ALIGNED,), torch.uint8)
         self.call.narrowed = -(-self.rows_narrowed.data_ptr() // ALIGNED) * ALIGNED
 
-    def run(self, rows: Rows) -> Tensor:
-        """(wanted, vocabulary), float32."""
+    def run(self, rows: Rows, entering: Tensor | None = None) -> Tensor:
+        """(wanted, vocabulary), float32: logits of this rank's part of the vocabulary; or (1, tokens, width) that the
+        next stage reads, which the next call writes over. entering: the same of the stage before."""
         function, call = kernel(self.dtype), self.call
-        assert function is not None and len(rows.ids) <= self.tokens
-        logits = torch.empty((len(rows.wanted), self.vocab_size))
-        call.tokens, call.wanted, call.threads, call.sequences = len(rows.ids), len(logits), rows.threads, rows.count
+        tokens = len(rows.ids)
+        assert function is not None and tokens <= self.tokens
+        if entering is not None:
+            self._rows(self.enters, tokens).copy_(entering[0])
+        logits = torch.empty((len(rows.wanted) if self.share.is_last else 0, self.vocab_size))
+        call.tokens, call.wanted, call.threads, call.sequences = tokens, len(logits), rows.threads, rows.count
         call.ids, call.positions, call.begins = rows.ids.data_ptr(), rows.positions.data_ptr(), rows.begins.data_ptr()
         call.adapters = rows.adapters.data_ptr()
         call.lengths, call.rows, call.logits = rows.lengths.data_ptr(), rows.wanted.data_ptr(), logits.data_ptr()
         tables = (ctypes.c_void_p * len(rows.tables))(*[table.data_ptr() for table in rows.tables])
         lengths = (ctypes.c_int64 * len(rows.tables))(*[table.shape[1] for table in rows.tables])
         call.tables, call.table_rows = ctypes.addressof(tables), ctypes.addressof(lengths)
-        function(ctypes.addressof(call))
-        return logits
+        done = 0
+        for until, place in [*self.sums, (len(self.ops), None)]:
+            call.ops, call.count = ctypes.addressof(self.array) + done * ctypes.sizeof(_Op), until - done
+            function(ctypes.addressof(call))
+            done = until
+            if place is not None:
+                group = self.share.tp.group
+                assert group is not None
+                all_reduce(self._rows(place, tokens), group)
+        return logits if self.share.is_last else self._rows(self.leaves, tokens).unsqueeze(0)
+
+    def _rows(self, place: _Place, tokens: int) -> Tensor:
+        """(tokens, width) of the workspace."""
+        begin = self.call.room - self.workspace.data_ptr() + place.at
+        end = begin + tokens * place.row * self.dtype.itemsize
+        return self.workspace[begin:end].view(self.dtype).view(tokens, place.row)
 
 
 class _Writer:
@@ -175,21 +201,24 @@ class _Writer:
     def __init__(
         self,
         program: Program,
-        graph: Graph,
         matrices: Matrices,
         pages: Callable[[Layer, Block, Op], Pages],
         sizes: Sizes,
         adapters: Sequence[Adapter],
     ) -> None:
-        self.program, self.graph, self.matrices, self.pages, self.sizes = program, graph, matrices, pages, sizes
+        self.program, self.matrices, self.pages, self.sizes = program, matrices, pages, sizes
+        self.share, self.graph = program.share, program.share.graph
         self.adapters = adapters
         self.weights = matrices.weights
         self.angles: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
-        self.ends = {source.partition(".")[0] for source in graph.outputs}
+        last = self.share.is_last
+        self.ends = {source.partition(".")[0] for source in self.graph.outputs} if last else set[str]()
 
     def check(self) -> None:
         """_NotPlain for a model that is not."""
         layers = self.graph.layers()
+        if len(self.graph.inputs) != 1 or len(self.graph.outputs) != 1:
+            raise _NotPlain
         for layer in layers:
             block = self.graph.block(layer.call.block)
             if len(block.outputs) != 1 or len(block.inputs) != 1:
@@ -205,6 +234,9 @@ class _Writer:
     def _check_op(self, block: Block, op: Op) -> None:
         widths = [math.prod(a.size or 1 for a in block.tensor(name).atoms) for name in (*op.inputs[:1], *op.outputs)]
         fine = all(width % 2 == 0 for width in widths) or op.does == "looks up"
+        if (moves := self.share.around(block, op)) is not None:
+            sums = not moves.there and all(map(moves.sums, op.outputs))
+            fine = fine and sums and op.kind in ("embedding", "linear") and not op.attr("factor", 0)
         match op.kind:
             case "embedding":
                 fine = fine and op.inputs[0] in block.inputs
@@ -245,9 +277,12 @@ class _Writer:
         )
         streams, x = [program.room(hidden), program.room(hidden)], _Place(0, 0)
         begin = program.end
+        if self.share.stage:
+            given = self.graph.inputs[0]
+            x = program.enters = _Place(streams[1].at, math.prod(atom.size or 1 for atom in given.atoms))
         for number, layer in enumerate(self.graph.layers()):
             program.end = begin
-            x = self._layer(layer, x, streams[number % 2])
+            x = program.leaves = self._layer(layer, x, streams[number % 2])
         program.close()
         return program
 
@@ -282,6 +317,7 @@ class _Writer:
             elif op.kind == "embedding":
                 at[out] = room(out)
                 self._embed(layer, block, op, at[out])
+                self._sum(block, op, at[out])
             elif op.kind == "linear":
                 done |= self._linear(layer, block, index, at, readers, room, last)
             elif op.kind == "alibi":
@@ -380,6 +416,7 @@ class _Writer:
             o
             for o in block.ops[index:]
             if o.kind == "linear" and o.inputs[0] == op.inputs[0] and not o.attr("factor", 0)
+            and not self.share.sums(block, o)
         ]
         if len(plain) > 1 and op in plain:
             widths = [self._width(block, o.outputs[0]) for o in plain]
@@ -400,16 +437,27 @@ class _Writer:
             if other in at and out == added.inputs[1]:
                 place = at[added.outputs[0]] = room(added.outputs[0])
                 by = float(_value(added, "factor", 1.0))
-                program.multiply("linear", weight, bias, **{**both, "first": by}, with_=at[other].at,
-                            with_row=at[other].row, out=place.at, out_row=place.row,
-                            out_width=self._width(block, out))  # fmt: skip
+                # of ranks that have terms of the sum, one adds what was there before
+                beside = {} if self._leaves_to_others(block, op) else {"with_": at[other].at, "with_row": at[other].row}
+                program.multiply("linear", weight, bias, **{**both, "first": by}, **beside, out=place.at,
+                            out_row=place.row, out_width=self._width(block, out))  # fmt: skip
                 self._adapt(layer, block, op, source, place, by)
+                self._sum(block, op, place)
                 return {op.path, added.path}
         at[out] = room(out)
         program.multiply("linear", weight, bias, **both, out=at[out].at, out_row=at[out].row,
                     out_width=self._width(block, out))  # fmt: skip
         self._adapt(layer, block, op, source, at[out])
+        self._sum(block, op, at[out])
         return {op.path}
+
+    def _sum(self, block: Block, op: Op, place: _Place) -> None:
+        """Ranks add up what they have terms of."""
+        if self.share.sums(block, op):
+            self.program.sums.append((len(self.program.ops), place))
+
+    def _leaves_to_others(self, block: Block, op: Op) -> bool:
+        return bool(self.share.tp.index) and self.share.sums(block, op)
 
     def _adapt(self, layer: Layer, block: Block, op: Op, source: _Place, place: _Place, by: float = 1.0) -> None:
         """What adapters add to a linear that is written. by: what it was multiplied by."""
@@ -431,13 +479,14 @@ class _Writer:
             return [part for op in ops for part in self._parts(layer, block, op)]
 
         weight = self.matrices.packed(name, parts, head=head)
-        if all(len(op.inputs) < 3 for op in ops):
+        has = [len(op.inputs) > 2 and not self._leaves_to_others(block, op) for op in ops]
+        if not any(has):
             return weight, None
         biases = [
             self._weight(layer, block, op.inputs[2]).flatten().float()
-            if len(op.inputs) > 2
+            if own
             else torch.zeros(self._width(block, op.outputs[0]))
-            for op in ops
+            for op, own in zip(ops, has, strict=True)
         ]
         return weight, torch.cat(biases)
 
@@ -453,6 +502,9 @@ class _Writer:
         name = layer.call.parameter_name(op.inputs[1], layer.index)
         width, program = self._width(block, op.outputs[0]), self.program
         values: dict[str, Any] = {"out": place.at, "out_row": place.row, "width": width}
+        if self.share.sums(block, op):  # zeros for rows that others have
+            rows = block.tensor(op.inputs[1]).dims[0].size or 0
+            values |= {"with_": rows * self.share.tp.index, "with_row": rows}
         multiplied = any(
             other.kind == "linear" and later.call.parameter_name(other.inputs[1], later.index) == name
             for later in self.graph.layers()

@@ -26,10 +26,11 @@ from gnomon.runtime.parameters.packed import Codes, PackedFolder, codes_of, spar
 from gnomon.runtime.parameters.parameters import Slot
 from gnomon.runtime.parameters.weights import WeightReader
 from gnomon.serve.adapters import Linear, read_adapter
-from gnomon.serve.decoder import Decoder, check_decoder, linears_of
+from gnomon.serve.decoder import Decoder, check_decoder, linears_of, windows_of
+from gnomon.serve.division import Share, check_division, divide, whole
 from gnomon.serve.engine import Engine
 from gnomon.serve.matrices import AS_STORED, Forms
-from gnomon.serve.sizes import Sizes
+from gnomon.serve.sizes import ALONE, Sizes, Ways
 from gnomon.sharding import shard_graph
 from gnomon.software.engine import Engine as Rules
 from gnomon.storage.form import Storage
@@ -50,6 +51,8 @@ class Looked:
     """As it is trained, whose parameters the weights are."""
     cut: Graph
     """Without its loss."""
+    ways: Ways
+    """Into how many parts it is divided."""
     sizes: Sizes
     forms: Forms
     """How matrices are stored meanwhile."""
@@ -66,9 +69,10 @@ def look(
     weights: str = AS_STORED,
     max_model_len: int | None = None,
     longest_asked: int | None = None,
+    ways: Ways = ALONE,
 ) -> Looked:
-    """InputError or PlanError for a folder without weights, a model that is no decoder, too little memory, or weights
-    that are not served so."""
+    """kv_bytes: of keys and values of a process. InputError or PlanError for a folder without weights, a model that is
+    no decoder or does not divide so, too little memory, or weights that are not served so."""
     if dtype not in SERVED:
         raise InputError(f"the engine computes in {', '.join(SERVED)}, not in {dtype!r}")
     forms = Forms.of(weights, DTYPES[dtype])
@@ -79,9 +83,11 @@ def look(
     asked = min(longest, max_model_len or longest)
     if max_model_len is not None and max_model_len > longest:
         raise InputError(f"max_model_len {max_model_len} is above the {longest} tokens of its config.json; lower it")
-    sizes = sizes_of(cut, rules, DTYPES[dtype], kv_bytes, min(asked, longest_asked or asked))
+    if ways != ALONE:
+        check_division(cut, ways)
+    sizes = sizes_of(cut, rules, DTYPES[dtype], kv_bytes, min(asked, longest_asked or asked), ways)
     values_of(folder, graph)  # the files' headers: what is missing or misshapen
-    return Looked(graph=graph, cut=cut, sizes=sizes, forms=forms, max_model_len=asked)
+    return Looked(graph=graph, cut=cut, ways=ways, sizes=sizes, forms=forms, max_model_len=asked)
 
 
 def open_model(
@@ -108,13 +114,18 @@ def open_model(
         max_model_len=max_model_len,
         longest_asked=longest_asked,
     )
+    return Engine(read(folder, found, whole(found.cut), adapters), rules, max_model_len=found.max_model_len)
+
+
+def read(folder: Path, found: Looked, share: Share, adapters: Sequence[tuple[str, Path]] = ()) -> Decoder:
+    """What one rank holds. Errors as `look` has them."""
     with _large_apart():
-        held = Weights(folder, found.graph)
+        held = Weights(folder, found.graph, share)
         linears = held.linears(found.cut) if adapters else {}
-        lows = [read_adapter(name, path, linears) for name, path in adapters]
-        model = Decoder(found.cut, held, found.sizes, found.forms, lows)
+        lows = [read_adapter(name, path, linears, share.slots) for name, path in adapters]
+        model = Decoder(share, held, found.sizes, found.forms, lows)
         del held
-    return Engine(model, rules, max_model_len=found.max_model_len)
+    return model
 
 
 M_MMAP_THRESHOLD, LARGE, USUAL = -3, 1 << 19, 1 << 25
@@ -135,13 +146,13 @@ def _large_apart() -> Iterator[None]:
 
 class Weights:
     """Each parameter by its full name, in full, dim by dim as in the Graph and in the file's dtype; read anew each time
-    that it is asked for, since what is packed is not kept twice."""
+    that it is asked for, since what is packed is not kept twice. Of one rank of several, its part."""
 
-    def __init__(self, folder: Path, graph: Graph) -> None:
+    def __init__(self, folder: Path, graph: Graph, share: Share) -> None:
         reader = values_of(folder, graph)
         assert isinstance(reader, WeightReader), "a folder's"
         self.reader = reader
-        self.slots = {slot.name: slot for slot in whole_slots(graph)}
+        self.slots = share.slots or {slot.name: slot for slot in whole_slots(graph)}
         self.sparse_as = sparse_as(reader.folder.path)
         """How the folder says that its matrices are sparse; None: it does not."""
 
@@ -152,8 +163,10 @@ class Weights:
         return value.view(slot.shape)
 
     def codes(self, name: str) -> Sequence[Codes]:
-        """What the folder has packed of a matrix, rows one below the other; nothing where it has numbers."""
-        return codes_of(self.reader, name)
+        """What the folder has packed of a matrix, rows one below the other; nothing where it has numbers, or this rank
+        a part of it, which is read as numbers."""
+        slot = self.slots[name]
+        return codes_of(self.reader, name) if slot.shape == slot.whole else ()
 
     def linears(self, graph: Graph) -> dict[str, Linear]:
         """Of the layers of `graph`, by the module that the folder's files name, where it has a tensor of its own."""
@@ -195,9 +208,11 @@ def max_len_of(folder: Path) -> int:
     return DEFAULT_LEN
 
 
-def sizes_of(graph: Graph, rules: Rules, dtype: torch.dtype, kv_bytes: int, max_model_len: int) -> Sizes:
-    """As many blocks as the bytes hold, at most what all running requests may fill. InputError where that is not even
-    one request of the longest."""
+def sizes_of(
+    graph: Graph, rules: Rules, dtype: torch.dtype, kv_bytes: int, max_model_len: int, ways: Ways = ALONE
+) -> Sizes:
+    """As many blocks as the bytes of a process hold, at most what all running requests may fill; the same on every
+    rank. InputError where that is not even one request of the longest."""
     most = -(-max_model_len // rules.block_tokens)
     sizes = Sizes(
         blocks=rules.max_seqs * most,
@@ -205,21 +220,27 @@ def sizes_of(graph: Graph, rules: Rules, dtype: torch.dtype, kv_bytes: int, max_
         max_seqs=rules.max_seqs,
         max_batched_tokens=max(rules.max_batched_tokens, rules.max_seqs),
         max_len=max_model_len,
+        windows=windows_of(graph),
+        scans=any(block.does("scans") for block in graph.blocks),
+        lanes=ways.pp,
     )
-    block, windowed = block_bytes(graph, sizes, dtype)
-    if not block:
-        return sizes
-    blocks = min(sizes.blocks, (kv_bytes - windowed) // block)
+    shares = [graph] if ways == ALONE else [divide(graph, ways, rank).graph for rank in range(0, ways.ranks, ways.tp)]
+    blocks = sizes.blocks
+    for share in shares:
+        block, windowed = block_bytes(share, sizes, dtype)
+        if block:
+            blocks = min(blocks, (kv_bytes // sizes.lanes - windowed) // block)
     if blocks < most:
         raise InputError(
-            f"{show_bytes(kv_bytes)} of keys and values hold {max(0, blocks) * rules.block_tokens} tokens, and a "
-            f"request may have {max_model_len}; give more memory, or lower max_model_len"
+            f"{show_bytes(kv_bytes)} of keys and values hold {max(0, blocks) * rules.block_tokens} tokens"
+            f"{f' for each of {sizes.lanes} batches' if sizes.lanes > 1 else ''}, and a request may have "
+            f"{max_model_len}; give more memory, or lower max_model_len"
         )
     return replace(sizes, blocks=blocks)
 
 
 def block_bytes(graph: Graph, sizes: Sizes, dtype: torch.dtype) -> tuple[int, int]:
-    """(bytes of a block in all layers that see all tokens, bytes of all blocks of layers with a window)."""
+    """(bytes of a block in all layers that see all tokens, bytes of all blocks of layers with a window) of a batch."""
     every = windowed = 0
     for layer in graph.layers():
         block = graph.block(layer.call.block)

@@ -32,6 +32,15 @@ class Ask:
     """What an answer's text must be, as `grammar` reads it; none: anything."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A process's place in its replica."""
+
+    rank: int
+    port: int
+    """Of the store where ranks meet, on the loopback interface."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cancel:
     """Nobody waits for it any more."""

@@ -1,8 +1,9 @@
-"""Workers and who gets what: `Router` starts them, hands each ask to one, and brings them back when they die.
+"""Replicas and who gets what: `Router` starts their processes, hands each ask to one, and brings back those that die.
 
 An ask goes where least is to be computed before it is answered: prompt tokens that wait there, and its own that no
-earlier prompt of that worker begins with. Where a worker dies, its asks fail, the others' go on, and it is started
-again. Runs in the front end's event loop; one thread a worker reads its pipe. Leaves out HTTP and metrics.
+earlier prompt of that worker begins with. A worker is a replica: a process, or those that divide a model (`divided`),
+of which the first is spoken to. Where one of its processes dies, its asks fail, the others' go on, and all of it is
+started again. Runs in the front end's event loop; one thread a worker reads its pipe. Leaves out HTTP and metrics.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import threading
 import time
 from array import array
@@ -18,13 +20,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from torch._C._distributed_c10d import Store
+
 from gnomon.errors import RunError
 from gnomon.late import load_late
-from gnomon.serve.messages import Ask, Cancel, Failed, Ready, Stats, Stop, Tokens, Told
+from gnomon.runtime.processes.local import meeting_place, start_fork_server
+from gnomon.serve.messages import Ask, Cancel, Failed, Ready, Seat, Stats, Stop, Tokens, Told
 from gnomon.serve.settings import Settings
 
 log = logging.getLogger("gnomon.serve")
@@ -32,6 +37,8 @@ KNOWN_BLOCKS = 1 << 16
 """Beginnings of prompts that are remembered of a worker."""
 AGAIN_S, SOON_S = 1.0, 30.0
 """A worker that dies is started again after the first; if it lived less than the second, twice as late each time."""
+LOADED = ("gnomon.serve.worker", "gnomon.serve.divided", "gnomon.serve.grammar")
+"""What a fork server loads before it starts workers, once for all of them."""
 LEAVE_S = 10.0
 """Seconds that a worker has to end when it is told to."""
 
@@ -53,10 +60,13 @@ class Open:
 
 @dataclass(slots=True)
 class Worker:
-    """A process that has the model."""
+    """A replica."""
 
-    process: BaseProcess
+    processes: list[BaseProcess]
+    """By rank; the first is spoken to."""
     connection: Connection
+    store: Store | None
+    """Where its ranks meet, while it is held here."""
     born_s: float
     ready: Ready | None = None
     stats: Stats | None = None
@@ -69,6 +79,13 @@ class Worker:
     def cost(self) -> int:
         """Prompt tokens that wait in it, and a token for each answer that is being made."""
         return sum(one.cost + one.answers for one in self.asks.values())
+
+    def end(self) -> None:
+        """Kills what is left of its processes."""
+        for process in self.processes:
+            process.kill()
+        self.connection.close()
+        self.store = None
 
 
 class Router:
@@ -98,22 +115,40 @@ class Router:
             raise RunError(self._failed)
 
     def _start(self, index: int) -> None:
-        context = get_context("spawn")
+        settings, context = self.settings, get_context("forkserver")
+        start_fork_server(LOADED)
         ours, theirs = context.Pipe()
-        main = load_late("gnomon.serve.worker:main")
-        process = context.Process(target=main, args=(theirs, self.settings), name=f"gnomon-worker-{index}", daemon=True)
-        process.start()
-        theirs.close()
-        worker = self.workers[index] = Worker(process, ours, time.monotonic())
+        ranks, store = settings.ways.ranks, None
+        seats: list[Seat | None] = [None]
+        if ranks > 1:
+            store, port = meeting_place()
+            seats = [Seat(rank=rank, port=port) for rank in range(ranks)]
+        pipes = [context.Pipe() for _ in range(ranks - 1)]
+        ends = [theirs, *(end for _, end in pipes)]
+        main, environment = load_late("gnomon.serve.worker:main"), dict(os.environ)
+        processes = []
+        for rank, (seat, end) in enumerate(zip(seats, ends, strict=True)):
+            others = () if rank else tuple(pipe for pipe, _ in pipes)
+            args = (environment, end, settings, seat, others)
+            name = f"gnomon-worker-{index}" + (f"-rank-{rank}" if rank else "")
+            processes.append(context.Process(target=main, args=args, name=name, daemon=True))
+            processes[-1].start()
+        for end in (*ends, *(pipe for pipe, _ in pipes)):
+            end.close()
+        worker = self.workers[index] = Worker(processes, ours, store, time.monotonic())
         threading.Thread(target=self._listen, args=(index, worker), daemon=True).start()
 
     def _listen(self, index: int, worker: Worker) -> None:
-        """In a thread of its own: messages of one worker, until it is gone."""
+        """In a thread of its own: messages of one worker, until it is gone, or any of its processes."""
+        ends = [process.sentinel for process in worker.processes]
         with suppress(RuntimeError):  # the loop has ended
             try:
                 while True:
-                    message = worker.connection.recv()
-                    self.loop.call_soon_threadsafe(self._heard, worker, message)
+                    ready = wait([worker.connection, *ends])
+                    if worker.connection in ready:  # first what it said
+                        self.loop.call_soon_threadsafe(self._heard, worker, worker.connection.recv())
+                    else:
+                        raise EOFError
             except (EOFError, OSError):
                 self.loop.call_soon_threadsafe(self._gone, index, worker)
 
@@ -152,7 +187,7 @@ class Router:
         lived_s = time.monotonic() - worker.born_s
         if worker.ready is None:
             self._failed = (
-                self._failed or f"worker {index} ended before it served (exit code {worker.process.exitcode})"
+                self._failed or f"worker {index} ended before it served (exit code {_exitcode(worker.processes)})"
             )
             self._ready.set()
         log.warning(
@@ -162,7 +197,7 @@ class Router:
         for number, open_ in worker.asks.items():
             open_.hear(Failed(number, "the process that was answering is gone; send the request again", 503))
         worker.asks.clear()
-        worker.connection.close()
+        worker.end()
         self._delay_s[index] = AGAIN_S if lived_s > SOON_S else min(60.0, 2 * self._delay_s[index])
 
         async def again() -> None:
@@ -181,9 +216,8 @@ class Router:
         for worker in alive:
             self._send(worker, Stop())
         for worker in alive:
-            await asyncio.to_thread(worker.process.join, LEAVE_S)
-            if worker.process.is_alive():
-                worker.process.kill()
+            await asyncio.to_thread(worker.processes[0].join, LEAVE_S)
+            worker.end()
 
     # --- asks
 
@@ -247,6 +281,10 @@ class Router:
     def _send(self, worker: Worker, message: Any) -> None:
         with suppress(OSError, ValueError), worker.lock:  # it is gone: the thread that reads says so
             worker.connection.send(message)
+
+
+def _exitcode(processes: Sequence[BaseProcess]) -> int | None:
+    return next((process.exitcode for process in processes if process.exitcode is not None), None)
 
 
 def _beginnings(prompt: Sequence[int], size: int, adapter: str) -> list[bytes]:

@@ -33,6 +33,23 @@ class Part:
     """That its request asked for; -1 for none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What an iteration computes, in numbers, as it is sent to every process of a replica."""
+
+    parts: Sequence[Part]
+    tables: Sequence[Sequence[Sequence[int]]]
+    """Of each group, of each part: its blocks; entries that are let go are negative."""
+    slots: Sequence[int]
+    """Of each part: that of its scans' states."""
+    copies: Sequence[tuple[int, int]]
+    """Blocks whose contents go to others first."""
+
+    def rows(self) -> Rows:
+        """As tensors."""
+        return Rows.of(self.parts, self.tables, self.slots)
+
+
 @dataclass(slots=True, kw_only=True)
 class Rows:
     """Tokens of an iteration."""

@@ -365,9 +365,10 @@ def _looked(settings: Settings) -> Encoder | None:
         if path.is_dir() and (checked := check_sums(path)):
             print(f"gnomon: {checked} files of {path} are what their sums say", file=sys.stderr, flush=True)
     if is_encoder(model_of(folder).graph):
-        if settings.adapters or settings.weights != AS_STORED or settings.workers > 1:
+        if settings.adapters or settings.weights != AS_STORED or settings.workers * settings.ways.ranks > 1:
             raise InputError(
-                "an encoder is served as its folder has it, by one process; leave --lora, --weights, --replicas"
+                "an encoder is served as its folder has it, by one process; leave --lora, --weights, --replicas and "
+                "parallel sizes"
             )
         settings.use_threads()
         return Encoder.open(folder, settings.dtype, settings.max_model_len)
@@ -378,6 +379,7 @@ def _looked(settings: Settings) -> Encoder | None:
         kv_bytes=settings.kv_bytes,
         weights=settings.weights,
         max_model_len=settings.max_model_len,
+        ways=settings.ways,
     )
     return None
 

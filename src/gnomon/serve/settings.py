@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gnomon.errors import InputError
 from gnomon.late import load_late
+from gnomon.serve.sizes import Ways
 from gnomon.software.engine import Engine
 
 
@@ -42,7 +43,9 @@ class Settings:
     api_key: str
     """That requests must bear; empty for none."""
     workers: int
-    """Processes that each have the model."""
+    """Replicas: each has the model."""
+    ways: Ways
+    """Into how many processes a replica is divided."""
     threads: int
     """Of a worker."""
     max_waiting: int

@@ -1,4 +1,4 @@
-"""How much an engine keeps between iterations, and how much an iteration has: `Sizes`.
+"""How much an engine keeps between iterations, and how much an iteration has: `Sizes`; how it is divided: `Ways`.
 
 Leaves out bytes (`load`), which depend on the model.
 """
@@ -6,6 +6,25 @@ Leaves out bytes (`load`), which depend on the model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """Into how many parts a replica is divided."""
+
+    tp: int = 1
+    """Ranks that share every matrix."""
+    pp: int = 1
+    """Stages of layers, one after another."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes of a replica."""
+        return self.tp * self.pp
+
+
+ALONE = Ways()
+"""A replica of one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +41,12 @@ class Sizes:
     """Tokens of an iteration."""
     max_len: int
     """Tokens of a request."""
+    windows: tuple[int, ...]
+    """Sliding windows of the model's attention, rising, without those that see all tokens."""
+    scans: bool
+    """Whether some layer has a state."""
+    lanes: int = 1
+    """Batches that are under way at the same time, each with blocks of its own: as many as stages (`division`)."""
 
     def window_blocks(self, window: int) -> int:
         """Blocks that are enough for layers with a window: what running requests keep between iterations, and an

@@ -2,24 +2,28 @@
 
 `main(connection, settings)` is that process. It reads what has come between two iterations, and waits where there is
 nothing to do. What goes wrong with one request is told to who asked; what goes wrong with an iteration ends the
-requests that were in it, and the engine goes on empty. Leaves out HTTP and which worker gets what (`router`).
+requests that were in it, and the engine goes on empty. A replica of several stages has an engine for each batch that is
+under way (a lane), and the process leads the others (`divided`). Leaves out HTTP and which worker gets what (`router`).
 """
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from gnomon.errors import GnomonError
+from gnomon.late import load_late
+from gnomon.runtime.processes.local import end_with_starter
 from gnomon.serve.choose import Chosen
 from gnomon.serve.engine import Engine, Made
 from gnomon.serve.grammar import Grammars
 from gnomon.serve.load import open_model
-from gnomon.serve.messages import Ask, Cancel, Failed, Ready, Stats, Stop, Token, Tokens, Told
+from gnomon.serve.messages import Ask, Cancel, Failed, Ready, Seat, Stats, Stop, Token, Tokens, Told
 from gnomon.serve.settings import Settings
 from gnomon.serve.text import TextStream
 from gnomon.serve.vocabulary import Vocabulary
@@ -39,22 +43,29 @@ class Answer:
 
 
 class Worker:
-    """An engine, and who asked for what."""
+    """An engine or several on one model, and who asked for what."""
 
-    def __init__(self, engine: Engine, words: Vocabulary, send: Callable[[Any], None]) -> None:
-        self.engine, self.words, self.send = engine, words, send
-        self.answers: dict[int, Answer] = {}
-        self.keys: dict[int, list[int]] = {}
-        """Number of an ask -> keys of its answers that go on."""
-        self.grammars = Grammars(words.encoder, engine.model.vocab_size)
-        self.steps = 0
+    def __init__(self, lanes: Sequence[Engine], words: Vocabulary, send: Callable[[Any], None]) -> None:
+        self.lanes, self.words, self.send = lanes, words, send
+        self.answers: dict[tuple[int, int], Answer] = {}
+        """(lane, key) -> what is being made."""
+        self.keys: dict[int, tuple[int, list[int]]] = {}
+        """Number of an ask -> its lane, and keys of its answers that go on."""
+        self.grammars = Grammars(words.encoder, lanes[0].model.vocab_size)
+        self.steps = self.turn = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do something."""
+        return any(engine.has_work for engine in self.lanes)
 
     def take(self, message: Any) -> None:
         """A message of the front end."""
         if isinstance(message, Cancel):
-            for key in self.keys.pop(message.number, []):
-                self.engine.cancel(key)
-                self.answers.pop(key, None)
+            lane, keys = self.keys.pop(message.number, (0, []))
+            for key in keys:
+                self.lanes[lane].cancel(key)
+                self.answers.pop((lane, key), None)
             return
         try:
             self._add(message)
@@ -65,42 +76,52 @@ class Worker:
         streams = [TextStream(self.words, ask.stops, keep_stop=ask.keep_stop) for _ in range(ask.count)]
         masks = [self.grammars.mask(ask.grammar) for _ in range(ask.count)] if ask.grammar else []
         watches = [_watching(stream, masks[at].push if masks else None) for at, stream in enumerate(streams)]
-        keys = self.engine.add(
+        lane = min(range(len(self.lanes)), key=lambda at: self.lanes[at].running + self.lanes[at].waiting)
+        keys = self.lanes[lane].add(
             ask.prompt, ask.sampling, count=ask.count, watch=watches, mask=[mask.allowed for mask in masks],
             adapter=ask.adapter,
         )  # fmt: skip
-        self.keys[ask.number] = list(keys)
+        self.keys[ask.number] = lane, list(keys)
         for index, (key, stream) in enumerate(zip(keys, streams, strict=True)):
-            self.answers[key] = Answer(ask, index, stream)
+            self.answers[lane, key] = Answer(ask, index, stream)
 
     def step(self) -> None:
-        """An iteration, and what it made to who asked."""
+        """An iteration, and what it made to who asked. Of several lanes, the one whose turn it is: what it has begun
+        ends, and its next begins."""
+        lane, engine = self.turn, self.lanes[self.turn]
+        self.turn = (self.turn + 1) % len(self.lanes)
         try:
-            made = self.engine.step()
+            if len(self.lanes) == 1:
+                made = engine.step()
+            else:
+                made = engine.end() if engine.is_under_way else []
+                engine.begin()
         except Exception as error:  # the requests of this iteration are lost, not the server
+            if engine.model.ranks > 1:  # the other processes do not know of it, or are what is gone
+                raise
             self._lost(f"{type(error).__name__}: {error}")
             return
-        told = [message for one in made if (message := self._told(one)) is not None]
+        told = [message for one in made if (message := self._told(lane, one)) is not None]
         if told:
             self.send(Tokens(tuple(told)))
         self.steps += 1
 
     def stats(self) -> Stats:
         """For metrics."""
-        engine, memory = self.engine, self.engine.memory
-        pool = memory.pools[0]
+        lanes = self.lanes
+        pools = [engine.memory.pools[0] for engine in lanes]
         return Stats(
-            running=engine.running,
-            waiting=engine.waiting,
-            kv_used=1 - pool.free / pool.total,
-            preemptions=engine.preemptions,
-            found_tokens=memory.found_tokens,
-            asked_tokens=memory.asked_tokens,
-            iterations=engine.iterations,
+            running=sum(engine.running for engine in lanes),
+            waiting=sum(engine.waiting for engine in lanes),
+            kv_used=1 - sum(pool.free for pool in pools) / sum(pool.total for pool in pools),
+            preemptions=sum(engine.preemptions for engine in lanes),
+            found_tokens=sum(engine.memory.found_tokens for engine in lanes),
+            asked_tokens=sum(engine.memory.asked_tokens for engine in lanes),
+            iterations=sum(engine.iterations for engine in lanes),
         )
 
-    def _told(self, made: Made) -> Told | None:
-        answer = self.answers[made.key]
+    def _told(self, lane: int, made: Made) -> Told | None:
+        answer = self.answers[lane, made.key]
         if made.chosen.token not in answer.ask.sampling.stop_ids:
             answer.tokens.append(_token(self.words, made.chosen))
         ends = made.reason is not None
@@ -110,18 +131,18 @@ class Worker:
         message = Told(answer.ask.number, answer.index, text, tuple(answer.tokens), made.reason)
         answer.tokens = []
         if ends:
-            del self.answers[made.key]
-            left = self.keys[answer.ask.number]
+            del self.answers[lane, made.key]
+            _, left = self.keys[answer.ask.number]
             left.remove(made.key)
             if not left:
                 del self.keys[answer.ask.number]
         return message
 
     def _lost(self, why: str) -> None:
-        for number, keys in self.keys.items():
+        for number, (lane, keys) in self.keys.items():
             self.send(Failed(number, f"the engine could not go on with this request: {why}", 500))
             for key in keys:
-                self.engine.cancel(key)
+                self.lanes[lane].cancel(key)
         self.keys.clear()
         self.answers.clear()
 
@@ -143,42 +164,66 @@ def _token(words: Vocabulary, chosen: Chosen) -> Token:
     return Token(chosen.token, words.decode([chosen.token]), chosen.logprob, top)
 
 
-def open_worker(settings: Settings, send: Callable[[Any], None]) -> Worker:
-    """The engine that settings ask for."""
+def open_worker(
+    settings: Settings, send: Callable[[Any], None], seat: Seat | None = None, others: Sequence[Connection] = ()
+) -> Worker:
+    """The engine that settings ask for. seat, others: of a replica of several processes, this one's place and its pipes
+    to the others."""
     folder = Path(settings.folder)
-    engine = open_model(
-        folder,
-        settings.rules,
-        dtype=settings.dtype,
-        kv_bytes=settings.kv_bytes,
-        weights=settings.weights,
-        max_model_len=settings.max_model_len,
-        adapters=settings.adapters,
-    )
-    return Worker(engine, Vocabulary.open(folder, settings.tokenizer), send)
+    if seat is None:
+        lanes = [
+            open_model(
+                folder,
+                settings.rules,
+                dtype=settings.dtype,
+                kv_bytes=settings.kv_bytes,
+                weights=settings.weights,
+                max_model_len=settings.max_model_len,
+                adapters=settings.adapters,
+            )
+        ]
+    else:
+        model, longest = load_late("gnomon.serve.divided:lead")(settings, seat, others)
+        lanes = [
+            Engine(model, settings.rules, max_model_len=longest, lane=lane) for lane in range(model.sizes.lanes)
+        ]
+    return Worker(lanes, Vocabulary.open(folder, settings.tokenizer), send)
 
 
-def main(connection: Connection, settings: Settings) -> None:
-    """Serves until the front end goes or says so."""
+def main(
+    environment: Mapping[str, str],
+    connection: Connection,
+    settings: Settings,
+    seat: Seat | None,
+    others: Sequence[Connection],
+) -> None:
+    """Serves until the front end goes or says so. environment: the front end's, which a fork server has not. seat,
+    others: as `open_worker` has them; a rank that is not the first follows the one at the other end of `connection`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front end says when to end
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_with_starter()
+    os.environ.clear()
+    os.environ.update(environment)
     settings.use_threads()
+    if seat is not None and seat.rank:
+        load_late("gnomon.serve.divided:follow")(connection, settings, seat)
+        return
     try:
-        worker = open_worker(settings, connection.send)
+        worker = open_worker(settings, connection.send, seat, others)
     except GnomonError as error:
         connection.send(Failed(-1, str(error), 500))
         return
-    engine = worker.engine
-    connection.send(Ready(max_model_len=min(engine.max_model_len, engine.scheduler.longest())))
+    most = min(min(engine.max_model_len, engine.scheduler.longest()) for engine in worker.lanes)
+    connection.send(Ready(max_model_len=most))
     told = worker.stats()
     while True:
         try:
             worker.step()
             now = worker.stats()
-            if now != told and (not engine.has_work or now.iterations - told.iterations >= TOLD_AFTER):
+            if now != told and (not worker.has_work or now.iterations - told.iterations >= TOLD_AFTER):
                 connection.send(now)
                 told = now
-            waits = not engine.has_work
+            waits = not worker.has_work
             while connection.poll(None if waits else 0):
                 message = connection.recv()
                 if isinstance(message, Stop):

@@ -27,7 +27,7 @@ class EngineOptions(Options):
         help="matrices kept as the folder has them (stored), or rounded: int8, int4-g64, int4-g32",
     )  # fmt: skip
     kv_memory: str = option(
-        "--kv-memory", default="1 GiB", read=some, metavar="SIZE", group=ENGINE, help="of keys and values; 1 GiB"
+        "--kv-memory", default="1 GiB", read=some, metavar="SIZE", group=ENGINE, help="of keys, of a process; 1 GiB"
     )
     max_model_len: int | None = option(
         "--max-model-len", read=count, metavar="N", group=ENGINE, help="longest prompt with its answer"
@@ -41,6 +41,14 @@ class EngineOptions(Options):
     threads: int | None = option(
         "--threads", read=at_most(1024), metavar="N", group=ENGINE, help="of a process; default all cores, shared"
     )
+    tensor_parallel_size: int | None = option(
+        "--tensor-parallel-size", "-tp", read=at_most(64), metavar="N", group=ENGINE,
+        help="processes that share every matrix; 1",
+    )  # fmt: skip
+    pipeline_parallel_size: int | None = option(
+        "--pipeline-parallel-size", "-pp", read=at_most(64), metavar="N", group=ENGINE,
+        help="stages of layers, each of other processes; 1",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +64,11 @@ Ends on SIGTERM, after the requests that run. Needs torch and gnomon[serve].
 
 examples:
   gnomon serve path/to/hf_folder --port 8000
-  gnomon serve path/to/hf_folder --dtype fp32 --kv-memory "2 GiB" --replicas 2"""
+  gnomon serve path/to/hf_folder --dtype fp32 --kv-memory "2 GiB" --replicas 2
+  gnomon serve path/to/hf_folder --tensor-parallel-size 2"""
 
     folder: str = positional(metavar="FOLDER", help="config.json and *.safetensors")
-    plan: str | None = option("--plan", metavar="FILE", help="limits and replicas of gnomon plan --serve")
+    plan: str | None = option("--plan", metavar="FILE", help="layout and limits of gnomon plan --serve")
     host: str = option(
         "--host", default="127.0.0.1", read=some, help="address; another than this machine's own wants a key"
     )
@@ -74,7 +83,7 @@ examples:
         "--lora", metavar="NAME=FOLDER", read=some, help="an adapter in PEFT's layout that clients may ask for; again"
     )
     replicas: int | None = option(
-        "--replicas", read=at_most(256), metavar="N", help="processes that each have the model; 1"
+        "--replicas", read=at_most(256), metavar="N", help="copies of the model, with a router before them; 1"
     )
     max_waiting: int = option(
         "--max-waiting", default=512, read=count, metavar="N", help="requests that wait; more are told 429"

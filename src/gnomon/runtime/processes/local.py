@@ -146,7 +146,8 @@ class Processes:
 
     def results(self) -> dict[int, Any]:
         """By rank. FailedError where one failed; SystemExit with 128 + the signal where a signal ended them."""
-        with TemporaryDirectory(prefix="gnomon-") as folder, _meeting_place() as (store, port):
+        with TemporaryDirectory(prefix="gnomon-") as folder:
+            store, port = meeting_place()
             self.store, self.place = store, (Path(folder), port)
             try:
                 with self._signals_handed_on():
@@ -171,7 +172,7 @@ class Processes:
 
     def _start(self, folder: Path, port: int) -> None:
         if self.start_method == "forkserver":
-            _start_fork_server((*self.preload, *LOADED))
+            start_fork_server((*self.preload, *LOADED))
         for _ in range(self.world_size):
             self._start_one(folder, port)
 
@@ -323,7 +324,7 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start_fork_server(modules: Sequence[str]) -> None:
+def start_fork_server(modules: Sequence[str]) -> None:
     """If none runs yet. It loads the modules, and finds them where this process does."""
     forkserver.set_forkserver_preload(list(modules))
     before = os.environ.get("PYTHONPATH")
@@ -337,15 +338,12 @@ def _start_fork_server(modules: Sequence[str]) -> None:
             os.environ["PYTHONPATH"] = before
 
 
-@contextmanager
-def _meeting_place() -> Iterator[tuple[Store, int]]:
-    """A store that listens on the loopback interface only, and its port."""
+def meeting_place() -> tuple[Store, int]:
+    """A store that listens on the loopback interface only, as long as it is held, and its port."""
     listens = socket.create_server(("127.0.0.1", 0), backlog=512)
     port = listens.getsockname()[1]
-    yield (
-        TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listens.detach()),
-        port,
-    )
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listens.detach())
+    return store, port
 
 
 def oom_kills() -> int:
@@ -381,7 +379,7 @@ def _begin(
     args: Sequence[Any],
 ) -> None:
     """One process, from its start to its end."""
-    _end_with_starter()
+    end_with_starter()
     os.environ.clear()  # a fork server's are those of its own start
     os.environ.update(environment)
     try:
@@ -400,7 +398,7 @@ def loopback() -> str:
     return "lo0" if "lo0" in names else "lo"
 
 
-def _end_with_starter() -> None:
+def end_with_starter() -> None:
     """Ends this process when the one that started it ends, also by kill -9, whatever this one is doing. A fork server
     ends with its starter."""
     if sys.platform == "linux":

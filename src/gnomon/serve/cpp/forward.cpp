@@ -56,10 +56,12 @@ void multiply(const Run& r, const Op& o, int64_t rows, bool logits) {
 enum Table { NUMBERS, ROWS, CODES };                   // packed numbers, rows as they are, packed codes of eight bits
 
 // Rows of a table, which may be packed as a matrix: (panel, steps, 16 rows, 4 bytes). flags: of Table. bias: scales of codes.
+// with, with_row: first id of this rank's part and how many, where ranks divide it; with -1: all.
 void embed(const Run& r, const Op& o) {
     for (int64_t t = 0; t < r.tokens; t++) {
         S* to = at<S>(r.room, o.out) + t * o.out_row;
-        const int64_t id = r.ids[t];
+        const int64_t id = o.with < 0 ? r.ids[t] : r.ids[t] - o.with;
+        if (o.with >= 0 && (id < 0 || id >= o.with_row)) { memset(to, 0, sizeof(S) * (size_t)o.width); continue; }
         if (o.flags == ROWS) { memcpy(to, (const S*)o.weight + id * o.width, sizeof(S) * (size_t)o.width); continue; }
         const int64_t beside = o.flags == CODES ? 4 : 4 / (int64_t)sizeof(S), steps = (o.width + beside - 1) / beside;
         const char* from = (const char*)o.weight + (id / PANEL * steps * PANEL + id % PANEL) * 4;

@@ -1,0 +1,182 @@
+"""A replica of several processes: `Leader` is its model as the engine sees it, `follow` what the other ranks run.
+
+The engine's process is rank 0. It sends what an iteration computes to all others over pipes; activations go from stage
+to stage, and terms are added up within a stage, over gloo as in training. A batch is under way in every stage, so that
+none waits (`sizes.lanes`). Where a rank is lost, the others find its connections closed and end, and the router starts
+the replica again. Leaves out how a model is divided (`division`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+
+from gnomon.errors import GnomonError, RunError
+from gnomon.runtime.ops.site import Axis
+from gnomon.runtime.processes.local import loopback
+from gnomon.serve.decoder import Decoder
+from gnomon.serve.division import divide
+from gnomon.serve.load import look, read
+from gnomon.serve.messages import Failed, Ready, Seat
+from gnomon.serve.rows import Turn
+from gnomon.serve.settings import Settings
+from gnomon.serve.sizes import Ways
+from gnomon.serving.kv_blocks import KvBlocks
+
+Sent = tuple[Any, Tensor]
+"""(what to wait for, what is kept until then)."""
+
+
+def meet(seat: Seat, ways: Ways) -> Axis:
+    """Joins the other ranks; the group of this rank's stage."""
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback()
+    store = TCPStore("127.0.0.1", seat.port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=ways.ranks)
+    own = None
+    if ways.tp > 1:
+        for stage in range(ways.pp):
+            made = dist.new_group(list(range(stage * ways.tp, (stage + 1) * ways.tp)))
+            own = made if stage == seat.rank // ways.tp else own
+    return Axis(group=own, ranks=ways.tp, index=seat.rank % ways.tp)
+
+
+def open_rank(settings: Settings, seat: Seat) -> tuple[Decoder, int]:
+    """(what this rank holds, most tokens of a request), once all ranks have met."""
+    folder = Path(settings.folder)
+    found = look(
+        folder, settings.rules, dtype=settings.dtype, kv_bytes=settings.kv_bytes, weights=settings.weights,
+        max_model_len=settings.max_model_len, ways=settings.ways,
+    )  # fmt: skip
+    share = divide(found.cut, settings.ways, seat.rank, meet(seat, settings.ways))
+    return read(folder, found, share, settings.adapters), found.max_model_len
+
+
+class Stage:
+    """One rank's layers, and whom it hears and tells."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.model, ways = model, model.share.ways
+        self.before = model.share.rank - ways.tp if model.share.stage else None
+        """Rank of the stage before that hands its results to this one."""
+        self.after = None if model.share.is_last else model.share.rank + ways.tp
+        self.tells_leader = model.share.is_last and ways.pp > 1 and not model.share.tp.index
+        self._sent: list[Sent] = []
+
+    def run(self, turn: Turn) -> Tensor | None:
+        """An iteration; logits where the stage makes them. What is sent leaves while others are computed."""
+        for source, target in turn.copies:
+            self.model.copy(source, target)
+        rows = turn.rows()
+        entering = []
+        for tensor in self.model.entering:
+            assert self.before is not None
+            entering.append(self.model.empty(tensor, len(rows.ids)))
+            dist.recv(entering[-1], self.before)
+        made = self.model.outputs(rows, entering)
+        if not self.model.share.is_last:
+            assert self.after is not None
+            self._send(made, self.after)
+            return None
+        logits = made[0] if made[0].dtype == torch.float64 else made[0].float()
+        if self.tells_leader:
+            self._send([logits], 0)
+        return logits
+
+    def _send(self, tensors: Sequence[Tensor], rank: int) -> None:
+        for work, _ in self._sent:
+            work.wait()
+        # the workspace that they lie in is written to again
+        own = [x.clone(memory_format=torch.contiguous_format) for x in tensors]
+        self._sent = [(dist.isend(x, rank), x) for x in own]
+
+
+class Leader:
+    """Rank 0, as the engine sees it."""
+
+    def __init__(self, model: Decoder, others: Sequence[Connection]) -> None:
+        """others: pipes to the other ranks, which `follow`."""
+        self.stage, self.others, self.sizes = Stage(model), others, model.sizes
+        self._made = deque[Tensor | tuple[int, int]]()
+        """Logits, or the shape of those that the last stage sends."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes."""
+        return self.stage.model.ranks
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that logits are about."""
+        return self.stage.model.vocab_size
+
+    def adapter(self, name: str) -> int:
+        """As `Decoder.adapter`."""
+        return self.stage.model.adapter(name)
+
+    def blocks(self, *, prefix_cache: bool) -> KvBlocks:
+        """Of one lane."""
+        return self.stage.model.blocks(prefix_cache=prefix_cache)
+
+    def start(self, turn: Turn) -> None:
+        """Begins an iteration on all ranks. RunError where one is gone."""
+        try:
+            for other in self.others:
+                other.send(turn)
+            logits = self.stage.run(turn)
+        except (OSError, RuntimeError) as error:
+            raise RunError(f"a process of this replica is gone: {error}") from error
+        wanted = sum(part.samples for part in turn.parts)
+        self._made.append((wanted, self.vocab_size) if logits is None else logits)
+
+    def logits(self) -> Tensor:
+        """(wanted, vocabulary) of the iteration that began first. RunError where a rank is gone."""
+        made = self._made.popleft()
+        if isinstance(made, Tensor):
+            return made
+        ways, model = self.stage.model.share.ways, self.stage.model
+        out = torch.empty(made, dtype=torch.float64 if model.dtype == torch.float64 else torch.float32)
+        try:
+            dist.recv(out, (ways.pp - 1) * ways.tp)
+        except RuntimeError as error:
+            raise RunError(f"a process of this replica is gone: {error}") from error
+        return out
+
+
+def follow(connection: Connection, settings: Settings, seat: Seat) -> None:
+    """A rank that is not the engine's: computes what it is told until its leader goes."""
+    try:
+        model, _ = open_rank(settings, seat)
+    except GnomonError as error:
+        connection.send(Failed(-1, str(error), 500))
+        return
+    stage = Stage(model)
+    connection.send(Ready(max_model_len=model.sizes.max_len))
+    while True:
+        try:
+            stage.run(connection.recv())
+        except (EOFError, ConnectionResetError):
+            return
+
+
+def lead(settings: Settings, seat: Seat, others: Sequence[Connection]) -> tuple[Leader, int]:
+    """(the model of a replica whose other ranks are ready, most tokens of a request). RunError with what one says that
+    cannot serve."""
+    model, longest = open_rank(settings, seat)
+    for other in others:
+        try:
+            told = other.recv()
+        except EOFError as error:
+            raise RunError("a process of this replica ended before it served") from error
+        if isinstance(told, Failed):
+            raise RunError(told.why)
+    return Leader(model, others), longest
+

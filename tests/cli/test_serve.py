@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gnomon import schema
 from gnomon.cli import main
+from gnomon.cli.options.flags import read
+from gnomon.cli.options.server import ServerOptions
+from gnomon.cli.serve import settings_of
+from gnomon.errors import InputError
+from gnomon.serving.file import ServeFile
 
 ALWAYS = ["predict", "llama-3.1-8b", "--serve", "--on", "h100-sxm"]
 LENGTHS = ["--input-len", "200", "--output-len", "20"]
@@ -95,6 +103,35 @@ def test_a_plan_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main([*asked, "--tpot", "30ms", "-o", str(out)]) == 0
     assert "candidates" in capsys.readouterr().out and 'engine = "vllm"' in out.read_text()
     assert main([*asked, "--tpot", "1us"]) == 1
+
+
+def test_a_plan_of_this_engine_is_how_it_serves(tmp_path: Path) -> None:
+    """Layout, limits and weights; options win, and what the engine does not do is said."""
+    pytest.importorskip("torch")
+    out = tmp_path / "serve.toml"
+    asked = ["plan", "llama-3.2-1b", "--serve", "--on", "2xcpu-process", *LENGTHS, "--engine", "gnomon"]
+    assert main([*asked, "--num-requests", "8", "--weights", "int8-wo", "--concurrency", "2", "-o", str(out)]) == 0
+    plan = schema.load_file(ServeFile, out)
+
+    def settings(file: ServeFile, *words: str) -> Any:
+        schema.save_file(file, out)
+        return settings_of(read(ServerOptions, [str(tmp_path), "--plan", str(out), *words]))
+
+    made = settings(plan)
+    assert made.workers * made.ways.ranks == 2 and (made.dtype, made.weights) == ("bf16", "int8")
+    assert (made.rules.max_seqs, made.max_model_len) == (plan.max_seqs, plan.serving.max_model_len)
+    divided = replace(plan, serving=replace(plan.serving, tp=2, pp=2, replicas=1, weights="bf16"))
+    made = settings(divided, "-pp", "1", "--weights", "int4-g64")
+    assert (made.ways.tp, made.ways.pp, made.weights) == (2, 1, "int4-g64")
+    for change, says in (
+        ({"serving": replace(plan.serving, dp=2)}, "has dp = 2"),
+        ({"serving": replace(plan.serving, weights="fp8")}, "weights in fp8"),
+        ({"serving": replace(plan.serving, kv="fp8")}, "keys in fp8"),
+        ({"engine": "vllm"}, "is of vllm"),
+        ({"prefill_count": 1, "decode_count": 1}, "without --pools"),
+    ):
+        with pytest.raises(InputError, match=says):
+            settings(replace(plan, **change))
 
 
 PROGRAMS = {

@@ -1,4 +1,6 @@
-"""The server as OpenAI's own client finds it: answers, streams, structure, refusals, metrics, and how it ends."""
+"""The server as OpenAI's own client finds it: answers, streams, structure, refusals, metrics, and how it ends.
+
+It is that of a plan which divides the model over two processes."""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import signal
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,11 @@ import openai  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from serve.served import Server, serving, write_adapter, write_model  # noqa: E402
 
+from gnomon import schema  # noqa: E402
+from gnomon.serving.file import ServeFile  # noqa: E402
+from gnomon.serving.layout import Serving  # noqa: E402
+from gnomon.software.engine import engine  # noqa: E402
+
 pytestmark = pytest.mark.torch
 
 
@@ -30,8 +38,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_model(folder)
     weights = load_file(folder / "model.safetensors")
     write_adapter(folder / "lora", {n.removesuffix(".weight"): w for n, w in weights.items() if "v_proj" in n}, 1)
-    options = ("--name", "tiny", "--max-num-seqs", "4", "--api-key", "secret", "--max-waiting", "8")
-    with serving(folder, *options, "--lora", f"other={folder / 'lora'}") as made:
+    options = ("--name", "tiny", "--api-key", "secret", "--max-waiting", "8")
+    layout = Serving(tp=2, weights="fp32", kv="fp32", max_model_len=256)
+    plan = ServeFile.of("tiny", "2xcpu-process", layout, replace(engine("gnomon"), max_seqs=4))
+    schema.save_file(plan, folder / "serve.toml")
+    with serving(folder, *options, "--plan", str(folder / "serve.toml"), "--lora", f"other={folder / 'lora'}") as made:
         yield made
 
 
@@ -188,8 +199,8 @@ def test_metrics_bear_the_names_that_dashboards_know(server: Server) -> None:
 def test_a_killed_worker_fails_its_requests_alone_and_comes_back(server: Server, client: Any) -> None:
     stream = client.completions.create(model="tiny", prompt="x", max_tokens=200, stream=True)
     next(iter(stream))
-    [worker] = children(server.process.pid)
-    os.kill(worker, signal.SIGKILL)
+    _, second = workers(server.process.pid)
+    os.kill(second, signal.SIGKILL)
     with pytest.raises(openai.APIError, match="the process that was answering is gone"):
         list(stream)
     assert get(server, "/health") == ""
@@ -200,14 +211,16 @@ def test_a_killed_worker_fails_its_requests_alone_and_comes_back(server: Server,
     raise AssertionError("it did not come back")
 
 
+def workers(pid: int) -> list[int]:
+    """Processes that have the model, by rank: children of the fork server that a server starts them by."""
+    [forks] = [child for child in children(pid) if b"forkserver" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return sorted(children(forks))
+
+
 def children(pid: int) -> list[int]:
-    """Workers of a server: its children that load the model."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            if "resource_tracker" not in Path(f"/proc/{child}/cmdline").read_text():
-                found.append(int(child))
-    return found
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
 
 
 def test_told_to_end_it_answers_what_runs(server: Server, client: Any) -> None:

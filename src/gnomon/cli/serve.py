@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gnomon import schema
 from gnomon.cli.missing import INFERENCE
+from gnomon.cli.options.flags import given
 from gnomon.cli.options.server import EngineOptions, ServerOptions
 from gnomon.cli.run import need_torch
 from gnomon.cli.values import quantity
@@ -23,6 +25,15 @@ from gnomon.units import parse_bytes, parse_seconds
 
 KEY = "GNOMON_API_KEY"
 """Variable with the key that requests must bear."""
+STORED: Mapping[str, tuple[str, str]] = {
+    "bf16": ("bf16", "stored"),
+    "fp32": ("fp32", "stored"),
+    "int8-wo": ("bf16", "int8"),
+    "int4-g128": ("bf16", "int4-g128"),
+    "int4-g64": ("bf16", "int4-g64"),
+    "int4-g32": ("bf16", "int4-g32"),
+}
+"""Weights of a plan -> what is computed in, and how matrices are kept."""
 NOT_RUN = ("dp", "ep")
 """Axes of a plan that the engine does not divide a replica by."""
 
@@ -47,27 +58,16 @@ def rules_of(options: EngineOptions, base: Engine) -> Engine:
 
 def settings_of(options: ServerOptions) -> Any:
     """As options and the plan say; options win."""
-    plan = None if options.plan is None else schema.load_file(ServeFile, options.plan)
-    base, replicas, longest = engine("gnomon"), options.replicas or 1, options.max_model_len
-    tp, pp = options.tensor_parallel_size or 1, options.pipeline_parallel_size or 1
-    if plan is not None:
-        if plan.engine != "gnomon":
-            raise InputError(f"{options.plan} is of {plan.engine}; make one with gnomon plan --serve --engine gnomon")
-        if axis := next((name for name in NOT_RUN if getattr(plan.serving, name) > 1), None):
-            raise InputError(
-                f"{options.plan} has {axis} = {getattr(plan.serving, axis)}, and the engine divides a replica by tp "
-                f"and pp; make a plan with {axis} = 1"
-            )
-        if plan.prefill_count:
-            raise InputError(
-                f"{options.plan} has {plan.prefill_count} engines for prompts and {plan.decode_count} for answers, and "
-                f"each of this program does both; make a plan without --pools"
-            )
-        tp = options.tensor_parallel_size or plan.serving.tp
-        pp = options.pipeline_parallel_size or plan.serving.pp
-        base = plan.record()
-        replicas = options.replicas or plan.serving.replicas
-        longest = options.max_model_len or plan.serving.max_model_len
+    plan = None if options.plan is None else _planned(options, schema.load_file(ServeFile, options.plan))
+    serving = None if plan is None else plan.serving
+    replicas = options.replicas or (serving.replicas if serving else 1)
+    tp = options.tensor_parallel_size or (serving.tp if serving else 1)
+    pp = options.pipeline_parallel_size or (serving.pp if serving else 1)
+    dtype, weights = options.dtype, options.weights
+    if serving is not None:
+        dtype, own = STORED[serving.weights]
+        said = given(options)
+        dtype, weights = str(said.get("dtype", dtype)), str(said.get("weights", own))
     folder = Path(options.folder).expanduser()
     threads = options.threads or max(1, (os.cpu_count() or 1) // (replicas * tp * pp))
     return load_late("gnomon.serve.settings:Settings")(
@@ -75,11 +75,11 @@ def settings_of(options: ServerOptions) -> Any:
         tokenizer=Path(options.tokenizer).expanduser() if options.tokenizer else None,
         name=options.name or folder.resolve().name,
         adapters=tuple(_adapter(word) for word in options.lora),
-        rules=rules_of(options, base),
-        dtype=options.dtype,
-        weights=options.weights,
+        rules=rules_of(options, engine("gnomon") if plan is None else plan.record()),
+        dtype=dtype,
+        weights=weights,
         kv_bytes=quantity("--kv-memory", parse_bytes, options.kv_memory),
-        max_model_len=longest,
+        max_model_len=options.max_model_len or (serving.max_model_len if serving else None),
         host=options.host,
         port=options.port,
         api_key=options.api_key or os.environ.get(KEY, ""),
@@ -90,6 +90,37 @@ def settings_of(options: ServerOptions) -> Any:
         max_body_bytes=quantity("--max-body", parse_bytes, options.max_body),
         drain_s=quantity("--drain", parse_seconds, options.drain),
     )
+
+
+def _planned(options: ServerOptions, plan: ServeFile) -> ServeFile:
+    """InputError for what a plan says and the engine does not do."""
+    of, serving = options.plan, plan.serving
+    if plan.engine != "gnomon":
+        raise InputError(f"{of} is of {plan.engine}; make one with gnomon plan --serve --engine gnomon")
+    if axis := next((name for name in NOT_RUN if getattr(serving, name) > 1), None):
+        raise InputError(
+            f"{of} has {axis} = {getattr(serving, axis)}, and the engine divides a replica by tp and pp; make a plan "
+            f"with {axis} = 1"
+        )
+    if plan.prefill_count:
+        raise InputError(
+            f"{of} has {plan.prefill_count} engines for prompts and {plan.decode_count} for answers, and each of this "
+            f"program does both; make a plan without --pools"
+        )
+    if serving.weights not in STORED:
+        raise InputError(
+            f"{of} has weights in {serving.weights}, and the engine keeps them in {', '.join(STORED)}; make a plan "
+            f"with --weights of these"
+        )
+    if serving.draft != "none":
+        raise InputError(f"{of} has guesses by {serving.draft}, which the engine does not check; make a plan without")
+    dtype = given(options).get("dtype", STORED[serving.weights][0])
+    if serving.kv != dtype:
+        raise InputError(
+            f"{of} has keys in {serving.kv}, and the engine keeps them as it computes, in {dtype}; make a plan with "
+            f"--kv {dtype}, or give --dtype {serving.kv}"
+        )
+    return plan
 
 
 def _adapter(word: str) -> tuple[str, Path]:

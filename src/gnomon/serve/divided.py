@@ -179,4 +179,3 @@ def lead(settings: Settings, seat: Seat, others: Sequence[Connection]) -> tuple[
         if isinstance(told, Failed):
             raise RunError(told.why)
     return Leader(model, others), longest
-

@@ -1,10 +1,10 @@
 """A decoder divided over the processes of a replica: `divide(graph, ways, rank)` is what one of them holds.
 
-Layouts and collectives between ops are those of training (`sharding`, `runtime.module.moves`): heads, ffn and vocabulary
-over tp (Shoeybi et al. 2019), layers over pp. A rank's model is a Graph of its own: the layers of its stage, with the
-sizes that it holds, whose inputs are what stages before it hand over. Experts' matrices lie over tp like those of other
-layers: every rank routes all tokens, and what experts make is added up. Leaves out sequence parallelism and experts
-dealt out whole. Ranks are numbered stage by stage, the ranks of one stage beside each other.
+Layouts and collectives between ops are those of training (`sharding`, `runtime.module.moves`): heads, ffn and
+vocabulary over tp (Shoeybi et al. 2019), layers over pp. A rank's model is a Graph of its own: the layers of its stage,
+with the sizes that it holds, whose inputs are what stages before it hand over. Experts' matrices lie over tp like those
+of other layers: every rank routes all tokens, and what experts make is added up. Leaves out sequence parallelism and
+experts dealt out whole. Ranks are numbered stage by stage, the ranks of one stage beside each other.
 """
 
 from __future__ import annotations
@@ -273,12 +273,12 @@ def _stage(graph: Graph, counts: Sequence[int], stage: int) -> Graph:
             calls.append(replace(call, inputs=inputs, repeat=1, first=first, family=call.group))
         made |= {name: f"{call.name}.{out}" for out, name in writes(graph, layer).items()}
     tensors = _outputs(graph)
-    inputs = [tensor for tensor in graph.inputs if any(s == tensor.name for c in calls for _, s in c.inputs)]
+    batch = [tensor for tensor in graph.inputs if any(s == tensor.name for c in calls for _, s in c.inputs)]
     entering = [replace(tensors[name], name=own_) for name, own_ in given.items()]
     used = {call.block for call in calls}
     return replace(
         graph,
-        inputs=(*inputs, *entering),
+        inputs=(*batch, *entering),
         blocks=tuple(block for block in graph.blocks if block.name in used),
         calls=tuple(calls),
         outputs=tuple(given.get(name) or made[name] for name in leaves) or graph.outputs,

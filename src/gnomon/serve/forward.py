@@ -2,8 +2,9 @@
 
 Between two tokens there is nothing for Python to do but to say which rows there are. Matrices are packed once, as the
 kernel reads them (cpp/forward.cpp), those that read the same rows side by side; a table that is also the head's matrix
-is packed once. Where ranks divide matrices, the call stops where terms are added up. None for models with anything else in them (experts, scans, latent attention, learned positions …):
-these run op by op (`decoder`). Float32 and bfloat16, on processors with AVX-512.
+is packed once. Where ranks divide matrices, the call stops where terms are added up. None for models with anything else
+in them (experts, scans, latent attention, learned positions …): these run op by op (`decoder`). Float32 and bfloat16,
+on processors with AVX-512.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 from gnomon.compiler.build import kernel_of
 from gnomon.compiler.stored import AnyPacked, function_of, product
 from gnomon.compiler.tried import text_of
-from gnomon.graph import Block, Graph, Layer, Op
+from gnomon.graph import Block, Layer, Op
 from gnomon.runtime.mesh.collectives import all_reduce
 from gnomon.runtime.module.crossings import reads, writes
 from gnomon.runtime.ops.attention import shared_tables
@@ -415,7 +416,9 @@ class _Writer:
         plain = [
             o
             for o in block.ops[index:]
-            if o.kind == "linear" and o.inputs[0] == op.inputs[0] and not o.attr("factor", 0)
+            if o.kind == "linear"
+            and o.inputs[0] == op.inputs[0]
+            and not o.attr("factor", 0)
             and not self.share.sums(block, o)
         ]
         if len(plain) > 1 and op in plain:

@@ -62,7 +62,7 @@ class Open:
 class Worker:
     """A replica."""
 
-    processes: list[BaseProcess]
+    processes: Sequence[BaseProcess]
     """By rank; the first is spoken to."""
     connection: Connection
     store: Store | None

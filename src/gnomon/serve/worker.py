@@ -184,9 +184,7 @@ def open_worker(
         ]
     else:
         model, longest = load_late("gnomon.serve.divided:lead")(settings, seat, others)
-        lanes = [
-            Engine(model, settings.rules, max_model_len=longest, lane=lane) for lane in range(model.sizes.lanes)
-        ]
+        lanes = [Engine(model, settings.rules, max_model_len=longest, lane=lane) for lane in range(model.sizes.lanes)]
     return Worker(lanes, Vocabulary.open(folder, settings.tokenizer), send)
 
 
